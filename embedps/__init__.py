@@ -1,0 +1,10 @@
+"""embedps: recommender training whose embedding tables are partitioned over parameter servers."""
+
+import os
+
+# TFRS and ParameterServerStrategy work with Keras 2, which TensorFlow takes from tf-keras when told
+# so before its first import.
+os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+
+__version__ = "0.1.0"

@@ -1,0 +1,37 @@
+"""Typed errors: each says what must hold, what came, where, and what to do."""
+
+
+class EmbedpsError(Exception):
+    """Base of every error embedps raises; a command line turns it into one line and `exit_code`."""
+
+    exit_code = 1
+
+
+class UsageError(EmbedpsError):
+    """A flag, a config field or an argument is wrong: nothing was started."""
+
+    exit_code = 2
+
+
+class KernelBuildError(EmbedpsError):
+    """The C++ kernels cannot be built or loaded."""
+
+
+class DatasetError(EmbedpsError):
+    """A dataset directory, its `_dataset.json` or one of its Parquet files is missing or wrong."""
+
+
+class CheckpointError(EmbedpsError):
+    """A checkpoint directory cannot be read, written or restored."""
+
+
+class CorruptCheckpointError(CheckpointError):
+    """A checkpoint file is missing, truncated or differs from its checksum."""
+
+
+class DimMismatchError(CheckpointError):
+    """A table's stored shape (dim, optimizer, name) differs from the one declared."""
+
+
+class ClusterError(EmbedpsError):
+    """A task of the cluster cannot be started, reached or kept."""

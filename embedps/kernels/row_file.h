@@ -1,0 +1,76 @@
+// Checkpoint row files: Arrow IPC, one row of a table a record. Plain C++17, so that parts built
+// against TensorFlow can include it; row_file.cc is built against Arrow.
+//
+// Columns: table (dictionary<int16, utf8>), id (int64), embedding (fixed_size_list<float32>[dim]),
+// one fixed_size_list<float32>[width] a slot of the optimizer, last_step (uint32),
+// frequency (uint32), removed (bool). A removed record carries zeros in its values.
+// A reader applies records in file order: removals come before rows of the same id.
+#ifndef EMBEDPS_KERNELS_ROW_FILE_H_
+#define EMBEDPS_KERNELS_ROW_FILE_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "embedps/kernels/status.h"
+
+namespace embedps {
+
+struct OptimizerSlot {
+  std::string name;
+  int width = 0;  // floats a row
+};
+
+struct RowFileSchema {
+  int dim = 0;
+  std::vector<std::string> tables;  // a record's table is an index into this
+  std::vector<OptimizerSlot> optimizer_slots;
+  std::map<std::string, std::string> metadata;  // kept in the file's schema metadata
+};
+
+// One batch of records, by column; each vector has num_rows entries times its width.
+struct RowColumns {
+  int64_t num_rows = 0;
+  std::vector<int16_t> table;
+  std::vector<int64_t> id;
+  std::vector<float> embedding;
+  std::vector<std::vector<float>> optimizer_slots;
+  std::vector<uint32_t> last_step;
+  std::vector<uint32_t> frequency;
+  std::vector<uint8_t> removed;
+};
+
+struct RowFileInfo {
+  int64_t bytes = 0;
+  int64_t rows = 0;     // records that are not removals
+  int64_t removed = 0;  // records that are
+  uint64_t xxh3_64 = 0;  // of the whole file
+};
+
+// Writes to `path` + ".tmp", checksums what it writes, fsyncs, renames on Finish. Not thread-safe.
+class RowFileWriter {
+ public:
+  virtual ~RowFileWriter() = default;  // without Finish: removes the temporary file
+  // compression: "none", "lz4" or "zstd".
+  static Status Open(const std::string& path, const RowFileSchema& schema,
+                     const std::string& compression, std::unique_ptr<RowFileWriter>* writer);
+  virtual Status Append(const RowColumns& columns) = 0;
+  virtual Status Finish(RowFileInfo* info) = 0;
+};
+
+// Reads a row file batch by batch; memory-maps it. Not thread-safe.
+class RowFileReader {
+ public:
+  virtual ~RowFileReader() = default;
+  static Status Open(const std::string& path, std::unique_ptr<RowFileReader>* reader);
+  virtual const RowFileSchema& schema() const = 0;
+  virtual int num_batches() const = 0;
+  // Fills `columns`, whose vectors are reused; every length and table index is checked.
+  virtual Status Read(int batch, RowColumns* columns) = 0;
+};
+
+}  // namespace embedps
+
+#endif  // EMBEDPS_KERNELS_ROW_FILE_H_

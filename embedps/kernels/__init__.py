@@ -1,0 +1,35 @@
+"""The C++ kernels as TensorFlow ops, built when stale and loaded once a process."""
+
+import ctypes
+import functools
+from typing import Any
+
+from embedps.errors import KernelBuildError
+from embedps.kernels import build as _build
+
+
+@functools.cache
+def load() -> Any:
+    """Loads the kernels into this process's TensorFlow.
+
+    Every process that runs an op of embedps must call this before its tf.distribute.Server starts,
+    or the ops are "not registered" there.
+
+    Returns:
+      The module of generated op functions (`embedps_lookup` and so on).
+
+    Raises:
+      KernelBuildError: the library cannot be built or loaded.
+    """
+    library = _build.build(verbose=True)
+    # Before TensorFlow's first import anywhere: it reads the variables embedps/__init__.py sets.
+    import tensorflow as tf
+
+    # libparquet is linked by us and loaded by no import of ours: give its dependencies first.
+    ctypes.CDLL(str(_build.arrow_library("libarrow")), mode=ctypes.RTLD_LOCAL)
+    try:
+        return tf.load_op_library(str(library))
+    except tf.errors.NotFoundError as error:
+        raise KernelBuildError(
+            f"{library} does not load ({error}): remove it and run `python -m embedps.kernels.build`"
+        ) from error

@@ -1,0 +1,201 @@
+"""Builds the C++ kernels against the headers of the installed TensorFlow and pyarrow wheels.
+
+`python -m embedps.kernels.build` builds what changed; `pip install -e .` and the first import of the
+kernels do the same. What is built is known by a digest over sources, flags and wheel versions, so
+nothing is compiled twice and a new pyarrow major version is never met with an old library.
+"""
+
+import concurrent.futures
+import fcntl
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from embedps.errors import KernelBuildError
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+LIBRARY = HERE / "_embedps.so"
+_STAMP = HERE / "_build" / "digest"
+_COMMON_FLAGS = (
+    "-O3",
+    "-g1",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wno-sign-compare",
+    "-D_GLIBCXX_USE_CXX11_ABI=1",
+    "-DEIGEN_MAX_ALIGN_BYTES=64",
+)
+
+
+def library_sources() -> list[Path]:
+    """The translation units of the library: every .cc here but tests and programs."""
+    return sorted(p for p in HERE.glob("*.cc") if not p.name.endswith(("_test.cc", "_main.cc")))
+
+
+def uses_arrow(source: Path) -> bool:
+    """Whether a source includes Arrow or Parquet headers, which want C++20; TensorFlow's want C++17."""
+    text = source.read_text()
+    return "#include <arrow/" in text or "#include <parquet/" in text
+
+
+def package_dir(name: str) -> Path:
+    """Where an installed package lies, found without importing it."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        raise KernelBuildError(
+            f"building the kernels needs the {name} package, which is not installed: "
+            f"run `make env`, or `pip install {name}`"
+        )
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def arrow_library(stem: str) -> Path:
+    """The wheel's shared library `stem`, whose name carries pyarrow's major version."""
+    found = sorted(package_dir("pyarrow").glob(f"{stem}.so.*"))
+    if not found:
+        raise KernelBuildError(f"the pyarrow wheel holds no {stem}.so.*: reinstall pyarrow")
+    return found[0]
+
+
+def compile_flags(source: Path) -> list[str]:
+    """The compiler's flags for one source of the library."""
+    if uses_arrow(source):
+        includes = ["-std=c++20", "-isystem", str(package_dir("pyarrow") / "include")]
+    else:
+        includes = ["-std=c++17", "-isystem", str(package_dir("tensorflow") / "include")]
+    return [*_COMMON_FLAGS, *includes, "-I", str(ROOT)]
+
+
+def link_flags() -> list[str]:
+    """The linker's flags: the wheels' own libraries, found again at run time beside or by path."""
+    tensorflow = package_dir("tensorflow")
+    pyarrow = package_dir("pyarrow")
+    return [
+        str(tensorflow / "libtensorflow_framework.so.2"),
+        str(arrow_library("libparquet")),
+        str(arrow_library("libarrow")),
+        # Site-packages beside an installed embedps first, then the environment that built it.
+        "-Wl,-rpath,$ORIGIN/../../tensorflow:$ORIGIN/../../pyarrow",
+        f"-Wl,-rpath,{tensorflow}:{pyarrow}",
+        "-pthread",
+    ]
+
+
+def _compiler() -> str:
+    name = os.environ.get("CXX", "g++")
+    found = shutil.which(name)
+    if found is None:
+        raise KernelBuildError(
+            f"building the kernels needs a C++20 compiler, and {name!r} is not on the PATH: "
+            "install g++ 11 or newer (Debian: apt-get install g++), or set CXX"
+        )
+    return found
+
+
+def digest() -> str:
+    """What the library would be built from: sources, flags and the wheels' versions."""
+    h = hashlib.sha256()
+    for path in sorted([*HERE.glob("*.h"), *library_sources(), Path(__file__)]):
+        h.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    for name in ("tensorflow", "pyarrow"):
+        h.update(f"{name} {importlib.metadata.version(name)} {package_dir(name)}\n".encode())
+    h.update(sys.platform.encode())
+    return h.hexdigest()
+
+
+def _file_digest(source: Path, command: list[str]) -> str:
+    """Over one source, every header and its command: enough to know when an object is stale."""
+    h = hashlib.sha256(repr(command).encode())
+    for path in [source, *sorted(HERE.glob("*.h"))]:
+        h.update(path.read_bytes())
+    return h.hexdigest()
+
+
+def _compile(source: Path, folder: Path, compiler: str) -> Path:
+    target = folder / (source.stem + ".o")
+    stamp = folder / (source.stem + ".digest")
+    command = [compiler, *compile_flags(source), "-c", str(source), "-o", str(target)]
+    wanted = _file_digest(source, command)
+    if target.exists() and stamp.exists() and stamp.read_text() == wanted:
+        return target
+    stamp.unlink(missing_ok=True)
+    _run(command, f"compile {source.name}")
+    stamp.write_text(wanted)
+    return target
+
+
+def _run(command: list[str], what: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise KernelBuildError(
+            f"could not {what} (exit {done.returncode}): {' '.join(command)}\n{done.stderr}"
+        )
+    if done.stderr:
+        sys.stderr.write(done.stderr)
+
+
+def is_current() -> bool:
+    """Whether the library on disk is the one these sources and wheels would give."""
+    return LIBRARY.exists() and _STAMP.exists() and _STAMP.read_text() == digest()
+
+
+def build(*, verbose: bool = False) -> Path:
+    """Builds the kernels if they are stale; safe to call from several processes at once.
+
+    Args:
+      verbose: say on stderr what is built.
+
+    Returns:
+      The shared library's path.
+
+    Raises:
+      KernelBuildError: no compiler, no TensorFlow or pyarrow, or a source does not compile.
+    """
+    if is_current():
+        return LIBRARY
+    compiler = _compiler()
+    folder = _STAMP.parent
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise KernelBuildError(
+            f"the kernels in {HERE} are stale and the folder cannot be written ({error}): "
+            "reinstall embedps"
+        ) from error
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if is_current():
+            return LIBRARY
+        wanted = digest()
+        sources = library_sources()
+        if verbose:
+            print(f"embedps: building {len(sources)} kernel sources", file=sys.stderr, flush=True)
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = list(pool.map(lambda s: _compile(s, folder, compiler), sources))
+        partial = folder / LIBRARY.name
+        command = [compiler, "-shared", "-o", str(partial), *map(str, objects), *link_flags()]
+        _run(command, "link the kernels")
+        os.replace(partial, LIBRARY)
+        _STAMP.write_text(wanted)
+    return LIBRARY
+
+
+def main() -> int:
+    """`python -m embedps.kernels.build`."""
+    try:
+        print(build(verbose=True))
+    except KernelBuildError as error:
+        print(f"embedps: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

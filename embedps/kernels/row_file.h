@@ -18,16 +18,22 @@
 
 namespace embedps {
 
+// A record batch holds at most this many records: it bounds what a reader allocates.
+inline constexpr int64_t kMaxRowFileBatchRows = 65536;
+// The most floats an embedding or an optimizer slot may have.
+inline constexpr int kMaxRowFileWidth = 65536;
+
 struct OptimizerSlot {
-  std::string name;
-  int width = 0;  // floats a row
+  std::string name;  // also the column's name: none of the fixed columns'
+  int width = 0;     // floats a row
 };
 
 struct RowFileSchema {
   int dim = 0;
   std::vector<std::string> tables;  // a record's table is an index into this
   std::vector<OptimizerSlot> optimizer_slots;
-  std::map<std::string, std::string> metadata;  // kept in the file's schema metadata
+  // Kept in the file's schema metadata; keys that begin with "embedps." are the format's own.
+  std::map<std::string, std::string> metadata;
 };
 
 // One batch of records, by column; each vector has num_rows entries times its width.
@@ -44,8 +50,8 @@ struct RowColumns {
 
 struct RowFileInfo {
   int64_t bytes = 0;
-  int64_t rows = 0;     // records that are not removals
-  int64_t removed = 0;  // records that are
+  int64_t rows = 0;      // records that are not removals
+  int64_t removed = 0;   // records that are
   uint64_t xxh3_64 = 0;  // of the whole file
 };
 
@@ -53,9 +59,10 @@ struct RowFileInfo {
 class RowFileWriter {
  public:
   virtual ~RowFileWriter() = default;  // without Finish: removes the temporary file
-  // compression: "none", "lz4" or "zstd".
+  // compression: "none", "lz4" or "zstd". Creates the directories of `path` that are missing.
   static Status Open(const std::string& path, const RowFileSchema& schema,
                      const std::string& compression, std::unique_ptr<RowFileWriter>* writer);
+  // Cuts `columns` into record batches of at most kMaxRowFileBatchRows.
   virtual Status Append(const RowColumns& columns) = 0;
   virtual Status Finish(RowFileInfo* info) = 0;
 };
@@ -70,6 +77,11 @@ class RowFileReader {
   // Fills `columns`, whose vectors are reused; every length and table index is checked.
   virtual Status Read(int batch, RowColumns* columns) = 0;
 };
+
+// Reads the whole file once: its size and the xxh3_64 of its bytes.
+Status ChecksumFile(const std::string& path, int64_t* bytes, uint64_t* xxh3_64);
+// ChecksumFile, and DataLoss naming the path, field, expected and found where either differs.
+Status VerifyFile(const std::string& path, int64_t expected_bytes, uint64_t expected_xxh3_64);
 
 }  // namespace embedps
 

@@ -1,0 +1,727 @@
+#include "embedps/kernels/row_file.h"
+
+#include <arrow/array.h>
+#include <arrow/array/builder_binary.h>
+#include <arrow/array/builder_primitive.h>
+#include <arrow/buffer.h>
+#include <arrow/io/interfaces.h>
+#include <arrow/io/memory.h>
+#include <arrow/ipc/reader.h>
+#include <arrow/ipc/writer.h>
+#include <arrow/memory_pool.h>
+#include <arrow/record_batch.h>
+#include <arrow/type.h>
+#include <arrow/util/compression.h>
+#include <arrow/util/key_value_metadata.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#define XXH_INLINE_ALL
+#include <arrow/vendored/xxhash/xxhash.h>
+
+namespace embedps {
+namespace {
+
+constexpr char kVersionKey[] = "embedps.row_file";
+constexpr char kVersion[] = "1";
+constexpr char kNumTablesKey[] = "embedps.num_tables";
+constexpr char kTableKeyPrefix[] = "embedps.table.";
+constexpr char kReservedPrefix[] = "embedps.";
+constexpr int kMaxTables = 32768;  // of an int16 index
+constexpr int kNumFixedColumns = 6;
+constexpr int kNumColumnsBeforeSlots = 3;  // table, id, embedding
+
+std::string Quoted(const std::string& text) { return "'" + text + "'"; }
+
+Status Errno(const std::string& what, const std::string& path, int error) {
+  const std::string message = what + " " + Quoted(path) + ": " + std::strerror(error);
+  return error == ENOENT ? Status::NotFound(message) : Status::IoError(message);
+}
+
+// What an Arrow failure means depends on who asked: a reader's is a corrupt file, a writer's is
+// I/O.
+Status ReadError(const std::string& path, const std::string& where, const arrow::Status& status) {
+  return Status::DataLoss("row file " + Quoted(path) + ", " + where +
+                          ": cannot be decoded as Arrow IPC: " + status.ToString());
+}
+
+Status Mismatch(const std::string& path, const std::string& where, const std::string& expected,
+                const std::string& found) {
+  return Status::DataLoss("row file " + Quoted(path) + ", " + where + ": expected " + expected +
+                          ", found " + found);
+}
+
+class FileDescriptor {
+ public:
+  explicit FileDescriptor(int fd) : fd_(fd) {}
+  ~FileDescriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  FileDescriptor(const FileDescriptor&) = delete;
+  FileDescriptor& operator=(const FileDescriptor&) = delete;
+  int get() const { return fd_; }
+  int Release() { return std::exchange(fd_, -1); }
+
+ private:
+  int fd_;
+};
+
+class Xxh3 {
+ public:
+  Xxh3() : state_(XXH3_createState()) { XXH3_64bits_reset(state_); }
+  ~Xxh3() { XXH3_freeState(state_); }
+  Xxh3(const Xxh3&) = delete;
+  Xxh3& operator=(const Xxh3&) = delete;
+  void Update(const void* data, size_t bytes) { XXH3_64bits_update(state_, data, bytes); }
+  uint64_t Digest() const { return XXH3_64bits_digest(state_); }
+
+ private:
+  XXH3_state_t* state_;
+};
+
+// An Arrow sink over a file descriptor that checksums what passes.
+class ChecksummedFile final : public arrow::io::OutputStream {
+ public:
+  explicit ChecksummedFile(int fd) : fd_(fd) { set_mode(arrow::io::FileMode::WRITE); }
+
+  using arrow::io::OutputStream::Write;
+  arrow::Status Write(const void* data, int64_t nbytes) override {
+    const char* next = static_cast<const char*>(data);
+    int64_t left = nbytes;
+    while (left > 0) {
+      const ssize_t written = ::write(fd_.get(), next, static_cast<size_t>(left));
+      if (written < 0) {
+        if (errno == EINTR) continue;
+        return arrow::Status::IOError("write at byte ", bytes_ + (nbytes - left), ": ",
+                                      std::strerror(errno));
+      }
+      next += written;
+      left -= written;
+    }
+    checksum_.Update(data, static_cast<size_t>(nbytes));
+    bytes_ += nbytes;
+    return arrow::Status::OK();
+  }
+  arrow::Status Close() override {
+    const int fd = fd_.Release();
+    if (fd < 0) return arrow::Status::OK();
+    const bool synced = ::fsync(fd) == 0;
+    const int error = errno;
+    if (!synced) {
+      ::close(fd);
+      return arrow::Status::IOError("fsync: ", std::strerror(error));
+    }
+    if (::close(fd) != 0) return arrow::Status::IOError("close: ", std::strerror(errno));
+    return arrow::Status::OK();
+  }
+  arrow::Result<int64_t> Tell() const override { return bytes_; }
+  bool closed() const override { return fd_.get() < 0; }
+
+  int64_t bytes() const { return bytes_; }
+  uint64_t xxh3_64() const { return checksum_.Digest(); }
+
+ private:
+  FileDescriptor fd_;
+  Xxh3 checksum_;
+  int64_t bytes_ = 0;
+};
+
+Status SyncDirectory(const std::filesystem::path& path) {
+  const std::string name = path.empty() ? "." : path.string();
+  FileDescriptor directory(::open(name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (directory.get() < 0) return Errno("cannot open directory", name, errno);
+  if (::fsync(directory.get()) != 0) return Errno("cannot fsync directory", name, errno);
+  return Status::Ok();
+}
+
+// mkdir -p whose new entries survive a power cut.
+Status MakeDirectories(const std::filesystem::path& path) {
+  std::error_code error;
+  if (path.empty() || std::filesystem::is_directory(path, error)) return Status::Ok();
+  EMBEDPS_RETURN_IF_ERROR(MakeDirectories(path.parent_path()));
+  if (::mkdir(path.c_str(), 0777) != 0) {
+    if (errno == EEXIST) return Status::Ok();  // another shard made it meanwhile
+    return Errno("cannot make directory", path.string(), errno);
+  }
+  return SyncDirectory(path.parent_path());
+}
+
+std::shared_ptr<arrow::DataType> FloatsType(int width) {
+  return arrow::fixed_size_list(arrow::field("item", arrow::float32(), /*nullable=*/false), width);
+}
+
+Status CheckWidth(const std::string& name, int width) {
+  if (width >= 1 && width <= kMaxRowFileWidth) return Status::Ok();
+  return Status::InvalidArgument("the width of row file column " + Quoted(name) +
+                                 " must be in [1, " + std::to_string(kMaxRowFileWidth) +
+                                 "] but is " + std::to_string(width));
+}
+
+Status CheckSchema(const RowFileSchema& schema) {
+  EMBEDPS_RETURN_IF_ERROR(CheckWidth("embedding", schema.dim));
+  std::set<std::string> names = {"table", "id", "embedding", "last_step", "frequency", "removed"};
+  for (const OptimizerSlot& slot : schema.optimizer_slots) {
+    EMBEDPS_RETURN_IF_ERROR(CheckWidth(slot.name, slot.width));
+    if (slot.name.empty() || !names.insert(slot.name).second) {
+      return Status::InvalidArgument(
+          "an optimizer slot's name must be non-empty and not another "
+          "column's but is " +
+          Quoted(slot.name));
+    }
+  }
+  if (schema.tables.empty() || schema.tables.size() > kMaxTables) {
+    return Status::InvalidArgument("a row file must have 1 to " + std::to_string(kMaxTables) +
+                                   " tables but has " + std::to_string(schema.tables.size()));
+  }
+  if (std::set<std::string>(schema.tables.begin(), schema.tables.end()).size() !=
+      schema.tables.size()) {
+    return Status::InvalidArgument("a row file's tables must have different names");
+  }
+  for (const auto& [key, value] : schema.metadata) {
+    if (key.rfind(kReservedPrefix, 0) == 0) {
+      return Status::InvalidArgument("metadata keys that begin with '" +
+                                     std::string(kReservedPrefix) +
+                                     "' are the row file's own: rename " + Quoted(key));
+    }
+  }
+  return Status::Ok();
+}
+
+std::shared_ptr<arrow::Schema> ToArrow(const RowFileSchema& schema) {
+  arrow::FieldVector fields = {
+      arrow::field("table", arrow::dictionary(arrow::int16(), arrow::utf8()), false),
+      arrow::field("id", arrow::int64(), false),
+      arrow::field("embedding", FloatsType(schema.dim), false)};
+  for (const OptimizerSlot& slot : schema.optimizer_slots) {
+    fields.push_back(arrow::field(slot.name, FloatsType(slot.width), false));
+  }
+  fields.push_back(arrow::field("last_step", arrow::uint32(), false));
+  fields.push_back(arrow::field("frequency", arrow::uint32(), false));
+  fields.push_back(arrow::field("removed", arrow::boolean(), false));
+  auto metadata = std::make_shared<arrow::KeyValueMetadata>();
+  metadata->Append(kVersionKey, kVersion);
+  // The dictionary reaches the file only with the first record batch, and a delta may have none.
+  metadata->Append(kNumTablesKey, std::to_string(schema.tables.size()));
+  for (size_t i = 0; i < schema.tables.size(); ++i) {
+    metadata->Append(kTableKeyPrefix + std::to_string(i), schema.tables[i]);
+  }
+  for (const auto& [key, value] : schema.metadata) metadata->Append(key, value);
+  return arrow::schema(std::move(fields), std::move(metadata));
+}
+
+arrow::Result<std::shared_ptr<arrow::Array>> TablesArray(const std::vector<std::string>& tables) {
+  arrow::StringBuilder builder;
+  ARROW_RETURN_NOT_OK(builder.AppendValues(tables));
+  return builder.Finish();
+}
+
+// A view of `rows` * width values from row `first`; the vector must outlive it.
+template <typename T>
+std::shared_ptr<arrow::Buffer> View(const std::vector<T>& values, int64_t first, int64_t rows,
+                                    int width) {
+  return std::make_shared<arrow::Buffer>(
+      reinterpret_cast<const uint8_t*>(values.data() + first * width),
+      static_cast<int64_t>(sizeof(T)) * rows * width);
+}
+
+class ArrowRowFileWriter final : public RowFileWriter {
+ public:
+  ArrowRowFileWriter(std::string path, RowFileSchema schema)
+      : path_(std::move(path)), schema_(std::move(schema)), arrow_schema_(ToArrow(schema_)) {}
+
+  ~ArrowRowFileWriter() override {
+    if (finished_ || file_ == nullptr) return;
+    file_.reset();
+    ::unlink(TemporaryPath().c_str());
+  }
+
+  Status Init(const std::string& compression) {
+    arrow::Compression::type codec;
+    if (compression == "none") {
+      codec = arrow::Compression::UNCOMPRESSED;
+    } else if (compression == "lz4") {
+      codec = arrow::Compression::LZ4_FRAME;
+    } else if (compression == "zstd") {
+      codec = arrow::Compression::ZSTD;
+    } else {
+      return Status::InvalidArgument("compression must be 'none', 'lz4' or 'zstd' but is " +
+                                     Quoted(compression));
+    }
+    EMBEDPS_RETURN_IF_ERROR(MakeDirectories(std::filesystem::path(path_).parent_path()));
+    const std::string temporary = TemporaryPath();
+    const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd < 0) return Errno("cannot create", temporary, errno);
+    file_ = std::make_unique<ChecksummedFile>(fd);
+    return Wrap(Start(codec));
+  }
+
+  Status Append(const RowColumns& columns) override {
+    if (writer_ == nullptr || finished_) {
+      return Status::InvalidArgument("row file " + Quoted(path_) + " is finished: open another");
+    }
+    EMBEDPS_RETURN_IF_ERROR(CheckColumns(columns));
+    for (int64_t first = 0; first < columns.num_rows; first += kMaxRowFileBatchRows) {
+      const int64_t rows = std::min(kMaxRowFileBatchRows, columns.num_rows - first);
+      EMBEDPS_RETURN_IF_ERROR(Wrap(WriteBatch(columns, first, rows)));
+    }
+    return Status::Ok();
+  }
+
+  Status Finish(RowFileInfo* info) override {
+    if (writer_ == nullptr || finished_) {
+      return Status::InvalidArgument("row file " + Quoted(path_) + " is finished: open another");
+    }
+    EMBEDPS_RETURN_IF_ERROR(Wrap(writer_->Close()));
+    writer_.reset();
+    EMBEDPS_RETURN_IF_ERROR(Wrap(file_->Close()));
+    if (std::rename(TemporaryPath().c_str(), path_.c_str()) != 0) {
+      return Errno("cannot rename the finished row file to", path_, errno);
+    }
+    finished_ = true;
+    EMBEDPS_RETURN_IF_ERROR(SyncDirectory(std::filesystem::path(path_).parent_path()));
+    info->bytes = file_->bytes();
+    info->rows = records_ - removed_;
+    info->removed = removed_;
+    info->xxh3_64 = file_->xxh3_64();
+    return Status::Ok();
+  }
+
+ private:
+  std::string TemporaryPath() const { return path_ + ".tmp"; }
+
+  Status Wrap(const arrow::Status& status) const {
+    if (status.ok()) return Status::Ok();
+    return Status::IoError("cannot write row file " + Quoted(path_) + ": " + status.ToString());
+  }
+
+  arrow::Status Start(arrow::Compression::type codec) {
+    ARROW_ASSIGN_OR_RAISE(tables_, TablesArray(schema_.tables));
+    auto options = arrow::ipc::IpcWriteOptions::Defaults();
+    options.alignment = 64;
+    options.use_threads = false;  // shards already write side by side, next to training
+    if (codec != arrow::Compression::UNCOMPRESSED) {
+      ARROW_ASSIGN_OR_RAISE(options.codec, arrow::util::Codec::Create(codec));
+    }
+    ARROW_ASSIGN_OR_RAISE(writer_, arrow::ipc::MakeFileWriter(file_.get(), arrow_schema_, options));
+    return arrow::Status::OK();
+  }
+
+  Status CheckLength(const char* column, size_t found, int64_t width, int64_t rows) const {
+    if (rows >= 0 && static_cast<int64_t>(found) == rows * width) return Status::Ok();
+    return Status::InvalidArgument("row file " + Quoted(path_) + ": column " + Quoted(column) +
+                                   " must have " + std::to_string(rows) + " rows of " +
+                                   std::to_string(width) + " but has " + std::to_string(found) +
+                                   " values");
+  }
+
+  Status CheckColumns(const RowColumns& columns) const {
+    const int64_t rows = columns.num_rows;
+    EMBEDPS_RETURN_IF_ERROR(CheckLength("table", columns.table.size(), 1, rows));
+    EMBEDPS_RETURN_IF_ERROR(CheckLength("id", columns.id.size(), 1, rows));
+    EMBEDPS_RETURN_IF_ERROR(CheckLength("embedding", columns.embedding.size(), schema_.dim, rows));
+    if (columns.optimizer_slots.size() != schema_.optimizer_slots.size()) {
+      return Status::InvalidArgument("row file " + Quoted(path_) + " must have " +
+                                     std::to_string(schema_.optimizer_slots.size()) +
+                                     " optimizer slots but was given " +
+                                     std::to_string(columns.optimizer_slots.size()));
+    }
+    for (size_t s = 0; s < schema_.optimizer_slots.size(); ++s) {
+      const OptimizerSlot& slot = schema_.optimizer_slots[s];
+      EMBEDPS_RETURN_IF_ERROR(
+          CheckLength(slot.name.c_str(), columns.optimizer_slots[s].size(), slot.width, rows));
+    }
+    EMBEDPS_RETURN_IF_ERROR(CheckLength("last_step", columns.last_step.size(), 1, rows));
+    EMBEDPS_RETURN_IF_ERROR(CheckLength("frequency", columns.frequency.size(), 1, rows));
+    EMBEDPS_RETURN_IF_ERROR(CheckLength("removed", columns.removed.size(), 1, rows));
+    for (int64_t i = 0; i < rows; ++i) {
+      if (columns.table[i] >= 0 && columns.table[i] < static_cast<int>(schema_.tables.size())) {
+        continue;
+      }
+      return Status::InvalidArgument(
+          "row file " + Quoted(path_) + ", row " + std::to_string(i) + ": table must be in [0, " +
+          std::to_string(schema_.tables.size()) + ") but is " + std::to_string(columns.table[i]));
+    }
+    return Status::Ok();
+  }
+
+  arrow::Status WriteBatch(const RowColumns& columns, int64_t first, int64_t rows) {
+    arrow::ArrayVector arrays;
+    arrays.push_back(std::make_shared<arrow::DictionaryArray>(
+        arrow_schema_->field(0)->type(),
+        std::make_shared<arrow::Int16Array>(rows, View(columns.table, first, rows, 1)), tables_));
+    arrays.push_back(std::make_shared<arrow::Int64Array>(rows, View(columns.id, first, rows, 1)));
+    arrays.push_back(FloatsArray(columns.embedding, first, rows, schema_.dim));
+    for (size_t s = 0; s < schema_.optimizer_slots.size(); ++s) {
+      arrays.push_back(
+          FloatsArray(columns.optimizer_slots[s], first, rows, schema_.optimizer_slots[s].width));
+    }
+    arrays.push_back(
+        std::make_shared<arrow::UInt32Array>(rows, View(columns.last_step, first, rows, 1)));
+    arrays.push_back(
+        std::make_shared<arrow::UInt32Array>(rows, View(columns.frequency, first, rows, 1)));
+    arrow::BooleanBuilder removed_builder;
+    ARROW_RETURN_NOT_OK(removed_builder.AppendValues(columns.removed.data() + first, rows));
+    ARROW_ASSIGN_OR_RAISE(auto removed, removed_builder.Finish());
+    arrays.push_back(std::move(removed));
+    ARROW_RETURN_NOT_OK(writer_->WriteRecordBatch(
+        *arrow::RecordBatch::Make(arrow_schema_, rows, std::move(arrays))));
+    for (int64_t i = first; i < first + rows; ++i) removed_ += columns.removed[i] != 0;
+    records_ += rows;
+    return arrow::Status::OK();
+  }
+
+  static std::shared_ptr<arrow::Array> FloatsArray(const std::vector<float>& values, int64_t first,
+                                                   int64_t rows, int width) {
+    return std::make_shared<arrow::FixedSizeListArray>(
+        FloatsType(width), rows,
+        std::make_shared<arrow::FloatArray>(rows * width, View(values, first, rows, width)));
+  }
+
+  const std::string path_;
+  const RowFileSchema schema_;
+  const std::shared_ptr<arrow::Schema> arrow_schema_;
+  std::shared_ptr<arrow::Array> tables_;
+  std::unique_ptr<ChecksummedFile> file_;
+  std::shared_ptr<arrow::ipc::RecordBatchWriter> writer_;
+  int64_t records_ = 0;
+  int64_t removed_ = 0;
+  bool finished_ = false;
+};
+
+std::string FieldName(const std::string& name) { return "field " + Quoted(name); }
+
+Status CheckFieldType(const std::string& path, const arrow::Field& field, const std::string& name,
+                      const std::shared_ptr<arrow::DataType>& type) {
+  if (field.name() != name) {
+    return Mismatch(path, "schema", FieldName(name), FieldName(field.name()));
+  }
+  if (!field.type()->Equals(*type)) {
+    return Mismatch(path, FieldName(name), "type " + type->ToString(),
+                    "type " + field.type()->ToString());
+  }
+  return Status::Ok();
+}
+
+// The width of a fixed-size list of float32, whatever its item is called.
+Status ReadWidth(const std::string& path, const arrow::Field& field, int* width) {
+  const std::string expected =
+      "type fixed_size_list<float32>[1.." + std::to_string(kMaxRowFileWidth) + "]";
+  const arrow::DataType& type = *field.type();
+  if (type.id() != arrow::Type::FIXED_SIZE_LIST) {
+    return Mismatch(path, FieldName(field.name()), expected, "type " + type.ToString());
+  }
+  const auto& list = static_cast<const arrow::FixedSizeListType&>(type);
+  if (list.value_type()->id() != arrow::Type::FLOAT || list.list_size() < 1 ||
+      list.list_size() > kMaxRowFileWidth) {
+    return Mismatch(path, FieldName(field.name()), expected, "type " + type.ToString());
+  }
+  *width = list.list_size();
+  return Status::Ok();
+}
+
+Status ReadMetadata(const std::string& path, const arrow::KeyValueMetadata* metadata,
+                    RowFileSchema* schema) {
+  std::map<std::string, std::string> own;
+  if (metadata != nullptr) {
+    for (int64_t i = 0; i < metadata->size(); ++i) {
+      const bool reserved = metadata->key(i).rfind(kReservedPrefix, 0) == 0;
+      (reserved ? own : schema->metadata)[metadata->key(i)] = metadata->value(i);
+    }
+  }
+  const auto version = own.find(kVersionKey);
+  const std::string version_found = version == own.end() ? "none" : Quoted(version->second);
+  if (version_found != Quoted(kVersion)) {
+    return Mismatch(path, std::string("schema metadata '") + kVersionKey + "'", Quoted(kVersion),
+                    version_found);
+  }
+  for (int i = 0; i <= kMaxTables; ++i) {
+    const auto name = own.find(kTableKeyPrefix + std::to_string(i));
+    if (name == own.end()) break;
+    schema->tables.push_back(name->second);
+  }
+  const std::string count = own[kNumTablesKey];
+  if (schema->tables.empty() || schema->tables.size() > kMaxTables ||
+      count != std::to_string(schema->tables.size())) {
+    return Mismatch(
+        path, std::string("schema metadata '") + kNumTablesKey + "'",
+        std::to_string(schema->tables.size()) + " (in 1.." + std::to_string(kMaxTables) + ")",
+        Quoted(count));
+  }
+  return Status::Ok();
+}
+
+Status FromArrow(const std::string& path, const arrow::Schema& arrow_schema,
+                 RowFileSchema* schema) {
+  const int num_fields = arrow_schema.num_fields();
+  if (num_fields < kNumFixedColumns) {
+    return Mismatch(path, "schema", "at least " + std::to_string(kNumFixedColumns) + " fields",
+                    std::to_string(num_fields));
+  }
+  const auto check = [&](int i, const char* name, const std::shared_ptr<arrow::DataType>& type) {
+    return CheckFieldType(path, *arrow_schema.field(i), name, type);
+  };
+  EMBEDPS_RETURN_IF_ERROR(check(0, "table", arrow::dictionary(arrow::int16(), arrow::utf8())));
+  EMBEDPS_RETURN_IF_ERROR(check(1, "id", arrow::int64()));
+  if (arrow_schema.field(2)->name() != "embedding") {
+    return Mismatch(path, "schema", FieldName("embedding"),
+                    FieldName(arrow_schema.field(2)->name()));
+  }
+  EMBEDPS_RETURN_IF_ERROR(ReadWidth(path, *arrow_schema.field(2), &schema->dim));
+  for (int i = kNumColumnsBeforeSlots; i < num_fields - 3; ++i) {
+    OptimizerSlot slot;
+    slot.name = arrow_schema.field(i)->name();
+    EMBEDPS_RETURN_IF_ERROR(ReadWidth(path, *arrow_schema.field(i), &slot.width));
+    schema->optimizer_slots.push_back(std::move(slot));
+  }
+  EMBEDPS_RETURN_IF_ERROR(check(num_fields - 3, "last_step", arrow::uint32()));
+  EMBEDPS_RETURN_IF_ERROR(check(num_fields - 2, "frequency", arrow::uint32()));
+  EMBEDPS_RETURN_IF_ERROR(check(num_fields - 1, "removed", arrow::boolean()));
+  return ReadMetadata(path, arrow_schema.metadata().get(), schema);
+}
+
+class MappedBuffer final : public arrow::Buffer {
+ public:
+  MappedBuffer(void* data, int64_t size)
+      : arrow::Buffer(static_cast<const uint8_t*>(data), size), mapped_(data) {}
+  ~MappedBuffer() override { ::munmap(mapped_, static_cast<size_t>(size_)); }
+
+ private:
+  void* const mapped_;
+};
+
+Status MapFile(const std::string& path, std::shared_ptr<arrow::Buffer>* bytes) {
+  FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) return Errno("cannot open row file", path, errno);
+  struct stat attributes;
+  if (::fstat(file.get(), &attributes) != 0) return Errno("cannot stat", path, errno);
+  if (attributes.st_size == 0) return Mismatch(path, "size", "an Arrow IPC file", "0 bytes");
+  void* data = ::mmap(nullptr, static_cast<size_t>(attributes.st_size), PROT_READ, MAP_PRIVATE,
+                      file.get(), 0);
+  if (data == MAP_FAILED) return Errno("cannot map row file", path, errno);
+  *bytes = std::make_shared<MappedBuffer>(data, attributes.st_size);
+  return Status::Ok();
+}
+
+class ArrowRowFileReader final : public RowFileReader {
+ public:
+  explicit ArrowRowFileReader(std::string path)
+      : path_(std::move(path)), pool_(arrow::default_memory_pool()) {}
+
+  Status Init() {
+    std::shared_ptr<arrow::Buffer> bytes;
+    EMBEDPS_RETURN_IF_ERROR(MapFile(path_, &bytes));
+    // Not Arrow's MemoryMappedFile: that one's reads run on Arrow's I/O threads, which then may
+    // hold the reader, and the memory pool with it, past the return of Open.
+    file_ = std::make_shared<arrow::io::BufferReader>(std::move(bytes));
+    auto options = arrow::ipc::IpcReadOptions::Defaults();
+    options.use_threads = false;  // shards load their files side by side
+    auto opened = arrow::ipc::RecordBatchFileReader::Open(file_, options);
+    if (!opened.ok()) return ReadError(path_, "footer", opened.status());
+    EMBEDPS_RETURN_IF_ERROR(FromArrow(path_, *(*opened)->schema(), &schema_));
+    // Now that a batch's size is known, decompression gets no more memory than one may need.
+    capped_pool_ = std::make_unique<arrow::CappedMemoryPool>(&pool_, MaxBatchBytes());
+    options.memory_pool = capped_pool_.get();
+    opened = arrow::ipc::RecordBatchFileReader::Open(file_, options);
+    if (!opened.ok()) return ReadError(path_, "footer", opened.status());
+    reader_ = *std::move(opened);
+    return Status::Ok();
+  }
+
+  const RowFileSchema& schema() const override { return schema_; }
+  int num_batches() const override { return reader_->num_record_batches(); }
+
+  Status Read(int index, RowColumns* columns) override {
+    if (index < 0 || index >= num_batches()) {
+      return Status::InvalidArgument(
+          "row file " + Quoted(path_) + ": record batch must be in [0, " +
+          std::to_string(num_batches()) + ") but is " + std::to_string(index));
+    }
+    const std::string where = "record batch " + std::to_string(index);
+    auto read = reader_->ReadRecordBatch(index);
+    if (!read.ok()) return ReadError(path_, where, read.status());
+    const arrow::RecordBatch& batch = **read;
+    const int64_t rows = batch.num_rows();
+    if (rows < 0 || rows > kMaxRowFileBatchRows) {
+      return Mismatch(path_, where, "at most " + std::to_string(kMaxRowFileBatchRows) + " rows",
+                      std::to_string(rows));
+    }
+    for (int i = 0; i < batch.num_columns(); ++i) {
+      const arrow::Array& column = *batch.column(i);
+      const std::string field = where + ", " + FieldName(batch.column_name(i));
+      // Checks that every buffer holds the bytes that its length asks for.
+      const arrow::Status valid = column.Validate();
+      if (!valid.ok()) return ReadError(path_, field, valid);
+      if (column.length() != rows) {
+        return Mismatch(path_, field, std::to_string(rows) + " rows",
+                        std::to_string(column.length()));
+      }
+      if (column.null_count() != 0) {
+        return Mismatch(path_, field, "no nulls", std::to_string(column.null_count()) + " nulls");
+      }
+    }
+    columns->num_rows = rows;
+    EMBEDPS_RETURN_IF_ERROR(ReadTables(*batch.column(0), where, columns));
+    Copy<arrow::Int64Array>(*batch.column(1), &columns->id);
+    EMBEDPS_RETURN_IF_ERROR(ReadFloats(batch, 2, schema_.dim, where, &columns->embedding));
+    const int num_slots = static_cast<int>(schema_.optimizer_slots.size());
+    columns->optimizer_slots.resize(num_slots);
+    for (int s = 0; s < num_slots; ++s) {
+      EMBEDPS_RETURN_IF_ERROR(ReadFloats(batch, kNumColumnsBeforeSlots + s,
+                                         schema_.optimizer_slots[s].width, where,
+                                         &columns->optimizer_slots[s]));
+    }
+    const int next = kNumColumnsBeforeSlots + num_slots;
+    Copy<arrow::UInt32Array>(*batch.column(next), &columns->last_step);
+    Copy<arrow::UInt32Array>(*batch.column(next + 1), &columns->frequency);
+    const auto& removed = static_cast<const arrow::BooleanArray&>(*batch.column(next + 2));
+    columns->removed.resize(rows);
+    for (int64_t i = 0; i < rows; ++i) columns->removed[i] = removed.Value(i) ? 1 : 0;
+    return Status::Ok();
+  }
+
+ private:
+  int64_t MaxBatchBytes() const {
+    int64_t floats = schema_.dim;
+    for (const OptimizerSlot& slot : schema_.optimizer_slots) floats += slot.width;
+    int64_t table_bytes = 0;
+    for (const std::string& table : schema_.tables) table_bytes += table.size() + sizeof(int32_t);
+    // table, id, last_step, frequency, removed; every buffer rounded up; the messages' own bytes.
+    const int64_t row_bytes = 2 + 8 + 4 + 4 + 1 + 4 * floats;
+    const int64_t slack_bytes = 1 << 20;
+    return kMaxRowFileBatchRows * row_bytes + 2 * table_bytes + slack_bytes;
+  }
+
+  template <typename ArrayType, typename T>
+  static void Copy(const arrow::Array& array, std::vector<T>* out) {
+    const T* values = static_cast<const ArrayType&>(array).raw_values();
+    out->assign(values, values + array.length());
+  }
+
+  Status ReadTables(const arrow::Array& array, const std::string& where, RowColumns* columns) {
+    const auto& dictionary_array = static_cast<const arrow::DictionaryArray&>(array);
+    EMBEDPS_RETURN_IF_ERROR(CheckDictionary(*dictionary_array.dictionary(), where));
+    Copy<arrow::Int16Array>(*dictionary_array.indices(), &columns->table);
+    const int num_tables = static_cast<int>(schema_.tables.size());
+    for (int64_t i = 0; i < columns->num_rows; ++i) {
+      if (columns->table[i] >= 0 && columns->table[i] < num_tables) continue;
+      return Mismatch(path_, where + ", field 'table', row " + std::to_string(i),
+                      "an index in [0, " + std::to_string(num_tables) + ")",
+                      std::to_string(columns->table[i]));
+    }
+    return Status::Ok();
+  }
+
+  Status CheckDictionary(const arrow::Array& dictionary, const std::string& where) const {
+    const arrow::Status valid = dictionary.ValidateFull();
+    if (!valid.ok()) return ReadError(path_, where + ", dictionary of field 'table'", valid);
+    const auto& names = static_cast<const arrow::StringArray&>(dictionary);
+    const int64_t num_tables = static_cast<int64_t>(schema_.tables.size());
+    if (names.length() != num_tables || names.null_count() != 0) {
+      return Mismatch(path_, where + ", dictionary of field 'table'",
+                      std::to_string(num_tables) + " names",
+                      std::to_string(names.length()) + " names, " +
+                          std::to_string(names.null_count()) + " of them null");
+    }
+    for (int64_t i = 0; i < num_tables; ++i) {
+      if (names.GetView(i) == schema_.tables[i]) continue;
+      return Mismatch(path_, where + ", dictionary of field 'table', entry " + std::to_string(i),
+                      Quoted(schema_.tables[i]), Quoted(names.GetString(i)));
+    }
+    return Status::Ok();
+  }
+
+  Status ReadFloats(const arrow::RecordBatch& batch, int column, int width,
+                    const std::string& where, std::vector<float>* out) const {
+    const auto& lists = static_cast<const arrow::FixedSizeListArray&>(*batch.column(column));
+    const std::string field = where + ", " + FieldName(batch.column_name(column));
+    const auto& values = static_cast<const arrow::FloatArray&>(*lists.values());
+    const int64_t count = lists.length() * width;
+    if (lists.value_offset(0) + count > values.length()) {
+      return Mismatch(path_, field, std::to_string(count) + " floats",
+                      std::to_string(values.length()));
+    }
+    if (values.null_count() != 0) {
+      return Mismatch(path_, field, "no nulls", std::to_string(values.null_count()) + " nulls");
+    }
+    const float* first = values.raw_values() + lists.value_offset(0);
+    out->assign(first, first + count);
+    return Status::Ok();
+  }
+
+  const std::string path_;
+  RowFileSchema schema_;
+  arrow::ProxyMemoryPool pool_;  // counts this reader's own bytes, which the cap is on
+  std::unique_ptr<arrow::CappedMemoryPool> capped_pool_;
+  std::shared_ptr<arrow::io::BufferReader> file_;
+  std::shared_ptr<arrow::ipc::RecordBatchFileReader> reader_;
+};
+
+std::string Hex(uint64_t value) {
+  char text[17];
+  std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(value));
+  return text;
+}
+
+}  // namespace
+
+Status RowFileWriter::Open(const std::string& path, const RowFileSchema& schema,
+                           const std::string& compression, std::unique_ptr<RowFileWriter>* writer) {
+  EMBEDPS_RETURN_IF_ERROR(CheckSchema(schema));
+  auto opened = std::make_unique<ArrowRowFileWriter>(path, schema);
+  EMBEDPS_RETURN_IF_ERROR(opened->Init(compression));
+  *writer = std::move(opened);
+  return Status::Ok();
+}
+
+Status RowFileReader::Open(const std::string& path, std::unique_ptr<RowFileReader>* reader) {
+  auto opened = std::make_unique<ArrowRowFileReader>(path);
+  EMBEDPS_RETURN_IF_ERROR(opened->Init());
+  *reader = std::move(opened);
+  return Status::Ok();
+}
+
+Status ChecksumFile(const std::string& path, int64_t* bytes, uint64_t* xxh3_64) {
+  FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) return Errno("cannot open", path, errno);
+  Xxh3 checksum;
+  std::vector<char> buffer(1 << 20);
+  *bytes = 0;
+  while (true) {
+    const ssize_t count = ::read(file.get(), buffer.data(), buffer.size());
+    if (count == 0) break;
+    if (count < 0) {
+      if (errno == EINTR) continue;
+      return Errno("cannot read at byte " + std::to_string(*bytes) + " of", path, errno);
+    }
+    checksum.Update(buffer.data(), static_cast<size_t>(count));
+    *bytes += count;
+  }
+  *xxh3_64 = checksum.Digest();
+  return Status::Ok();
+}
+
+Status VerifyFile(const std::string& path, int64_t expected_bytes, uint64_t expected_xxh3_64) {
+  int64_t bytes = 0;
+  uint64_t xxh3_64 = 0;
+  EMBEDPS_RETURN_IF_ERROR(ChecksumFile(path, &bytes, &xxh3_64));
+  if (bytes != expected_bytes) {
+    return Mismatch(path, "field 'bytes'", std::to_string(expected_bytes), std::to_string(bytes));
+  }
+  if (xxh3_64 != expected_xxh3_64) {
+    return Mismatch(path, "field 'xxh3_64'", Hex(expected_xxh3_64), Hex(xxh3_64));
+  }
+  return Status::Ok();
+}
+
+}  // namespace embedps

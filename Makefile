@@ -1,0 +1,91 @@
+# `make help` says what there is. Everything lives in .venv, made from requirements.lock; nothing is
+# installed elsewhere. PYTHON is the interpreter the environment is made with.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check --require-virtualenv
+
+ROWS ?= 2000000
+SEED ?= 1
+RUN ?= data/criteo-$(ROWS)
+LOGS := $(RUN)/logs/clicks.tsv.gz
+DATASET := $(RUN)/dataset/_dataset.json
+TRAIN_FLAGS ?=
+PYTEST_FLAGS ?=
+
+# Another project's modules must not shadow ours or the environment's.
+unexport PYTHONPATH
+unexport PYTHONHOME
+
+.DELETE_ON_ERROR:
+.PHONY: help env kernels train test lint format types sanitize bazel lock clean check-tools
+.DEFAULT_GOAL := help
+
+help: ## say what there is
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@echo
+	@echo 'Variables: PYTHON=$(PYTHON) ROWS=$(ROWS) SEED=$(SEED) RUN=$(RUN) TRAIN_FLAGS PYTEST_FLAGS'
+
+train: env kernels $(DATASET) ## generate click logs, write Parquet, train DLRM, print its scores
+	$(PY) -m embedps.train --model dlrm --data $(RUN)/dataset --model-dir $(RUN)/model $(TRAIN_FLAGS)
+
+test: env kernels ## run the whole test suite (real samples: EMBEDPS_SAMPLES=DIR)
+	$(PY) -m pytest $(PYTEST_FLAGS)
+
+lint: env ## check style: ruff, clang-format
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	git ls-files -- '*.cc' '*.h' | xargs -r $(VENV)/bin/clang-format --dry-run --Werror
+
+format: env ## rewrite sources in the project's style
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+	git ls-files -- '*.cc' '*.h' | xargs -r $(VENV)/bin/clang-format -i
+
+types: env ## check types: mypy, strict
+	$(VENV)/bin/mypy
+
+sanitize: env ## run the C++ tests under ASan + UBSan and under TSan
+	$(PY) -m tools.sanitize
+
+bazel: env ## build and test with Bazel (bazel or Debian's bazel-bootstrap on the PATH)
+	tools/bazel_test $(abspath $(PY))
+
+lock: env ## resolve requirements.lock anew from pyproject.toml, with pip's configured index
+	tools/lock $(PY)
+
+clean: ## remove what was built and generated, but not .venv
+	rm -rf build dist *.egg-info embedps/kernels/_build embedps/kernels/_embedps.so data
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+env: check-tools $(VENV)/.installed ## make .venv and install the package into it
+kernels: env ## compile the C++ kernels, where they changed
+	@$(PY) -m embedps.kernels.build >/dev/null
+
+check-tools:
+	@command -v $(PYTHON) >/dev/null || \
+	  { echo 'make: needs Python 3.11 to 3.13, and `$(PYTHON)` is not on the PATH: set PYTHON'; exit 1; } >&2
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; ok = (3, 11) <= v < (3, 14); ok or print( \
+	  "make: TensorFlow 2.21 needs Python 3.11 to 3.13, and $(PYTHON) is %d.%d: " % v \
+	  + "run make PYTHON=python3.12"); sys.exit(not ok)' >&2
+	@command -v $(CXX) >/dev/null || \
+	  { echo 'make: needs a C++20 compiler, and `$(CXX)` is not on the PATH: install g++ or set CXX'; exit 1; } >&2
+
+# In two steps, so that a change to the package's metadata does not fetch its dependencies again.
+$(VENV)/.dependencies: requirements.lock
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo 'make: `$(PYTHON) -m venv` failed: install the venv module (Debian: python3-venv)' >&2; exit 1; }
+	$(PIP) install --quiet --require-hashes -r requirements.lock
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.dependencies pyproject.toml setup.py
+	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(LOGS): | env kernels
+	$(PY) -m pipelines.generate --rows $(ROWS) --seed $(SEED) --output $@
+
+$(DATASET): $(LOGS) | env kernels
+	$(PY) -m pipelines.criteo --input '$(RUN)/logs/*.tsv.gz' --output $(RUN)/dataset --num-shards 8

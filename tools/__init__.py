@@ -1,0 +1,1 @@
+"""What `make` calls that is too long for a Makefile."""

@@ -5,7 +5,6 @@ import functools
 from typing import Any
 
 from embedps.errors import KernelBuildError
-from embedps.kernels import build as _build
 
 
 @functools.cache
@@ -21,12 +20,14 @@ def load() -> Any:
     Raises:
       KernelBuildError: the library cannot be built or loaded.
     """
+    from embedps.kernels import build as _build  # not above: `python -m embedps.kernels.build` runs it
+
     library = _build.build(verbose=True)
     # Before TensorFlow's first import anywhere: it reads the variables embedps/__init__.py sets.
     import tensorflow as tf
 
-    # libparquet is linked by us and loaded by no import of ours: give its dependencies first.
-    ctypes.CDLL(str(_build.arrow_library("libarrow")), mode=ctypes.RTLD_LOCAL)
+    # A wheel built elsewhere knows the libraries by name only: have them loaded already.
+    ctypes.CDLL(str(_build.arrow_library("libparquet")), mode=ctypes.RTLD_LOCAL)
     try:
         return tf.load_op_library(str(library))
     except tf.errors.NotFoundError as error:

@@ -40,9 +40,9 @@ class [[nodiscard]] Status {
 
 }  // namespace embedps
 
-#define EMBEDPS_RETURN_IF_ERROR(expr)             \
-  do {                                            \
-    ::embedps::Status embedps_status = (expr);    \
+#define EMBEDPS_RETURN_IF_ERROR(expr)                \
+  do {                                               \
+    ::embedps::Status embedps_status = (expr);       \
     if (!embedps_status.ok()) return embedps_status; \
   } while (0)
 

@@ -1,0 +1,97 @@
+#include "embedps/kernels/combiner.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "embedps/kernels/simd.h"
+
+namespace embedps {
+namespace {
+
+float Scale(Combiner combiner, int64_t n) {
+  switch (combiner) {
+    case Combiner::kSum:
+      return 1;
+    case Combiner::kMean:
+      return 1 / static_cast<float>(n);
+    case Combiner::kSqrtn:
+      return 1 / std::sqrt(static_cast<float>(n));
+  }
+  return 1;
+}
+
+EMBEDPS_SIMD void AddRow(int dim, const float* __restrict row, float* __restrict sum) {
+  for (int i = 0; i < dim; ++i) sum[i] += row[i];
+}
+
+EMBEDPS_SIMD void AddScaledRow(int dim, float scale, const float* __restrict row,
+                               float* __restrict sum) {
+  for (int i = 0; i < dim; ++i) sum[i] += scale * row[i];
+}
+
+}  // namespace
+
+Status ParseCombiner(const std::string& name, Combiner* combiner) {
+  if (name == "sum") {
+    *combiner = Combiner::kSum;
+  } else if (name == "mean") {
+    *combiner = Combiner::kMean;
+  } else if (name == "sqrtn") {
+    *combiner = Combiner::kSqrtn;
+  } else {
+    return Status::InvalidArgument("combiner must be sum, mean or sqrtn but got '" + name + "'");
+  }
+  return Status::Ok();
+}
+
+void Combine(const FeaturePositions& feature, const std::vector<const float*>& rows, int dim,
+             const ParallelFor& parallel, float* out) {
+  parallel(feature.batch, 10 + dim, [&](int64_t begin, int64_t end) {
+    if (feature.splits == nullptr) {
+      for (int64_t b = begin; b < end; ++b) {
+        std::memcpy(out + b * dim, rows[feature.positions[b]], sizeof(float) * dim);
+      }
+      return;
+    }
+    for (int64_t b = begin; b < end; ++b) {
+      float* sum = out + b * dim;
+      std::fill_n(sum, dim, 0.0f);
+      const int64_t first = feature.splits[b], last = feature.splits[b + 1];
+      for (int64_t i = first; i < last; ++i) AddRow(dim, rows[feature.positions[i]], sum);
+      if (last - first > 1 && feature.combiner != Combiner::kSum) {
+        const float scale = Scale(feature.combiner, last - first);
+        for (int i = 0; i < dim; ++i) sum[i] *= scale;
+      }
+    }
+  });
+}
+
+void CombineGradient(const std::vector<FeaturePositions>& features,
+                     const std::vector<const float*>& upstream, int dim, int num_tables,
+                     const ParallelFor& parallel, const std::vector<float*>& gradients) {
+  int64_t num_positions = 0;
+  for (const FeaturePositions& f : features) num_positions += f.num_positions;
+  const int64_t cost = num_tables == 0 ? 0 : (10 + dim) * num_positions / num_tables;
+  parallel(num_tables, cost, [&](int64_t begin, int64_t end) {
+    for (size_t k = 0; k < features.size(); ++k) {
+      const FeaturePositions& f = features[k];
+      if (f.table < begin || f.table >= end) continue;
+      for (int64_t b = 0; b < f.batch; ++b) {
+        const float* g = upstream[k] + b * dim;
+        if (f.splits == nullptr) {
+          AddRow(dim, g, gradients[f.positions[b]]);
+          continue;
+        }
+        const int64_t first = f.splits[b], last = f.splits[b + 1];
+        if (first == last) continue;
+        const float scale = Scale(f.combiner, last - first);
+        for (int64_t i = first; i < last; ++i) {
+          AddScaledRow(dim, scale, g, gradients[f.positions[i]]);
+        }
+      }
+    }
+  });
+}
+
+}  // namespace embedps

@@ -1,0 +1,606 @@
+#include "embedps/kernels/row_store.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "embedps/kernels/hash.h"
+
+namespace embedps {
+namespace {
+
+constexpr int kStripeBits = 6;
+constexpr int kStripes = 1 << kStripeBits;  // a table
+constexpr int kChunkBits = 10;
+constexpr uint32_t kChunkRows = 1u << kChunkBits;
+constexpr int64_t kBatchRows = 32768;  // records given to a sink at once
+constexpr uint32_t kSliceRows = 1024;  // rows copied under one hold of a stripe's lock
+constexpr uint32_t kMaxStripeRows = (1u << 24) - 2;
+constexpr uint32_t kNone = 0xFFFFFFFF;  // no row
+
+// What stands before a row's floats. Packed, so that a row of dim 16 with one slot takes 88 bytes.
+struct RowHeader {
+  int64_t id;
+  uint32_t last_step;
+  uint32_t frequency;  // updates applied
+  uint32_t listed;     // (the open cut whose list holds the row) * 2 + live
+};
+constexpr size_t kHeaderBytes = 20;
+constexpr uint32_t kLive = 1;
+
+static_assert(offsetof(RowHeader, listed) + sizeof(uint32_t) == kHeaderBytes);
+
+}  // namespace
+
+void InitializeEmbedding(const TableConfig& table, int64_t id, int dim, float* embedding) {
+  const InitializerConfig& init = table.initializer;
+  const uint64_t base = Mix64(Mix64(static_cast<uint64_t>(table.seed) ^ TableSalt(table.name)) ^
+                              static_cast<uint64_t>(id));
+  const auto word = [base](int j) {
+    return Mix64(base + static_cast<uint64_t>(j) * 0x9E3779B97F4A7C15ull);
+  };
+  switch (init.kind) {
+    case InitializerConfig::Kind::kConstant:
+      std::fill_n(embedding, dim, init.low);
+      return;
+    case InitializerConfig::Kind::kUniform:
+      for (int j = 0; j < dim; ++j) {
+        const float u = static_cast<float>(word(j) >> 40) * 0x1p-24f;
+        embedding[j] = init.low + (init.high - init.low) * u;
+      }
+      return;
+    case InitializerConfig::Kind::kNormal:
+      for (int j = 0; j < dim; j += 2) {
+        const double u = (static_cast<double>(word(j) >> 11) + 1) * 0x1p-53;
+        const double angle = 2 * M_PI * (static_cast<double>(word(j + 1) >> 11) * 0x1p-53);
+        const double radius = std::sqrt(-2 * std::log(u));
+        embedding[j] = static_cast<float>(init.low + init.high * radius * std::cos(angle));
+        if (j + 1 < dim) {
+          embedding[j + 1] = static_cast<float>(init.low + init.high * radius * std::sin(angle));
+        }
+      }
+      return;
+  }
+}
+
+// One table's rows of one stripe. Everything but the constants is guarded by `mutex`.
+class RowStore::Stripe {
+ public:
+  explicit Stripe(size_t row_bytes) : row_bytes_(row_bytes) {}
+
+  std::mutex mutex;
+
+  static uint8_t Tag(uint64_t hash) {
+    return static_cast<uint8_t>((hash * 0x9E3779B97F4A7C15ull) >> 56);
+  }
+
+  void Prefetch(uint64_t hash) const {
+    if (!index_.empty()) __builtin_prefetch(&index_[Home(hash)]);
+  }
+
+  // The number of the row of `id`, or kNone.
+  uint32_t Find(uint64_t hash, int64_t id) const {
+    if (index_.empty()) return kNone;
+    const uint32_t tag = Tag(hash);
+    for (uint32_t at = Home(hash);; at = (at + 1) & mask_) {
+      const uint32_t entry = index_[at];
+      if (entry == 0) return kNone;
+      if (entry >> 24 == tag && Row(RowOf(entry))->id == id) return RowOf(entry);
+    }
+  }
+
+  // The number of a new row for an id that is not there, its floats not set, or kNone when the
+  // stripe is full.
+  uint32_t Insert(uint64_t hash, int64_t id, uint64_t salt) {
+    uint32_t number;
+    if (!free_.empty()) {
+      number = free_.back();
+      free_.pop_back();
+    } else {
+      if (used_ >= kMaxStripeRows) return kNone;
+      number = used_++;
+      if (number >> kChunkBits == chunks_.size()) {
+        chunks_.emplace_back(new char[kChunkRows * row_bytes_]);  // untouched pages cost nothing
+      }
+      Row(number)->listed = 0;
+    }
+    RowHeader* row = Row(number);
+    row->id = id;
+    row->last_step = 0;
+    row->frequency = 0;
+    row->listed |= kLive;
+    ++live_;
+    if (static_cast<uint64_t>(live_) * 5 > index_.size() * uint64_t{4}) Grow(salt);
+    Place(hash, number);
+    return number;
+  }
+
+  // Frees the row of `id` and records the removal. Returns whether it was there.
+  bool Remove(uint64_t hash, int64_t id, uint64_t salt) {
+    if (index_.empty()) return false;
+    const uint32_t tag = Tag(hash);
+    for (uint32_t at = Home(hash);; at = (at + 1) & mask_) {
+      const uint32_t entry = index_[at];
+      if (entry == 0) return false;
+      if (entry >> 24 != tag || Row(RowOf(entry))->id != id) continue;
+      Row(RowOf(entry))->listed &= ~kLive;
+      free_.push_back(RowOf(entry));
+      --live_;
+      CloseGap(at, salt);
+      open_removed.push_back(id);
+      return true;
+    }
+  }
+
+  // Lists a live row for the next cut, once.
+  void Touch(uint32_t number) {
+    RowHeader* row = Row(number);
+    if (row->listed >> 1 == open_cut) return;
+    row->listed = open_cut << 1 | kLive;
+    open.push_back(number);
+  }
+
+  RowHeader* Row(uint32_t number) const {
+    return reinterpret_cast<RowHeader*>(chunks_[number >> kChunkBits].get() +
+                                        (number & (kChunkRows - 1)) * row_bytes_);
+  }
+  float* Embedding(uint32_t number) const {
+    return reinterpret_cast<float*>(reinterpret_cast<char*>(Row(number)) + kHeaderBytes);
+  }
+
+  uint32_t used() const { return used_; }  // row numbers ever given out
+  int64_t live() const { return live_; }
+
+  void Clear() {
+    index_ = {};
+    chunks_.clear();
+    free_ = {};
+    mask_ = used_ = 0;
+    live_ = 0;
+    ForgetTouches();
+  }
+
+  void ForgetTouches() {
+    open = {};
+    open_removed = {};
+    pending = {};
+    pending_removed = {};
+  }
+
+  int64_t MemoryBytes() const {
+    return static_cast<int64_t>(
+        sizeof(*this) + chunks_.size() * kChunkRows * row_bytes_ +
+        (index_.capacity() + free_.capacity() + open.capacity() + pending.capacity()) *
+            sizeof(uint32_t) +
+        (open_removed.capacity() + pending_removed.capacity()) * sizeof(int64_t));
+  }
+
+  uint32_t open_cut = 1;              // what is touched now belongs to this cut
+  std::vector<uint32_t> open;         // rows touched since the last cut, each once
+  std::vector<int64_t> open_removed;  // ids removed since the last cut
+  std::vector<uint32_t> pending;      // cut, but not known to be committed
+  std::vector<int64_t> pending_removed;
+
+ private:
+  // An index entry: tag in the upper 8 bits, row number + 1 in the lower 24; 0 is empty.
+  static uint32_t RowOf(uint32_t entry) { return (entry & 0xFFFFFF) - 1; }
+  uint32_t Home(uint64_t hash) const { return static_cast<uint32_t>(hash >> kStripeBits) & mask_; }
+
+  void Place(uint64_t hash, uint32_t number) {
+    uint32_t at = Home(hash);
+    while (index_[at] != 0) at = (at + 1) & mask_;
+    index_[at] = uint32_t{Tag(hash)} << 24 | (number + 1);
+  }
+
+  void Grow(uint64_t salt) {
+    const std::vector<uint32_t> old = std::move(index_);
+    index_.assign(std::max<size_t>(8, old.size() * 2), 0);
+    mask_ = static_cast<uint32_t>(index_.size() - 1);
+    for (const uint32_t entry : old) {
+      if (entry != 0) Place(RowHash(salt, Row(RowOf(entry))->id), RowOf(entry));
+    }
+  }
+
+  // Moves later entries of the probe run back over the gap, so that no run is broken and none needs
+  // a tombstone.
+  void CloseGap(uint32_t gap, uint64_t salt) {
+    for (uint32_t at = (gap + 1) & mask_; index_[at] != 0; at = (at + 1) & mask_) {
+      const uint32_t home = Home(RowHash(salt, Row(RowOf(index_[at]))->id));
+      if (((at - home) & mask_) >= ((at - gap) & mask_)) {
+        index_[gap] = index_[at];
+        gap = at;
+      }
+    }
+    index_[gap] = 0;
+  }
+
+  const size_t row_bytes_;
+  std::vector<uint32_t> index_;
+  uint32_t mask_ = 0;
+  std::vector<std::unique_ptr<char[]>> chunks_;
+  std::vector<uint32_t> free_;
+  uint32_t used_ = 0;
+  int64_t live_ = 0;
+};
+
+// A batch's ids arranged by stripe: entries[k] stands at position `at` of the batch; the entries of
+// one stripe are together.
+struct RowStore::Order {
+  struct Entry {
+    uint64_t hash;
+    int32_t at;
+    int32_t bin;  // table * kStripes + stripe
+  };
+  std::vector<Entry> entries;
+
+  // Calls visit(bin, first entry, last entry) for each stripe that has ids, in parallel.
+  template <typename Visit>
+  void ForEachBin(const ParallelFor& parallel, int64_t cost, const Visit& visit) const {
+    const int64_t n = static_cast<int64_t>(entries.size());
+    parallel(n, cost, [&](int64_t begin, int64_t end) {
+      // A bin belongs to the range in which it begins.
+      while (begin > 0 && begin < n && entries[begin].bin == entries[begin - 1].bin) ++begin;
+      while (begin < end) {
+        int64_t last = begin + 1;
+        while (last < n && entries[last].bin == entries[begin].bin) ++last;
+        visit(entries[begin].bin, &entries[begin], &entries[begin] + (last - begin));
+        begin = last;
+      }
+    });
+  }
+};
+
+RowStore::RowStore(RowStoreConfig config)
+    : config_(std::move(config)),
+      num_slot_floats_([this] {
+        int floats = 0;
+        for (const auto& slot : OptimizerSlots(config_.optimizer, config_.dim))
+          floats += slot.width;
+        return floats;
+      }()),
+      table_rows_(config_.tables.size()) {
+  const size_t row_bytes =
+      (kHeaderBytes + sizeof(float) * (config_.dim + num_slot_floats_) + 7) / 8 * 8;
+  for (const TableConfig& table : config_.tables) {
+    salts_.push_back(TableSalt(table.name));
+    for (int i = 0; i < kStripes; ++i) stripes_.push_back(std::make_unique<Stripe>(row_bytes));
+  }
+}
+
+RowStore::~RowStore() = default;
+
+RowFileSchema RowStore::FileSchema() const {
+  RowFileSchema schema;
+  schema.dim = config_.dim;
+  for (const TableConfig& table : config_.tables) schema.tables.push_back(table.name);
+  schema.optimizer_slots = OptimizerSlots(config_.optimizer, config_.dim);
+  schema.metadata["group"] = config_.group;
+  return schema;
+}
+
+RowStore::Stripe& RowStore::stripe(int table, uint64_t row_hash) const {
+  return *stripes_[table * kStripes + (row_hash & (kStripes - 1))];
+}
+
+void RowStore::Arrange(const IdBatch& batch, Order* order) const {
+  order->entries.resize(batch.num_ids);
+  std::vector<uint64_t> hashes;
+  for (int t = 0; t < num_tables(); ++t) {
+    // Ids come ordered by table: a counting sort by stripe within each is all that is wanted.
+    const int32_t first = batch.splits[t], last = batch.splits[t + 1];
+    hashes.resize(last - first);
+    int32_t starts[kStripes + 1] = {};
+    for (int32_t i = first; i < last; ++i) {
+      const uint64_t hash = RowHash(salts_[t], batch.ids[i]);
+      hashes[i - first] = hash;
+      ++starts[(hash & (kStripes - 1)) + 1];
+    }
+    for (int k = 0; k < kStripes; ++k) starts[k + 1] += starts[k];
+    for (int32_t i = first; i < last; ++i) {
+      const uint64_t hash = hashes[i - first];
+      const int k = static_cast<int>(hash & (kStripes - 1));
+      order->entries[first + starts[k]++] = {hash, i, t * kStripes + k};
+    }
+  }
+}
+
+void RowStore::Lookup(const IdBatch& batch, bool insert, const ParallelFor& parallel,
+                      float* embeddings) {
+  Order order;
+  Arrange(batch, &order);
+  const int dim = config_.dim;
+  order.ForEachBin(
+      parallel, 100 + dim, [&](int bin, const Order::Entry* first, const Order::Entry* last) {
+        Stripe& stripe = *stripes_[bin];
+        const int t = bin / kStripes;
+        const TableConfig& table = config_.tables[t];
+        std::lock_guard<std::mutex> lock(stripe.mutex);
+        for (const auto* e = first; e < last; ++e) stripe.Prefetch(e->hash);
+        for (const auto* e = first; e < last; ++e) {
+          const int64_t id = batch.ids[e->at];
+          float* out = embeddings + int64_t{e->at} * dim;
+          uint32_t number = stripe.Find(e->hash, id);
+          if (number == kNone && insert) {
+            if (table_rows_[t].fetch_add(1, std::memory_order_relaxed) < table.max_rows ||
+                table.max_rows == 0) {
+              number = stripe.Insert(e->hash, id, salts_[t]);
+            }
+            if (number == kNone) {
+              table_rows_[t].fetch_sub(1, std::memory_order_relaxed);
+              rejected_inserts_.fetch_add(1, std::memory_order_relaxed);
+              InitializeEmbedding(table, id, dim, out);
+              continue;
+            }
+            float* embedding = stripe.Embedding(number);
+            InitializeEmbedding(table, id, dim, embedding);
+            InitializeSlots(config_.optimizer, dim, embedding + dim);
+            stripe.Touch(number);
+          }
+          if (number == kNone) {
+            std::fill_n(out, dim, 0.0f);
+          } else {
+            std::memcpy(out, stripe.Embedding(number), sizeof(float) * dim);
+          }
+        }
+      });
+}
+
+void RowStore::Update(const IdBatch& batch, const float* gradients, float learning_rate,
+                      uint32_t step, const ParallelFor& parallel) {
+  Order order;
+  Arrange(batch, &order);
+  const int dim = config_.dim;
+  order.ForEachBin(parallel, 150 + 4 * dim,
+                   [&](int bin, const Order::Entry* first, const Order::Entry* last) {
+                     Stripe& stripe = *stripes_[bin];
+                     std::lock_guard<std::mutex> lock(stripe.mutex);
+                     for (const auto* e = first; e < last; ++e) stripe.Prefetch(e->hash);
+                     for (const auto* e = first; e < last; ++e) {
+                       const uint32_t number = stripe.Find(e->hash, batch.ids[e->at]);
+                       if (number == kNone) {
+                         skipped_updates_.fetch_add(1, std::memory_order_relaxed);
+                         continue;
+                       }
+                       RowHeader* row = stripe.Row(number);
+                       float* embedding = stripe.Embedding(number);
+                       row->last_step = step;
+                       ++row->frequency;
+                       ApplyUpdate(config_.optimizer, dim, learning_rate, row->frequency,
+                                   gradients + int64_t{e->at} * dim, embedding, embedding + dim);
+                       stripe.Touch(number);
+                     }
+                   });
+}
+
+int64_t RowStore::Remove(int table, const int64_t* ids, int64_t num_ids) {
+  int64_t removed = 0;
+  for (int64_t i = 0; i < num_ids; ++i) {
+    const uint64_t hash = RowHash(salts_[table], ids[i]);
+    Stripe& s = stripe(table, hash);
+    std::lock_guard<std::mutex> lock(s.mutex);
+    removed += s.Remove(hash, ids[i], salts_[table]);
+  }
+  table_rows_[table].fetch_sub(removed, std::memory_order_relaxed);
+  return removed;
+}
+
+int64_t RowStore::Evict(int table, uint32_t step, uint32_t max_frequency) {
+  int64_t removed = 0;
+  for (int k = 0; k < kStripes; ++k) {
+    Stripe& s = *stripes_[table * kStripes + k];
+    for (uint32_t first = 0;; first += kSliceRows) {
+      std::lock_guard<std::mutex> lock(s.mutex);
+      if (first >= s.used()) break;
+      const uint32_t last = std::min(s.used(), first + kSliceRows);
+      for (uint32_t number = first; number < last; ++number) {
+        const RowHeader* row = s.Row(number);
+        if ((row->listed & kLive) && row->last_step < step && row->frequency < max_frequency) {
+          removed += s.Remove(RowHash(salts_[table], row->id), row->id, salts_[table]);
+        }
+      }
+    }
+  }
+  table_rows_[table].fetch_sub(removed, std::memory_order_relaxed);
+  return removed;
+}
+
+namespace {
+
+void ClearColumns(RowColumns* columns) {
+  columns->num_rows = 0;
+  columns->table.clear();
+  columns->id.clear();
+  columns->embedding.clear();
+  for (auto& slot : columns->optimizer_slots) slot.clear();
+  columns->last_step.clear();
+  columns->frequency.clear();
+  columns->removed.clear();
+}
+
+Status Flush(const RowStore::Sink& sink, RowColumns* columns) {
+  if (columns->num_rows == 0) return Status::Ok();
+  Status status = sink(*columns);
+  ClearColumns(columns);
+  return status;
+}
+
+}  // namespace
+
+Status RowStore::CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pending,
+                           uint32_t next_cut, const Sink& sink, RowColumns* columns) {
+  const int dim = config_.dim;
+  const std::vector<OptimizerSlot> slots = OptimizerSlots(config_.optimizer, dim);
+  const auto append = [&](int64_t id, const RowHeader* row, const float* floats) {
+    ++columns->num_rows;
+    columns->table.push_back(static_cast<int16_t>(table));
+    columns->id.push_back(id);
+    columns->last_step.push_back(row ? row->last_step : 0);
+    columns->frequency.push_back(row ? row->frequency : 0);
+    columns->removed.push_back(row == nullptr);
+    const auto take = [&floats](std::vector<float>* to, int n) {
+      if (floats == nullptr) {
+        to->insert(to->end(), n, 0.0f);
+      } else {
+        to->insert(to->end(), floats, floats + n);
+        floats += n;
+      }
+    };
+    take(&columns->embedding, dim);
+    for (size_t i = 0; i < slots.size(); ++i) take(&columns->optimizer_slots[i], slots[i].width);
+  };
+
+  // Close the open list. What is touched from here on is listed anew, so copying the rows may then
+  // go slice by slice: a row that changes meanwhile is simply in the next delta as well.
+  std::vector<uint32_t> rows;
+  std::vector<int64_t> removed;
+  uint32_t num_rows;
+  {
+    std::lock_guard<std::mutex> lock(stripe.mutex);
+    if (drop_pending) {
+      stripe.pending.swap(stripe.open);
+      stripe.pending_removed.swap(stripe.open_removed);
+    } else {
+      stripe.pending.insert(stripe.pending.end(), stripe.open.begin(), stripe.open.end());
+      stripe.pending_removed.insert(stripe.pending_removed.end(), stripe.open_removed.begin(),
+                                    stripe.open_removed.end());
+    }
+    stripe.open = {};
+    stripe.open_removed = {};
+    stripe.open_cut = next_cut;
+    const auto unique = [](auto* v) {
+      std::sort(v->begin(), v->end());
+      v->erase(std::unique(v->begin(), v->end()), v->end());
+    };
+    unique(&stripe.pending);
+    unique(&stripe.pending_removed);
+    if (kind == CutKind::kDelta) {
+      rows = stripe.pending;
+      removed = stripe.pending_removed;
+    }
+    num_rows = kind == CutKind::kDelta ? static_cast<uint32_t>(rows.size()) : stripe.used();
+  }
+
+  for (const int64_t id : removed) {
+    append(id, nullptr, nullptr);
+    if (columns->num_rows >= kBatchRows) EMBEDPS_RETURN_IF_ERROR(Flush(sink, columns));
+  }
+  for (uint32_t first = 0; first < num_rows; first += kSliceRows) {
+    {
+      std::lock_guard<std::mutex> lock(stripe.mutex);
+      const uint32_t last = std::min(num_rows, first + kSliceRows);
+      for (uint32_t i = first; i < last; ++i) {
+        const uint32_t number = kind == CutKind::kDelta ? rows[i] : i;
+        const RowHeader* row = stripe.Row(number);
+        if (row->listed & kLive) append(row->id, row, stripe.Embedding(number));
+      }
+    }
+    if (columns->num_rows >= kBatchRows) EMBEDPS_RETURN_IF_ERROR(Flush(sink, columns));
+  }
+  return Status::Ok();
+}
+
+Status RowStore::Cut(CutKind kind, int64_t since, const Sink& sink, int64_t* cut) {
+  std::lock_guard<std::mutex> cut_lock(cut_mutex_);
+  const bool drop_pending = since == last_cut_;
+  if (!drop_pending && since != pending_since_) {
+    return Status::InvalidArgument(
+        "group '" + config_.group + "': a cut must be since " + std::to_string(last_cut_) +
+        " (the last) or " + std::to_string(pending_since_) + " (the one before it) but got " +
+        std::to_string(since) + ": write a base");
+  }
+  // Before any stripe closes its list: should the sink fail half-way, this cut is simply one that
+  // was not committed, and the next one gives its rows again.
+  if (drop_pending) pending_since_ = last_cut_;
+  const uint32_t this_cut = ++last_cut_;
+  RowColumns columns;
+  columns.optimizer_slots.resize(OptimizerSlots(config_.optimizer, config_.dim).size());
+  const Sink drop = [](const RowColumns&) { return Status::Ok(); };
+  Status status;
+  for (size_t i = 0; i < stripes_.size(); ++i) {
+    // Every stripe closes its list even when the sink has failed, or the lists would be of
+    // different cuts.
+    const Status one = CutStripe(static_cast<int>(i) / kStripes, *stripes_[i], kind, drop_pending,
+                                 this_cut + 1, status.ok() ? sink : drop, &columns);
+    if (status.ok()) status = one;
+  }
+  if (status.ok()) status = Flush(sink, &columns);
+  *cut = this_cut;
+  return status;
+}
+
+int64_t RowStore::Load(const RowColumns& columns, const std::vector<int>& tables, int shard,
+                       int num_shards, bool slots) {
+  const int dim = config_.dim;
+  int64_t taken = 0;
+  for (int64_t i = 0; i < columns.num_rows; ++i) {
+    const int t = tables[columns.table[i]];
+    if (t < 0) continue;
+    const int64_t id = columns.id[i];
+    const uint64_t hash = RowHash(salts_[t], id);
+    if (ShardOf(hash, num_shards) != shard) continue;
+    ++taken;
+    Stripe& s = stripe(t, hash);
+    std::lock_guard<std::mutex> lock(s.mutex);
+    if (columns.removed[i]) {
+      if (s.Remove(hash, id, salts_[t])) table_rows_[t].fetch_sub(1, std::memory_order_relaxed);
+      continue;
+    }
+    uint32_t number = s.Find(hash, id);
+    if (number == kNone) {
+      number = s.Insert(hash, id, salts_[t]);
+      if (number == kNone) continue;
+      table_rows_[t].fetch_add(1, std::memory_order_relaxed);
+      InitializeSlots(config_.optimizer, dim, s.Embedding(number) + dim);
+    }
+    RowHeader* row = s.Row(number);
+    row->last_step = columns.last_step[i];
+    row->frequency = columns.frequency[i];
+    float* floats = s.Embedding(number);
+    std::memcpy(floats, &columns.embedding[i * dim], sizeof(float) * dim);
+    if (!slots) continue;
+    floats += dim;
+    for (const std::vector<float>& values : columns.optimizer_slots) {
+      const int64_t width = static_cast<int64_t>(values.size()) / columns.num_rows;
+      std::memcpy(floats, &values[i * width], sizeof(float) * width);
+      floats += width;
+    }
+  }
+  return taken;
+}
+
+int64_t RowStore::MarkClean() {
+  std::lock_guard<std::mutex> cut_lock(cut_mutex_);
+  ++last_cut_;
+  pending_since_ = last_cut_;
+  for (const auto& s : stripes_) {
+    std::lock_guard<std::mutex> lock(s->mutex);
+    s->ForgetTouches();
+    s->open_cut = last_cut_ + 1;
+  }
+  return last_cut_;
+}
+
+void RowStore::Clear() {
+  std::lock_guard<std::mutex> cut_lock(cut_mutex_);
+  for (size_t i = 0; i < stripes_.size(); ++i) {
+    Stripe& s = *stripes_[i];
+    std::lock_guard<std::mutex> lock(s.mutex);
+    table_rows_[i / kStripes].fetch_sub(s.live(), std::memory_order_relaxed);
+    s.Clear();
+  }
+}
+
+RowStoreStats RowStore::Stats() const {
+  RowStoreStats stats;
+  for (const auto& rows : table_rows_) stats.rows.push_back(rows.load(std::memory_order_relaxed));
+  for (const auto& s : stripes_) {
+    std::lock_guard<std::mutex> lock(s->mutex);
+    stats.memory_bytes += s->MemoryBytes();
+  }
+  stats.rejected_inserts = rejected_inserts_.load(std::memory_order_relaxed);
+  stats.skipped_updates = skipped_updates_.load(std::memory_order_relaxed);
+  return stats;
+}
+
+}  // namespace embedps

@@ -1,0 +1,140 @@
+// The rows of one group of tables on one shard: lookups, updates, cuts and loads side by side.
+// No TensorFlow and no Arrow in here.
+#ifndef EMBEDPS_KERNELS_ROW_STORE_H_
+#define EMBEDPS_KERNELS_ROW_STORE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "embedps/kernels/optimizers.h"
+#include "embedps/kernels/parallel.h"
+#include "embedps/kernels/row_file.h"
+#include "embedps/kernels/status.h"
+
+namespace embedps {
+
+struct InitializerConfig {
+  enum class Kind { kConstant, kUniform, kNormal };
+  Kind kind = Kind::kConstant;
+  float low = 0;   // constant: the value; uniform: the lower bound; normal: the mean
+  float high = 0;  // uniform: the upper bound; normal: the standard deviation
+};
+
+struct TableConfig {
+  std::string name;
+  int64_t seed = 0;
+  InitializerConfig initializer;
+  int64_t max_rows = 0;  // on this shard; 0 is no limit
+};
+
+struct RowStoreConfig {
+  std::string group;  // for messages
+  int dim = 0;
+  OptimizerConfig optimizer;
+  std::vector<TableConfig> tables;
+};
+
+// A new row's embedding: a pure function of (seed, table name, id). Uniform values have 24 random
+// bits; normal ones are Box-Muller in double.
+void InitializeEmbedding(const TableConfig& table, int64_t id, int dim, float* embedding);
+
+// Ids of a step on one shard, ordered by table: those of table t are ids[splits[t], splits[t+1]),
+// without repeats within a table.
+struct IdBatch {
+  const int64_t* ids = nullptr;
+  int64_t num_ids = 0;
+  const int32_t* splits = nullptr;  // num_tables + 1, from 0 to num_ids
+};
+
+struct RowStoreStats {
+  std::vector<int64_t> rows;     // of each table
+  int64_t memory_bytes = 0;      // chunks, indices and dirty lists
+  int64_t rejected_inserts = 0;  // looked up in training when the table was full
+  int64_t skipped_updates = 0;   // for rows that were not there
+};
+
+// A table's rows are striped by the hash of their id; each stripe has one lock, an index from id to
+// row, chunks of rows that never move, and a list of the rows first touched since the last cut.
+class RowStore {
+ public:
+  enum class CutKind { kBase, kDelta };
+  using Sink = std::function<Status(const RowColumns&)>;
+
+  explicit RowStore(RowStoreConfig config);
+  ~RowStore();
+  RowStore(const RowStore&) = delete;
+  RowStore& operator=(const RowStore&) = delete;
+
+  const RowStoreConfig& config() const { return config_; }
+  int num_tables() const { return static_cast<int>(config_.tables.size()); }
+  RowFileSchema FileSchema() const;
+
+  // Copies the embeddings [num_ids, dim]. An absent row is created when `insert`, unless its table
+  // is full (then its initial value is given and no row is kept); otherwise it reads as zeros.
+  void Lookup(const IdBatch& batch, bool insert, const ParallelFor& parallel, float* embeddings);
+
+  // Applies gradients [num_ids, dim] to the rows that are there; sets their last step, counts one
+  // more update in their frequency, and lists them for the next cut.
+  void Update(const IdBatch& batch, const float* gradients, float learning_rate, uint32_t step,
+              const ParallelFor& parallel);
+
+  // Removes rows; absent ids are passed over. Returns how many were there.
+  int64_t Remove(int table, const int64_t* ids, int64_t num_ids);
+
+  // Removes a table's rows whose last step is before `step` and that have fewer than
+  // `max_frequency` updates. Returns how many.
+  int64_t Evict(int table, uint32_t step, uint32_t max_frequency);
+
+  // Gives every row (base), or the rows touched and ids removed since cut `since` (delta), to
+  // `sink` in batches, each row whole and under its stripe's lock, while training goes on. Returns
+  // this cut's number. `since` is the last cut whose records were committed, -1 if none was; what
+  // it did not cover is given again. Memory: one batch of rows, and 4 bytes a touched row.
+  // One cut at a time; a second waits.
+  Status Cut(CutKind kind, int64_t since, const Sink& sink, int64_t* cut);
+
+  // Takes records: rows overwrite, removals remove. Only ids of `shard` among `num_shards` are
+  // taken. `tables` maps a record's table to ours, -1 to pass over. Without `slots`, optimizer
+  // slots keep their initial values. Returns how many records were taken. Loaded rows are not
+  // touched rows.
+  int64_t Load(const RowColumns& columns, const std::vector<int>& tables, int shard, int num_shards,
+               bool slots);
+
+  // Forgets what was touched, as after a restore. Returns the cut to give as `since` next.
+  int64_t MarkClean();
+
+  // Removes every row and forgets every touch and removal.
+  void Clear();
+
+  RowStoreStats Stats() const;
+
+ private:
+  class Stripe;
+  struct Order;
+
+  void Arrange(const IdBatch& batch, Order* order) const;
+  Stripe& stripe(int table, uint64_t row_hash) const;
+  Status CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pending, uint32_t next_cut,
+                   const Sink& sink, RowColumns* columns);
+
+  const RowStoreConfig config_;
+  const int num_slot_floats_;
+  std::vector<uint64_t> salts_;                   // of each table
+  std::vector<std::unique_ptr<Stripe>> stripes_;  // kStripes a table
+  std::vector<std::atomic<int64_t>> table_rows_;  // live rows of each table
+  std::atomic<int64_t> rejected_inserts_{0};
+  std::atomic<int64_t> skipped_updates_{0};
+
+  std::mutex cut_mutex_;        // held for a whole cut; guards the two below
+  uint32_t last_cut_ = 0;       // rows touched later are in the stripes' open lists
+  int64_t pending_since_ = -1;  // the stripes' pending lists hold what was touched in
+                                // (pending_since_, last_cut_]
+};
+
+}  // namespace embedps
+
+#endif  // EMBEDPS_KERNELS_ROW_STORE_H_

@@ -25,7 +25,7 @@ class BuildWithKernels(build_py):
 
 
 class PlatformWheel(bdist_wheel):
-    """A wheel for this platform and any Python: the library is TensorFlow's to load, not Python's."""
+    """A wheel for this platform and any Python: the library is TensorFlow's to load."""
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]

@@ -20,7 +20,9 @@ def load() -> Any:
     Raises:
       KernelBuildError: the library cannot be built or loaded.
     """
-    from embedps.kernels import build as _build  # not above: `python -m embedps.kernels.build` runs it
+    from embedps.kernels import (
+        build as _build,
+    )  # not above: `python -m embedps.kernels.build` runs it
 
     library = _build.build(verbose=True)
     # Before TensorFlow's first import anywhere: it reads the variables embedps/__init__.py sets.

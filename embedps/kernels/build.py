@@ -29,6 +29,7 @@ _COMMON_FLAGS = (
     "-fvisibility=hidden",
     "-Wall",
     "-Wno-sign-compare",
+    "-Wno-restrict",  # GCC 12 warns of std::string + in vain (GCC bug 105651)
     "-D_GLIBCXX_USE_CXX11_ABI=1",
     "-DEIGEN_MAX_ALIGN_BYTES=64",
 )
@@ -105,7 +106,7 @@ def digest() -> str:
     for path in sorted([*HERE.glob("*.h"), *library_sources(), Path(__file__)]):
         h.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     for name in ("tensorflow", "pyarrow"):
-        h.update(f"{name} {importlib.metadata.version(name)} {package_dir(name)}\n".encode())
+        h.update(f"{name} {importlib.metadata.version(name)}\n".encode())
     h.update(sys.platform.encode())
     return h.hexdigest()
 

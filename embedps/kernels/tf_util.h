@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 
 #include "embedps/kernels/parallel.h"
 #include "embedps/kernels/status.h"
@@ -35,9 +34,7 @@ inline ParallelFor DeviceThreads(tensorflow::OpKernelContext* context) {
   auto* workers = context->device()->tensorflow_cpu_worker_threads()->workers;
   return [workers](int64_t n, int64_t cost, const std::function<void(int64_t, int64_t)>& work) {
     using Params = tsl::thread::ThreadPool::SchedulingParams;
-    workers->ParallelFor(
-        n, Params(tsl::thread::ThreadPool::SchedulingStrategy::kAdaptive, cost, std::nullopt),
-        work);
+    workers->ParallelFor(n, Params::Adaptive(cost), work);
   };
 }
 

@@ -1,0 +1,16 @@
+"""Tables: what a user declares, how they are stacked, and the lookups and updates of a step."""
+
+from embedps.tables.optimizers import SGD, Adagrad, Ftrl, LazyAdam, Optimizer, RowwiseAdagrad
+from embedps.tables.specs import FeatureSpec, Initializer, TableSpec
+
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "FeatureSpec",
+    "Ftrl",
+    "Initializer",
+    "LazyAdam",
+    "Optimizer",
+    "RowwiseAdagrad",
+    "TableSpec",
+]

@@ -1,0 +1,407 @@
+"""A model's embedding tables on their shards: lookups and updates in a step, files and counts outside."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from embedps import kernels
+from embedps.errors import CheckpointError, CorruptCheckpointError, DimMismatchError, UsageError
+from embedps.tables import ops
+from embedps.tables.optimizers import SGD
+from embedps.tables.plan import Group, make_plan
+from embedps.tables.specs import FeatureSpec, TableSpec
+
+T = TypeVar("T")
+Ids = tf.Tensor | tf.RaggedTensor
+
+
+class Looked(NamedTuple):
+    """What a lookup leaves for `combine` and `update`; each list has an entry a group.
+
+    Attributes:
+      rows: for each shard float32 [n, dim]: what a gradient is taken of.
+      routed: the ids that were asked for, and where each one's row stands.
+      row_splits: for each feature int64 [batch + 1], or empty where every example has one id.
+    """
+
+    rows: list[list[tf.Tensor]]
+    routed: list[ops.Routed]
+    row_splits: list[list[tf.Tensor]]
+
+
+class ShardFile(NamedTuple):
+    """What a shard says of a file that it wrote."""
+
+    group: str
+    shard: int
+    path: str
+    cut: int
+    bytes: int
+    rows: int
+    removed: int
+    xxh3_64: str
+
+
+class TableStats(NamedTuple):
+    """Counts over all shards."""
+
+    rows: dict[str, int]
+    memory_bytes: int
+    rejected_inserts: int
+    skipped_updates: int
+
+
+class EmbeddingCollection:
+    """Tables stacked in groups, each group's rows partitioned over shards by a hash of the id.
+
+    Used inside a tf.function, a step issues one lookup and one update a group and shard, on the
+    shard's device; everything else runs where the caller is placed.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableSpec],
+        features: Sequence[FeatureSpec],
+        *,
+        devices: Sequence[str],
+        container: str,
+        trainable: bool = True,
+    ) -> None:
+        """Creates the stores, empty: whatever the container held on these devices is dropped.
+
+        Args:
+          tables: what is declared; tables no feature uses are left out.
+          features: who looks up what.
+          devices: each shard's device, such as "/job:ps/replica:0/task:0/device:CPU:0"; a device may
+            be named more than once.
+          container: a name for the stores, of this collection alone on these devices.
+          trainable: keep optimizer slots; without, rows can be loaded and looked up only.
+
+        Raises:
+          UsageError: the declaration is not consistent, or there are no devices.
+        """
+        if not devices:
+            raise UsageError("an embedding collection must have at least one shard but got none")
+        self.groups = make_plan(tables, features)
+        self.devices = tuple(devices)
+        self.container = container
+        self.trainable = trainable
+        self.drop()
+        self._stores: list[list[tf.Tensor]] = [
+            [self._make_store(group, shard) for shard in range(self.num_shards)]
+            for group in self.groups
+        ]
+        self._write = {kind: self._make_write(kind) for kind in ("base", "delta")}
+
+    @property
+    def num_shards(self) -> int:
+        """How many shards each group has."""
+        return len(self.devices)
+
+    @property
+    def tables(self) -> list[TableSpec]:
+        """The tables in use, by group."""
+        return [t for group in self.groups for t in group.tables]
+
+    def drop(self) -> None:
+        """Frees the stores. The collection cannot be used afterwards."""
+        for device in dict.fromkeys(self.devices):
+            with tf.device(device):
+                kernels.load().embedps_drop_stores(container=self.container)
+
+    # ---- in a step ---------------------------------------------------------------------------
+
+    def lookup(self, ids: Mapping[str, Ids], *, insert: bool) -> Looked:
+        """Reads the rows of a batch, each distinct id once.
+
+        Args:
+          ids: by feature int64 [batch], or ragged int64 [batch, None] for a ragged feature.
+          insert: create absent rows (training); otherwise they read as zeros.
+
+        Raises:
+          UsageError: a feature is absent, or ragged where its spec is not, or the other way round.
+        """
+        looked = Looked([], [], [])
+        for group, stores in zip(self.groups, self._stores, strict=True):
+            values, row_splits = [], []
+            for feature in group.features:
+                value, splits = _flatten(feature, ids)
+                values.append(value)
+                row_splits.append(splits)
+            routed = ops.route(
+                values,
+                feature_tables=group.feature_tables,
+                tables=[t.name for t in group.tables],
+                num_shards=self.num_shards,
+            )
+            rows = []
+            for shard, store in enumerate(stores):
+                with tf.device(self.devices[shard]):
+                    rows.append(
+                        ops.lookup(
+                            store,
+                            routed.shard_ids[shard],
+                            routed.shard_splits[shard],
+                            dim=group.dim,
+                            insert=insert,
+                        )
+                    )
+            looked.rows.append(rows)
+            looked.routed.append(routed)
+            looked.row_splits.append(row_splits)
+        return looked
+
+    def combine(self, looked: Looked) -> dict[str, tf.Tensor]:
+        """One vector a feature and example; differentiable in `looked.rows`.
+
+        Returns:
+          By feature float32 [batch, dim].
+        """
+        embeddings: dict[str, tf.Tensor] = {}
+        for group, rows, routed, row_splits in zip(
+            self.groups, looked.rows, looked.routed, looked.row_splits, strict=True
+        ):
+            combined = ops.combine(
+                rows,
+                routed.positions,
+                row_splits,
+                combiners=[f.combiner for f in group.features],
+                feature_tables=group.feature_tables,
+            )
+            for feature, value in zip(group.features, combined, strict=True):
+                embeddings[feature.name] = value
+        return embeddings
+
+    def update(
+        self,
+        looked: Looked,
+        gradients: Sequence[Sequence[tf.Tensor | None]],
+        *,
+        learning_rate: tf.Tensor,
+        step: tf.Tensor,
+    ) -> None:
+        """Applies gradients to the rows that were looked up.
+
+        Args:
+          looked: what `lookup` returned.
+          gradients: of `looked.rows`, in its structure; None where the loss does not depend on them.
+          learning_rate: float32 scalar.
+          step: int64 scalar in [0, 2^32), the rows' last step.
+        """
+        for stores, routed, shard_gradients in zip(
+            self._stores, looked.routed, gradients, strict=True
+        ):
+            for shard, (store, gradient) in enumerate(zip(stores, shard_gradients, strict=True)):
+                if gradient is None:
+                    continue
+                with tf.device(self.devices[shard]):
+                    ops.update(
+                        store,
+                        routed.shard_ids[shard],
+                        routed.shard_splits[shard],
+                        gradient,
+                        learning_rate=learning_rate,
+                        step=step,
+                    )
+
+    # ---- outside steps -----------------------------------------------------------------------
+
+    def write(
+        self, kind: Literal["base", "delta"], folder: str, *, since: Mapping[tuple[str, int], int]
+    ) -> list[ShardFile]:
+        """Has every shard write its own file, all at once, while training goes on.
+
+        Args:
+          kind: all rows, or those touched and removed since a cut.
+          folder: the files are FOLDER/<group>/shard-i-of-n.arrow; on a cluster, of a file system that
+            the parameter servers see.
+          since: by (group, shard) the cut of the last committed file, as `ShardFile.cut` gave it.
+
+        Raises:
+          CheckpointError: a file could not be written.
+        """
+        paths = [
+            [f"{folder}/{group.name}/shard-{i}-of-{self.num_shards}.arrow" for i in self._shards]
+            for group in self.groups
+        ]
+        cuts = [[since.get((group.name, i), -1) for i in self._shards] for group in self.groups]
+        try:
+            infos = self._write[kind](tf.constant(paths), tf.constant(cuts, tf.int64))
+        except tf.errors.OpError as error:
+            raise CheckpointError(
+                f"could not write the {kind} in {folder}: {error.message}"
+            ) from error
+        files = []
+        for group, group_paths, group_infos in zip(self.groups, paths, infos, strict=True):
+            for shard, (path, info) in enumerate(zip(group_paths, group_infos, strict=True)):
+                cut, size, rows, removed, checksum = (int(x) for x in info.numpy())
+                files.append(
+                    ShardFile(
+                        group=group.name,
+                        shard=shard,
+                        path=path,
+                        cut=cut,
+                        bytes=size,
+                        rows=rows,
+                        removed=removed,
+                        xxh3_64=f"{checksum % 2**64:016x}",
+                    )
+                )
+        return files
+
+    def load(self, group_files: Mapping[str, Sequence[str]]) -> int:
+        """Takes files' records in order, each shard its own; the files may be of any shard count.
+
+        Args:
+          group_files: by group the paths, which are of one cut: each id is in one of them at most.
+
+        Returns:
+          How many records were taken.
+
+        Raises:
+          CorruptCheckpointError: a file is absent or not what its format says.
+          DimMismatchError: a file holds rows of another shape.
+        """
+        taken = 0
+        for group, stores in zip(self.groups, self._stores, strict=True):
+            for path in group_files.get(group.name, ()):
+                for shard, store in enumerate(stores):
+                    try:
+                        with tf.device(self.devices[shard]):
+                            taken += int(
+                                kernels.load().embedps_load_rows(
+                                    store,
+                                    path,
+                                    shard=shard,
+                                    num_shards=self.num_shards,
+                                    optimizer_slots=self.trainable,
+                                )
+                            )
+                    except tf.errors.FailedPreconditionError as error:
+                        raise DimMismatchError(
+                            f"{error.message}: restore with the tables it was written with, or start "
+                            "a new model directory"
+                        ) from error
+                    except (tf.errors.DataLossError, tf.errors.NotFoundError) as error:
+                        raise CorruptCheckpointError(error.message) from error
+        return taken
+
+    def clear(self) -> None:
+        """Removes every row."""
+        self._on_each_store(lambda store: kernels.load().embedps_clear(store))
+
+    def mark_clean(self) -> dict[tuple[str, int], int]:
+        """Forgets what was touched, as after a restore.
+
+        Returns:
+          By (group, shard) the cut to write the next delta since.
+        """
+        cuts = self._on_each_store(lambda store: int(kernels.load().embedps_mark_clean(store)))
+        return dict(zip(self._names(), cuts, strict=True))
+
+    def evict(self, table: str, *, before_step: int, max_frequency: int) -> int:
+        """Removes a table's rows last updated before a step and with fewer updates than a number.
+
+        Returns:
+          How many rows were removed.
+        """
+        for group, stores in zip(self.groups, self._stores, strict=True):
+            for index, spec in enumerate(group.tables):
+                if spec.name != table:
+                    continue
+                removed = 0
+                for shard, store in enumerate(stores):
+                    with tf.device(self.devices[shard]):
+                        removed += int(
+                            kernels.load().embedps_evict(
+                                store, before_step, max_frequency, table=index
+                            )
+                        )
+                return removed
+        raise UsageError(
+            f"there is no table {table!r}: the tables are {[t.name for t in self.tables]}"
+        )
+
+    def stats(self) -> TableStats:
+        """Counts rows and memory over all shards."""
+        rows = {t.name: 0 for t in self.tables}
+        counters = np.zeros(3, np.int64)
+        for group, stores in zip(self.groups, self._stores, strict=True):
+            for shard, store in enumerate(stores):
+                with tf.device(self.devices[shard]):
+                    stats = kernels.load().embedps_stats(store)
+                for table, count in zip(group.tables, stats.rows.numpy(), strict=True):
+                    rows[table.name] += int(count)
+                counters += stats.counters.numpy()
+        return TableStats(rows, *(int(c) for c in counters))
+
+    # ---- parts -------------------------------------------------------------------------------
+
+    @property
+    def _shards(self) -> range:
+        return range(self.num_shards)
+
+    def _names(self) -> list[tuple[str, int]]:
+        return [(group.name, shard) for group in self.groups for shard in self._shards]
+
+    def _on_each_store(self, call: Callable[[tf.Tensor], T]) -> list[T]:
+        results = []
+        for stores in self._stores:
+            for shard, store in enumerate(stores):
+                with tf.device(self.devices[shard]):
+                    results.append(call(store))
+        return results
+
+    def _make_store(self, group: Group, shard: int) -> tf.Tensor:
+        optimizer = group.optimizer if self.trainable else SGD()
+        initializers = [t.initializer for t in group.tables if t.initializer is not None]
+        with tf.device(self.devices[shard]):
+            return ops.row_store(
+                container=self.container,
+                shared_name=f"{group.name}/shard-{shard}-of-{self.num_shards}",
+                group=group.name,
+                dim=group.dim,
+                optimizer=optimizer.kind,
+                **optimizer.settings(),
+                tables=[t.name for t in group.tables],
+                seeds=[t.seed for t in group.tables],
+                initializers=[i.kind for i in initializers],
+                initializer_lows=[i.low for i in initializers],
+                initializer_highs=[i.high for i in initializers],
+                # Rows are spread evenly, so each shard may hold its part of a table's capacity.
+                max_rows=[-(-t.capacity // self.num_shards) for t in group.tables],
+            )
+
+    def _make_write(self, kind: str) -> Callable[[tf.Tensor, tf.Tensor], list[list[tf.Tensor]]]:
+        @tf.function(autograph=False)
+        def write(paths: tf.Tensor, cuts: tf.Tensor) -> list[list[tf.Tensor]]:
+            infos = []
+            for g, stores in enumerate(self._stores):
+                group_infos = []
+                for shard, store in enumerate(stores):
+                    path, cut = paths[g, shard], cuts[g, shard]
+                    with tf.device(self.devices[shard]):
+                        group_infos.append(
+                            kernels.load().embedps_write_rows(store, path, cut, kind=kind)
+                        )
+                infos.append(group_infos)
+            return infos
+
+        return write  # type: ignore[no-any-return]
+
+
+def _flatten(feature: FeatureSpec, ids: Mapping[str, Ids]) -> tuple[tf.Tensor, tf.Tensor]:
+    """A feature's ids and their row splits, empty where every example has one id."""
+    if feature.name not in ids:
+        raise UsageError(f"feature {feature.name!r} is not among the batch's: {sorted(ids)}")
+    value = ids[feature.name]
+    if isinstance(value, tf.RaggedTensor) != feature.ragged:
+        raise UsageError(
+            f"feature {feature.name!r} is declared with ragged={feature.ragged} but the batch has a "
+            f"{'ragged' if isinstance(value, tf.RaggedTensor) else 'dense'} tensor"
+        )
+    if isinstance(value, tf.RaggedTensor):
+        return value.values, value.row_splits
+    return value, tf.zeros([0], tf.int64)

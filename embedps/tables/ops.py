@@ -1,0 +1,126 @@
+"""Typed wrappers of the kernels' ops; nothing but names, types and the gradient."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from embedps import kernels
+
+
+class Routed(NamedTuple):
+    """A step's ids of one group, as `route` leaves them.
+
+    Attributes:
+      shard_ids: for each shard int64 [n], without repeats within a table, ordered by table.
+      shard_splits: for each shard int32 [num_tables + 1], where each table's ids begin.
+      positions: for each feature int32 [num ids], into the shards' rows concatenated.
+    """
+
+    shard_ids: list[tf.Tensor]
+    shard_splits: list[tf.Tensor]
+    positions: list[tf.Tensor]
+
+
+def route(
+    ids: Sequence[tf.Tensor],
+    *,
+    feature_tables: Sequence[int],
+    tables: Sequence[str],
+    num_shards: int,
+) -> Routed:
+    """Deduplicates ids by table and routes them to shards.
+
+    Args:
+      ids: for each feature int64 [n].
+      feature_tables: each feature's index in `tables`.
+      tables: the group's table names, which are part of the routing hash.
+      num_shards: how many shards the group has.
+    """
+    out = kernels.load().embedps_route(
+        ids=list(ids), feature_tables=feature_tables, tables=tables, num_shards=num_shards
+    )
+    return Routed(list(out.shard_ids), list(out.shard_splits), list(out.positions))
+
+
+def lookup(
+    store: tf.Tensor, ids: tf.Tensor, splits: tf.Tensor, *, dim: int, insert: bool
+) -> tf.Tensor:
+    """Reads rows on the store's device.
+
+    Args:
+      store: a resource, as `row_store` returns.
+      ids: int64 [n], without repeats within a table, ordered by table.
+      splits: int32 [num_tables + 1].
+      dim: the group's dim.
+      insert: create absent rows; otherwise they read as zeros.
+
+    Returns:
+      float32 [n, dim].
+    """
+    return kernels.load().embedps_lookup(store, ids, splits, dim=dim, insert=insert)
+
+
+def update(
+    store: tf.Tensor,
+    ids: tf.Tensor,
+    splits: tf.Tensor,
+    gradients: tf.Tensor,
+    *,
+    learning_rate: tf.Tensor,
+    step: tf.Tensor,
+) -> tf.Operation:
+    """Applies summed gradients float32 [n, dim] to the rows that are there; `step` is int64."""
+    return kernels.load().embedps_update(store, ids, splits, gradients, learning_rate, step)
+
+
+def combine(
+    rows: Sequence[tf.Tensor],
+    positions: Sequence[tf.Tensor],
+    row_splits: Sequence[tf.Tensor],
+    *,
+    combiners: Sequence[str],
+    feature_tables: Sequence[int],
+) -> list[tf.Tensor]:
+    """One vector a feature and example from the shards' rows; differentiable in the rows.
+
+    Args:
+      rows: for each shard float32 [n, dim].
+      positions: for each feature int32 [num ids], into the rows concatenated.
+      row_splits: for each feature int64 [batch + 1], or empty where every example has one id.
+      combiners: for each feature sum, mean or sqrtn.
+      feature_tables: each feature's table; features of one table are summed together.
+
+    Returns:
+      For each feature float32 [batch, dim]; zeros for an example without ids.
+    """
+    return list(
+        kernels.load().embedps_combine(
+            rows=list(rows),
+            positions=list(positions),
+            row_splits=list(row_splits),
+            combiners=combiners,
+            feature_tables=feature_tables,
+        )
+    )
+
+
+@tf.RegisterGradient("EmbedpsCombine")
+def _combine_gradient(op: tf.Operation, *upstream: tf.Tensor) -> list[tf.Tensor | None]:
+    num_shards = op.get_attr("num_shards")
+    num_features = op.get_attr("num_features")
+    inputs = list(op.inputs)
+    gradients = kernels.load().embedps_combine_grad(
+        upstream=list(upstream),
+        rows=inputs[:num_shards],
+        positions=inputs[num_shards : num_shards + num_features],
+        row_splits=inputs[num_shards + num_features :],
+        combiners=op.get_attr("combiners"),
+        feature_tables=op.get_attr("feature_tables"),
+    )
+    return [*gradients, *[None] * (2 * num_features)]
+
+
+def row_store(**attributes: Any) -> tf.Tensor:
+    """Finds or creates a store on the current device; `collection.py` gives the attributes."""
+    return kernels.load().embedps_row_store(**attributes)

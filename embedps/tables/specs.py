@@ -1,0 +1,133 @@
+"""What a user declares: tables of rows, and the features that look them up."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from embedps.errors import UsageError
+from embedps.tables.optimizers import Optimizer, RowwiseAdagrad
+
+Combiner = Literal["sum", "mean", "sqrtn"]
+COMBINERS: tuple[Combiner, ...] = ("sum", "mean", "sqrtn")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Initializer:
+    """A new row's values: a pure function of (seed, table name, id), so the same on any shard.
+
+    Attributes:
+      kind: "constant" (`low`), "uniform" in [low, high), or "normal" of mean `low` and standard
+        deviation `high`.
+    """
+
+    kind: Literal["constant", "uniform", "normal"] = "constant"
+    low: float = 0.0
+    high: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("constant", "uniform", "normal"):
+            raise UsageError(
+                f"Initializer.kind must be constant, uniform or normal but got {self.kind!r}"
+            )
+        if self.kind == "uniform" and not self.low <= self.high:
+            raise UsageError(f"a uniform initializer must have low <= high but got {self}")
+        if self.kind == "normal" and self.high < 0:
+            raise UsageError(f"a normal initializer's deviation must be >= 0 but got {self.high}")
+
+    @classmethod
+    def uniform(cls, bound: float) -> "Initializer":
+        """Uniform in [-bound, bound)."""
+        return cls(kind="uniform", low=-bound, high=bound)
+
+    @classmethod
+    def normal(cls, stddev: float) -> "Initializer":
+        """Normal of mean 0."""
+        return cls(kind="normal", high=stddev)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TableSpec:
+    """A table: every int64 id is a row of its own, created at its first training lookup.
+
+    Attributes:
+      name: unique among tables; part of what a row's initial value is made of.
+      dim: floats of a row's embedding.
+      optimizer: how its rows are updated.
+      initializer: a new row's values; uniform in +-1/sqrt(dim) if None.
+      seed: of the initial values.
+      capacity: most rows; 0 is no limit. Ids beyond it read as their initial value and do not learn.
+    """
+
+    name: str
+    dim: int
+    optimizer: Optimizer = dataclasses.field(default_factory=RowwiseAdagrad)
+    initializer: Initializer | None = None
+    seed: int = 0
+    capacity: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise UsageError("a table's name must not be empty")
+        if self.dim < 1:
+            raise UsageError(f"table {self.name!r}: dim must be at least 1 but got {self.dim}")
+        if self.capacity < 0:
+            raise UsageError(
+                f"table {self.name!r}: capacity must be at least 0 but got {self.capacity}"
+            )
+        if self.initializer is None:
+            object.__setattr__(self, "initializer", Initializer.uniform(self.dim**-0.5))
+
+    def to_json(self) -> dict[str, Any]:
+        """What a checkpoint must agree with, and what a reader of it wants to know."""
+        return {
+            "name": self.name,
+            "dim": self.dim,
+            "optimizer": {"kind": self.optimizer.kind, **self.optimizer.settings()},
+            "initializer": dataclasses.asdict(self.initializer) if self.initializer else None,
+            "seed": self.seed,
+            "capacity": self.capacity,
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FeatureSpec:
+    """A column of ids and the table they are looked up in; several features may share a table.
+
+    Attributes:
+      name: the column's name.
+      table: the table's name.
+      combiner: what makes one vector of an example's rows, where it has several.
+      ragged: whether an example has any number of ids (multi-hot) rather than one.
+    """
+
+    name: str
+    table: str
+    combiner: Combiner = "sum"
+    ragged: bool = False
+
+    def __post_init__(self) -> None:
+        if self.combiner not in COMBINERS:
+            raise UsageError(
+                f"feature {self.name!r}: combiner must be sum, mean or sqrtn but got {self.combiner!r}"
+            )
+
+
+def check(tables: Sequence[TableSpec], features: Sequence[FeatureSpec]) -> None:
+    """Checks that names are unique and every feature's table is declared.
+
+    Raises:
+      UsageError: they are not.
+    """
+    names = [t.name for t in tables]
+    for kind, given in (("table", names), ("feature", [f.name for f in features])):
+        repeated = sorted({n for n in given if given.count(n) > 1})
+        if repeated:
+            raise UsageError(f"{kind} names must be unique but {repeated} are repeated")
+    if not features:
+        raise UsageError("a model with embedding tables must have at least one feature")
+    for feature in features:
+        if feature.table not in names:
+            raise UsageError(
+                f"feature {feature.name!r} looks up table {feature.table!r}, which is not among the "
+                f"declared tables: {names}"
+            )

@@ -9,7 +9,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 # Chooses Keras 2 before anything imports TensorFlow.
-import embedps  # noqa: E402, F401
+import embedps  # noqa: F401
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,507 @@
+"""The native unit reader against pyarrow's reading of the same rows."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+
+from embedps import kernels
+from embedps.errors import UsageError
+from embedps.input import Batch, UnitInput
+
+NUM_ROWS = 1000
+ROW_GROUP_ROWS = 230  # does not divide anything else here
+
+
+def make_table(num_rows: int = NUM_ROWS) -> pa.Table:
+    """Columns of a dataset (required) and the same kinds with nulls."""
+    rng = np.random.default_rng(7)
+    fields = [
+        pa.field("label", pa.float32(), nullable=False),
+        pa.field("I1", pa.float32(), nullable=False),
+        pa.field("I2", pa.float64()),
+        pa.field("C1", pa.int64(), nullable=False),
+        pa.field("C2", pa.int32()),
+        pa.field("tags", pa.list_(pa.int64())),
+        pa.field("row", pa.int64(), nullable=False),
+    ]
+    i1 = rng.normal(size=num_rows).astype(np.float32)
+    i1[::7] = np.nan
+    i2 = [None if i % 5 == 0 else float(x) for i, x in enumerate(rng.normal(size=num_rows))]
+    c2 = [None if i % 11 == 3 else int(x) for i, x in enumerate(rng.integers(0, 99, num_rows))]
+    tags = [make_list(i, rng) for i in range(num_rows)]
+    columns = [
+        pa.array(rng.integers(0, 2, num_rows), pa.float32()),
+        pa.array(i1),
+        pa.array(i2, pa.float64()),
+        pa.array(rng.integers(-(2**63), 2**63 - 1, num_rows)),
+        pa.array(c2, pa.int32()),
+        pa.array(tags, pa.list_(pa.int64())),
+        pa.array(np.arange(num_rows)),
+    ]
+    return pa.table(columns, pa.schema(fields))
+
+
+def make_list(i: int, rng: np.random.Generator) -> list[int | None] | None:
+    if i % 13 == 0:
+        return None
+    values: list[int | None] = [int(x) for x in rng.integers(0, 1 << 40, i % 6)]
+    if i % 17 == 0 and values:
+        values[0] = None
+    return values
+
+
+@pytest.fixture(scope="module")
+def table() -> pa.Table:
+    return make_table()
+
+
+@pytest.fixture(scope="module")
+def path(table: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("unit") / "rows.parquet"
+    pq.write_table(table, file, row_group_size=ROW_GROUP_ROWS, data_page_size=512)
+    return str(file)
+
+
+def make_input(**changes: object) -> UnitInput:
+    settings: dict = {
+        "batch_rows": 64,
+        "label": "label",
+        "numerics": ("I1", "I2"),
+        "ids": ("C1", "C2", "row"),
+        "id_lists": ("tags",),
+        **changes,
+    }
+    return UnitInput(**settings)
+
+
+def read_batches(
+    unit: UnitInput, path: str, first_row: int, num_rows: int, seed: int = 0
+) -> tuple[list[Batch], Batch]:
+    """All batches of rows, and the empty one after them."""
+    reader = unit.open(path, first_row, num_rows, seed)
+    batches: list[Batch] = []
+    while True:
+        batch = unit.next(reader)
+        if int(batch.num_rows) == 0:
+            return batches, batch
+        batches.append(batch)
+
+
+def column(batches: list[Batch], name: str) -> np.ndarray:
+    return np.concatenate([batch.ids[name].numpy() for batch in batches])
+
+
+def numerics(batches: list[Batch]) -> np.ndarray:
+    return np.concatenate([batch.numerics.numpy() for batch in batches])
+
+
+def expected_lists(rows: pa.Table, missing: int) -> list[list[int]]:
+    return [
+        [missing if value is None else value for value in (values or [])]
+        for values in rows["tags"].to_pylist()
+    ]
+
+
+def expected_numerics(rows: pa.Table) -> np.ndarray:
+    return np.stack([rows["I1"].to_numpy(), rows["I2"].to_numpy().astype(np.float32)], axis=1)
+
+
+@pytest.mark.parametrize(
+    ("first_row", "num_rows"),
+    [(0, NUM_ROWS), (0, 230), (229, 2), (460, 230), (333, 444), (999, 1), (0, 1)],
+)
+@pytest.mark.parametrize("batch_rows", [1, 64, 2000])
+def test_range_equals_pyarrow(table, path, first_row, num_rows, batch_rows):
+    rows = table.slice(first_row, num_rows)
+    batches, _ = read_batches(make_input(batch_rows=batch_rows), path, first_row, num_rows)
+
+    sizes = [int(batch.num_rows) for batch in batches]
+    assert all(size == batch_rows for size in sizes[:-1])
+    assert sum(sizes) == num_rows
+    np.testing.assert_array_equal(
+        np.concatenate([batch.labels.numpy() for batch in batches]), rows["label"].to_numpy()
+    )
+    np.testing.assert_array_equal(numerics(batches), expected_numerics(rows))
+    np.testing.assert_array_equal(column(batches, "C1"), rows["C1"].to_numpy())
+    c2 = [-1 if value is None else value for value in rows["C2"].to_pylist()]
+    np.testing.assert_array_equal(column(batches, "C2"), c2)
+    lists = [values for batch in batches for values in batch.ids["tags"].to_list()]
+    assert lists == expected_lists(rows, -1)
+
+
+def test_minus_one_rows_reads_to_the_end(table, path):
+    batches, _ = read_batches(make_input(), path, 990, -1)
+    np.testing.assert_array_equal(column(batches, "row"), np.arange(990, NUM_ROWS))
+
+
+def test_missing_id_replaces_nulls_of_ids_and_lists(table, path):
+    batches, _ = read_batches(make_input(missing_id=-77), path, 0, NUM_ROWS)
+    assert np.count_nonzero(column(batches, "C2") == -77) == table["C2"].null_count > 0
+    lists = [values for batch in batches for values in batch.ids["tags"].to_list()]
+    assert lists == expected_lists(table, -77)
+
+
+@pytest.mark.parametrize("num_rows", [0, 130])
+def test_end_gives_empty_tensors_again_and_again(path, num_rows):
+    unit = make_input()
+    reader = unit.open(path, 5, num_rows)
+    while int(unit.next(reader).num_rows) > 0:
+        pass
+    for _ in range(2):
+        batch = unit.next(reader)
+        assert batch.labels.shape == (0,)
+        assert batch.numerics.shape == (0, 2)
+        assert batch.ids["C1"].shape == (0,)
+        assert batch.ids["tags"].to_list() == []
+
+
+@pytest.mark.parametrize("shuffle_rows", [1, 100, 230, 5000])
+def test_shuffle_permutes_within_runs_and_keeps_rows_whole(table, path, shuffle_rows):
+    first_row, num_rows = 70, 777
+    batches, _ = read_batches(
+        make_input(shuffle_rows=shuffle_rows), path, first_row, num_rows, seed=3
+    )
+    order = column(batches, "row")
+    for start in range(0, num_rows, shuffle_rows):
+        run = np.arange(start, min(start + shuffle_rows, num_rows)) + first_row
+        found = order[start : start + shuffle_rows]
+        np.testing.assert_array_equal(np.sort(found), run)
+        if len(run) > 20:
+            assert np.any(found != run)
+    rows = table.take(pa.array(order))
+    np.testing.assert_array_equal(numerics(batches), expected_numerics(rows))
+    np.testing.assert_array_equal(column(batches, "C1"), rows["C1"].to_numpy())
+    lists = [values for batch in batches for values in batch.ids["tags"].to_list()]
+    assert lists == expected_lists(rows, -1)
+
+
+def shuffled_by_reference(num_rows: int, shuffle_rows: int, seed: int) -> list[int]:
+    """The documented shuffle in Python: SplitMix64, Lemire's bound, Fisher-Yates from the end."""
+    mask = (1 << 64) - 1
+
+    def splitmix(state: int) -> tuple[int, int]:
+        state = (state + 0x9E3779B97F4A7C15) & mask
+        z = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+        return state, z ^ (z >> 31)
+
+    order: list[int] = []
+    for block, start in enumerate(range(0, num_rows, shuffle_rows)):
+        state, first = splitmix(seed & mask)
+        state = first ^ block
+        run = list(range(start, min(start + shuffle_rows, num_rows)))
+        for i in range(len(run) - 1, 0, -1):
+            limit = i + 1
+            while True:
+                state, random = splitmix(state)
+                if (random * limit) & mask >= ((1 << 64) - limit) % limit:
+                    break
+            j = (random * limit) >> 64
+            run[i], run[j] = run[j], run[i]
+        order += run
+    return order
+
+
+@pytest.mark.parametrize("seed", [0, 1, -1, 2**62])
+def test_shuffle_follows_from_the_seed_alone(path, seed):
+    unit = make_input(shuffle_rows=150, batch_rows=90)
+    batches, _ = read_batches(unit, path, 0, 700, seed)
+    assert column(batches, "row").tolist() == shuffled_by_reference(700, 150, seed)
+
+
+@pytest.mark.parametrize(
+    "arrow_type",
+    [
+        pa.int8(),
+        pa.int16(),
+        pa.int32(),
+        pa.int64(),
+        pa.uint8(),
+        pa.uint16(),
+        pa.uint32(),
+        pa.uint64(),
+        pa.float32(),
+        pa.float64(),
+        pa.bool_(),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("nullable", [False, True])
+def test_every_flat_type_is_read_as_number_and_as_id(tmp_path, arrow_type, nullable):
+    if pa.types.is_boolean(arrow_type):
+        values: list = [True, False, True, True]
+    elif pa.types.is_floating(arrow_type):
+        values = [0.0, -3.0, 16777216.0, 5.0]
+    else:
+        info = np.iinfo(str(arrow_type))
+        values = [0, 1, int(info.max), int(info.min)]
+    if nullable:
+        values.insert(2, None)
+    array = pa.array(values, arrow_type)
+    schema = pa.schema([pa.field("x", arrow_type, nullable=nullable)])
+    file = tmp_path / "x.parquet"
+    pq.write_table(pa.table([array], schema), file)
+
+    as_number = UnitInput(batch_rows=8, numerics=("x",))
+    batches, _ = read_batches(as_number, str(file), 0, len(values))
+    expected = [np.nan if value is None else np.float32(value) for value in values]
+    np.testing.assert_array_equal(numerics(batches)[:, 0], np.array(expected, np.float32))
+
+    as_id = UnitInput(batch_rows=8, ids=("x",))
+    batches, _ = read_batches(as_id, str(file), 0, len(values))
+    bits = [-1 if value is None else int(value) for value in values]
+    expected_ids = [bit - 2**64 if bit >= 2**63 else bit for bit in bits]
+    assert column(batches, "x").tolist() == expected_ids
+
+
+@pytest.mark.parametrize("value_type", [pa.int32(), pa.uint32(), pa.int64(), pa.uint16()], ids=str)
+@pytest.mark.parametrize("nullable", [False, True])
+def test_list_types_and_nullability(tmp_path, value_type, nullable):
+    top = int(np.iinfo(str(value_type)).max)
+    lists: list = [[1, 2, 3], [], [top], [], [0, top]]
+    if nullable:
+        lists += [None, [None, 4]]
+    item = pa.field("item", value_type, nullable=nullable)
+    schema = pa.schema([pa.field("x", pa.list_(item), nullable=nullable)])
+    file = tmp_path / "x.parquet"
+    pq.write_table(pa.table([pa.array(lists, pa.list_(item))], schema), file, row_group_size=3)
+
+    unit = UnitInput(batch_rows=2, id_lists=("x",), missing_id=-9)
+    batches, _ = read_batches(unit, str(file), 1, len(lists) - 1)
+    found = [values for batch in batches for values in batch.ids["x"].to_list()]
+    assert found == [[-9 if v is None else v for v in values or []] for values in lists[1:]]
+
+
+def test_long_lists_cross_reader_chunks(tmp_path):
+    lists = [list(range(i)) for i in (5000, 0, 4096, 9000, 1, 4095)]
+    file = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"x": lists}), file, data_page_size=1024)
+    unit = UnitInput(batch_rows=1, id_lists=("x",))
+    batches, _ = read_batches(unit, str(file), 0, -1)
+    assert [batch.ids["x"].to_list()[0] for batch in batches] == lists
+
+
+def test_more_rows_than_a_block_and_many_row_groups(tmp_path):
+    num_rows = 50_001
+    file = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"x": np.arange(num_rows)}), file, row_group_size=7_777)
+    unit = UnitInput(batch_rows=3000, ids=("x",))
+    batches, _ = read_batches(unit, str(file), 12_345, -1)
+    np.testing.assert_array_equal(column(batches, "x"), np.arange(12_345, num_rows))
+
+
+def test_reader_without_label_gives_no_labels(path):
+    unit = UnitInput(batch_rows=10, ids=("C1",))
+    batch = unit.next(unit.open(path, 0, 10))
+    assert batch.labels.shape == (0,)
+    assert batch.numerics.shape == (10, 0)
+
+
+@tf.function
+def read_in_graph(unit: UnitInput, path: tf.Tensor, first_row: tf.Tensor, num_rows: tf.Tensor):
+    reader = unit.open(path, first_row, num_rows)
+    batch = unit.next(reader)
+    total = tf.constant(0, tf.int64)
+    num_batches = 0
+    while batch.num_rows > 0:
+        total += tf.reduce_sum(batch.ids["row"])
+        total += tf.cast(batch.ids["tags"].nrows(), tf.int64)
+        num_batches += 1
+        batch = unit.next(reader)
+    return total, num_batches, kernels.load().embedps_process_id()
+
+
+def test_while_loop_in_a_function_reads_the_unit_in_this_process(path):
+    unit = make_input()
+    for first_row, num_rows in ((0, NUM_ROWS), (100, 300), (7, 0)):
+        total, num_batches, process_id = read_in_graph(
+            unit,
+            tf.constant(path),
+            tf.constant(first_row, tf.int64),
+            tf.constant(num_rows, tf.int64),
+        )
+        assert int(total) == sum(range(first_row, first_row + num_rows)) + num_rows
+        assert int(num_batches) == -(-num_rows // 64)
+        assert int(process_id) == os.getpid()
+
+
+def live_readers() -> int:
+    return int(kernels.load().embedps_unit_reader_live_count())
+
+
+def test_readers_end_with_their_last_tensor(path):
+    before = live_readers()
+    unit = make_input()
+    reader = unit.open(path, 0, NUM_ROWS)
+    unit.next(reader)
+    assert live_readers() == before + 1
+    del reader  # in the middle of the unit, its thread blocked on a full queue
+    assert live_readers() == before
+    arguments = (tf.constant(path), tf.constant(0, tf.int64), tf.constant(500, tf.int64))
+    for _ in range(3):
+        read_in_graph(unit, *arguments)
+    assert live_readers() == before
+
+
+def test_readers_end_when_their_step_fails(path):
+    unit = make_input()
+
+    @tf.function
+    def fail(path):
+        batch = unit.next(unit.open(path, 0, NUM_ROWS))
+        with tf.control_dependencies([tf.debugging.assert_less(batch.num_rows, tf.int64.min)]):
+            return tf.identity(batch.num_rows)
+
+    before = live_readers()
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        fail(tf.constant(path))
+    assert live_readers() == before
+
+
+def test_absent_file_is_not_found(tmp_path):
+    absent = str(tmp_path / "absent.parquet")
+    with pytest.raises(
+        tf.errors.NotFoundError, match=r"cannot open Parquet file '.*absent.parquet'"
+    ):
+        make_input().open(absent, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ids": ("nope",)}, "no column 'nope': the file has 'label', 'I1', 'I2', 'C1'"),
+        ({"ids": ("tags",), "id_lists": ()}, "'tags' must be one number a row but is a list"),
+        ({"id_lists": ("C1",), "ids": ()}, "'C1' must be a list of integers but is INT64"),
+    ],
+)
+def test_wrong_columns_are_named(path, changes, message):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message) as error:
+        make_input(**changes).open(path, 0, 1)
+    assert path in str(error.value)
+
+
+@pytest.mark.parametrize("array", [pa.array(["a"]), pa.array([{"a": 1, "b": 2}])], ids=str)
+def test_columns_that_are_no_numbers_are_refused(tmp_path, array):
+    file = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"x": array}), file)
+    for unit in (
+        UnitInput(batch_rows=1, numerics=("x",)),
+        UnitInput(batch_rows=1, id_lists=("x",)),
+    ):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="column 'x' must be"):
+            unit.open(str(file), 0, 1)
+
+
+def test_timestamps_are_not_taken_for_integers(tmp_path):
+    file = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"x": pa.array([1], pa.timestamp("us"))}), file)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"one number a row but is INT64 .Time"
+    ):
+        UnitInput(batch_rows=1, ids=("x",)).open(str(file), 0, 1)
+
+
+@pytest.mark.parametrize(("first_row", "num_rows"), [(0, 1001), (1001, 0), (999, 2), (2**62, -1)])
+def test_rows_beyond_the_file_are_refused(path, first_row, num_rows):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"has 1000 rows: the unit's \["):
+        make_input().open(path, first_row, num_rows)
+
+
+@pytest.mark.parametrize(("first_row", "num_rows"), [(-1, 5), (0, -2)])
+def test_negative_ranges_are_refused(path, first_row, num_rows):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must be at least 0"):
+        make_input().open(path, first_row, num_rows)
+
+
+def test_null_label_is_data_loss(tmp_path):
+    file = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"label": pa.array([1.0, None]), "x": [1, 2]}), file)
+    unit = UnitInput(batch_rows=1, label="label", ids=("x",))
+    reader = unit.open(str(file), 0, -1)
+    with pytest.raises(tf.errors.DataLossError, match="row group 0: column 'label' must not have"):
+        unit.next(reader)
+
+
+def test_id_that_is_no_integer_is_data_loss(tmp_path):
+    file = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"x": [1.0, 2.5]}), file)
+    unit = UnitInput(batch_rows=1, ids=("x",))
+    reader = unit.open(str(file), 0, -1)
+    with pytest.raises(tf.errors.DataLossError, match=r"column 'x' is read as int64.*2\.5"):
+        unit.next(reader)
+
+
+@pytest.mark.parametrize("damage", ["empty", "text", "footer", "truncated"])
+def test_file_that_is_not_parquet_is_data_loss(tmp_path, path, damage):
+    whole = Path(path).read_bytes()
+    footer_bytes = int.from_bytes(whole[-8:-4], "little") + 8
+    content = {
+        "empty": b"",
+        "text": b"label\tI1\tI2\n" * 100,
+        "footer": whole[:-footer_bytes] + bytes(64) + whole[64 - footer_bytes :],
+        "truncated": whole[: len(whole) // 2],
+    }[damage]
+    file = tmp_path / "bad.parquet"
+    file.write_bytes(content)
+    with pytest.raises(tf.errors.DataLossError, match=r"bad.parquet', footer: "):
+        make_input().open(str(file), 0, 1)
+
+
+def test_flipped_bytes_end_in_rows_or_in_data_loss(tmp_path):
+    """No damage to the pages crashes or hangs the reader; with page checksums none passes."""
+    good = tmp_path / "good.parquet"
+    pq.write_table(make_table(400), good, row_group_size=150, write_page_checksum=True)
+    data_end = max(
+        group.column(c).total_compressed_size
+        + (group.column(c).dictionary_page_offset or group.column(c).data_page_offset)
+        for group in [pq.read_metadata(good).row_group(g) for g in range(3)]
+        for c in range(group.num_columns)
+    )
+    whole = good.read_bytes()
+    unit = make_input()
+    wanted = numerics(read_batches(unit, str(good), 0, -1)[0])
+    num_refused = 0
+    file = tmp_path / "bad.parquet"
+    for at in range(4, data_end, 97):
+        damaged = bytearray(whole)
+        damaged[at] ^= 0x55
+        file.write_bytes(damaged)
+        try:
+            batches, _ = read_batches(unit, str(file), 0, -1)
+        except tf.errors.DataLossError:
+            num_refused += 1
+        else:  # a byte of a page header that nothing depends on
+            np.testing.assert_array_equal(numerics(batches), wanted)
+    assert num_refused > 0.9 * len(range(4, data_end, 97))
+
+
+def test_error_comes_again_at_the_next_call(tmp_path):
+    file = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"x": [2.5]}), file)
+    unit = UnitInput(batch_rows=1, ids=("x",))
+    reader = unit.open(str(file), 0, -1)
+    for _ in range(2):
+        with pytest.raises(tf.errors.DataLossError, match=r"2\.5"):
+            unit.next(reader)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_rows": 0}, "batch_rows must be at least 1 but is 0"),
+        ({"shuffle_rows": -1}, "shuffle_rows must be at least 0 but is -1"),
+        ({"prefetch_batches": 0}, "prefetch_batches must be at least 1"),
+        ({"ids": ("C1", "I1")}, r"name a column once, it repeats \['I1'\]"),
+        ({"ids": ("label",)}, r"repeats \['label'\]"),
+        ({"ids": ("",)}, "empty name"),
+        ({"ids": (), "numerics": (), "id_lists": ()}, "must have a column"),
+    ],
+)
+def test_wrong_settings_are_refused(changes, message):
+    with pytest.raises(UsageError, match=message):
+        make_input(**changes)

@@ -1,0 +1,43 @@
+"""The unit reader inside functions that a ClusterCoordinator schedules onto another process."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+NUM_ROWS = 5000
+PROGRAM = "tests.kernels.unit_reader_cluster"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_scheduled_units_are_read_by_the_worker_and_leave_no_reader(tmp_path):
+    rows = np.arange(NUM_ROWS)
+    table = pa.table({"row": rows, "tags": [[int(i)] * (i % 3) for i in rows]})
+    file = tmp_path / "rows.parquet"
+    pq.write_table(table, file, row_group_size=700)
+    ranges = [(first, min(900, NUM_ROWS - first)) for first in range(0, NUM_ROWS, 900)]
+
+    done = subprocess.run(
+        [sys.executable, "-m", PROGRAM, str(file), json.dumps(ranges)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+
+    some = [rows[first : first + num] for first, num in ranges]
+    assert found["totals"] == [int(x.sum() + (x * (x % 3)).sum()) for x in some]
+    assert len(found["processes"]) == 1
+    assert found["client"] not in found["processes"]
+    assert found["live_readers"] == 0
+    assert "absent.parquet" in found["error"]

@@ -1,0 +1,36 @@
+"""Runs pytest inside a Bazel test: `bazel_pytest.py LIBRARY unit|multiprocess PATH...`.
+
+The kernels are the LIBRARY that Bazel built, not one that embedps would build by itself.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from embedps.kernels import build
+
+
+def main() -> int:
+    """Returns pytest's exit code."""
+    library, kind, *paths = sys.argv[1:]
+    markers = "multiprocess" if kind == "multiprocess" else "not multiprocess"
+    built = Path(library).absolute()
+    build.build = lambda *, verbose=False: built
+    code = pytest.main(
+        [
+            "-c=pyproject.toml",
+            "-p=no:cacheprovider",
+            f"-m={markers}",
+            f"--basetemp={os.environ['TEST_TMPDIR']}/pytest",
+            f"--junitxml={os.environ['XML_OUTPUT_FILE']}",
+            *paths,
+        ]
+    )
+    # A folder may hold tests of the other kind only.
+    return 0 if code == pytest.ExitCode.NO_TESTS_COLLECTED else int(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

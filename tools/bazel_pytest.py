@@ -20,9 +20,9 @@ def main() -> int:
     build.build = lambda *, verbose=False: built
     code = pytest.main(
         [
-            "-c=pyproject.toml",
-            "-p=no:cacheprovider",
-            f"-m={markers}",
+            "--config-file=pyproject.toml",
+            "-pno:cacheprovider",
+            f"-m{markers}",
             f"--basetemp={os.environ['TEST_TMPDIR']}/pytest",
             f"--junitxml={os.environ['XML_OUTPUT_FILE']}",
             *paths,

@@ -1,0 +1,1 @@
+"""Pipelines: click logs, real or generated, to datasets of Parquet shards."""

@@ -18,7 +18,7 @@ MISSING_RANK = -1
 
 @dataclass(frozen=True, kw_only=True)
 class CountColumn:
-    """A count: zero, -1, or exp(normal(log_mean, log_std)) cut to 1..max; rates are shares of rows."""
+    """A count: 0, -1, or exp(normal(log_mean, log_std)) cut to 1..max; rates are shares of rows."""
 
     missing: float
     zero: float

@@ -1,0 +1,131 @@
+"""Parquet shards of equal rows, cut from the parsed blocks in input order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embedps.dataset import ROW_GROUP_ROWS, DataFile
+from pipelines.criteo_format import IDS, INTEGERS, LABEL
+from pipelines.line_blocks import checksum_of
+from pipelines.parse import SCHEMA
+from pipelines.work_dir import SPLITS, BlockRecord, WorkDir, replacing
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardTask:
+    """Shard `index` of `count` of a split."""
+
+    split: str
+    index: int
+    count: int
+
+    @property
+    def path(self) -> str:
+        """Where the shard is in the dataset."""
+        return f"{self.split}/shard-{self.index:05d}-of-{self.count:05d}.parquet"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardRecord:
+    """A written shard."""
+
+    task: ShardTask
+    positives: int
+    file: DataFile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """Rows start..stop of one split of a block."""
+
+    block: BlockRecord
+    start: int
+    stop: int
+
+
+def slices_of_shard(blocks: Sequence[BlockRecord], task: ShardTask) -> list[Slice]:
+    """Returns which rows of which blocks a shard holds: rows total*i//n to total*(i+1)//n."""
+    at = SPLITS.index(task.split)
+    total = sum(block.rows[at] for block in blocks)
+    first = total * task.index // task.count
+    last = total * (task.index + 1) // task.count
+    slices = []
+    offset = 0
+    for block in blocks:
+        start, stop = max(first - offset, 0), min(last - offset, block.rows[at])
+        if start < stop:
+            slices.append(Slice(block=block, start=start, stop=stop))
+        offset += block.rows[at]
+    return slices
+
+
+def write_shard(
+    output: Path, work: WorkDir, blocks: Sequence[BlockRecord], task: ShardTask
+) -> ShardRecord:
+    """Writes one shard, a row group at a time, under a temporary name; then renames it."""
+    path = output / task.path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = positives = 0
+    groups: list[int] = []
+    with replacing(path, sync=True) as temporary:
+        writer = pq.ParquetWriter(
+            temporary,
+            SCHEMA,
+            compression="zstd",
+            # The counts take few values; ids repeat by Zipf's law. The writer falls back to plain
+            # pages by itself where a dictionary grows too large.
+            use_dictionary=[LABEL, *INTEGERS, *IDS],
+            write_statistics=True,
+            store_schema=False,
+        )
+        with writer:
+            for table in _row_groups(work, slices_of_shard(blocks, task), SPLITS.index(task.split)):
+                writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+                groups.append(table.num_rows)
+                rows += table.num_rows
+                positives += int(np.count_nonzero(table.column(LABEL).to_numpy()))
+        with open(temporary, "rb") as data:
+            checksum = checksum_of(data)
+        size = temporary.stat().st_size
+    return ShardRecord(
+        task=task,
+        positives=positives,
+        file=DataFile(
+            path=task.path, rows=rows, bytes=size, xxh3_64=checksum, row_groups=tuple(groups)
+        ),
+    )
+
+
+def write_block(path: Path, batch: pa.RecordBatch, is_eval: pa.Array) -> None:
+    """Writes a block's rows to the work directory, a batch for each split, in order."""
+    with replacing(path) as temporary:
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        with pa.ipc.new_file(str(temporary), SCHEMA, options=options) as writer:
+            writer.write_batch(batch.filter(pa.compute.invert(is_eval)))
+            writer.write_batch(batch.filter(is_eval))
+
+
+def _row_groups(work: WorkDir, slices: Sequence[Slice], split: int) -> Iterator[pa.Table]:
+    """Gives the rows of the slices in tables of ROW_GROUP_ROWS; the last may be shorter."""
+    pending: list[pa.RecordBatch] = []
+    num_pending = 0
+    for part in slices:
+        with pa.memory_map(str(work.path / part.block.file_name)) as source:
+            batch = pa.ipc.open_file(source).get_batch(split)
+            batch = batch.slice(part.start, part.stop - part.start)
+            while num_pending + batch.num_rows >= ROW_GROUP_ROWS:
+                take = ROW_GROUP_ROWS - num_pending
+                yield pa.Table.from_batches([*pending, batch.slice(0, take)])
+                pending, num_pending = [], 0
+                batch = batch.slice(take)
+            if batch.num_rows:
+                pending.append(batch)
+                num_pending += batch.num_rows
+    if pending:
+        yield pa.Table.from_batches(pending)

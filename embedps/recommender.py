@@ -1,0 +1,65 @@
+"""What a model is to the trainer and the evaluator: columns, tables, and a dense network."""
+
+import dataclasses
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from embedps.errors import UsageError
+from embedps.input import UnitInput
+from embedps.tables import FeatureSpec, TableSpec
+from embedps.tables.specs import check
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recommender:
+    """A model over looked-up rows.
+
+    Attributes:
+      tables: the embedding tables.
+      features: the columns of ids and the tables they are looked up in.
+      numerics: the columns of numbers, in the order in which the network gets them.
+      label: the column of 0 and 1.
+      build: makes the dense network. Called once a process, inside the strategy's scope. The
+        network is called with (numerics float32 [batch, len(numerics)] where NaN is missing,
+        embeddings by feature name float32 [batch, dim]) and returns logits [batch] or [batch, 1].
+      missing_id: the id a null becomes; it has a row of its own like any other.
+    """
+
+    tables: tuple[TableSpec, ...]
+    features: tuple[FeatureSpec, ...]
+    numerics: tuple[str, ...] = ()
+    label: str = "label"
+    build: Callable[[], tf.keras.Model]
+    missing_id: int = -1
+
+    def __post_init__(self) -> None:
+        check(self.tables, self.features)
+        if not self.label:
+            raise UsageError("a recommender must name its label's column")
+
+    def input(self, *, batch_rows: int, shuffle_rows: int) -> UnitInput:
+        """The columns to read, batched and shuffled so."""
+        return UnitInput(
+            batch_rows=batch_rows,
+            label=self.label,
+            numerics=self.numerics,
+            ids=tuple(f.name for f in self.features if not f.ragged),
+            id_lists=tuple(f.name for f in self.features if f.ragged),
+            shuffle_rows=shuffle_rows,
+            missing_id=self.missing_id,
+        )
+
+    def build_network(self) -> tf.keras.Model:
+        """Makes the dense network and its variables."""
+        network = self.build()
+        dims = {t.name: t.dim for t in self.tables}
+        embeddings = {f.name: tf.zeros([1, dims[f.table]]) for f in self.features}
+        network(tf.zeros([1, len(self.numerics)]), embeddings)
+        return network
+
+    def logits(
+        self, network: tf.keras.Model, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]
+    ) -> tf.Tensor:
+        """The network's answer as float32 [batch]."""
+        return tf.cast(tf.reshape(network(numerics, embeddings), [-1]), tf.float32)

@@ -1,0 +1,82 @@
+"""DLRM (Naumov et al. 2019, arXiv:1906.00091): bottom MLP, dot interaction, top MLP."""
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_recommenders as tfrs
+
+from embedps.dataset import Dataset
+from embedps.errors import UsageError
+from embedps.recommender import Recommender
+from embedps.tables import FeatureSpec, TableSpec
+from embedps.tables.optimizers import make as make_optimizer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """DLRM's shape; the defaults are facebookresearch/dlrm's for Criteo Kaggle."""
+
+    embedding_dim: int = dataclasses.field(default=16, metadata={"help": "floats of a row"})
+    bottom_mlp: tuple[int, ...] = dataclasses.field(
+        default=(512, 256, 64),
+        metadata={"help": "layers over the numeric features; one of --embedding-dim is added"},
+    )
+    top_mlp: tuple[int, ...] = dataclasses.field(
+        default=(512, 256),
+        metadata={"help": "layers over the interactions; one of a single logit is added"},
+    )
+    sparse_optimizer: str = dataclasses.field(
+        default="rowwise_adagrad",
+        metadata={"help": "sgd, adagrad, rowwise_adagrad, lazy_adam or ftrl"},
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("embedding_dim", "bottom_mlp", "top_mlp"):
+            value = getattr(self, name)
+            if min(value if isinstance(value, tuple) else (value,), default=1) < 1:
+                raise UsageError(f"{name} must be at least 1 but got {value}")
+        make_optimizer(self.sparse_optimizer)
+
+
+class DLRM(tf.keras.Model):
+    """The dense network: logits from numeric features and embeddings of one dim."""
+
+    def __init__(self, config: Config, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._bottom = tfrs.layers.blocks.MLP(
+            units=[*config.bottom_mlp, config.embedding_dim], final_activation="relu"
+        )
+        self._interaction = tfrs.layers.feature_interaction.DotInteraction()
+        self._top = tfrs.layers.blocks.MLP(units=[*config.top_mlp, 1], final_activation=None)
+
+    def call(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> tf.Tensor:
+        """Scores a batch.
+
+        Args:
+          numerics: float32 [batch, n]; NaN, which is missing, counts as 0.
+          embeddings: by feature float32 [batch, embedding_dim].
+
+        Returns:
+          float32 [batch, 1], logits.
+        """
+        numerics = tf.where(tf.math.is_nan(numerics), tf.zeros_like(numerics), numerics)
+        bottom = self._bottom(numerics)
+        interactions = self._interaction([bottom, *embeddings.values()])
+        return self._top(tf.concat([bottom, interactions], axis=1))
+
+
+def make(config: Config, dataset: Dataset) -> Recommender:
+    """DLRM over a dataset's columns: a table for each categorical feature."""
+    optimizer = make_optimizer(config.sparse_optimizer)
+    names = tuple(f.name for f in dataset.categorical)
+    return Recommender(
+        tables=tuple(
+            TableSpec(name=name, dim=config.embedding_dim, optimizer=optimizer) for name in names
+        ),
+        features=tuple(FeatureSpec(name=name, table=name) for name in names),
+        numerics=tuple(f.name for f in dataset.numeric),
+        label=dataset.label,
+        build=lambda: DLRM(config),
+        missing_id=dataset.missing_id,
+    )

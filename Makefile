@@ -77,11 +77,13 @@ check-tools:
 $(VENV)/.dependencies: requirements.lock
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo 'make: `$(PYTHON) -m venv` failed: install the venv module (Debian: python3-venv)' >&2; exit 1; }
-	$(PIP) install --quiet --require-hashes -r requirements.lock
+	@echo 'make: installing the packages of requirements.lock into $(VENV) (about 1 GB to download)'
+	@$(PIP) install --quiet --require-hashes -r requirements.lock
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.dependencies pyproject.toml setup.py
-	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@echo 'make: building the kernels and installing embedps into $(VENV)'
+	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(LOGS): | env kernels

@@ -1,0 +1,110 @@
+"""`python -m embedps.checkpoint inspect|verify|export DIR`.
+
+Exit code 0: done, and all is well. 1: a checkpoint is damaged or absent. 2: the command is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow.parquet as pq
+from rich.console import Console
+
+from embedps.checkpoint import io
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.inspect import format_bytes, inspect
+from embedps.checkpoint.manifest import Manifest
+from embedps.checkpoint.rows import read_table
+from embedps.checkpoint.verify import verify
+from embedps.errors import CheckpointError, EmbedpsError, UsageError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; its exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        directory = CheckpointDirectory(args.directory)
+        if not directory.path.is_dir():
+            raise UsageError(f"there is no directory {str(directory.path)!r}")
+        run = {"inspect": _inspect, "verify": _verify, "export": _export}[args.command]
+        return run(directory, args)
+    except EmbedpsError as error:
+        print(f"embedps: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m embedps.checkpoint", description="Looks into a checkpoint directory."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    summaries = {
+        "inspect": "show a manifest's chain, tables and leases",
+        "verify": "read every file and compare it with the manifests",
+        "export": "replay base and deltas into one Parquet file of a table",
+    }
+    for name, summary in summaries.items():
+        command = commands.add_parser(name, help=summary, description=summary)
+        command.add_argument("directory", type=Path, metavar="DIR")
+        command.add_argument("--number", type=int, help="the manifest; the newest if not given")
+        if name == "verify":
+            command.add_argument("--all", action="store_true", help="every manifest there is")
+        if name == "export":
+            command.add_argument("--table", required=True, metavar="NAME")
+            command.add_argument("--output", required=True, type=Path, metavar="FILE.parquet")
+    return parser
+
+
+def _manifest(directory: CheckpointDirectory, number: int | None) -> Manifest:
+    manifest = directory.latest() if number is None else directory.read(number)
+    if manifest is None:
+        raise CheckpointError(f"{directory.path} holds no manifest: nothing was committed there")
+    return manifest
+
+
+def _inspect(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
+    inspect(directory, _manifest(directory, args.number), Console())
+    return 0
+
+
+def _verify(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
+    numbers = directory.numbers()
+    if not numbers:
+        raise CheckpointError(f"{directory.path} holds no manifest: nothing was committed there")
+    if args.number is not None:
+        if args.all:
+            raise UsageError("--number and --all exclude each other")
+        numbers = [args.number]
+    elif not args.all:
+        numbers = numbers[-1:]
+    found = verify(directory, numbers)
+    for problem in found.problems:
+        print(problem)
+    outcome = f"{len(found.problems)} problems" if found.problems else "all as written"
+    print(
+        f"{found.manifests} manifests, {found.files} files, {format_bytes(found.bytes)}: {outcome}"
+    )
+    return 1 if found.problems else 0
+
+
+def _export(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
+    manifest = _manifest(directory, args.number)
+    directory.check_present(manifest)
+    names = [table["name"] for table in manifest.tables]
+    if args.table not in names:
+        raise UsageError(f"--table must be one of {names} but is {args.table!r}")
+    rows = read_table(directory, manifest, args.table)
+    with io.write_atomically(args.output) as file:
+        pq.write_table(rows, file, compression="zstd")
+    print(
+        f"{args.output}: {rows.num_rows:,} rows of {args.table} "
+        f"from manifest {manifest.number}, step {manifest.step:,}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""The checkpoint directory: where everything lies, and the commit of a manifest.
+
+    DIR/manifests/NNNNNNNN.json                commit = atomic rename of this file
+    DIR/base-N/<group>/shard-i-of-n.arrow      all rows of that shard
+    DIR/delta-N/<group>/shard-i-of-n.arrow     rows changed since the save before, and removals
+    DIR/dense-N/dense.arrow                    dense variables and their optimizer
+    DIR/leases/<name>.json                     which manifests are being read, and until when
+
+Numbers only grow, and a number is used once, whether or not its commit came about.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+
+from embedps.checkpoint import io
+from embedps.checkpoint.manifest import FileEntry, Manifest, SaveKind, from_json, to_json
+from embedps.errors import CheckpointError, CorruptCheckpointError
+
+_MANIFEST_NAME = re.compile(r"(\d{8,})\.json")
+_SAVE_NAME = re.compile(r"(base|delta|dense)-(\d+)")
+
+
+class CheckpointDirectory:
+    """A checkpoint directory: where things are, which manifests there are, and the commit."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    def __repr__(self) -> str:
+        return f"CheckpointDirectory({str(self.path)!r})"
+
+    @property
+    def manifests_dir(self) -> Path:
+        return self.path / "manifests"
+
+    @property
+    def leases_dir(self) -> Path:
+        return self.path / "leases"
+
+    def manifest_path(self, number: int) -> Path:
+        return self.manifests_dir / f"{number:08d}.json"
+
+    def base_dir(self, number: int) -> Path:
+        return self.path / f"base-{number}"
+
+    def delta_dir(self, number: int) -> Path:
+        return self.path / f"delta-{number}"
+
+    def dense_path(self, number: int) -> Path:
+        return self.path / f"dense-{number}" / "dense.arrow"
+
+    def shard_path(
+        self, kind: SaveKind, number: int, group: str, shard: int, num_shards: int
+    ) -> Path:
+        """Where a shard writes its rows of a group."""
+        if group != PurePosixPath(group).name:
+            raise CheckpointError(f"a group's name must be a file name but is {group!r}")
+        return self.path / f"{kind}-{number}" / group / f"shard-{shard}-of-{num_shards}.arrow"
+
+    def relative(self, path: Path) -> str:
+        """A path in the directory as a manifest names it."""
+        return path.relative_to(self.path).as_posix()
+
+    def file(self, entry: FileEntry) -> Path:
+        """Where a manifest's file is."""
+        return self.path / entry.path
+
+    def numbers(self) -> list[int]:
+        """Of the committed manifests, in order."""
+        if not self.manifests_dir.is_dir():
+            return []
+        found = (_MANIFEST_NAME.fullmatch(each.name) for each in self.manifests_dir.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+
+    def save_directories(self) -> list[tuple[int, Path]]:
+        """The directories of bases, deltas and dense states, committed or not, by number."""
+        if not self.path.is_dir():
+            return []
+        found = ((_SAVE_NAME.fullmatch(each.name), each) for each in self.path.iterdir())
+        return sorted((int(match[2]), each) for match, each in found if match and each.is_dir())
+
+    def next_number(self) -> int:
+        """A number that no manifest and no leftover of a failed commit has."""
+        saves = [number for number, _ in self.save_directories()]
+        return max([0, *self.numbers(), *saves]) + 1
+
+    def read(self, number: int) -> Manifest:
+        """Reads one manifest; `check_present` says whether its files are there.
+
+        Raises:
+          CheckpointError: there is no such manifest.
+          CorruptCheckpointError: it is not what was committed.
+        """
+        path = self.manifest_path(number)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"{path}: there is no manifest {number}, there are {self.numbers()}"
+            ) from None
+        except OSError as error:
+            raise CheckpointError(f"cannot read manifest {path}: {error}") from error
+        manifest = from_json(data, path)
+        if manifest.number != number:
+            raise CorruptCheckpointError(
+                f"{path}: field 'number': expected {number}, found {manifest.number}"
+            )
+        return manifest
+
+    def latest(self, *, skip_corrupt: bool = False) -> Manifest | None:
+        """Reads the newest manifest; None where nothing was committed yet.
+
+        A commit is one synced rename, so a crash does not leave a corrupt manifest: one is damage
+        from outside. By default that is raised rather than hidden by resuming further back.
+
+        Args:
+          skip_corrupt: take the newest that is readable; raises if there are some and none is.
+        """
+        first_error: CorruptCheckpointError | None = None
+        numbers = self.numbers()
+        while numbers:
+            number = numbers.pop()
+            try:
+                return self.read(number)
+            except CorruptCheckpointError as error:
+                if not skip_corrupt:
+                    raise
+                first_error = first_error or error
+            except CheckpointError:
+                if self.manifest_path(number).exists():
+                    raise
+                # Collected after it was listed, so there are newer ones by now.
+                numbers = self.numbers()
+        if first_error is not None:
+            raise first_error
+        return None
+
+    def commit(self, manifest: Manifest) -> None:
+        """Makes a checkpoint be, by one atomic rename.
+
+        Raises:
+          CheckpointError: its number is not greater than the newest, or it cannot be written.
+          CorruptCheckpointError: a file it names is absent or of another size.
+        """
+        newest = max(self.numbers(), default=-1)
+        if manifest.number <= newest:
+            raise CheckpointError(
+                f"{self.path}: a commit's number must be greater than the newest manifest's, "
+                f"{newest}, but is {manifest.number}: does another run write here?"
+            )
+        self.check_present(manifest)
+        io.write_bytes(self.manifest_path(manifest.number), to_json(manifest))
+
+    def check_present(self, manifest: Manifest) -> None:
+        """Checks that every file is there with its size.
+
+        Raises:
+          CorruptCheckpointError: one is not; names its path, the field, expected and found.
+        """
+        for entry in manifest.files:
+            path = self.file(entry)
+            try:
+                found = path.stat().st_size
+            except OSError as error:
+                raise CorruptCheckpointError(
+                    f"{path}: manifest {manifest.number} names it, but it cannot be read "
+                    f"({error.strerror}): restore another manifest"
+                ) from error
+            if found != entry.bytes:
+                raise CorruptCheckpointError(
+                    f"{path}: field 'bytes': expected {entry.bytes}, found {found} "
+                    f"(manifest {manifest.number})"
+                )

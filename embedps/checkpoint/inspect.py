@@ -1,0 +1,104 @@
+"""Shows what a checkpoint directory holds."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.lease import Lease, read_leases
+from embedps.checkpoint.manifest import Manifest
+
+
+def inspect(directory: CheckpointDirectory, manifest: Manifest, console: Console) -> None:
+    """Prints a manifest: its chain, its tables, the dense state and who leases what."""
+    now = time.time()
+    numbers = directory.numbers()
+    final = ", final" if manifest.final else ""
+    console.print(
+        f"[bold]{escape(str(directory.path))}[/]: manifest {manifest.number} of "
+        f"{len(numbers)} ({numbers[0]}-{numbers[-1]}), step {manifest.step:,}, "
+        f"{format_secs(now - manifest.wall_time)} old, {manifest.num_shards} shards{final}"
+    )
+    console.print(_chain(manifest))
+    console.print(_tables(manifest))
+    leases = read_leases(directory)
+    if leases:
+        console.print(_leases(leases, now))
+    else:
+        console.print("no leases")
+
+
+def format_bytes(num_bytes: float) -> str:
+    """In units of 1024."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"
+
+
+def format_secs(secs: float) -> str:
+    """The largest unit that leaves at least 2 of it."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if secs >= 2 * size:
+            return f"{secs / size:.0f} {unit}"
+    return f"{max(secs, 0):.0f} s"
+
+
+def _right(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 else "right")
+    return table
+
+
+def _chain(manifest: Manifest) -> Table:
+    table = _right("chain", "save", "step", "files", "rows", "removed", "bytes")
+    for save in manifest.chain:
+        table.add_row(
+            f"{save.kind}-{save.number}",
+            f"{save.step:,}",
+            str(len(save.files)),
+            f"{save.rows:,}",
+            f"{save.removed:,}",
+            format_bytes(save.bytes),
+        )
+    dense = manifest.dense
+    if dense is not None:
+        name = escape(dense.directory)
+        table.add_row(
+            name, f"{manifest.step:,}", "1", f"{dense.rows:,}", "", format_bytes(dense.bytes)
+        )
+    total = manifest.chain_bytes + (0 if dense is None else dense.bytes)
+    table.add_section()
+    table.add_row("all", "", str(len(manifest.files)), "", "", format_bytes(total))
+    return table
+
+
+def _tables(manifest: Manifest) -> Table:
+    table = _right("tables", "table", "group", "dim", "optimizer")
+    for each in manifest.tables:
+        optimizer = each["optimizer"]
+        name = optimizer.get("name", optimizer) if isinstance(optimizer, dict) else optimizer
+        table.add_row(*(escape(str(x)) for x in (each["name"], each["group"], each["dim"], name)))
+    return table
+
+
+def _leases(leases: list[Lease], now: float) -> Table:
+    table = _right("leases", "lease", "manifest", "holder", "pid", "host", "renewed", "expires")
+    for lease in leases:
+        left = lease.expires_at - now
+        table.add_row(
+            escape(lease.name),
+            str(lease.number),
+            escape(lease.holder),
+            str(lease.pid),
+            escape(lease.host),
+            f"{format_secs(now - lease.acquired_at)} ago",
+            f"in {format_secs(left)}" if left > 0 else "expired",
+        )
+    return table

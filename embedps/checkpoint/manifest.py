@@ -1,0 +1,265 @@
+"""The manifest: the list of files that together are one checkpoint, and its JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, TypeVar, cast
+
+from embedps.checkpoint import io
+from embedps.errors import CheckpointError, CorruptCheckpointError
+
+FORMAT = "embedps.manifest"
+VERSION = 1
+
+SaveKind = Literal["base", "delta"]
+
+_T = TypeVar("_T")
+_CHECKSUM = re.compile(r"[0-9a-f]{16}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FileEntry:
+    """A file as it was written.
+
+    Attributes:
+      path: relative to the checkpoint directory, with forward slashes.
+      bytes: its size.
+      rows: records that are not removals; of a dense file, variables.
+      removed: records that are removals.
+      xxh3_64: of its bytes, 16 hex digits.
+    """
+
+    path: str
+    bytes: int
+    rows: int
+    removed: int
+    xxh3_64: str
+
+    def __post_init__(self) -> None:
+        parts = PurePosixPath(self.path).parts
+        if not parts or self.path.startswith("/") or ".." in parts:
+            raise CheckpointError(
+                f"a file's path must be inside the checkpoint directory but is {self.path!r}"
+            )
+        for name in ("bytes", "rows", "removed"):
+            if getattr(self, name) < 0:
+                raise CheckpointError(
+                    f"{self.path}: {name} must be at least 0 but is {getattr(self, name)}"
+                )
+        if not _CHECKSUM.fullmatch(self.xxh3_64):
+            raise CheckpointError(
+                f"{self.path}: xxh3_64 must be 16 hex digits but is {self.xxh3_64!r}"
+            )
+
+    @property
+    def directory(self) -> str:
+        """The save it belongs to: `base-3`."""
+        return PurePosixPath(self.path).parts[0]
+
+    @property
+    def group(self) -> str:
+        """The group whose rows it holds; of a row file."""
+        return PurePosixPath(self.path).parts[1]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SaveSet:
+    """What the shards wrote at one cut: all rows (base), or the changes since the save before."""
+
+    kind: SaveKind
+    number: int
+    step: int
+    files: tuple[FileEntry, ...]
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("base", "delta"):
+            raise CheckpointError(f"a save's kind must be 'base' or 'delta' but is {self.kind!r}")
+        directory = f"{self.kind}-{self.number}"
+        for file in self.files:
+            if file.directory != directory or len(PurePosixPath(file.path).parts) != 3:
+                raise CheckpointError(
+                    f"a file of save {directory} must be {directory}/<group>/<file> "
+                    f"but is {file.path!r}"
+                )
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    @property
+    def removed(self) -> int:
+        return sum(file.removed for file in self.files)
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """One checkpoint: a chain of saves, the dense state, and where the run was.
+
+    Attributes:
+      number: of this commit; the next one's is greater.
+      step: training steps done.
+      wall_time: of the commit, seconds since the epoch.
+      chain: a base, then its deltas in order; replayed, they are the rows.
+      dense: the dense variables' file.
+      ledger: the input position, as the trainer writes it.
+      tables: for each table at least name, dim, optimizer, group.
+      num_shards: of the saves; a restore may have another number.
+      progress: the run's counters, as the trainer writes them.
+      final: the run is over: nothing follows.
+    """
+
+    number: int
+    step: int
+    wall_time: float
+    chain: tuple[SaveSet, ...]
+    dense: FileEntry | None
+    ledger: dict[str, Any]
+    tables: tuple[dict[str, Any], ...]
+    num_shards: int
+    progress: dict[str, Any] = dataclasses.field(default_factory=dict)
+    final: bool = False
+    version: int = VERSION
+
+    def __post_init__(self) -> None:
+        where = f"manifest {self.number}"
+        if self.number < 0:
+            raise CheckpointError(f"a manifest's number must be at least 0 but is {self.number}")
+        if [save.kind for save in self.chain[:1]] != ["base"]:
+            raise CheckpointError(f"{where}: its chain must begin with a base")
+        if any(save.kind != "delta" for save in self.chain[1:]):
+            raise CheckpointError(f"{where}: its chain must have deltas after the base")
+        numbers = [save.number for save in self.chain]
+        if sorted(set(numbers)) != numbers or numbers[-1] > self.number:
+            raise CheckpointError(
+                f"{where}: the numbers of its chain must grow up to its own but are {numbers}"
+            )
+        if self.num_shards < 1:
+            raise CheckpointError(
+                f"{where}: num_shards must be at least 1, it is {self.num_shards}"
+            )
+        for table in self.tables:
+            missing = {"name", "dim", "optimizer", "group"} - table.keys()
+            if missing:
+                raise CheckpointError(f"{where}: table {table} must have {sorted(missing)}")
+
+    @property
+    def base_number(self) -> int:
+        """Of the chain's base: manifests with the same one share a chain."""
+        return self.chain[0].number
+
+    @property
+    def chain_bytes(self) -> int:
+        """What a restore of the rows reads."""
+        return sum(save.bytes for save in self.chain)
+
+    @property
+    def files(self) -> tuple[FileEntry, ...]:
+        """Every file that the checkpoint consists of."""
+        files = [file for save in self.chain for file in save.files]
+        return (*files, *([] if self.dense is None else [self.dense]))
+
+
+def to_json(manifest: Manifest) -> bytes:
+    """The manifest's file: JSON with the checksum of the rest in it."""
+    content = {"format": FORMAT, **dataclasses.asdict(manifest)}
+    try:
+        content["xxh3_64"] = io.checksum_bytes(_canonical(content))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"manifest {manifest.number}: its ledger, tables and progress must be JSON: {error}"
+        ) from error
+    return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
+
+
+def from_json(data: bytes, path: Path) -> Manifest:
+    """Reads `to_json`'s bytes.
+
+    Raises:
+      CorruptCheckpointError: they are not what was written; names the path, field, expected, found.
+      CheckpointError: a newer embedps wrote them.
+    """
+    try:
+        content = json.loads(data)
+    except ValueError as error:
+        raise CorruptCheckpointError(f"{path}: must be JSON but is not: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise CorruptCheckpointError(f"{path}: field 'format' must be {FORMAT!r}: not a manifest")
+    version = content.get("version")
+    if isinstance(version, int) and version > VERSION:
+        raise CheckpointError(
+            f"{path}: its version is {version}, this embedps reads up to {VERSION}: upgrade"
+        )
+    stored = content.pop("xxh3_64", None)
+    computed = io.checksum_bytes(_canonical(content))
+    if stored != computed:
+        raise CorruptCheckpointError(
+            f"{path}: field 'xxh3_64': expected {computed}, found {stored}"
+        )
+    fields = _Fields(content, path)
+    try:
+        return Manifest(
+            version=fields.take("version", int),
+            number=fields.take("number", int),
+            step=fields.take("step", int),
+            wall_time=float(fields.take("wall_time", (int, float))),
+            chain=tuple(_save(_Fields(save, path)) for save in fields.take("chain", list)),
+            dense=_file(_Fields(content["dense"], path)) if content.get("dense") else None,
+            ledger=fields.take("ledger", dict),
+            tables=tuple(fields.take("tables", list)),
+            num_shards=fields.take("num_shards", int),
+            progress=fields.take("progress", dict),
+            final=fields.take("final", bool),
+        )
+    except CorruptCheckpointError:
+        raise
+    except CheckpointError as error:
+        raise CorruptCheckpointError(f"{path}: {error}") from error
+
+
+class _Fields:
+    """A JSON object whose fields are taken with their type."""
+
+    def __init__(self, content: Any, path: Path) -> None:
+        self.path = path
+        if not isinstance(content, dict):
+            raise CorruptCheckpointError(f"{path}: expected an object, found {content!r}")
+        self._content = content
+
+    def take(self, name: str, kind: type[_T] | tuple[type[_T], ...]) -> _T:
+        value = self._content.get(name)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
+            wanted = kind.__name__ if isinstance(kind, type) else "number"
+            raise CorruptCheckpointError(
+                f"{self.path}: field {name!r}: expected {wanted}, found {value!r}"
+            )
+        return value
+
+
+def _file(fields: _Fields) -> FileEntry:
+    return FileEntry(
+        path=fields.take("path", str),
+        bytes=fields.take("bytes", int),
+        rows=fields.take("rows", int),
+        removed=fields.take("removed", int),
+        xxh3_64=fields.take("xxh3_64", str),
+    )
+
+
+def _save(fields: _Fields) -> SaveSet:
+    return SaveSet(
+        kind=cast(SaveKind, fields.take("kind", str)),  # SaveSet checks it
+        number=fields.take("number", int),
+        step=fields.take("step", int),
+        files=tuple(_file(_Fields(each, fields.path)) for each in fields.take("files", list)),
+    )
+
+
+def _canonical(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()

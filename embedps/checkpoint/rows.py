@@ -1,0 +1,130 @@
+"""Row files read and replayed without the kernels: what the C++ loader does, in plain Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.manifest import Manifest
+from embedps.errors import CheckpointError, CorruptCheckpointError
+
+_FIRST = {"table": pa.dictionary(pa.int16(), pa.string()), "id": pa.int64()}
+_LAST = {"last_step": pa.uint32(), "frequency": pa.uint32(), "removed": pa.bool_()}
+_VERSION_KEY = b"embedps.row_file"
+
+
+def read_row_file(path: Path) -> pa.Table:
+    """Maps a row file: its records in file order, removals among them.
+
+    Raises:
+      CorruptCheckpointError: it is absent, or not a row file; names path, field, expected, found.
+    """
+    try:
+        with pa.memory_map(str(path)) as source:
+            table = pa.ipc.open_file(source).read_all()
+        table.validate()
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptCheckpointError(f"{path}: cannot be read as a row file: {error}") from error
+    check_schema(path, table.schema)
+    for name in table.column_names:
+        if table[name].null_count:
+            raise CorruptCheckpointError(
+                f"{path}: field {name!r}: expected no nulls, found {table[name].null_count}"
+            )
+    return table
+
+
+def check_schema(path: Path, schema: pa.Schema) -> None:
+    """Raises CorruptCheckpointError unless the schema is a row file's."""
+    version = (schema.metadata or {}).get(_VERSION_KEY)
+    if version != b"1":
+        raise CorruptCheckpointError(
+            f"{path}: schema metadata {_VERSION_KEY.decode()!r}: expected '1', "
+            f"found {version.decode(errors='replace') if version is not None else 'none'!r}"
+        )
+    names = schema.names
+    floats = names[len(_FIRST) : -len(_LAST)]
+    wanted = [*_FIRST, "embedding", *floats[1:], *_LAST]
+    if names != wanted or len(set(names)) != len(names):
+        raise CorruptCheckpointError(f"{path}: columns: expected {wanted}, found {names}")
+    for name, kind in (_FIRST | _LAST).items():
+        if schema.field(name).type != kind:
+            raise CorruptCheckpointError(
+                f"{path}: field {name!r}: expected type {kind}, found {schema.field(name).type}"
+            )
+    for name in floats:
+        kind = schema.field(name).type
+        if not pa.types.is_fixed_size_list(kind) or kind.value_type != pa.float32():
+            raise CorruptCheckpointError(
+                f"{path}: field {name!r}: expected a fixed_size_list of float, found {kind}"
+            )
+
+
+def read_chain(directory: CheckpointDirectory, manifest: Manifest, group: str) -> pa.Table:
+    """Replays the chain of one group: its live rows, by table and id, without column `removed`.
+
+    The last record of a table's id wins, and none is left of one that is a removal: saves in the
+    chain's order, and records in their file's. All shards together: an id has one shard in a save.
+
+    Raises:
+      CheckpointError: the manifest has no such group.
+      CorruptCheckpointError: a file is absent or not a row file.
+    """
+    paths = [
+        directory.file(file)
+        for save in manifest.chain
+        for file in save.files
+        if file.group == group
+    ]
+    if not paths:
+        groups = sorted({file.group for save in manifest.chain for file in save.files})
+        raise CheckpointError(f"manifest {manifest.number} has no group {group!r}, it has {groups}")
+    records = _concat(paths)
+    table = records["table"].combine_chunks()
+    names = table.dictionary.to_pylist() if isinstance(table, pa.DictionaryArray) else []
+    rank = np.argsort(np.argsort(np.array(names, dtype=object))) if names else np.empty(0, np.int64)
+    tables = rank[table.indices.to_numpy(zero_copy_only=False)] if names else np.empty(0, np.int64)
+    live = _last_records(tables, records["id"].to_numpy(), records["removed"].to_numpy())
+    return records.drop_columns(["removed"]).take(pa.array(live))
+
+
+def read_table(directory: CheckpointDirectory, manifest: Manifest, name: str) -> pa.Table:
+    """The live rows of one table, by id; column `table` left out.
+
+    Raises:
+      CheckpointError: the manifest has no such table.
+    """
+    groups = {table["name"]: table["group"] for table in manifest.tables}
+    if name not in groups:
+        raise CheckpointError(
+            f"manifest {manifest.number} has no table {name!r}, it has {sorted(groups)}"
+        )
+    rows = read_chain(directory, manifest, groups[name])
+    return rows.filter(pc.equal(rows["table"].cast(pa.string()), name)).drop_columns(["table"])
+
+
+def _concat(paths: Sequence[Path]) -> pa.Table:
+    tables = [read_row_file(path) for path in paths]
+    first = tables[0].schema.remove_metadata()
+    for path, table in zip(paths, tables, strict=True):
+        found = table.schema.remove_metadata()
+        if [f.type for f in found] != [f.type for f in first] or found.names != first.names:
+            raise CorruptCheckpointError(
+                f"{path}: expected the columns of {paths[0]}, found {found}"
+            )
+    plain = [table.replace_schema_metadata(None).cast(first) for table in tables]
+    return pa.concat_tables(plain).unify_dictionaries()
+
+
+def _last_records(tables: np.ndarray, ids: np.ndarray, removed: np.ndarray) -> np.ndarray:
+    """Indices of the records that win and are rows, ordered by table and id."""
+    order = np.lexsort((np.arange(len(ids)), ids, tables))
+    same = (ids[order][1:] == ids[order][:-1]) & (tables[order][1:] == tables[order][:-1])
+    last: np.ndarray = order[np.append(~same, True)[: len(order)]]
+    live: np.ndarray = last[~removed[last]]
+    return live

@@ -116,7 +116,8 @@ class RowStore::Stripe {
     return number;
   }
 
-  // Frees the row of `id` and records the removal. Returns whether it was there.
+  // Frees the row of `id`. Returns whether it was there. The caller records the removal where the
+  // next cut is to give it.
   bool Remove(uint64_t hash, int64_t id, uint64_t salt) {
     if (index_.empty()) return false;
     const uint32_t tag = Tag(hash);
@@ -128,7 +129,6 @@ class RowStore::Stripe {
       free_.push_back(RowOf(entry));
       --live_;
       CloseGap(at, salt);
-      open_removed.push_back(id);
       return true;
     }
   }
@@ -379,7 +379,9 @@ int64_t RowStore::Remove(int table, const int64_t* ids, int64_t num_ids) {
     const uint64_t hash = RowHash(salts_[table], ids[i]);
     Stripe& s = stripe(table, hash);
     std::lock_guard<std::mutex> lock(s.mutex);
-    removed += s.Remove(hash, ids[i], salts_[table]);
+    if (!s.Remove(hash, ids[i], salts_[table])) continue;
+    s.open_removed.push_back(ids[i]);
+    ++removed;
   }
   table_rows_[table].fetch_sub(removed, std::memory_order_relaxed);
   return removed;
@@ -396,7 +398,9 @@ int64_t RowStore::Evict(int table, uint32_t step, uint32_t max_frequency) {
       for (uint32_t number = first; number < last; ++number) {
         const RowHeader* row = s.Row(number);
         if ((row->listed & kLive) && row->last_step < step && row->frequency < max_frequency) {
-          removed += s.Remove(RowHash(salts_[table], row->id), row->id, salts_[table]);
+          s.Remove(RowHash(salts_[table], row->id), row->id, salts_[table]);
+          s.open_removed.push_back(row->id);
+          ++removed;
         }
       }
     }
@@ -503,9 +507,10 @@ Status RowStore::CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pe
 Status RowStore::Cut(CutKind kind, int64_t since, const Sink& sink, int64_t* cut) {
   std::lock_guard<std::mutex> cut_lock(cut_mutex_);
   const bool drop_pending = since == last_cut_;
-  if (!drop_pending && since != pending_since_) {
+  // A base gives every row, so it may follow any cut: it keeps what is pending and lists on.
+  if (kind == CutKind::kDelta && !drop_pending && since != pending_since_) {
     return Status::InvalidArgument(
-        "group '" + config_.group + "': a cut must be since " + std::to_string(last_cut_) +
+        "group '" + config_.group + "': a delta must be since " + std::to_string(last_cut_) +
         " (the last) or " + std::to_string(pending_since_) + " (the one before it) but got " +
         std::to_string(since) + ": write a base");
   }
@@ -549,7 +554,10 @@ int64_t RowStore::Load(const RowColumns& columns, const std::vector<int>& tables
     uint32_t number = s.Find(hash, id);
     if (number == kNone) {
       number = s.Insert(hash, id, salts_[t]);
-      if (number == kNone) continue;
+      if (number == kNone) {
+        rejected_inserts_.fetch_add(1, std::memory_order_relaxed);
+        continue;
+      }
       table_rows_[t].fetch_add(1, std::memory_order_relaxed);
       InitializeSlots(config_.optimizer, dim, s.Embedding(number) + dim);
     }

@@ -93,14 +93,15 @@ class RowStore {
   // Gives every row (base), or the rows touched and ids removed since cut `since` (delta), to
   // `sink` in batches, each row whole and under its stripe's lock, while training goes on. Returns
   // this cut's number. `since` is the last cut whose records were committed, -1 if none was; what
-  // it did not cover is given again. Memory: one batch of rows, and 4 bytes a touched row.
+  // it did not cover is given again. A delta since a cut that the lists no longer go back to is
+  // refused; a base always works. Memory: one batch of rows, and 4 bytes a touched row.
   // One cut at a time; a second waits.
   Status Cut(CutKind kind, int64_t since, const Sink& sink, int64_t* cut);
 
   // Takes records: rows overwrite, removals remove. Only ids of `shard` among `num_shards` are
   // taken. `tables` maps a record's table to ours, -1 to pass over. Without `slots`, optimizer
-  // slots keep their initial values. Returns how many records were taken. Loaded rows are not
-  // touched rows.
+  // slots keep their initial values. Returns how many records were taken. Nothing loaded or removed
+  // here is listed for the next cut.
   int64_t Load(const RowColumns& columns, const std::vector<int>& tables, int shard, int num_shards,
                bool slots);
 

@@ -1,4 +1,5 @@
 // The ops that run where the rows are: on a parameter server.
+#include <cmath>
 #include <memory>
 #include <string>
 #include <utility>
@@ -272,6 +273,14 @@ class UpdateOp : public OpKernel {
                     "] but got " + gradients.shape().DebugString()));
     float learning_rate = 0;
     OP_REQUIRES_OK(context, ReadScalar(context, 4, "learning_rate", &learning_rate));
+    // FTRL divides by it.
+    const bool ftrl = store.config().optimizer.kind == OptimizerKind::kFtrl;
+    OP_REQUIRES(context,
+                std::isfinite(learning_rate) && (ftrl ? learning_rate > 0 : learning_rate >= 0),
+                absl::InvalidArgumentError("group '" + store.config().group +
+                                           "': learning_rate must be finite and " +
+                                           (ftrl ? "above 0 for FTRL" : "at least 0") +
+                                           " but got " + std::to_string(learning_rate)));
     int64_t step = 0;
     OP_REQUIRES_OK(context, ReadScalar(context, 5, "step", &step));
     OP_REQUIRES(

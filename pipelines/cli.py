@@ -60,30 +60,34 @@ def run(main: Callable[[Sequence[str]], None], argv: Sequence[str]) -> int:
 
     SIGTERM ends it as Ctrl-C does: what was being written under a temporary name is removed.
     """
-    previous = signal.signal(signal.SIGTERM, _interrupt)
+    interrupted = False
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        interrupted = True
+        raise KeyboardInterrupt
+
+    previous = {name: signal.signal(name, interrupt) for name in (signal.SIGINT, signal.SIGTERM)}
     try:
         main(argv)
-    except EmbedpsError as error:
-        print(f"error: {_one_line(str(error))}", file=sys.stderr)
-        return error.exit_code
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"error: {where}{error.strerror or error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted: nothing was finished, run the command again", file=sys.stderr)
-        return INTERRUPTED_EXIT_CODE
+    except (EmbedpsError, OSError, KeyboardInterrupt) as error:
+        # Beam makes an ordinary error of an interrupt that meets its own code.
+        if interrupted or isinstance(error, KeyboardInterrupt):
+            print("interrupted: nothing was finished, run the command again", file=sys.stderr)
+            return INTERRUPTED_EXIT_CODE
+        print(f"error: {_describe(error)}", file=sys.stderr)
+        return error.exit_code if isinstance(error, EmbedpsError) else 1
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for name, handler in previous.items():
+            signal.signal(name, handler)
     return 0
 
 
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+def _describe(error: EmbedpsError | OSError) -> str:
+    """Returns an error as one line; an OSError's file comes first."""
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return " ".join(str(error).split())
 
 
 class Reporter:

@@ -45,7 +45,8 @@ def _print_summary(dataset: Dataset, wall_secs: float | None) -> None:
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
     options = parse_options(argv)
-    logging.basicConfig(level=logging.DEBUG if options.verbose else logging.ERROR)
+    # Beam logs every failure with its traceback; ours is one line.
+    logging.basicConfig(level=logging.DEBUG if options.verbose else logging.CRITICAL)
     # Beam takes seconds to import, and warns: flags are checked and the log level is set first.
     from pipelines.criteo_job import make_dataset
 

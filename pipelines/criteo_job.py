@@ -46,7 +46,7 @@ def make_dataset(options: Options) -> tuple[Dataset, bool]:
       UsageError: an input is absent, or the output holds another dataset.
       DatasetError: the pipeline failed, or no line was good.
     """
-    beam_options = _beam_options(options.beam_flags)
+    pipeline = _pipeline(options.beam_flags)
     inputs, sizes = find_inputs(options.input)
     if not options.force and _holds(options, inputs, sizes):
         return Dataset.open(options.output), False
@@ -58,7 +58,7 @@ def make_dataset(options: Options) -> tuple[Dataset, bool]:
     job.work.path.mkdir()
     try:
         with _progress(job, inputs, sum(sizes)):
-            _run_pipeline(job, inputs, beam_options)
+            _run_pipeline(pipeline, job, inputs)
     finally:
         shutil.rmtree(job.work.path, ignore_errors=True)
     if not (options.output / FILE_NAME).exists():
@@ -136,11 +136,7 @@ def _remove_leftovers(output: Path, job: Job) -> None:
     (output / BAD_LINES_NAME).unlink(missing_ok=True)
 
 
-def _run_pipeline(job: Job, inputs: Sequence[InputTask], beam_options: PipelineOptions) -> None:
-    try:
-        pipeline = beam.Pipeline(options=beam_options)
-    except (ValueError, ImportError, AttributeError) as error:
-        raise UsageError(f"--runner: {error}") from None
+def _run_pipeline(pipeline: beam.Pipeline, job: Job, inputs: Sequence[InputTask]) -> None:
     build(pipeline, job, inputs)
     try:
         pipeline.run().wait_until_finish()
@@ -159,8 +155,8 @@ class _BeamFlagParser(beam.options.pipeline_options._BeamArgumentParser):
         raise UsageError(f"{message} (see --help)")
 
 
-def _beam_options(flags: Sequence[str]) -> PipelineOptions:
-    """Checks flags that are not ours against Beam's; raises UsageError for unknown ones."""
+def _pipeline(flags: Sequence[str]) -> beam.Pipeline:
+    """Makes an empty pipeline of Beam's flags; raises UsageError for a flag or runner unknown."""
     parser = _BeamFlagParser(allow_abbrev=False, add_help=False)
     for options_class in PipelineOptions.__subclasses__():
         options_class._add_argparse_args(parser)
@@ -174,7 +170,10 @@ def _beam_options(flags: Sequence[str]) -> PipelineOptions:
     standard = options.view_as(StandardOptions)
     if standard.runner is None:
         standard.runner = DEFAULT_RUNNER
-    return options
+    try:
+        return beam.Pipeline(options=options)
+    except (ValueError, ImportError, AttributeError) as error:
+        raise UsageError(f"--runner {standard.runner}: {error}") from None
 
 
 @contextlib.contextmanager

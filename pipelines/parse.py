@@ -125,14 +125,10 @@ def _parse_fast(data: bytes, num_lines: int) -> ParsedRows | None:
     integers = np.empty((NUM_INTEGERS, num_lines), np.int64)
     for i, column in enumerate(columns[1 : 1 + NUM_INTEGERS]):
         values = np.frombuffer(column.buffers()[1], np.int64, num_lines, column.offset * 8)
-        if (values == MISSING_INTEGER).any() and column.null_count == 0:
+        missing = column.is_null().to_numpy(zero_copy_only=False)
+        if ((values == MISSING_INTEGER) & ~missing).any():
             return None
-        integers[i] = values
-        if column.null_count:
-            missing = column.is_null().to_numpy(zero_copy_only=False)
-            if (values[~missing] == MISSING_INTEGER).any():
-                return None
-            integers[i][missing] = MISSING_INTEGER
+        integers[i] = np.where(missing, MISSING_INTEGER, values)
     if labels is None:
         return None
     return ParsedRows(labels=labels, integers=integers, ids=ids)

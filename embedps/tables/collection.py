@@ -121,7 +121,8 @@ class EmbeddingCollection:
           insert: create absent rows (training); otherwise they read as zeros.
 
         Raises:
-          UsageError: a feature is absent, or ragged where its spec is not, or the other way round.
+          UsageError: a feature is absent, of another dtype or rank, or ragged where its spec is not,
+            or the other way round.
         """
         looked = Looked([], [], [])
         for group, stores in zip(self.groups, self._stores, strict=True):
@@ -402,6 +403,14 @@ def _flatten(feature: FeatureSpec, ids: Mapping[str, Ids]) -> tuple[tf.Tensor, t
             f"feature {feature.name!r} is declared with ragged={feature.ragged} but the batch has a "
             f"{'ragged' if isinstance(value, tf.RaggedTensor) else 'dense'} tensor"
         )
+    if value.dtype != tf.int64:
+        raise UsageError(f"feature {feature.name!r} must have int64 ids but got {value.dtype.name}")
+    rank = value.shape.rank
+    if rank is not None and rank != 1 + feature.ragged:
+        raise UsageError(
+            f"feature {feature.name!r} must have ids of shape "
+            f"{'[batch, None]' if feature.ragged else '[batch]'} but got {value.shape}"
+        )
     if isinstance(value, tf.RaggedTensor):
-        return value.values, value.row_splits
+        return value.values, tf.cast(value.row_splits, tf.int64)
     return value, tf.zeros([0], tf.int64)

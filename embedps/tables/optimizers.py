@@ -30,6 +30,12 @@ class Optimizer:
         raise NotImplementedError
 
 
+def _check_divisor(optimizer: Optimizer, *terms: float) -> None:
+    """A gradient of zero divides zero by these: one of them must be above zero."""
+    if not any(terms):
+        raise UsageError(f"{optimizer} would divide by zero: epsilon must be above 0")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SGD(Optimizer):
     """w -= lr g."""
@@ -48,6 +54,10 @@ class Adagrad(Optimizer):
     initial_accumulator: float = 0.1
     epsilon: float = 1e-7
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_divisor(self, self.initial_accumulator, self.epsilon)
+
     def slot_widths(self, dim: int) -> dict[str, int]:
         return {"accumulator": dim}
 
@@ -59,6 +69,10 @@ class RowwiseAdagrad(Optimizer):
     kind: ClassVar[str] = "rowwise_adagrad"
     initial_accumulator: float = 0.0
     epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_divisor(self, self.initial_accumulator, self.epsilon)
 
     def slot_widths(self, dim: int) -> dict[str, int]:
         return {"accumulator": 1}
@@ -72,6 +86,10 @@ class LazyAdam(Optimizer):
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-7
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_divisor(self, self.epsilon)
 
     def slot_widths(self, dim: int) -> dict[str, int]:
         return {"m": dim, "v": dim}

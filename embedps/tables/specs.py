@@ -1,6 +1,7 @@
 """What a user declares: tables of rows, and the features that look them up."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -9,6 +10,7 @@ from embedps.tables.optimizers import Optimizer, RowwiseAdagrad
 
 Combiner = Literal["sum", "mean", "sqrtn"]
 COMBINERS: tuple[Combiner, ...] = ("sum", "mean", "sqrtn")
+MAX_DIM = 65536  # of a row file's columns: kMaxRowFileWidth
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,8 @@ class Initializer:
             raise UsageError(
                 f"Initializer.kind must be constant, uniform or normal but got {self.kind!r}"
             )
+        if not (math.isfinite(self.low) and math.isfinite(self.high)):
+            raise UsageError(f"an initializer's numbers must be finite but got {self}")
         if self.kind == "uniform" and not self.low <= self.high:
             raise UsageError(f"a uniform initializer must have low <= high but got {self}")
         if self.kind == "normal" and self.high < 0:
@@ -68,8 +72,14 @@ class TableSpec:
     def __post_init__(self) -> None:
         if not self.name:
             raise UsageError("a table's name must not be empty")
-        if self.dim < 1:
-            raise UsageError(f"table {self.name!r}: dim must be at least 1 but got {self.dim}")
+        if not 1 <= self.dim <= MAX_DIM:
+            raise UsageError(
+                f"table {self.name!r}: dim must be in [1, {MAX_DIM}] but got {self.dim}"
+            )
+        if not -(2**63) <= self.seed < 2**63:
+            raise UsageError(
+                f"table {self.name!r}: seed must be a signed 64-bit number but got {self.seed}"
+            )
         if self.capacity < 0:
             raise UsageError(
                 f"table {self.name!r}: capacity must be at least 0 but got {self.capacity}"

@@ -1,0 +1,159 @@
+"""Collections on this process's CPU, and what their rows are, read from the files they write."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import tensorflow as tf
+
+from embedps import kernels
+from embedps.tables import FeatureSpec, Initializer, TableSpec
+from embedps.tables.collection import EmbeddingCollection
+
+_containers = itertools.count()
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One row as a checkpoint holds it."""
+
+    embedding: tuple[float, ...]
+    slots: tuple[tuple[float, ...], ...]
+    last_step: int
+    frequency: int
+
+
+Rows = dict[tuple[str, int], Row]
+
+
+def make_collection(
+    tables: Sequence[TableSpec],
+    features: Sequence[FeatureSpec] | None = None,
+    *,
+    num_shards: int = 1,
+    trainable: bool = True,
+) -> EmbeddingCollection:
+    """A collection with a container of its own; without features, one a table, of its name."""
+    if features is None:
+        features = [FeatureSpec(name=t.name, table=t.name) for t in tables]
+    return EmbeddingCollection(
+        tables,
+        features,
+        devices=["/device:CPU:0"] * num_shards,
+        container=f"test-{next(_containers)}",
+        trainable=trainable,
+    )
+
+
+def make_table(name: str = "t", dim: int = 4, **fields) -> TableSpec:
+    return TableSpec(name=name, dim=dim, **fields)
+
+
+def constant(value: float) -> Initializer:
+    return Initializer(kind="constant", low=value)
+
+
+def ids(*values: int) -> tf.Tensor:
+    return tf.constant(values, tf.int64)
+
+
+def ragged(bags: Sequence[Sequence[int]]) -> tf.RaggedTensor:
+    return tf.ragged.constant(bags, dtype=tf.int64, ragged_rank=1, row_splits_dtype=tf.int64)
+
+
+def train(
+    collection: EmbeddingCollection,
+    batch: Mapping[str, tf.Tensor],
+    upstream: Mapping[str, np.ndarray],
+    *,
+    learning_rate: float = 0.5,
+    step: int = 1,
+) -> dict[str, np.ndarray]:
+    """One step whose loss has the gradient `upstream` in each feature's vectors; gives the vectors."""
+    looked = collection.lookup(batch, insert=True)
+    with tf.GradientTape() as tape:
+        tape.watch(looked.rows)
+        vectors = collection.combine(looked)
+        loss = tf.add_n([tf.reduce_sum(vectors[f] * upstream[f]) for f in vectors])
+    collection.update(
+        looked,
+        tape.gradient(loss, looked.rows),
+        learning_rate=tf.constant(learning_rate),
+        step=tf.constant(step, tf.int64),
+    )
+    return {name: value.numpy() for name, value in vectors.items()}
+
+
+def look(
+    collection: EmbeddingCollection, batch: Mapping[str, tf.Tensor], *, insert: bool = False
+) -> dict[str, np.ndarray]:
+    """Each feature's vectors."""
+    vectors = collection.combine(collection.lookup(batch, insert=insert))
+    return {name: value.numpy() for name, value in vectors.items()}
+
+
+def remove(collection: EmbeddingCollection, table: str, gone: Sequence[int]) -> int:
+    """Removes rows by id, wherever they are."""
+    removed = 0
+    for group, stores in zip(collection.groups, collection._stores, strict=True):
+        names = [t.name for t in group.tables]
+        if table in names:
+            for store in stores:
+                index = names.index(table)
+                removed += int(kernels.load().embedps_remove(store, ids(*gone), table=index))
+    return removed
+
+
+def _records(path: str) -> Iterator[tuple[str, int, bool, Row]]:
+    with pa.OSFile(path) as file:
+        table = pa.ipc.open_file(file).read_all()
+    fixed = {"table", "id", "embedding", "last_step", "frequency", "removed"}
+    slots = [n for n in table.column_names if n not in fixed]
+    columns = {name: table[name].to_pylist() for name in table.column_names}
+    for i in range(table.num_rows):
+        row = Row(
+            embedding=tuple(columns["embedding"][i]),
+            slots=tuple(tuple(columns[s][i]) for s in slots),
+            last_step=columns["last_step"][i],
+            frequency=columns["frequency"][i],
+        )
+        yield columns["table"][i], columns["id"][i], columns["removed"][i], row
+
+
+def rows_in(paths: Sequence[str]) -> Rows:
+    """What a reader that applies the files' records in order has."""
+    rows: Rows = {}
+    for path in paths:
+        for table, id_, removed, row in _records(path):
+            if removed:
+                rows.pop((table, id_), None)
+            else:
+                rows[table, id_] = row
+    return rows
+
+
+def num_records(paths: Sequence[str]) -> int:
+    return sum(1 for path in paths for _ in _records(path))
+
+
+def rows_of(collection: EmbeddingCollection, folder: Path, since=None) -> Rows:
+    """Every row, by a base written for the purpose."""
+    files = collection.write("base", str(folder), since=since or {})
+    assert sum(f.rows for f in files) == num_records([f.path for f in files])
+    return rows_in([f.path for f in files])
+
+
+def group_files(files) -> dict[str, list[str]]:
+    """`EmbeddingCollection.load`'s argument from `write`'s answer."""
+    by_group: dict[str, list[str]] = {}
+    for file in files:
+        by_group.setdefault(file.group, []).append(file.path)
+    return by_group
+
+
+def cuts_of(files) -> dict[tuple[str, int], int]:
+    """`write`'s `since` from its answer."""
+    return {(f.group, f.shard): f.cut for f in files}

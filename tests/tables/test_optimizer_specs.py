@@ -1,0 +1,49 @@
+import math
+
+import pytest
+
+from embedps.errors import UsageError
+from embedps.tables import SGD, Adagrad, Ftrl, LazyAdam, RowwiseAdagrad, optimizers
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (
+            lambda: Adagrad(initial_accumulator=-1),
+            r"Adagrad.initial_accumulator must be in \[0, inf",
+        ),
+        (lambda: Adagrad(epsilon=math.nan), "Adagrad.epsilon must be in"),
+        (lambda: Adagrad(epsilon=math.inf), "Adagrad.epsilon must be in"),
+        (lambda: Adagrad(initial_accumulator=0, epsilon=0), "divide by zero"),
+        (lambda: RowwiseAdagrad(epsilon=0), "divide by zero"),
+        (lambda: LazyAdam(beta1=1.0), r"LazyAdam.beta1 must be in \[0, 1\) but got 1.0"),
+        (lambda: LazyAdam(beta2=-0.1), r"LazyAdam.beta2 must be in \[0, 1\)"),
+        (lambda: LazyAdam(epsilon=0), "divide by zero"),
+        (lambda: Ftrl(l1=-0.1), r"Ftrl.l1 must be in \[0, inf\) but got -0.1"),
+    ],
+)
+def test_optimizer_refuses_wrong_setting(make, text):
+    with pytest.raises(UsageError, match=text):
+        make()
+
+
+def test_make_gives_each_kind_with_its_defaults():
+    for kind, cls in optimizers.BY_KIND.items():
+        assert optimizers.make(kind) == cls()
+        assert optimizers.make(kind).kind == kind
+    with pytest.raises(UsageError, match=r"must be one of sgd, .*ftrl but got 'adamw'"):
+        optimizers.make("adamw")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "floats"),
+    [(SGD(), 0), (Adagrad(), 7), (RowwiseAdagrad(), 1), (LazyAdam(), 14), (Ftrl(), 14)],
+)
+def test_slot_widths_count_the_floats_of_a_row(optimizer, floats):
+    assert sum(optimizer.slot_widths(7).values()) == floats
+
+
+def test_settings_name_every_number():
+    assert Adagrad(epsilon=0.5).settings() == {"initial_accumulator": 0.1, "epsilon": 0.5}
+    assert SGD().settings() == {}

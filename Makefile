@@ -77,7 +77,7 @@ check-tools:
 $(VENV)/.dependencies: requirements.lock
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo 'make: `$(PYTHON) -m venv` failed: install the venv module (Debian: python3-venv)' >&2; exit 1; }
-	@echo 'make: installing the packages of requirements.lock into $(VENV) (about 1 GB to download)'
+	@echo 'make: installing the packages of requirements.lock into $(VENV) (some 760 MB to download)'
 	@$(PIP) install --quiet --require-hashes -r requirements.lock
 	@touch $@
 

@@ -145,7 +145,6 @@ def _extended_dtype(name: str) -> np.dtype[Any] | None:
     import ml_dtypes
 
     found = getattr(ml_dtypes, name, None)
-    try:
-        return None if found is None else np.dtype(found)
-    except TypeError:
-        return None
+    if isinstance(found, type) and issubclass(found, np.generic):
+        return np.dtype(found)
+    return None

@@ -1,0 +1,238 @@
+"""`python -m embedps.checkpoint`: what it prints, and its exit codes."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from embedps.checkpoint.__main__ import main
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.lease import write_lease
+from embedps.checkpoint.manifest import to_json
+from tests.checkpoint.builders import make_run
+
+SHARD = "delta-2/dim2/shard-0-of-2.arrow"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> CheckpointDirectory:
+    return make_run(tmp_path / "checkpoints").directory
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    path.write_bytes(data)
+
+
+def test_verify_of_a_whole_checkpoint_is_quiet_and_zero(directory, capsys):
+    assert main(["verify", str(directory.path)]) == 0
+    assert capsys.readouterr().out.startswith("1 manifests, 7 files, ")
+    assert main(["verify", str(directory.path), "--all"]) == 0
+    assert capsys.readouterr().out.startswith("3 manifests, 9 files, ")
+    assert main(["verify", str(directory.path), "--number", "1"]) == 0
+    assert capsys.readouterr().out.startswith("1 manifests, 3 files, ")
+
+
+def damage_flip(directory: CheckpointDirectory) -> str:
+    entry = directory.read(3).chain[1].files[0]
+    flip(directory.file(entry))
+    return f"{SHARD}: xxh3_64: expected {entry.xxh3_64}, found "
+
+
+def damage_truncate(directory: CheckpointDirectory) -> str:
+    entry = directory.read(3).chain[1].files[0]
+    os.truncate(directory.file(entry), entry.bytes - 8)
+    return f"{SHARD}: bytes: expected {entry.bytes}, found {entry.bytes - 8}"
+
+
+def damage_remove(directory: CheckpointDirectory) -> str:
+    (directory.path / SHARD).unlink()
+    return f"{SHARD}: content: expected a readable file, found No such file or directory"
+
+
+def damage_swap(directory: CheckpointDirectory) -> str:
+    """Two whole files under each other's name."""
+    first, second = (directory.path / f"dense-{n}" / "dense.arrow" for n in (2, 3))
+    assert first.stat().st_size == second.stat().st_size
+    aside = directory.path / "aside"
+    first.rename(aside)
+    second.rename(first)
+    aside.rename(second)
+    dense = directory.read(3).dense
+    assert dense is not None
+    return f"dense-3/dense.arrow: xxh3_64: expected {dense.xxh3_64}, found "
+
+
+def damage_dense(directory: CheckpointDirectory) -> str:
+    flip(directory.dense_path(3))
+    return "dense-3/dense.arrow: xxh3_64: expected "
+
+
+def damage_manifest(directory: CheckpointDirectory) -> str:
+    path = directory.manifest_path(3)
+    path.write_bytes(path.read_bytes().replace(b'"step": 300', b'"step": 999'))
+    return "manifests/00000003.json: content: expected a readable file, found field 'xxh3_64'"
+
+
+def reseal(directory: CheckpointDirectory, **changes: Any) -> None:
+    """Changes the newest manifest's entry of SHARD, with a checksum that fits."""
+    manifest = directory.read(3)
+    base, delta, last = manifest.chain
+    entry = dataclasses.replace(delta.files[0], **changes)
+    delta = dataclasses.replace(delta, files=(entry, *delta.files[1:]))
+    changed = dataclasses.replace(manifest, chain=(base, delta, last))
+    directory.manifest_path(3).write_bytes(to_json(changed))
+
+
+def damage_rows(directory: CheckpointDirectory) -> str:
+    reseal(directory, rows=7)
+    return f"{SHARD}: rows: expected 7, found 2"
+
+
+def damage_removed(directory: CheckpointDirectory) -> str:
+    reseal(directory, removed=5)
+    return f"{SHARD}: removed: expected 5, found 0"
+
+
+def damage_dim(directory: CheckpointDirectory) -> str:
+    manifest = directory.read(3)
+    tables = tuple({**table, "dim": 64} for table in manifest.tables)
+    changed = dataclasses.replace(manifest, tables=tables)
+    directory.manifest_path(3).write_bytes(to_json(changed))
+    return "base-1/dim2/shard-0-of-2.arrow: dim of C1: expected 64, found 2"
+
+
+def damage_tables(directory: CheckpointDirectory) -> str:
+    manifest = directory.read(3)
+    changed = dataclasses.replace(manifest, tables=manifest.tables[:1])
+    directory.manifest_path(3).write_bytes(to_json(changed))
+    return f"{SHARD}: table: expected one of ['C1'], found 'C2'"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        damage_flip,
+        damage_truncate,
+        damage_remove,
+        damage_swap,
+        damage_dense,
+        damage_manifest,
+        damage_rows,
+        damage_removed,
+        damage_dim,
+        damage_tables,
+    ],
+)
+def test_verify_names_file_field_expected_and_found(directory, capsys, damage):
+    expected = damage(directory)
+    assert main(["verify", str(directory.path)]) == 1
+    out = capsys.readouterr().out
+    assert f"{directory.path}/{expected}" in out
+    assert "problems" in out.splitlines()[-1]
+
+
+def test_verify_all_finds_manifests_that_contradict_each_other(directory, capsys):
+    reseal(directory, xxh3_64="0" * 16)
+    assert main(["verify", str(directory.path), "--all"]) == 1
+    assert f"entry of {SHARD}: expected that of the other manifests" in capsys.readouterr().out
+
+
+def test_verify_reports_every_damaged_file(directory, capsys):
+    damage_flip(directory)
+    damage_dense(directory)
+    assert main(["verify", str(directory.path)]) == 1
+    assert capsys.readouterr().out.splitlines()[-1].endswith("2 problems")
+
+
+def test_inspect_shows_chain_tables_and_leases(directory, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    write_lease(directory, "eval-0", 2, expire_secs=600)
+    assert main(["inspect", str(directory.path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "manifest 3 of 3 (1-3), step 300" in lines[0]
+    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+    by_name = {row[0]: row[1:] for row in cells if len(row) > 2}
+    assert by_name["base-1"][:4] == ["100", "2", "9", "0"]
+    assert by_name["delta-2"][:4] == ["200", "2", "2", "1"]
+    assert by_name["delta-3"][:4] == ["300", "2", "1", "1"]
+    assert by_name["dense-3"][:3] == ["300", "1", "1"]
+    assert by_name["C1"] == ["dim2", "2", "adagrad"]
+    assert by_name["eval-0"][0] == "2"
+    assert by_name["eval-0"][2] == str(os.getpid())
+
+
+def test_inspect_of_an_older_manifest_without_leases(directory, capsys):
+    assert main(["inspect", str(directory.path), "--number", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "no leases" in out
+    assert "delta-2" not in out
+
+
+def test_export_writes_the_live_rows_as_parquet(directory, tmp_path, capsys):
+    output = tmp_path / "c1.parquet"
+    assert main(["export", str(directory.path), "--table", "C1", "--output", str(output)]) == 0
+    assert "8 rows of C1 from manifest 3, step 300" in capsys.readouterr().out
+    rows = pq.read_table(output)
+    assert rows["id"].to_pylist() == list(range(8))
+    values = [0.0, 1.0, 2.0, 33.0, 40.0, 5.0, 6.0, 7.0]
+    assert rows["embedding"].to_pylist() == [[value, -value] for value in values]
+
+
+def test_export_of_a_damaged_chain_fails_and_writes_nothing(directory, tmp_path, capsys):
+    damage_truncate(directory)
+    output = tmp_path / "c1.parquet"
+    assert main(["export", str(directory.path), "--table", "C1", "--output", str(output)]) == 1
+    assert SHARD in capsys.readouterr().err
+    assert not output.exists()
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "export"])
+def test_directory_without_a_manifest_is_one_error(tmp_path, capsys, command):
+    more = ["--table", "C1", "--output", "x.parquet"] if command == "export" else []
+    assert main([command, str(tmp_path), *more]) == 1
+    err = capsys.readouterr().err
+    assert err == f"embedps: {tmp_path} holds no manifest: nothing was committed there\n"
+    assert main([command, str(tmp_path / "absent"), *more]) == 2
+    assert "there is no directory" in capsys.readouterr().err
+
+
+def test_wrong_arguments_exit_with_two(directory, capsys):
+    path = str(directory.path)
+    assert main(["export", path, "--table", "C9", "--output", "x"]) == 2
+    assert "--table must be one of ['C1', 'C2'] but is 'C9'" in capsys.readouterr().err
+    assert main(["verify", path, "--number", "1", "--all"]) == 2
+    assert main(["inspect", path, "--number", "8"]) == 1
+    for arguments in (["export", path], ["grow", path], []):
+        with pytest.raises(SystemExit) as exit_info:
+            main(arguments)
+        assert exit_info.value.code == 2
+
+
+@pytest.mark.multiprocess
+def test_program_runs_without_tensorflow(directory):
+    """As a process: its exit code is the command's, and TensorFlow is never imported."""
+    code = (
+        "import runpy, sys\n"
+        "class Refuse:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name.split('.')[0] == 'tensorflow': raise ImportError('tensorflow imported')\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+        "runpy.run_module('embedps.checkpoint', run_name='__main__', alter_sys=True)\n"
+    )
+    root = Path(__file__).resolve().parents[2]
+
+    def run(*arguments: str) -> int:
+        command = [sys.executable, "-c", code, *arguments]
+        return subprocess.run(command, cwd=root, capture_output=True, check=False).returncode
+
+    assert run("verify", str(directory.path)) == 0
+    damage_flip(directory)
+    assert run("verify", str(directory.path)) == 1
+    assert run("verify", str(directory.path / "absent")) == 2

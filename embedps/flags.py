@@ -20,6 +20,9 @@ C = TypeVar("C")
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose complaint is one line on stderr and exit code 2."""
 
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(allow_abbrev=False, **kwargs)
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.prog}: {message} (--help lists the flags)")
 
@@ -68,7 +71,7 @@ def make(config: type[C], flags: argparse.Namespace, file: Mapping[str, Any]) ->
 
 
 def read_file(path: str | None, *configs: type) -> dict[str, Any]:
-    """The values of a TOML file, whose keys are the fields of the configs.
+    """The values of a TOML file, whose keys are the fields of the configs, where some are given.
 
     Raises:
       UsageError: the file cannot be read, is not TOML, or has a key that is no field.
@@ -80,7 +83,7 @@ def read_file(path: str | None, *configs: type) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"--config {path} must be a readable TOML file: {error}") from error
     known = {f.name for config in configs for f in dataclasses.fields(config)}
-    unknown = sorted(set(values) - known)
+    unknown = sorted(set(values) - known) if configs else []
     if unknown:
         raise UsageError(f"--config {path} has keys {unknown}; it may have {sorted(known)}")
     return values

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from embedps import flags
+from embedps import flags, quiet
 from embedps.errors import ClusterError, UsageError
 
 _PR_SET_PDEATHSIG = 1
@@ -61,7 +61,10 @@ def serve() -> None:
     task = config["task"]
     if task["type"] not in ("worker", "ps"):
         raise UsageError(f"a server's task must be worker or ps but TF_CONFIG has {task['type']!r}")
-    _end_with_parent()
+    parent = os.environ.get("EMBEDPS_PARENT_PID")
+    if parent is not None:
+        end_with_parent(int(parent))
+    quiet.import_tensorflow()
     from embedps import kernels
 
     kernels.load()
@@ -84,15 +87,13 @@ def serve() -> None:
     server.join()
 
 
-def _end_with_parent() -> None:
-    parent = os.environ.get("EMBEDPS_PARENT_PID")
-    if parent is None:
-        return
+def end_with_parent(pid: int) -> None:
+    """Ties this process to the one that started it, and leaves Ctrl-C to that one."""
     # Ctrl-C reaches the whole terminal group; the client is who decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(parent):
+    if os.getppid() != pid:
         sys.exit(0)  # it had ended before the line above
 
 

@@ -1,0 +1,256 @@
+"""The sidecar evaluator: follows a run's manifests and scores the held-out split at each."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from embedps import kernels
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.lease import lease_latest, release_lease, write_lease
+from embedps.checkpoint.manifest import Manifest
+from embedps.dataset import Dataset
+from embedps.ledger import Ledger, LedgerOptions
+from embedps.metrics import Accumulator, Metrics
+from embedps.recommender import Recommender
+from embedps.saver import check_tables, load_dense, load_rows
+from embedps.tables.collection import EmbeddingCollection
+from embedps.units import make_eval_unit
+
+FILE_NAME = "evaluation.jsonl"
+_POLL_SECS = 0.5
+_LEASE_SECS = 120.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """One scoring, a line of evaluation.jsonl.
+
+    Attributes:
+      number: the manifest's.
+      step: training steps it holds.
+      metrics: over the whole split.
+      secs: the scoring took.
+      lag_secs: from the manifest's commit to the end of the scoring.
+    """
+
+    number: int
+    step: int
+    metrics: Metrics
+    secs: float
+    lag_secs: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Flat, with null for what is not defined."""
+        values = {
+            "number": self.number,
+            "step": self.step,
+            **dataclasses.asdict(self.metrics),
+            "secs": round(self.secs, 3),
+            "lag_secs": round(self.lag_secs, 3),
+            "time": time.time(),
+        }
+        return {
+            k: None if isinstance(v, float) and not math.isfinite(v) else v
+            for k, v in values.items()
+        }
+
+
+class Evaluator:
+    """Holds the tables' embeddings, without optimizer slots, and keeps them at a manifest.
+
+    It needs the model directory and the dataset only: the training cluster does not know of it.
+    """
+
+    def __init__(
+        self,
+        recommender: Recommender,
+        dataset: Dataset,
+        directory: CheckpointDirectory,
+        *,
+        split: str = "eval",
+        batch_rows: int = 4096,
+        num_shards: int = 1,
+    ) -> None:
+        """Makes empty tables and an untrained network.
+
+        Args:
+          recommender: the model that was trained.
+          dataset: of which `split` is scored.
+          directory: of the checkpoints.
+          split: a name in the dataset.
+          batch_rows: examples scored at once.
+          num_shards: of the tables here; any number gives the same scores.
+        """
+        kernels.load()
+        self._directory = directory
+        self._collection = EmbeddingCollection(
+            recommender.tables,
+            recommender.features,
+            devices=["/device:CPU:0"] * num_shards,
+            container=f"embedps-eval-{os.getpid()}-{id(self)}",
+            trainable=False,
+        )
+        self._network = recommender.build_network()
+        self._eval_unit = make_eval_unit(
+            recommender,
+            self._network,
+            self._collection,
+            recommender.input(batch_rows=batch_rows, shuffle_rows=0),
+        )
+        self._units = LedgerOptions(
+            split=split, batch_rows=batch_rows, unit_rows=max(65536, batch_rows), shuffle=False
+        )
+        self._dataset = dataset
+        self._applied: Manifest | None = None
+        self._name = f"evaluator-{socket.gethostname()}-{os.getpid()}-{id(self)}"
+
+    @property
+    def collection(self) -> EmbeddingCollection:
+        """The tables, at the manifest that was applied last."""
+        return self._collection
+
+    def apply(self, manifest: Manifest) -> int:
+        """Brings tables and network to a manifest: by its newer deltas where its chain is ours.
+
+        Returns:
+          How many records were read.
+
+        Raises:
+          CorruptCheckpointError: a file is absent or not what was written.
+          DimMismatchError: the checkpoint is of another model.
+        """
+        check_tables(manifest, self._collection)
+        self._directory.check_present(manifest)
+        saves = manifest.chain
+        have = self._applied.chain if self._applied is not None else ()
+        if have and saves[: len(have)] == have:
+            saves = saves[len(have) :]
+        else:
+            self._collection.clear()
+        self._applied = None  # until all of it is in
+        taken = load_rows(self._collection, self._directory, saves)
+        load_dense(self._directory, manifest, self._network.variables)
+        self._applied = manifest
+        return taken
+
+    def score(self) -> Metrics:
+        """Scores the split with the tables and network as they are."""
+        accumulator = Accumulator()
+        ledger = Ledger(self._dataset, self._units, epochs=1)
+        while (unit := ledger.take()) is not None:
+            counts = self._eval_unit(
+                tf.constant(unit.path),
+                tf.constant(unit.first_row, tf.int64),
+                tf.constant(unit.num_rows, tf.int64),
+            )
+            accumulator.add(counts)
+        return accumulator.result()
+
+    def evaluate_latest(self, *, newer_than: int) -> tuple[Manifest, Evaluation] | None:
+        """Scores the newest manifest if its number is greater; holds a lease on it meanwhile."""
+        leased = lease_latest(
+            self._directory, self._name, expire_secs=_LEASE_SECS, holder="evaluator"
+        )
+        if leased is None:
+            return None
+        manifest, _ = leased
+        try:
+            if manifest.number <= newer_than:
+                return None
+            with self._renewed(manifest.number):
+                began = time.time()
+                self.apply(manifest)
+                metrics = self.score()
+        finally:
+            release_lease(self._directory, self._name)
+        now = time.time()
+        return manifest, Evaluation(
+            number=manifest.number,
+            step=manifest.step,
+            metrics=metrics,
+            secs=now - began,
+            lag_secs=now - manifest.wall_time,
+        )
+
+    def follow(
+        self,
+        report: Callable[[Evaluation], None],
+        *,
+        newer_than: int = -1,
+        final_after: int = -1,
+        idle_secs: float = math.inf,
+    ) -> None:
+        """Scores each newest manifest until the run's last, which it always scores.
+
+        Args:
+          report: called with each evaluation.
+          newer_than: manifests up to this number are taken as scored.
+          final_after: a final manifest up to this number does not end it: the run was resumed.
+          idle_secs: ends it when nothing was committed for so long.
+        """
+        scored = newer_than
+        last_change = time.monotonic()
+        while True:
+            found = self.evaluate_latest(newer_than=scored)
+            if found is not None:
+                manifest, evaluation = found
+                report(evaluation)
+                scored, last_change = manifest.number, time.monotonic()
+                if manifest.final and manifest.number > final_after:
+                    return
+            elif time.monotonic() - last_change > idle_secs:
+                return
+            else:
+                self._wait_for_commit(scored)
+
+    def _wait_for_commit(self, scored: int) -> None:
+        if max(self._directory.numbers(), default=-1) <= scored:
+            time.sleep(_POLL_SECS)
+
+    def _renewed(self, number: int) -> _Renewal:
+        return _Renewal(self._directory, self._name, number)
+
+
+class _Renewal:
+    """Renews a lease on a thread of its own while its block runs, however long a scoring takes."""
+
+    def __init__(self, directory: CheckpointDirectory, name: str, number: int) -> None:
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(directory, name, number))
+
+    def _run(self, directory: CheckpointDirectory, name: str, number: int) -> None:
+        while not self._ended.wait(_LEASE_SECS / 4):
+            write_lease(directory, name, number, expire_secs=_LEASE_SECS, holder="evaluator")
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+def read_evaluations(model_dir: Path) -> list[dict[str, Any]]:
+    """The lines of a model directory's evaluation.jsonl; a line cut short by a kill is left out."""
+    try:
+        lines = (model_dir / FILE_NAME).read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    evaluations = []
+    for line in lines:
+        try:
+            evaluations.append(json.loads(line))
+        except ValueError:
+            continue
+    return evaluations

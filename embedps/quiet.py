@@ -1,0 +1,43 @@
+"""TensorFlow without its greetings, which it prints before it reads any log level."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+def import_tensorflow() -> None:
+    """Imports TensorFlow and looks for devices in silence; what it said comes out if that fails."""
+    with _stderr_aside():
+        import tensorflow as tf
+
+        tf.config.list_physical_devices()
+
+
+def silence_stderr() -> None:
+    """Drops what this process's threads print from here on: servers that it ends are not news."""
+    sys.stderr.flush()
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    os.close(null)
+
+
+@contextmanager
+def _stderr_aside() -> Iterator[None]:
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as aside:
+        os.dup2(aside.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            aside.seek(0)
+            os.write(kept, aside.read())
+            raise
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)

@@ -1,0 +1,211 @@
+"""From tables and network to a checkpoint, and back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from embedps.checkpoint.dense import read_dense, write_dense
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.manifest import FileEntry, Manifest, SaveKind, SaveSet
+from embedps.checkpoint.retention import collect_garbage
+from embedps.errors import DimMismatchError
+from embedps.tables.collection import EmbeddingCollection, ShardFile
+from embedps.tables.specs import TableSpec
+
+
+class Saver:
+    """Writes a run's checkpoints: a base first, then deltas, a new base when these outgrow it.
+
+    Not thread-safe: one save at a time.
+    """
+
+    def __init__(
+        self,
+        directory: CheckpointDirectory,
+        collection: EmbeddingCollection,
+        variables: Sequence[tf.Variable],
+        *,
+        keep_chains: int,
+    ) -> None:
+        """Writes to a directory that is this run's alone.
+
+        Args:
+          directory: where; on a cluster, of a file system that the parameter servers see.
+          collection: the tables.
+          variables: of the network and its optimizer, in an order that a rerun has too.
+          keep_chains: bases kept, with their deltas; older ones go unless someone leases them.
+        """
+        self._directory = directory
+        self._collection = collection
+        self._variables = list(variables)
+        self._keep_chains = keep_chains
+        self._last: Manifest | None = None
+        self._cuts: dict[tuple[str, int], int] = {}
+        self.counts = {
+            kind: {"count": 0, "bytes": 0, "rows": 0, "secs": 0.0} for kind in ("base", "delta")
+        }
+
+    @property
+    def last(self) -> Manifest | None:
+        """The manifest that this run committed or restored last."""
+        return self._last
+
+    def restore(self, manifest: Manifest) -> None:
+        """Takes up a checkpoint, of any number of shards.
+
+        Raises:
+          DimMismatchError: it is of other tables or another network.
+          CorruptCheckpointError: a file is absent or not what was written.
+        """
+        check_tables(manifest, self._collection)
+        self._directory.check_present(manifest)
+        load_rows(self._collection, self._directory, manifest.chain)
+        if manifest.dense is not None:
+            load_dense(self._directory, manifest, self._variables)
+        self._cuts = self._collection.mark_clean()
+        self._last = manifest
+
+    def save(
+        self, *, step: int, ledger: Mapping[str, Any], progress: Mapping[str, Any], final: bool
+    ) -> Manifest:
+        """Writes and commits a checkpoint while training goes on.
+
+        Args:
+          step: training steps done.
+          ledger: its state, read before this call: a unit it lists as done is in the tables.
+          progress: the run's counters.
+          final: nothing follows.
+
+        Raises:
+          CheckpointError: a file could not be written; what was committed before still stands,
+            and the next save holds what this one would have.
+        """
+        number = self._directory.next_number()
+        kind = self._kind()
+        began = time.monotonic()
+        folder = self._directory.path / f"{kind}-{number}"
+        files = self._collection.write(kind, str(folder.absolute()), since=self._cuts)
+        arrays = {f"{i:04d}": v.numpy() for i, v in enumerate(self._variables)}
+        dense = write_dense(self._directory.dense_path(number), arrays, root=self._directory.path)
+        saved = SaveSet(kind=kind, number=number, step=step, files=tuple(map(self._entry, files)))
+        before = () if kind == "base" or self._last is None else self._last.chain
+        manifest = Manifest(
+            number=number,
+            step=step,
+            wall_time=time.time(),
+            chain=(*before, saved),
+            dense=dense,
+            ledger=dict(ledger),
+            tables=tuple(describe_tables(self._collection)),
+            num_shards=self._collection.num_shards,
+            progress=dict(progress),
+            final=final,
+        )
+        self._directory.commit(manifest)
+        self._last = manifest
+        self._cuts = {(f.group, f.shard): f.cut for f in files}
+        counts = self.counts[kind]
+        counts["count"] += 1
+        counts["bytes"] += saved.bytes
+        counts["rows"] += saved.rows
+        counts["secs"] += time.monotonic() - began
+        collect_garbage(self._directory, keep_chains=self._keep_chains)
+        return manifest
+
+    def _kind(self) -> SaveKind:
+        """A base when there is none, or when the deltas since cost as much to read as it does."""
+        if self._last is None:
+            return "base"
+        base, *deltas = self._last.chain
+        return "base" if sum(d.bytes for d in deltas) >= base.bytes else "delta"
+
+    def _entry(self, file: ShardFile) -> FileEntry:
+        root = self._directory.path.absolute()
+        return FileEntry(
+            path=str(file.path).removeprefix(f"{root}/"),
+            bytes=file.bytes,
+            rows=file.rows,
+            removed=file.removed,
+            xxh3_64=file.xxh3_64,
+        )
+
+
+def describe_tables(collection: EmbeddingCollection) -> list[dict[str, Any]]:
+    """What a manifest says of the tables."""
+    return [
+        {**table.to_json(), "group": group.name}
+        for group in collection.groups
+        for table in group.tables
+    ]
+
+
+def check_tables(manifest: Manifest, collection: EmbeddingCollection) -> None:
+    """Checks that a checkpoint is of these tables.
+
+    Raises:
+      DimMismatchError: a table is absent on one side, or differs in dim or optimizer.
+    """
+    stored = {t["name"]: t for t in manifest.tables}
+    ours: dict[str, TableSpec] = {t.name: t for t in collection.tables}
+    advice = "restore with the tables it was written with, or start a new model directory"
+    if stored.keys() != ours.keys():
+        raise DimMismatchError(
+            f"the checkpoint has tables {sorted(stored)}, the model {sorted(ours)}: {advice}"
+        )
+    for name, table in ours.items():
+        theirs = stored[name]
+        if theirs["dim"] != table.dim:
+            raise DimMismatchError(
+                f"table {name!r} has dim {table.dim}, the checkpoint has {theirs['dim']}: {advice}"
+            )
+        kind = theirs["optimizer"]["kind"]
+        if kind != table.optimizer.kind:
+            raise DimMismatchError(
+                f"table {name!r} has optimizer {table.optimizer.kind}, the checkpoint has {kind}: "
+                f"{advice}"
+            )
+
+
+def load_rows(
+    collection: EmbeddingCollection, directory: CheckpointDirectory, saves: Sequence[SaveSet]
+) -> int:
+    """Loads saves in order, each shard its own rows; says how many records were taken."""
+    taken = 0
+    for save in saves:
+        files: dict[str, list[str]] = {}
+        for entry in save.files:
+            path = str(directory.file(entry).absolute())
+            files.setdefault(entry.group, []).append(path)
+        taken += collection.load(files)
+    return taken
+
+
+def load_dense(
+    directory: CheckpointDirectory, manifest: Manifest, variables: Sequence[tf.Variable]
+) -> None:
+    """Sets variables from a checkpoint; of a longer file, its first ones.
+
+    Raises:
+      DimMismatchError: the file has fewer, or one is of another shape.
+    """
+    if manifest.dense is None:
+        raise DimMismatchError(f"manifest {manifest.number} has no dense variables")
+    path = directory.file(manifest.dense)
+    arrays: list[np.ndarray] = list(read_dense(path).values())
+    advice = "use the network it was written with, or start a new model directory"
+    if len(arrays) < len(variables):
+        raise DimMismatchError(
+            f"{path} has {len(arrays)} dense variables, the network has {len(variables)}: {advice}"
+        )
+    for variable, array in zip(variables, arrays, strict=False):
+        if tuple(variable.shape) != array.shape:
+            raise DimMismatchError(
+                f"dense variable {variable.name!r} has shape {tuple(variable.shape)}, "
+                f"{path} has {array.shape}: {advice}"
+            )
+        variable.assign(array)

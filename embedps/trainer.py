@@ -1,0 +1,346 @@
+"""The client: schedules units, keeps the ledger, saves checkpoints, shows how it goes."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import tensorflow as tf
+
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.manifest import Manifest
+from embedps.cluster import Cluster
+from embedps.config import TrainConfig
+from embedps.dataset import Dataset
+from embedps.errors import CheckpointError, ClusterError, DatasetError, EmbedpsError
+from embedps.ledger import Ledger, LedgerOptions, Unit
+from embedps.metrics import Accumulator, Counts, Metrics
+from embedps.progress import ProgressLine
+from embedps.recommender import Recommender
+from embedps.saver import Saver
+from embedps.tables.collection import EmbeddingCollection
+from embedps.units import make_dense_optimizer, make_train_unit
+
+_TICK_SECS = 0.2
+_UNITS_IN_FLIGHT = 2  # a worker: one running, one queued behind it
+
+
+class TrainingError(EmbedpsError):
+    """Training cannot go on: the loss is not a number."""
+
+
+class Trainer:
+    """Trains a recommender on a dataset's training split, on any kind of cluster.
+
+    A run resumes from the last manifest of its model directory. SIGTERM and Ctrl-C finish what is
+    in flight, commit a checkpoint and end the run; a second Ctrl-C ends it at once.
+    """
+
+    def __init__(
+        self, recommender: Recommender, dataset: Dataset, config: TrainConfig, cluster: Cluster
+    ) -> None:
+        """Makes the tables and the network, and restores the last checkpoint if there is one.
+
+        Args:
+          recommender: the model.
+          dataset: of which the split "train" is read; its files as the workers see them.
+          config: how to train.
+          cluster: where.
+
+        Raises:
+          UsageError: the model directory is of another dataset or way to cut it.
+          DimMismatchError: it is of another model.
+          CheckpointError: its last checkpoint cannot be read.
+        """
+        self._config = config
+        self._cluster = cluster
+        self._directory = CheckpointDirectory(config.model_dir)
+        self._ledger = Ledger(
+            dataset,
+            LedgerOptions(
+                batch_rows=config.batch_size,
+                unit_rows=config.unit_rows,
+                shuffle=config.shuffle,
+                seed=config.seed,
+            ),
+            epochs=config.epochs,
+        )
+        last = self._directory.latest()
+        if last is not None:
+            self._ledger.restore(last.ledger)
+        self._collection = EmbeddingCollection(
+            recommender.tables,
+            recommender.features,
+            devices=cluster.shard_devices,
+            container=f"embedps-{os.getpid()}-{id(self)}" if _is_local(cluster) else "embedps",
+        )
+        tf.keras.utils.set_random_seed(config.seed)
+        with cluster.strategy.scope():
+            network = recommender.build_network()
+            optimizer = make_dense_optimizer(
+                config.dense_optimizer, config.dense_learning_rate, network
+            )
+        self._saver = Saver(
+            self._directory,
+            self._collection,
+            [*network.variables, *optimizer.variables()],
+            keep_chains=config.keep_chains,
+        )
+        if last is not None:
+            self._saver.restore(last)
+        self._train_unit = make_train_unit(
+            recommender,
+            network,
+            optimizer,
+            self._collection,
+            cluster.strategy,
+            recommender.input(
+                batch_rows=config.batch_size, shuffle_rows=config.unit_rows if config.shuffle else 0
+            ),
+        )
+        self._lock = threading.Lock()  # guards the four below
+        self._recent = Accumulator()
+        self._all = Accumulator()
+        self._examples = 0
+        self._error: BaseException | None = None
+        self._stop = threading.Event()
+        self._stopped_by: int | None = None
+
+    @property
+    def ledger(self) -> Ledger:
+        """Which units are done."""
+        return self._ledger
+
+    @property
+    def collection(self) -> EmbeddingCollection:
+        """The tables."""
+        return self._collection
+
+    @property
+    def saver(self) -> Saver:
+        """What writes the checkpoints."""
+        return self._saver
+
+    def run(self) -> dict[str, Any]:
+        """Trains until the ledger is done, or a signal or an error stops it.
+
+        Returns:
+          The run's part of summary.json: examples, units, wall_secs, examples_per_sec, tables,
+          checkpoint, training.
+
+        Raises:
+          ClusterError: a parameter server was lost; run again to resume.
+          DatasetError: a file of the dataset cannot be read.
+          TrainingError: the loss is not a number.
+          CheckpointError: the last checkpoint could not be written.
+        """
+        began = time.monotonic()
+        if not self._ledger.finished:
+            with self._signals():
+                self._train()
+        elif self._saver.last is not None and not self._saver.last.final:
+            self._save(final=True)
+        secs = time.monotonic() - began
+        stats = self._collection.stats()
+        training = self._all.result()
+        return {
+            "examples": self._examples,
+            "units": {
+                "done": self._ledger.num_done,
+                "repeated": self._ledger.num_repeated,
+                "total": self._ledger.num_units,
+            },
+            "finished": self._ledger.finished,
+            "wall_secs": round(secs, 3),
+            "examples_per_sec": round(self._examples / secs, 1) if self._examples else 0.0,
+            "tables": stats.rows,
+            "tables_memory_bytes": stats.memory_bytes,
+            "checkpoint": {
+                "number": self._saver.last.number if self._saver.last else None,
+                **{f"{kind}s": dict(c) for kind, c in self._saver.counts.items()},
+            },
+            "training": {"auc": training.auc, "logloss": training.logloss},
+        }
+
+    def _train(self) -> None:
+        slots = _UNITS_IN_FLIGHT * self._cluster.num_workers
+        writer = tf.summary.create_file_writer(str(Path(self._config.model_dir) / "tensorboard"))
+        with (
+            concurrent.futures.ThreadPoolExecutor(slots, "slot") as pool,
+            ProgressLine("units", self._ledger.num_units, log_secs=self._config.log_secs) as line,
+        ):
+            running = {pool.submit(self._run_slot) for _ in range(slots)}
+            try:
+                self._watch(running, line, writer)
+            finally:
+                self._stop.set()
+        if self._error is not None:
+            raise _explain(self._error) from self._error
+        self._save(final=self._ledger.finished)
+
+    def _run_slot(self) -> None:
+        """Takes one unit after the other until none is left or the run stops."""
+        while not self._stop.is_set():
+            unit = self._ledger.take()
+            if unit is None:
+                return
+            try:
+                result = self._cluster.schedule(self._train_unit, self._arguments(unit))
+                counts = self._cluster.fetch(result)
+                self._record(unit, counts)
+            except BaseException as error:  # of any kind: it is raised in the client's thread
+                self._ledger.give_back(unit)
+                with self._lock:
+                    self._error = self._error or error
+                self._stop.set()
+                return
+
+    def _arguments(self, unit: Unit) -> tuple[tf.Tensor, ...]:
+        numbers = (unit.first_row, unit.num_rows, unit.seed, unit.first_step)
+        return (
+            tf.constant(unit.path),
+            *(tf.constant(n, tf.int64) for n in numbers),
+            tf.constant(self._config.sparse_learning_rate, tf.float32),
+        )
+
+    def _record(self, unit: Unit, counts: Counts) -> None:
+        if not math.isfinite(float(counts.sums[2])):
+            raise TrainingError(
+                f"the loss is not a number in the steps from {unit.first_step} on: lower "
+                "--sparse-learning-rate or --dense-learning-rate, and start a new model directory"
+            )
+        with self._lock:
+            self._recent.add(counts)
+            self._all.add(counts)
+            self._examples += unit.num_rows
+        self._ledger.done(unit)
+
+    def _watch(
+        self,
+        running: set[concurrent.futures.Future[None]],
+        line: ProgressLine,
+        writer: tf.summary.SummaryWriter,
+    ) -> None:
+        """Saves when due and shows how it goes, until the slots have nothing left to do."""
+        last_save = last_shown = time.monotonic()
+        shown_examples = 0
+        saving: concurrent.futures.Future[None] | None = None
+        with concurrent.futures.ThreadPoolExecutor(1, "saver") as saver:
+            while running:
+                done, running = concurrent.futures.wait(running, timeout=_TICK_SECS)
+                for slot in done:
+                    slot.result()
+                if saving is not None and saving.done():
+                    problem = saving.exception()
+                    if problem is not None and not isinstance(problem, CheckpointError):
+                        raise problem
+                    if problem is not None:
+                        line.say(f"a checkpoint failed, and will be tried again: {problem}")
+                    saving, last_save = None, time.monotonic()
+                due = time.monotonic() - last_save >= self._config.delta_secs
+                if due and saving is None and running and not self._stop.is_set():
+                    saving = saver.submit(self._save, final=False)
+                if line.due() or not running:
+                    now = time.monotonic()
+                    with self._lock:
+                        recent, self._recent = self._recent.result(), Accumulator()
+                        examples = self._examples
+                    rate = (examples - shown_examples) / max(1e-9, now - last_shown)
+                    if recent.examples:
+                        last_shown, shown_examples = now, examples
+                        line.update(
+                            self._ledger.num_done, self._describe(recent, rate), force=not running
+                        )
+                        self._summarize(writer, recent, rate)
+
+    def _describe(self, recent: Metrics, rate: float) -> str:
+        rows = sum(self._collection.stats().rows.values())
+        text = (
+            f"{self._examples:,} examples, {rate:,.0f}/s, loss {recent.logloss:.4f}, "
+            f"AUC {recent.auc:.4f}, {rows:,} rows"
+        )
+        last = self._saver.last
+        if last is not None:
+            saved, age = last.chain[-1], time.time() - last.wall_time
+            text += f", {saved.kind} {saved.bytes / 1e6:.1f} MB {age:.0f} s ago"
+        return text
+
+    def _summarize(self, writer: tf.summary.SummaryWriter, recent: Metrics, rate: float) -> None:
+        with tf.device("/device:CPU:0"), writer.as_default(step=self._ledger.steps_done()):
+            tf.summary.scalar("train/logloss", recent.logloss)
+            tf.summary.scalar("train/auc", recent.auc)
+            tf.summary.scalar("train/examples_per_sec", rate)
+        writer.flush()
+
+    def _save(self, *, final: bool) -> Manifest:
+        # The ledger first: a unit that it lists as done is then in the tables that are cut.
+        ledger = self._ledger.state()
+        with self._lock:
+            progress = {"examples": self._examples, "logloss": self._all.result().logloss}
+        progress = {k: v for k, v in progress.items() if math.isfinite(v)}
+        return self._saver.save(
+            step=self._ledger.steps_done(), ledger=ledger, progress=progress, final=final
+        )
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGTERM and a first Ctrl-C stop the run in good order; a second Ctrl-C at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def stop(number: int, _: FrameType | None) -> None:
+            if self._stopped_by == signal.SIGINT and number == signal.SIGINT:
+                os._exit(130)
+            self._stopped_by = number
+            self._stop.set()
+
+        before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes a small JSON file whole; NaN becomes null."""
+    from embedps.checkpoint.io import write_bytes
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: clean(v) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [clean(v) for v in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    write_bytes(path, (json.dumps(clean(content), indent=1) + "\n").encode())
+
+
+def _is_local(cluster: Cluster) -> bool:
+    return not cluster.shard_devices[0].startswith("/job:")
+
+
+def _explain(error: BaseException) -> BaseException:
+    """What a unit's failure means to the user."""
+    if isinstance(error, tf.errors.DataLossError | tf.errors.NotFoundError):
+        return DatasetError(error.message)
+    if isinstance(error, tf.errors.InvalidArgumentError) and ".parquet" in error.message:
+        return DatasetError(error.message)
+    if isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError):
+        first = error.message.splitlines()[0]
+        return ClusterError(
+            f"a parameter server is not there any more ({first}): run the same command again to "
+            "resume from the last checkpoint"
+        )
+    return error

@@ -17,6 +17,7 @@ from pipelines.bad_lines import BadLine
 BLOCK_BYTES = 8 << 20
 MAX_LINE_BYTES = 1 << 20
 _READ_BYTES = 1 << 20
+_INFLATED_BYTES = 4 << 20
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WBITS = 31
 
@@ -143,23 +144,24 @@ class LineBlockReader:
         while raw:
             before = inflate.copy()
             try:
-                yield inflate.decompress(raw)
+                yield inflate.decompress(raw, _INFLATED_BYTES)
             except zlib.error as error:
                 yield from self._salvage(before, raw)
                 self._fault = f"the gzip stream is damaged here: {error}"
                 self._read_to_end()
                 return
-            raw = inflate.unused_data if inflate.eof else b""
             if inflate.eof:
                 # gzip files may be several members, one after another, and end in zeros.
-                raw = (raw or self._read()).lstrip(b"\0")
-                while raw == b"" and (more := self._read()):
+                raw = inflate.unused_data.lstrip(b"\0")
+                while not raw and (more := self._read()):
                     raw = more.lstrip(b"\0")
-                inflate = zlib.decompressobj(_GZIP_WBITS)
                 if not raw:
                     return
+                inflate = zlib.decompressobj(_GZIP_WBITS)
             else:
-                raw = self._read()
+                raw = inflate.unconsumed_tail or self._read()
+        while rest := inflate.decompress(b"", _INFLATED_BYTES):
+            yield rest
         self._fault = "the gzip stream ends early: the file is cut off here"
 
     def _salvage(self, inflate: zlib._Decompress, raw: bytes) -> Iterator[bytes]:

@@ -1,0 +1,161 @@
+"""Blocks of lines become rows; bad lines are named, and both ways of parsing agree."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines import parse
+from pipelines.criteo_format import NUM_FIELDS, NUM_IDS, NUM_INTEGERS
+from pipelines.line_blocks import LineBlock
+from pipelines.parse import MISSING_INTEGER, SCHEMA, parse_block
+from tests.pipelines.builders import make_line, make_lines
+
+
+def make_block(lines: list[bytes], first_line: int = 1) -> LineBlock:
+    data = b"".join(line + b"\n" for line in lines)
+    return LineBlock(first_line=first_line, num_lines=len(lines), data=data)
+
+
+def expected_row(line: bytes) -> tuple[int, list[int], list[int]]:
+    """What a good line holds, read in the plainest way."""
+    fields = line.decode().split("\t")
+    integers = [int(field) if field else MISSING_INTEGER for field in fields[1:14]]
+    return int(fields[0]), integers, [int(field, 16) if field else -1 for field in fields[14:]]
+
+
+def test_rows_hold_every_field_when_lines_are_good():
+    lines = make_lines(1000)
+    rows, bad = parse_block(make_block(lines))
+    assert bad == []
+    for i, line in enumerate(lines):
+        label, integers, ids = expected_row(line)
+        assert rows.labels[i] == label
+        assert rows.integers[:, i].tolist() == integers
+        assert rows.ids[:, i].tolist() == ids
+
+
+def test_batch_holds_logs_and_marks_missing():
+    integers = ["0", "1", "-3", "", "2000000000", "-9223372036854775807", "9223372036854775807"]
+    rows, _ = parse_block(make_block([make_line("1", [*integers, *[""] * 6])]))
+    batch = rows.to_batch()
+    assert batch.schema == SCHEMA
+    assert all(not field.nullable for field in batch.schema)
+    values = [batch.column(name)[0].as_py() for name in ("I1", "I2", "I3", "I5", "I6", "I7")]
+    wanted = [0.0, math.log(2), 0.0, math.log(2_000_000_001), 0.0, math.log(2.0**63)]
+    np.testing.assert_allclose(values, wanted, rtol=1e-6)
+    assert math.isnan(batch.column("I4")[0].as_py())
+    assert batch.column("label")[0].as_py() == 1.0
+    assert all(batch.column(i).null_count == 0 for i in range(NUM_FIELDS))
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"", "must have 40 fields, got 1"),
+        (make_line() + b"\t", "must have 40 fields, got 41"),
+        (make_line().rsplit(b"\t", 1)[0], "must have 40 fields, got 39"),
+        (make_line("2"), "label must be 0 or 1, got '2'"),
+        (make_line(""), "label must be 0 or 1, got ''"),
+        (make_line("01"), "label must be 0 or 1, got '01'"),
+        (make_line(integers=["1.5", *["1"] * 12]), "I1 must be an integer or empty, got '1.5'"),
+        (make_line(integers=[*["1"] * 12, "0x1F"]), "I13 must be an integer or empty, got '0x1F'"),
+        (make_line(integers=[*["1"] * 12, " 7"]), "I13 must be an integer or empty, got ' 7'"),
+        (make_line(integers=[*["1"] * 12, "+7"]), "I13 must be an integer or empty"),
+        (make_line(integers=[*["1"] * 12, "1_0"]), "I13 must be an integer or empty"),
+        (make_line(integers=[*["1"] * 12, "-"]), "I13 must be an integer or empty"),
+        (make_line(integers=["9223372036854775808", *["1"] * 12]), "I1 must fit in 64 bits"),
+        (make_line(integers=["-9223372036854775808", *["1"] * 12]), "I1 must fit in 64 bits"),
+        (make_line(integers=["9" * 5000, *["1"] * 12]), "I1 must fit in 64 bits"),
+        (make_line(ids=["0000000g", *["1"] * 25]), "C1 must be a hexadecimal id or empty"),
+        (make_line(ids=[*["1"] * 25, "-1"]), "C26 must be a hexadecimal id or empty, got '-1'"),
+        (make_line(ids=["8000000000000000", *["1"] * 25]), "C1 must fit in 63 bits"),
+        (make_line()[:-1] + b"\xff", "must be UTF-8: invalid start byte at byte"),
+        (make_line()[:-1] + b"\0", "C26 must be a hexadecimal id"),
+        (make_line(ids=['"00000"1', *["1"] * 25]), "C1 must be a hexadecimal id"),
+    ],
+)
+def test_bad_line_is_set_aside_with_its_reason(line: bytes, reason: str):
+    good = make_lines(600)
+    at = 300
+    rows, bad = parse_block(make_block([*good[:at], line, *good[at:]], first_line=1001))
+    assert [item.line for item in bad] == [1001 + at]
+    assert reason in bad[0].reason
+    assert bad[0].raw == line
+    assert rows.integers[0].tolist() == [expected_row(line)[1][0] for line in good]
+
+
+def test_long_field_is_shortened_in_the_reason_only():
+    line = make_line(ids=["z" * 500, *["1"] * 25])
+    _, bad = parse_block(make_block([line]))
+    assert len(bad[0].reason) < 120
+    assert bad[0].raw == line
+
+
+@pytest.mark.parametrize(
+    ("digits", "value"),
+    [("a", 10), ("ABCDEF01", 0xABCDEF01), ("7fffffffffffffff", (1 << 63) - 1), ("0" * 20, 0)],
+)
+def test_id_of_other_length_is_read(digits: str, value: int):
+    rows, bad = parse_block(make_block([make_line(ids=[digits, *["00000001"] * 25])]))
+    assert bad == []
+    assert rows.ids[0].tolist() == [value]
+
+
+def test_leading_zeros_of_integers_are_read():
+    line = make_line(integers=["007", "-0", "-08", "0" * 30 + "5", *["1"] * 9])
+    rows, bad = parse_block(make_block([line]))
+    assert bad == []
+    assert rows.integers[:4, 0].tolist() == [7, 0, -8, 5]
+
+
+def test_block_without_lines_gives_no_rows():
+    rows, bad = parse_block(make_block([]))
+    assert (rows.num_rows, bad) == (0, [])
+    assert rows.to_batch().num_rows == 0
+
+
+FIELD = st.one_of(
+    st.integers(-(1 << 64), 1 << 64).map(str),
+    st.text("0123456789abcdefABCDEF-", max_size=9),
+    st.sampled_from(["", "-", "--1", "1-1", "0x1", " 1", "1 ", "1\r", '"1"', "é", "\x0b", "1e3"]),
+)
+
+
+@st.composite
+def malformed_lines(draw: st.DrawFn) -> bytes:
+    """A good line with some fields replaced, dropped or added, and perhaps a raw byte."""
+    fields = draw(st.sampled_from(make_lines(20, seed=3))).decode().split("\t")
+    for _ in range(draw(st.integers(0, 3))):
+        fields[draw(st.integers(0, len(fields) - 1))] = draw(FIELD)
+    if draw(st.integers(0, 9)) == 0:
+        fields = fields[: draw(st.integers(0, 39))]
+    line = "\t".join(fields).encode()
+    if draw(st.integers(0, 9)) == 0:
+        at = draw(st.integers(0, len(line)))
+        line = line[:at] + draw(st.binary(max_size=3)).replace(b"\n", b"") + line[at:]
+    return line
+
+
+@settings(max_examples=150, deadline=None)
+@given(lines=st.lists(malformed_lines(), max_size=12))
+def test_fast_and_slow_way_agree_on_any_lines(lines: list[bytes]):
+    rows, bad = parse_block(make_block(lines))
+    slow_rows, slow_bad = parse._parse_lines(lines, 1)
+    assert bad == slow_bad
+    np.testing.assert_array_equal(rows.labels, slow_rows.labels)
+    np.testing.assert_array_equal(rows.integers, slow_rows.integers)
+    np.testing.assert_array_equal(rows.ids, slow_rows.ids)
+    assert rows.num_rows + len(bad) == len(lines)
+    # One by one, each line goes the same way as among others.
+    alone = [parse_block(make_block([line]))[1] for line in lines]
+    assert [i + 1 for i, each in enumerate(alone) if each] == [item.line for item in bad]
+
+
+def test_good_block_takes_the_fast_way():
+    assert parse._parse_fast(make_block(make_lines(50)).data, 50) is not None
+    assert NUM_FIELDS == 1 + NUM_INTEGERS + NUM_IDS == 40

@@ -233,7 +233,7 @@ class Trainer:
     ) -> None:
         """Saves when due and shows how it goes, until the slots have nothing left to do."""
         last_save = last_shown = time.monotonic()
-        shown_examples = 0
+        shown_examples, saved_units = 0, self._ledger.num_done
         saving: concurrent.futures.Future[None] | None = None
         with concurrent.futures.ThreadPoolExecutor(1, "saver") as saver:
             while running:
@@ -248,7 +248,9 @@ class Trainer:
                         line.say(f"a checkpoint failed, and will be tried again: {problem}")
                     saving, last_save = None, time.monotonic()
                 due = time.monotonic() - last_save >= self._config.delta_secs
+                due &= self._ledger.num_done > saved_units
                 if due and saving is None and running and not self._stop.is_set():
+                    saved_units = self._ledger.num_done
                     saving = saver.submit(self._save, final=False)
                 if line.due() or not running:
                     now = time.monotonic()

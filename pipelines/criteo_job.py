@@ -52,16 +52,21 @@ def make_dataset(options: Options) -> tuple[Dataset, bool]:
         return Dataset.open(options.output), False
     job = _job(options)
     options.output.mkdir(parents=True, exist_ok=True)
+    commit = options.output / FILE_NAME
     # The commit goes first: from here on the directory is no dataset until it is written again.
-    (options.output / FILE_NAME).unlink(missing_ok=True)
-    _remove_leftovers(options.output, job)
+    commit.unlink(missing_ok=True)
+    (options.output / BAD_LINES_NAME).unlink(missing_ok=True)
+    _remove_unfinished(options.output, job)
     job.work.path.mkdir()
     try:
         with _progress(job, inputs, sum(sizes)):
             _run_pipeline(pipeline, job, inputs)
     finally:
-        shutil.rmtree(job.work.path, ignore_errors=True)
-    if not (options.output / FILE_NAME).exists():
+        if commit.exists():
+            shutil.rmtree(job.work.path)
+        else:
+            _remove_unfinished(options.output, job)
+    if not commit.exists():
         raise DatasetError(
             f"{', '.join(options.input)}: no line is a good row to train on, "
             f"see {options.output / BAD_LINES_NAME}"
@@ -128,12 +133,11 @@ def _holds(options: Options, inputs: Sequence[InputTask], sizes: Sequence[int]) 
     return True
 
 
-def _remove_leftovers(output: Path, job: Job) -> None:
-    """Removes what an earlier run left: shards, bad lines, the work directory."""
+def _remove_unfinished(output: Path, job: Job) -> None:
+    """Removes shards that no `_dataset.json` names, and the scratch, of this run or a killed one."""
     for path in (*(output / split for split in SPLITS), job.work.path):
-        if path.is_dir():
-            shutil.rmtree(path)
-    (output / BAD_LINES_NAME).unlink(missing_ok=True)
+        # Workers that are being ended may still write: what they leave goes before the next run.
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _run_pipeline(pipeline: beam.Pipeline, job: Job, inputs: Sequence[InputTask]) -> None:

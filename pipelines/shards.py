@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from embedps.dataset import ROW_GROUP_ROWS, DataFile
 from pipelines.criteo_format import IDS, INTEGERS, LABEL
@@ -102,13 +103,13 @@ def write_shard(
     )
 
 
-def write_block(path: Path, batch: pa.RecordBatch, is_eval: pa.Array) -> None:
+def write_block(path: Path, batch: pa.RecordBatch, held_out: NDArray[np.bool_]) -> None:
     """Writes a block's rows to the work directory, a batch for each split, in order."""
     with replacing(path) as temporary:
         options = pa.ipc.IpcWriteOptions(compression="lz4")
         with pa.ipc.new_file(str(temporary), SCHEMA, options=options) as writer:
-            writer.write_batch(batch.filter(pa.compute.invert(is_eval)))
-            writer.write_batch(batch.filter(is_eval))
+            writer.write_batch(batch.filter(pa.array(~held_out)))
+            writer.write_batch(batch.filter(pa.array(held_out)))
 
 
 def _row_groups(work: WorkDir, slices: Sequence[Slice], split: int) -> Iterator[pa.Table]:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import apache_beam as beam
 import numpy as np
-import pyarrow as pa
 from apache_beam.io.filesystem import CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
@@ -100,7 +99,7 @@ class ParseFile(beam.DoFn):
                 if rows.num_rows:
                     held_out = is_eval(rows, job.seed, job.eval_fraction)
                     path = work.block(task.index, len(blocks))
-                    write_block(path, rows.to_batch(), pa.array(held_out))
+                    write_block(path, rows.to_batch(), held_out)
                     blocks.append(_record(path, rows, held_out))
                     tally.add(rows)
                 work.progress(task.index).write_text(str(block.bytes_read))

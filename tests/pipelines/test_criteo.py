@@ -1,0 +1,367 @@
+"""The Criteo pipeline end to end: rows, splits, bad lines, determinism, reruns, errors."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import gzip
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from embedps.dataset import Dataset
+from embedps.errors import DatasetError, UsageError
+from pipelines.criteo_format import FIELDS
+from pipelines.criteo_job import find_inputs, make_dataset
+from pipelines.criteo_options import Options, parse_options
+from tests.pipelines.builders import make_line, make_lines, write_log
+
+ROOT = Path(__file__).resolve().parents[2]
+TWO_WORKERS = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
+
+
+def make(logs: Path | str, output: Path, **settings: object) -> Dataset:
+    dataset, _ = make_dataset(Options(input=(str(logs),), output=output, **settings))  # type: ignore[arg-type]
+    return dataset
+
+
+def read(dataset: Dataset, split: str) -> pa.Table:
+    return pa.concat_tables([pq.read_table(path) for path in dataset.paths(split)])
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def run_cli(*args: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pipelines.criteo", *map(str, args)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def numeric_value(field: str) -> float:
+    return math.log1p(max(int(field), 0)) if field else math.nan
+
+
+def test_every_row_is_in_one_split_in_input_order(tmp_path: Path):
+    lines = make_lines(900)
+    write_log(tmp_path / "logs/day_0.tsv.gz", lines[:500])
+    write_log(tmp_path / "logs/day_1.tsv", lines[500:])
+    dataset = make(
+        tmp_path / "logs/day_*", tmp_path / "out", num_shards=4, eval_fraction=0.25, seed=5
+    )
+    # I1 of a built line is its number.
+    numbers = {
+        name: [round(math.expm1(value)) for value in read(dataset, name)["I1"].to_pylist()]
+        for name in ("train", "eval")
+    }
+    assert numbers["train"] == sorted(numbers["train"])
+    assert numbers["eval"] == sorted(numbers["eval"])
+    assert sorted(numbers["train"] + numbers["eval"]) == list(range(900))
+    assert 0.15 < len(numbers["eval"]) / 900 < 0.35
+    for name in ("train", "eval"):
+        table = read(dataset, name)
+        for row, number in zip(table.to_pylist(), numbers[name], strict=True):
+            fields = lines[number].decode().split("\t")
+            wanted = [float(fields[0])]
+            wanted += [numeric_value(field) for field in fields[1:14]]
+            wanted += [int(field, 16) if field else -1 for field in fields[14:]]
+            np.testing.assert_allclose([row[column] for column in FIELDS], wanted, rtol=1e-6)
+
+
+def test_dataset_json_tells_what_the_logs_hold(tmp_path: Path):
+    lines = make_lines(700)
+    write_log(tmp_path / "logs/a.tsv.gz", lines)
+    dataset = make(tmp_path / "logs/*", tmp_path / "out", num_shards=3)
+    dataset.verify()
+    assert Dataset.open(tmp_path / "out") == dataset
+    fields = [line.decode().split("\t") for line in lines]
+    for i, numeric in enumerate(dataset.numeric):
+        assert numeric.name == f"I{i + 1}"
+        assert numeric.missing == sum(row[1 + i] == "" for row in fields)
+    for i, categorical in enumerate(dataset.categorical):
+        values = [row[14 + i] for row in fields]
+        assert categorical.name == f"C{i + 1}"
+        assert categorical.missing == values.count("")
+        assert categorical.cardinality == len(set(values) - {""})
+        assert categorical.cardinality_exact
+    assert sum(split.positives for split in dataset.splits.values()) == sum(
+        row[0] == "1" for row in fields
+    )
+    for split in dataset.splits.values():
+        rows = [file.rows for file in split.files]
+        assert len(rows) == 3
+        assert max(rows) - min(rows) <= 1
+    assert (dataset.input.lines_read, dataset.input.lines_bad) == (700, 0)
+    assert dataset.columns == FIELDS
+    assert set(os.listdir(tmp_path / "out")) == {
+        "train",
+        "eval",
+        "_dataset.json",
+        "_bad_lines.jsonl",
+    }
+
+
+def test_dataset_is_the_same_bytes_on_any_runner_and_workers(tmp_path: Path):
+    lines = make_lines(1500)
+    lines[700] = b"not a row \xff"
+    for i in range(3):
+        write_log(tmp_path / f"logs/day_{i}.tsv.gz", lines[i * 500 : (i + 1) * 500])
+    make(tmp_path / "logs/*", tmp_path / "one", num_shards=4)
+    again = make(tmp_path / "logs/*", tmp_path / "again", num_shards=4)
+    assert again.input.lines_bad == 1
+    result = run_cli(
+        "--input", tmp_path / "logs/*", "--output", tmp_path / "two", "--num-shards=4", *TWO_WORKERS
+    )
+    assert result.returncode == 0, result.stderr
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "again") == files_of(tmp_path / "two")
+
+
+def test_split_and_rows_do_not_depend_on_how_logs_are_cut_or_packed(tmp_path: Path):
+    lines = make_lines(600)
+    write_log(tmp_path / "one/log.tsv.gz", lines)
+    for i, start in enumerate((0, 50, 400)):
+        write_log(tmp_path / f"three/part{i}.txt", lines[start : [50, 400, 600][i]])
+    one = make(tmp_path / "one/*", tmp_path / "a", num_shards=2)
+    three = make(tmp_path / "three/*", tmp_path / "b", num_shards=2)
+    for name in ("train", "eval"):
+        assert one.splits[name] == three.splits[name]
+        assert [p.read_bytes() for p in one.paths(name)] == [
+            p.read_bytes() for p in three.paths(name)
+        ]
+
+
+def test_bad_lines_are_set_aside_with_file_line_and_reason(tmp_path: Path):
+    lines = make_lines(400)
+    write_log(tmp_path / "logs/a.tsv", [*lines[:10], b"short\tline", *lines[10:200]])
+    write_log(tmp_path / "logs/b.tsv.gz", [make_line("7"), *lines[200:], make_line() + b"\xfe"])
+    dataset = make(tmp_path / "logs/*", tmp_path / "out", num_shards=2)
+    records = [json.loads(line) for line in (tmp_path / "out/_bad_lines.jsonl").open()]
+    assert [(r["file"], r["line"]) for r in records] == [
+        ("a.tsv", 11),
+        ("b.tsv.gz", 1),
+        ("b.tsv.gz", 202),
+    ]
+    assert records[0]["text"] == "short\tline"
+    assert "40 fields, got 2" in records[0]["reason"]
+    assert "label must be 0 or 1" in records[1]["reason"]
+    assert base64.b64decode(records[2]["base64"]) == make_line() + b"\xfe"
+    assert (dataset.input.lines_read, dataset.input.lines_bad) == (403, 3)
+    assert [file.lines_bad for file in dataset.input.files] == [1, 2]
+    assert sum(split.rows for split in dataset.splits.values()) == 400
+
+
+def test_cut_gzip_keeps_its_rows_and_is_counted(tmp_path: Path):
+    log = write_log(tmp_path / "logs/a.tsv.gz", make_lines(1000))
+    log.write_bytes(log.read_bytes()[:-5000])
+    dataset = make(log, tmp_path / "out")
+    (record,) = [json.loads(line) for line in (tmp_path / "out/_bad_lines.jsonl").open()]
+    rows = sum(split.rows for split in dataset.splits.values())
+    assert "ends early" in record["reason"]
+    assert record["line"] == rows + 1 == dataset.input.lines_read
+    assert 500 < rows < 1000
+
+
+def test_more_shards_than_rows_gives_empty_shards(tmp_path: Path):
+    write_log(tmp_path / "a.tsv", make_lines(5))
+    dataset = make(tmp_path / "a.tsv", tmp_path / "out", num_shards=8, eval_fraction=0.0)
+    assert [file.rows for file in dataset.splits["train"].files] == [0, 1, 0, 1, 1, 0, 1, 1]
+    assert dataset.splits["eval"].files == ()
+    assert read(dataset, "train").num_rows == 5
+
+
+def test_rerun_keeps_a_finished_dataset(tmp_path: Path):
+    log = write_log(tmp_path / "logs/a.tsv", make_lines(50))
+    options = Options(input=(str(log),), output=tmp_path / "out", num_shards=2)
+    _, made = make_dataset(options)
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
+    dataset, made_again = make_dataset(options)
+    assert (made, made_again) == (True, False)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")} == stamps
+    assert dataset == Dataset.open(tmp_path / "out")
+
+
+def test_finished_dataset_of_other_input_is_not_replaced_unless_forced(tmp_path: Path):
+    lines = make_lines(60)
+    log = write_log(tmp_path / "logs/a.tsv", lines)
+    make(log, tmp_path / "out", num_shards=2)
+    with pytest.raises(UsageError, match=r"made with .*'num_shards': 2.*--force"):
+        make(log, tmp_path / "out", num_shards=3)
+    write_log(log, [lines[1], lines[0], *lines[2:]])
+    with pytest.raises(UsageError, match=r"a\.tsv held other bytes"):
+        make(log, tmp_path / "out", num_shards=2)
+    write_log(log, lines[:40])
+    with pytest.raises(UsageError, match="other input files"):
+        make(log, tmp_path / "out", num_shards=2)
+    dataset = make(log, tmp_path / "out", num_shards=1, force=True)
+    assert dataset.input.lines_read == 40
+    assert sorted(os.listdir(tmp_path / "out/train")) == ["shard-00000-of-00001.parquet"]
+
+
+def test_damaged_dataset_is_not_taken_for_finished(tmp_path: Path):
+    log = write_log(tmp_path / "a.tsv", make_lines(60))
+    dataset = make(log, tmp_path / "out", num_shards=2)
+    dataset.paths("train")[0].unlink()
+    with pytest.raises(UsageError, match=r"damaged dataset.*shard-00000.*--force"):
+        make(log, tmp_path / "out", num_shards=2)
+
+
+def test_leftovers_of_a_killed_run_are_removed(tmp_path: Path):
+    log = write_log(tmp_path / "a.tsv", make_lines(60))
+    for name in ("_work/block-00000-0000000.arrow", "train/shard-00000-of-00009.parquet"):
+        (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "out" / name).write_bytes(b"left")
+    make(log, tmp_path / "out", num_shards=2)
+    make(log, tmp_path / "clean", num_shards=2)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "clean")
+
+
+def test_logs_without_a_good_line_are_no_dataset(tmp_path: Path):
+    log = write_log(tmp_path / "a.tsv", [b"nothing", b"here"])
+    with pytest.raises(DatasetError, match=r"no line is a good row.*_bad_lines"):
+        make(log, tmp_path / "out")
+    assert os.listdir(tmp_path / "out") == ["_bad_lines.jsonl"]
+    assert len((tmp_path / "out/_bad_lines.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "required: --input, --output"),
+        (("--num-shards=0",), "--num-shards: must be a whole number of 1 or more, got '0'"),
+        (("--eval-fraction=1",), "--eval-fraction must be within 0 <= x < 1, got 1.0"),
+        (("--eval-fraction=nan",), "--eval-fraction must be within"),
+        (("--seed=-1",), "--seed: must be a whole number within"),
+        (("--output=/dev/null",), "--output must be a directory"),
+    ],
+)
+def test_bad_flag_is_a_usage_error(flags: tuple[str, ...], message: str):
+    needed = ("--input=logs", "--output=out") if flags else ()
+    with pytest.raises(UsageError) as caught:
+        parse_options([*needed, *flags])
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--no-such-flag=1",), "a flag of this command or of Beam: --no-such-flag=1"),
+        (("--direct_num_workers=x",), "direct_num_workers"),
+        (("--runner=NoSuchRunner",), "NoSuchRunner"),
+    ],
+)
+def test_bad_beam_flag_is_a_usage_error_before_anything_is_written(
+    tmp_path: Path, flags: tuple[str, ...], message: str
+):
+    log = write_log(tmp_path / "a.tsv", make_lines(3))
+    with pytest.raises(UsageError, match=message):
+        make(log, tmp_path / "out", beam_flags=flags)
+    assert not (tmp_path / "out").exists()
+
+
+def test_absent_input_is_a_usage_error(tmp_path: Path):
+    write_log(tmp_path / "a.tsv", make_lines(3))
+    with pytest.raises(UsageError, match="must match a file, there is none"):
+        find_inputs([str(tmp_path / "a.tsv"), str(tmp_path / "absent*")])
+
+
+def test_inputs_are_sorted_without_repeats(tmp_path: Path):
+    for name in ("b/x.tsv", "a/x.tsv"):
+        write_log(tmp_path / name, make_lines(1))
+    tasks, sizes = find_inputs([str(tmp_path / "*/x.tsv"), str(tmp_path / "b/x.tsv")])
+    assert [task.name for task in tasks] == ["a/x.tsv", "b/x.tsv"]
+    assert sizes == [(tmp_path / "a/x.tsv").stat().st_size] * 2
+
+
+def test_failing_pipeline_is_one_dataset_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    log = write_log(tmp_path / "a.tsv", make_lines(3))
+
+    def fail(*_: object) -> None:
+        raise OSError("no space left on the device")
+
+    monkeypatch.setattr("pipelines.transforms.write_block", fail)
+    with pytest.raises(DatasetError, match=r"pipeline failed: .*no space left on the device"):
+        make(log, tmp_path / "out")
+    assert os.listdir(tmp_path / "out") == []
+
+
+def test_command_line_prints_a_summary_then_keeps_it_then_refuses(tmp_path: Path):
+    write_log(tmp_path / "logs/a.tsv.gz", [*make_lines(99), b"bad"])
+    flags = ("--input", tmp_path / "logs/*", "--output", tmp_path / "out", "--num-shards", "2")
+    result = run_cli(*flags, "--runner", "DirectRunner")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "100 lines read, 1 bad" in result.stdout
+    assert "rows/s" in result.stdout
+    assert "kept" in run_cli(*flags).stdout
+    result = run_cli(*flags, "--seed=3")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("error: --output")
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("beam_flags", [(), TWO_WORKERS], ids=["one", "two"])
+@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_leaves_nothing_that_looks_finished(
+    tmp_path: Path, sig: signal.Signals, beam_flags: tuple[str, ...]
+):
+    # A named pipe that stays open keeps the parser waiting for input until the signal comes.
+    log = tmp_path / "logs" / "a.tsv"
+    log.parent.mkdir()
+    os.mkfifo(log)
+    command = [sys.executable, "-m", "pipelines.criteo", "--input", str(log)]
+    command += ["--output", str(tmp_path / "out"), *beam_flags]
+    with contextlib.ExitStack() as stack:
+        process = stack.enter_context(
+            subprocess.Popen(
+                command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            )
+        )
+        # Opening blocks until the pipeline's reader opens the other end.
+        pipe = stack.enter_context(open(log, "wb"))
+        pipe.write(b"\n".join(make_lines(10)))
+        pipe.flush()
+        process.send_signal(sig)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in stderr
+    assert not list((tmp_path / "out").rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "positives"),
+    [
+        ("criteo_kaggle_12768.tsv.gz", 12_768, 3_003),
+        ("criteo_terabyte_10000.tsv.gz", 10_000, 265),
+    ],
+)
+def test_real_sample_is_read_whole(
+    samples: Path, tmp_path: Path, name: str, rows: int, positives: int
+):
+    dataset = make(samples / name, tmp_path / "out", num_shards=4)
+    assert sum(split.rows for split in dataset.splits.values()) == rows
+    assert sum(split.positives for split in dataset.splits.values()) == positives
+    assert (dataset.input.lines_read, dataset.input.lines_bad) == (rows, 0)
+    with gzip.open(samples / name, "rt") as lines:
+        fields = [line.rstrip("\n").split("\t") for line in lines]
+    missing = [feature.missing for feature in dataset.numeric]
+    missing += [feature.missing for feature in dataset.categorical]
+    assert missing == [sum(row[i] == "" for row in fields) for i in range(1, 40)]
+    for i, categorical in enumerate(dataset.categorical):
+        assert categorical.cardinality == len({row[14 + i] for row in fields} - {""})
+    values = np.concatenate([read(dataset, split)["I2"].to_numpy() for split in dataset.splits])
+    np.testing.assert_allclose(
+        np.sort(values), np.sort([numeric_value(row[2]) for row in fields]), rtol=1e-6
+    )

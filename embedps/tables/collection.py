@@ -1,7 +1,7 @@
-"""A model's embedding tables on their shards: lookups and updates in a step, files and counts outside."""
+"""A model's embedding tables on their shards: a step's lookups and updates, files and counts."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -14,7 +14,7 @@ from embedps.tables.plan import Group, make_plan
 from embedps.tables.specs import FeatureSpec, TableSpec
 
 T = TypeVar("T")
-Ids = tf.Tensor | tf.RaggedTensor
+Ids: TypeAlias = tf.Tensor | tf.RaggedTensor
 
 
 class Looked(NamedTuple):
@@ -74,8 +74,8 @@ class EmbeddingCollection:
         Args:
           tables: what is declared; tables no feature uses are left out.
           features: who looks up what.
-          devices: each shard's device, such as "/job:ps/replica:0/task:0/device:CPU:0"; a device may
-            be named more than once.
+          devices: each shard's device, such as "/job:ps/replica:0/task:0/device:CPU:0"; a device
+            may be named more than once.
           container: a name for the stores, of this collection alone on these devices.
           trainable: keep optimizer slots; without, rows can be loaded and looked up only.
 
@@ -121,8 +121,8 @@ class EmbeddingCollection:
           insert: create absent rows (training); otherwise they read as zeros.
 
         Raises:
-          UsageError: a feature is absent, of another dtype or rank, or ragged where its spec is not,
-            or the other way round.
+          UsageError: a feature is absent, of another dtype or rank, or ragged where its spec is
+            not, or the other way round.
         """
         looked = Looked([], [], [])
         for group, stores in zip(self.groups, self._stores, strict=True):
@@ -187,7 +187,8 @@ class EmbeddingCollection:
 
         Args:
           looked: what `lookup` returned.
-          gradients: of `looked.rows`, in its structure; None where the loss does not depend on them.
+          gradients: of `looked.rows`, in its structure; None where the loss does not depend on
+            them.
           learning_rate: float32 scalar.
           step: int64 scalar in [0, 2^32), the rows' last step.
         """
@@ -216,8 +217,8 @@ class EmbeddingCollection:
 
         Args:
           kind: all rows, or those touched and removed since a cut.
-          folder: the files are FOLDER/<group>/shard-i-of-n.arrow; on a cluster, of a file system that
-            the parameter servers see.
+          folder: the files are FOLDER/<group>/shard-i-of-n.arrow; on a cluster, of a file system
+            that the parameter servers see.
           since: by (group, shard) the cut of the last committed file, as `ShardFile.cut` gave it.
 
         Raises:
@@ -282,8 +283,8 @@ class EmbeddingCollection:
                             )
                     except tf.errors.FailedPreconditionError as error:
                         raise DimMismatchError(
-                            f"{error.message}: restore with the tables it was written with, or start "
-                            "a new model directory"
+                            f"{error.message}: restore with the tables it was written with, or "
+                            "start a new model directory"
                         ) from error
                     except (tf.errors.DataLossError, tf.errors.NotFoundError) as error:
                         raise CorruptCheckpointError(error.message) from error
@@ -400,8 +401,8 @@ def _flatten(feature: FeatureSpec, ids: Mapping[str, Ids]) -> tuple[tf.Tensor, t
     value = ids[feature.name]
     if isinstance(value, tf.RaggedTensor) != feature.ragged:
         raise UsageError(
-            f"feature {feature.name!r} is declared with ragged={feature.ragged} but the batch has a "
-            f"{'ragged' if isinstance(value, tf.RaggedTensor) else 'dense'} tensor"
+            f"feature {feature.name!r} is declared with ragged={feature.ragged} but the batch has "
+            f"a {'ragged' if isinstance(value, tf.RaggedTensor) else 'dense'} tensor"
         )
     if value.dtype != tf.int64:
         raise UsageError(f"feature {feature.name!r} must have int64 ids but got {value.dtype.name}")

@@ -8,7 +8,7 @@ from embedps.errors import UsageError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """How a row takes its gradient. The learning rate is an input of each step, not a setting here."""
+    """How a row takes its gradient. The learning rate is an input of each step, not a setting."""
 
     kind: ClassVar[str]
 

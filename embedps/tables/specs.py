@@ -59,7 +59,8 @@ class TableSpec:
       optimizer: how its rows are updated.
       initializer: a new row's values; uniform in +-1/sqrt(dim) if None.
       seed: of the initial values.
-      capacity: most rows; 0 is no limit. Ids beyond it read as their initial value and do not learn.
+      capacity: most rows; 0 is no limit. Ids beyond it read as their initial value and do not
+        learn.
     """
 
     name: str
@@ -118,7 +119,8 @@ class FeatureSpec:
     def __post_init__(self) -> None:
         if self.combiner not in COMBINERS:
             raise UsageError(
-                f"feature {self.name!r}: combiner must be sum, mean or sqrtn but got {self.combiner!r}"
+                f"feature {self.name!r}: combiner must be sum, mean or sqrtn but got "
+                f"{self.combiner!r}"
             )
 
 
@@ -138,6 +140,6 @@ def check(tables: Sequence[TableSpec], features: Sequence[FeatureSpec]) -> None:
     for feature in features:
         if feature.table not in names:
             raise UsageError(
-                f"feature {feature.name!r} looks up table {feature.table!r}, which is not among the "
-                f"declared tables: {names}"
+                f"feature {feature.name!r} looks up table {feature.table!r}, which is not among "
+                f"the declared tables: {names}"
             )

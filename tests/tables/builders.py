@@ -72,7 +72,7 @@ def train(
     learning_rate: float = 0.5,
     step: int = 1,
 ) -> dict[str, np.ndarray]:
-    """One step whose loss has the gradient `upstream` in each feature's vectors; gives the vectors."""
+    """One step whose loss has the gradient `upstream` in each feature's vectors; gives those."""
     looked = collection.lookup(batch, insert=True)
     with tf.GradientTape() as tape:
         tape.watch(looked.rows)

@@ -27,7 +27,7 @@ def test_table_spec_defaults_to_uniform_of_inverse_root_dim():
     assert spec.initializer == Initializer(kind="uniform", low=-0.25, high=0.25)
     assert spec.optimizer == RowwiseAdagrad()
     with pytest.raises(AttributeError):
-        spec.dim = 8
+        spec.dim = 8  # type: ignore[misc]
 
 
 def test_table_spec_json_tells_specs_apart():

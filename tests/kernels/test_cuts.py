@@ -1,0 +1,273 @@
+"""Bases and deltas that shards write: replayed onto any number of shards they are the live rows."""
+
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from embedps import kernels
+from embedps.errors import CheckpointError, CorruptCheckpointError, DimMismatchError, UsageError
+from embedps.tables import SGD, Adagrad, FeatureSpec, Ftrl, LazyAdam
+from tests.tables.builders import (
+    cuts_of,
+    group_files,
+    ids,
+    look,
+    make_collection,
+    make_table,
+    num_records,
+    remove,
+    rows_in,
+    rows_of,
+    train,
+)
+
+TABLES = [
+    make_table("a", 3),
+    make_table("b", 3),
+    make_table("c", 5, optimizer=LazyAdam()),
+    make_table("d", 5, optimizer=Ftrl()),
+    make_table("e", 1, optimizer=SGD()),
+]
+SPAN = 300
+
+
+def _train_some(collection, step, *, span=SPAN, size=64):
+    random = np.random.default_rng(step)
+    batch, upstream = {}, {}
+    for table in collection.tables:
+        batch[table.name] = ids(-1, -(2**63), 2**63 - 1, *random.integers(0, span, size))
+        shape = (size + 3, table.dim)
+        upstream[table.name] = random.standard_normal(shape).astype(np.float32)
+    train(collection, batch, upstream, step=step)
+
+
+def _written_chain(collection, folder):
+    """A base and three deltas: touched, removed, created again, evicted. Gives their files."""
+    files = []
+    for step in range(1, 4):
+        _train_some(collection, step)
+    files.append(collection.write("base", str(folder / "base"), since={}))
+    for step in range(4, 6):
+        _train_some(collection, step, span=50)
+    files.append(collection.write("delta", str(folder / "delta-1"), since=cuts_of(files[-1])))
+
+    assert remove(collection, "a", range(40)) > 10
+    assert remove(collection, "c", [-1, -(2**63), 2**63 - 1]) == 3
+    assert remove(collection, "c", [-1]) == 0
+    assert collection.evict("b", before_step=3, max_frequency=2) > 0
+    assert collection.evict("e", before_step=100, max_frequency=2**32 - 1) > 100
+    _train_some(collection, 6, span=20)  # some of the removed come back, new
+    files.append(collection.write("delta", str(folder / "delta-2"), since=cuts_of(files[-1])))
+
+    remove(collection, "a", range(10))
+    _train_some(collection, 7, span=8)
+    remove(collection, "d", range(3))
+    files.append(collection.write("delta", str(folder / "delta-3"), since=cuts_of(files[-1])))
+    return files
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 3])
+def test_base_and_deltas_equal_live_rows_on_any_shards(num_shards, tmp_path):
+    live = make_collection(TABLES, num_shards=num_shards)
+    files = _written_chain(live, tmp_path)
+    expected = rows_of(live, tmp_path / "full", since=cuts_of(files[-1]))
+    assert {name for name, _ in expected} == {t.name for t in TABLES}
+    # Read with pyarrow alone, in order.
+    assert rows_in([f.path for part in files for f in part]) == expected
+    for restored_shards in (1, 2, 3, 5):
+        restored = make_collection(TABLES, num_shards=restored_shards)
+        for part in files:
+            assert restored.load(group_files(part)) == num_records([f.path for f in part])
+        assert rows_of(restored, tmp_path / f"on-{restored_shards}") == expected
+        assert restored.stats().rows == live.stats().rows
+
+
+def test_training_goes_on_alike_after_restore_onto_other_shards(tmp_path):
+    live = make_collection(TABLES, num_shards=2)
+    files = _written_chain(live, tmp_path)
+    restored = make_collection(TABLES, num_shards=3)
+    for part in files:
+        restored.load(group_files(part))
+    clean = restored.mark_clean()
+    for step in range(10, 13):
+        _train_some(live, step)
+        _train_some(restored, step)
+    delta = restored.write("delta", str(tmp_path / "next"), since=clean)
+    assert rows_of(restored, tmp_path / "restored", since=cuts_of(delta)) == rows_of(
+        live, tmp_path / "live"
+    )
+    # The restored collection's own delta goes on from the chain it came from.
+    chain = [f.path for part in [*files, delta] for f in part]
+    assert rows_in(chain) == rows_of(live, tmp_path / "live-2")
+
+
+def test_delta_holds_what_was_touched_and_no_more(tmp_path):
+    collection = make_collection([make_table("t", 4)], num_shards=2)
+    look(collection, {"t": ids(*range(10_000))}, insert=True)
+    base = collection.write("base", str(tmp_path / "base"), since={})
+    assert sum(f.rows for f in base) == 10_000
+    look(collection, {"t": ids(*range(10_000))}, insert=True)  # reading touches nothing
+    quiet = collection.write("delta", str(tmp_path / "quiet"), since=cuts_of(base))
+    assert sum(f.rows + f.removed for f in quiet) == 0
+    for step in (1, 2):  # twice touched is once listed
+        train(collection, {"t": ids(*range(50))}, {"t": np.ones((50, 4), np.float32)}, step=step)
+    remove(collection, "t", range(100, 107))
+    delta = collection.write("delta", str(tmp_path / "delta"), since=cuts_of(quiet))
+    assert (sum(f.rows for f in delta), sum(f.removed for f in delta)) == (50, 7)
+    assert sum(f.bytes for f in delta) < sum(f.bytes for f in base) / 20
+    assert {i for _, i in rows_in([f.path for f in delta])} == set(range(50))
+
+
+def test_uncommitted_cuts_are_given_again(tmp_path):
+    collection = make_collection([make_table("t", 2)], num_shards=2)
+    train(collection, {"t": ids(*range(20))}, {"t": np.ones((20, 2), np.float32)})
+    base = collection.write("base", str(tmp_path / "base"), since={})
+    train(collection, {"t": ids(1, 2, 3)}, {"t": np.ones((3, 2), np.float32)}, step=2)
+    remove(collection, "t", [9])
+    collection.write("delta", str(tmp_path / "lost-1"), since=cuts_of(base))
+    train(collection, {"t": ids(3, 4)}, {"t": np.ones((2, 2), np.float32)}, step=3)
+    blocked = tmp_path / "blocked"
+    blocked.write_text("a file where a folder must be")
+    with pytest.raises(CheckpointError, match=r"could not write the delta in .*blocked"):
+        collection.write("delta", str(blocked), since=cuts_of(base))
+    remove(collection, "t", [10])
+    delta = collection.write("delta", str(tmp_path / "kept"), since=cuts_of(base))
+    assert {i for _, i in rows_in([f.path for f in delta])} == {1, 2, 3, 4}
+    assert sum(f.removed for f in delta) == 2
+    chain = [f.path for f in [*base, *delta]]
+    assert rows_in(chain) == rows_of(collection, tmp_path / "full")
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+def test_every_compression_gives_the_same_rows(compression, tmp_path):
+    collection = make_collection([make_table("t", 8)])
+    look(collection, {"t": ids(*range(1000))}, insert=True)
+    path = str(tmp_path / "rows.arrow")
+    info = kernels.load().embedps_write_rows(
+        collection._stores[0][0], path, -1, kind="base", compression=compression
+    )
+    assert info.numpy()[2:4].tolist() == [1000, 0]
+    assert rows_in([path]) == rows_of(collection, tmp_path / "base")
+
+
+def test_delta_since_unknown_cut_is_refused_and_a_base_helps(tmp_path):
+    collection = make_collection([make_table("t", 2)])
+    look(collection, {"t": ids(1, 2)}, insert=True)
+    since = cuts_of(collection.write("base", str(tmp_path / "0"), since={}))
+    for i in range(1, 4):
+        since = cuts_of(collection.write("delta", str(tmp_path / str(i)), since=since))
+    with pytest.raises(CheckpointError, match=r"must be since 4 .* but got 77: write a base"):
+        collection.write("delta", str(tmp_path / "no"), since=dict.fromkeys(since, 77))
+    with pytest.raises(CheckpointError, match="but got -1: write a base"):
+        collection.write("delta", str(tmp_path / "no"), since={})
+    assert len(rows_of(collection, tmp_path / "base")) == 2
+
+
+def test_untrainable_collection_follows_deltas_without_slots(tmp_path):
+    live = make_collection(TABLES, num_shards=2)
+    files = _written_chain(live, tmp_path)
+    reader = make_collection(TABLES, num_shards=1, trainable=False)
+    for part in files:
+        reader.load(group_files(part))
+    expected = rows_of(live, tmp_path / "full", since=cuts_of(files[-1]))
+    found = rows_of(reader, tmp_path / "reader")
+    assert found.keys() == expected.keys()
+    for key, row in found.items():
+        assert row.embedding == expected[key].embedding
+        assert row.slots == ()
+    batch = {t.name: ids(*range(-1, SPAN)) for t in TABLES}
+    for name, value in look(live, batch).items():
+        np.testing.assert_array_equal(look(reader, batch)[name], value)
+
+
+def test_clear_and_drop_leave_nothing(tmp_path):
+    collection = make_collection(TABLES, num_shards=2)
+    _train_some(collection, 1)
+    collection.clear()
+    assert set(collection.stats().rows.values()) == {0}
+    assert rows_of(collection, tmp_path) == {}
+
+
+def test_load_refuses_absent_corrupt_and_foreign_files(tmp_path):
+    source = make_collection([make_table("t", 4, optimizer=Adagrad())])
+    look(source, {"t": ids(*range(100))}, insert=True)
+    (file,) = source.write("base", str(tmp_path / "base"), since={})
+    group = "dim4-adagrad"
+
+    with pytest.raises(CorruptCheckpointError, match=r"absent\.arrow"):
+        source.load({group: [str(tmp_path / "absent.arrow")]})
+    torn = tmp_path / "torn.arrow"
+    with open(file.path, "rb") as whole:
+        torn.write_bytes(whole.read()[: file.bytes // 2])
+    with pytest.raises(CorruptCheckpointError, match=r"torn\.arrow"):
+        source.load({group: [str(torn)]})
+    for other in (make_table("t", 5, optimizer=Adagrad()), make_table("t", 4, optimizer=Ftrl())):
+        target = make_collection([other])
+        text = "dim 4.*has dim 5" if other.dim == 5 else "slots of another optimizer"
+        with pytest.raises(DimMismatchError, match=f"{text}.*start a new model directory"):
+            target.load({target.groups[0].name: [file.path]})
+        assert target.stats().rows == {"t": 0}
+
+
+def test_evict_names_unknown_table():
+    collection = make_collection([make_table("t", 4)])
+    with pytest.raises(UsageError, match=r"no table 'u': the tables are \['t'\]"):
+        collection.evict("u", before_step=1, max_frequency=1)
+
+
+def test_cuts_while_training_replay_to_the_last_row(tmp_path):
+    """Deltas are written while two threads train; at the end the chain is the rows."""
+    tables = [make_table("t", 4, optimizer=Adagrad()), make_table("u", 4, optimizer=Adagrad())]
+    features = [
+        FeatureSpec(name="t", table="t"),
+        FeatureSpec(name="t2", table="t"),
+        FeatureSpec(name="u", table="u"),
+    ]
+    collection = make_collection(tables, features, num_shards=2)
+    started, failures = threading.Barrier(3), []
+
+    def work(worker):
+        random = np.random.default_rng(worker)
+        try:
+            started.wait(timeout=60)
+            for step in range(1, 40):
+                batch = {f.name: ids(*random.integers(0, 30 * step, 100)) for f in features}
+                upstream = {f.name: np.ones((100, 4), np.float32) for f in features}
+                train(collection, batch, upstream, step=step)
+                if step % 8 == 0:
+                    remove(collection, "t", random.integers(0, 30 * step, 50).tolist())
+        except Exception as error:
+            failures.append(error)
+            raise
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    started.wait(timeout=60)
+    files = [collection.write("base", str(tmp_path / "0"), since={})]
+    while any(thread.is_alive() for thread in threads):
+        folder = str(tmp_path / str(len(files)))
+        files.append(collection.write("delta", folder, since=cuts_of(files[-1])))
+    for thread in threads:
+        thread.join()
+    assert not failures
+    last = collection.write("delta", str(tmp_path / "last"), since=cuts_of(files[-1]))
+    files.append(last)
+    expected = rows_of(collection, tmp_path / "full", since=cuts_of(last))
+    assert len(expected) > 1000
+    assert rows_in([f.path for part in files for f in part]) == expected
+    restored = make_collection(tables, features, num_shards=5)
+    for part in files:
+        restored.load(group_files(part))
+    assert rows_of(restored, tmp_path / "restored") == expected
+
+
+def test_file_work_of_a_dropped_store_fails(tmp_path):
+    collection = make_collection([make_table("t", 4)])
+    collection.drop()
+    with pytest.raises(CheckpointError, match="could not write the base"):
+        collection.write("base", str(tmp_path), since={})
+    with pytest.raises((CorruptCheckpointError, tf.errors.NotFoundError)):
+        collection.load({"dim4-rowwise_adagrad": [str(tmp_path / "x.arrow")]})

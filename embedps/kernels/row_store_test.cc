@@ -360,6 +360,15 @@ TEST(DeltaGivesWhatWasTouchedAndRemoved) {
   EXPECT_TRUE(rows == BaseOf(&again));
 }
 
+TEST(RowsUpdatedOftenAreListedOnce) {
+  RowStore store(MakeConfig(2, 1));
+  const Batch batch{Range(0, 500)};
+  Lookup(&store, batch);
+  const int64_t memory = store.Stats().memory_bytes;
+  for (int i = 1; i < 200; ++i) Update(&store, batch, 1, -1, i);
+  EXPECT_EQ(store.Stats().memory_bytes, memory);
+}
+
 TEST(UncommittedCutsAreGivenAgain) {
   RowStore store(MakeConfig(1, 1));
   Lookup(&store, Batch{Range(0, 100)});

@@ -1,0 +1,1 @@
+"""Benchmarks: each writes JSON, and compares within one run, by ratio."""

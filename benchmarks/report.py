@@ -1,0 +1,56 @@
+"""What every benchmark's JSON holds beside its figures, and how a spread is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from embedps.train import versions
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def environment() -> dict[str, Any]:
+    """The commit, the machine and the versions that a figure was measured with."""
+    root = Path(__file__).parent.parent
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False
+        )
+        return done.stdout.strip() or "unknown"
+
+    with open("/proc/cpuinfo") as file:
+        models = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+    return {
+        "commit": git("rev-parse", "--short", "HEAD"),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "cpu": models[0] if models else platform.machine(),
+        "cores": os.cpu_count(),
+        "load_before": round(os.getloadavg()[0], 2),
+        "versions": versions(),
+    }
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, least and greatest of repeated measurements."""
+    return {
+        "median": round(statistics.median(values), 3),
+        "min": round(min(values), 3),
+        "max": round(max(values), 3),
+        "repeats": len(values),
+    }
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Writes a result and says where."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    print(f"wrote {path}")

@@ -106,6 +106,8 @@ class Ledger:
             if self._todo_again:
                 position = self._todo_again.pop(0)
             else:
+                # After a restore, positions ahead may be done; done ones leave `beyond` for `prefix`.
+                self._next = max(self._next, self._prefix)
                 while self._next in self._beyond:
                     self._next += 1
                 if self._next >= self.num_units:
@@ -165,9 +167,19 @@ class Ledger:
                 "units_per_epoch": len(self._ranges),
                 "prefix": self._prefix,
                 "beyond": list(self._beyond),
-                "doing": sorted(self._doing | set(self._todo_again)),
+                "doing": sorted(self._doing),  # what was given back is in `repeated` already
                 "repeated": self._repeated,
             }
+
+    def in_doubt(self, state: dict[str, Any]) -> list[int]:
+        """Positions handed out by now that an earlier state does not list as done.
+
+        Read after a cut of the tables, with the state read before it, these are the units of which
+        the cut may hold a part: who restores both visits them again.
+        """
+        with self._lock:
+            known = {*state["beyond"], *self._todo_again}
+            return [p for p in range(state["prefix"], self._next) if p not in known]
 
     def restore(self, state: dict[str, Any]) -> None:
         """Goes on from a manifest's state; what was in progress then is to do again.

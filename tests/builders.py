@@ -1,0 +1,164 @@
+"""Small datasets with a planted model, small recommenders, and runs over them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import tensorflow as tf
+import xxhash
+
+from embedps.cluster import Cluster, EmbeddedCluster
+from embedps.config import TrainConfig
+from embedps.dataset import CategoricalFeature, DataFile, Dataset, NumericFeature, Split
+from embedps.recommender import Recommender
+from embedps.tables import FeatureSpec, TableSpec
+from embedps.trainer import Trainer
+from models import dlrm
+
+ROOT = Path(__file__).resolve().parents[1]
+CARDINALITIES = {"C1": 40, "C2": 300, "C3": 2000}
+NUMERICS = ("I1", "I2")
+TINY_DLRM = dlrm.Config(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,))
+TINY_DLRM_FLAGS = ("--embedding-dim=4", "--bottom-mlp=8", "--top-mlp=8")
+_PRIME = 0x9E3779B97F4A7C15
+
+
+def make_rows(num_rows: int, *, seed: int, first_row: int = 0) -> pa.Table:
+    """Examples whose click rate follows from their ids; `row` is unique and `tags` a ragged list."""
+    rng = np.random.default_rng(seed)
+    effects = np.random.default_rng(7)
+    logits = np.full(num_rows, -0.5)
+    columns: dict[str, np.ndarray | list] = {}
+    for name in NUMERICS:
+        x = rng.exponential(1.0, num_rows)
+        logits += 0.3 * (x - 1)
+        columns[name] = np.where(rng.random(num_rows) < 0.1, np.nan, x).astype(np.float32)
+    for name, cardinality in CARDINALITIES.items():
+        rank = np.minimum(rng.zipf(1.3, num_rows) - 1, cardinality - 1)
+        logits += effects.normal(0, 1.0, cardinality)[rank]
+        ids = ((rank + 1) * _PRIME % 2**64).astype(np.uint64).astype(np.int64)
+        columns[name] = np.where(rng.random(num_rows) < 0.05, -1, ids)
+    columns["row"] = np.arange(first_row, first_row + num_rows)
+    columns["tags"] = [rng.integers(0, 30, n).tolist() for n in rng.integers(0, 4, num_rows)]
+    columns["label"] = (rng.random(num_rows) < 1 / (1 + np.exp(-logits))).astype(np.float32)
+    types = {"label": pa.float32(), "row": pa.int64(), "tags": pa.list_(pa.int64())}
+    types |= dict.fromkeys(NUMERICS, pa.float32()) | dict.fromkeys(CARDINALITIES, pa.int64())
+    schema = pa.schema([pa.field(n, types[n], nullable=n == "tags") for n in columns])
+    return pa.table(columns, schema=schema)
+
+
+def write_dataset(
+    directory: Path,
+    *,
+    train: Sequence[int] = (1500, 1500),
+    evaluation: Sequence[int] = (1000,),
+    row_group_rows: int = 500,
+    seed: int = 0,
+) -> Dataset:
+    """A dataset of shards of so many rows."""
+    splits, first = {}, 0
+    for name, shards in (("train", train), ("eval", evaluation)):
+        (directory / name).mkdir(parents=True)
+        files, positives = [], 0
+        for i, num_rows in enumerate(shards):
+            table = make_rows(num_rows, seed=1000 * seed + first, first_row=first)
+            first += num_rows
+            positives += int(np.sum(table["label"].to_numpy()))
+            path = directory / name / f"shard-{i:05d}-of-{len(shards):05d}.parquet"
+            pq.write_table(table, path, row_group_size=row_group_rows, compression="zstd")
+            groups = pq.ParquetFile(path).metadata
+            files.append(
+                DataFile(
+                    path=str(path.relative_to(directory)),
+                    rows=num_rows,
+                    bytes=path.stat().st_size,
+                    xxh3_64=xxhash.xxh3_64(path.read_bytes()).hexdigest(),
+                    row_groups=tuple(
+                        groups.row_group(g).num_rows for g in range(groups.num_row_groups)
+                    ),
+                )
+            )
+        splits[name] = Split(rows=sum(shards), positives=positives, files=tuple(files))
+    Dataset(
+        directory=directory,
+        numeric=tuple(NumericFeature(name=n) for n in NUMERICS),
+        categorical=tuple(
+            CategoricalFeature(name=n, cardinality=c) for n, c in CARDINALITIES.items()
+        ),
+        schema={f.name: str(f.type) for f in table.schema},
+        splits=splits,
+    ).save()
+    return Dataset.open(directory)
+
+
+def make_dlrm(dataset: Dataset) -> Recommender:
+    return dlrm.make(TINY_DLRM, dataset)
+
+
+class SumNetwork(tf.keras.Model):
+    """A layer over everything there is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._out = tf.keras.layers.Dense(1)
+
+    def call(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> tf.Tensor:
+        known = tf.where(tf.math.is_nan(numerics), tf.zeros_like(numerics), numerics)
+        return self._out(tf.concat([known, *embeddings.values()], axis=1))
+
+
+def make_mixed(**fields) -> Recommender:
+    """A model of two dims, with a multi-hot feature and a table that two features share."""
+    return Recommender(
+        tables=(
+            TableSpec(name="small", dim=3),
+            TableSpec(name="wide", dim=6),
+            TableSpec(name="row", dim=3),
+        ),
+        features=(
+            FeatureSpec(name="C1", table="small"),
+            FeatureSpec(name="C2", table="small"),
+            FeatureSpec(name="C3", table="wide"),
+            FeatureSpec(name="tags", table="wide", ragged=True, combiner="mean"),
+            FeatureSpec(name="row", table="row"),
+        ),
+        numerics=NUMERICS,
+        build=SumNetwork,
+        **fields,
+    )
+
+
+def make_config(dataset: Dataset, model_dir: Path, **fields) -> TrainConfig:
+    """No checkpoint but the last, and units of a few batches."""
+    values = {"batch_size": 64, "unit_rows": 512, "delta_secs": 1e6, "log_secs": 1e6, "eval": "none"}
+    return TrainConfig(data=str(dataset.directory), model_dir=str(model_dir), **(values | fields))
+
+
+def make_trainer(
+    dataset: Dataset,
+    model_dir: Path,
+    *,
+    recommender: Recommender | None = None,
+    cluster: Cluster | None = None,
+    **fields,
+) -> Trainer:
+    """A trainer of a tiny DLRM in this process, unless told otherwise."""
+    config = make_config(dataset, model_dir, **fields)
+    if cluster is None:
+        cluster = EmbeddedCluster(
+            num_workers=config.num_workers, num_shards=config.num_shards or 1
+        )
+    return Trainer(recommender or make_dlrm(dataset), dataset, config, cluster)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedRun:
+    """A finished run that tests read and do not change."""
+
+    dataset: Dataset
+    model_dir: Path

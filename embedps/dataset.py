@@ -232,7 +232,7 @@ def _read_json(root: Path, path: Path) -> dict[str, Any]:
         raise DatasetError(
             f"{path}: absent, so {root} is no finished dataset: run python -m pipelines.criteo"
         ) from None
-    except (ValueError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise DatasetError(f"{path}: must be a JSON document: {error}") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         found = document.get("format") if isinstance(document, dict) else type(document).__name__

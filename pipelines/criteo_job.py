@@ -134,7 +134,7 @@ def _holds(options: Options, inputs: Sequence[InputTask], sizes: Sequence[int]) 
 
 
 def _remove_unfinished(output: Path, job: Job) -> None:
-    """Removes shards that no `_dataset.json` names, and the scratch, of this run or a killed one."""
+    """Removes shards that no `_dataset.json` names, and the scratch, of this or a killed run."""
     for path in (*(output / split for split in SPLITS), job.work.path):
         # Workers that are being ended may still write: what they leave goes before the next run.
         shutil.rmtree(path, ignore_errors=True)

@@ -26,7 +26,7 @@ class TrainConfig:
     seed: int = _option(0, "of the shuffles and the network's initial values")
     sparse_learning_rate: float = _option(0.05, "of the embedding tables")
     dense_learning_rate: float = _option(0.001, "of the network")
-    dense_optimizer: str = _option("adagrad", "of the network", choices=("sgd", "adagrad", "adam"))
+    dense_optimizer: str = _option("adam", "of the network", choices=("sgd", "adagrad", "adam"))
     num_ps: int = _option(0, "parameter servers of a local cluster; 0 trains in this process")
     num_workers: int = _option(1, "workers of a local cluster, or units at once in this process")
     num_shards: int = _option(0, "shards of a table; 0 is one a parameter server")

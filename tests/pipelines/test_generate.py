@@ -14,6 +14,7 @@ import pytest
 
 from embedps.errors import UsageError
 from pipelines import generate as generate_module
+from pipelines import planted
 from pipelines.click_rows import COUNT_COLUMNS, ID_COLUMNS, MISSING_RANK, draw_rows
 from pipelines.generate import CHUNK_ROWS, Options, generate, main, parse_options
 from pipelines.line_blocks import LineBlock
@@ -36,6 +37,13 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("log") / "log.tsv.gz"
     generate(Options(rows=ROWS, seed=3, output=path))
     return path
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes logs quickly, with other bytes: for tests of what becomes of files."""
+    monkeypatch.setattr(generate_module, "CHUNK_ROWS", 256)
+    monkeypatch.setattr(planted, "PILOT_ROWS", 1024)
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +166,7 @@ def test_best_auc_is_near_080_for_any_seed(tmp_path: Path, seed: int):
     assert abs(report["click_rate"] - 0.25) < 0.01
 
 
+@pytest.mark.usefixtures("small_chunks")
 def test_finished_log_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = tmp_path / "log.tsv.gz"
     flags = ["--rows", "100", "--output", str(path)]
@@ -170,6 +179,7 @@ def test_finished_log_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert sorted(os.listdir(tmp_path)) == ["log.tsv.gz", "log.tsv.gz.json"]
 
 
+@pytest.mark.usefixtures("small_chunks")
 def test_log_of_other_rows_is_replaced_only_when_forced(tmp_path: Path):
     path = tmp_path / "log.tsv"
     generate(Options(rows=10, seed=0, output=path))
@@ -187,6 +197,7 @@ def test_file_without_report_is_not_replaced(tmp_path: Path):
     assert path.read_bytes() == b"mine"
 
 
+@pytest.mark.usefixtures("small_chunks")
 def test_truncated_log_is_not_taken_for_finished(tmp_path: Path):
     path = tmp_path / "log.tsv"
     generate(Options(rows=20, seed=0, output=path))
@@ -195,6 +206,7 @@ def test_truncated_log_is_not_taken_for_finished(tmp_path: Path):
         generate(Options(rows=20, seed=0, output=path))
 
 
+@pytest.mark.usefixtures("small_chunks")
 def test_failure_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def fail(*_: object, **__: object) -> None:
         raise OSError("no space left on the device")

@@ -141,7 +141,7 @@ def malformed_lines(draw: st.DrawFn) -> bytes:
     return line
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(lines=st.lists(malformed_lines(), max_size=12))
 def test_fast_and_slow_way_agree_on_any_lines(lines: list[bytes]):
     rows, bad = parse_block(make_block(lines))

@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 
 from pipelines import shards
 from pipelines.parse import SCHEMA
-from pipelines.shards import ShardTask, slices_of_shard, write_block, write_shard
+from pipelines.shards import (
+    ShardTask,
+    columns_for_dictionary,
+    slices_of_shard,
+    write_block,
+    write_shard,
+)
 from pipelines.work_dir import BlockRecord, WorkDir
 
 
@@ -97,6 +103,11 @@ def test_shards_hold_the_blocks_rows_in_row_groups(
         assert whole["C1"].to_pylist() == [i + ids_at for i in wanted]
         assert whole["label"].to_pylist() == [float(i % 3 == 0) for i in wanted]
     assert not list(tmp_path.rglob(".*.tmp"))
+
+
+def test_dictionary_is_for_columns_of_few_values():
+    table = pa.table({"few": [i % 25 for i in range(100)], "many": [i % 26 for i in range(100)]})
+    assert columns_for_dictionary(table) == ["few"]
 
 
 def test_failed_shard_leaves_nothing(tmp_path: Path):

@@ -92,10 +92,11 @@ def _verify(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
 
 def _export(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
     manifest = _manifest(directory, args.number)
-    directory.check_present(manifest)
-    names = [table["name"] for table in manifest.tables]
-    if args.table not in names:
-        raise UsageError(f"--table must be one of {names} but is {args.table!r}")
+    groups = {table["name"]: table["group"] for table in manifest.tables}
+    if args.table not in groups:
+        raise UsageError(f"--table must be one of {sorted(groups)} but is {args.table!r}")
+    saved = (file for save in manifest.chain for file in save.files)
+    directory.check_content(manifest, [file for file in saved if file.group == groups[args.table]])
     rows = read_table(directory, manifest, args.table)
     with io.write_atomically(args.output) as file:
         pq.write_table(rows, file, compression="zstd")

@@ -12,6 +12,7 @@ Numbers only grow, and a number is used once, whether or not its commit came abo
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from embedps.checkpoint import io
@@ -164,12 +165,38 @@ class CheckpointDirectory:
             try:
                 found = path.stat().st_size
             except OSError as error:
-                raise CorruptCheckpointError(
-                    f"{path}: manifest {manifest.number} names it, but it cannot be read "
-                    f"({error.strerror}): restore another manifest"
-                ) from error
+                raise _absent(path, manifest, error) from error
             if found != entry.bytes:
-                raise CorruptCheckpointError(
-                    f"{path}: field 'bytes': expected {entry.bytes}, found {found} "
-                    f"(manifest {manifest.number})"
-                )
+                raise _differs(path, manifest, "bytes", entry.bytes, found)
+
+    def check_content(self, manifest: Manifest, entries: Iterable[FileEntry]) -> None:
+        """Reads files of a manifest whole and checks their size and checksum.
+
+        Raises:
+          CorruptCheckpointError: one differs; names its path, the field, expected and found.
+        """
+        for entry in entries:
+            path = self.file(entry)
+            try:
+                num_bytes, checksum = io.checksum_file(path)
+            except OSError as error:
+                raise _absent(path, manifest, error) from error
+            if num_bytes != entry.bytes:
+                raise _differs(path, manifest, "bytes", entry.bytes, num_bytes)
+            if checksum != entry.xxh3_64:
+                raise _differs(path, manifest, "xxh3_64", entry.xxh3_64, checksum)
+
+
+def _absent(path: Path, manifest: Manifest, error: OSError) -> CorruptCheckpointError:
+    return CorruptCheckpointError(
+        f"{path}: manifest {manifest.number} names it, but it cannot be read "
+        f"({error.strerror}): restore another manifest"
+    )
+
+
+def _differs(
+    path: Path, manifest: Manifest, field: str, expected: object, found: object
+) -> CorruptCheckpointError:
+    return CorruptCheckpointError(
+        f"{path}: field {field!r}: expected {expected}, found {found} (manifest {manifest.number})"
+    )

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.manifest import Manifest
@@ -27,7 +26,7 @@ def read_row_file(path: Path) -> pa.Table:
     try:
         with pa.memory_map(str(path)) as source:
             table = pa.ipc.open_file(source).read_all()
-        table.validate()
+        table.validate(full=True)  # an index out of its dictionary would be followed
     except (pa.ArrowException, OSError) as error:
         raise CorruptCheckpointError(f"{path}: cannot be read as a row file: {error}") from error
     check_schema(path, table.schema)
@@ -65,30 +64,31 @@ def check_schema(path: Path, schema: pa.Schema) -> None:
             )
 
 
-def read_chain(directory: CheckpointDirectory, manifest: Manifest, group: str) -> pa.Table:
+def read_chain(
+    directory: CheckpointDirectory, manifest: Manifest, group: str, *, table: str | None = None
+) -> pa.Table:
     """Replays the chain of one group: its live rows, by table and id, without column `removed`.
 
     The last record of a table's id wins, and none is left of one that is a removal: saves in the
     chain's order, and records in their file's. All shards together: an id has one shard in a save.
 
+    Args:
+      table: of this table only.
+
     Raises:
       CheckpointError: the manifest has no such group.
       CorruptCheckpointError: a file is absent or not a row file.
     """
-    paths = [
-        directory.file(file)
-        for save in manifest.chain
-        for file in save.files
-        if file.group == group
-    ]
+    saved = [file for save in manifest.chain for file in save.files]
+    paths = [directory.file(file) for file in saved if file.group == group]
     if not paths:
-        groups = sorted({file.group for save in manifest.chain for file in save.files})
+        groups = sorted({file.group for file in saved})
         raise CheckpointError(f"manifest {manifest.number} has no group {group!r}, it has {groups}")
-    records = _concat(paths)
-    table = records["table"].combine_chunks()
-    names = table.dictionary.to_pylist() if isinstance(table, pa.DictionaryArray) else []
-    rank = np.argsort(np.argsort(np.array(names, dtype=object))) if names else np.empty(0, np.int64)
-    tables = rank[table.indices.to_numpy(zero_copy_only=False)] if names else np.empty(0, np.int64)
+    records = _concat(paths, table)
+    codes, names = _table_codes(records)
+    rank = {name: i for i, name in enumerate(sorted(names))}
+    ranks = np.array([rank[name] for name in names], np.int64)
+    tables = ranks[codes] if names else codes
     live = _last_records(tables, records["id"].to_numpy(), records["removed"].to_numpy())
     return records.drop_columns(["removed"]).take(pa.array(live))
 
@@ -104,21 +104,33 @@ def read_table(directory: CheckpointDirectory, manifest: Manifest, name: str) ->
         raise CheckpointError(
             f"manifest {manifest.number} has no table {name!r}, it has {sorted(groups)}"
         )
-    rows = read_chain(directory, manifest, groups[name])
-    return rows.filter(pc.equal(rows["table"].cast(pa.string()), name)).drop_columns(["table"])
+    return read_chain(directory, manifest, groups[name], table=name).drop_columns(["table"])
 
 
-def _concat(paths: Sequence[Path]) -> pa.Table:
-    tables = [read_row_file(path) for path in paths]
-    first = tables[0].schema.remove_metadata()
-    for path, table in zip(paths, tables, strict=True):
-        found = table.schema.remove_metadata()
-        if [f.type for f in found] != [f.type for f in first] or found.names != first.names:
+def _concat(paths: Sequence[Path], only: str | None) -> pa.Table:
+    first: pa.Schema | None = None
+    tables = []
+    for path in paths:
+        records = read_row_file(path).replace_schema_metadata(None)
+        first = records.schema if first is None else first
+        types = [field.type for field in records.schema]
+        if types != [field.type for field in first] or records.schema.names != first.names:
             raise CorruptCheckpointError(
-                f"{path}: expected the columns of {paths[0]}, found {found}"
+                f"{path}: expected the columns of {paths[0]}, found {records.schema}"
             )
-    plain = [table.replace_schema_metadata(None).cast(first) for table in tables]
-    return pa.concat_tables(plain).unify_dictionaries()
+        if only is not None:
+            codes, names = _table_codes(records)
+            wanted = names.index(only) if only in names else -1
+            records = records.filter(pa.array(codes == wanted))
+        tables.append(records.cast(first))
+    return pa.concat_tables(tables).unify_dictionaries()
+
+
+def _table_codes(records: pa.Table) -> tuple[np.ndarray, list[str]]:
+    """Each record's index into the table names, and these."""
+    column = records.unify_dictionaries()["table"].combine_chunks()
+    codes: np.ndarray = column.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    return codes, column.dictionary.to_pylist()
 
 
 def _last_records(tables: np.ndarray, ids: np.ndarray, removed: np.ndarray) -> np.ndarray:

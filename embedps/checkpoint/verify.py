@@ -101,7 +101,7 @@ def _check_rows(path: Path, entry: FileEntry, dims: dict[str, int]) -> Iterator[
     removed = int(pc.sum(records["removed"]).as_py() or 0)
     yield from _compare(path, entry, records.num_rows - removed, removed)
     dim = records.schema.field("embedding").type.list_size
-    for table in pc.unique(records["table"].cast("string")).to_pylist():
+    for table in pc.unique(records.unify_dictionaries()["table"]).to_pylist():
         if table not in dims:
             yield Problem(
                 path=str(path), field="table", expected=f"one of {sorted(dims)}", found=repr(table)

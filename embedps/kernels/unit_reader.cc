@@ -225,7 +225,8 @@ class ParquetUnitReader final : public UnitReader {
       const int error = errno;
       const std::string message =
           "cannot open Parquet file '" + options_.path + "': " + std::strerror(error);
-      return error == ENOENT ? Status::NotFound(message) : Status::IoError(message);
+      const bool absent = error == ENOENT || error == ENOTDIR;
+      return absent ? Status::NotFound(message) : Status::IoError(message);
     }
     EMBEDPS_RETURN_IF_ERROR(Guard([this] { OpenFile(); }));
     EMBEDPS_RETURN_IF_ERROR(CheckRange());

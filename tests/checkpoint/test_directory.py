@@ -152,6 +152,24 @@ def test_check_present_names_the_first_absent_file(tmp_path):
         run.directory.check_present(newest)
 
 
+def test_check_content_finds_what_check_present_cannot(tmp_path):
+    run = make_run(tmp_path)
+    newest = run.directory.latest()
+    assert newest is not None
+    run.directory.check_content(newest, newest.files)
+    path = run.directory.dense_path(3)
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+    run.directory.check_present(newest)
+    run.directory.check_content(newest, newest.files[:-1])
+    with pytest.raises(CorruptCheckpointError, match=r"dense\.arrow: field 'xxh3_64': expected"):
+        run.directory.check_content(newest, newest.files)
+    path.unlink()
+    with pytest.raises(CorruptCheckpointError, match=r"dense\.arrow: manifest 3 names it"):
+        run.directory.check_content(newest, newest.files)
+
+
 def test_manifest_is_json_that_anything_reads(tmp_path):
     run = make_run(tmp_path)
     content = json.loads(run.directory.manifest_path(3).read_text())

@@ -185,8 +185,9 @@ def test_export_writes_the_live_rows_as_parquet(directory, tmp_path, capsys):
     assert rows["embedding"].to_pylist() == [[value, -value] for value in values]
 
 
-def test_export_of_a_damaged_chain_fails_and_writes_nothing(directory, tmp_path, capsys):
-    damage_truncate(directory)
+@pytest.mark.parametrize("damage", [damage_truncate, damage_flip, damage_remove])
+def test_export_of_a_damaged_chain_fails_and_writes_nothing(directory, tmp_path, capsys, damage):
+    damage(directory)
     output = tmp_path / "c1.parquet"
     assert main(["export", str(directory.path), "--table", "C1", "--output", str(output)]) == 1
     assert SHARD in capsys.readouterr().err

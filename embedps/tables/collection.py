@@ -1,5 +1,6 @@
 """A model's embedding tables on their shards: a step's lookups and updates, files and counts."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -10,7 +11,7 @@ from embedps import kernels
 from embedps.errors import CheckpointError, CorruptCheckpointError, DimMismatchError, UsageError
 from embedps.tables import ops
 from embedps.tables.optimizers import SGD
-from embedps.tables.plan import Group, make_plan
+from embedps.tables.plan import Group, make_plan, stem_of
 from embedps.tables.specs import FeatureSpec, TableSpec
 
 T = TypeVar("T")
@@ -256,6 +257,9 @@ class EmbeddingCollection:
     def load(self, group_files: Mapping[str, Sequence[str]]) -> int:
         """Takes files' records in order, each shard its own; the files may be of any shard count.
 
+        A table is found by its name in whichever group it is stacked now: the numbers that tell
+        groups of one dim and optimizer apart change with the tables' order and settings.
+
         Args:
           group_files: by group the paths, which are of one cut: each id is in one of them at most.
 
@@ -264,11 +268,22 @@ class EmbeddingCollection:
 
         Raises:
           CorruptCheckpointError: a file is absent or not what its format says.
-          DimMismatchError: a file holds rows of another shape.
+          DimMismatchError: a file holds rows of another shape, or no group is like its.
         """
         taken = 0
-        for group, stores in zip(self.groups, self._stores, strict=True):
-            for path in group_files.get(group.name, ()):
+        for name, paths in group_files.items():
+            alike = [
+                stores
+                for group, stores in zip(self.groups, self._stores, strict=True)
+                if group.stem == stem_of(name)
+            ]
+            if not alike:
+                raise DimMismatchError(
+                    f"the checkpoint has rows of group {name!r}, the model has groups "
+                    f"{[g.name for g in self.groups]}: restore with the tables it was written "
+                    "with, or start a new model directory"
+                )
+            for path, stores in itertools.product(paths, alike):
                 for shard, store in enumerate(stores):
                     try:
                         with tf.device(self.devices[shard]):

@@ -1,6 +1,7 @@
 """The stacking plan: which tables share a store, so that a step asks each shard once a group."""
 
 import dataclasses
+import re
 from collections.abc import Sequence
 
 from embedps.tables import specs
@@ -24,10 +25,20 @@ class Group:
     features: tuple[specs.FeatureSpec, ...]
 
     @property
+    def stem(self) -> str:
+        """The name without the number that tells groups of equal dim and optimizer kind apart."""
+        return f"dim{self.dim}-{self.optimizer.kind}"
+
+    @property
     def feature_tables(self) -> list[int]:
         """Each feature's table, as an index into `tables`."""
         index = {t.name: i for i, t in enumerate(self.tables)}
         return [index[f.table] for f in self.features]
+
+
+def stem_of(group_name: str) -> str:
+    """A group's stem from its name."""
+    return re.sub(r"-\d+$", "", group_name)
 
 
 def make_plan(

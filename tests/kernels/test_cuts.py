@@ -211,6 +211,29 @@ def test_load_refuses_absent_corrupt_and_foreign_files(tmp_path):
         assert target.stats().rows == {"t": 0}
 
 
+@pytest.mark.parametrize("merges", [False, True])
+def test_load_finds_tables_in_whichever_group_they_are_stacked_now(merges, tmp_path):
+    first, second = Adagrad(epsilon=1e-7), Adagrad(epsilon=1e-3)
+    tables = [make_table("a", 4, optimizer=first), make_table("b", 4, optimizer=second)]
+    source = make_collection(tables, num_shards=2)
+    batch = {"a": ids(*range(100)), "b": ids(*range(50, 200))}
+    upstream = {n: np.ones((len(i), 4), np.float32) for n, i in batch.items()}
+    train(source, batch, upstream)
+    files = source.write("base", str(tmp_path / "base"), since={})
+    assert {f.group for f in files} == {"dim4-adagrad", "dim4-adagrad-2"}
+    expected = rows_of(source, tmp_path / "source")
+
+    now = [make_table("b", 4, optimizer=first if merges else second), tables[0]]
+    target = make_collection(now)
+    assert len(target.groups) == (1 if merges else 2)
+    assert target.load(group_files(files)) == 250
+    assert rows_of(target, tmp_path / "target") == expected
+
+    other = make_collection([make_table("a", 4, optimizer=Ftrl())])
+    with pytest.raises(DimMismatchError, match=r"rows of group 'dim4-adagrad'.*\['dim4-ftrl'\]"):
+        other.load(group_files(files))
+
+
 def test_evict_names_unknown_table():
     collection = make_collection([make_table("t", 4)])
     with pytest.raises(UsageError, match=r"no table 'u': the tables are \['t'\]"):

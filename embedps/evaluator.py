@@ -25,7 +25,7 @@ from embedps.metrics import Accumulator, Metrics
 from embedps.recommender import Recommender
 from embedps.saver import check_tables, load_dense, load_rows
 from embedps.tables.collection import EmbeddingCollection
-from embedps.units import make_eval_unit
+from embedps.units import explain, make_eval_unit
 
 FILE_NAME = "evaluation.jsonl"
 _POLL_SECS = 0.5
@@ -145,15 +145,22 @@ class Evaluator:
         return taken
 
     def score(self) -> Metrics:
-        """Scores the split with the tables and network as they are."""
+        """Scores the split with the tables and network as they are.
+
+        Raises:
+          DatasetError: a file of the split cannot be read.
+        """
         accumulator = Accumulator()
         ledger = Ledger(self._dataset, self._units, epochs=1)
         while (unit := ledger.take()) is not None:
-            counts = self._eval_unit(
-                tf.constant(unit.path),
-                tf.constant(unit.first_row, tf.int64),
-                tf.constant(unit.num_rows, tf.int64),
-            )
+            try:
+                counts = self._eval_unit(
+                    tf.constant(unit.path),
+                    tf.constant(unit.first_row, tf.int64),
+                    tf.constant(unit.num_rows, tf.int64),
+                )
+            except tf.errors.OpError as error:
+                raise explain(error) from error
             accumulator.add(counts)
         return accumulator.result()
 
@@ -209,14 +216,15 @@ class Evaluator:
                 scored, last_change = manifest.number, time.monotonic()
                 if manifest.final and manifest.number > final_after:
                     return
-            elif time.monotonic() - last_change > idle_secs:
+                continue
+            # What is the last may have been scored by an evaluator before this one.
+            latest = self._directory.latest()
+            if latest is not None and latest.final and final_after < latest.number <= scored:
                 return
-            else:
-                self._wait_for_commit(scored)
-
-    def _wait_for_commit(self, scored: int) -> None:
-        if max(self._directory.numbers(), default=-1) <= scored:
-            time.sleep(_POLL_SECS)
+            if time.monotonic() - last_change > idle_secs:
+                return
+            if latest is None or latest.number <= scored:
+                time.sleep(_POLL_SECS)
 
     def _renewed(self, number: int) -> _Renewal:
         return _Renewal(self._directory, self._name, number)

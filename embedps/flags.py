@@ -148,7 +148,7 @@ def _metavar(hint: Any) -> str:
 def _convert(name: str, hint: Any, value: Any) -> Any:
     bare = _bare(hint)
     if typing.get_origin(bare) is tuple and isinstance(value, list):
-        return tuple(value)
+        return tuple(_convert(name, typing.get_args(bare)[0], item) for item in value)
     if bare is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, typing.get_origin(bare) or bare) or (

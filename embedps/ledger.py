@@ -106,7 +106,7 @@ class Ledger:
             if self._todo_again:
                 position = self._todo_again.pop(0)
             else:
-                # After a restore, positions ahead may be done; done ones leave `beyond` for `prefix`.
+                # After a restore, what is done ahead of the prefix may be within it by now.
                 self._next = max(self._next, self._prefix)
                 while self._next in self._beyond:
                     self._next += 1
@@ -152,12 +152,16 @@ class Ledger:
 
     def steps_done(self) -> int:
         """The number of steps of the units done, whatever their order."""
+        batch = self._options.batch_rows
         with self._lock:
-            full, rest = divmod(self._prefix, len(self._ranges))
-            steps = full * self.steps_per_epoch
-            batch = self._options.batch_rows
-            partial = [full * len(self._ranges) + k for k in range(rest)] + self._beyond
-            return steps + sum(-(-self._unit(p).num_rows // batch) for p in partial)
+            full, partial = self._done_units()
+            return full * self.steps_per_epoch + sum(-(-rows // batch) for rows in partial)
+
+    def rows_done(self) -> int:
+        """The number of rows of the units done; a repeated unit's count once."""
+        with self._lock:
+            full, partial = self._done_units()
+            return full * (self.num_rows // self._epochs) + sum(partial)
 
     def state(self) -> dict[str, Any]:
         """What a manifest keeps, as JSON."""
@@ -200,6 +204,12 @@ class Ledger:
             self._doing = set()
             self._todo_again = []
             self._repeated = state["repeated"] + len(state["doing"])
+
+    def _done_units(self) -> tuple[int, list[int]]:
+        """Whole epochs done, and the rows of each unit done beyond these."""
+        full, rest = divmod(self._prefix, len(self._ranges))
+        first = full * len(self._ranges)
+        return full, [self._unit(p).num_rows for p in [*range(first, first + rest), *self._beyond]]
 
     def _unit(self, position: int) -> Unit:
         epoch, k = divmod(position, len(self._ranges))

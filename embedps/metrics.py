@@ -14,8 +14,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 NUM_BINS = 16384
-"""Of each histogram. Two examples in one bin count as a tie. Bins are 0.0015 wide in the logit near 0
-and 0.15% of it far out, which leaves the AUC's error below 1e-4 unless the logits' spread is less
+"""Of each histogram. Two examples in one bin count as a tie. Bins are 0.0015 wide in the logit near
+0 and 0.15% of it far out, which leaves the AUC's error below 1e-4 unless the logits' spread is less
 than 20 bins (tests/test_metrics.py measures it)."""
 
 ASINH_BOUND = 12.0

@@ -54,6 +54,8 @@ def find_model(name: str) -> ModuleType:
       UsageError: there is none, or it lacks a `Config` dataclass or a `make`.
     """
     full = name if "." in name else f"models.{name}"
+    if not all(part.isidentifier() for part in full.split(".")):
+        raise UsageError(f"--model must be a module's name but got {name!r}")
     try:
         module = importlib.import_module(full)
     except ModuleNotFoundError as error:

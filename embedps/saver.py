@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,13 +71,21 @@ class Saver:
         self._last = manifest
 
     def save(
-        self, *, step: int, ledger: Mapping[str, Any], progress: Mapping[str, Any], final: bool
+        self,
+        *,
+        step: int,
+        ledger: Mapping[str, Any],
+        in_doubt: Callable[[], list[int]],
+        progress: Mapping[str, Any],
+        final: bool,
     ) -> Manifest:
         """Writes and commits a checkpoint while training goes on.
 
         Args:
           step: training steps done.
           ledger: its state, read before this call: a unit it lists as done is in the tables.
+          in_doubt: asked once the tables are cut, which units not listed as done may be in them in
+            part; a rerun visits and counts these again.
           progress: the run's counters.
           final: nothing follows.
 
@@ -91,6 +99,7 @@ class Saver:
         folder = self._directory.path / f"{kind}-{number}"
         files = self._collection.write(kind, str(folder.absolute()), since=self._cuts)
         arrays = {f"{i:04d}": v.numpy() for i, v in enumerate(self._variables)}
+        doing = in_doubt()
         dense = write_dense(self._directory.dense_path(number), arrays, root=self._directory.path)
         saved = SaveSet(kind=kind, number=number, step=step, files=tuple(map(self._entry, files)))
         before = () if kind == "base" or self._last is None else self._last.chain
@@ -100,7 +109,7 @@ class Saver:
             wall_time=time.time(),
             chain=(*before, saved),
             dense=dense,
-            ledger=dict(ledger),
+            ledger={**ledger, "doing": doing},
             tables=tuple(describe_tables(self._collection)),
             num_shards=self._collection.num_shards,
             progress=dict(progress),

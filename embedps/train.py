@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import json
 import os
 import platform
 import subprocess
@@ -37,7 +38,6 @@ def main(arguments: Sequence[str]) -> int:
     dataset = Dataset.open(run.config.data)
     model_dir = Path(run.config.model_dir)
     _check_directory(model_dir)
-    run.save()
 
     from embedps.trainer import Trainer
 
@@ -45,6 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     sidecar = None
     try:
         trainer = Trainer(run.recommender(dataset), dataset, run.config, cluster)
+        run.save()  # not before the directory's checkpoint has proved to be of this model
         if run.config.eval == "sidecar":
             sidecar = Sidecar(run.config, resumed_after=_resumed_after(trainer))
         summary = trainer.run()
@@ -86,7 +87,10 @@ def parse(arguments: Sequence[str]) -> Any:
         "--config", metavar="FILE", help="TOML with any of the values below; flags go before it"
     )
     flags.add_flags(parser, TrainConfig, "training")
-    flags.add_flags(parser, module.Config, f"model {model}")
+    try:
+        flags.add_flags(parser, module.Config, f"model {model}")
+    except argparse.ArgumentError as error:
+        raise UsageError(f"{model}.Config has a field that is a flag already: {error}") from error
     given = parser.parse_args(arguments)
     file = flags.read_file(given.config, TrainConfig, module.Config)
     return Run(
@@ -134,6 +138,15 @@ class Sidecar:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+
+
+def _is_over(trainer: Any, model_dir: Path) -> bool:
+    """Whether nothing is left to train and the last checkpoint is scored."""
+    from embedps.evaluator import read_evaluations
+
+    scored = [e["number"] for e in read_evaluations(model_dir)[-1:]]
+    last = trainer.saver.last
+    return trainer.ledger.finished and last is not None and last.final and scored == [last.number]
 
 
 def _resumed_after(trainer: Any) -> int:
@@ -185,13 +198,19 @@ def _finish(run: Any, model_dir: Path, summary: dict[str, Any]) -> None:
     from embedps.trainer import write_json
 
     evaluations = read_evaluations(model_dir)
+    path = model_dir / "summary.json"
+    before = _read_json(path)
+    if not summary["wall_secs"] and before:
+        # Nothing was left to do: what the run that did it measured still stands.
+        measured = ("wall_secs", "examples_per_sec", "training", "checkpoint")
+        summary = {**summary, **{k: before[k] for k in measured if k in before}}
     summary = {
         **summary,
         "evaluation": evaluations[-1] if evaluations else None,
         "versions": versions(),
         "config": run.to_json(),
     }
-    write_json(model_dir / "summary.json", summary)
+    write_json(path, summary)
     console = Console(file=sys.stdout)
     if evaluations:
         table = Table(title="Held-out scores, by the sidecar evaluator")
@@ -208,10 +227,19 @@ def _finish(run: Any, model_dir: Path, summary: dict[str, Any]) -> None:
     units = summary["units"]
     state = "done" if summary["finished"] else "stopped; run the same command again to resume"
     print(
-        f"{state}: {units['done']}/{units['total']} units, {summary['examples']:,} examples in "
-        f"this run at {summary['examples_per_sec']:,.0f}/s; see {model_dir / 'summary.json'}",
+        f"{state}: {units['done']}/{units['total']} units, {summary['examples']:,} examples, "
+        f"{summary['examples_per_sec']:,.0f}/s; see {path}",
         flush=True,
     )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; an empty one where there is none."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def versions() -> dict[str, str]:

@@ -22,14 +22,14 @@ from embedps.checkpoint.manifest import Manifest
 from embedps.cluster import Cluster
 from embedps.config import TrainConfig
 from embedps.dataset import Dataset
-from embedps.errors import CheckpointError, ClusterError, DatasetError, EmbedpsError
+from embedps.errors import CheckpointError, EmbedpsError
 from embedps.ledger import Ledger, LedgerOptions, Unit
 from embedps.metrics import Accumulator, Counts, Metrics
 from embedps.progress import ProgressLine
 from embedps.recommender import Recommender
 from embedps.saver import Saver
 from embedps.tables.collection import EmbeddingCollection
-from embedps.units import make_dense_optimizer, make_train_unit
+from embedps.units import explain, make_dense_optimizer, make_train_unit
 
 _TICK_SECS = 0.2
 _UNITS_IN_FLIGHT = 2  # a worker: one running, one queued behind it
@@ -96,6 +96,7 @@ class Trainer:
             [*network.variables, *optimizer.variables()],
             keep_chains=config.keep_chains,
         )
+        self._examples_before = self._ledger.rows_done()
         if last is not None:
             self._saver.restore(last)
         self._train_unit = make_train_unit(
@@ -108,10 +109,11 @@ class Trainer:
                 batch_rows=config.batch_size, shuffle_rows=config.unit_rows if config.shuffle else 0
             ),
         )
+        self._order = threading.Lock()
         self._lock = threading.Lock()  # guards the four below
         self._recent = Accumulator()
         self._all = Accumulator()
-        self._examples = 0
+        self._examples = 0  # in this run
         self._error: BaseException | None = None
         self._stop = threading.Event()
         self._stopped_by: int | None = None
@@ -154,7 +156,7 @@ class Trainer:
         stats = self._collection.stats()
         training = self._all.result()
         return {
-            "examples": self._examples,
+            "examples": self._examples_before + self._examples,
             "units": {
                 "done": self._ledger.num_done,
                 "repeated": self._ledger.num_repeated,
@@ -185,25 +187,35 @@ class Trainer:
             finally:
                 self._stop.set()
         if self._error is not None:
-            raise _explain(self._error) from self._error
+            raise explain(self._error) from self._error
         self._save(final=self._ledger.finished)
 
     def _run_slot(self) -> None:
         """Takes one unit after the other until none is left or the run stops."""
         while not self._stop.is_set():
-            unit = self._ledger.take()
-            if unit is None:
-                return
+            with self._order:  # so that units are scheduled in the ledger's order
+                unit = self._ledger.take()
+                if unit is None:
+                    return
+                try:
+                    result = self._cluster.schedule(self._train_unit, self._arguments(unit))
+                except BaseException as error:
+                    self._fail(unit, error)
+                    return
             try:
-                result = self._cluster.schedule(self._train_unit, self._arguments(unit))
                 counts = self._cluster.fetch(result)
                 self._record(unit, counts)
-            except BaseException as error:  # of any kind: it is raised in the client's thread
-                self._ledger.give_back(unit)
-                with self._lock:
-                    self._error = self._error or error
-                self._stop.set()
+            except BaseException as error:
+                self._fail(unit, error)
                 return
+
+    def _fail(self, unit: Unit, error: BaseException) -> None:
+        self._ledger.give_back(unit)
+        with self._lock:
+            # A coordinator cancels what is queued behind the unit that failed: that is no cause.
+            if self._error is None or isinstance(self._error, tf.errors.CancelledError):
+                self._error = error
+        self._stop.set()
 
     def _arguments(self, unit: Unit) -> tuple[tf.Tensor, ...]:
         numbers = (unit.first_row, unit.num_rows, unit.seed, unit.first_step)
@@ -234,7 +246,7 @@ class Trainer:
         """Saves when due and shows how it goes, until the slots have nothing left to do."""
         last_save = last_shown = time.monotonic()
         shown_examples, saved_units = 0, self._ledger.num_done
-        saving: concurrent.futures.Future[None] | None = None
+        saving: concurrent.futures.Future[Manifest] | None = None
         with concurrent.futures.ThreadPoolExecutor(1, "saver") as saver:
             while running:
                 done, running = concurrent.futures.wait(running, timeout=_TICK_SECS)
@@ -288,10 +300,15 @@ class Trainer:
         # The ledger first: a unit that it lists as done is then in the tables that are cut.
         ledger = self._ledger.state()
         with self._lock:
-            progress = {"examples": self._examples, "logloss": self._all.result().logloss}
+            examples = self._examples_before + self._examples
+            progress = {"examples": examples, "logloss": self._all.result().logloss}
         progress = {k: v for k, v in progress.items() if math.isfinite(v)}
         return self._saver.save(
-            step=self._ledger.steps_done(), ledger=ledger, progress=progress, final=final
+            step=self._ledger.steps_done(),
+            ledger=ledger,
+            in_doubt=lambda: self._ledger.in_doubt(ledger),
+            progress=progress,
+            final=final,
         )
 
     @contextmanager
@@ -331,18 +348,3 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 def _is_local(cluster: Cluster) -> bool:
     return not cluster.shard_devices[0].startswith("/job:")
-
-
-def _explain(error: BaseException) -> BaseException:
-    """What a unit's failure means to the user."""
-    if isinstance(error, tf.errors.DataLossError | tf.errors.NotFoundError):
-        return DatasetError(error.message)
-    if isinstance(error, tf.errors.InvalidArgumentError) and ".parquet" in error.message:
-        return DatasetError(error.message)
-    if isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError):
-        first = error.message.splitlines()[0]
-        return ClusterError(
-            f"a parameter server is not there any more ({first}): run the same command again to "
-            "resume from the last checkpoint"
-        )
-    return error

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from embedps.errors import ClusterError, DatasetError
 from embedps.input import Batch, UnitInput
 from embedps.metrics import Counts, count, zero_counts
 from embedps.recommender import Recommender
@@ -120,3 +121,18 @@ def make_dense_optimizer(kind: str, learning_rate: float, network: tf.keras.Mode
     optimizer = kinds[kind](learning_rate)
     optimizer._create_all_weights(network.trainable_variables)
     return optimizer
+
+
+def explain(error: BaseException) -> BaseException:
+    """What a unit's failure means to the user."""
+    if isinstance(error, tf.errors.DataLossError | tf.errors.NotFoundError):
+        return DatasetError(error.message)
+    if isinstance(error, tf.errors.InvalidArgumentError) and ".parquet" in error.message:
+        return DatasetError(error.message)
+    if isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError):
+        first = error.message.splitlines()[0]
+        return ClusterError(
+            f"a parameter server is not there any more ({first}): run the same command again to "
+            "resume from the last checkpoint"
+        )
+    return error

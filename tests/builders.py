@@ -25,11 +25,11 @@ CARDINALITIES = {"C1": 40, "C2": 300, "C3": 2000}
 NUMERICS = ("I1", "I2")
 TINY_DLRM = dlrm.Config(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,))
 TINY_DLRM_FLAGS = ("--embedding-dim=4", "--bottom-mlp=8", "--top-mlp=8")
-_PRIME = 0x9E3779B97F4A7C15
+_PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
 def make_rows(num_rows: int, *, seed: int, first_row: int = 0) -> pa.Table:
-    """Examples whose click rate follows from their ids; `row` is unique and `tags` a ragged list."""
+    """Examples whose clicks follow from their ids; `row` is unique and `tags` a ragged list."""
     rng = np.random.default_rng(seed)
     effects = np.random.default_rng(7)
     logits = np.full(num_rows, -0.5)
@@ -41,7 +41,7 @@ def make_rows(num_rows: int, *, seed: int, first_row: int = 0) -> pa.Table:
     for name, cardinality in CARDINALITIES.items():
         rank = np.minimum(rng.zipf(1.3, num_rows) - 1, cardinality - 1)
         logits += effects.normal(0, 1.0, cardinality)[rank]
-        ids = ((rank + 1) * _PRIME % 2**64).astype(np.uint64).astype(np.int64)
+        ids = ((rank + 1).astype(np.uint64) * _PRIME).astype(np.int64)  # of all 64 bits
         columns[name] = np.where(rng.random(num_rows) < 0.05, -1, ids)
     columns["row"] = np.arange(first_row, first_row + num_rows)
     columns["tags"] = [rng.integers(0, 30, n).tolist() for n in rng.integers(0, 4, num_rows)]
@@ -135,7 +135,13 @@ def make_mixed(**fields) -> Recommender:
 
 def make_config(dataset: Dataset, model_dir: Path, **fields) -> TrainConfig:
     """No checkpoint but the last, and units of a few batches."""
-    values = {"batch_size": 64, "unit_rows": 512, "delta_secs": 1e6, "log_secs": 1e6, "eval": "none"}
+    values = {
+        "batch_size": 64,
+        "unit_rows": 512,
+        "delta_secs": 1e6,
+        "log_secs": 1e6,
+        "eval": "none",
+    }
     return TrainConfig(data=str(dataset.directory), model_dir=str(model_dir), **(values | fields))
 
 
@@ -150,9 +156,7 @@ def make_trainer(
     """A trainer of a tiny DLRM in this process, unless told otherwise."""
     config = make_config(dataset, model_dir, **fields)
     if cluster is None:
-        cluster = EmbeddedCluster(
-            num_workers=config.num_workers, num_shards=config.num_shards or 1
-        )
+        cluster = EmbeddedCluster(num_workers=config.num_workers, num_shards=config.num_shards or 1)
     return Trainer(recommender or make_dlrm(dataset), dataset, config, cluster)
 
 

@@ -56,12 +56,12 @@ def rows_of(units):
     return [(u.path, u.first_row + i) for u in units for i in range(u.num_rows)]
 
 
-row_groups = st.lists(
-    st.lists(st.integers(1, 90), min_size=1, max_size=6), min_size=1, max_size=5
+row_groups = st.lists(st.lists(st.integers(1, 90), min_size=1, max_size=6), min_size=1, max_size=5)
+
+
+@given(
+    files=row_groups, batch=st.integers(1, 40), extra=st.integers(0, 100), seed=st.integers(0, 9)
 )
-
-
-@given(files=row_groups, batch=st.integers(1, 40), extra=st.integers(0, 100), seed=st.integers(0, 9))
 @settings(max_examples=60, deadline=None)
 def test_every_row_is_in_one_unit_an_epoch(files, batch, extra, seed):
     dataset = make_dataset(files)
@@ -175,6 +175,17 @@ def test_units_in_progress_are_repeated_and_counted_after_a_restore():
     assert restored.num_done == restored.num_units
 
 
+def test_in_doubt_is_what_was_handed_out_since_and_not_done_then():
+    ledger = make_ledger()
+    units = [ledger.take() for _ in range(4)]
+    ledger.done(units[1])
+    state = ledger.state()
+    ledger.done(units[0])
+    ledger.done(ledger.take())
+    ledger.give_back(units[2])  # counted as repeated already
+    assert ledger.in_doubt(state) == [0, 3, 4]
+
+
 def test_given_back_unit_is_not_counted_again_after_a_restore():
     ledger = make_ledger()
     ledger.give_back(ledger.take())
@@ -193,7 +204,9 @@ def test_every_unit_is_done_once_whatever_happens(data):
     saved = (ledger.state(), set(done))
     doing = []
     for _ in range(data.draw(st.integers(0, 60))):
-        action = data.draw(st.sampled_from(["take", "take", "done", "done", "back", "save", "kill"]))
+        action = data.draw(
+            st.sampled_from(["take", "take", "done", "done", "back", "save", "kill"])
+        )
         if action == "take":
             unit = ledger.take()
             if unit is not None:
@@ -242,14 +255,15 @@ def test_state_after_a_restore_is_the_state(data):
     assert restored.steps_done() == ledger.steps_done()
 
 
-def test_steps_done_does_not_depend_on_the_order():
+def test_steps_and_rows_done_do_not_depend_on_the_order():
     ledger = make_ledger(epochs=2, batch_rows=7)
     units = [ledger.take() for _ in range(ledger.num_units)]
-    total = 0
+    steps = rows = 0
     for unit in reversed(units):
         ledger.done(unit)
-        total += -(-unit.num_rows // 7)
-        assert ledger.steps_done() == total
+        steps += -(-unit.num_rows // 7)
+        rows += unit.num_rows
+        assert (ledger.steps_done(), ledger.rows_done()) == (steps, rows)
 
 
 @pytest.mark.parametrize(
@@ -304,6 +318,8 @@ def test_unit_must_hold_a_batch(batch, unit):
 def test_epochs_and_rows_must_be_there():
     with pytest.raises(UsageError, match="epochs must be at least 1 but got 0"):
         make_ledger(epochs=0)
-    empty = dataclasses.replace(make_dataset(), splits={"train": Split(rows=0, positives=0, files=())})
+    empty = dataclasses.replace(
+        make_dataset(), splits={"train": Split(rows=0, positives=0, files=())}
+    )
     with pytest.raises(UsageError, match="split 'train' has no rows"):
         make_ledger(empty)

@@ -80,9 +80,7 @@ def test_auc_is_within_1e_4_of_the_rank_formula(case):
 
 def test_exact_auc_of_this_file_counts_pairs():
     labels, logits = np.array([0, 1, 0, 1, 1]), np.array([0.1, 0.1, 0.5, 0.7, 0.3])
-    pairs = [
-        (p > n) + 0.5 * (p == n) for p in logits[labels == 1] for n in logits[labels == 0]
-    ]
+    pairs = [(p > n) + 0.5 * (p == n) for p in logits[labels == 1] for n in logits[labels == 0]]
     assert exact_auc(labels, logits) == pytest.approx(np.mean(pairs))
 
 

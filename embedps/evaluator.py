@@ -166,6 +166,8 @@ class Evaluator:
 
     def evaluate_latest(self, *, newer_than: int) -> tuple[Manifest, Evaluation] | None:
         """Scores the newest manifest if its number is greater; holds a lease on it meanwhile."""
+        if max(self._directory.numbers(), default=-1) <= newer_than:
+            return None
         leased = lease_latest(
             self._directory, self._name, expire_secs=_LEASE_SECS, holder="evaluator"
         )

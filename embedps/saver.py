@@ -183,13 +183,15 @@ def check_tables(manifest: Manifest, collection: EmbeddingCollection) -> None:
 def load_rows(
     collection: EmbeddingCollection, directory: CheckpointDirectory, saves: Sequence[SaveSet]
 ) -> int:
-    """Loads saves in order, each shard its own rows; says how many records were taken."""
+    """Verifies saves, then loads them in order, each shard its rows; counts the records taken."""
+    entries = [entry for save in saves for entry in save.files]
+    paths = {entry: str(directory.file(entry).absolute()) for entry in entries}
+    collection.verify([(paths[entry], entry.bytes, entry.xxh3_64) for entry in entries])
     taken = 0
     for save in saves:
         files: dict[str, list[str]] = {}
         for entry in save.files:
-            path = str(directory.file(entry).absolute())
-            files.setdefault(entry.group, []).append(path)
+            files.setdefault(entry.group, []).append(paths[entry])
         taken += collection.load(files)
     return taken
 

@@ -34,5 +34,6 @@ def load() -> Any:
         return tf.load_op_library(str(library))
     except tf.errors.NotFoundError as error:
         raise KernelBuildError(
-            f"{library} does not load ({error}): remove it and run `python -m embedps.kernels.build`"
+            f"{library} does not load ({error}): remove it and run "
+            "`python -m embedps.kernels.build`"
         ) from error

@@ -1,8 +1,8 @@
 """Builds the C++ kernels against the headers of the installed TensorFlow and pyarrow wheels.
 
-`python -m embedps.kernels.build` builds what changed; `pip install -e .` and the first import of the
-kernels do the same. What is built is known by a digest over sources, flags and wheel versions, so
-nothing is compiled twice and a new pyarrow major version is never met with an old library.
+`python -m embedps.kernels.build` builds what changed; `pip install -e .` and the first import of
+the kernels do the same. What is built is known by a digest over sources, flags and wheel versions,
+so nothing is compiled twice and a new pyarrow major version is never met with an old library.
 """
 
 import concurrent.futures
@@ -41,7 +41,7 @@ def library_sources() -> list[Path]:
 
 
 def uses_arrow(source: Path) -> bool:
-    """Whether a source includes Arrow or Parquet headers, which want C++20; TensorFlow's want C++17."""
+    """Whether a source includes Arrow's headers, which want C++20; TensorFlow's want C++17."""
     text = source.read_text()
     return "#include <arrow/" in text or "#include <parquet/" in text
 

@@ -517,6 +517,28 @@ class LoadRowsOp : public FileOp {
 };
 REGISTER_KERNEL_BUILDER(Name("EmbedpsLoadRows").Device(tensorflow::DEVICE_CPU), LoadRowsOp);
 
+REGISTER_OP("EmbedpsVerifyFile")
+    .Input("path: string")
+    .Input("bytes: int64")
+    .Input("xxh3_64: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc("Fails with DataLoss where a file's size or checksum is not what was written.");
+
+class VerifyFileOp : public FileOp {
+ public:
+  using FileOp::FileOp;
+  absl::Status Work(OpKernelContext* context) override {
+    tstring path;
+    TF_RETURN_IF_ERROR(ReadScalar(context, 0, "path", &path));
+    int64_t bytes = 0, checksum = 0;
+    TF_RETURN_IF_ERROR(ReadScalar(context, 1, "bytes", &bytes));
+    TF_RETURN_IF_ERROR(ReadScalar(context, 2, "xxh3_64", &checksum));
+    return ToTensorFlow(VerifyFile(path, bytes, static_cast<uint64_t>(checksum)));
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsVerifyFile").Device(tensorflow::DEVICE_CPU), VerifyFileOp);
+
 REGISTER_OP("EmbedpsMarkClean")
     .Input("store: resource")
     .Output("cut: int64")

@@ -24,7 +24,7 @@ inline absl::Status ToTensorFlow(const Status& status) {
     case StatusCode::kDataLoss:
       return absl::DataLossError(status.message());
     case StatusCode::kIoError:
-      return absl::UnavailableError(status.message());
+      return absl::InternalError(status.message());  // Unavailable would read as a lost server
   }
   return absl::UnknownError(status.message());
 }

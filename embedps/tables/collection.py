@@ -1,7 +1,9 @@
 """A model's embedding tables on their shards: a step's lookups and updates, files and counts."""
 
+import concurrent.futures
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -270,40 +272,49 @@ class EmbeddingCollection:
           CorruptCheckpointError: a file is absent or not what its format says.
           DimMismatchError: a file holds rows of another shape, or no group is like its.
         """
-        taken = 0
-        for name, paths in group_files.items():
-            alike = [
-                stores
-                for group, stores in zip(self.groups, self._stores, strict=True)
-                if group.stem == stem_of(name)
-            ]
-            if not alike:
-                raise DimMismatchError(
-                    f"the checkpoint has rows of group {name!r}, the model has groups "
-                    f"{[g.name for g in self.groups]}: restore with the tables it was written "
-                    "with, or start a new model directory"
+        loads = [
+            (path, stores)
+            for name, paths in group_files.items()
+            for path, stores in itertools.product(paths, self._stores_like(name))
+        ]
+
+        def load(shard: int) -> int:
+            with tf.device(self.devices[shard]):
+                return sum(
+                    int(
+                        kernels.load().embedps_load_rows(
+                            stores[shard],
+                            path,
+                            shard=shard,
+                            num_shards=self.num_shards,
+                            optimizer_slots=self.trainable,
+                        )
+                    )
+                    for path, stores in loads
                 )
-            for path, stores in itertools.product(paths, alike):
-                for shard, store in enumerate(stores):
-                    try:
-                        with tf.device(self.devices[shard]):
-                            taken += int(
-                                kernels.load().embedps_load_rows(
-                                    store,
-                                    path,
-                                    shard=shard,
-                                    num_shards=self.num_shards,
-                                    optimizer_slots=self.trainable,
-                                )
-                            )
-                    except tf.errors.FailedPreconditionError as error:
-                        raise DimMismatchError(
-                            f"{error.message}: restore with the tables it was written with, or "
-                            "start a new model directory"
-                        ) from error
-                    except (tf.errors.DataLossError, tf.errors.NotFoundError) as error:
-                        raise CorruptCheckpointError(error.message) from error
-        return taken
+
+        with _file_errors(), concurrent.futures.ThreadPoolExecutor(self.num_shards) as pool:
+            return sum(pool.map(load, self._shards))
+
+    def verify(self, files: Sequence[tuple[str, int, str]]) -> None:
+        """Reads files once, each on one of the shards' devices, and compares their checksums.
+
+        Args:
+          files: path, bytes and xxh3_64 (16 hex digits) of each.
+
+        Raises:
+          CorruptCheckpointError: a file is absent, or not what was written; names path, field,
+            expected and found.
+        """
+
+        def verify(shard: int) -> None:
+            for path, size, checksum in files[shard :: self.num_shards]:
+                signed = int.from_bytes(bytes.fromhex(checksum), signed=True)
+                with tf.device(self.devices[shard]):
+                    kernels.load().embedps_verify_file(path, size, signed)
+
+        with _file_errors(), concurrent.futures.ThreadPoolExecutor(self.num_shards) as pool:
+            list(pool.map(verify, self._shards))
 
     def clear(self) -> None:
         """Removes every row."""
@@ -363,6 +374,21 @@ class EmbeddingCollection:
     def _names(self) -> list[tuple[str, int]]:
         return [(group.name, shard) for group in self.groups for shard in self._shards]
 
+    def _stores_like(self, group_name: str) -> list[list[tf.Tensor]]:
+        """The stores of the groups that rows of a stored group may belong to."""
+        alike = [
+            stores
+            for group, stores in zip(self.groups, self._stores, strict=True)
+            if group.stem == stem_of(group_name)
+        ]
+        if not alike:
+            raise DimMismatchError(
+                f"the checkpoint has rows of group {group_name!r}, the model has groups "
+                f"{[g.name for g in self.groups]}: restore with the tables it was written with, "
+                "or start a new model directory"
+            )
+        return alike
+
     def _on_each_store(self, call: Callable[[tf.Tensor], T]) -> list[T]:
         results = []
         for stores in self._stores:
@@ -407,6 +433,20 @@ class EmbeddingCollection:
             return infos
 
         return write  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _file_errors() -> Iterator[None]:
+    """What TensorFlow says of a file that cannot be taken, as our own errors."""
+    try:
+        yield
+    except tf.errors.FailedPreconditionError as error:
+        raise DimMismatchError(
+            f"{error.message}: restore with the tables it was written with, or start a new model "
+            "directory"
+        ) from error
+    except (tf.errors.DataLossError, tf.errors.NotFoundError) as error:
+        raise CorruptCheckpointError(error.message) from error
 
 
 def _flatten(feature: FeatureSpec, ids: Mapping[str, Ids]) -> tuple[tf.Tensor, tf.Tensor]:

@@ -1,0 +1,295 @@
+"""The sidecar evaluator: the same scores from any shards, by newer deltas only, to the last one."""
+
+import gc
+import json
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.lease import read_leases
+from embedps.dataset import Dataset
+from embedps.errors import CorruptCheckpointError, DatasetError, DimMismatchError
+from embedps.evaluator import Evaluation, Evaluator, read_evaluations
+from embedps.metrics import Metrics
+from embedps.recommender import Recommender
+from embedps.saver import Saver
+from embedps.tables import FeatureSpec, TableSpec
+from models import dlrm
+from tests.builders import SumNetwork, make_dlrm, make_mixed, make_trainer, write_dataset
+from tests.tables.builders import ids, make_collection, train
+
+LEARN = {"sparse_learning_rate": 0.2, "dense_learning_rate": 0.05}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory) -> Dataset:
+    return write_dataset(tmp_path_factory.mktemp("data") / "set", evaluation=(700, 433))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, dataset) -> Path:
+    """A model directory of a base and a delta, trained on two shards."""
+    model_dir = tmp_path_factory.mktemp("trained")
+    for epochs in (1, 2):
+        make_trainer(dataset, model_dir, epochs=epochs, num_shards=2, **LEARN).run()
+    assert [s.kind for s in CheckpointDirectory(model_dir).latest().chain] == ["base", "delta"]
+    return model_dir
+
+
+def make_evaluator(dataset, model_dir, *, recommender=None, **fields) -> Evaluator:
+    return Evaluator(
+        recommender or make_dlrm(dataset), dataset, CheckpointDirectory(model_dir), **fields
+    )
+
+
+def score_latest(dataset, model_dir, **fields) -> Metrics:
+    found = make_evaluator(dataset, model_dir, **fields).evaluate_latest(newer_than=-1)
+    assert found is not None
+    return found[1].metrics
+
+
+def rss_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("num_shards", [2, 5])
+def test_scores_do_not_depend_on_the_shards_of_the_evaluator(dataset, trained, num_shards):
+    one = score_latest(dataset, trained)
+    other = score_latest(dataset, trained, num_shards=num_shards)
+    assert one.examples == other.examples == 1133
+    assert other.auc == pytest.approx(one.auc, abs=1e-6)
+    assert other.logloss == pytest.approx(one.logloss, abs=1e-6)
+    assert other.calibration == pytest.approx(one.calibration, abs=1e-6)
+
+
+def test_scores_of_a_trained_model_beat_the_base_rate(dataset, trained):
+    found = score_latest(dataset, trained)
+    assert found.normalized_entropy < 0.97
+    assert found.auc > 0.65
+    assert 0.8 < found.calibration < 1.25
+
+
+def test_scores_do_not_depend_on_the_batch(dataset, trained):
+    one, other = (score_latest(dataset, trained, batch_rows=n) for n in (64, 4096))
+    assert one.auc == pytest.approx(other.auc, abs=1e-6)
+    assert one.logloss == pytest.approx(other.logloss, abs=1e-6)
+
+
+def test_scoring_creates_no_rows_and_repeats(dataset, trained):
+    evaluator = make_evaluator(dataset, trained)
+    evaluator.apply(CheckpointDirectory(trained).latest())
+    before = evaluator.collection.stats().rows
+    assert evaluator.score() == evaluator.score()
+    assert evaluator.collection.stats().rows == before
+
+
+def test_newer_manifest_is_applied_by_its_deltas_alone(tmp_path, dataset):
+    directory = CheckpointDirectory(tmp_path)
+    follower = make_evaluator(dataset, tmp_path, num_shards=3)
+    kinds = []
+    for epochs in range(1, 5):
+        make_trainer(dataset, tmp_path, epochs=epochs, **LEARN).run()
+        manifest = directory.latest()
+        taken = follower.apply(manifest)
+        kinds.append(manifest.chain[-1].kind)
+        newest = manifest.chain[-1]
+        assert taken == newest.rows + newest.removed
+        fresh = make_evaluator(dataset, tmp_path)
+        assert fresh.apply(manifest) == sum(s.rows + s.removed for s in manifest.chain)
+        assert follower.score() == fresh.score()
+        assert follower.collection.stats().rows == fresh.collection.stats().rows
+        assert follower.apply(manifest) == 0
+    assert kinds[:2] == ["base", "delta"]
+    assert "base" in kinds[1:]  # a new chain came too
+
+
+def test_removed_rows_go_from_the_evaluator(tmp_path, dataset):
+    model = {"recommender": make_mixed()}
+    trainer = make_trainer(dataset, tmp_path, **model)
+    trainer.run()
+    evaluator = make_evaluator(dataset, tmp_path, **model)
+    evaluator.apply(trainer.saver.last)
+    assert trainer.collection.evict("wide", before_step=2**31, max_frequency=3) > 0
+    save = {"step": 1, "ledger": trainer.ledger.state(), "in_doubt": list, "progress": {}}
+    manifest = trainer.saver.save(**save, final=True)
+    assert manifest.chain[-1].removed > 0
+    evaluator.apply(manifest)
+    assert evaluator.collection.stats().rows == trainer.collection.stats().rows
+
+
+def test_follower_scores_while_training_goes_on_and_ends_with_the_last(tmp_path, dataset):
+    first_report = threading.Event()
+    reports: list[Evaluation] = []
+
+    def report(evaluation):
+        reports.append(evaluation)
+        first_report.set()
+
+    follower = threading.Thread(
+        target=lambda: make_evaluator(dataset, tmp_path).follow(report), daemon=True
+    )
+    follower.start()
+    fields = {"delta_secs": 0.05, "unit_rows": 128, **LEARN}
+    epochs = 0
+    summary = None
+    trainer = None
+    while not first_report.is_set():  # trains until the follower has seen it
+        epochs += 4
+        trainer = make_trainer(dataset, tmp_path, epochs=epochs, **fields)
+        trainer._save = not_final(trainer)
+        summary = trainer.run()
+    trainer = make_trainer(dataset, tmp_path, epochs=epochs + 4, **fields)
+    summary = trainer.run()
+    follower.join(60)
+    assert not follower.is_alive()
+    assert summary["finished"]
+    numbers = [e.number for e in reports]
+    assert numbers == sorted(set(numbers))
+    assert len(numbers) >= 2
+    last = CheckpointDirectory(tmp_path).latest()
+    assert (reports[-1].number, reports[-1].step) == (last.number, last.step)
+    assert reports[-1].metrics == score_latest(dataset, tmp_path)
+    assert reports[-1].metrics.examples == 1133
+
+
+def not_final(trainer):
+    """The trainer's save, never the last one: more is to come."""
+    save = trainer._save
+    return lambda *, final: save(final=False)
+
+
+def test_follower_of_a_resumed_run_does_not_end_with_the_old_last(tmp_path, dataset):
+    make_trainer(dataset, tmp_path, epochs=1).run()
+    old = CheckpointDirectory(tmp_path).latest()
+    assert old.final
+    reports: list[int] = []
+    seen_old = threading.Event()
+
+    def report(evaluation):
+        reports.append(evaluation.number)
+        seen_old.set()
+
+    evaluator = make_evaluator(dataset, tmp_path)
+    follower = threading.Thread(
+        target=evaluator.follow, args=(report,), kwargs={"final_after": old.number}, daemon=True
+    )
+    follower.start()
+    assert seen_old.wait(60)
+    make_trainer(dataset, tmp_path, epochs=2).run()
+    follower.join(60)
+    assert not follower.is_alive()
+    assert reports == [old.number, CheckpointDirectory(tmp_path).latest().number]
+
+
+def test_follower_of_a_run_scored_to_its_end_ends_at_once(dataset, trained):
+    last = CheckpointDirectory(trained).latest().number
+    make_evaluator(dataset, trained).follow(pytest.fail, newer_than=last)
+
+
+def test_idle_follower_ends(tmp_path, dataset):
+    make_evaluator(dataset, tmp_path).follow(pytest.fail, idle_secs=0.0)
+
+
+def test_lease_is_held_while_scoring_and_released(dataset, trained, monkeypatch):
+    directory = CheckpointDirectory(trained)
+    evaluator = make_evaluator(dataset, trained)
+    score, held = evaluator.score, []
+    monkeypatch.setattr(evaluator, "score", lambda: held.append(read_leases(directory)) or score())
+    evaluator.evaluate_latest(newer_than=-1)
+    ((lease,),) = held
+    assert lease.number == directory.latest().number
+    assert lease.pid == os.getpid()
+    assert read_leases(directory) == []
+
+    monkeypatch.setattr(evaluator, "score", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        evaluator.evaluate_latest(newer_than=-1)
+    assert read_leases(directory) == []
+    assert evaluator.evaluate_latest(newer_than=lease.number) is None
+    assert read_leases(directory) == []
+
+
+def test_evaluator_recovers_after_a_chain_that_could_not_be_read(tmp_path, dataset):
+    for epochs in (1, 2):
+        make_trainer(dataset, tmp_path, epochs=epochs).run()
+    directory = CheckpointDirectory(tmp_path)
+    manifest = directory.latest()
+    evaluator = make_evaluator(dataset, tmp_path)
+    path = directory.file(manifest.chain[-1].files[0])
+    good = path.read_bytes()
+    path.write_bytes(good[:100] + bytes(len(good) - 200) + good[-100:])
+    with pytest.raises(CorruptCheckpointError, match=path.name):
+        evaluator.apply(manifest)
+    path.unlink()
+    with pytest.raises(CorruptCheckpointError, match=f"{path}: manifest 2 names it"):
+        evaluator.apply(manifest)
+    path.write_bytes(good)
+    evaluator.apply(manifest)
+    assert evaluator.score() == score_latest(dataset, tmp_path)
+
+
+def test_checkpoint_of_another_model_is_refused(dataset, trained):
+    other = dlrm.make(dlrm.Config(embedding_dim=8), dataset)
+    with pytest.raises(DimMismatchError, match="table 'C1' has dim 8, the checkpoint has 4"):
+        make_evaluator(dataset, trained, recommender=other).evaluate_latest(newer_than=-1)
+
+
+def test_damaged_shard_of_the_split_is_named(tmp_path, trained):
+    dataset = write_dataset(tmp_path / "set", evaluation=(700, 433))
+    path = dataset.paths("eval")[1]
+    data = path.read_bytes()
+    path.write_bytes(data[:100] + bytes(len(data) // 2) + data[100 + len(data) // 2 :])
+    with pytest.raises(DatasetError, match=path.name):
+        score_latest(dataset, trained)
+
+
+def test_memory_is_flat_over_many_deltas(tmp_path):
+    """The same rows change again and again, some go and come back."""
+    num_ids, dim = 4000, 32
+    table = TableSpec(name="t", dim=dim)
+    trainable = make_collection([table], num_shards=2)
+    saver = Saver(CheckpointDirectory(tmp_path), trainable, [], keep_chains=1)
+    recommender = Recommender(
+        tables=(table,), features=(FeatureSpec(name="t", table="t"),), build=SumNetwork
+    )
+    evaluator = Evaluator(recommender, None, CheckpointDirectory(tmp_path), num_shards=3)
+    evaluator._network = type("NoNetwork", (), {"variables": []})()
+
+    def advance(step):
+        batch = ids(*np.arange(step % 7, num_ids, 2))
+        train(trainable, {"t": batch}, {"t": np.ones([len(batch), dim], np.float32)}, step=step)
+        trainable.evict("t", before_step=step, max_frequency=2 if step % 5 == 0 else 0)
+        manifest = saver.save(step=step, ledger={}, in_doubt=list, progress={}, final=False)
+        evaluator.apply(manifest)
+
+    sizes = []
+    for step in range(1, 141):
+        advance(step)
+        if step in (60, 140):
+            gc.collect()
+            sizes.append(rss_bytes())
+    assert evaluator.collection.stats().rows == trainable.stats().rows
+    # A delta holds about 2000 rows of 32 floats: 80 of them are 20 MB.
+    assert sizes[1] - sizes[0] < 6e6
+
+
+def test_lines_cut_short_are_left_out(tmp_path):
+    assert read_evaluations(tmp_path) == []
+    evaluation = Evaluation(
+        number=3,
+        step=9,
+        metrics=Metrics(
+            auc=float("nan"), logloss=0.5, normalized_entropy=1.0, calibration=1.0, examples=4
+        ),
+        secs=1.0,
+        lag_secs=2.0,
+    )
+    line = json.dumps(evaluation.to_json())
+    (tmp_path / "evaluation.jsonl").write_text(f"{line}\n{line[:20]}")
+    (read,) = read_evaluations(tmp_path)
+    assert read["auc"] is None
+    assert (read["number"], read["step"], read["logloss"], read["examples"]) == (3, 9, 0.5, 4)

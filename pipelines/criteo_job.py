@@ -126,7 +126,9 @@ def _holds(options: Options, inputs: Sequence[InputTask], sizes: Sequence[int]) 
     if found != wanted:
         raise UsageError(f"--output {options.output} holds a dataset of other input files: {hint}")
     for task, file in zip(inputs, dataset.input.files, strict=True):
-        if checksum_of(open_input(task.path)) != file.xxh3_64:
+        with contextlib.closing(open_input(task.path)) as stream:
+            same = checksum_of(stream) == file.xxh3_64
+        if not same:
             raise UsageError(
                 f"--output {options.output} was made when {task.path} held other bytes: {hint}"
             )

@@ -18,6 +18,7 @@ BLOCK_BYTES = 8 << 20
 MAX_LINE_BYTES = 1 << 20
 _READ_BYTES = 1 << 20
 _INFLATED_BYTES = 4 << 20
+_STOP_SECS = 1.0
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WBITS = 31
 
@@ -27,6 +28,10 @@ class ByteStream(Protocol):
 
     def read(self, size: int, /) -> bytes:
         """Returns up to `size` bytes, none at the end."""
+        ...
+
+    def close(self) -> None:
+        """Frees what it holds."""
         ...
 
 
@@ -52,9 +57,9 @@ class LineBlockReader:
     that says so. A line over MAX_LINE_BYTES is bad, and set aside in parts.
     """
 
-    def __init__(self, stream: ByteStream, *, block_bytes: int = BLOCK_BYTES) -> None:
+    def __init__(self, stream: ByteStream, *, block_bytes: int | None = None) -> None:
         self._stream = stream
-        self._block_bytes = block_bytes
+        self._block_bytes = block_bytes or BLOCK_BYTES
         self._digest = xxhash.xxh3_64()
         self._fault: str | None = None
         self.num_bytes = 0
@@ -214,11 +219,12 @@ class ReadAhead:
                 yield item
         finally:
             self._stopped.set()
-            while thread.is_alive():
-                # Makes room for a put that waits, so that the thread sees the stop.
-                with contextlib.suppress(queue.Empty):
+            # Makes room for a put that waits, so that the thread sees the stop.
+            with contextlib.suppress(queue.Empty):
+                while True:
                     self._queue.get_nowait()
-                thread.join(0.01)
+            # A thread that waits for input, of a pipe say, must not hold up an interrupt.
+            thread.join(_STOP_SECS)
 
     def _fill(self) -> None:
         try:

@@ -85,17 +85,17 @@ class ParseFile(beam.DoFn):
     def process(self, task: InputTask) -> Iterator[FileRecord]:
         """Parses one file."""
         job, work = self._job, self._job.work
-        stream = open_input(task.path)
-        reader = LineBlockReader(stream)
         tally = _Tally()
         blocks: list[BlockRecord] = []
-        num_bad = 0
+        bad_numbers = _DistinctLines()
+        stream = open_input(task.path)
+        reader = LineBlockReader(stream)
         with replacing(work.bad_lines(task.index)) as bad_path, open(bad_path, "w") as bad_out:
             for block in ReadAhead(reader):
                 rows, bad = parse_block(block)
                 for line in sorted((*bad, *block.bad), key=_line_number):
                     bad_out.write(line.to_json(task.name) + "\n")
-                num_bad += len({line.line for line in (*bad, *block.bad)})
+                    bad_numbers.add(line.line)
                 if rows.num_rows:
                     held_out = is_eval(rows, job.seed, job.eval_fraction)
                     path = work.block(task.index, len(blocks))
@@ -103,6 +103,8 @@ class ParseFile(beam.DoFn):
                     blocks.append(_record(path, rows, held_out))
                     tally.add(rows)
                 work.progress(task.index).write_text(str(block.bytes_read))
+        # Not closed on an error: closing would wait for the thread that reads ahead.
+        stream.close()
         tally.save(work.sketches(task.index))
         yield FileRecord(
             index=task.index,
@@ -110,7 +112,7 @@ class ParseFile(beam.DoFn):
             bytes=reader.num_bytes,
             xxh3_64=reader.checksum,
             lines=reader.num_lines,
-            lines_bad=num_bad,
+            lines_bad=bad_numbers.count,
             blocks=tuple(blocks),
             integers_missing=tuple(tally.integers_missing.tolist()),
             ids_missing=tuple(tally.ids_missing.tolist()),
@@ -204,6 +206,18 @@ def build(pipeline: beam.Pipeline, job: Job, inputs: Sequence[InputTask]) -> bea
         | "Once" >> beam.Create([None])
         | "Commit" >> beam.Map(commit, job, beam.pvalue.AsList(files), beam.pvalue.AsList(shards))
     )
+
+
+class _DistinctLines:
+    """Counts line numbers that come in order; one that comes again, a part, counts once."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._last = 0
+
+    def add(self, number: int) -> None:
+        self.count += number != self._last
+        self._last = number
 
 
 class _Tally:

@@ -174,6 +174,21 @@ def test_cut_gzip_keeps_its_rows_and_is_counted(tmp_path: Path):
     assert 500 < rows < 1000
 
 
+def test_line_of_several_blocks_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pipelines.line_blocks.MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr("pipelines.line_blocks._READ_BYTES", 512)
+    monkeypatch.setattr("pipelines.line_blocks.BLOCK_BYTES", 2000)
+    lines = make_lines(30)
+    log = write_log(tmp_path / "a.tsv", [*lines[:9], b"x" * 20_000, *lines[9:]])
+    dataset = make(log, tmp_path / "out", num_shards=1)
+    records = [json.loads(line) for line in (tmp_path / "out/_bad_lines.jsonl").open()]
+    assert len(records) > 1
+    assert {record["line"] for record in records} == {10}
+    assert "".join(record["text"] for record in records) == "x" * 20_000
+    assert (dataset.input.lines_read, dataset.input.lines_bad) == (31, 1)
+    assert sum(split.rows for split in dataset.splits.values()) == 30
+
+
 def test_more_shards_than_rows_gives_empty_shards(tmp_path: Path):
     write_log(tmp_path / "a.tsv", make_lines(5))
     dataset = make(tmp_path / "a.tsv", tmp_path / "out", num_shards=8, eval_fraction=0.0)

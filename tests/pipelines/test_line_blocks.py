@@ -168,3 +168,21 @@ def test_read_ahead_ends_its_thread_when_left_early():
     assert [t for t in threading.enumerate() if t.name == "read-ahead"]
     blocks.close()  # type: ignore[attr-defined]
     assert not [t for t in threading.enumerate() if t.name == "read-ahead"]
+
+
+def test_read_ahead_is_left_at_once_while_its_thread_waits_for_input(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(line_blocks, "_STOP_SECS", 0.01)
+    arrived = threading.Event()
+
+    def waiting() -> Iterator[LineBlock]:
+        yield LineBlock(first_line=1, num_lines=0, data=b"")
+        arrived.wait()
+
+    blocks = iter(ReadAhead(waiting()))
+    next(blocks)
+    blocks.close()  # type: ignore[attr-defined]
+    (thread,) = [t for t in threading.enumerate() if t.name == "read-ahead"]
+    arrived.set()
+    thread.join()

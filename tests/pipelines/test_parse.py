@@ -145,7 +145,7 @@ def malformed_lines(draw: st.DrawFn) -> bytes:
 @given(lines=st.lists(malformed_lines(), max_size=12))
 def test_fast_and_slow_way_agree_on_any_lines(lines: list[bytes]):
     rows, bad = parse_block(make_block(lines))
-    slow_rows, slow_bad = parse._parse_lines(lines, 1)
+    slow_rows, slow_bad = parse._parse_lines(list(enumerate(lines, 1)))
     assert bad == slow_bad
     np.testing.assert_array_equal(rows.labels, slow_rows.labels)
     np.testing.assert_array_equal(rows.integers, slow_rows.integers)

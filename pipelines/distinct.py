@@ -27,12 +27,13 @@ class DistinctSketch:
 
     def add(self, ids: NDArray[np.int64]) -> None:
         """Adds ids, any number of times each."""
-        self.add_hashes(np.unique(mix(ids.astype(np.uint64))))
+        self.add_hashes(mix(ids.astype(np.uint64)))
 
     def add_hashes(self, hashes: NDArray[np.uint64]) -> None:
-        """Adds the hashes of another sketch."""
+        """Adds hashes of ids, such as another sketch's."""
         if len(self._kept) >= self._max_hashes:
             hashes = hashes[hashes < self._kept[-1]]
+        hashes = _sorted_distinct(hashes)
         self._pending.append(hashes)
         self._num_pending += len(hashes)
         if self._num_pending >= self._max_hashes // 2:
@@ -59,6 +60,14 @@ class DistinctSketch:
 
     def _compact(self) -> None:
         if self._pending:
-            merged = np.unique(np.concatenate([self._kept, *self._pending]))
+            merged = _sorted_distinct(np.concatenate([self._kept, *self._pending]))
             self._kept = merged[: self._max_hashes]
             self._pending, self._num_pending = [], 0
+
+
+def _sorted_distinct(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Does what np.unique does, by a sort: several times faster here than NumPy's hash set."""
+    values = np.sort(values)
+    is_first = np.ones(len(values), np.bool_)
+    np.not_equal(values[1:], values[:-1], out=is_first[1:])
+    return values[is_first]

@@ -5,6 +5,7 @@ import os
 # TFRS and ParameterServerStrategy work with Keras 2, which TensorFlow takes from tf-keras when told
 # so before its first import.
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+# Errors only: what an op refuses is logged as a warning, and comes out as an exception anyway.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 __version__ = "0.1.0"

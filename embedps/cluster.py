@@ -51,7 +51,7 @@ class EmbeddedCluster:
     def __init__(self, *, num_workers: int = 1, num_shards: int = 1) -> None:
         kernels.load()
         self.strategy = tf.distribute.get_strategy()
-        self.shard_devices = ["/device:CPU:0"] * num_shards
+        self.shard_devices: Sequence[str] = ["/device:CPU:0"] * num_shards
         self.num_workers = num_workers
         self._pool = concurrent.futures.ThreadPoolExecutor(num_workers, "worker")
         self._lock = threading.Lock()
@@ -120,7 +120,7 @@ class CoordinatorCluster:
         self.strategy = tf.distribute.ParameterServerStrategy(resolver)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
         self.num_workers = jobs["worker"]
-        self.shard_devices = [
+        self.shard_devices: Sequence[str] = [
             f"/job:ps/replica:0/task:{shard % jobs['ps']}/device:CPU:0"
             for shard in range(num_shards or jobs["ps"])
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
@@ -15,11 +16,17 @@ def import_tensorflow() -> None:
         import tensorflow as tf
 
         tf.config.list_physical_devices()
+    # A unit that fails is an error of the command's own, said once.
+    tf.get_logger().setLevel(logging.CRITICAL)
 
 
-def silence_stderr() -> None:
-    """Drops what this process's threads print from here on: servers that it ends are not news."""
+def silence_native_stderr() -> None:
+    """Drops what TensorFlow's threads print from here on: servers that it ends are not news.
+
+    What Python prints to sys.stderr still comes out.
+    """
     sys.stderr.flush()
+    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     os.close(null)

@@ -35,6 +35,8 @@ def read_tf_config() -> dict[str, Any] | None:
         task = config["task"]
         addresses = config["cluster"][task["type"]]
         int(task["index"])
+        if not isinstance(addresses, list):
+            raise TypeError(f"the addresses of {task['type']} must be a list")
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(
             'TF_CONFIG must be {"cluster": {"chief": […], "worker": […], "ps": […]}, "task": '

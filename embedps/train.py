@@ -56,8 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     finally:
         if sidecar is not None:
             sidecar.close()
-        if sys.exc_info()[0] is None:
-            quiet.silence_stderr()
+        quiet.silence_native_stderr()
         cluster.close()
     return 0
 

@@ -126,9 +126,9 @@ def make_dense_optimizer(kind: str, learning_rate: float, network: tf.keras.Mode
 def explain(error: BaseException) -> BaseException:
     """What a unit's failure means to the user."""
     if isinstance(error, tf.errors.DataLossError | tf.errors.NotFoundError):
-        return DatasetError(error.message)
+        return DatasetError(_core(error.message))
     if isinstance(error, tf.errors.InvalidArgumentError) and ".parquet" in error.message:
-        return DatasetError(error.message)
+        return DatasetError(_core(error.message))
     if isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError):
         first = error.message.splitlines()[0]
         return ClusterError(
@@ -136,3 +136,11 @@ def explain(error: BaseException) -> BaseException:
             "resume from the last checkpoint"
         )
     return error
+
+
+def _core(message: str) -> str:
+    """An op's own words, in one line, without what TensorFlow puts around them."""
+    around = ("Graph execution error", "Detected at node", "Additional GRPC error", ":UNKNOWN:")
+    lines = (line.rstrip() for line in message.splitlines())
+    own = [x for x in lines if x and not x.startswith((" ", "\t", "[[", *around))]
+    return " ".join(own)

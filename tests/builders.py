@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 import tensorflow as tf
 import xxhash
 
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.manifest import Manifest
 from embedps.cluster import Cluster, EmbeddedCluster
 from embedps.config import TrainConfig
 from embedps.dataset import CategoricalFeature, DataFile, Dataset, NumericFeature, Split
@@ -112,7 +114,7 @@ class SumNetwork(tf.keras.Model):
         return self._out(tf.concat([known, *embeddings.values()], axis=1))
 
 
-def make_mixed(**fields) -> Recommender:
+def make_mixed(**fields: Any) -> Recommender:
     """A model of two dims, with a multi-hot feature and a table that two features share."""
     return Recommender(
         tables=(
@@ -133,9 +135,9 @@ def make_mixed(**fields) -> Recommender:
     )
 
 
-def make_config(dataset: Dataset, model_dir: Path, **fields) -> TrainConfig:
+def make_config(dataset: Dataset, model_dir: Path, **fields: Any) -> TrainConfig:
     """No checkpoint but the last, and units of a few batches."""
-    values = {
+    values: dict[str, Any] = {
         "batch_size": 64,
         "unit_rows": 512,
         "delta_secs": 1e6,
@@ -151,7 +153,7 @@ def make_trainer(
     *,
     recommender: Recommender | None = None,
     cluster: Cluster | None = None,
-    **fields,
+    **fields: Any,
 ) -> Trainer:
     """A trainer of a tiny DLRM in this process, unless told otherwise."""
     config = make_config(dataset, model_dir, **fields)
@@ -160,9 +162,8 @@ def make_trainer(
     return Trainer(recommender or make_dlrm(dataset), dataset, config, cluster)
 
 
-@dataclasses.dataclass(frozen=True)
-class TrainedRun:
-    """A finished run that tests read and do not change."""
-
-    dataset: Dataset
-    model_dir: Path
+def latest(model_dir: Path) -> Manifest:
+    """The newest manifest, which must be there."""
+    manifest = CheckpointDirectory(model_dir).latest()
+    assert manifest is not None
+    return manifest

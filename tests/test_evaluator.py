@@ -5,6 +5,7 @@ import json
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +20,10 @@ from embedps.recommender import Recommender
 from embedps.saver import Saver
 from embedps.tables import FeatureSpec, TableSpec
 from models import dlrm
-from tests.builders import SumNetwork, make_dlrm, make_mixed, make_trainer, write_dataset
+from tests.builders import SumNetwork, latest, make_dlrm, make_mixed, make_trainer, write_dataset
 from tests.tables.builders import ids, make_collection, train
 
-LEARN = {"sparse_learning_rate": 0.2, "dense_learning_rate": 0.05}
+LEARN: dict[str, Any] = {"sparse_learning_rate": 0.2, "dense_learning_rate": 0.05}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def trained(tmp_path_factory, dataset) -> Path:
     model_dir = tmp_path_factory.mktemp("trained")
     for epochs in (1, 2):
         make_trainer(dataset, model_dir, epochs=epochs, num_shards=2, **LEARN).run()
-    assert [s.kind for s in CheckpointDirectory(model_dir).latest().chain] == ["base", "delta"]
+    assert [s.kind for s in latest(model_dir).chain] == ["base", "delta"]
     return model_dir
 
 
@@ -50,6 +51,10 @@ def score_latest(dataset, model_dir, **fields) -> Metrics:
     found = make_evaluator(dataset, model_dir, **fields).evaluate_latest(newer_than=-1)
     assert found is not None
     return found[1].metrics
+
+
+def refuse(evaluation: Evaluation) -> None:
+    pytest.fail(f"scored {evaluation}")
 
 
 def rss_bytes() -> int:
@@ -81,7 +86,7 @@ def test_scores_do_not_depend_on_the_batch(dataset, trained):
 
 def test_scoring_creates_no_rows_and_repeats(dataset, trained):
     evaluator = make_evaluator(dataset, trained)
-    evaluator.apply(CheckpointDirectory(trained).latest())
+    evaluator.apply(latest(trained))
     before = evaluator.collection.stats().rows
     assert evaluator.score() == evaluator.score()
     assert evaluator.collection.stats().rows == before
@@ -93,7 +98,7 @@ def test_newer_manifest_is_applied_by_its_deltas_alone(tmp_path, dataset):
     kinds = []
     for epochs in range(1, 5):
         make_trainer(dataset, tmp_path, epochs=epochs, **LEARN).run()
-        manifest = directory.latest()
+        manifest = latest(directory.path)
         taken = follower.apply(manifest)
         kinds.append(manifest.chain[-1].kind)
         newest = manifest.chain[-1]
@@ -108,20 +113,27 @@ def test_newer_manifest_is_applied_by_its_deltas_alone(tmp_path, dataset):
 
 
 def test_removed_rows_go_from_the_evaluator(tmp_path, dataset):
-    model = {"recommender": make_mixed()}
+    model: dict[str, Any] = {"recommender": make_mixed()}
     trainer = make_trainer(dataset, tmp_path, **model)
     trainer.run()
     evaluator = make_evaluator(dataset, tmp_path, **model)
-    evaluator.apply(trainer.saver.last)
+    evaluator.apply(latest(tmp_path))
     assert trainer.collection.evict("wide", before_step=2**31, max_frequency=3) > 0
-    save = {"step": 1, "ledger": trainer.ledger.state(), "in_doubt": list, "progress": {}}
+    save: dict[str, Any] = {
+        "step": 1,
+        "ledger": trainer.ledger.state(),
+        "in_doubt": list,
+        "progress": {},
+    }
     manifest = trainer.saver.save(**save, final=True)
     assert manifest.chain[-1].removed > 0
     evaluator.apply(manifest)
     assert evaluator.collection.stats().rows == trainer.collection.stats().rows
 
 
-def test_follower_scores_while_training_goes_on_and_ends_with_the_last(tmp_path, dataset):
+def test_follower_scores_while_training_goes_on_and_ends_with_the_last(
+    tmp_path, dataset, monkeypatch
+):
     first_report = threading.Event()
     reports: list[Evaluation] = []
 
@@ -133,24 +145,21 @@ def test_follower_scores_while_training_goes_on_and_ends_with_the_last(tmp_path,
         target=lambda: make_evaluator(dataset, tmp_path).follow(report), daemon=True
     )
     follower.start()
-    fields = {"delta_secs": 0.05, "unit_rows": 128, **LEARN}
+    fields: dict[str, Any] = {"delta_secs": 0.05, "unit_rows": 128, **LEARN}
     epochs = 0
-    summary = None
-    trainer = None
     while not first_report.is_set():  # trains until the follower has seen it
         epochs += 4
         trainer = make_trainer(dataset, tmp_path, epochs=epochs, **fields)
-        trainer._save = not_final(trainer)
-        summary = trainer.run()
+        monkeypatch.setattr(trainer, "_save", not_final(trainer))
+        trainer.run()
     trainer = make_trainer(dataset, tmp_path, epochs=epochs + 4, **fields)
-    summary = trainer.run()
+    assert trainer.run()["finished"]
     follower.join(60)
     assert not follower.is_alive()
-    assert summary["finished"]
     numbers = [e.number for e in reports]
     assert numbers == sorted(set(numbers))
     assert len(numbers) >= 2
-    last = CheckpointDirectory(tmp_path).latest()
+    last = latest(tmp_path)
     assert (reports[-1].number, reports[-1].step) == (last.number, last.step)
     assert reports[-1].metrics == score_latest(dataset, tmp_path)
     assert reports[-1].metrics.examples == 1133
@@ -164,7 +173,7 @@ def not_final(trainer):
 
 def test_follower_of_a_resumed_run_does_not_end_with_the_old_last(tmp_path, dataset):
     make_trainer(dataset, tmp_path, epochs=1).run()
-    old = CheckpointDirectory(tmp_path).latest()
+    old = latest(tmp_path)
     assert old.final
     reports: list[int] = []
     seen_old = threading.Event()
@@ -182,26 +191,31 @@ def test_follower_of_a_resumed_run_does_not_end_with_the_old_last(tmp_path, data
     make_trainer(dataset, tmp_path, epochs=2).run()
     follower.join(60)
     assert not follower.is_alive()
-    assert reports == [old.number, CheckpointDirectory(tmp_path).latest().number]
+    assert reports == [old.number, latest(tmp_path).number]
 
 
 def test_follower_of_a_run_scored_to_its_end_ends_at_once(dataset, trained):
-    last = CheckpointDirectory(trained).latest().number
-    make_evaluator(dataset, trained).follow(pytest.fail, newer_than=last)
+    last = latest(trained).number
+    make_evaluator(dataset, trained).follow(refuse, newer_than=last)
 
 
 def test_idle_follower_ends(tmp_path, dataset):
-    make_evaluator(dataset, tmp_path).follow(pytest.fail, idle_secs=0.0)
+    make_evaluator(dataset, tmp_path).follow(refuse, idle_secs=0.0)
 
 
 def test_lease_is_held_while_scoring_and_released(dataset, trained, monkeypatch):
     directory = CheckpointDirectory(trained)
     evaluator = make_evaluator(dataset, trained)
     score, held = evaluator.score, []
-    monkeypatch.setattr(evaluator, "score", lambda: held.append(read_leases(directory)) or score())
+
+    def look_and_score():
+        held.append(read_leases(directory))
+        return score()
+
+    monkeypatch.setattr(evaluator, "score", look_and_score)
     evaluator.evaluate_latest(newer_than=-1)
     ((lease,),) = held
-    assert lease.number == directory.latest().number
+    assert lease.number == latest(directory.path).number
     assert lease.pid == os.getpid()
     assert read_leases(directory) == []
 
@@ -217,7 +231,7 @@ def test_evaluator_recovers_after_a_chain_that_could_not_be_read(tmp_path, datas
     for epochs in (1, 2):
         make_trainer(dataset, tmp_path, epochs=epochs).run()
     directory = CheckpointDirectory(tmp_path)
-    manifest = directory.latest()
+    manifest = latest(directory.path)
     evaluator = make_evaluator(dataset, tmp_path)
     path = directory.file(manifest.chain[-1].files[0])
     good = path.read_bytes()
@@ -247,7 +261,7 @@ def test_damaged_shard_of_the_split_is_named(tmp_path, trained):
         score_latest(dataset, trained)
 
 
-def test_memory_is_flat_over_many_deltas(tmp_path):
+def test_memory_is_flat_over_many_deltas(tmp_path, dataset):
     """The same rows change again and again, some go and come back."""
     num_ids, dim = 4000, 32
     table = TableSpec(name="t", dim=dim)
@@ -256,7 +270,7 @@ def test_memory_is_flat_over_many_deltas(tmp_path):
     recommender = Recommender(
         tables=(table,), features=(FeatureSpec(name="t", table="t"),), build=SumNetwork
     )
-    evaluator = Evaluator(recommender, None, CheckpointDirectory(tmp_path), num_shards=3)
+    evaluator = Evaluator(recommender, dataset, CheckpointDirectory(tmp_path), num_shards=3)
     evaluator._network = type("NoNetwork", (), {"variables": []})()
 
     def advance(step):

@@ -60,7 +60,7 @@ def test_every_field_is_a_flag_and_a_key(field, tmp_path):
     rest = [r for r in REQUIRED if not r.startswith(f"{flag}=")]
     expected = parse(TrainConfig, [*rest, *companions, *given])
     assert getattr(expected, field.name) == value
-    literal = {True: "true", False: "false"}.get(value, repr(value))
+    literal = repr(value).lower() if kind is bool else repr(value)
     file = flags.read_file(write(tmp_path, f"{field.name} = {literal}"), TrainConfig)
     assert parse(TrainConfig, [*rest, *companions], file) == expected
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from embedps.dataset import DataFile, Dataset, Split
 from embedps.errors import UsageError
-from embedps.ledger import Ledger, LedgerOptions
+from embedps.ledger import Ledger, LedgerOptions, Unit
 
 UNEVEN = ((100, 100, 37), (250,), (1,), (64, 64, 64, 64, 3), (999,))
 
@@ -202,7 +202,7 @@ def test_every_unit_is_done_once_whatever_happens(data):
     ledger = make_ledger(epochs=2)
     done: set[int] = set()
     saved = (ledger.state(), set(done))
-    doing = []
+    doing: list[Unit] = []
     for _ in range(data.draw(st.integers(0, 60))):
         action = data.draw(
             st.sampled_from(["take", "take", "done", "done", "back", "save", "kill"])

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +28,7 @@ from embedps.units import make_dense_optimizer, make_train_unit
 from models import dlrm
 from tests.builders import (
     TINY_DLRM,
+    latest,
     make_dlrm,
     make_mixed,
     make_trainer,
@@ -44,7 +46,7 @@ def dataset(tmp_path_factory) -> Dataset:
 
 def chain_rows(model_dir: Path, group: str, columns=None) -> pa.Table:
     directory = CheckpointDirectory(model_dir)
-    rows = read_chain(directory, directory.latest(), group)
+    rows = read_chain(directory, latest(directory.path), group)
     return sort(rows.select(columns) if columns else rows)
 
 
@@ -55,7 +57,7 @@ def sort(rows: pa.Table) -> pa.Table:
 
 
 def groups_of(model_dir: Path) -> list[str]:
-    return sorted({t["group"] for t in CheckpointDirectory(model_dir).latest().tables})
+    return sorted({t["group"] for t in latest(model_dir).tables})
 
 
 def assert_same_rows(first: Path, second: Path) -> None:
@@ -65,13 +67,14 @@ def assert_same_rows(first: Path, second: Path) -> None:
 
 
 def dense_of(model_dir: Path) -> dict[str, np.ndarray]:
-    directory = CheckpointDirectory(model_dir)
-    return read_dense(directory.file(directory.latest().dense))
+    dense = latest(model_dir).dense
+    assert dense is not None
+    return read_dense(CheckpointDirectory(model_dir).file(dense))
 
 
 def visits(model_dir: Path) -> collections.Counter:
     """How often each example was trained on: its `row` is an id of its own."""
-    group = {t["name"]: t["group"] for t in CheckpointDirectory(model_dir).latest().tables}["row"]
+    group = {t["name"]: t["group"] for t in latest(model_dir).tables}["row"]
     rows = chain_rows(model_dir, group, ["table", "id", "frequency"])
     of_rows = rows.filter(pa.compute.equal(rows["table"], "row"))
     return collections.Counter(
@@ -132,7 +135,7 @@ def test_summary_has_what_the_run_did(tmp_path, dataset):
         name: len(table[name].unique()) for name in ("C1", "C2", "C3")
     }  # a row of its own for the missing id too
     bases = summary["checkpoint"]["bases"]
-    saved = CheckpointDirectory(tmp_path).latest()
+    saved = latest(tmp_path)
     assert summary["checkpoint"]["deltas"]["count"] == 0
     assert (bases["count"], bases["bytes"]) == (1, saved.chain[0].bytes)
     assert bases["rows"] == sum(summary["tables"].values())
@@ -217,7 +220,7 @@ def test_train_unit_issues_one_lookup_and_one_update_a_group_and_shard(
         recommender.tables, recommender.features, devices=cluster.shard_devices, container="graph"
     )
     network = recommender.build_network()
-    unit = make_train_unit(
+    unit: Any = make_train_unit(
         recommender,
         network,
         make_dense_optimizer("adagrad", 0.1, network),
@@ -250,12 +253,12 @@ def test_signal_ends_the_run_in_good_order_and_a_rerun_finishes(tmp_path, datase
         assert trainer._stop.wait(60)
 
     cluster = StoppingCluster(after=3, action=send)
-    fields = {"recommender": make_mixed(), "epochs": 2, "unit_rows": 128}
+    fields: dict[str, Any] = {"recommender": make_mixed(), "epochs": 2, "unit_rows": 128}
     trainer = make_trainer(dataset, tmp_path, cluster=cluster, **fields)
     first = trainer.run()
     assert not first["finished"]
     assert 3 <= first["units"]["done"] < first["units"]["total"]
-    manifest = CheckpointDirectory(tmp_path).latest()
+    manifest = latest(tmp_path)
     assert not manifest.final
     assert manifest.ledger["doing"] == []  # what was begun was finished
     assert sum(visits(tmp_path).values()) == first["examples"]
@@ -271,8 +274,13 @@ def test_signal_ends_the_run_in_good_order_and_a_rerun_finishes(tmp_path, datase
 
 def test_crash_repeats_what_was_in_progress_at_the_last_checkpoint_and_counts_it(tmp_path, dataset):
     """A checkpoint is cut while two units run; the run dies; the next one starts from it."""
-    fields = {"recommender": make_mixed(), "epochs": 2, "unit_rows": 128, "num_workers": 2}
-    trainer = None
+    fields: dict[str, Any] = {
+        "recommender": make_mixed(),
+        "epochs": 2,
+        "unit_rows": 128,
+        "num_workers": 2,
+    }
+    trainer: Any = None
 
     def die():
         trainer._save(final=False)  # what the clock would have done
@@ -282,7 +290,7 @@ def test_crash_repeats_what_was_in_progress_at_the_last_checkpoint_and_counts_it
     trainer = make_trainer(dataset, tmp_path, cluster=cluster, **fields)
     with pytest.raises(RuntimeError, match="killed"):
         trainer.run()
-    ledger = CheckpointDirectory(tmp_path).latest().ledger
+    ledger = latest(tmp_path).ledger
     done = ledger["prefix"] + len(ledger["beyond"])
     assert done >= 4
     assert ledger["doing"]
@@ -329,7 +337,7 @@ def test_run_resumes_on_another_number_of_shards(tmp_path, dataset):
     """2, then 3, then 1 shard: the same bits as 1 shard all along."""
     for epochs, num_shards in ((1, 2), (2, 3), (3, 1)):
         make_trainer(dataset, tmp_path / "a", epochs=epochs, num_shards=num_shards).run()
-        chain = CheckpointDirectory(tmp_path / "a").latest()
+        chain = latest(tmp_path / "a")
         assert chain.num_shards == num_shards
     make_trainer(dataset, tmp_path / "b", epochs=3).run()
     (group,) = groups_of(tmp_path / "a")
@@ -344,21 +352,26 @@ def test_run_resumes_on_another_number_of_shards(tmp_path, dataset):
 
 
 def test_base_and_deltas_equal_a_full_save_after_a_quiet_point(tmp_path, dataset):
-    fields = {"recommender": make_mixed(), "num_shards": 2, "num_workers": 2}
+    fields: dict[str, Any] = {"recommender": make_mixed(), "num_shards": 2, "num_workers": 2}
     model_dir = tmp_path / "model"
     make_trainer(dataset, model_dir, epochs=1, **fields).run()
     trainer = make_trainer(dataset, model_dir, epochs=2, **fields)
     trainer.run()
     # Rows of ids seen in few batches go, and some of them come back with the next epoch.
     assert trainer.collection.evict("wide", before_step=2**31, max_frequency=3) > 0
-    save = {"step": 1, "ledger": trainer.ledger.state(), "in_doubt": list, "progress": {}}
+    save: dict[str, Any] = {
+        "step": 1,
+        "ledger": trainer.ledger.state(),
+        "in_doubt": list,
+        "progress": {},
+    }
     trainer.saver.save(**save, final=False)
 
     trainer = make_trainer(dataset, model_dir, epochs=3, **fields)
     assert trainer.collection.stats().rows["wide"] > 0
     cluster_done = trainer.run()
     assert cluster_done["finished"]
-    manifest = CheckpointDirectory(model_dir).latest()
+    manifest = latest(model_dir)
     assert len(manifest.chain) >= 2
     assert [save.kind for save in manifest.chain] == ["base"] + ["delta"] * (
         len(manifest.chain) - 1
@@ -388,7 +401,7 @@ def test_deltas_are_written_while_training_goes_on(tmp_path, dataset):
     directory = CheckpointDirectory(tmp_path)
     found = verify(directory, directory.numbers())
     assert not found.problems
-    assert directory.latest().final
+    assert latest(directory.path).final
     assert [p for p in tmp_path.glob("tensorboard/*") if p.stat().st_size]
 
 

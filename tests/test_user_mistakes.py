@@ -1,0 +1,314 @@
+"""What a user gets wrong: one clear line on stderr, exit code 2 or 1, never a traceback.
+
+The commands run in this process, through the same `flags.run` as theirs; a few also as processes.
+"""
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from embedps import evaluate, flags, server
+from embedps import train as train_command
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.dataset import Dataset
+from embedps.runs import Run
+from tests.builders import (
+    ROOT,
+    TINY_DLRM,
+    TINY_DLRM_FLAGS,
+    latest,
+    make_config,
+    make_trainer,
+    write_dataset,
+)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory) -> Dataset:
+    return write_dataset(tmp_path_factory.mktemp("data") / "set")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, dataset) -> Path:
+    """A finished run of the tiny DLRM, as the command leaves it but for its scores."""
+    model_dir = tmp_path_factory.mktemp("trained") / "model"
+    make_trainer(dataset, model_dir).run()
+    Run(config=make_config(dataset, model_dir), model_config=TINY_DLRM).save()
+    return model_dir
+
+
+@pytest.fixture(name="fails")
+def make_fails(monkeypatch, capfd):
+    """Runs a command that must fail; gives its exit code and its one line."""
+
+    def fails(main, *arguments) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["command", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as exited:
+            flags.run(main)
+        stderr = capfd.readouterr().err
+        assert "Traceback" not in stderr
+        (line,) = [each for each in stderr.splitlines() if not is_tensorflows(each)]
+        assert line.startswith("embedps: ")
+        assert isinstance(exited.value.code, int)
+        return exited.value.code, line
+
+    return fails
+
+
+def is_tensorflows(line: str) -> bool:
+    """A C++ log line: of a process that, unlike a command's, TensorFlow was loaded in before."""
+    return line.startswith(("I0", "W0", "E0", "2")) and "]" in line
+
+
+def train_flags(data, model_dir, *more):
+    same = ["--eval=none", "--batch-size=64", "--unit-rows=512"]
+    return [f"--data={data}", f"--model-dir={model_dir}", *TINY_DLRM_FLAGS, *same, *more]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--bogus"], "unrecognized arguments: --bogus"),
+        (["--batch-size=many"], "--batch-size: invalid int value: 'many'"),
+        (["--batch-size=0"], "batch_size must be at least 1 but got 0"),
+        (["--unit-rows=63"], "unit_rows must be at least the batch size 64 but got 63"),
+        (["--dense-optimizer=rmsprop"], "--dense-optimizer: invalid choice: 'rmsprop'"),
+        (["--embedding-dim=0"], "embedding_dim must be at least 1 but got 0"),
+        (["--sparse-optimizer=momentum"], "momentum"),
+        (["--model=dcnn"], "--model dcnn: there is no module models.dcnn"),
+        (["--model=no.such.module"], "--model no.such.module: there is no module no.such.module"),
+        (["--model=../dlrm"], "--model must be a module's name but got '../dlrm'"),
+        (["--model=embedps.errors"], "embedps.errors must have a dataclass Config and make"),
+        (["--config=absent.toml"], "--config absent.toml must be a readable TOML file"),
+    ],
+)
+def test_bad_flag_is_refused_with_code_2(tmp_path, dataset, fails, more, message):
+    arguments = train_flags(dataset.directory, tmp_path / "m", *more)
+    code, line = fails(train_command.main, *arguments)
+    assert code == 2
+    assert message in line
+    assert not (tmp_path / "m").exists()
+
+
+def test_required_flag_must_be_given(fails):
+    assert fails(train_command.main) == (2, "embedps: --data is required")
+
+
+def test_model_field_named_like_a_flag_is_refused(tmp_path, monkeypatch, fails):
+    (tmp_path / "clashing.py").write_text(
+        "import dataclasses\n\n"
+        "@dataclasses.dataclass(frozen=True, kw_only=True)\n"
+        "class Config:\n    seed: int = 0\n\n"
+        "def make(config, dataset):\n    pass\n"
+    )
+    (tmp_path / "own").mkdir()
+    shutil.move(tmp_path / "clashing.py", tmp_path / "own" / "clashing.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    code, line = fails(train_command.main, "--model=own.clashing", "--data=d", "--model-dir=m")
+    assert code == 2
+    assert "own.clashing.Config has a field that is a flag already" in line
+    assert "--seed" in line
+
+
+def test_missing_dataset_is_named(tmp_path, fails):
+    code, line = fails(train_command.main, *train_flags(tmp_path / "no", tmp_path / "m"))
+    assert code == 1
+    assert f"{tmp_path}/no: no such dataset directory" in line
+    assert not (tmp_path / "m").exists()
+
+
+def test_directory_without_its_json_is_no_dataset(tmp_path, dataset, fails):
+    shutil.copytree(dataset.directory, tmp_path / "set")
+    (tmp_path / "set" / "_dataset.json").unlink()
+    code, line = fails(train_command.main, *train_flags(tmp_path / "set", tmp_path / "m"))
+    assert code == 1
+    assert "_dataset.json: absent" in line
+    assert "python -m pipelines.criteo" in line
+
+
+def test_absent_or_short_shard_is_named(tmp_path, dataset, fails):
+    shutil.copytree(dataset.directory, tmp_path / "set")
+    shard = tmp_path / "set" / "train" / "shard-00001-of-00002.parquet"
+    data = shard.read_bytes()
+    shard.write_bytes(data[:-1])
+    code, line = fails(train_command.main, *train_flags(tmp_path / "set", tmp_path / "m"))
+    assert (code, str(shard) in line, f"{len(data)} bytes" in line) == (1, True, True)
+    shard.unlink()
+    code, line = fails(train_command.main, *train_flags(tmp_path / "set", tmp_path / "m"))
+    assert (code, str(shard) in line) == (1, True)
+
+
+def test_model_directory_that_is_a_file_is_refused(tmp_path, dataset, fails):
+    (tmp_path / "file").write_text("")
+    for model_dir in (tmp_path / "file", tmp_path / "file" / "below"):
+        code, line = fails(train_command.main, *train_flags(dataset.directory, model_dir))
+        assert code == 2
+        assert str(model_dir) in line
+
+
+def test_model_directory_of_another_dim_is_refused_and_left_as_it_is(trained, dataset, fails):
+    before = (trained / "config.json").read_bytes()
+    code, line = fails(
+        train_command.main, *train_flags(dataset.directory, trained, "--embedding-dim=8")
+    )
+    assert code == 1
+    assert "table 'C1' has dim 8, the checkpoint has 4" in line
+    assert "start a new model directory" in line
+    assert (trained / "config.json").read_bytes() == before
+
+
+def test_model_directory_of_another_batch_size_is_refused(trained, dataset, fails):
+    code, line = fails(
+        train_command.main, *train_flags(dataset.directory, trained, "--batch-size=32")
+    )
+    assert code == 2
+    assert "another batch size" in line
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_manifest_that_names_an_absent_file_is_refused(tmp_path, trained, dataset, fails, command):
+    model_dir = tmp_path / "m"
+    shutil.copytree(trained, model_dir)
+    directory = CheckpointDirectory(model_dir)
+    path = directory.file(latest(directory.path).files[0])
+    path.unlink()
+    if command == "train":
+        code, line = fails(train_command.main, *train_flags(dataset.directory, model_dir))
+    else:
+        code, line = fails(evaluate.main, f"--model-dir={model_dir}", "--once")
+    assert code == 1
+    assert str(path) in line
+    assert "manifest 1 names it" in line
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_damaged_manifest_is_named(tmp_path, trained, dataset, fails, command):
+    model_dir = tmp_path / "m"
+    shutil.copytree(trained, model_dir)
+    path = CheckpointDirectory(model_dir).manifest_path(1)
+    path.write_bytes(path.read_bytes()[:-40])
+    if command == "train":
+        code, line = fails(train_command.main, *train_flags(dataset.directory, model_dir))
+    else:
+        code, line = fails(evaluate.main, f"--model-dir={model_dir}", "--once")
+    assert code == 1
+    assert str(path) in line
+
+
+@pytest.mark.parametrize("main", [train_command.main, server.main])
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("{", "TF_CONFIG must be"),
+        ('{"cluster": {}}', "TF_CONFIG must be"),
+        ('{"cluster": {"ps": ["a:1"]}, "task": {"type": "worker", "index": 0}}', "TF_CONFIG must"),
+        (
+            '{"cluster": {"ps": ["a:1"]}, "task": {"type": "ps", "index": 1}}',
+            "index must be under 1",
+        ),
+        ("[]", "TF_CONFIG must be"),
+        ('{"cluster": {"ps": 5}, "task": {"type": "ps", "index": 0}}', "TF_CONFIG must be"),
+        ('{"cluster": {"ps": ["a"]}, "task": {"type": "ps", "index": "x"}}', "TF_CONFIG must be"),
+    ],
+)
+def test_bad_tf_config_is_refused(monkeypatch, fails, main, config, message):
+    monkeypatch.setenv("TF_CONFIG", config)
+    code, line = fails(main)
+    assert code == 2
+    assert message in line
+
+
+def test_server_must_be_told_its_task(monkeypatch, fails):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    assert fails(server.main)[0] == 2
+    chief = {"cluster": {"chief": ["a:1"]}, "task": {"type": "chief", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(chief))
+    code, line = fails(server.main)
+    assert code == 2
+    assert "must be worker or ps but TF_CONFIG has 'chief'" in line
+
+
+def test_chief_of_a_cluster_without_servers_is_refused(tmp_path, monkeypatch, dataset, fails):
+    chief = {"cluster": {"chief": ["localhost:1"]}, "task": {"type": "chief", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(chief))
+    code, line = fails(train_command.main, *train_flags(dataset.directory, tmp_path / "m"))
+    assert code == 2
+    assert "a cluster must have a ps and a worker at least" in line
+    local = train_flags(dataset.directory, tmp_path / "m", "--num-ps=1")
+    code, line = fails(train_command.main, *local)
+    assert code == 2
+    assert "--num-ps is of a local cluster" in line
+
+
+def test_evaluate_needs_a_directory_that_was_trained_in(tmp_path, fails):
+    code, line = fails(evaluate.main, f"--model-dir={tmp_path}")
+    assert code == 2
+    assert f"{tmp_path}/config.json is not there" in line
+    assert fails(evaluate.main)[0] == 2
+    (tmp_path / "config.json").write_text("{}")
+    code, line = fails(evaluate.main, f"--model-dir={tmp_path}")
+    assert (code, "is not a run's config" in line) == (2, True)
+
+
+def test_evaluate_once_needs_a_checkpoint(tmp_path, dataset, fails):
+    config = make_config(dataset, tmp_path)
+    tmp_path.mkdir(exist_ok=True)
+    Run(config=config, model_config=TINY_DLRM).save()
+    code, line = fails(evaluate.main, f"--model-dir={tmp_path}", "--once")
+    assert code == 2
+    assert "has no checkpoint yet" in line
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--num-shards=0"], "--batch-size and --num-shards must be at least 1"),
+        (["--split=test", "--once"], "no split 'test', there is train, eval"),
+        (["--data=nowhere"], "nowhere: no such dataset directory"),
+        (["--resumed-after=x"], "--resumed-after: invalid int value"),
+    ],
+)
+def test_bad_flag_of_evaluate_is_refused(trained, fails, more, message):
+    code, line = fails(evaluate.main, f"--model-dir={trained}", *more)
+    assert code in (1, 2)
+    assert message in line
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_damaged_shard_is_one_line_of_the_command(tmp_path):
+    """As large as it was, with its footer: it is found when its pages are read."""
+    dataset = write_dataset(tmp_path / "set")
+    path = dataset.paths("train")[1]
+    data = path.read_bytes()
+    path.write_bytes(data[:100] + bytes(len(data) // 2) + data[100 + len(data) // 2 :])
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "embedps.train",
+            *train_flags(dataset.directory, tmp_path / "m"),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("embedps: ")
+    assert str(path) in line
+
+
+def test_configs_of_this_file_are_what_the_commands_resolve(dataset, trained):
+    given = train_command.parse(train_flags(dataset.directory, trained))
+    assert given.model_config == TINY_DLRM
+    same = dataclasses.replace(make_config(dataset, trained), delta_secs=1.0, log_secs=1.0)
+    assert dataclasses.replace(given.config, delta_secs=1.0, log_secs=1.0) == same

@@ -5,6 +5,7 @@ The kernels are the LIBRARY that Bazel built, not one that embedps would build b
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -18,16 +19,18 @@ def main() -> int:
     markers = "multiprocess" if kind == "multiprocess" else "not multiprocess"
     built = Path(library).absolute()
     build.build = lambda *, verbose=False: built
-    code = pytest.main(
-        [
-            "--config-file=pyproject.toml",
-            "-pno:cacheprovider",
-            f"-m{markers}",
-            f"--basetemp={os.environ['TEST_TMPDIR']}/pytest",
-            f"--junitxml={os.environ['XML_OUTPUT_FILE']}",
-            *paths,
-        ]
-    )
+    # Bazel's own TEST_TMPDIR is so long that a path in it fills more than a line of what is printed.
+    with tempfile.TemporaryDirectory(prefix="embedps-", dir="/tmp") as scratch:
+        code = pytest.main(
+            [
+                "--config-file=pyproject.toml",
+                "-pno:cacheprovider",
+                f"-m{markers}",
+                f"--basetemp={scratch}/pytest",
+                f"--junitxml={os.environ['XML_OUTPUT_FILE']}",
+                *paths,
+            ]
+        )
     # A folder may hold tests of the other kind only.
     return 0 if code == pytest.ExitCode.NO_TESTS_COLLECTED else int(code)
 

@@ -19,7 +19,7 @@ def main() -> int:
     markers = "multiprocess" if kind == "multiprocess" else "not multiprocess"
     built = Path(library).absolute()
     build.build = lambda *, verbose=False: built
-    # Bazel's own TEST_TMPDIR is so long that a path in it fills more than a line of what is printed.
+    # Bazel's own TEST_TMPDIR is so long that a path in it fills a line of what is printed.
     with tempfile.TemporaryDirectory(prefix="embedps-", dir="/tmp") as scratch:
         code = pytest.main(
             [

@@ -49,7 +49,7 @@ types: env ## check types: mypy, strict
 sanitize: env ## run the C++ tests under ASan + UBSan and under TSan
 	$(PY) -m tools.sanitize
 
-bazel: env ## build and test with Bazel (bazel or Debian's bazel-bootstrap on the PATH)
+bazel: env kernels ## build and test with Bazel (bazel or Debian's bazel-bootstrap on the PATH)
 	tools/bazel_test $(abspath $(PY))
 
 lock: env ## resolve requirements.lock anew from pyproject.toml, with pip's configured index

@@ -29,7 +29,8 @@ class Cluster(Protocol):
     def schedule(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Queues a tf.function for any worker; returns at once with what `fetch` takes.
 
-        If its worker dies, it runs again on another.
+        If its worker dies, it runs again on another. Once a function has failed, `schedule` and
+        `join` may raise its error too, and what is queued may be cancelled.
         """
 
     def fetch(self, result: Any) -> Any:

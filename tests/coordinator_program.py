@@ -1,0 +1,97 @@
+"""Runs a local cluster as a client does and prints what it found as JSON, for test_cluster.py.
+
+A program of its own: a coordinator changes its process's TensorFlow for good.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import embedps  # noqa: F401  chooses Keras 2 before TensorFlow's import
+
+import tensorflow as tf  # isort: skip
+
+from embedps import kernels, local
+from embedps.cluster import Cluster
+from embedps.tables import FeatureSpec, TableSpec
+from embedps.tables.collection import EmbeddingCollection
+
+
+def use(cluster: Cluster) -> dict[str, Any]:
+    """What any cluster does: `schedule`, `fetch`, `done`, `join`, and the error of a function."""
+
+    @tf.function
+    def square(x):
+        return {"square": x * x, "process": kernels.load().embedps_process_id()}
+
+    @tf.function
+    def fail(x):
+        with tf.control_dependencies([tf.debugging.assert_less(x, 0, message="must be below 0")]):
+            return tf.identity(x)
+
+    results = [cluster.schedule(square, (tf.constant(i),)) for i in range(8)]
+    cluster.join()
+    found: dict[str, Any] = {"done": cluster.done()}
+    values = [cluster.fetch(result) for result in results]
+    found["squares"] = [int(value["square"]) for value in values]
+    found["processes"] = sorted({int(value["process"]) for value in values})
+    found["client"] = os.getpid()
+    found["num_workers"] = cluster.num_workers
+    found["shard_devices"] = list(cluster.shard_devices)
+    try:
+        cluster.fetch(cluster.schedule(fail, (tf.constant(1),)))
+        found["error"] = "none"
+    except tf.errors.InvalidArgumentError as error:
+        found["error"] = error.message
+    try:
+        result = cluster.schedule(square, (tf.constant(9),))
+    except tf.errors.InvalidArgumentError:  # a coordinator says it once more
+        result = cluster.schedule(square, (tf.constant(9),))
+    found["after_error"] = int(cluster.fetch(result)["square"])
+    return found
+
+
+def shard_rows(cluster: Cluster) -> dict[str, Any]:
+    """Rows that a scheduled function creates are in the parameter servers' memory."""
+    collection = EmbeddingCollection(
+        [TableSpec(name="t", dim=2)],
+        [FeatureSpec(name="t", table="t")],
+        devices=cluster.shard_devices,
+        container="program",
+    )
+
+    @tf.function
+    def touch(ids):
+        return tf.reduce_sum(collection.combine(collection.lookup({"t": ids}, insert=True))["t"])
+
+    for first in range(0, 100, 20):
+        cluster.schedule(touch, (tf.range(first, first + 20, dtype=tf.int64),))
+    cluster.join()
+    return {"rows": collection.stats().rows}
+
+
+def main() -> None:
+    """`coordinator_program LOG_DIR NUM_PS NUM_WORKERS NUM_SHARDS MODE`."""
+    log_dir, num_ps, num_workers, num_shards, mode = sys.argv[1:]
+    cluster, processes = local.start(
+        num_ps=int(num_ps),
+        num_workers=int(num_workers),
+        num_shards=int(num_shards),
+        log_dir=Path(log_dir),
+    )
+    found = {"ps": processes.pid("ps", 0), "worker": processes.pid("worker", 0)}
+    found |= shard_rows(cluster) | use(cluster)
+    print(json.dumps(found), flush=True)
+    if mode == "wait":
+        sys.stdin.read()  # until it is killed
+    cluster.close()
+    print("closed", flush=True)
+    sys.stdin.read()
+    # Not the coordinator's teardown: it waits for servers that are gone.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""The kinds of cluster behind one interface: this process's threads, and processes over gRPC."""
+
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from embedps import local
+from embedps.cluster import CoordinatorCluster, EmbeddedCluster
+from embedps.errors import ClusterError, UsageError
+from tests.builders import ROOT
+from tests.coordinator_program import use
+
+
+def test_embedded_cluster_runs_functions_in_this_process():
+    cluster = EmbeddedCluster(num_workers=2, num_shards=3)
+    found = use(cluster)
+    cluster.close()
+    assert found["done"]
+    assert found["squares"] == [i * i for i in range(8)]
+    assert found["processes"] == [os.getpid()]
+    assert found["num_workers"] == 2
+    assert found["shard_devices"] == ["/device:CPU:0"] * 3
+    assert "must be below 0" in found["error"]
+    assert found["after_error"] == 81
+
+
+def test_embedded_cluster_is_done_when_its_threads_are_idle():
+    cluster = EmbeddedCluster(num_workers=2)
+    both, go = threading.Barrier(3, timeout=60), threading.Event()
+
+    def wait(x):
+        both.wait()
+        assert go.wait(60)
+        return x + 1
+
+    results = [cluster.schedule(wait, (tf.constant(i),)) for i in (1, 2)]
+    both.wait()  # both run at once
+    assert not cluster.done()
+    go.set()
+    cluster.join()
+    assert cluster.done()
+    assert [int(cluster.fetch(r)) for r in results] == [2, 3]
+    cluster.close()
+
+
+def test_embedded_cluster_runs_no_more_than_its_workers_at_once():
+    cluster = EmbeddedCluster(num_workers=2)
+    lock, running, most = threading.Lock(), 0, 0
+    pair = threading.Barrier(2, timeout=60)
+
+    def work(x):
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        pair.wait()
+        with lock:
+            running -= 1
+        return x
+
+    for i in range(10):
+        cluster.schedule(work, (tf.constant(i),))
+    cluster.join()
+    cluster.close()
+    assert most == 2
+
+
+def test_cluster_without_a_server_is_refused():
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({"chief": ["a:1"], "worker": ["b:1"]}), task_type="chief", task_id=0
+    )
+    with pytest.raises(UsageError, match=r"a ps and a worker at least but has .*'worker': 1"):
+        CoordinatorCluster(resolver)
+
+
+def test_process_that_cannot_start_is_named_with_its_log(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    processes = local.LocalProcesses(num_ps=1, num_workers=1, log_dir=tmp_path / "logs")
+    try:
+        with pytest.raises(ClusterError, match=r"ps 0 ended with code 1 .*/logs/ps-0.log"):
+            processes.wait_until_serving()
+    finally:
+        processes.close()
+
+
+def start(log_dir: Path, *arguments: Any) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+    """The program, and what it found; it waits for its stdin to end."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.coordinator_program", str(log_dir), *map(str, arguments)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, process.wait()
+    return process, json.loads(line)
+
+
+def has_ended(handle: int) -> bool:
+    """Waits for a process of another parent."""
+    return bool(select.select([handle], [], [], 30)[0])
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_processes_of_a_local_cluster_do_the_work_and_end_with_it(tmp_path):
+    process, found = start(tmp_path, 2, 2, 3, "close")
+    handles = [os.pidfd_open(found[task]) for task in ("ps", "worker")]
+    assert process.stdout is not None
+    assert process.stdout.readline() == "closed\n"
+    assert all(has_ended(handle) for handle in handles)
+    process.communicate("")
+    assert process.returncode == 0
+    for handle in handles:
+        os.close(handle)
+
+    assert found["done"]
+    assert found["squares"] == [i * i for i in range(8)]
+    assert found["after_error"] == 81
+    assert "must be below 0" in found["error"]
+    assert found["client"] not in found["processes"]
+    assert set(found["processes"]) <= worker_pids(found)
+    assert found["num_workers"] == 2
+    assert found["shard_devices"] == [
+        f"/job:ps/replica:0/task:{i}/device:CPU:0" for i in (0, 1, 0)
+    ]  # three shards on two servers
+    assert found["rows"] == {"t": 100}
+
+
+def worker_pids(found):
+    """Of the processes that ran functions, all that are no server of rows and not the client."""
+    return set(found["processes"]) - {found["ps"], found["client"]}
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_processes_of_a_local_cluster_end_with_a_client_that_is_killed(tmp_path):
+    process, found = start(tmp_path, 1, 1, 0, "wait")
+    handles = [os.pidfd_open(found[task]) for task in ("ps", "worker")]
+    assert found["processes"] == [found["worker"]]
+    process.kill()
+    process.communicate()
+    assert all(has_ended(handle) for handle in handles)
+    for handle in handles:
+        os.close(handle)

@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_recommenders as tfrs
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks import report
 from benchmarks.workload import CARDINALITIES, NUM_NUMERICS, Batches, make_batches, parquet_file
-from embedps import flags
+from embedps import flags, quiet
 from embedps.cluster import EmbeddedCluster
 from embedps.recommender import Recommender
 from embedps.tables import FeatureSpec, TableSpec
@@ -78,11 +79,29 @@ def embedps_run(path: Path, rows: int, *, batch: int, sparse: str, dense: str) -
     return run
 
 
+class PlainDLRM(tf.keras.Model):
+    """The same network of TensorFlow Recommenders' layers alone."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self._bottom = tfrs.layers.blocks.MLP(
+            units=[*config.bottom_mlp, config.embedding_dim], final_activation="relu"
+        )
+        self._interaction = tfrs.layers.feature_interaction.DotInteraction()
+        self._top = tfrs.layers.blocks.MLP(units=[*config.top_mlp, 1], final_activation=None)
+
+    def call(self, numerics: tf.Tensor, embeddings: list[tf.Tensor]) -> tf.Tensor:
+        """Logits [batch, 1]."""
+        bottom = self._bottom(numerics)
+        interactions = self._interaction([bottom, *embeddings])
+        return self._top(tf.concat([bottom, interactions], axis=1))
+
+
 def keras_run(batches: Batches, *, batch: int, kind: str) -> Run:
     """Plain Keras: 26 Embedding layers of full cardinality, one tf.function a step."""
     config = Config()
     tables = [tf.keras.layers.Embedding(c, config.embedding_dim) for c in CARDINALITIES]
-    network = DLRM(config)
+    network = PlainDLRM(config)
     legacy = tf.keras.optimizers.legacy
     optimizer = {"sgd": legacy.SGD, "adagrad": legacy.Adagrad}[kind](0.01)
     loss_of = tf.keras.losses.BinaryCrossentropy(from_logits=True)
@@ -90,7 +109,7 @@ def keras_run(batches: Batches, *, batch: int, kind: str) -> Run:
     @tf.function
     def step(numerics: tf.Tensor, ids: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
-            embeddings = {str(i): table(ids[i]) for i, table in enumerate(tables)}
+            embeddings = [table(ids[i]) for i, table in enumerate(tables)]
             loss = loss_of(labels, network(numerics, embeddings))
         variables = [v for t in tables for v in t.trainable_variables]
         variables += network.trainable_variables
@@ -134,6 +153,7 @@ def measure(runs: dict[str, Run], *, rounds: int) -> dict[str, list[float]]:
 
 def main(arguments: Sequence[str]) -> int:
     """`python -m benchmarks.train`."""
+    quiet.import_tensorflow()
     parser = flags.Parser(
         prog="python -m benchmarks.train",
         description=__doc__,

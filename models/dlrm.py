@@ -8,6 +8,7 @@ import tensorflow_recommenders as tfrs
 
 from embedps.dataset import Dataset
 from embedps.errors import UsageError
+from embedps.layers import dot_interaction
 from embedps.recommender import Recommender
 from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.optimizers import make as make_optimizer
@@ -47,7 +48,6 @@ class DLRM(tf.keras.Model):
         self._bottom = tfrs.layers.blocks.MLP(
             units=[*config.bottom_mlp, config.embedding_dim], final_activation="relu"
         )
-        self._interaction = tfrs.layers.feature_interaction.DotInteraction()
         self._top = tfrs.layers.blocks.MLP(units=[*config.top_mlp, 1], final_activation=None)
 
     def call(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> tf.Tensor:
@@ -62,7 +62,7 @@ class DLRM(tf.keras.Model):
         """
         numerics = tf.where(tf.math.is_nan(numerics), tf.zeros_like(numerics), numerics)
         bottom = self._bottom(numerics)
-        interactions = self._interaction([bottom, *embeddings.values()])
+        interactions = dot_interaction([bottom, *embeddings.values()])
         return self._top(tf.concat([bottom, interactions], axis=1))
 
 

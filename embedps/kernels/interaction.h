@@ -1,0 +1,26 @@
+// The dot interaction of DLRM (Naumov et al. 2019): the dot products of every pair of an example's
+// feature vectors.
+#ifndef EMBEDPS_KERNELS_INTERACTION_H_
+#define EMBEDPS_KERNELS_INTERACTION_H_
+
+#include <cstdint>
+#include <vector>
+
+namespace embedps {
+
+// Number of pairs of num_features vectors.
+inline int64_t NumPairs(int64_t num_features) { return num_features * (num_features - 1) / 2; }
+
+// For the examples in [begin, end): out [batch, pairs] holds vector i . vector j for each j < i, in
+// the order (1,0), (2,0), (2,1), (3,0), ... features[i] is [batch, dim].
+void DotInteraction(const std::vector<const float*>& features, int dim, int64_t begin, int64_t end,
+                    float* out);
+
+// Its gradient: gradients[i] [batch, dim] = sum over j of upstream(i, j) vector j.
+void DotInteractionGradient(const std::vector<const float*>& features, const float* upstream,
+                            int dim, int64_t begin, int64_t end,
+                            const std::vector<float*>& gradients);
+
+}  // namespace embedps
+
+#endif  // EMBEDPS_KERNELS_INTERACTION_H_

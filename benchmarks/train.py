@@ -22,7 +22,7 @@ from rich.table import Table
 
 from benchmarks import report
 from benchmarks.workload import CARDINALITIES, NUM_NUMERICS, Batches, make_batches, parquet_file
-from embedps import flags, quiet
+from embedps import flags
 from embedps.cluster import EmbeddedCluster
 from embedps.recommender import Recommender
 from embedps.tables import FeatureSpec, TableSpec
@@ -153,7 +153,6 @@ def measure(runs: dict[str, Run], *, rounds: int) -> dict[str, list[float]]:
 
 def main(arguments: Sequence[str]) -> int:
     """`python -m benchmarks.train`."""
-    quiet.import_tensorflow()
     parser = flags.Parser(
         prog="python -m benchmarks.train",
         description=__doc__,

@@ -1,0 +1,77 @@
+#include "embedps/kernels/interaction.h"
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "embedps/kernels/testing.h"
+
+namespace embedps {
+namespace {
+
+struct Example {
+  std::vector<std::vector<float>> vectors;  // of each feature, [batch, dim]
+  std::vector<const float*> features;
+};
+
+Example MakeExample(int n, int batch, int dim) {
+  Example example;
+  for (int i = 0; i < n; ++i) {
+    std::vector<float> values(batch * dim);
+    for (size_t k = 0; k < values.size(); ++k) {
+      values[k] = std::sin(static_cast<float>(1 + i + 7 * k));
+    }
+    example.vectors.push_back(std::move(values));
+  }
+  for (const auto& values : example.vectors) example.features.push_back(values.data());
+  return example;
+}
+
+// Buffers are of exactly the size that is promised, so the address sanitizer sees a lane too many.
+void CheckAgainstPlainLoops(int n, int batch, int dim) {
+  const Example example = MakeExample(n, batch, dim);
+  const int64_t pairs = NumPairs(n);
+  std::vector<float> out(batch * pairs);
+  // In two ranges, as two threads would.
+  DotInteraction(example.features, dim, 0, batch / 2, out.data());
+  DotInteraction(example.features, dim, batch / 2, batch, out.data());
+  std::vector<float> upstream(batch * pairs);
+  for (size_t k = 0; k < upstream.size(); ++k) upstream[k] = std::cos(static_cast<float>(k));
+  std::vector<std::vector<float>> gradients(n, std::vector<float>(batch * dim));
+  std::vector<float*> to;
+  for (auto& g : gradients) to.push_back(g.data());
+  DotInteractionGradient(example.features, upstream.data(), dim, 0, batch / 2, to);
+  DotInteractionGradient(example.features, upstream.data(), dim, batch / 2, batch, to);
+
+  std::vector<std::vector<double>> expected(n, std::vector<double>(batch * dim));
+  for (int b = 0; b < batch; ++b) {
+    int64_t pair = b * pairs;
+    for (int i = 1; i < n; ++i) {
+      for (int j = 0; j < i; ++j, ++pair) {
+        double dot = 0;
+        for (int d = 0; d < dim; ++d) {
+          const int at = b * dim + d;
+          const double xi = example.vectors[i][at], xj = example.vectors[j][at];
+          dot += xi * xj;
+          expected[i][at] += upstream[pair] * xj;
+          expected[j][at] += upstream[pair] * xi;
+        }
+        EXPECT_NEAR(out[pair], dot, 1e-4);
+      }
+    }
+  }
+  for (int i = 0; i < n; ++i) {
+    for (int k = 0; k < batch * dim; ++k) EXPECT_NEAR(gradients[i][k], expected[i][k], 1e-4);
+  }
+}
+
+TEST(InteractionEqualsPlainLoops) {
+  for (const int n : {2, 3, 16, 17, 27}) {
+    for (const int dim : {1, 5, 16, 17, 48}) CheckAgainstPlainLoops(n, 5, dim);
+  }
+}
+
+}  // namespace
+}  // namespace embedps
+
+int main() { return embedps::testing::RunAllTests(); }

@@ -122,7 +122,7 @@ class Saver:
         counts["count"] += 1
         counts["bytes"] += saved.bytes
         counts["rows"] += saved.rows
-        counts["secs"] += time.monotonic() - began
+        counts["secs"] = round(counts["secs"] + time.monotonic() - began, 3)
         collect_garbage(self._directory, keep_chains=self._keep_chains)
         return manifest
 

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         trainer = Trainer(run.recommender(dataset), dataset, run.config, cluster)
         run.save()  # not before the directory's checkpoint has proved to be of this model
-        if run.config.eval == "sidecar":
+        if run.config.eval == "sidecar" and not _is_over(trainer, model_dir):
             sidecar = Sidecar(run.config, resumed_after=_resumed_after(trainer))
         summary = trainer.run()
         if sidecar is not None and summary["finished"]:

@@ -1,13 +1,13 @@
 """The sidecar evaluator: the same scores from any shards, by newer deltas only, to the last one."""
 
-import gc
 import json
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from embedps.checkpoint.directory import CheckpointDirectory
@@ -16,12 +16,15 @@ from embedps.dataset import Dataset
 from embedps.errors import CorruptCheckpointError, DatasetError, DimMismatchError
 from embedps.evaluator import Evaluation, Evaluator, read_evaluations
 from embedps.metrics import Metrics
-from embedps.recommender import Recommender
-from embedps.saver import Saver
-from embedps.tables import FeatureSpec, TableSpec
 from models import dlrm
-from tests.builders import SumNetwork, latest, make_dlrm, make_mixed, make_trainer, write_dataset
-from tests.tables.builders import ids, make_collection, train
+from tests.builders import (
+    ROOT,
+    latest,
+    make_dlrm,
+    make_mixed,
+    make_trainer,
+    write_dataset,
+)
 
 LEARN: dict[str, Any] = {"sparse_learning_rate": 0.2, "dense_learning_rate": 0.05}
 
@@ -55,10 +58,6 @@ def score_latest(dataset, model_dir, **fields) -> Metrics:
 
 def refuse(evaluation: Evaluation) -> None:
     pytest.fail(f"scored {evaluation}")
-
-
-def rss_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.parametrize("num_shards", [2, 5])
@@ -262,33 +261,21 @@ def test_damaged_shard_of_the_split_is_named(tmp_path, trained):
 
 
 def test_memory_is_flat_over_many_deltas(tmp_path, dataset):
-    """The same rows change again and again, some go and come back."""
-    num_ids, dim = 4000, 32
-    table = TableSpec(name="t", dim=dim)
-    trainable = make_collection([table], num_shards=2)
-    saver = Saver(CheckpointDirectory(tmp_path), trainable, [], keep_chains=1)
-    recommender = Recommender(
-        tables=(table,), features=(FeatureSpec(name="t", table="t"),), build=SumNetwork
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.follower_program", str(tmp_path), str(dataset.directory)],
+        cwd=ROOT,
+        env={**os.environ, "MALLOC_ARENA_MAX": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
-    evaluator = Evaluator(recommender, dataset, CheckpointDirectory(tmp_path), num_shards=3)
-    evaluator._network = type("NoNetwork", (), {"variables": []})()
-
-    def advance(step):
-        batch = ids(*np.arange(step % 7, num_ids, 2))
-        train(trainable, {"t": batch}, {"t": np.ones([len(batch), dim], np.float32)}, step=step)
-        trainable.evict("t", before_step=step, max_frequency=2 if step % 5 == 0 else 0)
-        manifest = saver.save(step=step, ledger={}, in_doubt=list, progress={}, final=False)
-        evaluator.apply(manifest)
-
-    sizes = []
-    for step in range(1, 141):
-        advance(step)
-        if step in (60, 140):
-            gc.collect()
-            sizes.append(rss_bytes())
-    assert evaluator.collection.stats().rows == trainable.stats().rows
-    # A delta holds about 2000 rows of 32 floats: 80 of them are 20 MB.
-    assert sizes[1] - sizes[0] < 6e6
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["same_rows"]
+    before, after = found["rss_bytes"]
+    # A delta holds about 2000 rows of 32 floats: to keep those of 160 would take 42 MB.
+    assert after - before < 16e6
 
 
 def test_lines_cut_short_are_left_out(tmp_path):

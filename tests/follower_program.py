@@ -1,7 +1,7 @@
 """Follows many deltas and prints its memory before and after as JSON, for test_evaluator.py.
 
-A program of its own, so that the heap that other tests left and malloc's arenas, which their threads
-share out, are not measured too.
+A program of its own, so that the heap that other tests left, and malloc's arenas that their
+threads share, are not measured too.
 """
 
 import gc

@@ -23,7 +23,7 @@ from rich.table import Table
 from benchmarks import report
 from embedps import flags
 from embedps.errors import EmbedpsError, UsageError
-from embedps.evaluator import read_evaluations
+from embedps.summary import read_evaluations
 
 MODES = {"embedded": [], "2 PS + 2 workers": ["--num-ps", "2", "--num-workers", "2"]}
 SHARDS = (1, 2, 5)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from embedps.train import versions
+from embedps.summary import versions
 
 RESULTS = Path(__file__).parent / "results"
 

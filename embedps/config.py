@@ -33,7 +33,10 @@ class TrainConfig:
     delta_secs: float = _option(15.0, "seconds from one checkpoint delta to the next")
     keep_chains: int = _option(2, "base checkpoints kept, with their deltas")
     eval: str = _option(
-        "sidecar", "score checkpoints in a process beside the training", choices=("sidecar", "none")
+        "sidecar",
+        "score checkpoints in a process beside the training; with TF_CONFIG, start "
+        "embedps.evaluate yourself",
+        choices=("sidecar", "none"),
     )
     log_secs: float = _option(5.0, "seconds from one plain progress line to the next")
 

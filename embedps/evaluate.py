@@ -11,11 +11,30 @@ import argparse
 import json
 import math
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from embedps import flags, quiet
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.manifest import Manifest
+from embedps.dataset import Dataset
 from embedps.errors import UsageError
+from embedps.progress import ProgressLine
+from embedps.summary import (
+    EVALUATIONS_NAME,
+    SUMMARY_NAME,
+    read_evaluations,
+    read_json,
+    write_json,
+)
+
+if TYPE_CHECKING:  # these import TensorFlow, which main does in silence
+    from embedps.evaluator import Evaluation, Evaluator
+    from embedps.metrics import Metrics
+
+_LOG_SECS = 5.0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -60,14 +79,13 @@ def main(arguments: Sequence[str]) -> int:
     if parent is not None:
         tf.config.threading.set_intra_op_parallelism_threads(1)
 
-    from embedps.checkpoint.directory import CheckpointDirectory
-    from embedps.dataset import Dataset
-    from embedps.evaluator import FILE_NAME, Evaluation, Evaluator, read_evaluations
+    from embedps.evaluator import Evaluator
     from embedps.runs import read_run
 
     model_dir = Path(options.model_dir)
     run = read_run(model_dir)
     dataset = Dataset.open(options.data or run.config.data)
+    scoring = _Scoring(model_dir)
     evaluator = Evaluator(
         run.recommender(dataset),
         dataset,
@@ -75,11 +93,62 @@ def main(arguments: Sequence[str]) -> int:
         split=options.split,
         batch_rows=options.batch_size,
         num_shards=options.num_shards,
+        watch=lambda *progress: scoring.show(evaluator, *progress),
     )
 
-    writer = tf.summary.create_file_writer(str(model_dir / "tensorboard" / "eval"))
+    if options.once:
+        found = evaluator.evaluate_latest(newer_than=-1)
+        if found is None:
+            raise UsageError(f"{model_dir} has no checkpoint yet: train first")
+        scoring.report(found[1])
+        return 0
+    scored = max((e["number"] for e in read_evaluations(model_dir)), default=-1)
+    evaluator.follow(
+        scoring.report,
+        newer_than=scored,
+        final_after=options.resumed_after,
+        idle_secs=options.idle_secs,
+    )
+    _complete_summary(model_dir)
+    return 0
 
-    def report(evaluation: Evaluation) -> None:
+
+class _Scoring:
+    """What the user sees of a scoring, and what stays of it."""
+
+    def __init__(self, model_dir: Path) -> None:
+        import tensorflow as tf
+
+        self._model_dir = model_dir
+        self._writer = tf.summary.create_file_writer(str(model_dir / "tensorboard" / "eval"))
+        self._line: ProgressLine | None = None
+
+    def show(
+        self, evaluator: Evaluator, manifest: Manifest, done: int, total: int, metrics: Metrics
+    ) -> None:
+        """The live line; a line of its own for each manifest."""
+        if self._line is None:
+            self._line = ProgressLine(f"scoring step {manifest.step}:", total, log_secs=_LOG_SECS)
+            self._line.__enter__()
+            self._began, self._first = time.monotonic(), metrics.examples
+            self._rows = sum(evaluator.collection.stats().rows.values())
+        saved, age = manifest.chain[-1], time.time() - manifest.wall_time
+        secs = time.monotonic() - self._began
+        rate = (metrics.examples - self._first) / secs if done > 1 else 0.0
+        self._line.update(
+            done,
+            f"{metrics.examples:,} examples, {rate:,.0f}/s, loss {metrics.logloss:.4f}, "
+            f"AUC {metrics.auc:.4f}, {self._rows:,} rows, "
+            f"{saved.kind} {saved.bytes / 1e6:.1f} MB {age:.0f} s ago",
+        )
+
+    def report(self, evaluation: Evaluation) -> None:
+        """The scores: a line here, one in evaluation.jsonl, a point in TensorBoard."""
+        import tensorflow as tf
+
+        if self._line is not None:
+            self._line.__exit__(None, None, None)
+            self._line = None
         m = evaluation.metrics
         print(
             f"step {evaluation.step}: AUC {m.auc:.5f}, log loss {m.logloss:.5f}, "
@@ -88,27 +157,20 @@ def main(arguments: Sequence[str]) -> int:
             f"{evaluation.lag_secs:.1f} s behind training",
             flush=True,
         )
-        with open(model_dir / FILE_NAME, "a") as file:
+        with open(self._model_dir / EVALUATIONS_NAME, "a") as file:
             file.write(json.dumps(evaluation.to_json()) + "\n")
-        with writer.as_default(step=evaluation.step):
+        with self._writer.as_default(step=evaluation.step):
             for name in ("auc", "logloss", "normalized_entropy", "calibration"):
                 tf.summary.scalar(f"eval/{name}", getattr(m, name))
-        writer.flush()
+        self._writer.flush()
 
-    if options.once:
-        found = evaluator.evaluate_latest(newer_than=-1)
-        if found is None:
-            raise UsageError(f"{model_dir} has no checkpoint yet: train first")
-        report(found[1])
-        return 0
-    scored = max((e["number"] for e in read_evaluations(model_dir)), default=-1)
-    evaluator.follow(
-        report,
-        newer_than=scored,
-        final_after=options.resumed_after,
-        idle_secs=options.idle_secs,
-    )
-    return 0
+
+def _complete_summary(model_dir: Path) -> None:
+    """Puts the last scores into the summary of a run that did not wait for them."""
+    evaluations = read_evaluations(model_dir)
+    summary = read_json(model_dir / SUMMARY_NAME)
+    if summary and evaluations:
+        write_json(model_dir / SUMMARY_NAME, {**summary, "evaluation": evaluations[-1]})
 
 
 if __name__ == "__main__":

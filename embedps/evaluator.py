@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -27,9 +25,12 @@ from embedps.saver import check_tables, load_dense, load_rows
 from embedps.tables.collection import EmbeddingCollection
 from embedps.units import explain, make_eval_unit
 
-FILE_NAME = "evaluation.jsonl"
 _POLL_SECS = 0.5
 _LEASE_SECS = 120.0
+
+
+Watch = Callable[[Manifest, int, int, Metrics], None]
+"""Told of a manifest's scoring as it goes: units scored, of how many, the scores so far."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,6 +82,7 @@ class Evaluator:
         split: str = "eval",
         batch_rows: int = 4096,
         num_shards: int = 1,
+        watch: Watch | None = None,
     ) -> None:
         """Makes empty tables and an untrained network.
 
@@ -91,6 +93,7 @@ class Evaluator:
           split: a name in the dataset.
           batch_rows: examples scored at once.
           num_shards: of the tables here; any number gives the same scores.
+          watch: called after each unit scored for a manifest.
         """
         kernels.load()
         self._directory = directory
@@ -112,6 +115,7 @@ class Evaluator:
             split=split, batch_rows=batch_rows, unit_rows=max(65536, batch_rows), shuffle=False
         )
         self._dataset = dataset
+        self._watch = watch
         self._applied: Manifest | None = None
         self._name = f"evaluator-{socket.gethostname()}-{os.getpid()}-{id(self)}"
 
@@ -152,6 +156,7 @@ class Evaluator:
         """
         accumulator = Accumulator()
         ledger = Ledger(self._dataset, self._units, epochs=1)
+        done = 0
         while (unit := ledger.take()) is not None:
             try:
                 counts = self._eval_unit(
@@ -162,6 +167,9 @@ class Evaluator:
             except tf.errors.OpError as error:
                 raise explain(error) from error
             accumulator.add(counts)
+            done += 1
+            if self._watch is not None and self._applied is not None:
+                self._watch(self._applied, done, ledger.num_units, accumulator.result())
         return accumulator.result()
 
     def evaluate_latest(self, *, newer_than: int) -> tuple[Manifest, Evaluation] | None:
@@ -249,18 +257,3 @@ class _Renewal:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
-
-
-def read_evaluations(model_dir: Path) -> list[dict[str, Any]]:
-    """The lines of a model directory's evaluation.jsonl; a line cut short by a kill is left out."""
-    try:
-        lines = (model_dir / FILE_NAME).read_text().splitlines()
-    except FileNotFoundError:
-        return []
-    evaluations = []
-    for line in lines:
-        try:
-            evaluations.append(json.loads(line))
-        except ValueError:
-            continue
-    return evaluations

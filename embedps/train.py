@@ -10,10 +10,7 @@ Run the same command again to resume from the last checkpoint.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import json
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -24,6 +21,7 @@ from embedps import flags, quiet
 from embedps.config import TrainConfig
 from embedps.errors import ClusterError, UsageError
 from embedps.server import read_tf_config, serve
+from embedps.summary import SUMMARY_NAME, read_evaluations, read_json, versions, write_json
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -46,7 +44,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         trainer = Trainer(run.recommender(dataset), dataset, run.config, cluster)
         run.save()  # not before the directory's checkpoint has proved to be of this model
-        if run.config.eval == "sidecar" and not _is_over(trainer, model_dir):
+        # In a TF_CONFIG cluster the evaluator is a task of its own, started with the others.
+        beside = run.config.eval == "sidecar" and task is None
+        if beside and not _is_over(trainer, model_dir):
             sidecar = Sidecar(run.config, resumed_after=_resumed_after(trainer))
         summary = trainer.run()
         if sidecar is not None and summary["finished"]:
@@ -141,8 +141,6 @@ class Sidecar:
 
 def _is_over(trainer: Any, model_dir: Path) -> bool:
     """Whether nothing is left to train and the last checkpoint is scored."""
-    from embedps.evaluator import read_evaluations
-
     scored = [e["number"] for e in read_evaluations(model_dir)[-1:]]
     last = trainer.saver.last
     return trainer.ledger.finished and last is not None and last.final and scored == [last.number]
@@ -193,12 +191,9 @@ def _finish(run: Any, model_dir: Path, summary: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from embedps.evaluator import read_evaluations
-    from embedps.trainer import write_json
-
     evaluations = read_evaluations(model_dir)
-    path = model_dir / "summary.json"
-    before = _read_json(path)
+    path = model_dir / SUMMARY_NAME
+    before = read_json(path)
     if not summary["wall_secs"] and before:
         # Nothing was left to do: what the run that did it measured still stands.
         measured = ("wall_secs", "examples_per_sec", "training", "checkpoint")
@@ -230,27 +225,6 @@ def _finish(run: Any, model_dir: Path, summary: dict[str, Any]) -> None:
         f"{summary['examples_per_sec']:,.0f}/s; see {path}",
         flush=True,
     )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; an empty one where there is none."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def versions() -> dict[str, str]:
-    """Of this package and of what its results depend on."""
-    names = ("embedps", "tensorflow", "tf-keras", "tensorflow-recommenders", "pyarrow", "numpy")
-    found = {"python": platform.python_version()}
-    for name in names:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import json
 import math
 import os
 import signal
@@ -330,20 +329,6 @@ class Trainer:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes a small JSON file whole; NaN becomes null."""
-    from embedps.checkpoint.io import write_bytes
-
-    def clean(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {k: clean(v) for k, v in value.items()}
-        if isinstance(value, list | tuple):
-            return [clean(v) for v in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    write_bytes(path, (json.dumps(clean(content), indent=1) + "\n").encode())
 
 
 def _is_local(cluster: Cluster) -> bool:

@@ -14,8 +14,9 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.lease import read_leases
 from embedps.dataset import Dataset
 from embedps.errors import CorruptCheckpointError, DatasetError, DimMismatchError
-from embedps.evaluator import Evaluation, Evaluator, read_evaluations
+from embedps.evaluator import Evaluation, Evaluator
 from embedps.metrics import Metrics
+from embedps.summary import read_evaluations
 from models import dlrm
 from tests.builders import (
     ROOT,

@@ -1,0 +1,64 @@
+"""What a run leaves to read in its model directory: summary.json and evaluation.jsonl."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import platform
+from pathlib import Path
+from typing import Any
+
+from embedps.checkpoint.io import write_bytes
+
+SUMMARY_NAME = "summary.json"
+EVALUATIONS_NAME = "evaluation.jsonl"
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes a small JSON file whole; NaN becomes null."""
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: clean(v) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [clean(v) for v in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    write_bytes(path, (json.dumps(clean(content), indent=1) + "\n").encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; an empty one where there is none."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def read_evaluations(model_dir: Path) -> list[dict[str, Any]]:
+    """The lines of a model directory's evaluation.jsonl; a line cut short by a kill is left out."""
+    try:
+        lines = (model_dir / EVALUATIONS_NAME).read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    evaluations = []
+    for line in lines:
+        try:
+            evaluations.append(json.loads(line))
+        except ValueError:
+            continue
+    return evaluations
+
+
+def versions() -> dict[str, str]:
+    """Of this package and of what its results depend on."""
+    names = ("embedps", "tensorflow", "tf-keras", "tensorflow-recommenders", "pyarrow", "numpy")
+    found = {"python": platform.python_version()}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found

@@ -58,6 +58,8 @@ struct RowStoreStats {
   int64_t skipped_updates = 0;   // for rows that were not there
 };
 
+class Stripe;
+
 // A table's rows are striped by the hash of their id; each stripe has one lock, an index from id to
 // row, chunks of rows that never move, and a list of the rows first touched since the last cut.
 class RowStore {
@@ -114,7 +116,6 @@ class RowStore {
   RowStoreStats Stats() const;
 
  private:
-  class Stripe;
   struct Order;
 
   void Arrange(const IdBatch& batch, Order* order) const;

@@ -1,0 +1,196 @@
+// The ops that move rows between a store and its checkpoint files.
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "embedps/kernels/row_file.h"
+#include "embedps/kernels/store_resource.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace embedps {
+namespace {
+
+using tensorflow::AsyncOpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::tstring;
+using tensorflow::shape_inference::InferenceContext;
+
+// File work takes seconds: it has a thread of its own, so that it never holds one that lookups
+// need.
+class FileOp : public AsyncOpKernel {
+ public:
+  using AsyncOpKernel::AsyncOpKernel;
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    context->env()->SchedClosure([this, context, done = std::move(done)] {
+      const absl::Status status = Work(context);
+      if (!status.ok()) context->SetStatus(status);
+      done();
+    });
+  }
+  virtual absl::Status Work(OpKernelContext* context) = 0;
+};
+
+REGISTER_OP("EmbedpsWriteRows")
+    .Input("store: resource")
+    .Input("path: string")
+    .Input("since: int64")
+    .Attr("kind: {'base', 'delta'}")
+    .Attr("compression: {'none', 'lz4', 'zstd'} = 'none'")
+    .Output("info: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(5));
+      return absl::OkStatus();
+    })
+    .Doc(
+        "Cuts this shard's rows and writes them to a file while training goes on: all (base), or "
+        "those "
+        "touched and removed since a cut (delta). info: cut, bytes, rows, removed, xxh3_64 (as "
+        "int64).");
+
+class WriteRowsOp : public FileOp {
+ public:
+  explicit WriteRowsOp(OpKernelConstruction* c) : FileOp(c) {
+    std::string kind;
+    OP_REQUIRES_OK(c, c->GetAttr("kind", &kind));
+    OP_REQUIRES_OK(c, c->GetAttr("compression", &compression_));
+    kind_ = kind == "base" ? RowStore::CutKind::kBase : RowStore::CutKind::kDelta;
+  }
+  absl::Status Work(OpKernelContext* context) override {
+    StorePtr resource;
+    TF_RETURN_IF_ERROR(FindStore(context, &resource));
+    tstring path;
+    TF_RETURN_IF_ERROR(ReadScalar(context, 1, "path", &path));
+    int64_t since, cut;
+    TF_RETURN_IF_ERROR(ReadScalar(context, 2, "since", &since));
+    std::unique_ptr<RowFileWriter> writer;
+    TF_RETURN_IF_ERROR(ToTensorFlow(
+        RowFileWriter::Open(path, resource->store.FileSchema(), compression_, &writer)));
+    TF_RETURN_IF_ERROR(ToTensorFlow(resource->store.Cut(
+        kind_, since, [&](const RowColumns& columns) { return writer->Append(columns); }, &cut)));
+    RowFileInfo info;
+    TF_RETURN_IF_ERROR(ToTensorFlow(writer->Finish(&info)));
+    Tensor* out;
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {5}, &out));
+    auto values = out->vec<int64_t>();
+    values(0) = cut;
+    values(1) = info.bytes;
+    values(2) = info.rows;
+    values(3) = info.removed;
+    values(4) = static_cast<int64_t>(info.xxh3_64);
+    return absl::OkStatus();
+  }
+
+ private:
+  RowStore::CutKind kind_;
+  std::string compression_;
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsWriteRows").Device(tensorflow::DEVICE_CPU), WriteRowsOp);
+
+REGISTER_OP("EmbedpsLoadRows")
+    .Input("store: resource")
+    .Input("path: string")
+    .Attr("shard: int >= 0")
+    .Attr("num_shards: int >= 1")
+    .Attr("optimizer_slots: bool = true")
+    .Output("records: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(
+        "Takes the records of a file that belong to this shard: rows overwrite, removals remove. "
+        "Without optimizer_slots only embeddings are taken. Says how many records were taken.");
+
+class LoadRowsOp : public FileOp {
+ public:
+  explicit LoadRowsOp(OpKernelConstruction* c) : FileOp(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("shard", &shard_));
+    OP_REQUIRES_OK(c, c->GetAttr("num_shards", &num_shards_));
+    OP_REQUIRES_OK(c, c->GetAttr("optimizer_slots", &slots_));
+    OP_REQUIRES(c, shard_ < num_shards_,
+                absl::InvalidArgumentError("shard must be under " + std::to_string(num_shards_) +
+                                           " but got " + std::to_string(shard_)));
+  }
+  absl::Status Work(OpKernelContext* context) override {
+    StorePtr resource;
+    TF_RETURN_IF_ERROR(FindStore(context, &resource));
+    RowStore& store = resource->store;
+    tstring path;
+    TF_RETURN_IF_ERROR(ReadScalar(context, 1, "path", &path));
+    std::unique_ptr<RowFileReader> reader;
+    TF_RETURN_IF_ERROR(ToTensorFlow(RowFileReader::Open(path, &reader)));
+    std::vector<int> tables;
+    TF_RETURN_IF_ERROR(Match(path, reader->schema(), store, &tables));
+    int64_t records = 0;
+    RowColumns columns;
+    for (int i = 0; i < reader->num_batches(); ++i) {
+      TF_RETURN_IF_ERROR(ToTensorFlow(reader->Read(i, &columns)));
+      records += store.Load(columns, tables, shard_, num_shards_, slots_);
+    }
+    Tensor* out;
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &out));
+    out->scalar<int64_t>()() = records;
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status Match(const std::string& path, const RowFileSchema& file, const RowStore& store,
+                     std::vector<int>* tables) const {
+    const RowFileSchema ours = store.FileSchema();
+    if (file.dim != ours.dim) {
+      return absl::FailedPreconditionError(path + " holds rows of dim " + std::to_string(file.dim) +
+                                           ", group '" + store.config().group + "' has dim " +
+                                           std::to_string(ours.dim));
+    }
+    bool same = file.optimizer_slots.size() == ours.optimizer_slots.size();
+    for (size_t i = 0; same && i < ours.optimizer_slots.size(); ++i) {
+      same = file.optimizer_slots[i].name == ours.optimizer_slots[i].name &&
+             file.optimizer_slots[i].width == ours.optimizer_slots[i].width;
+    }
+    if (slots_ && !same) {
+      return absl::FailedPreconditionError(
+          path + " holds the slots of another optimizer than group '" + store.config().group + "'");
+    }
+    for (const std::string& name : file.tables) {
+      int found = -1;
+      for (int t = 0; t < store.num_tables(); ++t) {
+        if (ours.tables[t] == name) found = t;
+      }
+      tables->push_back(found);
+    }
+    return absl::OkStatus();
+  }
+
+  int shard_, num_shards_;
+  bool slots_;
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsLoadRows").Device(tensorflow::DEVICE_CPU), LoadRowsOp);
+
+REGISTER_OP("EmbedpsVerifyFile")
+    .Input("path: string")
+    .Input("bytes: int64")
+    .Input("xxh3_64: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc("Fails with DataLoss where a file's size or checksum is not what was written.");
+
+class VerifyFileOp : public FileOp {
+ public:
+  using FileOp::FileOp;
+  absl::Status Work(OpKernelContext* context) override {
+    tstring path;
+    TF_RETURN_IF_ERROR(ReadScalar(context, 0, "path", &path));
+    int64_t bytes = 0, checksum = 0;
+    TF_RETURN_IF_ERROR(ReadScalar(context, 1, "bytes", &bytes));
+    TF_RETURN_IF_ERROR(ReadScalar(context, 2, "xxh3_64", &checksum));
+    return ToTensorFlow(VerifyFile(path, bytes, static_cast<uint64_t>(checksum)));
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsVerifyFile").Device(tensorflow::DEVICE_CPU), VerifyFileOp);
+
+}  // namespace
+}  // namespace embedps

@@ -13,7 +13,7 @@ from embedps.checkpoint.dense import read_dense, write_dense
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.manifest import FileEntry, Manifest, SaveKind, SaveSet
 from embedps.checkpoint.retention import collect_garbage
-from embedps.errors import DimMismatchError
+from embedps.errors import CorruptCheckpointError, DimMismatchError
 from embedps.tables.collection import EmbeddingCollection, ShardFile
 from embedps.tables.specs import TableSpec
 
@@ -192,7 +192,14 @@ def load_rows(
         files: dict[str, list[str]] = {}
         for entry in save.files:
             files.setdefault(entry.group, []).append(paths[entry])
-        taken += collection.load(files)
+        records = collection.load(files)
+        if records != save.rows + save.removed:
+            raise CorruptCheckpointError(
+                f"{directory.path}/{save.kind}-{save.number} must give its {save.rows} rows and "
+                f"{save.removed} removals to the shards, but they took {records} records: "
+                "restore with the tables it was written with"
+            )
+        taken += records
     return taken
 
 

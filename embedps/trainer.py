@@ -183,6 +183,8 @@ class Trainer:
             running = {pool.submit(self._run_slot) for _ in range(slots)}
             try:
                 self._watch(running, line, writer)
+            except tf.errors.OpError as error:  # a lost server may be met here before a unit fails
+                self._error = self._error or error
             finally:
                 self._stop.set()
         if self._error is not None:

@@ -129,10 +129,12 @@ def explain(error: BaseException) -> BaseException:
         return DatasetError(_core(error.message))
     if isinstance(error, tf.errors.InvalidArgumentError) and ".parquet" in error.message:
         return DatasetError(_core(error.message))
-    if isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError):
-        first = error.message.splitlines()[0]
+    # Cancelled: what was running beside the function that met the loss.
+    lost = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
+    if isinstance(error, lost):
+        why = _core(error.message)[:200] or type(error).__name__
         return ClusterError(
-            f"a parameter server is not there any more ({first}): run the same command again to "
+            f"a parameter server is not there any more ({why}): run the same command again to "
             "resume from the last checkpoint"
         )
     return error

@@ -362,6 +362,28 @@ def tf_config(cluster: dict[str, Sequence[str]], job: str, index: int = 0) -> st
     return json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
 
 
+def test_lost_parameter_server_is_one_line_and_a_rerun_resumes(tmp_path, dataset):
+    model_dir = tmp_path / "m"
+    fields = (*SMALL, "--num-ps=1", "--num-workers=1", "--eval=none", "--epochs=60")
+    saving = ("--delta-secs=0.2", "--log-secs=0.05")
+    process = train(dataset, model_dir, *fields, *saving)
+    read_until(process, "delta")
+    (ps,) = processes_with('"task": {"type": "ps", "index": 0}')
+    os.kill(ps, signal.SIGKILL)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "embedps: a parameter server is not there any more" in err.splitlines()[-1]
+    assert "Traceback" not in err
+    before = latest(model_dir)
+    assert before.step > 0
+    assert not before.final
+    finish(train(dataset, model_dir, *SMALL, "--eval=none", "--epochs=60"))
+    summary = summary_of(model_dir)
+    assert summary["finished"]
+    assert summary["examples"] == 60 * dataset.split("train").rows
+    assert summary["units"]["repeated"] == len(before.ledger["doing"])
+
+
 def test_cluster_of_tf_config_is_started_in_any_order(tmp_path, dataset, tasks):
     """The same command on every machine, a server by its own module, the evaluator outside."""
     model_dir = tmp_path / "m"

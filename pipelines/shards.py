@@ -87,6 +87,7 @@ def write_shard(
             compression="zstd",
             use_dictionary=columns_for_dictionary(first),
             store_schema=False,
+            write_page_checksum=True,  # so that the reader tells a flipped bit from data
         )
         with writer:
             for table in itertools.chain([first] if first.num_rows else [], tables):

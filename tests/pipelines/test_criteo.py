@@ -197,6 +197,18 @@ def test_more_shards_than_rows_gives_empty_shards(tmp_path: Path):
     assert read(dataset, "train").num_rows == 5
 
 
+def test_flipped_bit_of_a_shard_is_told_by_its_page_checksum(tmp_path: Path):
+    write_log(tmp_path / "a.tsv", make_lines(300))
+    dataset = make(tmp_path / "a.tsv", tmp_path / "set", num_shards=1)
+    (path,) = dataset.paths("train")
+    column = pq.read_metadata(path).row_group(0).column(5)
+    data = bytearray(path.read_bytes())
+    data[column.data_page_offset + column.total_compressed_size - 3] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(OSError, match="CRC"):
+        pq.ParquetFile(path, page_checksum_verification=True).read()
+
+
 def test_rerun_keeps_a_finished_dataset(tmp_path: Path):
     log = write_log(tmp_path / "logs/a.tsv", make_lines(50))
     options = Options(input=(str(log),), output=tmp_path / "out", num_shards=2)

@@ -83,17 +83,19 @@ def visits(model_dir: Path) -> collections.Counter:
 
 
 class StoppingCluster(EmbeddedCluster):
-    """Does something once so many units are done."""
+    """Does something once so many units are done, while none of the others ends."""
 
     def __init__(self, after: int, action, **fields) -> None:
         super().__init__(**fields)
         self._numbers = itertools.count(1)
         self._after, self._action = after, action
+        self._gate = threading.Lock()
 
     def fetch(self, result):
         value = super().fetch(result)
-        if next(self._numbers) == self._after:
-            self._action()
+        with self._gate:
+            if next(self._numbers) == self._after:
+                self._action()
         return value
 
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 import concurrent.futures
 import math
 import os
-import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import tensorflow as tf
@@ -24,14 +20,15 @@ from embedps.dataset import Dataset
 from embedps.errors import CheckpointError, EmbedpsError
 from embedps.ledger import Ledger, LedgerOptions, Unit
 from embedps.metrics import Accumulator, Counts, Metrics
+from embedps.notice import notices
 from embedps.progress import ProgressLine
 from embedps.recommender import Recommender
 from embedps.saver import Saver
+from embedps.schedule import Schedule
 from embedps.tables.collection import EmbeddingCollection
 from embedps.units import explain, make_dense_optimizer, make_train_unit
 
 _TICK_SECS = 0.2
-_UNITS_IN_FLIGHT = 2  # a worker: one running, one queued behind it
 
 
 class TrainingError(EmbedpsError):
@@ -108,14 +105,11 @@ class Trainer:
                 batch_rows=config.batch_size, shuffle_rows=config.unit_rows if config.shuffle else 0
             ),
         )
-        self._order = threading.Lock()
-        self._lock = threading.Lock()  # guards the four below
+        self._lock = threading.Lock()  # guards the three below
         self._recent = Accumulator()
         self._all = Accumulator()
         self._examples = 0  # in this run
-        self._error: BaseException | None = None
         self._stop = threading.Event()
-        self._stopped_by: int | None = None
 
     @property
     def ledger(self) -> Ledger:
@@ -147,7 +141,7 @@ class Trainer:
         """
         began = time.monotonic()
         if not self._ledger.finished:
-            with self._signals():
+            with notices(self._stop):
                 self._train()
         elif self._saver.last is not None and not self._saver.last.final:
             self._save(final=True)
@@ -174,49 +168,27 @@ class Trainer:
         }
 
     def _train(self) -> None:
-        slots = _UNITS_IN_FLIGHT * self._cluster.num_workers
         writer = tf.summary.create_file_writer(str(Path(self._config.model_dir) / "tensorboard"))
+        error: BaseException | None = None
         with (
-            concurrent.futures.ThreadPoolExecutor(slots, "slot") as pool,
+            Schedule(
+                self._cluster,
+                self._ledger,
+                self._train_unit,
+                arguments=self._arguments,
+                record=self._record,
+                stop=self._stop,
+            ) as schedule,
             ProgressLine("units", self._ledger.num_units, log_secs=self._config.log_secs) as line,
         ):
-            running = {pool.submit(self._run_slot) for _ in range(slots)}
             try:
-                self._watch(running, line, writer)
-            except tf.errors.OpError as error:  # a lost server may be met here before a unit fails
-                self._error = self._error or error
-            finally:
-                self._stop.set()
-        if self._error is not None:
-            raise explain(self._error) from self._error
+                self._watch(schedule, line, writer)
+            except tf.errors.OpError as lost:  # a lost server may be met here before a unit fails
+                error = lost
+        error = schedule.error or error
+        if error is not None:
+            raise explain(error) from error
         self._save(final=self._ledger.finished)
-
-    def _run_slot(self) -> None:
-        """Takes one unit after the other until none is left or the run stops."""
-        while not self._stop.is_set():
-            with self._order:  # so that units are scheduled in the ledger's order
-                unit = self._ledger.take()
-                if unit is None:
-                    return
-                try:
-                    result = self._cluster.schedule(self._train_unit, self._arguments(unit))
-                except BaseException as error:
-                    self._fail(unit, error)
-                    return
-            try:
-                counts = self._cluster.fetch(result)
-                self._record(unit, counts)
-            except BaseException as error:
-                self._fail(unit, error)
-                return
-
-    def _fail(self, unit: Unit, error: BaseException) -> None:
-        self._ledger.give_back(unit)
-        with self._lock:
-            # A coordinator cancels what is queued behind the unit that failed: that is no cause.
-            if self._error is None or isinstance(self._error, tf.errors.CancelledError):
-                self._error = error
-        self._stop.set()
 
     def _arguments(self, unit: Unit) -> tuple[tf.Tensor, ...]:
         numbers = (unit.first_row, unit.num_rows, unit.seed, unit.first_step)
@@ -236,23 +208,18 @@ class Trainer:
             self._recent.add(counts)
             self._all.add(counts)
             self._examples += unit.num_rows
-        self._ledger.done(unit)
 
     def _watch(
-        self,
-        running: set[concurrent.futures.Future[None]],
-        line: ProgressLine,
-        writer: tf.summary.SummaryWriter,
+        self, schedule: Schedule, line: ProgressLine, writer: tf.summary.SummaryWriter
     ) -> None:
-        """Saves when due and shows how it goes, until the slots have nothing left to do."""
+        """Saves when due and shows how it goes, until no unit is left to do."""
         last_save = last_shown = time.monotonic()
         shown_examples, saved_units = 0, self._ledger.num_done
         saving: concurrent.futures.Future[Manifest] | None = None
         with concurrent.futures.ThreadPoolExecutor(1, "saver") as saver:
+            running = True
             while running:
-                done, running = concurrent.futures.wait(running, timeout=_TICK_SECS)
-                for slot in done:
-                    slot.result()
+                running = schedule.wait(_TICK_SECS)
                 if saving is not None and saving.done():
                     problem = saving.exception()
                     if problem is not None and not isinstance(problem, CheckpointError):
@@ -311,26 +278,6 @@ class Trainer:
             progress=progress,
             final=final,
         )
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """SIGTERM and a first Ctrl-C stop the run in good order; a second Ctrl-C at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def stop(number: int, _: FrameType | None) -> None:
-            if self._stopped_by == signal.SIGINT and number == signal.SIGINT:
-                os._exit(130)
-            self._stopped_by = number
-            self._stop.set()
-
-        before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def _is_local(cluster: Cluster) -> bool:

@@ -1,0 +1,266 @@
+"""A table that grows far past the caches: `python -m benchmarks.growth --rows 100000000`.
+
+One table of dim 16 with row-wise Adagrad, in this process. Measured: bytes a row while it grows,
+against what rows, optimizer slots and ids need; how long a lookup takes while it grows, its longest
+pauses included, beside the same lookups of a small table that does not grow; and the time of a
+lookup in the grown table against the small one at an equal count of cache misses. For the last,
+what the caches hold is driven out before each timed lookup, so that every row and index entry comes
+from memory in both tables, and both are asked for as many distinct rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import report
+from embedps import flags, kernels
+from embedps.tables import RowwiseAdagrad, ops
+
+DIM = 16
+SMALL_ROWS = 1_000_000
+NEED_BYTES = 4 * DIM + 4 + 8
+"""Of a row: its embedding, its accumulator, its id."""
+_INSERT_IDS = 8192
+_READ_IDS = 256
+_TIMED_IDS = 8192
+_ROWS_BETWEEN_CUTS = 5_000_000
+_EVICT_BYTES = 1 << 30
+
+
+def ids_of(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Distinct 64-bit ids of distinct numbers: SplitMix64's finalizer, which is a permutation."""
+    x = numbers.astype(np.uint64)
+    with np.errstate(over="ignore"):
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (x ^ (x >> np.uint64(31))).view(np.int64)
+
+
+class OneTable:
+    """A store of one table; its ids are `ids_of` 0, 1, 2 and so on."""
+
+    def __init__(self, name: str) -> None:
+        self.rows = 0
+        self._store = ops.row_store(
+            container=f"growth-{name}",
+            shared_name=name,
+            group=name,
+            dim=DIM,
+            optimizer=RowwiseAdagrad.kind,
+            **RowwiseAdagrad().settings(),
+            tables=[name],
+            seeds=[0],
+            initializers=["uniform"],
+            initializer_lows=[-0.25],
+            initializer_highs=[0.25],
+            max_rows=[0],
+        )
+
+    def lookup(self, ids: npt.NDArray[np.int64], *, insert: bool) -> float:
+        """Looks distinct ids up; says the seconds of the op."""
+        arguments = (tf.constant(ids), tf.constant([0, len(ids)], tf.int32))
+        began = time.perf_counter()
+        ops.lookup(self._store, *arguments, dim=DIM, insert=insert)
+        return time.perf_counter() - began
+
+    def grow(self, rows: int) -> float:
+        """Inserts the next rows; says the seconds of the op."""
+        ids = ids_of(np.arange(self.rows, self.rows + rows, dtype=np.int64))
+        secs = self.lookup(ids, insert=True)
+        self.rows += rows
+        return secs
+
+    def some_ids(self, rng: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
+        """Distinct ids of rows that are there."""
+        numbers = rng.integers(0, self.rows, size=count + count // 4 + 16)
+        return ids_of(np.unique(numbers)[:count])
+
+    def mark_clean(self) -> None:
+        """As a committed checkpoint does: forgets which rows were touched."""
+        kernels.load().embedps_mark_clean(self._store)
+
+    def memory_bytes(self) -> int:
+        """What the store says it holds."""
+        return int(kernels.load().embedps_stats(self._store).counters[0])
+
+
+class Reader(threading.Thread):
+    """Times lookups, in the growing table and in the one that does not grow in turn."""
+
+    def __init__(self, tables: Sequence[OneTable]) -> None:
+        super().__init__(name="reader")
+        self.secs: list[list[float]] = [[] for _ in tables]
+        self._tables = tables
+        self._end = threading.Event()
+
+    def run(self) -> None:
+        rng = np.random.default_rng(7)
+        while not self._end.is_set():
+            for table, secs in zip(self._tables, self.secs, strict=True):
+                ids = table.some_ids(rng, min(_READ_IDS, table.rows // 2))
+                secs.append(table.lookup(ids, insert=False))
+
+    def end(self) -> None:
+        """Stops and waits."""
+        self._end.set()
+        self.join()
+
+
+def latencies(secs: Sequence[float]) -> dict[str, float]:
+    """Milliseconds: median, p99, p99.9 and the longest."""
+    ms = np.asarray(secs) * 1e3
+    marks = {"median_ms": 50, "p99_ms": 99, "p999_ms": 99.9, "max_ms": 100}
+    return {"lookups": len(secs)} | {
+        k: round(float(np.percentile(ms, q)), 4) for k, q in marks.items()
+    }
+
+
+def rss_bytes() -> int:
+    """This process's resident memory."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+def grow(table: OneTable, small: OneTable, rows: int) -> dict[str, Any]:
+    """Fills the table while another thread looks rows up; bytes and latencies."""
+    before = rss_bytes()
+    began = time.perf_counter()
+    inserts = [table.grow(_INSERT_IDS)]
+    reader = Reader([table, small])
+    reader.start()
+    steps = []
+    try:
+        while table.rows < rows:
+            inserts.append(table.grow(min(_INSERT_IDS, rows - table.rows)))
+            if table.rows // _ROWS_BETWEEN_CUTS > (table.rows - _INSERT_IDS) // _ROWS_BETWEEN_CUTS:
+                table.mark_clean()
+                steps.append((table.rows, table.memory_bytes() / (NEED_BYTES * table.rows)))
+    finally:
+        reader.end()
+    secs = time.perf_counter() - began
+    table.mark_clean()
+    need = NEED_BYTES * table.rows
+    return {
+        "rows": table.rows,
+        "secs": round(secs, 1),
+        "need_bytes": need,
+        "memory_bytes": table.memory_bytes(),
+        "memory_ratio": round(table.memory_bytes() / need, 4),
+        "resident_bytes": rss_bytes() - before,
+        "resident_ratio": round((rss_bytes() - before) / need, 4),
+        "memory_ratio_while_growing": [[n, round(ratio, 4)] for n, ratio in steps],
+        "insert_lookups": latencies(inserts),
+        "lookups_while_growing": latencies(reader.secs[0]),
+        "lookups_of_the_other_table": latencies(reader.secs[1]),
+    }
+
+
+def time_cold(tables: dict[str, OneTable], rounds: int) -> dict[str, Any]:
+    """Microseconds an id with cold caches, the tables in turn; the last against the first."""
+    rng = np.random.default_rng(11)
+    junk = np.zeros(_EVICT_BYTES // 8)
+    micros: dict[str, list[float]] = {name: [] for name in tables}
+    warm: dict[str, list[float]] = {name: [] for name in tables}
+    for _ in range(rounds):
+        for name, table in tables.items():
+            ids = table.some_ids(rng, _TIMED_IDS)
+            junk += 1.0
+            micros[name].append(table.lookup(ids, insert=False) / len(ids) * 1e6)
+            warm[name].append(table.lookup(ids, insert=False) / len(ids) * 1e6)
+    first, last = tables
+    ratios = [b / a for a, b in zip(micros[first], micros[last], strict=True)]
+    return {
+        "cold_micros_an_id": {name: report.spread(values) for name, values in micros.items()},
+        "again_micros_an_id": {name: report.spread(values) for name, values in warm.items()},
+        "cold_ratio": report.spread(ratios),
+    }
+
+
+def measure(rows: int, rounds: int) -> dict[str, Any]:
+    """Grows a table to `rows` and times lookups; the JSON's results."""
+    small, table = OneTable("small"), OneTable("grown")
+    while small.rows < SMALL_ROWS:
+        small.grow(min(_INSERT_IDS, SMALL_ROWS - small.rows))
+    results = grow(table, small, rows)
+    names = {f"{t.rows:,} rows": t for t in (small, table)}
+    return results | time_cold(names, rounds)
+
+
+def show(results: dict[str, Any]) -> None:
+    """Prints the table."""
+    table = Table(title=f"{results['rows']:,} rows x dim {DIM}, row-wise Adagrad, one process")
+    for column in ("what", "measured", "wanted"):
+        table.add_column(column)
+    ratio, cold = results["cold_ratio"], results["cold_micros_an_id"]
+    table.add_row(
+        "bytes against rows + slots + ids", f"{results['memory_ratio']:.3f} x", "under 1.25 x"
+    )
+    table.add_row("resident bytes against the same", f"{results['resident_ratio']:.3f} x", "")
+    table.add_row(
+        "cold lookup against a table of 1M rows",
+        f"{ratio['median']:.2f} x ({ratio['min']:.2f} to {ratio['max']:.2f}): "
+        + ", ".join(f"{spread['median']:.3f}" for spread in cold.values())
+        + " us an id",
+        "under 1.3 x",
+    )
+    kinds = {
+        "insert_lookups": f"training lookup of {_INSERT_IDS} new ids",
+        "lookups_while_growing": f"lookup of {_READ_IDS} ids while it grows",
+        "lookups_of_the_other_table": "the same of a table that does not grow",
+    }
+    for key, name in kinds.items():
+        ms = results[key]
+        table.add_row(
+            name,
+            f"p99.9 {ms['p999_ms']:.2f} ms, longest {ms['max_ms']:.2f} ms",
+            "longest under 50 ms",
+        )
+    Console().print(table)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`python -m benchmarks.growth`."""
+    parser = flags.Parser(
+        prog="python -m benchmarks.growth",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--rows", type=int, default=100_000_000, help="default: 100 million")
+    parser.add_argument("--rounds", type=int, default=20, help="of cold lookups (default: 20)")
+    parser.add_argument("--output", type=Path, default=report.RESULTS / "growth.json")
+    options = parser.parse_args(arguments)
+    environment = report.environment()
+    results = measure(options.rows, options.rounds)
+    show(results)
+    report.write(
+        options.output,
+        {
+            "benchmark": "growth",
+            "command": f"python -m benchmarks.growth --rows {options.rows}",
+            "environment": environment,
+            "config": {
+                "dim": DIM,
+                "need_bytes_a_row": NEED_BYTES,
+                "rows_between_cuts": _ROWS_BETWEEN_CUTS,
+                "small_rows": SMALL_ROWS,
+                "rounds": options.rounds,
+            },
+            "results": results,
+        },
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    flags.run(main)

@@ -31,6 +31,14 @@ class TrainConfig:
     num_workers: int = _option(1, "workers of a local cluster, or units at once in this process")
     num_shards: int = _option(0, "shards of a table; 0 is one a parameter server")
     delta_secs: float = _option(15.0, "seconds from one checkpoint delta to the next")
+    checkpoint_rows: str = _option(
+        "float32",
+        "embeddings in checkpoints; int8 and int4 are within half a row's scale",
+        choices=("float32", "int8", "int4"),
+    )
+    checkpoint_slots: str = _option(
+        "float32", "optimizer slots in checkpoints", choices=("float32", "bfloat16")
+    )
     keep_chains: int = _option(2, "base checkpoints kept, with their deltas")
     eval: str = _option(
         "sidecar",
@@ -58,6 +66,8 @@ class TrainConfig:
         for name, allowed in (
             ("dense_optimizer", ("sgd", "adagrad", "adam")),
             ("eval", ("sidecar", "none")),
+            ("checkpoint_rows", ("float32", "int8", "int4")),
+            ("checkpoint_slots", ("float32", "bfloat16")),
         ):
             if getattr(self, name) not in allowed:
                 raise UsageError(

@@ -12,6 +12,7 @@ import tensorflow as tf
 from embedps.checkpoint.dense import read_dense, write_dense
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.manifest import FileEntry, Manifest, SaveKind, SaveSet
+from embedps.checkpoint.quantize import FLOAT32, Encoding
 from embedps.checkpoint.retention import collect_garbage
 from embedps.errors import CorruptCheckpointError, DimMismatchError
 from embedps.tables.collection import EmbeddingCollection, ShardFile
@@ -31,6 +32,7 @@ class Saver:
         variables: Sequence[tf.Variable],
         *,
         keep_chains: int,
+        encoding: Encoding = FLOAT32,
     ) -> None:
         """Writes to a directory that is this run's alone.
 
@@ -39,11 +41,13 @@ class Saver:
           collection: the tables.
           variables: of the network and its optimizer, in an order that a rerun has too.
           keep_chains: bases kept, with their deltas; older ones go unless someone leases them.
+          encoding: of the rows' floats in the files.
         """
         self._directory = directory
         self._collection = collection
         self._variables = list(variables)
         self._keep_chains = keep_chains
+        self._encoding = encoding
         self._last: Manifest | None = None
         self._cuts: dict[tuple[str, int], int] = {}
         self.counts = {
@@ -97,7 +101,9 @@ class Saver:
         kind = self._kind()
         began = time.monotonic()
         folder = self._directory.path / f"{kind}-{number}"
-        files = self._collection.write(kind, str(folder.absolute()), since=self._cuts)
+        files = self._collection.write(
+            kind, str(folder.absolute()), since=self._cuts, encoding=self._encoding
+        )
         arrays = {f"{i:04d}": v.numpy() for i, v in enumerate(self._variables)}
         doing = in_doubt()
         dense = write_dense(self._directory.dense_path(number), arrays, root=self._directory.path)

@@ -8,12 +8,13 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.manifest import Manifest
+from embedps.checkpoint.quantize import Encoding, RowEncoding, SlotEncoding
 from embedps.cluster import Cluster
 from embedps.config import TrainConfig
 from embedps.dataset import Dataset
@@ -91,6 +92,10 @@ class Trainer:
             self._collection,
             [*network.variables, *optimizer.variables()],
             keep_chains=config.keep_chains,
+            encoding=Encoding(
+                rows=cast(RowEncoding, config.checkpoint_rows),
+                slots=cast(SlotEncoding, config.checkpoint_slots),
+            ),
         )
         self._examples_before = self._ledger.rows_done()
         if last is not None:

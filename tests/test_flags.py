@@ -48,7 +48,8 @@ def test_default_is_the_fields():
 
 @pytest.mark.parametrize("field", dataclasses.fields(TrainConfig), ids=lambda f: f.name)
 def test_every_field_is_a_flag_and_a_key(field, tmp_path):
-    values = {str: "none" if field.name == "eval" else "sgd", int: 70_000, float: 0.25, bool: False}
+    word = field.metadata.get("choices", ["sgd"])[-1]
+    values = {str: word, int: 70_000, float: 0.25, bool: False}
     kind = eval(field.type) if isinstance(field.type, str) else field.type
     value = values[kind]
     flag = flags.flag_name(field.name)
@@ -156,6 +157,8 @@ def test_file_must_be_readable(tmp_path):
         ("log_secs", -1.0),
         ("dense_optimizer", "rmsprop"),
         ("eval", "inline"),
+        ("checkpoint_rows", "int2"),
+        ("checkpoint_slots", "float16"),
     ],
 )
 def test_config_refuses_a_value_out_of_range(field, value):

@@ -10,15 +10,15 @@ import pyarrow as pa
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.manifest import Manifest
+from embedps.checkpoint.quantize import decode, encoding_of, stored_type
 from embedps.errors import CheckpointError, CorruptCheckpointError
 
 _FIRST = {"table": pa.dictionary(pa.int16(), pa.string()), "id": pa.int64()}
 _LAST = {"last_step": pa.uint32(), "frequency": pa.uint32(), "removed": pa.bool_()}
-_VERSION_KEY = b"embedps.row_file"
 
 
 def read_row_file(path: Path) -> pa.Table:
-    """Maps a row file: its records in file order, removals among them.
+    """Reads a row file: its records in file order, removals among them, all floats as float32.
 
     Raises:
       CorruptCheckpointError: it is absent, or not a row file; names path, field, expected, found.
@@ -35,32 +35,35 @@ def read_row_file(path: Path) -> pa.Table:
             raise CorruptCheckpointError(
                 f"{path}: field {name!r}: expected no nulls, found {table[name].null_count}"
             )
-    return table
+    return decode(path, table)
 
 
 def check_schema(path: Path, schema: pa.Schema) -> None:
     """Raises CorruptCheckpointError unless the schema is a row file's."""
-    version = (schema.metadata or {}).get(_VERSION_KEY)
-    if version != b"1":
-        raise CorruptCheckpointError(
-            f"{path}: schema metadata {_VERSION_KEY.decode()!r}: expected '1', "
-            f"found {version.decode(errors='replace') if version is not None else 'none'!r}"
-        )
+    encoding, dim = encoding_of(path, schema)
     names = schema.names
-    floats = names[len(_FIRST) : -len(_LAST)]
-    wanted = [*_FIRST, "embedding", *floats[1:], *_LAST]
+    first = [*_FIRST, "embedding", *encoding.columns]
+    slots = names[len(first) : -len(_LAST)]
+    wanted = [*first, *slots, *_LAST]
     if names != wanted or len(set(names)) != len(names):
         raise CorruptCheckpointError(f"{path}: columns: expected {wanted}, found {names}")
-    for name, kind in (_FIRST | _LAST).items():
+    fixed = _FIRST | dict.fromkeys(encoding.columns, pa.float32()) | _LAST
+    for name, kind in fixed.items():
         if schema.field(name).type != kind:
             raise CorruptCheckpointError(
                 f"{path}: field {name!r}: expected type {kind}, found {schema.field(name).type}"
             )
-    for name in floats:
+    for name in ("embedding", *slots):
         kind = schema.field(name).type
-        if not pa.types.is_fixed_size_list(kind) or kind.value_type != pa.float32():
+        width = kind.list_size if pa.types.is_fixed_size_list(kind) else 1
+        expected = stored_type(encoding, name, dim if dim and name == "embedding" else width)
+        if not pa.types.is_fixed_size_list(kind) or (kind.value_type, kind.list_size) != (
+            expected.value_type,
+            expected.list_size,
+        ):
             raise CorruptCheckpointError(
-                f"{path}: field {name!r}: expected a fixed_size_list of float, found {kind}"
+                f"{path}: field {name!r}: expected a fixed_size_list of {expected.value_type}"
+                f"[{expected.list_size}], found {kind}"
             )
 
 

@@ -1,4 +1,5 @@
 // The ops that move rows between a store and its checkpoint files.
+#include <cfenv>
 #include <memory>
 #include <string>
 #include <utility>
@@ -20,6 +21,20 @@ using tensorflow::Tensor;
 using tensorflow::tstring;
 using tensorflow::shape_inference::InferenceContext;
 
+// The standard floating-point environment: TensorFlow's threads, and what they start, take numbers
+// under the least normal one for zero, but a file's are to be what was written.
+class StandardFloats {
+ public:
+  StandardFloats() {
+    std::fegetenv(&before_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~StandardFloats() { std::fesetenv(&before_); }
+
+ private:
+  std::fenv_t before_;
+};
+
 // File work takes seconds: it has a thread of its own, so that it never holds one that lookups
 // need.
 class FileOp : public AsyncOpKernel {
@@ -27,6 +42,7 @@ class FileOp : public AsyncOpKernel {
   using AsyncOpKernel::AsyncOpKernel;
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     context->env()->SchedClosure([this, context, done = std::move(done)] {
+      const StandardFloats floats;
       const absl::Status status = Work(context);
       if (!status.ok()) context->SetStatus(status);
       done();
@@ -41,6 +57,8 @@ REGISTER_OP("EmbedpsWriteRows")
     .Input("since: int64")
     .Attr("kind: {'base', 'delta'}")
     .Attr("compression: {'none', 'lz4', 'zstd'} = 'none'")
+    .Attr("rows: {'float32', 'int8', 'int4'} = 'float32'")
+    .Attr("slots: {'float32', 'bfloat16'} = 'float32'")
     .Output("info: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
@@ -59,6 +77,11 @@ class WriteRowsOp : public FileOp {
     std::string kind;
     OP_REQUIRES_OK(c, c->GetAttr("kind", &kind));
     OP_REQUIRES_OK(c, c->GetAttr("compression", &compression_));
+    std::string rows, slots;
+    OP_REQUIRES_OK(c, c->GetAttr("rows", &rows));
+    OP_REQUIRES_OK(c, c->GetAttr("slots", &slots));
+    OP_REQUIRES_OK(c, ToTensorFlow(Parse(rows, &rows_)));
+    OP_REQUIRES_OK(c, ToTensorFlow(Parse(slots, &slots_)));
     kind_ = kind == "base" ? RowStore::CutKind::kBase : RowStore::CutKind::kDelta;
   }
   absl::Status Work(OpKernelContext* context) override {
@@ -68,9 +91,11 @@ class WriteRowsOp : public FileOp {
     TF_RETURN_IF_ERROR(ReadScalar(context, 1, "path", &path));
     int64_t since, cut;
     TF_RETURN_IF_ERROR(ReadScalar(context, 2, "since", &since));
+    RowFileSchema schema = resource->store.FileSchema();
+    schema.rows = rows_;
+    schema.slots = slots_;
     std::unique_ptr<RowFileWriter> writer;
-    TF_RETURN_IF_ERROR(ToTensorFlow(
-        RowFileWriter::Open(path, resource->store.FileSchema(), compression_, &writer)));
+    TF_RETURN_IF_ERROR(ToTensorFlow(RowFileWriter::Open(path, schema, compression_, &writer)));
     TF_RETURN_IF_ERROR(ToTensorFlow(resource->store.Cut(
         kind_, since, [&](const RowColumns& columns) { return writer->Append(columns); }, &cut)));
     RowFileInfo info;
@@ -89,6 +114,8 @@ class WriteRowsOp : public FileOp {
  private:
   RowStore::CutKind kind_;
   std::string compression_;
+  RowEncoding rows_;
+  SlotEncoding slots_;
 };
 REGISTER_KERNEL_BUILDER(Name("EmbedpsWriteRows").Device(tensorflow::DEVICE_CPU), WriteRowsOp);
 

@@ -21,6 +21,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <set>
@@ -34,13 +35,25 @@ namespace embedps {
 namespace {
 
 constexpr char kVersionKey[] = "embedps.row_file";
-constexpr char kVersion[] = "1";
+constexpr char kVersion[] = "1";         // all floats as they are
+constexpr char kEncodedVersion[] = "2";  // says how they are encoded
+constexpr char kRowsKey[] = "embedps.rows";
+constexpr char kSlotsKey[] = "embedps.slots";
+constexpr char kDimKey[] = "embedps.dim";
 constexpr char kNumTablesKey[] = "embedps.num_tables";
 constexpr char kTableKeyPrefix[] = "embedps.table.";
 constexpr char kReservedPrefix[] = "embedps.";
-constexpr int kMaxTables = 32768;  // of an int16 index
-constexpr int kNumFixedColumns = 6;
-constexpr int kNumColumnsBeforeSlots = 3;  // table, id, embedding
+constexpr int kMaxTables = 32768;         // of an int16 index
+constexpr int kNumColumnsAfterSlots = 3;  // last_step, frequency, removed
+
+bool Quantized(const RowFileSchema& schema) { return schema.rows != RowEncoding::kFloat32; }
+
+bool Encoded(const RowFileSchema& schema) {
+  return Quantized(schema) || schema.slots != SlotEncoding::kFloat32;
+}
+
+// table, id, embedding; of quantized ones embedding_scale, embedding_offset.
+int NumColumnsBeforeSlots(const RowFileSchema& schema) { return Quantized(schema) ? 5 : 3; }
 
 std::string Quoted(const std::string& text) { return "'" + text + "'"; }
 
@@ -157,8 +170,18 @@ Status MakeDirectories(const std::filesystem::path& path) {
   return SyncDirectory(path.parent_path());
 }
 
-std::shared_ptr<arrow::DataType> FloatsType(int width) {
-  return arrow::fixed_size_list(arrow::field("item", arrow::float32(), /*nullable=*/false), width);
+std::shared_ptr<arrow::DataType> ListType(const std::shared_ptr<arrow::DataType>& item, int width) {
+  return arrow::fixed_size_list(arrow::field("item", item, /*nullable=*/false), width);
+}
+
+std::shared_ptr<arrow::DataType> EmbeddingType(const RowFileSchema& schema) {
+  if (!Quantized(schema)) return ListType(arrow::float32(), schema.dim);
+  return ListType(arrow::uint8(), CodeBytes(schema.rows, schema.dim));
+}
+
+std::shared_ptr<arrow::DataType> SlotType(const RowFileSchema& schema, int width) {
+  const bool halved = schema.slots == SlotEncoding::kBfloat16;
+  return ListType(halved ? arrow::uint16() : arrow::float32(), width);
 }
 
 Status CheckWidth(const std::string& name, int width) {
@@ -170,7 +193,9 @@ Status CheckWidth(const std::string& name, int width) {
 
 Status CheckSchema(const RowFileSchema& schema) {
   EMBEDPS_RETURN_IF_ERROR(CheckWidth("embedding", schema.dim));
-  std::set<std::string> names = {"table", "id", "embedding", "last_step", "frequency", "removed"};
+  std::set<std::string> names = {
+      "table",     "id",        "embedding", "embedding_scale", "embedding_offset",
+      "last_step", "frequency", "removed"};
   for (const OptimizerSlot& slot : schema.optimizer_slots) {
     EMBEDPS_RETURN_IF_ERROR(CheckWidth(slot.name, slot.width));
     if (slot.name.empty() || !names.insert(slot.name).second) {
@@ -202,15 +227,24 @@ std::shared_ptr<arrow::Schema> ToArrow(const RowFileSchema& schema) {
   arrow::FieldVector fields = {
       arrow::field("table", arrow::dictionary(arrow::int16(), arrow::utf8()), false),
       arrow::field("id", arrow::int64(), false),
-      arrow::field("embedding", FloatsType(schema.dim), false)};
+      arrow::field("embedding", EmbeddingType(schema), false)};
+  if (Quantized(schema)) {
+    fields.push_back(arrow::field("embedding_scale", arrow::float32(), false));
+    fields.push_back(arrow::field("embedding_offset", arrow::float32(), false));
+  }
   for (const OptimizerSlot& slot : schema.optimizer_slots) {
-    fields.push_back(arrow::field(slot.name, FloatsType(slot.width), false));
+    fields.push_back(arrow::field(slot.name, SlotType(schema, slot.width), false));
   }
   fields.push_back(arrow::field("last_step", arrow::uint32(), false));
   fields.push_back(arrow::field("frequency", arrow::uint32(), false));
   fields.push_back(arrow::field("removed", arrow::boolean(), false));
   auto metadata = std::make_shared<arrow::KeyValueMetadata>();
-  metadata->Append(kVersionKey, kVersion);
+  metadata->Append(kVersionKey, Encoded(schema) ? kEncodedVersion : kVersion);
+  if (Encoded(schema)) {
+    metadata->Append(kRowsKey, Name(schema.rows));
+    metadata->Append(kSlotsKey, Name(schema.slots));
+    metadata->Append(kDimKey, std::to_string(schema.dim));
+  }
   // The dictionary reaches the file only with the first record batch, and a delta may have none.
   metadata->Append(kNumTablesKey, std::to_string(schema.tables.size()));
   for (size_t i = 0; i < schema.tables.size(); ++i) {
@@ -361,10 +395,30 @@ class ArrowRowFileWriter final : public RowFileWriter {
         arrow_schema_->field(0)->type(),
         std::make_shared<arrow::Int16Array>(rows, View(columns.table, first, rows, 1)), tables_));
     arrays.push_back(std::make_shared<arrow::Int64Array>(rows, View(columns.id, first, rows, 1)));
-    arrays.push_back(FloatsArray(columns.embedding, first, rows, schema_.dim));
-    for (size_t s = 0; s < schema_.optimizer_slots.size(); ++s) {
+    if (Quantized(schema_)) {
+      Quantize(columns.embedding.data() + first * schema_.dim, rows);
       arrays.push_back(
-          FloatsArray(columns.optimizer_slots[s], first, rows, schema_.optimizer_slots[s].width));
+          Lists<arrow::UInt8Array>(View(codes_, 0, rows, CodeBytes(schema_.rows, schema_.dim)),
+                                   arrow_schema_->field(2)->type(), rows));
+      arrays.push_back(std::make_shared<arrow::FloatArray>(rows, View(scales_, 0, rows, 1)));
+      arrays.push_back(std::make_shared<arrow::FloatArray>(rows, View(offsets_, 0, rows, 1)));
+    } else {
+      arrays.push_back(Lists<arrow::FloatArray>(View(columns.embedding, first, rows, schema_.dim),
+                                                arrow_schema_->field(2)->type(), rows));
+    }
+    halved_.resize(schema_.optimizer_slots.size());
+    for (size_t s = 0; s < schema_.optimizer_slots.size(); ++s) {
+      const std::vector<float>& values = columns.optimizer_slots[s];
+      const int width = schema_.optimizer_slots[s].width;
+      const auto& type = arrow_schema_->field(static_cast<int>(arrays.size()))->type();
+      if (schema_.slots == SlotEncoding::kBfloat16) {
+        halved_[s].resize(rows * width);
+        std::transform(values.data() + first * width, values.data() + (first + rows) * width,
+                       halved_[s].data(), ToBfloat16);
+        arrays.push_back(Lists<arrow::UInt16Array>(View(halved_[s], 0, rows, width), type, rows));
+      } else {
+        arrays.push_back(Lists<arrow::FloatArray>(View(values, first, rows, width), type, rows));
+      }
     }
     arrays.push_back(
         std::make_shared<arrow::UInt32Array>(rows, View(columns.last_step, first, rows, 1)));
@@ -381,17 +435,34 @@ class ArrowRowFileWriter final : public RowFileWriter {
     return arrow::Status::OK();
   }
 
-  static std::shared_ptr<arrow::Array> FloatsArray(const std::vector<float>& values, int64_t first,
-                                                   int64_t rows, int width) {
+  void Quantize(const float* embeddings, int64_t rows) {
+    const int code_bytes = CodeBytes(schema_.rows, schema_.dim);
+    codes_.resize(rows * code_bytes);
+    scales_.resize(rows);
+    offsets_.resize(rows);
+    for (int64_t i = 0; i < rows; ++i) {
+      EncodeRow(schema_.rows, embeddings + i * schema_.dim, schema_.dim, &codes_[i * code_bytes],
+                &scales_[i], &offsets_[i]);
+    }
+  }
+
+  template <typename ArrayType>
+  static std::shared_ptr<arrow::Array> Lists(std::shared_ptr<arrow::Buffer> values,
+                                             const std::shared_ptr<arrow::DataType>& type,
+                                             int64_t rows) {
+    const int width = static_cast<const arrow::FixedSizeListType&>(*type).list_size();
     return std::make_shared<arrow::FixedSizeListArray>(
-        FloatsType(width), rows,
-        std::make_shared<arrow::FloatArray>(rows * width, View(values, first, rows, width)));
+        type, rows, std::make_shared<ArrayType>(rows * width, std::move(values)));
   }
 
   const std::string path_;
   const RowFileSchema schema_;
   const std::shared_ptr<arrow::Schema> arrow_schema_;
   std::shared_ptr<arrow::Array> tables_;
+  // Of one batch, encoded.
+  std::vector<uint8_t> codes_;
+  std::vector<float> scales_, offsets_;
+  std::vector<std::vector<uint16_t>> halved_;
   std::unique_ptr<ChecksummedFile> file_;
   std::shared_ptr<arrow::ipc::RecordBatchWriter> writer_;
   int64_t records_ = 0;
@@ -413,20 +484,44 @@ Status CheckFieldType(const std::string& path, const arrow::Field& field, const 
   return Status::Ok();
 }
 
-// The width of a fixed-size list of float32, whatever its item is called.
-Status ReadWidth(const std::string& path, const arrow::Field& field, int* width) {
+// The width of a fixed-size list of numbers of one type, whatever its item is called.
+Status ReadWidth(const std::string& path, const arrow::Field& field, const arrow::DataType& item,
+                 int* width) {
   const std::string expected =
-      "type fixed_size_list<float32>[1.." + std::to_string(kMaxRowFileWidth) + "]";
+      "type fixed_size_list<" + item.ToString() + ">[1.." + std::to_string(kMaxRowFileWidth) + "]";
   const arrow::DataType& type = *field.type();
   if (type.id() != arrow::Type::FIXED_SIZE_LIST) {
     return Mismatch(path, FieldName(field.name()), expected, "type " + type.ToString());
   }
   const auto& list = static_cast<const arrow::FixedSizeListType&>(type);
-  if (list.value_type()->id() != arrow::Type::FLOAT || list.list_size() < 1 ||
+  if (list.value_type()->id() != item.id() || list.list_size() < 1 ||
       list.list_size() > kMaxRowFileWidth) {
     return Mismatch(path, FieldName(field.name()), expected, "type " + type.ToString());
   }
   *width = list.list_size();
+  return Status::Ok();
+}
+
+Status MetadataMismatch(const std::string& path, const char* key, const std::string& expected,
+                        const std::string& found) {
+  return Mismatch(path, "schema metadata '" + std::string(key) + "'", expected, found);
+}
+
+// What the metadata of a file of version 2 says.
+Status ReadEncoding(const std::string& path, std::map<std::string, std::string>& own,
+                    RowFileSchema* schema) {
+  if (!Parse(own[kRowsKey], &schema->rows).ok()) {
+    return MetadataMismatch(path, kRowsKey, "'float32', 'int8' or 'int4'", Quoted(own[kRowsKey]));
+  }
+  if (!Parse(own[kSlotsKey], &schema->slots).ok()) {
+    return MetadataMismatch(path, kSlotsKey, "'float32' or 'bfloat16'", Quoted(own[kSlotsKey]));
+  }
+  const std::string& dim = own[kDimKey];
+  schema->dim = dim.size() <= 5 ? std::atoi(dim.c_str()) : 0;
+  if (schema->dim < 1 || schema->dim > kMaxRowFileWidth || dim != std::to_string(schema->dim)) {
+    return MetadataMismatch(path, kDimKey, "a number in 1.." + std::to_string(kMaxRowFileWidth),
+                            Quoted(dim));
+  }
   return Status::Ok();
 }
 
@@ -441,9 +536,11 @@ Status ReadMetadata(const std::string& path, const arrow::KeyValueMetadata* meta
   }
   const auto version = own.find(kVersionKey);
   const std::string version_found = version == own.end() ? "none" : Quoted(version->second);
-  if (version_found != Quoted(kVersion)) {
-    return Mismatch(path, std::string("schema metadata '") + kVersionKey + "'", Quoted(kVersion),
-                    version_found);
+  if (version_found == Quoted(kEncodedVersion)) {
+    EMBEDPS_RETURN_IF_ERROR(ReadEncoding(path, own, schema));
+  } else if (version_found != Quoted(kVersion)) {
+    return MetadataMismatch(path, kVersionKey, Quoted(kVersion) + " or " + Quoted(kEncodedVersion),
+                            version_found);
   }
   for (int i = 0; i <= kMaxTables; ++i) {
     const auto name = own.find(kTableKeyPrefix + std::to_string(i));
@@ -453,8 +550,8 @@ Status ReadMetadata(const std::string& path, const arrow::KeyValueMetadata* meta
   const std::string count = own[kNumTablesKey];
   if (schema->tables.empty() || schema->tables.size() > kMaxTables ||
       count != std::to_string(schema->tables.size())) {
-    return Mismatch(
-        path, std::string("schema metadata '") + kNumTablesKey + "'",
+    return MetadataMismatch(
+        path, kNumTablesKey,
         std::to_string(schema->tables.size()) + " (in 1.." + std::to_string(kMaxTables) + ")",
         Quoted(count));
   }
@@ -463,9 +560,12 @@ Status ReadMetadata(const std::string& path, const arrow::KeyValueMetadata* meta
 
 Status FromArrow(const std::string& path, const arrow::Schema& arrow_schema,
                  RowFileSchema* schema) {
+  EMBEDPS_RETURN_IF_ERROR(ReadMetadata(path, arrow_schema.metadata().get(), schema));
   const int num_fields = arrow_schema.num_fields();
-  if (num_fields < kNumFixedColumns) {
-    return Mismatch(path, "schema", "at least " + std::to_string(kNumFixedColumns) + " fields",
+  const int before_slots = NumColumnsBeforeSlots(*schema);
+  if (num_fields < before_slots + kNumColumnsAfterSlots) {
+    return Mismatch(path, "schema",
+                    "at least " + std::to_string(before_slots + kNumColumnsAfterSlots) + " fields",
                     std::to_string(num_fields));
   }
   const auto check = [&](int i, const char* name, const std::shared_ptr<arrow::DataType>& type) {
@@ -473,21 +573,34 @@ Status FromArrow(const std::string& path, const arrow::Schema& arrow_schema,
   };
   EMBEDPS_RETURN_IF_ERROR(check(0, "table", arrow::dictionary(arrow::int16(), arrow::utf8())));
   EMBEDPS_RETURN_IF_ERROR(check(1, "id", arrow::int64()));
-  if (arrow_schema.field(2)->name() != "embedding") {
-    return Mismatch(path, "schema", FieldName("embedding"),
-                    FieldName(arrow_schema.field(2)->name()));
+  const arrow::Field& embedding = *arrow_schema.field(2);
+  if (embedding.name() != "embedding") {
+    return Mismatch(path, "schema", FieldName("embedding"), FieldName(embedding.name()));
   }
-  EMBEDPS_RETURN_IF_ERROR(ReadWidth(path, *arrow_schema.field(2), &schema->dim));
-  for (int i = kNumColumnsBeforeSlots; i < num_fields - 3; ++i) {
+  if (Quantized(*schema)) {
+    int width;
+    EMBEDPS_RETURN_IF_ERROR(ReadWidth(path, embedding, *arrow::uint8(), &width));
+    if (width != CodeBytes(schema->rows, schema->dim)) {
+      return Mismatch(path, FieldName("embedding"),
+                      std::to_string(CodeBytes(schema->rows, schema->dim)) + " codes' bytes",
+                      std::to_string(width));
+    }
+    EMBEDPS_RETURN_IF_ERROR(check(3, "embedding_scale", arrow::float32()));
+    EMBEDPS_RETURN_IF_ERROR(check(4, "embedding_offset", arrow::float32()));
+  } else {
+    EMBEDPS_RETURN_IF_ERROR(ReadWidth(path, embedding, *arrow::float32(), &schema->dim));
+  }
+  const auto slot_item =
+      schema->slots == SlotEncoding::kBfloat16 ? arrow::uint16() : arrow::float32();
+  for (int i = before_slots; i < num_fields - kNumColumnsAfterSlots; ++i) {
     OptimizerSlot slot;
     slot.name = arrow_schema.field(i)->name();
-    EMBEDPS_RETURN_IF_ERROR(ReadWidth(path, *arrow_schema.field(i), &slot.width));
+    EMBEDPS_RETURN_IF_ERROR(ReadWidth(path, *arrow_schema.field(i), *slot_item, &slot.width));
     schema->optimizer_slots.push_back(std::move(slot));
   }
   EMBEDPS_RETURN_IF_ERROR(check(num_fields - 3, "last_step", arrow::uint32()));
   EMBEDPS_RETURN_IF_ERROR(check(num_fields - 2, "frequency", arrow::uint32()));
-  EMBEDPS_RETURN_IF_ERROR(check(num_fields - 1, "removed", arrow::boolean()));
-  return ReadMetadata(path, arrow_schema.metadata().get(), schema);
+  return check(num_fields - 1, "removed", arrow::boolean());
 }
 
 class MappedBuffer final : public arrow::Buffer {
@@ -573,15 +686,15 @@ class ArrowRowFileReader final : public RowFileReader {
     columns->num_rows = rows;
     EMBEDPS_RETURN_IF_ERROR(ReadTables(*batch.column(0), where, columns));
     Copy<arrow::Int64Array>(*batch.column(1), &columns->id);
-    EMBEDPS_RETURN_IF_ERROR(ReadFloats(batch, 2, schema_.dim, where, &columns->embedding));
+    EMBEDPS_RETURN_IF_ERROR(ReadEmbeddings(batch, where, &columns->embedding));
+    const int before_slots = NumColumnsBeforeSlots(schema_);
     const int num_slots = static_cast<int>(schema_.optimizer_slots.size());
     columns->optimizer_slots.resize(num_slots);
     for (int s = 0; s < num_slots; ++s) {
-      EMBEDPS_RETURN_IF_ERROR(ReadFloats(batch, kNumColumnsBeforeSlots + s,
-                                         schema_.optimizer_slots[s].width, where,
-                                         &columns->optimizer_slots[s]));
+      EMBEDPS_RETURN_IF_ERROR(ReadSlot(batch, before_slots + s, schema_.optimizer_slots[s].width,
+                                       where, &columns->optimizer_slots[s]));
     }
-    const int next = kNumColumnsBeforeSlots + num_slots;
+    const int next = before_slots + num_slots;
     Copy<arrow::UInt32Array>(*batch.column(next), &columns->last_step);
     Copy<arrow::UInt32Array>(*batch.column(next + 1), &columns->frequency);
     const auto& removed = static_cast<const arrow::BooleanArray&>(*batch.column(next + 2));
@@ -596,8 +709,9 @@ class ArrowRowFileReader final : public RowFileReader {
     for (const OptimizerSlot& slot : schema_.optimizer_slots) floats += slot.width;
     int64_t table_bytes = 0;
     for (const std::string& table : schema_.tables) table_bytes += table.size() + sizeof(int32_t);
-    // table, id, last_step, frequency, removed; every buffer rounded up; the messages' own bytes.
-    const int64_t row_bytes = 2 + 8 + 4 + 4 + 1 + 4 * floats;
+    // table, id, scale, offset, last_step, frequency, removed; every buffer rounded up; the
+    // messages' own bytes.
+    const int64_t row_bytes = 2 + 8 + 4 + 4 + 4 + 4 + 1 + 4 * floats;
     const int64_t slack_bytes = 1 << 20;
     return kMaxRowFileBatchRows * row_bytes + 2 * table_bytes + slack_bytes;
   }
@@ -641,21 +755,61 @@ class ArrowRowFileReader final : public RowFileReader {
     return Status::Ok();
   }
 
-  Status ReadFloats(const arrow::RecordBatch& batch, int column, int width,
-                    const std::string& where, std::vector<float>* out) const {
+  // The values of a column of lists of `width` numbers.
+  template <typename ArrayType>
+  Status Values(const arrow::RecordBatch& batch, int column, int width, const std::string& where,
+                const typename ArrayType::value_type** first) const {
     const auto& lists = static_cast<const arrow::FixedSizeListArray&>(*batch.column(column));
     const std::string field = where + ", " + FieldName(batch.column_name(column));
-    const auto& values = static_cast<const arrow::FloatArray&>(*lists.values());
+    const auto& values = static_cast<const ArrayType&>(*lists.values());
     const int64_t count = lists.length() * width;
     if (lists.value_offset(0) + count > values.length()) {
-      return Mismatch(path_, field, std::to_string(count) + " floats",
+      return Mismatch(path_, field, std::to_string(count) + " values",
                       std::to_string(values.length()));
     }
     if (values.null_count() != 0) {
       return Mismatch(path_, field, "no nulls", std::to_string(values.null_count()) + " nulls");
     }
-    const float* first = values.raw_values() + lists.value_offset(0);
-    out->assign(first, first + count);
+    *first = values.raw_values() + lists.value_offset(0);
+    return Status::Ok();
+  }
+
+  Status ReadEmbeddings(const arrow::RecordBatch& batch, const std::string& where,
+                        std::vector<float>* out) const {
+    const int64_t rows = batch.num_rows();
+    const int dim = schema_.dim;
+    if (!Quantized(schema_)) {
+      const float* first = nullptr;
+      EMBEDPS_RETURN_IF_ERROR(Values<arrow::FloatArray>(batch, 2, dim, where, &first));
+      out->assign(first, first + rows * dim);
+      return Status::Ok();
+    }
+    const int code_bytes = CodeBytes(schema_.rows, dim);
+    const uint8_t* codes = nullptr;
+    EMBEDPS_RETURN_IF_ERROR(Values<arrow::UInt8Array>(batch, 2, code_bytes, where, &codes));
+    const float* scales = static_cast<const arrow::FloatArray&>(*batch.column(3)).raw_values();
+    const float* offsets = static_cast<const arrow::FloatArray&>(*batch.column(4)).raw_values();
+    out->resize(rows * dim);
+    for (int64_t i = 0; i < rows; ++i) {
+      DecodeRow(schema_.rows, codes + i * code_bytes, scales[i], offsets[i], dim,
+                out->data() + i * dim);
+    }
+    return Status::Ok();
+  }
+
+  Status ReadSlot(const arrow::RecordBatch& batch, int column, int width, const std::string& where,
+                  std::vector<float>* out) const {
+    const int64_t count = batch.num_rows() * width;
+    if (schema_.slots == SlotEncoding::kFloat32) {
+      const float* first = nullptr;
+      EMBEDPS_RETURN_IF_ERROR(Values<arrow::FloatArray>(batch, column, width, where, &first));
+      out->assign(first, first + count);
+      return Status::Ok();
+    }
+    const uint16_t* first = nullptr;
+    EMBEDPS_RETURN_IF_ERROR(Values<arrow::UInt16Array>(batch, column, width, where, &first));
+    out->resize(count);
+    std::transform(first, first + count, out->data(), FromBfloat16);
     return Status::Ok();
   }
 

@@ -3,8 +3,11 @@
 //
 // Columns: table (dictionary<int16, utf8>), id (int64), embedding (fixed_size_list<float32>[dim]),
 // one fixed_size_list<float32>[width] a slot of the optimizer, last_step (uint32),
-// frequency (uint32), removed (bool). A removed record carries zeros in its values.
-// A reader applies records in file order: removals come before rows of the same id.
+// frequency (uint32), removed (bool). A removed record carries zeros in its values. Where the file
+// is encoded (row_encoding.h), the embedding's codes are fixed_size_list<uint8>, followed by
+// columns embedding_scale and embedding_offset, and bfloat16 slots are fixed_size_list<uint16>.
+// Writer and reader take and give floats all the same. A reader applies records in file order:
+// removals come before rows of the same id.
 #ifndef EMBEDPS_KERNELS_ROW_FILE_H_
 #define EMBEDPS_KERNELS_ROW_FILE_H_
 
@@ -14,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "embedps/kernels/row_encoding.h"
 #include "embedps/kernels/status.h"
 
 namespace embedps {
@@ -32,6 +36,8 @@ struct RowFileSchema {
   int dim = 0;
   std::vector<std::string> tables;  // a record's table is an index into this
   std::vector<OptimizerSlot> optimizer_slots;
+  RowEncoding rows = RowEncoding::kFloat32;
+  SlotEncoding slots = SlotEncoding::kFloat32;
   // Kept in the file's schema metadata; keys that begin with "embedps." are the format's own.
   std::map<std::string, std::string> metadata;
 };

@@ -145,6 +145,42 @@ TEST(RowsComeBackForEveryCompression) {
   }
 }
 
+TEST(EncodedRowsComeBackDecoded) {
+  for (const RowEncoding rows : {RowEncoding::kFloat32, RowEncoding::kInt8, RowEncoding::kInt4}) {
+    for (const SlotEncoding slots : {SlotEncoding::kFloat32, SlotEncoding::kBfloat16}) {
+      TemporaryDirectory directory;
+      const std::string path = directory.Path("rows.arrow");
+      RowFileSchema schema = MakeSchema();
+      schema.rows = rows;
+      schema.slots = slots;
+      const RowColumns columns = MakeColumns(schema, 1000, 2);
+      RowFileInfo info;
+      ASSERT_OK(WriteFile(path, schema, {columns}, "none", &info));
+      std::unique_ptr<RowFileReader> reader;
+      ASSERT_OK(RowFileReader::Open(path, &reader));
+      EXPECT_EQ(reader->schema().dim, schema.dim);
+      EXPECT_TRUE(reader->schema().rows == rows && reader->schema().slots == slots);
+      EXPECT_TRUE(reader->schema().metadata == schema.metadata);
+      RowColumns expected = columns;
+      uint8_t codes[3];
+      float scale, offset;
+      for (int64_t i = 0; i < 1000 && rows != RowEncoding::kFloat32; ++i) {
+        float* row = &expected.embedding[3 * i];
+        EncodeRow(rows, row, 3, codes, &scale, &offset);
+        DecodeRow(rows, codes, scale, offset, 3, row);
+      }
+      for (auto& values : expected.optimizer_slots) {
+        for (float& value : values) {
+          if (slots == SlotEncoding::kBfloat16) value = FromBfloat16(ToBfloat16(value));
+        }
+      }
+      RowColumns found;
+      ASSERT_OK(reader->Read(0, &found));
+      ExpectSameColumns(found, expected);
+    }
+  }
+}
+
 TEST(FileWithoutRecordsKeepsItsSchema) {
   TemporaryDirectory directory;
   const std::string path = directory.Path("rows.arrow");
@@ -320,7 +356,9 @@ TEST(DamagedFilesNeverCrashTheReader) {
   for (const std::string compression : {"none", "lz4", "zstd"}) {
     TemporaryDirectory directory;
     const std::string path = directory.Path("rows.arrow");
-    const RowFileSchema schema = MakeSchema();
+    RowFileSchema schema = MakeSchema();
+    if (compression == "lz4") schema.rows = RowEncoding::kInt4;
+    if (compression == "zstd") schema.slots = SlotEncoding::kBfloat16;
     RowFileInfo info;
     ASSERT_OK(WriteFile(path, schema, {MakeColumns(schema, 40, 0), MakeColumns(schema, 3, 1)},
                         compression, &info));

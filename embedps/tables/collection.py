@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from embedps import kernels
+from embedps.checkpoint.quantize import FLOAT32, Encoding
 from embedps.errors import CheckpointError, CorruptCheckpointError, DimMismatchError, UsageError
 from embedps.tables import ops
 from embedps.tables.optimizers import SGD
@@ -18,6 +19,9 @@ from embedps.tables.specs import FeatureSpec, TableSpec
 
 T = TypeVar("T")
 Ids: TypeAlias = tf.Tensor | tf.RaggedTensor
+
+
+_Write: TypeAlias = Callable[[tf.Tensor, tf.Tensor], list[list[tf.Tensor]]]
 
 
 class Looked(NamedTuple):
@@ -96,7 +100,7 @@ class EmbeddingCollection:
             [self._make_store(group, shard) for shard in range(self.num_shards)]
             for group in self.groups
         ]
-        self._write = {kind: self._make_write(kind) for kind in ("base", "delta")}
+        self._write: dict[tuple[str, Encoding], _Write] = {}
 
     @property
     def num_shards(self) -> int:
@@ -214,7 +218,12 @@ class EmbeddingCollection:
     # ---- outside steps -----------------------------------------------------------------------
 
     def write(
-        self, kind: Literal["base", "delta"], folder: str, *, since: Mapping[tuple[str, int], int]
+        self,
+        kind: Literal["base", "delta"],
+        folder: str,
+        *,
+        since: Mapping[tuple[str, int], int],
+        encoding: Encoding = FLOAT32,
     ) -> list[ShardFile]:
         """Has every shard write its own file, all at once, while training goes on.
 
@@ -223,6 +232,7 @@ class EmbeddingCollection:
           folder: the files are FOLDER/<group>/shard-i-of-n.arrow; on a cluster, of a file system
             that the parameter servers see.
           since: by (group, shard) the cut of the last committed file, as `ShardFile.cut` gave it.
+          encoding: of the floats in the files; the rows here stay as they are.
 
         Raises:
           CheckpointError: a file could not be written.
@@ -232,8 +242,10 @@ class EmbeddingCollection:
             for group in self.groups
         ]
         cuts = [[since.get((group.name, i), -1) for i in self._shards] for group in self.groups]
+        if (kind, encoding) not in self._write:
+            self._write[kind, encoding] = self._make_write(kind, encoding)
         try:
-            infos = self._write[kind](tf.constant(paths), tf.constant(cuts, tf.int64))
+            infos = self._write[kind, encoding](tf.constant(paths), tf.constant(cuts, tf.int64))
         except tf.errors.OpError as error:
             raise CheckpointError(
                 f"could not write the {kind} in {folder}: {error.message}"
@@ -417,7 +429,7 @@ class EmbeddingCollection:
                 max_rows=[-(-t.capacity // self.num_shards) for t in group.tables],
             )
 
-    def _make_write(self, kind: str) -> Callable[[tf.Tensor, tf.Tensor], list[list[tf.Tensor]]]:
+    def _make_write(self, kind: str, encoding: Encoding) -> _Write:
         @tf.function(autograph=False)
         def write(paths: tf.Tensor, cuts: tf.Tensor) -> list[list[tf.Tensor]]:
             infos = []
@@ -427,7 +439,14 @@ class EmbeddingCollection:
                     path, cut = paths[g, shard], cuts[g, shard]
                     with tf.device(self.devices[shard]):
                         group_infos.append(
-                            kernels.load().embedps_write_rows(store, path, cut, kind=kind)
+                            kernels.load().embedps_write_rows(
+                                store,
+                                path,
+                                cut,
+                                kind=kind,
+                                rows=encoding.rows,
+                                slots=encoding.slots,
+                            )
                         )
                 infos.append(group_infos)
             return infos

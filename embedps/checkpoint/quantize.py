@@ -1,0 +1,237 @@
+"""Floats in fewer bytes, and back: what row files hold and row_encoding.cc does, in NumPy.
+
+A quantized embedding is `offset + scale * code` with a scale and an offset a row, such that this is
+exact in float32: every reader gets the same bits, and no value is further than scale / 2 from what
+was encoded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Final, Literal, TypeAlias, get_args
+
+import numpy as np
+import pyarrow as pa
+
+from embedps.errors import CorruptCheckpointError, UsageError
+
+RowEncoding: TypeAlias = Literal["float32", "int8", "int4"]
+SlotEncoding: TypeAlias = Literal["float32", "bfloat16"]
+
+LEVELS: Final = {"int8": 255, "int4": 15}
+_SCALE, _OFFSET = "embedding_scale", "embedding_offset"
+_MAX_MAGNITUDE = 2.0**125
+_VERSION = b"embedps.row_file"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Encoding:
+    """How a save's files store floats.
+
+    Attributes:
+      rows: the embeddings; int8 and int4 have a scale and an offset a row.
+      slots: the optimizer slots.
+    """
+
+    rows: RowEncoding = "float32"
+    slots: SlotEncoding = "float32"
+
+    def __post_init__(self) -> None:
+        for name, kind in (("rows", RowEncoding), ("slots", SlotEncoding)):
+            if getattr(self, name) not in get_args(kind):
+                raise UsageError(
+                    f"{name} must be one of {', '.join(get_args(kind))} "
+                    f"but got {getattr(self, name)!r}"
+                )
+
+    @property
+    def exact(self) -> bool:
+        """Whether a restore gives the very floats."""
+        return self == FLOAT32
+
+    @property
+    def columns(self) -> list[str]:
+        """What stands beside the embedding's codes."""
+        return [] if self.rows == "float32" else [_SCALE, _OFFSET]
+
+
+FLOAT32: Final = Encoding()
+
+
+def quantize(values: np.ndarray, rows: RowEncoding) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Encodes embeddings, each row by itself.
+
+    Args:
+      values: float32 [n, dim].
+      rows: int8 or int4.
+
+    Returns:
+      The codes, uint8 [n, dim] in [0, 255] or [0, 15]; the scales and the offsets, float32 [n]. Of
+      a row that is not finite, or has a magnitude of 2^125 or more, both are NaN.
+    """
+    levels = LEVELS[rows]
+    wide = values.astype(np.float64)
+    finite = (np.abs(wide) < _MAX_MAGNITUDE).all(axis=1)
+    wide[~finite] = 0
+    low, high = wide.min(axis=1), wide.max(axis=1)
+    same = low == high
+    exponents = np.frexp(np.maximum(-low, high))[1] - 1
+    unit = np.ldexp(1.0, np.maximum(exponents - 21, -126))
+    offset = np.where(same, low, np.floor(low / unit) * unit)
+    scale = np.where(same, 0.0, np.ceil((high - offset) / (levels * unit)) * unit)
+    step = np.where(same, 1.0, scale)[:, None]
+    below = np.trunc((wide - offset[:, None]) / step)
+    codes = below + (wide > offset[:, None] + step * (below + 0.5))
+    scale[~finite] = offset[~finite] = np.nan
+    return codes.astype(np.uint8), scale.astype(np.float32), offset.astype(np.float32)
+
+
+def dequantize(codes: np.ndarray, scale: np.ndarray, offset: np.ndarray) -> np.ndarray:
+    """The embeddings that `quantize` encoded, each within scale / 2: float32 [n, dim]."""
+    values: np.ndarray = offset[:, None] + scale[:, None] * codes.astype(np.float32)
+    return values
+
+
+def pack(codes: np.ndarray) -> np.ndarray:
+    """Two 4-bit codes a byte, the first in its lower half: uint8 [n, (dim + 1) // 2]."""
+    even = np.pad(codes, ((0, 0), (0, codes.shape[1] % 2)))
+    packed: np.ndarray = even[:, ::2] | even[:, 1::2] << 4
+    return packed
+
+
+def unpack(packed: np.ndarray, dim: int) -> np.ndarray:
+    """`pack`'s codes: uint8 [n, dim]."""
+    return np.stack([packed & 15, packed >> 4], axis=2).reshape(len(packed), -1)[:, :dim]
+
+
+def to_bfloat16(values: np.ndarray) -> np.ndarray:
+    """The upper halves of float32s, rounded to nearest even: uint16 bits of the same shape."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16
+    halves: np.ndarray = np.where(np.isnan(values), bits >> 16 | 0x40, rounded).astype(np.uint16)
+    return halves
+
+
+def from_bfloat16(bits: np.ndarray) -> np.ndarray:
+    """The float32s of bfloat16 bits."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def encoding_of(path: Path | str, schema: pa.Schema) -> tuple[Encoding, int]:
+    """What a row file's schema metadata says: the encoding, and the dim, 0 where it is in the type.
+
+    Raises:
+      CorruptCheckpointError: it says nothing that is known.
+    """
+    metadata = {k.decode(): v.decode(errors="replace") for k, v in (schema.metadata or {}).items()}
+    version = metadata.get(_VERSION.decode(), "none")
+    if version == "1":
+        return FLOAT32, 0
+    if version != "2":
+        raise CorruptCheckpointError(
+            f"{path}: schema metadata {_VERSION.decode()!r}: expected '1' or '2', found {version!r}"
+        )
+    rows, slots = metadata.get("embedps.rows"), metadata.get("embedps.slots")
+    dim = metadata.get("embedps.dim", "")
+    if rows not in get_args(RowEncoding) or slots not in get_args(SlotEncoding):
+        raise CorruptCheckpointError(
+            f"{path}: schema metadata 'embedps.rows' and 'embedps.slots': expected one of "
+            f"{get_args(RowEncoding)} and of {get_args(SlotEncoding)}, found {rows!r} and {slots!r}"
+        )
+    if not dim.isdecimal() or not 1 <= int(dim) <= 65536:
+        raise CorruptCheckpointError(
+            f"{path}: schema metadata 'embedps.dim': expected a number in 1..65536, found {dim!r}"
+        )
+    return Encoding(rows=rows, slots=slots), int(dim)  # type: ignore[arg-type]
+
+
+def stored_type(encoding: Encoding, name: str, width: int) -> pa.DataType:
+    """The type of the embedding's column, or of an optimizer slot's of that many floats."""
+    if name == "embedding" and encoding.rows != "float32":
+        return _list_of(pa.uint8(), (width + 1) // 2 if encoding.rows == "int4" else width)
+    halved = name != "embedding" and encoding.slots == "bfloat16"
+    return _list_of(pa.uint16() if halved else pa.float32(), width)
+
+
+def decode(path: Path | str, records: pa.Table) -> pa.Table:
+    """A row file's records with all floats as float32, in version 1's columns and metadata.
+
+    Args:
+      path: for messages.
+      records: as the file has them; their schema was checked.
+    """
+    encoding, dim = encoding_of(path, records.schema)
+    if encoding.exact and dim == 0:
+        return records
+    fields, columns = [], []
+    for field, column in zip(records.schema, records.columns, strict=True):
+        if field.name in encoding.columns:
+            continue
+        if field.name == "embedding" and encoding.rows != "float32":
+            scale, offset = (records[name].to_numpy() for name in encoding.columns)
+            codes = _matrix(column)
+            if encoding.rows == "int4":
+                codes = unpack(codes, dim)
+            column = _lists(dequantize(codes, scale, offset))
+        elif _is_halved(field.type):
+            column = _lists(from_bfloat16(_matrix(column)))
+        columns.append(column)
+        fields.append(field.with_type(column.type))
+    own = (b"embedps.rows", b"embedps.slots", b"embedps.dim")
+    metadata = {k: v for k, v in records.schema.metadata.items() if k not in own}
+    return pa.table(columns, pa.schema(fields, metadata | {_VERSION: b"1"}))
+
+
+def encode(records: pa.Table, encoding: Encoding) -> pa.Table:
+    """Version 1's records as a file of another encoding has them."""
+    if encoding.exact:
+        return records
+    dim = records.schema.field("embedding").type.list_size
+    fields: list[pa.Field] = []
+    columns: list[pa.Array | pa.ChunkedArray] = []
+    for field, column in zip(records.schema, records.columns, strict=True):
+        if field.name == "embedding" and encoding.rows != "float32":
+            codes, scale, offset = quantize(_matrix(column), encoding.rows)
+            stored = pack(codes) if encoding.rows == "int4" else codes
+            columns += [_lists(stored), pa.array(scale), pa.array(offset)]
+            fields.append(field.with_type(columns[-3].type))
+            fields += [pa.field(name, pa.float32(), nullable=False) for name in encoding.columns]
+            continue
+        if (
+            field.name != "embedding"
+            and pa.types.is_fixed_size_list(field.type)
+            and encoding.slots == "bfloat16"
+        ):
+            column = _lists(to_bfloat16(_matrix(column)))
+        columns.append(column)
+        fields.append(field.with_type(column.type))
+    metadata = {
+        **records.schema.metadata,
+        _VERSION: b"2",
+        b"embedps.rows": encoding.rows.encode(),
+        b"embedps.slots": encoding.slots.encode(),
+        b"embedps.dim": str(dim).encode(),
+    }
+    return pa.table(columns, pa.schema(fields, metadata))
+
+
+def _list_of(item: pa.DataType, width: int) -> pa.DataType:
+    return pa.list_(pa.field("item", item, nullable=False), width)
+
+
+def _is_halved(kind: pa.DataType) -> bool:
+    return pa.types.is_fixed_size_list(kind) and kind.value_type == pa.uint16()
+
+
+def _matrix(column: pa.ChunkedArray) -> np.ndarray:
+    """The numbers of a column of fixed-size lists: [n, width]."""
+    lists = column.combine_chunks()
+    values: np.ndarray = lists.flatten().to_numpy(zero_copy_only=False)
+    return values.reshape(len(lists), column.type.list_size)
+
+
+def _lists(values: np.ndarray) -> pa.Array:
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+    kind = _list_of(flat.type, values.shape[1])
+    return pa.FixedSizeListArray.from_arrays(flat, type=kind)

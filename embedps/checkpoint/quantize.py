@@ -221,7 +221,7 @@ def _list_of(item: pa.DataType, width: int) -> pa.DataType:
 
 
 def _is_halved(kind: pa.DataType) -> bool:
-    return pa.types.is_fixed_size_list(kind) and kind.value_type == pa.uint16()
+    return bool(pa.types.is_fixed_size_list(kind) and kind.value_type == pa.uint16())
 
 
 def _matrix(column: pa.ChunkedArray) -> np.ndarray:

@@ -17,7 +17,7 @@ _FIRST = {"table": pa.dictionary(pa.int16(), pa.string()), "id": pa.int64()}
 _LAST = {"last_step": pa.uint32(), "frequency": pa.uint32(), "removed": pa.bool_()}
 
 
-def read_row_file(path: Path) -> pa.Table:
+def read_row_file(path: Path | str) -> pa.Table:
     """Reads a row file: its records in file order, removals among them, all floats as float32.
 
     Raises:
@@ -38,7 +38,7 @@ def read_row_file(path: Path) -> pa.Table:
     return decode(path, table)
 
 
-def check_schema(path: Path, schema: pa.Schema) -> None:
+def check_schema(path: Path | str, schema: pa.Schema) -> None:
     """Raises CorruptCheckpointError unless the schema is a row file's."""
     encoding, dim = encoding_of(path, schema)
     names = schema.names

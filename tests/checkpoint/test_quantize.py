@@ -89,7 +89,9 @@ def test_nibbles_come_back(codes):
 def test_bfloat16_is_ml_dtypes():
     rng = np.random.default_rng(5)
     bits = rng.integers(0, 2**32, 20_000, np.uint32)
-    values = np.append(bits.view(np.float32), np.float32([0, -0.0, np.inf, -np.inf, 1e-45]))
+    values = np.append(
+        bits.view(np.float32), np.array([0, -0.0, np.inf, -np.inf, 1e-45], np.float32)
+    )
     with np.errstate(invalid="ignore"):
         theirs = values.astype(ml_dtypes.bfloat16)
     ours = to_bfloat16(values)

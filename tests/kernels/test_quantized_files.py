@@ -85,7 +85,7 @@ def assert_same(found: pa.Table, expected: pa.Table) -> None:
             pairs = [c.combine_chunks().flatten().to_numpy() for c in (found[name], expected[name])]
         else:
             pairs = [c.to_numpy() for c in (found[name], expected[name])]
-        np.testing.assert_array_equal(*pairs, err_msg=name)
+        np.testing.assert_array_equal(pairs[0], pairs[1], err_msg=name)
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=name_of)
@@ -132,7 +132,7 @@ def test_chain_of_mixed_encodings_is_loaded_onto_other_shards(encoding, tmp_path
     last = live.write("delta", str(tmp_path / "3"), since=cuts_of(delta), encoding=encoding)
 
     files = [f for part in (base, delta, last) for f in part]
-    expected = {}
+    expected: dict[int, dict] = {}
     for file in files:
         for record in read_row_file(file.path).to_pylist():
             expected.pop(record["id"], None)

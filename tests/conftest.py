@@ -1,6 +1,9 @@
 """What every test shares: a quiet TensorFlow on the CPU, and the folder of real samples."""
 
 import os
+import re
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,3 +25,33 @@ def samples() -> Path:
     if not folder.is_dir():
         pytest.fail(f"EMBEDPS_SAMPLES names {name!r}, which is not a directory")
     return folder
+
+
+@pytest.fixture(scope="session")
+def s3_bucket() -> Iterator[str]:
+    """An S3 server of this process, told to all that asks the environment: gives s3://BUCKET."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    endpoint = f"http://{host}:{port}"
+    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/bucket", method="PUT")).close()
+    told = {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in told.items():
+            patch.setenv(name, value)
+        yield "s3://bucket"
+    server.stop()
+
+
+@pytest.fixture
+def s3_dir(s3_bucket: str, request: pytest.FixtureRequest) -> str:
+    """A place in an S3 bucket of this test alone."""
+    return f"{s3_bucket}/{re.sub('[^A-Za-z0-9]+', '-', request.node.nodeid)}"

@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     }
     for name, summary in summaries.items():
         command = commands.add_parser(name, help=summary, description=summary)
-        command.add_argument("directory", type=Path, metavar="DIR")
+        command.add_argument("directory", metavar="DIR", help="a path, or an s3:// or gs:// URL")
         command.add_argument("--number", type=int, help="the manifest; the newest if not given")
         if name == "verify":
             command.add_argument("--all", action="store_true", help="every manifest there is")

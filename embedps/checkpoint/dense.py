@@ -62,7 +62,7 @@ def read_dense(path: Path) -> dict[str, np.ndarray]:
     """
     arrays: dict[str, np.ndarray] = {}
     try:
-        with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
+        with io.open_arrow(path) as source, pa.ipc.open_file(source) as reader:
             if not reader.schema.equals(SCHEMA):
                 raise CorruptCheckpointError(
                     f"{path}: expected the columns of a dense file ({', '.join(SCHEMA.names)}), "

@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from embedps.checkpoint import io
 from embedps.checkpoint.manifest import FileEntry, Manifest, SaveKind, from_json, to_json
+from embedps.checkpoint.objects import as_path
 from embedps.errors import CheckpointError, CorruptCheckpointError
 
 _MANIFEST_NAME = re.compile(r"(\d{8,})\.json")
@@ -27,7 +28,8 @@ class CheckpointDirectory:
     """A checkpoint directory: where things are, which manifests there are, and the commit."""
 
     def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
+        """A local path, or a file://, s3:// or gs:// URL."""
+        self.path = as_path(path)
 
     def __repr__(self) -> str:
         return f"CheckpointDirectory({str(self.path)!r})"
@@ -152,7 +154,7 @@ class CheckpointDirectory:
                 f"{newest}, but is {manifest.number}: does another run write here?"
             )
         self.check_present(manifest)
-        io.write_bytes(self.manifest_path(manifest.number), to_json(manifest))
+        io.write_once(self.manifest_path(manifest.number), to_json(manifest))
 
     def check_present(self, manifest: Manifest) -> None:
         """Checks that every file is there with its size.
@@ -190,7 +192,7 @@ class CheckpointDirectory:
 def _absent(path: Path, manifest: Manifest, error: OSError) -> CorruptCheckpointError:
     return CorruptCheckpointError(
         f"{path}: manifest {manifest.number} names it, but it cannot be read "
-        f"({error.strerror}): restore another manifest"
+        f"({error.strerror or error}): restore another manifest"
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Collection
 
@@ -76,7 +75,7 @@ def _collect(
 def _restore_set_aside(directory: CheckpointDirectory) -> None:
     """Undoes a removal that a kill cut short: a lease may count on the manifest."""
     for path in directory.manifests_dir.glob(f"*{_REMOVED_SUFFIX}"):
-        os.replace(path, path.with_suffix(".json"))
+        path.replace(path.with_suffix(".json"))
 
 
 def _readable(directory: CheckpointDirectory) -> dict[int, Manifest]:
@@ -103,11 +102,11 @@ def _remove_manifests(
     going = [number for number in directory.numbers() if number not in keep]
     aside = {n: directory.manifest_path(n).with_suffix(_REMOVED_SUFFIX) for n in going}
     for number, path in aside.items():
-        os.replace(directory.manifest_path(number), path)
+        directory.manifest_path(number).replace(path)
     # Who leased one before it went has now been seen, or will see that it is gone.
     leased = _leased(directory, now)
     for number in leased & aside.keys():
-        os.replace(aside.pop(number), directory.manifest_path(number))
+        aside.pop(number).replace(directory.manifest_path(number))
     for path in aside.values():
         path.unlink()
     for path in directory.manifests_dir.glob(f"*{io.TEMPORARY_SUFFIX}"):

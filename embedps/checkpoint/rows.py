@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from embedps.checkpoint import io
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.manifest import Manifest
+from embedps.checkpoint.objects import as_path
 from embedps.checkpoint.quantize import decode, encoding_of, stored_type
 from embedps.errors import CheckpointError, CorruptCheckpointError
 
@@ -24,7 +26,7 @@ def read_row_file(path: Path | str) -> pa.Table:
       CorruptCheckpointError: it is absent, or not a row file; names path, field, expected, found.
     """
     try:
-        with pa.memory_map(str(path)) as source:
+        with io.open_arrow(as_path(path)) as source:
             table = pa.ipc.open_file(source).read_all()
         table.validate(full=True)  # an index out of its dictionary would be followed
     except (pa.ArrowException, OSError) as error:

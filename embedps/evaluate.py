@@ -45,6 +45,9 @@ def main(arguments: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model-dir", required=True, help="what embedps.train was given")
+    parser.add_argument(
+        "--model", help="the run's; needed where it is a module of your own, package.module"
+    )
     parser.add_argument("--data", help="the dataset's directory (default: the run's)")
     parser.add_argument("--split", default="eval", help="which split to score (default: eval)")
     parser.add_argument("--batch-size", type=int, default=4096, help="(default: 4096)")
@@ -83,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
     from embedps.runs import read_run
 
     model_dir = Path(options.model_dir)
-    run = read_run(model_dir)
+    run = read_run(model_dir, model=options.model)
     dataset = Dataset.open(options.data or run.config.data)
     scoring = _Scoring(model_dir)
     evaluator = Evaluator(

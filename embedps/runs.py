@@ -74,16 +74,28 @@ def find_model(name: str) -> ModuleType:
     return module
 
 
-def read_run(model_dir: Path) -> Run:
+def read_run(model_dir: Path, *, model: str | None = None) -> Run:
     """Reads MODEL_DIR/config.json.
 
+    A file of a model directory is data: a module of models/ that it names is imported, any other
+    only if the caller names it too.
+
+    Args:
+      model_dir: what a run was given.
+      model: the module of the run's model.
+
     Raises:
-      UsageError: it is absent, or not what `Run.save` writes.
+      UsageError: it is absent, or not what `Run.save` writes, or of another model.
     """
     path = model_dir / FILE_NAME
     try:
         content = json.loads(path.read_text())
         config = TrainConfig(**content["train"])
+        if config.model != model and (model is not None or "." in config.model):
+            raise UsageError(
+                f"{path} is of model {config.model!r}: give --model {config.model} to have its "
+                "module imported"
+            )
         model_config = find_model(config.model).Config(
             **{k: tuple(v) if isinstance(v, list) else v for k, v in content["model"].items()}
         )
@@ -91,6 +103,13 @@ def read_run(model_dir: Path) -> Run:
         raise UsageError(
             f"{path} is not there: --model-dir must be one that embedps.train has trained in"
         ) from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise UsageError(f"{path} is not a run's config ({error!r}): train again") from error
     return Run(config=config, model_config=model_config)

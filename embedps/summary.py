@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import math
 import platform
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from embedps.checkpoint.io import write_bytes
 
 SUMMARY_NAME = "summary.json"
 EVALUATIONS_NAME = "evaluation.jsonl"
+_KEYS = ("number", "step")
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -32,7 +34,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; an empty one where there is none."""
     try:
         content = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 
@@ -40,15 +42,15 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_evaluations(model_dir: Path) -> list[dict[str, Any]]:
     """The lines of a model directory's evaluation.jsonl; a line cut short by a kill is left out."""
     try:
-        lines = (model_dir / EVALUATIONS_NAME).read_text().splitlines()
+        lines = (model_dir / EVALUATIONS_NAME).read_text(errors="replace").splitlines()
     except FileNotFoundError:
         return []
     evaluations = []
     for line in lines:
-        try:
-            evaluations.append(json.loads(line))
-        except ValueError:
-            continue
+        with suppress(ValueError, RecursionError):
+            each = json.loads(line)
+            if isinstance(each, dict) and all(isinstance(each.get(k), int) for k in _KEYS):
+                evaluations.append(each)
     return evaluations
 
 

@@ -109,6 +109,7 @@ class Sidecar:
         environment = dict(os.environ, EMBEDPS_PARENT_PID=str(os.getpid()), PYTHONUNBUFFERED="1")
         environment.pop("TF_CONFIG", None)
         command = [sys.executable, "-m", "embedps.evaluate", "--model-dir", config.model_dir]
+        command += ["--model", config.model]
         command += ["--data", config.data, "--resumed-after", str(resumed_after)]
         with open(self._log, "ab") as log:
             self._process = subprocess.Popen(

@@ -256,6 +256,24 @@ def test_evaluate_needs_a_directory_that_was_trained_in(tmp_path, fails):
     assert (code, "is not a run's config" in line) == (2, True)
 
 
+def test_module_that_only_the_model_directory_names_is_not_imported(tmp_path, monkeypatch, fails):
+    """config.json is data: who may write to the directory must not choose what code is run."""
+    package = tmp_path / "package_of_a_user"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "model.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')")
+    monkeypatch.syspath_prepend(tmp_path)
+    train = {"data": "data", "model_dir": str(tmp_path), "model": "package_of_a_user.model"}
+    (tmp_path / "config.json").write_text(json.dumps({"train": train, "model": {}}))
+    code, line = fails(evaluate.main, f"--model-dir={tmp_path}")
+    assert code == 2
+    assert "give --model package_of_a_user.model to have its module imported" in line
+    assert fails(evaluate.main, f"--model-dir={tmp_path}", "--model=dlrm")[0] == 2
+    assert not (tmp_path / "imported").exists()
+    fails(evaluate.main, f"--model-dir={tmp_path}", "--model=package_of_a_user.model")
+    assert (tmp_path / "imported").exists()
+
+
 def test_evaluate_once_needs_a_checkpoint(tmp_path, dataset, fails):
     config = make_config(dataset, tmp_path)
     tmp_path.mkdir(exist_ok=True)

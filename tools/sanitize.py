@@ -100,6 +100,7 @@ def run_test(program: Path, sanitizer: Sanitizer) -> bool:
         command = [setarch, platform.machine(), "--addr-no-randomize", *command]
     done = subprocess.run(
         command,
+        cwd=build.ROOT,  # where the fuzz tests find their seeds
         # Arrow's own pools would hide what it allocates from the sanitizer.
         env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", **sanitizer.env},
         stdout=subprocess.PIPE,

@@ -28,6 +28,8 @@ SCHEMA = pa.schema(
     metadata={"embedps.dense_file": "1"},
 )
 _STANDARD_KINDS = "biufc"
+# By name: np.dtype() would parse whatever the file says.
+_STANDARD = {np.dtype(code).name: np.dtype(code) for code in "?bBhHiIlLqQefdFD"}
 
 
 def write_dense(path: Path, arrays: Mapping[str, np.ndarray], *, root: Path) -> FileEntry:
@@ -76,7 +78,7 @@ def read_dense(path: Path) -> dict[str, np.ndarray]:
                     if name in arrays:
                         raise CorruptCheckpointError(f"{path}: has variable {name!r} twice")
                     arrays[name] = _decode(path, batch, row)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: names not of UTF-8
         raise CorruptCheckpointError(f"{path}: cannot be read as a dense file: {error}") from error
     return arrays
 
@@ -133,11 +135,7 @@ def _is_extended(dtype: np.dtype[Any]) -> bool:
 
 
 def _dtype(name: str) -> np.dtype[Any] | None:
-    try:
-        dtype: np.dtype[Any] = np.dtype(name)
-    except TypeError:
-        return _extended_dtype(name)
-    return dtype if dtype.kind in _STANDARD_KINDS else _extended_dtype(name)
+    return _STANDARD.get(name) or _extended_dtype(name)
 
 
 def _extended_dtype(name: str) -> np.dtype[Any] | None:

@@ -39,6 +39,9 @@ class Lease:
     def __post_init__(self) -> None:
         if not _LEASE_NAME.fullmatch(self.name):
             raise CheckpointError(f"a lease's name must be a plain file name but is {self.name!r}")
+        for name in ("number", "acquired_at", "expires_at"):
+            if not isinstance(getattr(self, name), int | float):
+                raise TypeError(f"a lease's {name} must be a number but is {getattr(self, name)!r}")
 
     def is_live(self, now: float) -> bool:
         return now < self.expires_at
@@ -115,7 +118,7 @@ def read_leases(directory: CheckpointDirectory) -> list[Lease]:
             leases.append(Lease(**json.loads(path.read_bytes())))
         except FileNotFoundError:
             continue  # released meanwhile
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise CorruptCheckpointError(
                 f"{path}: must be a lease but is not ({error}): remove it if its reader is gone"
             ) from error

@@ -40,7 +40,7 @@ class FileEntry:
 
     def __post_init__(self) -> None:
         parts = PurePosixPath(self.path).parts
-        if not parts or self.path.startswith("/") or ".." in parts:
+        if not parts or self.path.startswith("/") or ".." in parts or "\0" in self.path:
             raise CheckpointError(
                 f"a file's path must be inside the checkpoint directory but is {self.path!r}"
             )
@@ -145,6 +145,8 @@ class Manifest:
                 f"{where}: num_shards must be at least 1, it is {self.num_shards}"
             )
         for table in self.tables:
+            if not isinstance(table, dict):
+                raise CheckpointError(f"{where}: a table must be an object but is {table!r:.60}")
             missing = {"name", "dim", "optimizer", "group"} - table.keys()
             if missing:
                 raise CheckpointError(f"{where}: table {table} must have {sorted(missing)}")
@@ -186,8 +188,8 @@ def from_json(data: bytes, path: Path) -> Manifest:
       CheckpointError: a newer embedps wrote them.
     """
     try:
-        content = json.loads(data)
-    except ValueError as error:
+        content = json.loads(data, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
         raise CorruptCheckpointError(f"{path}: must be JSON but is not: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CorruptCheckpointError(f"{path}: field 'format' must be {FORMAT!r}: not a manifest")
@@ -197,7 +199,10 @@ def from_json(data: bytes, path: Path) -> Manifest:
             f"{path}: its version is {version}, this embedps reads up to {VERSION}: upgrade"
         )
     stored = content.pop("xxh3_64", None)
-    computed = io.checksum_bytes(_canonical(content))
+    try:
+        computed = io.checksum_bytes(_canonical(content))
+    except ValueError as error:  # 1e999 is read as an infinity
+        raise CorruptCheckpointError(f"{path}: must be JSON but is not: {error}") from error
     if stored != computed:
         raise CorruptCheckpointError(
             f"{path}: field 'xxh3_64': expected {computed}, found {stored}"
@@ -219,8 +224,12 @@ def from_json(data: bytes, path: Path) -> Manifest:
         )
     except CorruptCheckpointError:
         raise
-    except CheckpointError as error:
+    except (CheckpointError, OverflowError) as error:
         raise CorruptCheckpointError(f"{path}: {error}") from error
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 class _Fields:

@@ -124,7 +124,8 @@ def encoding_of(path: Path | str, schema: pa.Schema) -> tuple[Encoding, int]:
     Raises:
       CorruptCheckpointError: it says nothing that is known.
     """
-    metadata = {k.decode(): v.decode(errors="replace") for k, v in (schema.metadata or {}).items()}
+    found = schema.metadata or {}
+    metadata = {k.decode(errors="replace"): v.decode(errors="replace") for k, v in found.items()}
     version = metadata.get(_VERSION.decode(), "none")
     if version == "1":
         return FLOAT32, 0

@@ -29,7 +29,7 @@ def read_row_file(path: Path | str) -> pa.Table:
         with io.open_arrow(as_path(path)) as source:
             table = pa.ipc.open_file(source).read_all()
         table.validate(full=True)  # an index out of its dictionary would be followed
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: names not of UTF-8
         raise CorruptCheckpointError(f"{path}: cannot be read as a row file: {error}") from error
     check_schema(path, table.schema)
     for name in table.column_names:

@@ -220,9 +220,17 @@ class TypedListColumn final : public ListColumn {
     ForEachRow(rows, [](int64_t) {}, [] {});
   }
 
-  void Read(int64_t rows, std::vector<int64_t>* values, std::vector<int64_t>* ends) override {
+  void Read(int64_t rows, size_t max_values, std::vector<int64_t>* values,
+            std::vector<int64_t>* ends) override {
     ForEachRow(
-        rows, [values](int64_t value) { values->push_back(value); },
+        rows,
+        [&](int64_t value) {
+          if (values->size() >= max_values) {
+            throw DataError("column '" + name_ + "' must hold at most " +
+                            std::to_string(max_values) + " ids in the rows shuffled together");
+          }
+          values->push_back(value);
+        },
         [values, ends] { ends->push_back(static_cast<int64_t>(values->size())); });
   }
 

@@ -49,8 +49,10 @@ class ListColumn {
   virtual const std::string& name() const = 0;
   virtual void StartRowGroup(parquet::RowGroupReader* group) = 0;
   virtual void Skip(int64_t rows) = 0;
-  // Appends the values of `rows` lists and, for each, where it ends in `values`.
-  virtual void Read(int64_t rows, std::vector<int64_t>* values, std::vector<int64_t>* ends) = 0;
+  // Appends the values of `rows` lists and, for each, where it ends in `values`, which must not
+  // grow past `max_values`: a DataError.
+  virtual void Read(int64_t rows, size_t max_values, std::vector<int64_t>* values,
+                    std::vector<int64_t>* ends) = 0;
 };
 
 // What a null becomes: the given value or, if nulls are not allowed, a DataError.

@@ -1,6 +1,7 @@
 #include "embedps/kernels/unit_reader.h"
 
 #include <arrow/io/file.h>
+#include <arrow/memory_pool.h>
 #include <parquet/exception.h>
 #include <parquet/file_reader.h>
 #include <parquet/metadata.h>
@@ -27,6 +28,11 @@ namespace {
 
 constexpr int64_t kMinBlockRows = 8192;
 constexpr int64_t kReadBufferBytes = 256 << 10;  // of each column
+// What a file may have decoded at once: a page's header can ask for 2 GiB whatever its file holds.
+constexpr int64_t kMaxDecodedBytes = int64_t{1} << 30;
+constexpr size_t kMaxListIds = size_t{1}
+                               << 27;           // of a column, in a block: run lengths cost nothing
+constexpr int64_t kMaxThriftItems = 1'000'000;  // Parquet's own default
 
 std::atomic<int64_t> live_readers{0};
 
@@ -118,7 +124,7 @@ class Columns {
     }
     for (size_t c = 0; c < ids_.size(); ++c) ids_[c]->Read(rows, block->ids[c].data() + at);
     for (size_t c = 0; c < lists_.size(); ++c) {
-      lists_[c]->Read(rows, &block->lists[c].values, &block->lists[c].row_splits);
+      lists_[c]->Read(rows, kMaxListIds, &block->lists[c].values, &block->lists[c].row_splits);
     }
     block->num_rows += rows;
   }
@@ -204,7 +210,10 @@ Status CheckOptions(const UnitReaderOptions& options) {
 
 class ParquetUnitReader final : public UnitReader {
  public:
-  explicit ParquetUnitReader(UnitReaderOptions options) : options_(std::move(options)) {
+  explicit ParquetUnitReader(UnitReaderOptions options)
+      : options_(std::move(options)),
+        own_pool_(arrow::default_memory_pool()),
+        pool_(&own_pool_, kMaxDecodedBytes) {
     ++live_readers;
   }
 
@@ -228,7 +237,7 @@ class ParquetUnitReader final : public UnitReader {
       const bool absent = error == ENOENT || error == ENOTDIR;
       return absent ? Status::NotFound(message) : Status::IoError(message);
     }
-    EMBEDPS_RETURN_IF_ERROR(Guard([this] { OpenFile(); }));
+    EMBEDPS_RETURN_IF_ERROR(Guard([&] { OpenFile(attributes.st_size); }));
     EMBEDPS_RETURN_IF_ERROR(CheckRange());
     thread_ = std::thread([this] { Produce(); });
     return Status::Ok();
@@ -271,10 +280,14 @@ class ParquetUnitReader final : public UnitReader {
     }
   }
 
-  void OpenFile() {
+  void OpenFile(int64_t file_bytes) {
     std::shared_ptr<arrow::io::ReadableFile> source;
-    PARQUET_ASSIGN_OR_THROW(source, arrow::io::ReadableFile::Open(options_.path));
-    parquet::ReaderProperties properties;
+    PARQUET_ASSIGN_OR_THROW(source, arrow::io::ReadableFile::Open(options_.path, &pool_));
+    parquet::ReaderProperties properties(&pool_);
+    // An item takes a byte at least; room for as many as its count says is made before they are
+    // read.
+    properties.set_thrift_container_size_limit(
+        static_cast<int32_t>(std::min(kMaxThriftItems, std::max<int64_t>(1, file_bytes))));
     properties.enable_buffered_stream();  // else a whole column chunk is held
     properties.set_buffer_size(kReadBufferBytes);
     properties.set_page_checksum_verification(true);
@@ -393,6 +406,8 @@ class ParquetUnitReader final : public UnitReader {
   }
 
   const UnitReaderOptions options_;
+  arrow::ProxyMemoryPool own_pool_;  // counts this reader's own bytes, which the cap is on
+  arrow::CappedMemoryPool pool_;
 
   // The thread's own, once it runs.
   std::unique_ptr<parquet::ParquetFileReader> file_;

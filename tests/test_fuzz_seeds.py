@@ -1,0 +1,87 @@
+"""What the fuzzers begin with and what they found, given to every reader again."""
+
+import os
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from embedps.checkpoint.manifest import from_json
+from embedps.errors import CorruptCheckpointError
+from embedps.kernels import build
+from tools.fuzz_seeds import SEEDS
+from tools.fuzz_targets import TARGETS, call
+from tools.sanitize import linked_sources
+
+CHANGES = 60
+
+
+def seeds(folder: str) -> list[Path]:
+    found = sorted((SEEDS / folder).iterdir())
+    assert found
+    return found
+
+
+def changed(data: bytes, rng: random.Random) -> bytes:
+    """With some bytes changed, and perhaps cut short."""
+    some = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        if some:
+            some[rng.randrange(len(some))] = rng.randrange(256)
+    return bytes(some[: rng.randrange(len(some) + 1)] if rng.random() < 0.3 else some)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_python_reader_reads_or_refuses_every_seed_and_its_changes(target):
+    for path in seeds(target):
+        data = path.read_bytes()
+        call(TARGETS[target], data)
+        rng = random.Random(data)
+        for _ in range(CHANGES):
+            call(TARGETS[target], changed(data, rng))
+
+
+# A dataset is refused in the end: for its shards, which are not there.
+@pytest.mark.parametrize("target", sorted(TARGETS.keys() - {"dataset"}))
+def test_seed_that_is_no_finding_is_read(target):
+    """A seed that were refused at its first byte would teach a fuzzer nothing."""
+    for path in seeds(target):
+        if not path.name.startswith("found-"):
+            TARGETS[target](path.read_bytes())
+
+
+@pytest.mark.parametrize(
+    "path", sorted((SEEDS / "manifest").glob("found-*")), ids=lambda path: path.stem
+)
+def test_manifest_that_once_crashed_the_reader_is_refused(path):
+    with pytest.raises(CorruptCheckpointError, match=path.name):
+        from_json(path.read_bytes(), path)
+
+
+@pytest.mark.parametrize("name", ["row_file_fuzz_test", "unit_reader_fuzz_test"])
+def test_kernels_reader_reads_or_refuses_every_seed_and_its_changes(name, tmp_path):
+    """As the kernels are built for use; `make sanitize` does it under the sanitizers too."""
+    if not (build.HERE / "_build").is_dir():
+        pytest.skip("the kernels were built elsewhere, by Bazel, which runs these tests itself")
+    build.build()
+    source, *linked = linked_sources(build.HERE / f"{name}.cc")
+    objects = [str(build.HERE / "_build" / f"{path.stem}.o") for path in linked]
+    program = tmp_path / name
+    libraries = [str(build.arrow_library(stem)) for stem in ("libparquet", "libarrow")]
+    libraries += [f"-Wl,-rpath,{build.package_dir('pyarrow')}", "-pthread"]
+    command = [os.environ.get("CXX", "g++"), *build.compile_flags(source), str(source), *objects]
+    subprocess.run([*command, "-o", str(program), *libraries], check=True)
+    # Freed and fresh memory is filled with a pattern: what is read from it is then seen.
+    environment = {**os.environ, "MALLOC_PERTURB_": "165", "ARROW_DEFAULT_MEMORY_POOL": "system"}
+    done = subprocess.run(
+        [program],
+        cwd=SEEDS.parents[1],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "seeds" in done.stdout

@@ -1,0 +1,122 @@
+"""Fuzzes the readers of what comes from outside: `python -m tools.fuzz --secs 600 [TARGET...]`.
+
+C++ targets are the *_fuzz_test.cc of embedps/kernels, built by clang with libFuzzer, ASan and
+UBSan; Python targets those of tools/fuzz_targets.py, run by atheris. Install both first:
+
+    apt-get install clang-19 libclang-rt-19-dev; pip install atheris
+
+It begins with tests/fuzz_seeds and keeps what it learned in build/fuzz/corpus. What it finds is
+in build/fuzz/found: once mended, copy it to tests/fuzz_seeds/<target>/found-..., which the tests
+replay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from embedps.kernels import build
+from tools.fuzz_seeds import SEEDS
+from tools.sanitize import linked_sources
+
+WORK = build.ROOT / "build" / "fuzz"
+_FLAGS = (
+    "-DEMBEDPS_LIBFUZZER",
+    "-fsanitize=fuzzer,address,undefined",
+    "-Wno-unknown-warning-option",
+)
+_MAX_MB = 1100  # the readers' own cap on a file's decoded pages is 1 GiB
+_FOLDERS = {"row_file_fuzz_test": "row_file", "unit_reader_fuzz_test": "parquet"}
+
+
+def build_target(test: Path, compiler: str) -> Path:
+    """Compiles and links a C++ target."""
+    folder = WORK / "bin"
+    folder.mkdir(parents=True, exist_ok=True)
+    objects = []
+    for source in linked_sources(test):
+        target = folder / f"{source.stem}.o"
+        command = [compiler, *build.compile_flags(source), *_FLAGS, "-O1", "-g"]
+        if not target.exists() or target.stat().st_mtime < _newest(source):
+            subprocess.run([*command, "-c", str(source), "-o", str(target)], check=True)
+        objects.append(str(target))
+    libraries = [str(build.arrow_library(stem)) for stem in ("libparquet", "libarrow")]
+    libraries += [f"-Wl,-rpath,{build.package_dir('pyarrow')}"]
+    program = folder / test.stem
+    subprocess.run([compiler, *_FLAGS, *objects, "-o", str(program), *libraries], check=True)
+    return program
+
+
+def _newest(source: Path) -> float:
+    return max(path.stat().st_mtime for path in [source, *build.HERE.glob("*.h")])
+
+
+def fuzz(name: str, command: list[str], folder: str, secs: int) -> bool:
+    """Runs one target for so long; whether it found nothing."""
+    corpus, found = WORK / "corpus" / name, WORK / "found" / name
+    corpus.mkdir(parents=True, exist_ok=True)
+    found.mkdir(parents=True, exist_ok=True)
+    options = [
+        f"-max_total_time={secs}",
+        f"-artifact_prefix={found}/",
+        "-max_len=16384",
+        "-timeout=20",
+        "-print_final_stats=1",
+        "-verbosity=0",
+    ]
+    began = time.monotonic()
+    with open(WORK / f"{name}.log", "w") as log:
+        done = subprocess.run(
+            [*command, *options, str(corpus), str(SEEDS / folder)],
+            env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system"},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    text = (WORK / f"{name}.log").read_text(errors="replace")
+    runs = re.search(r"number_of_executed_units: *(\d+)", text)
+    took = time.monotonic() - began
+    outcome = "no crash" if done.returncode == 0 else f"exit {done.returncode}: see {log.name}"
+    print(f"{name:24} {runs[1] if runs else '?':>10} runs in {took:.0f} s: {outcome}", flush=True)
+    return done.returncode == 0
+
+
+def main() -> int:
+    """Returns 0 if no target found anything."""
+    from tools.fuzz_targets import TARGETS
+
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.fuzz",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    names = [*_FOLDERS, *TARGETS]
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(names))
+    parser.add_argument("--secs", type=int, default=600, help="of each target (default: 600)")
+    options = parser.parse_args()
+    unknown = sorted(set(options.targets) - set(names))
+    compiler = shutil.which(os.environ.get("CLANGXX", "clang++-19"))
+    if unknown or compiler is None:
+        why = f"no target {unknown}" if unknown else "needs clang++-19 on the PATH, or CLANGXX"
+        print(f"tools.fuzz: {why}", file=sys.stderr)
+        return 2
+    passed = True
+    for name in options.targets or names:
+        if name in _FOLDERS:
+            program = build_target(build.HERE / f"{name}.cc", compiler)
+            limits = [f"-malloc_limit_mb={_MAX_MB}", "-rss_limit_mb=4096"]
+            passed &= fuzz(name, [str(program), *limits], _FOLDERS[name], options.secs)
+        else:
+            command = [sys.executable, "-m", "tools.fuzz_python", name]
+            passed &= fuzz(name, command, name, options.secs)
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

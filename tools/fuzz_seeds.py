@@ -1,0 +1,237 @@
+"""Writes the fuzzers' seeds, small valid files of each format: `python -m tools.fuzz_seeds`.
+
+They go to tests/fuzz_seeds/<target>/; what a fuzzer found lies beside them, by a name that begins
+with `found-`, and stays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embedps.checkpoint.dense import write_dense
+from embedps.checkpoint.lease import Lease
+from embedps.checkpoint.manifest import FileEntry, Manifest, SaveSet, to_json
+from embedps.checkpoint.quantize import Encoding, encode
+from embedps.dataset import CategoricalFeature, DataFile, Dataset, NumericFeature, Split
+
+SEEDS = Path(__file__).resolve().parents[1] / "tests" / "fuzz_seeds"
+_TABLES = ("C1", "C2")
+_CHECKSUM = "0123456789abcdef"
+
+
+def main() -> int:
+    """Writes all of them anew."""
+    for write in (_row_files, _parquet, _dense, _manifests, _datasets, _leases, _runs, _scores):
+        write()
+    return 0
+
+
+def _folder(target: str) -> Path:
+    folder = SEEDS / target
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _row_files() -> None:
+    def floats(width: int) -> pa.DataType:
+        return pa.list_(pa.field("item", pa.float32(), nullable=False), width)
+
+    types = {
+        "table": pa.dictionary(pa.int16(), pa.string()),
+        "id": pa.int64(),
+        "embedding": floats(2),
+        "accumulator": floats(1),
+        "last_step": pa.uint32(),
+        "frequency": pa.uint32(),
+        "removed": pa.bool_(),
+    }
+    metadata = {"embedps.row_file": "1", "embedps.num_tables": str(len(_TABLES))}
+    metadata |= {f"embedps.table.{i}": name for i, name in enumerate(_TABLES)}
+    schema = pa.schema([pa.field(n, t, nullable=False) for n, t in types.items()], metadata)
+    rows = 5
+    values = pa.array(np.arange(2 * rows, dtype=np.float32))
+    arrays = [
+        pa.DictionaryArray.from_arrays(pa.array([0, 1, 0, 1, 1], pa.int16()), list(_TABLES)),
+        pa.array([3, -1, 2**63 - 1, 0, -(2**63)], pa.int64()),
+        pa.FixedSizeListArray.from_arrays(values, type=types["embedding"]),
+        pa.FixedSizeListArray.from_arrays(values[:rows], type=types["accumulator"]),
+        pa.array(range(rows), pa.uint32()),
+        pa.array(range(rows), pa.uint32()),
+        pa.array([False, False, True, False, True]),
+    ]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    for encoding in (
+        Encoding(rows="int8"),
+        Encoding(rows="int4", slots="bfloat16"),
+        Encoding(slots="bfloat16"),
+    ):
+        encoded = encode(pa.table(batch), encoding)
+        path = _folder("row_file") / f"{encoding.rows}_{encoding.slots}.arrow"
+        with pa.ipc.new_file(path, encoded.schema) as out:
+            out.write_table(encoded)
+    for name, compression, batches in (
+        ("none", None, 2),
+        ("lz4", "lz4", 1),
+        ("zstd", "zstd", 1),
+        ("empty", None, 0),
+    ):
+        options = pa.ipc.IpcWriteOptions(compression=compression)
+        with pa.ipc.new_file(_folder("row_file") / f"{name}.arrow", schema, options=options) as out:
+            for _ in range(batches):
+                out.write_batch(batch)
+
+
+def _parquet() -> None:
+    rows = 40
+    numbers = np.arange(rows)
+    ragged = [[int(i)] * (i % 3) for i in numbers]
+    table = pa.table(
+        {
+            "label": pa.array(numbers % 2, pa.float32()),
+            "float": pa.array([None if i % 5 == 0 else i / 2 for i in numbers], pa.float32()),
+            "double": pa.array(numbers / 3, pa.float64()),
+            "small": pa.array(numbers % 7, pa.int32()),
+            "flag": pa.array(numbers % 2 == 0),
+            "id": pa.array([None if i % 11 == 0 else i for i in numbers.tolist()], pa.int64()),
+            "unsigned": pa.array(numbers, pa.uint32()),
+            "list": pa.array([None if i % 13 == 0 else r for i, r in enumerate(ragged)]),
+            "short_list": pa.array(ragged, pa.list_(pa.int32())),
+        }
+    )
+    forms: dict[str, dict[str, Any]] = {
+        "plain": {"compression": "none", "use_dictionary": False},
+        "dictionary": {"compression": "snappy"},
+        "zstd": {"compression": "zstd", "write_page_checksum": True},
+        "pages_v2": {"compression": "zstd", "data_page_version": "2.0", "data_page_size": 64},
+        "gzip": {"compression": "gzip", "use_dictionary": False},
+        "delta": {
+            "compression": "none",
+            "use_dictionary": False,
+            "column_encoding": {
+                "id": "DELTA_BINARY_PACKED",
+                "unsigned": "DELTA_BINARY_PACKED",
+                "float": "BYTE_STREAM_SPLIT",
+                "double": "BYTE_STREAM_SPLIT",
+            },
+        },
+    }
+    for name, form in forms.items():
+        path = _folder("parquet") / f"{name}.parquet"
+        pq.write_table(table, path, row_group_size=25, write_statistics=False, **form)
+
+
+def _dense() -> None:
+    arrays: dict[str, np.ndarray] = {
+        "0000": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "0001": np.array(7, np.int64),
+        "0002": np.ones(3, ml_dtypes.bfloat16),
+        "0003": np.zeros([0, 2]),
+    }
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        for file, some in (("all", arrays), ("none", {})):
+            write_dense(root / "dense.arrow", some, root=root)
+            (_folder("dense") / f"{file}.arrow").write_bytes((root / "dense.arrow").read_bytes())
+
+
+def _manifests() -> None:
+    def entry(path: str) -> FileEntry:
+        return FileEntry(path=path, bytes=100, rows=2, removed=1, xxh3_64=_CHECKSUM)
+
+    def save(kind: Any, number: int) -> SaveSet:
+        files = tuple(entry(f"{kind}-{number}/g/shard-{i}-of-2.arrow") for i in range(2))
+        return SaveSet(kind=kind, number=number, step=10 * number, files=files)
+
+    ledger = {
+        "dataset": "0" * 32,
+        "units_per_epoch": 4,
+        "prefix": 2,
+        "beyond": [3],
+        "doing": [2],
+        "repeated": 1,
+    }
+    tables = {"name": "C1", "dim": 2, "optimizer": {"kind": "adagrad"}, "group": "g"}
+    manifest = Manifest(
+        number=3,
+        step=30,
+        wall_time=1.7e9,
+        chain=(save("base", 1), save("delta", 3)),
+        dense=entry("dense-3/dense.arrow"),
+        ledger=ledger,
+        tables=(tables,),
+        num_shards=2,
+        progress={"examples": 5},
+    )
+    for name, each in (
+        ("chain", manifest),
+        ("base", dataclasses.replace(manifest, chain=manifest.chain[:1], dense=None, final=True)),
+    ):
+        (_folder("manifest") / f"{name}.json").write_bytes(to_json(each))
+    content = json.loads(to_json(manifest))
+    for name, change in (
+        ("found-infinity", {"wall_time": "1e999"}),
+        ("found-nan", {"progress": "NaN"}),
+        ("found-table-number", {"tables": "[1]"}),
+        ("found-long-time", {"wall_time": "1" + "0" * 400}),
+        ("found-nested", {"progress": "[" * 3000 + "]" * 3000}),
+    ):
+        text = json.dumps(content | dict.fromkeys(change, "@"))
+        (_folder("manifest") / f"{name}.json").write_text(
+            text.replace('"@"', next(iter(change.values())))
+        )
+
+
+def _datasets() -> None:
+    file = DataFile(path="train/a.parquet", rows=4, bytes=9, xxh3_64=_CHECKSUM, row_groups=(3, 1))
+    with tempfile.TemporaryDirectory() as name:
+        dataset = Dataset(
+            directory=Path(name),
+            numeric=(NumericFeature(name="I1"),),
+            categorical=(CategoricalFeature(name="C1", cardinality=3),),
+            schema={"label": "float", "I1": "float", "C1": "int64"},
+            splits={"train": Split(rows=4, positives=2, files=(file,))},
+        )
+        (_folder("dataset") / "dataset.json").write_bytes(dataset.save().read_bytes())
+
+
+def _leases() -> None:
+    lease = Lease(
+        name="reader",
+        holder="evaluator",
+        pid=7,
+        host="localhost",
+        number=3,
+        acquired_at=1.0,
+        expires_at=2.0,
+    )
+    content = json.dumps(dataclasses.asdict(lease))
+    (_folder("lease") / "lease.json").write_text(content)
+
+
+def _runs() -> None:
+    from models import dlrm
+
+    content = {
+        "train": {"data": "data", "model_dir": "model"},
+        "model": dataclasses.asdict(dlrm.Config()),
+    }
+    (_folder("run") / "config.json").write_text(json.dumps(content))
+
+
+def _scores() -> None:
+    line = {"number": 3, "step": 9, "auc": None, "logloss": 0.5, "examples": 4}
+    text = json.dumps(line) + "\n" + json.dumps(line | {"number": 4, "auc": 0.7}) + "\n"
+    (_folder("evaluation") / "evaluation.jsonl").write_text(text)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,118 @@
+"""What the Python fuzzers call: a reader of each format, given any bytes.
+
+A target returns, or raises an EmbedpsError that says what is wrong; anything else is a finding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from embedps.checkpoint import io
+from embedps.checkpoint.dense import read_dense
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.lease import read_leases
+from embedps.checkpoint.manifest import from_json, to_json
+from embedps.checkpoint.rows import read_row_file
+from embedps.dataset import Dataset
+from embedps.errors import EmbedpsError
+from embedps.summary import read_evaluations
+
+
+def manifest(data: bytes) -> None:
+    """A manifest as it is, then with the checksum that its content should have."""
+    for each in (data, _signed(data)):
+        with contextlib.suppress(EmbedpsError):
+            read = from_json(each, Path("00000003.json"))
+            if from_json(to_json(read), Path("again")) != read:
+                raise AssertionError("a manifest that is read must be written and read again")
+
+
+def _signed(data: bytes) -> bytes:
+    try:
+        content = json.loads(data)
+        content.pop("xxh3_64", None)
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        content["xxh3_64"] = io.checksum_bytes(canonical.encode())
+        return json.dumps(content).encode()
+    except (ValueError, RecursionError, AttributeError, TypeError):
+        return data
+
+
+def row_file(data: bytes) -> None:
+    """A row file, by the Python reader."""
+    with _in_memory(data) as path:
+        read_row_file(path)
+
+
+def dense(data: bytes) -> None:
+    """A dense file."""
+    with _in_memory(data) as path:
+        read_dense(path)
+
+
+def dataset(data: bytes) -> None:
+    """A `_dataset.json`."""
+    with _in_folder("_dataset.json", data) as folder:
+        Dataset.open(folder)
+
+
+def lease(data: bytes) -> None:
+    """A lease."""
+    with _in_folder("leases/reader.json", data) as folder:
+        for each in read_leases(CheckpointDirectory(folder)):
+            each.is_live(1.5)
+
+
+def run(data: bytes) -> None:
+    """A run's config.json, which names the model's module."""
+    from embedps.runs import read_run
+
+    with _in_folder("config.json", data) as folder:
+        read_run(folder)
+
+
+def evaluation(data: bytes) -> None:
+    """An evaluation.jsonl."""
+    with _in_folder("evaluation.jsonl", data) as folder:
+        for each in read_evaluations(folder):
+            each["number"] + each["step"]
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    each.__name__: each for each in (manifest, row_file, dense, dataset, lease, run, evaluation)
+}
+
+
+def call(target: Callable[[bytes], Any], data: bytes) -> None:
+    """Calls a target; a refusal is as good as a result."""
+    with contextlib.suppress(EmbedpsError):
+        target(data)
+
+
+@contextlib.contextmanager
+def _in_memory(data: bytes) -> Iterator[Path]:
+    descriptor = os.memfd_create("fuzz")
+    try:
+        os.write(descriptor, data)
+        yield Path(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _in_folder(name: str, data: bytes) -> Iterator[Path]:
+    """A folder of this process that holds one file."""
+    folder = Path(tempfile.gettempdir()) / f"embedps-fuzz-{os.getpid()}"
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    try:
+        yield folder
+    finally:
+        path.unlink(missing_ok=True)

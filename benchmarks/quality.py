@@ -1,8 +1,9 @@
 """What training reaches on generated logs: `python -m benchmarks.quality --run DIR`.
 
-Trains DLRM for one epoch embedded and on a local cluster of 2 parameter servers and 2 workers, and
-scores the last checkpoint of each restored onto 1, 2 and 5 shards. Takes what `make train` left in
-RUN: logs/clicks.tsv.gz.json, whose best_auc is what the true probabilities reach, and dataset/.
+Trains DLRM for one epoch embedded, embedded in bfloat16, and on a local cluster of 2 parameter
+servers and 2 workers, and scores the last checkpoint of each restored onto 1, 2 and 5 shards. Takes
+what `make train` left in RUN: logs/clicks.tsv.gz.json, whose best_auc is what the true
+probabilities reach, and dataset/.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ from embedps import flags
 from embedps.errors import EmbedpsError, UsageError
 from embedps.summary import read_evaluations
 
-MODES = {"embedded": [], "2 PS + 2 workers": ["--num-ps", "2", "--num-workers", "2"]}
+MODES = {
+    "embedded": [],
+    "embedded, bfloat16": ["--compute-dtype", "bfloat16"],
+    "2 PS + 2 workers": ["--num-ps", "2", "--num-workers", "2"],
+}
 SHARDS = (1, 2, 5)
 
 
@@ -75,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, extra in MODES.items():
-            model_dir = Path(folder) / name.replace(" ", "")
+            model_dir = Path(folder) / name.replace(" ", "").replace(",", "-")
             results[name] = train(options.run / "dataset", model_dir, *extra)
 
     best = planted["best_auc"]

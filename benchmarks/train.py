@@ -35,10 +35,12 @@ Run = Callable[[], int]
 """Trains on all examples once; says how many they were."""
 
 
-def embedps_run(path: Path, rows: int, *, batch: int, sparse: str, dense: str) -> Run:
+def embedps_run(
+    path: Path, rows: int, *, batch: int, sparse: str, dense: str, compute_dtype: str = "float32"
+) -> Run:
     """Ours: the trainer's unit on one thread of the embedded cluster."""
     cluster = EmbeddedCluster()
-    config = Config(sparse_optimizer=sparse)
+    config = Config(sparse_optimizer=sparse, compute_dtype=compute_dtype)
     names = [f"C{i + 1}" for i in range(len(CARDINALITIES))]
     optimizer = make_optimizer(sparse)
     recommender = Recommender(
@@ -53,7 +55,7 @@ def embedps_run(path: Path, rows: int, *, batch: int, sparse: str, dense: str) -
         recommender.tables,
         recommender.features,
         devices=cluster.shard_devices,
-        container=f"benchmark-{sparse}",
+        container=f"benchmark-{sparse}-{compute_dtype}",
     )
     network = recommender.build_network()
     unit_rows = 16 * batch

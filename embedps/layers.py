@@ -1,25 +1,134 @@
 """Layers of a dense network whose plain-TensorFlow twins spend most of their time moving bytes."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
+import tensorflow_recommenders as tfrs
 
 from embedps import kernels
+from embedps.errors import UsageError
+
+COMPUTE_DTYPES = ("float32", "bfloat16")
 
 
-def dot_interaction(features: Sequence[tf.Tensor]) -> tf.Tensor:
+def check_compute_dtype(name: str) -> None:
+    """Refuses what is not a dtype to compute in.
+
+    Raises:
+      UsageError: it is not one of COMPUTE_DTYPES.
+    """
+    if name not in COMPUTE_DTYPES:
+        raise UsageError(f"compute_dtype must be one of {', '.join(COMPUTE_DTYPES)} but got {name}")
+
+
+class MLP(tfrs.layers.blocks.MLP):
+    """Dense layers with ReLU between them, over inputs side by side.
+
+    The weights are float32, with the names and first values of tfrs.layers.blocks.MLP. In bfloat16
+    all layers are one op forward and one backward: products of bfloat16, summed in float32;
+    activations and the gradients between layers are bfloat16, the weights' gradients float32.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[int],
+        *,
+        final_activation: str | None = None,
+        compute_dtype: str = "float32",
+        out_dtype: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Declares the layers.
+
+        Args:
+          units: outputs of each layer.
+          final_activation: "relu" or None, of the last layer.
+          compute_dtype: one of COMPUTE_DTYPES.
+          out_dtype: of the output; by default the compute dtype.
+
+        Raises:
+          UsageError: a dtype or the final activation is not one of these.
+        """
+        check_compute_dtype(compute_dtype)
+        check_compute_dtype(out_dtype or compute_dtype)
+        if final_activation not in (None, "relu"):
+            raise UsageError(f"final_activation must be None or 'relu' but got {final_activation}")
+        # Inputs come as they are: a cast of what is bfloat16 already would only cost time.
+        super().__init__(list(units), final_activation=final_activation, autocast=False, **kwargs)
+        self._final_relu = final_activation == "relu"
+        self._in_bfloat16 = compute_dtype == "bfloat16"
+        self._out_dtype = tf.as_dtype(out_dtype or compute_dtype)
+
+    def build(self, input_shape: Any) -> None:
+        """Makes the weights, named as a call of the layers would."""
+        shapes = [input_shape] if isinstance(input_shape, tf.TensorShape) else input_shape
+        width = sum(shape[-1] for shape in shapes)
+        for layer in self._sublayers:
+            with tf.name_scope(layer.name):
+                layer.build(tf.TensorShape([None, width]))
+            width = layer.units
+        super().build(input_shape)
+
+    def call(self, inputs: tf.Tensor | Sequence[tf.Tensor]) -> tf.Tensor:
+        """Computes the layers.
+
+        Args:
+          inputs: float32 or bfloat16 [batch, n], or several of one batch.
+
+        Returns:
+          out_dtype [batch, units[-1]].
+        """
+        several = [inputs] if tf.is_tensor(inputs) else list(inputs)
+        if self._in_bfloat16:
+            out, _ = kernels.load().embedps_mlp(
+                inputs=several,
+                kernels=[layer.kernel for layer in self._sublayers],
+                biases=[layer.bias for layer in self._sublayers],
+                final_relu=self._final_relu,
+                out_type=self._out_dtype,
+            )
+            return out
+        several = [tf.cast(x, tf.float32) for x in several]
+        x = several[0] if len(several) == 1 else tf.concat(several, axis=1)
+        return tf.cast(super().call(x), self._out_dtype)
+
+
+@tf.RegisterGradient("EmbedpsMlp")
+def _mlp_gradient(op: tf.Operation, upstream: tf.Tensor, _: tf.Tensor) -> list[tf.Tensor]:
+    num_layers = op.get_attr("num_layers")
+    num_inputs = len(op.get_attr("input_types"))
+    inputs = list(op.inputs)
+    gradients = kernels.load().embedps_mlp_grad(
+        upstream=upstream,
+        inputs=inputs[:num_inputs],
+        kernels=inputs[num_inputs : num_inputs + num_layers],
+        saved=op.outputs[1],
+        final_relu=op.get_attr("final_relu"),
+    )
+    return [
+        *gradients.input_gradients,
+        *gradients.kernel_gradients,
+        *gradients.bias_gradients,
+    ]
+
+
+def dot_interaction(
+    features: Sequence[tf.Tensor], out_dtype: tf.DType | str = tf.float32
+) -> tf.Tensor:
     """Dot products of every pair of an example's vectors; differentiable.
 
     The same values in the same order as tfrs.layers.feature_interaction.DotInteraction(), without
     its batched square matrix, mask and gather.
 
     Args:
-      features: n >= 2 tensors, each float32 [batch, dim].
+      features: n >= 2 tensors, each float32 or bfloat16 [batch, dim].
+      out_dtype: float32 or bfloat16; products are summed in float32.
 
     Returns:
-      float32 [batch, n (n - 1) / 2]: vector i . vector j for each j < i, row by row.
+      out_dtype [batch, n (n - 1) / 2]: vector i . vector j for each j < i, row by row.
     """
-    return kernels.load().embedps_dot_interaction(features=list(features))
+    return kernels.load().embedps_dot_interaction(features=list(features), out_type=out_dtype)
 
 
 @tf.RegisterGradient("EmbedpsDotInteraction")

@@ -4,11 +4,10 @@ import dataclasses
 from typing import Any
 
 import tensorflow as tf
-import tensorflow_recommenders as tfrs
 
 from embedps.dataset import Dataset
 from embedps.errors import UsageError
-from embedps.layers import dot_interaction
+from embedps.layers import COMPUTE_DTYPES, MLP, check_compute_dtype, dot_interaction
 from embedps.recommender import Recommender
 from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.optimizers import make as make_optimizer
@@ -31,6 +30,13 @@ class Config:
         default="rowwise_adagrad",
         metadata={"help": "sgd, adagrad, rowwise_adagrad, lazy_adam or ftrl"},
     )
+    compute_dtype: str = dataclasses.field(
+        default="float32",
+        metadata={
+            "help": "of the dense network's products; weights and rows are float32",
+            "choices": COMPUTE_DTYPES,
+        },
+    )
 
     def __post_init__(self) -> None:
         for name in ("embedding_dim", "bottom_mlp", "top_mlp"):
@@ -38,6 +44,7 @@ class Config:
             if min(value if isinstance(value, tuple) else (value,), default=1) < 1:
                 raise UsageError(f"{name} must be at least 1 but got {value}")
         make_optimizer(self.sparse_optimizer)
+        check_compute_dtype(self.compute_dtype)
 
 
 class DLRM(tf.keras.Model):
@@ -45,10 +52,15 @@ class DLRM(tf.keras.Model):
 
     def __init__(self, config: Config, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._bottom = tfrs.layers.blocks.MLP(
-            units=[*config.bottom_mlp, config.embedding_dim], final_activation="relu"
+        self._interaction_dtype = config.compute_dtype
+        self._bottom = MLP(
+            [*config.bottom_mlp, config.embedding_dim],
+            final_activation="relu",
+            compute_dtype=config.compute_dtype,
         )
-        self._top = tfrs.layers.blocks.MLP(units=[*config.top_mlp, 1], final_activation=None)
+        self._top = MLP(
+            [*config.top_mlp, 1], compute_dtype=config.compute_dtype, out_dtype="float32"
+        )
 
     def call(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> tf.Tensor:
         """Scores a batch.
@@ -62,8 +74,8 @@ class DLRM(tf.keras.Model):
         """
         numerics = tf.where(tf.math.is_nan(numerics), tf.zeros_like(numerics), numerics)
         bottom = self._bottom(numerics)
-        interactions = dot_interaction([bottom, *embeddings.values()])
-        return self._top(tf.concat([bottom, interactions], axis=1))
+        interactions = dot_interaction([bottom, *embeddings.values()], self._interaction_dtype)
+        return self._top([bottom, interactions])
 
 
 def make(config: Config, dataset: Dataset) -> Recommender:

@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
-from embedps.layers import dot_interaction
+from embedps.errors import UsageError
+from embedps.layers import MLP, dot_interaction
 
 
 def _features(n: int, batch: int, dim: int) -> list[tf.Tensor]:
@@ -40,3 +41,130 @@ def test_dot_interaction_refuses_vectors_of_different_dims() -> None:
     features = [*_features(2, 4, 8), *_features(1, 4, 9)]
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"feature 2 is \[4,9\]"):
         dot_interaction(features)
+
+
+def _round(x: np.ndarray) -> np.ndarray:
+    """To bfloat16 and back, as float64."""
+    return x.astype(tf.bfloat16.as_numpy_dtype).astype(np.float64)
+
+
+def _mlp_twin(
+    x: np.ndarray,
+    kernels: list[np.ndarray],
+    biases: list[np.ndarray],
+    upstream: np.ndarray,
+    *,
+    final_relu: bool,
+) -> tuple[np.ndarray, np.ndarray, list[np.ndarray], list[np.ndarray]]:
+    """The layers in NumPy with bfloat16's roundings: output and the gradients of x and weights."""
+    inputs = [_round(x)]
+    rounded = [_round(k) for k in kernels]
+    last = len(kernels) - 1
+    for i, (kernel, bias) in enumerate(zip(rounded, biases, strict=True)):
+        y = inputs[-1] @ kernel + bias
+        if i < last or final_relu:
+            y = np.maximum(y, 0)
+        inputs.append(_round(y) if i < last else y)
+    gradient = _round(upstream)
+    if final_relu:
+        gradient = gradient * (inputs[-1] > 0)
+    kernel_gradients, bias_gradients = [], []
+    for i in range(last, -1, -1):
+        kernel_gradients.insert(0, inputs[i].T @ gradient)
+        bias_gradients.insert(0, gradient.sum(axis=0))
+        gradient = gradient @ rounded[i].T
+        if i:
+            gradient = _round(gradient * (inputs[i] > 0))
+    return inputs[-1], gradient, kernel_gradients, bias_gradients
+
+
+@pytest.mark.parametrize("batch", [1, 31, 64, 555])
+@pytest.mark.parametrize("widths", [(13, 512, 256, 64, 16), (367, 48, 1), (5, 3), (32, 32, 32)])
+@pytest.mark.parametrize("final_activation", [None, "relu"])
+def test_bfloat16_mlp_equals_its_twin_forward_and_backward(
+    batch: int, widths: tuple[int, ...], final_activation: str | None
+) -> None:
+    rng = np.random.default_rng(batch * 1000 + widths[0])
+    mlp = MLP(
+        widths[1:],
+        final_activation=final_activation,
+        compute_dtype="bfloat16",
+        out_dtype="float32",
+    )
+    # Two inputs side by side, one of each dtype where there are two columns.
+    left = widths[0] // 2
+    x = rng.normal(size=(batch, widths[0])).astype(np.float32)
+    x[:, :left] = _round(x[:, :left])
+    inputs = [tf.constant(x[:, :left], tf.bfloat16), tf.constant(x[:, left:])]
+    mlp(inputs)
+    for weight in mlp.trainable_variables:
+        weight.assign(rng.normal(scale=0.3, size=weight.shape))
+    upstream = rng.normal(size=(batch, widths[-1])).astype(np.float32)
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        out = mlp(inputs)
+        loss = tf.reduce_sum(out * upstream)
+    input_gradients, weight_gradients = tape.gradient(loss, (inputs, mlp.trainable_variables))
+    weights = [w.numpy() for w in mlp.trainable_variables]
+    twin = _mlp_twin(
+        x, weights[::2], weights[1::2], upstream, final_relu=final_activation == "relu"
+    )
+
+    def close(ours: tf.Tensor, theirs: np.ndarray) -> None:
+        # A sum that stands at a rounding's tie may fall to the other side: a last bit of bfloat16.
+        ours = tf.cast(ours, tf.float64).numpy()
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=0.02 * np.abs(theirs).max() + 1e-6)
+        assert np.abs(ours - theirs).mean() < 0.002 * np.abs(theirs).max() + 1e-6
+
+    close(out, twin[0])
+    close(tf.concat([tf.cast(g, tf.float32) for g in input_gradients], axis=1), twin[1])
+    for ours, theirs in zip(weight_gradients[::2], twin[2], strict=True):
+        close(ours, theirs)
+    for ours, theirs in zip(weight_gradients[1::2], twin[3], strict=True):
+        close(ours, theirs)
+
+
+def test_mlp_has_the_weights_of_tfrs_in_either_dtype() -> None:
+    names, shapes, values = [], [], []
+    for make in (
+        lambda: tfrs.layers.blocks.MLP(units=[8, 4], final_activation="relu", name="m"),
+        lambda: MLP([8, 4], final_activation="relu", name="m"),
+        lambda: MLP([8, 4], final_activation="relu", compute_dtype="bfloat16", name="m"),
+    ):
+        tf.keras.backend.clear_session()
+        tf.keras.utils.set_random_seed(7)
+        mlp = make()
+        x = tf.constant(np.random.default_rng(0).normal(size=(16, 6)), tf.float32)
+        values.append(tf.cast(mlp(x), tf.float32).numpy())
+        names.append([v.name for v in mlp.trainable_variables])
+        shapes.append([v.numpy().tolist() for v in mlp.trainable_variables])
+    assert names[0] == names[1] == names[2]
+    assert shapes[0] == shapes[1] == shapes[2]
+    np.testing.assert_array_equal(values[1], values[0])
+    np.testing.assert_allclose(values[2], values[0], atol=0.02)
+
+
+def test_mlp_refuses_inputs_that_its_weights_do_not_fit() -> None:
+    mlp = MLP([4], compute_dtype="bfloat16")
+    mlp(tf.zeros([2, 6]))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"kernel 0 must be \[7, units\]"):
+        mlp(tf.zeros([2, 7]))
+    with pytest.raises(UsageError, match="compute_dtype must be one of float32, bfloat16"):
+        MLP([4], compute_dtype="float16")
+
+
+@pytest.mark.parametrize("dim", [5, 16, 64])
+def test_bfloat16_dot_interaction_rounds_what_float32_gives(dim: int) -> None:
+    features = [tf.cast(x, tf.bfloat16) for x in _features(27, 37, dim)]
+    wide = [tf.cast(x, tf.float32) for x in features]
+    upstream = tf.cast(_features(1, 37, 27 * 13)[0], tf.bfloat16)
+    values, gradients = [], []
+    for inputs, dtype in ((features, tf.bfloat16), (wide, tf.float32)):
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            out = dot_interaction(inputs, dtype)
+        gradients.append(tape.gradient(out, inputs, output_gradients=tf.cast(upstream, dtype)))
+        values.append(out)
+    np.testing.assert_array_equal(values[0], tf.cast(values[1], tf.bfloat16))
+    for ours, theirs in zip(*gradients, strict=True):
+        np.testing.assert_array_equal(ours, tf.cast(theirs, tf.bfloat16))

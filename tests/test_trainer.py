@@ -117,6 +117,21 @@ def test_loss_falls_below_the_base_rates_entropy_and_from_epoch_to_epoch(tmp_pat
     assert summary["training"]["auc"] > 0.7
 
 
+def test_bfloat16_learns_as_float32_does_and_its_checkpoint_resumes_in_float32(tmp_path, dataset):
+    fields = {"sparse_learning_rate": 0.1, "dense_learning_rate": 0.01}
+    scores = {}
+    for dtype in ("float32", "bfloat16"):
+        recommender = dlrm.make(dataclasses.replace(TINY_DLRM, compute_dtype=dtype), dataset)
+        trainer = make_trainer(dataset, tmp_path / dtype, recommender=recommender, **fields)
+        scores[dtype] = trainer.run()["training"]
+    assert scores["bfloat16"] != scores["float32"]
+    assert scores["bfloat16"]["logloss"] == pytest.approx(scores["float32"]["logloss"], abs=2e-3)
+    dtypes = [[a.dtype for a in dense_of(tmp_path / name).values()] for name in scores]
+    assert dtypes[0] == dtypes[1]
+    resumed = make_trainer(dataset, tmp_path / "bfloat16", epochs=2, **fields).run()
+    assert resumed["training"]["logloss"] < scores["float32"]["logloss"]
+
+
 def test_summary_has_what_the_run_did(tmp_path, dataset):
     trainer = make_trainer(dataset, tmp_path, epochs=2)
     summary = trainer.run()

@@ -20,9 +20,13 @@ using tensorflow::shape_inference::DimensionHandle;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
+InteractionMatrix ToMatrix(const Tensor& tensor) {
+  return {tensor.data(), tensor.dtype() == tensorflow::DT_BFLOAT16};
+}
+
 // The features' vectors, which must all be [batch, dim].
 absl::Status ReadFeatures(OpKernelContext* context, OpInputList* inputs,
-                          std::vector<const float*>* features) {
+                          std::vector<InteractionMatrix>* features) {
   TF_RETURN_IF_ERROR(context->input_list("features", inputs));
   for (int i = 0; i < inputs->size(); ++i) {
     const Tensor& feature = (*inputs)[i];
@@ -32,7 +36,7 @@ absl::Status ReadFeatures(OpKernelContext* context, OpInputList* inputs,
           (*inputs)[0].shape().DebugString() + " and feature " + std::to_string(i) + " is " +
           feature.shape().DebugString());
     }
-    features->push_back(feature.flat<float>().data());
+    features->push_back(ToMatrix(feature));
   }
   return absl::OkStatus();
 }
@@ -41,12 +45,12 @@ absl::Status ReadFeatures(OpKernelContext* context, OpInputList* inputs,
 int64_t Cost(int64_t num_features, int64_t dim) { return num_features * num_features * dim / 8; }
 
 REGISTER_OP("EmbedpsDotInteraction")
-    .Input("features: num_features * float")
-    .Attr("num_features: int >= 2")
-    .Output("interactions: float")
+    .Input("features: feature_types")
+    .Attr("feature_types: list({float, bfloat16}) >= 2")
+    .Attr("out_type: {float, bfloat16}")
+    .Output("interactions: out_type")
     .SetShapeFn([](InferenceContext* c) {
-      int n;
-      TF_RETURN_IF_ERROR(c->GetAttr("num_features", &n));
+      const int n = c->num_inputs();
       ShapeHandle merged;
       TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &merged));
       for (int i = 1; i < n; ++i) TF_RETURN_IF_ERROR(c->Merge(merged, c->input(i), &merged));
@@ -60,16 +64,15 @@ class DotInteractionOp : public OpKernel {
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* context) override {
     OpInputList inputs;
-    std::vector<const float*> features;
+    std::vector<InteractionMatrix> features;
     OP_REQUIRES_OK(context, ReadFeatures(context, &inputs, &features));
     const int64_t batch = inputs[0].dim_size(0);
     const int dim = static_cast<int>(inputs[0].dim_size(1));
     const int64_t n = inputs.size();
     Tensor* out;
     OP_REQUIRES_OK(context, context->allocate_output(0, {batch, NumPairs(n)}, &out));
-    float* data = out->flat<float>().data();
     DeviceThreads(context)(batch, Cost(n, dim), [&](int64_t begin, int64_t end) {
-      DotInteraction(features, dim, begin, end, data);
+      DotInteraction(features, dim, begin, end, ToMatrix(*out));
     });
   }
 };
@@ -77,14 +80,13 @@ REGISTER_KERNEL_BUILDER(Name("EmbedpsDotInteraction").Device(tensorflow::DEVICE_
                         DotInteractionOp);
 
 REGISTER_OP("EmbedpsDotInteractionGrad")
-    .Input("features: num_features * float")
-    .Input("upstream: float")
-    .Attr("num_features: int >= 2")
-    .Output("gradients: num_features * float")
+    .Input("features: feature_types")
+    .Input("upstream: out_type")
+    .Attr("feature_types: list({float, bfloat16}) >= 2")
+    .Attr("out_type: {float, bfloat16}")
+    .Output("gradients: feature_types")
     .SetShapeFn([](InferenceContext* c) {
-      int n;
-      TF_RETURN_IF_ERROR(c->GetAttr("num_features", &n));
-      for (int i = 0; i < n; ++i) c->set_output(i, c->input(i));
+      for (int i = 0; i < c->num_inputs() - 1; ++i) c->set_output(i, c->input(i));
       return absl::OkStatus();
     })
     .Doc("The gradient of EmbedpsDotInteraction.");
@@ -95,7 +97,7 @@ class DotInteractionGradOp : public OpKernel {
   void Compute(OpKernelContext* context) override {
     OpInputList inputs;
     OpOutputList outputs;
-    std::vector<const float*> features;
+    std::vector<InteractionMatrix> features;
     OP_REQUIRES_OK(context, ReadFeatures(context, &inputs, &features));
     OP_REQUIRES_OK(context, context->output_list("gradients", &outputs));
     const int64_t batch = inputs[0].dim_size(0);
@@ -106,15 +108,14 @@ class DotInteractionGradOp : public OpKernel {
                 absl::InvalidArgumentError("upstream must be [" + std::to_string(batch) + ", " +
                                            std::to_string(NumPairs(n)) + "] but is " +
                                            upstream.shape().DebugString()));
-    std::vector<float*> gradients(n);
+    std::vector<InteractionMatrix> gradients(n);
     for (int i = 0; i < n; ++i) {
       Tensor* out;
       OP_REQUIRES_OK(context, outputs.allocate(i, inputs[i].shape(), &out));
-      gradients[i] = out->flat<float>().data();
+      gradients[i] = ToMatrix(*out);
     }
-    const float* g = upstream.flat<float>().data();
     DeviceThreads(context)(batch, Cost(n, dim), [&](int64_t begin, int64_t end) {
-      DotInteractionGradient(features, g, dim, begin, end, gradients);
+      DotInteractionGradient(features, ToMatrix(upstream), dim, begin, end, gradients);
     });
   }
 };

@@ -55,45 +55,73 @@ EMBEDPS_SIMD void Backward(const float* const* __restrict x, const float* __rest
   }
 }
 
-}  // namespace
+EMBEDPS_SIMD void Widen(const Bf16* __restrict from, int64_t n, float* __restrict to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = FromBf16(from[i]);
+}
 
-void DotInteraction(const std::vector<const float*>& features, int dim, int64_t begin, int64_t end,
-                    float* out) {
-  const int n = static_cast<int>(features.size());
-  const int64_t pairs = NumPairs(n);
-  std::vector<float> transposed(static_cast<size_t>(dim) * Padded(n), 0.0f);
-  std::vector<float> row(pairs + kLane);
-  std::vector<const float*> x(n);
-  for (int64_t b = begin; b < end; ++b) {
-    for (int i = 0; i < n; ++i) x[i] = features[i] + b * dim;
-    Forward(x.data(), n, dim, transposed.data(), row.data());
-    std::memcpy(out + b * pairs, row.data(), sizeof(float) * pairs);
+EMBEDPS_SIMD void Round(const float* __restrict from, int64_t n, Bf16* __restrict to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = ToBf16(from[i]);
+}
+
+// Row `row` of `width` values as float32: where it lies, or widened into `copy`, which is used in
+// any case when `must_copy`.
+const float* Read(const InteractionMatrix& matrix, int64_t row, int64_t width, bool must_copy,
+                  float* copy) {
+  if (matrix.is_bf16) {
+    Widen(static_cast<const Bf16*>(matrix.data) + row * width, width, copy);
+    return copy;
+  }
+  const float* at = static_cast<const float*>(matrix.data) + row * width;
+  if (!must_copy) return at;
+  std::copy_n(at, width, copy);
+  return copy;
+}
+
+void Write(const float* from, int64_t row, int64_t width, const InteractionMatrix& matrix) {
+  if (matrix.is_bf16) {
+    Round(from, width, static_cast<Bf16*>(matrix.data) + row * width);
+  } else {
+    std::memcpy(static_cast<float*>(matrix.data) + row * width, from, sizeof(float) * width);
   }
 }
 
-void DotInteractionGradient(const std::vector<const float*>& features, const float* upstream,
-                            int dim, int64_t begin, int64_t end,
-                            const std::vector<float*>& gradients) {
+}  // namespace
+
+void DotInteraction(const std::vector<InteractionMatrix>& features, int dim, int64_t begin,
+                    int64_t end, const InteractionMatrix& out) {
+  const int n = static_cast<int>(features.size());
+  const int64_t pairs = NumPairs(n);
+  std::vector<float> transposed(static_cast<size_t>(dim) * Padded(n), 0.0f);
+  std::vector<float> row(pairs + kLane), copies(static_cast<size_t>(n) * dim);
+  std::vector<const float*> x(n);
+  for (int64_t b = begin; b < end; ++b) {
+    for (int i = 0; i < n; ++i) x[i] = Read(features[i], b, dim, false, &copies[i * dim]);
+    Forward(x.data(), n, dim, transposed.data(), row.data());
+    Write(row.data(), b, pairs, out);
+  }
+}
+
+void DotInteractionGradient(const std::vector<InteractionMatrix>& features,
+                            const InteractionMatrix& upstream, int dim, int64_t begin, int64_t end,
+                            const std::vector<InteractionMatrix>& gradients) {
   const int n = static_cast<int>(features.size());
   const int64_t pairs = NumPairs(n);
   const int width = Padded(dim);
   // Vectors that do not fill their lanes go through padded copies.
-  const bool copy = width != dim;
-  std::vector<float> padded(copy ? 2 * static_cast<size_t>(n) * width : 0, 0.0f);
+  const bool pad = width != dim;
+  std::vector<float> copies(2 * static_cast<size_t>(n) * width, 0.0f), g(pairs);
   std::vector<const float*> x(n);
   std::vector<float*> out(n);
   for (int64_t b = begin; b < end; ++b) {
     for (int i = 0; i < n; ++i) {
-      x[i] = features[i] + b * dim;
-      out[i] = gradients[i] + b * dim;
-      if (copy) {
-        std::copy_n(x[i], dim, &padded[i * width]);
-        x[i] = &padded[i * width];
-        out[i] = &padded[(n + i) * width];
-      }
+      x[i] = Read(features[i], b, dim, pad, &copies[i * width]);
+      out[i] = pad || gradients[i].is_bf16 ? &copies[(n + i) * width]
+                                           : static_cast<float*>(gradients[i].data) + b * dim;
     }
-    Backward(x.data(), upstream + b * pairs, n, dim, out.data());
-    for (int i = 0; copy && i < n; ++i) std::copy_n(out[i], dim, gradients[i] + b * dim);
+    Backward(x.data(), Read(upstream, b, pairs, false, g.data()), n, dim, out.data());
+    for (int i = 0; i < n; ++i) {
+      if (out[i] == &copies[(n + i) * width]) Write(out[i], b, dim, gradients[i]);
+    }
   }
 }
 

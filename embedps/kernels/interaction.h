@@ -6,20 +6,28 @@
 #include <cstdint>
 #include <vector>
 
+#include "embedps/kernels/bf16.h"
+
 namespace embedps {
 
 // Number of pairs of num_features vectors.
 inline int64_t NumPairs(int64_t num_features) { return num_features * (num_features - 1) / 2; }
 
+// A matrix of float32 or bfloat16, row by row. Products are summed in float32 either way.
+struct InteractionMatrix {
+  void* data = nullptr;
+  bool is_bf16 = false;
+};
+
 // For the examples in [begin, end): out [batch, pairs] holds vector i . vector j for each j < i, in
 // the order (1,0), (2,0), (2,1), (3,0), ... features[i] is [batch, dim].
-void DotInteraction(const std::vector<const float*>& features, int dim, int64_t begin, int64_t end,
-                    float* out);
+void DotInteraction(const std::vector<InteractionMatrix>& features, int dim, int64_t begin,
+                    int64_t end, const InteractionMatrix& out);
 
 // Its gradient: gradients[i] [batch, dim] = sum over j of upstream(i, j) vector j.
-void DotInteractionGradient(const std::vector<const float*>& features, const float* upstream,
-                            int dim, int64_t begin, int64_t end,
-                            const std::vector<float*>& gradients);
+void DotInteractionGradient(const std::vector<InteractionMatrix>& features,
+                            const InteractionMatrix& upstream, int dim, int64_t begin, int64_t end,
+                            const std::vector<InteractionMatrix>& gradients);
 
 }  // namespace embedps
 

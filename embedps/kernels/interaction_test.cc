@@ -11,7 +11,7 @@ namespace {
 
 struct Example {
   std::vector<std::vector<float>> vectors;  // of each feature, [batch, dim]
-  std::vector<const float*> features;
+  std::vector<InteractionMatrix> features;
 };
 
 Example MakeExample(int n, int batch, int dim) {
@@ -23,25 +23,26 @@ Example MakeExample(int n, int batch, int dim) {
     }
     example.vectors.push_back(std::move(values));
   }
-  for (const auto& values : example.vectors) example.features.push_back(values.data());
+  for (auto& values : example.vectors) example.features.push_back({values.data(), false});
   return example;
 }
 
 // Buffers are of exactly the size that is promised, so the address sanitizer sees a lane too many.
 void CheckAgainstPlainLoops(int n, int batch, int dim) {
-  const Example example = MakeExample(n, batch, dim);
+  Example example = MakeExample(n, batch, dim);
   const int64_t pairs = NumPairs(n);
   std::vector<float> out(batch * pairs);
   // In two ranges, as two threads would.
-  DotInteraction(example.features, dim, 0, batch / 2, out.data());
-  DotInteraction(example.features, dim, batch / 2, batch, out.data());
+  DotInteraction(example.features, dim, 0, batch / 2, {out.data(), false});
+  DotInteraction(example.features, dim, batch / 2, batch, {out.data(), false});
   std::vector<float> upstream(batch * pairs);
   for (size_t k = 0; k < upstream.size(); ++k) upstream[k] = std::cos(static_cast<float>(k));
   std::vector<std::vector<float>> gradients(n, std::vector<float>(batch * dim));
-  std::vector<float*> to;
-  for (auto& g : gradients) to.push_back(g.data());
-  DotInteractionGradient(example.features, upstream.data(), dim, 0, batch / 2, to);
-  DotInteractionGradient(example.features, upstream.data(), dim, batch / 2, batch, to);
+  std::vector<InteractionMatrix> to;
+  for (auto& g : gradients) to.push_back({g.data(), false});
+  const InteractionMatrix from{upstream.data(), false};
+  DotInteractionGradient(example.features, from, dim, 0, batch / 2, to);
+  DotInteractionGradient(example.features, from, dim, batch / 2, batch, to);
 
   std::vector<std::vector<double>> expected(n, std::vector<double>(batch * dim));
   for (int b = 0; b < batch; ++b) {

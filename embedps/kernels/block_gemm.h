@@ -1,0 +1,36 @@
+// Products of bfloat16 panels, summed in float32: the inner loop of a dense network.
+//
+// The contraction goes in steps of 32. A step of a left panel is 32 rows of 32 values; a step of a
+// right panel is two halves of 16 columns each, a half being 16 pairs of contraction values for
+// each column: value (k, n) stands at (n / 16) * 512 + (k / 2) * 32 + (n % 16) * 2 + k % 2. That is
+// what AMX multiplies (Intel 64 and IA-32 Architectures Software Developer's Manual, TDPBF16PS).
+#ifndef EMBEDPS_KERNELS_BLOCK_GEMM_H_
+#define EMBEDPS_KERNELS_BLOCK_GEMM_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "embedps/kernels/bf16.h"
+
+namespace embedps {
+
+inline constexpr int kBlock = 32;
+inline constexpr int64_t kStepValues = kBlock * kBlock;  // of a panel
+
+inline int64_t NumBlocks(int64_t n) { return (n + kBlock - 1) / kBlock; }
+
+// One way to multiply. A thread calls `begin` before its products and `end` after them.
+struct BlockGemm {
+  const char* name;
+  void (*begin)();
+  void (*end)();
+  // sums [32][32] = the product of a left and a right panel of `steps` steps.
+  void (*multiply)(const Bf16* left, const Bf16* right, int64_t steps, float* sums);
+};
+
+// Those that this machine runs, the fastest last; the first is plain C++.
+const std::vector<BlockGemm>& BlockGemms();
+
+}  // namespace embedps
+
+#endif  // EMBEDPS_KERNELS_BLOCK_GEMM_H_

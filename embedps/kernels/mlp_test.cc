@@ -1,0 +1,189 @@
+#include "embedps/kernels/mlp.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <thread>
+#include <vector>
+
+#include "embedps/kernels/testing.h"
+
+namespace embedps {
+namespace {
+
+// A repeatable number in [-1, 1).
+float Noise(uint64_t seed, int64_t i) {
+  uint64_t x = (seed << 32) + static_cast<uint64_t>(i) * 0x9E3779B97F4A7C15ull;
+  x = (x ^ (x >> 31)) * 0xBF58476D1CE4E5B9ull;
+  return static_cast<float>(x >> 40) * 0x1p-23f - 1;
+}
+
+std::vector<float> NoiseVector(uint64_t seed, int64_t size, float scale = 1) {
+  std::vector<float> values(size);
+  for (int64_t i = 0; i < size; ++i) values[i] = scale * Noise(seed, i);
+  return values;
+}
+
+double Rounded(double x) { return FromBf16(ToBf16(static_cast<float>(x))); }
+
+TEST(ABfloat16IsTheNearestWithTiesToEven) {
+  for (int64_t i = 0; i < 100000; ++i) {
+    const float x = Noise(1, i) * std::pow(10.0f, 30 * Noise(2, i));
+    const float rounded = FromBf16(ToBf16(x));
+    const float below = FromBf16(static_cast<Bf16>(ToBf16(x) - 1));
+    const float above = FromBf16(static_cast<Bf16>(ToBf16(x) + 1));
+    EXPECT_TRUE(std::fabs(rounded - x) <= std::min(std::fabs(below - x), std::fabs(above - x)));
+  }
+  EXPECT_EQ(ToBf16(1.0f + 0x1p-8f), ToBf16(1.0f));              // a tie: down to the even one
+  EXPECT_EQ(FromBf16(ToBf16(1.0f + 0x3p-8f)), 1.0f + 0x1p-6f);  // a tie: up to the even one
+  EXPECT_TRUE(std::isnan(FromBf16(ToBf16(NAN))));
+  EXPECT_TRUE(std::isinf(FromBf16(ToBf16(INFINITY))));
+}
+
+struct AlignedBf16 {
+  explicit AlignedBf16(int64_t size)
+      : data(static_cast<Bf16*>(std::aligned_alloc(64, (size * 2 + 64) / 64 * 64))) {}
+  ~AlignedBf16() { std::free(data); }
+  AlignedBf16(const AlignedBf16&) = delete;
+  AlignedBf16& operator=(const AlignedBf16&) = delete;
+  Bf16* data;
+};
+
+TEST(EveryBlockProductEqualsPlainLoops) {
+  for (const BlockGemm& gemm : BlockGemms()) {
+    for (const int64_t steps : {1, 2, 7}) {
+      AlignedBf16 left(steps * kStepValues), right(steps * kStepValues);
+      for (int64_t i = 0; i < steps * kStepValues; ++i) {
+        left.data[i] = ToBf16(Noise(1, i));
+        right.data[i] = ToBf16(Noise(2, i));
+      }
+      std::vector<float> sums(kStepValues);
+      gemm.begin();
+      gemm.multiply(left.data, right.data, steps, sums.data());
+      gemm.end();
+      for (int m = 0; m < kBlock; ++m) {
+        for (int n = 0; n < kBlock; ++n) {
+          double expected = 0;
+          for (int64_t s = 0; s < steps; ++s) {
+            for (int k = 0; k < kBlock; ++k) {
+              const int at = n / 16 * 512 + k / 2 * 32 + n % 16 * 2 + k % 2;
+              expected += double{FromBf16(left.data[s * kStepValues + m * kBlock + k])} *
+                          FromBf16(right.data[s * kStepValues + at]);
+            }
+          }
+          EXPECT_NEAR(sums[m * kBlock + n], expected, 1e-4);
+        }
+      }
+    }
+  }
+}
+
+// On two threads.
+void TwoThreads(int64_t n, int64_t, const std::function<void(int64_t, int64_t)>& work) {
+  std::thread other([&] { work(0, n / 2); });
+  work(n / 2, n);
+  other.join();
+}
+
+struct Case {
+  std::vector<int> widths;
+  bool final_relu;
+  int64_t batch;
+};
+
+// Buffers are of exactly the size that is promised, so the address sanitizer sees a value too many.
+void CheckAgainstPlainLoops(const BlockGemm& gemm, const Case& c) {
+  const int num_layers = static_cast<int>(c.widths.size()) - 1;
+  const int64_t batch = c.batch;
+  std::vector<std::vector<float>> kernels, biases, kernel_gradients, bias_gradients;
+  std::vector<MlpLayer> layers;
+  std::vector<MlpLayerGradient> gradients;
+  for (int l = 0; l < num_layers; ++l) {
+    const int in = c.widths[l], out = c.widths[l + 1];
+    kernels.push_back(NoiseVector(10 + l, in * out, 2 / std::sqrt(static_cast<float>(in))));
+    biases.push_back(NoiseVector(20 + l, out, 0.5f));
+    kernel_gradients.emplace_back(in * out, NAN);
+    bias_gradients.emplace_back(out, NAN);
+  }
+  for (int l = 0; l < num_layers; ++l) {
+    layers.push_back({c.widths[l], c.widths[l + 1], kernels[l].data(), biases[l].data()});
+    gradients.push_back({kernel_gradients[l].data(), bias_gradients[l].data()});
+  }
+  const Mlp mlp(layers, c.final_relu, gemm);
+  std::vector<float> x = NoiseVector(1, batch * c.widths[0]), dx(x.size(), NAN);
+  std::vector<float> upstream = NoiseVector(2, batch * c.widths.back());
+  std::vector<float> out(upstream.size(), NAN);
+  AlignedBf16 saved(mlp.SavedSize(batch)), forward(mlp.ForwardScratchSize());
+  AlignedBf16 backward(mlp.BackwardScratchSize(batch));
+  const MlpMatrix input{x.data(), false, c.widths[0]};
+  mlp.Forward({input}, batch, TwoThreads, forward.data, saved.data,
+              {out.data(), false, c.widths.back()});
+  mlp.Backward({upstream.data(), false, c.widths.back()}, saved.data, batch, TwoThreads,
+               backward.data, {{dx.data(), false, c.widths[0]}}, gradients);
+
+  std::vector<std::vector<double>> activations(1);
+  for (const float v : x) activations[0].push_back(Rounded(v));
+  for (int l = 0; l < num_layers; ++l) {
+    const int in = c.widths[l], width = c.widths[l + 1];
+    const bool last = l + 1 == num_layers;
+    activations.emplace_back(batch * width);
+    for (int64_t b = 0; b < batch; ++b) {
+      for (int n = 0; n < width; ++n) {
+        double sum = biases[l][n];
+        for (int k = 0; k < in; ++k) {
+          sum += activations[l][b * in + k] * Rounded(kernels[l][k * width + n]);
+        }
+        if (!last || c.final_relu) sum = std::max(sum, 0.0);
+        activations[l + 1][b * width + n] = last ? sum : Rounded(sum);
+      }
+    }
+  }
+  for (size_t i = 0; i < out.size(); ++i) EXPECT_NEAR(out[i], activations.back()[i], 0.03);
+
+  std::vector<double> gradient;
+  for (size_t i = 0; i < upstream.size(); ++i) {
+    const bool off = c.final_relu && activations.back()[i] <= 0;
+    gradient.push_back(off ? 0 : Rounded(upstream[i]));
+  }
+  for (int l = num_layers - 1; l >= 0; --l) {
+    const int in = c.widths[l], width = c.widths[l + 1];
+    std::vector<double> next(batch * in), kernel(in * width), bias(width);
+    for (int64_t b = 0; b < batch; ++b) {
+      for (int n = 0; n < width; ++n) {
+        const double g = gradient[b * width + n];
+        bias[n] += g;
+        for (int k = 0; k < in; ++k) {
+          kernel[k * width + n] += g * activations[l][b * in + k];
+          next[b * in + k] += g * Rounded(kernels[l][k * width + n]);
+        }
+      }
+    }
+    // Sums of `batch` terms, some of which stood at a rounding's tie.
+    const double tolerance = 0.02 * std::sqrt(static_cast<double>(batch)) + 0.02;
+    for (int n = 0; n < width; ++n) EXPECT_NEAR(bias_gradients[l][n], bias[n], tolerance);
+    for (int i = 0; i < in * width; ++i) {
+      EXPECT_NEAR(kernel_gradients[l][i], kernel[i], tolerance);
+    }
+    for (int64_t i = 0; i < batch * in; ++i) {
+      if (l == 0) EXPECT_NEAR(dx[i], next[i], 0.05);
+      next[i] = l > 0 && activations[l][i] <= 0 ? 0 : Rounded(next[i]);
+    }
+    gradient = next;
+  }
+}
+
+TEST(EveryMlpEqualsPlainLoops) {
+  const std::vector<Case> cases = {
+      {{13, 40, 16}, true, 70},  {{33, 64, 1}, false, 64},     {{3, 2}, true, 1},
+      {{32, 32, 32}, false, 33}, {{70, 65, 31, 5}, true, 600},
+  };
+  for (const BlockGemm& gemm : BlockGemms()) {
+    for (const Case& c : cases) CheckAgainstPlainLoops(gemm, c);
+  }
+}
+
+}  // namespace
+}  // namespace embedps
+
+int main() { return embedps::testing::RunAllTests(); }

@@ -68,7 +68,8 @@ def _mlp_twin(
     gradient = _round(upstream)
     if final_relu:
         gradient = gradient * (inputs[-1] > 0)
-    kernel_gradients, bias_gradients = [], []
+    kernel_gradients: list[np.ndarray] = []
+    bias_gradients: list[np.ndarray] = []
     for i in range(last, -1, -1):
         kernel_gradients.insert(0, inputs[i].T @ gradient)
         bias_gradients.insert(0, gradient.sum(axis=0))

@@ -118,7 +118,7 @@ def test_loss_falls_below_the_base_rates_entropy_and_from_epoch_to_epoch(tmp_pat
 
 
 def test_bfloat16_learns_as_float32_does_and_its_checkpoint_resumes_in_float32(tmp_path, dataset):
-    fields = {"sparse_learning_rate": 0.1, "dense_learning_rate": 0.01}
+    fields: dict[str, Any] = {"sparse_learning_rate": 0.1, "dense_learning_rate": 0.01}
     scores = {}
     for dtype in ("float32", "bfloat16"):
         recommender = dlrm.make(dataclasses.replace(TINY_DLRM, compute_dtype=dtype), dataset)

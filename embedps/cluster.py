@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from embedps import kernels
 from embedps.errors import UsageError
+from embedps.listen import check_listening, listen_at
 
 
 class Cluster(Protocol):
@@ -111,14 +112,20 @@ class CoordinatorCluster:
           on_close: called last by `close`.
 
         Raises:
-          UsageError: the cluster has no worker or no parameter server.
+          UsageError: the cluster has no worker or no parameter server, or a wildcard for its chief.
         """
         spec = resolver.cluster_spec()
         jobs = {job: spec.num_tasks(job) for job in spec.jobs}
         if not jobs.get("ps") or not jobs.get("worker"):
             raise UsageError(f"a cluster must have a ps and a worker at least but has {jobs}")
         kernels.load()
+        # The client serves too: workers and parameter servers call it back.
+        own = spec.task_address("chief", 0) if "chief" in jobs else None
+        if own is not None:
+            listen_at(own)
         self.strategy = tf.distribute.ParameterServerStrategy(resolver)
+        if own is not None:
+            check_listening(own)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
         self.num_workers = jobs["worker"]
         self.shard_devices: Sequence[str] = [

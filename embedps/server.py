@@ -17,6 +17,7 @@ from typing import Any
 
 from embedps import flags, quiet
 from embedps.errors import ClusterError, UsageError
+from embedps.listen import check_listening, listen_at
 
 _PR_SET_PDEATHSIG = 1
 
@@ -54,7 +55,7 @@ def serve() -> None:
     """Serves as the task that TF_CONFIG names; returns never.
 
     Raises:
-      UsageError: TF_CONFIG is absent or names no worker or ps.
+      UsageError: TF_CONFIG is absent, names no worker or ps, or a wildcard for this task.
       ClusterError: its address cannot be bound.
     """
     config = read_tf_config()
@@ -73,6 +74,7 @@ def serve() -> None:
     import tensorflow as tf
 
     address = config["cluster"][task["type"]][int(task["index"])]
+    listen_at(address)
     try:
         server = tf.distribute.Server(
             tf.train.ClusterSpec(config["cluster"]),
@@ -85,6 +87,7 @@ def serve() -> None:
         raise ClusterError(
             f"{task['type']} {task['index']} cannot serve at {address}: {error.message}"
         ) from error
+    check_listening(address)
     print(f"embedps: {task['type']} {task['index']} serves at {address}", flush=True)
     server.join()
 

@@ -19,13 +19,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import tensorflow as tf
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks import report
-from embedps import flags, kernels
+from embedps import flags, kernels, quiet
 from embedps.tables import RowwiseAdagrad, ops
+
+quiet.import_tensorflow()
+
+import tensorflow as tf  # noqa: E402  in silence, above
 
 DIM = 16
 SMALL_ROWS = 1_000_000
@@ -139,11 +142,11 @@ def grow(table: OneTable, small: OneTable, rows: int) -> dict[str, Any]:
     inserts = [table.grow(_INSERT_IDS)]
     reader = Reader([table, small])
     reader.start()
-    steps = []
+    steps: list[tuple[int, float]] = []
     try:
         while table.rows < rows:
             inserts.append(table.grow(min(_INSERT_IDS, rows - table.rows)))
-            if table.rows // _ROWS_BETWEEN_CUTS > (table.rows - _INSERT_IDS) // _ROWS_BETWEEN_CUTS:
+            if table.rows >= _ROWS_BETWEEN_CUTS * (len(steps) + 1):
                 table.mark_clean()
                 steps.append((table.rows, table.memory_bytes() / (NEED_BYTES * table.rows)))
     finally:

@@ -1,0 +1,107 @@
+"""`python -m benchmarks run`: ours beside the peers, on the same examples, in one call."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import report, tables, workload
+from benchmarks.environments import PEERS, cache
+from benchmarks.peers.protocol import WARM_UP_SECS
+from benchmarks.races import Timing, hold
+from benchmarks.suites import SUITES, Choice, meetings
+from embedps import flags
+from embedps.errors import UsageError
+
+_ROWS = 12 * 32768
+_PRECISIONS = ("float32", "bfloat16")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`python -m benchmarks`."""
+    parser = flags.Parser(prog="python -m benchmarks", description=__doc__)
+    run = parser.add_subparsers(required=True, metavar="run").add_parser(
+        "run",
+        help="measure, print ratios, write JSON and a plot a suite",
+        description=f"Peers are installed in environments of their own in {cache()}.",
+    )
+    run.add_argument("--suite", default="all", choices=(*SUITES, "all"))
+    run.add_argument(
+        "--peers", type=_names, default=(), help=f"some of {','.join(PEERS)} (default: none)"
+    )
+    run.add_argument(
+        "--workload", default="w1", choices=tuple(workload.WORKLOADS), help="default: w1"
+    )
+    run.add_argument(
+        "--data",
+        type=Path,
+        help="train on this instead: a dataset as pipelines.criteo wrote it, or a Criteo TSV file",
+    )
+    run.add_argument("--precisions", type=_names, default=_PRECISIONS)
+    run.add_argument(
+        "--batch-sizes", type=_numbers, default=(2048, 8192), help="default: 2048,8192"
+    )
+    run.add_argument("--rounds", type=int, default=3, help="default: 3")
+    run.add_argument("--secs", type=float, default=1.5, help="of a lane in a round (default: 1.5)")
+    run.add_argument("--output", type=Path, default=report.RESULTS, help="folder of the JSON")
+    options = parser.parse_args(arguments)
+    _check(options)
+
+    wanted = SUITES if options.suite == "all" else (options.suite,)
+    of_run = workload.WORKLOADS[options.workload]
+    if options.data is not None:
+        of_run, batches = workload.read_batches(options.data, of_run, max_rows=_ROWS)
+        batches = workload.repeat(batches, max(len(batches.labels), max(options.batch_sizes)))
+    else:
+        batches = workload.make_batches(of_run, _ROWS)
+    choice = Choice(
+        peers=options.peers, precisions=options.precisions, batch_sizes=options.batch_sizes
+    )
+    timing = Timing(rounds=options.rounds, secs=options.secs)
+    for suite in wanted:
+        environment = report.environment()
+        held = []
+        for meeting in meetings(suite, of_run, choice):
+            held.append(hold(meeting, batches, timing))
+            tables.show(held[-1])
+        name = suite if options.workload == "w1" else f"{suite}-{options.workload}"
+        report.write(
+            options.output / f"{name}.json",
+            {
+                "benchmark": suite,
+                "command": shlex.join(["python", "-m", "benchmarks", *arguments]),
+                "environment": environment,
+                "config": {
+                    "rounds": options.rounds,
+                    "secs": options.secs,
+                    "warm_up_secs": WARM_UP_SECS,
+                    "zipf_exponent": None if options.data else workload.ZIPF_EXPONENT,
+                },
+                "meetings": held,
+            },
+        )
+        tables.plot(held, options.output / f"{name}.png")
+    return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    for name, allowed in (("peers", tuple(PEERS)), ("precisions", _PRECISIONS)):
+        unknown = [x for x in getattr(options, name) if x not in allowed]
+        if unknown:
+            raise UsageError(f"--{name} must be of {','.join(allowed)} but has {','.join(unknown)}")
+    if options.rounds < 1 or options.secs <= 0 or min(options.batch_sizes, default=0) < 1:
+        raise UsageError("--rounds, --secs and --batch-sizes must be above 0")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part for part in text.split(",") if part)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in _names(text))
+
+
+if __name__ == "__main__":
+    flags.run(main)

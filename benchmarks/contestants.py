@@ -1,0 +1,150 @@
+"""A measured program as a process of its own, and what else the machine did meanwhile."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.environments import PeerError
+from benchmarks.peers.protocol import Variant
+
+_ROOT = Path(__file__).parent.parent
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One measurement.
+
+    Attributes:
+      rate: examples a second.
+      foreign_cores: cores that other processes kept busy meanwhile.
+      more: what else the program said.
+    """
+
+    rate: float
+    foreign_cores: float
+    more: dict[str, float]
+
+
+class Contestant:
+    """A program of `benchmarks.peers`, started and waiting to be asked."""
+
+    def __init__(
+        self, title: str, *, python: Path, module: str, folder: Path, settings: Mapping[str, int]
+    ) -> None:
+        """Starts it; a line of its log is told where it fails.
+
+        Raises:
+          PeerError: it does not start.
+        """
+        self.title = title
+        self._log = folder / f"{title.replace(' ', '-').replace('/', '-')}.log"
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+        environment |= {"PYTHONPATH": str(_ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+        with open(self._log, "wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    *(str(python), "-m", f"benchmarks.peers.{module}"),
+                    *(str(folder), json.dumps(dict(settings))),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                cwd=_ROOT,
+                text=True,
+            )
+        self.versions: dict[str, str] = self._answer()["versions"]
+
+    def prepare(self, variant: Variant, *, group: int) -> dict[str, Any]:
+        """Has a variant built and warmed up; what other groups had built is let go of.
+
+        Returns:
+          {"warm_up_secs": …} or {"unsupported": why}.
+
+        Raises:
+          PeerError: it failed.
+        """
+        return self._ask("prepare", variant, group=group)
+
+    def measure(self, variant: Variant, secs: float) -> Measured:
+        """Has a prepared variant run for about so many seconds.
+
+        Raises:
+          PeerError: it failed.
+        """
+        busy, own = _busy_secs(), _tree_secs(self._process.pid)
+        answer = self._ask("measure", variant, secs=secs)
+        foreign = _busy_secs() - busy - (_tree_secs(self._process.pid) - own)
+        examples, took = answer.pop("examples"), answer.pop("secs")
+        return Measured(
+            rate=examples / took, foreign_cores=round(max(0.0, foreign) / took, 2), more=answer
+        )
+
+    def close(self) -> None:
+        """Ends it."""
+        if self._process.poll() is None and self._process.stdin is not None:
+            try:
+                self._process.stdin.write(json.dumps({"do": "end"}) + "\n")
+                self._process.stdin.close()
+                self._process.wait(timeout=10)
+            except (OSError, subprocess.TimeoutExpired):
+                self._process.kill()
+        self._process.wait()
+
+    def _ask(self, what: str, variant: Variant, **more: Any) -> dict[str, Any]:
+        if self._process.stdin is None:
+            raise PeerError("was not started with a pipe")
+        question = {"do": what, **dataclasses.asdict(variant), **more}
+        try:
+            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise self._failure(f"is not there any more: {error}") from error
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        line = self._process.stdout.readline() if self._process.stdout is not None else ""
+        if not line:
+            raise self._failure(f"ended with code {self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise self._failure(answer["error"])
+        return answer
+
+    def _failure(self, text: str) -> PeerError:
+        lines = self._log.read_text(errors="replace").splitlines()
+        return PeerError(" ".join([text, *(lines[-1:] if "ended" in text else [])]))
+
+
+def _busy_secs() -> float:
+    """What all processes together have used."""
+    with open("/proc/stat") as file:
+        user, nice, system, _, _, irq, softirq = map(int, file.readline().split()[1:8])
+    return (user + nice + system + irq + softirq) / _TICKS
+
+
+def _tree_secs(root: int) -> float:
+    """What a process and its descendants have used."""
+    children: dict[int, list[int]] = {}
+    used: dict[int, int] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            stat = Path(f"/proc/{name}/stat").read_text()
+        except OSError:
+            continue  # it has ended
+        fields = stat[stat.rindex(")") + 2 :].split()
+        children.setdefault(int(fields[1]), []).append(int(name))
+        used[int(name)] = int(fields[11]) + int(fields[12])
+    todo, total = [root], 0
+    while todo:
+        pid = todo.pop()
+        total += used.get(pid, 0)
+        todo += children.get(pid, [])
+    return total / _TICKS

@@ -1,0 +1,165 @@
+"""embedps itself: the trainer's own unit, embedded or on a local cluster.
+
+Settings: num_ps (0 is embedded) and num_workers. It reads its examples from Parquet as it trains,
+with shuffling as in a run; the peers have theirs in memory.
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import itertools
+import time
+from typing import Any
+
+import embedps  # noqa: F401  before TensorFlow: it chooses the Keras
+
+# isort: split
+import tensorflow as tf
+
+from benchmarks.peers import protocol
+from embedps import local
+from embedps.cluster import Cluster, EmbeddedCluster
+from embedps.recommender import Recommender
+from embedps.tables import FeatureSpec, TableSpec
+from embedps.tables.collection import EmbeddingCollection
+from embedps.tables.optimizers import make as make_optimizer
+from embedps.units import make_dense_optimizer, make_train_unit
+from models.dlrm import DLRM, Config
+
+_STEPS_A_UNIT = 16
+_containers = itertools.count()
+
+
+class Embedps:
+    """Tables for each sparse optimizer, a network for each variant."""
+
+    def __init__(self, work: protocol.Work, cluster: Cluster) -> None:
+        self._work = work
+        self._cluster = cluster
+        self._collections: dict[str, EmbeddingCollection] = {}
+
+    def __del__(self) -> None:
+        for collection in self._collections.values():
+            collection.drop()
+
+    def prepare(self, variant: protocol.Variant) -> protocol.Measure:
+        config = Config(
+            embedding_dim=self._work.dim,
+            bottom_mlp=tuple(self._work.bottom_mlp[:-1]),  # DLRM adds the one of dim
+            top_mlp=tuple(self._work.top_mlp[:-1]),  # and the logit
+            sparse_optimizer=variant.kind,
+            compute_dtype=variant.precision,
+        )
+        recommender = self._recommender(config)
+        if variant.kind not in self._collections:
+            self._collections[variant.kind] = EmbeddingCollection(
+                recommender.tables,
+                recommender.features,
+                devices=self._cluster.shard_devices,
+                container=f"benchmark-{next(_containers)}",
+            )
+        collection = self._collections[variant.kind]
+        prepare = {"train": self._train, "lookup": self._lookup}[variant.task]
+        return prepare(variant, recommender, collection)
+
+    def _recommender(self, config: Config) -> Recommender:
+        names = [f"C{i + 1}" for i in range(len(self._work.cardinalities))]
+        optimizer = make_optimizer(config.sparse_optimizer)
+        return Recommender(
+            tables=tuple(
+                TableSpec(name=n, dim=config.embedding_dim, optimizer=optimizer) for n in names
+            ),
+            features=tuple(FeatureSpec(name=n, table=n) for n in names),
+            numerics=tuple(f"I{i + 1}" for i in range(self._work.num_numerics)),
+            build=lambda: DLRM(config),
+        )
+
+    def _train(
+        self, variant: protocol.Variant, recommender: Recommender, collection: EmbeddingCollection
+    ) -> protocol.Measure:
+        rows = len(self._work.labels)
+        unit_rows = min(rows, _STEPS_A_UNIT * variant.batch)
+        dense = "sgd" if variant.kind == "sgd" else "adagrad"
+        with self._cluster.strategy.scope():
+            network = recommender.build_network()
+            optimizer = make_dense_optimizer(dense, 0.01, network)
+        train_unit = make_train_unit(
+            recommender,
+            network,
+            optimizer,
+            collection,
+            self._cluster.strategy,
+            recommender.input(batch_rows=variant.batch, shuffle_rows=unit_rows),
+        )
+        path = tf.constant(str(self._work.folder / "batches.parquet"))
+        numbers = itertools.count()
+        units_a_sec = 1.0
+
+        def schedule() -> Any:
+            unit = next(numbers)
+            first = unit * unit_rows % (rows - unit_rows + 1)
+            of_unit = (first, unit_rows, unit, unit * _STEPS_A_UNIT)
+            arguments = [tf.constant(n, tf.int64) for n in of_unit]
+            return self._cluster.schedule(train_unit, (path, *arguments, tf.constant(0.01)))
+
+        def measure(secs: float) -> dict[str, float]:
+            nonlocal units_a_sec
+            units = max(self._cluster.num_workers, round(secs * units_a_sec))
+            began = time.perf_counter()
+            running: collections.deque[Any] = collections.deque(schedule() for _ in range(units))
+            while running:
+                self._cluster.fetch(running.popleft())
+            took = time.perf_counter() - began
+            units_a_sec = units / took
+            return {"examples": units * unit_rows, "secs": took}
+
+        return measure
+
+    def _lookup(
+        self, variant: protocol.Variant, recommender: Recommender, collection: EmbeddingCollection
+    ) -> protocol.Measure:
+        if len(set(collection.devices)) > 1:
+            raise protocol.UnsupportedError("lookups are measured in one process only")
+        names = [f.name for f in recommender.features]
+        data = [tf.constant(ids) for _, ids, _ in self._work.batches(variant.batch)]
+
+        @tf.function
+        def step(ids: tf.Tensor, number: tf.Tensor) -> None:
+            columns = dict(zip(names, tf.unstack(ids), strict=True))
+            looked = collection.lookup(columns, insert=True)
+            with tf.GradientTape() as tape:
+                tape.watch(looked.rows)
+                vectors = collection.combine(looked)
+                total = tf.add_n([tf.reduce_sum(v) for v in vectors.values()])
+            gradients = tape.gradient(total, looked.rows)
+            collection.update(looked, gradients, learning_rate=tf.constant(0.01), step=number)
+
+        def run(number: int) -> None:
+            step(data[number % len(data)], tf.constant(number, tf.int64))
+
+        return protocol.stepper(run, variant.batch)
+
+
+_cluster: Cluster | None = None
+
+
+def _make(work: protocol.Work) -> Embedps:
+    global _cluster
+    if _cluster is None:
+        num_ps, num_workers = work.settings.get("num_ps", 0), work.settings.get("num_workers", 1)
+        if num_ps:
+            _cluster, _ = local.start(
+                num_ps=num_ps,
+                num_workers=num_workers,
+                num_shards=0,
+                log_dir=work.folder / "logs",
+            )
+        else:
+            _cluster = EmbeddedCluster(num_workers=num_workers)
+        atexit.register(_cluster.close)
+    return Embedps(work, _cluster)
+
+
+if __name__ == "__main__":
+    protocol.serve(_make, ["tensorflow", "tf-keras", "pyarrow", "numpy"])

@@ -1,8 +1,12 @@
 """What a training run is told; each field is a flag of `embedps.train` and a key of its file."""
 
 import dataclasses
+import math
 from typing import Any
 
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.policies import REBASE_KINDS, CutPolicy, RebasePolicy, make_rebase
+from embedps.checkpoint.retention import KeepPolicy, make_keep
 from embedps.errors import UsageError
 
 
@@ -31,6 +35,15 @@ class TrainConfig:
     num_workers: int = _option(1, "workers of a local cluster, or units at once in this process")
     num_shards: int = _option(0, "shards of a table; 0 is one a parameter server")
     delta_secs: float = _option(15.0, "seconds from one checkpoint delta to the next")
+    delta_steps: int = _option(0, "or steps, if they are done sooner; 0 is seconds alone")
+    rebase: str = _option(
+        "consecutive",
+        "when a new base is written. consecutive: before a restore would read --max-read-cost "
+        "bases; one-shot: never, and a delta holds all since the base; intermittent: such deltas, "
+        "and a base when Check-N-Run's prediction says so",
+        choices=REBASE_KINDS,
+    )
+    max_read_cost: float = _option(2.0, "bases that a restore may read, deltas included")
     checkpoint_rows: str = _option(
         "float32",
         "embeddings in checkpoints; int8 and int4 are within half a row's scale",
@@ -40,6 +53,9 @@ class TrainConfig:
         "float32", "optimizer slots in checkpoints", choices=("float32", "bfloat16")
     )
     keep_chains: int = _option(2, "base checkpoints kept, with their deltas")
+    keep_secs: float = _option(0.0, "also keep the checkpoints of so many seconds")
+    keep_every_hours: float = _option(0.0, "also keep the first checkpoint of every so many hours")
+    keep_best: int = _option(0, "also keep so many checkpoints with the best held-out AUC")
     eval: str = _option(
         "sidecar",
         "score checkpoints in a process beside the training; with TF_CONFIG, start "
@@ -52,12 +68,15 @@ class TrainConfig:
         for name in ("epochs", "batch_size", "unit_rows", "num_workers", "keep_chains"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1 but got {getattr(self, name)}")
-        for name in ("num_ps", "num_shards", "seed"):
+        for name in ("num_ps", "num_shards", "seed", "delta_steps", "keep_best"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} must be at least 0 but got {getattr(self, name)}")
         for name in ("sparse_learning_rate", "dense_learning_rate", "delta_secs", "log_secs"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise UsageError(f"{name} must be above 0 but got {getattr(self, name)}")
+        for name in ("keep_secs", "keep_every_hours"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise UsageError(f"{name} must be at least 0 but got {getattr(self, name)}")
         if self.unit_rows < self.batch_size:
             raise UsageError(
                 f"unit_rows must be at least the batch size {self.batch_size} "
@@ -66,6 +85,7 @@ class TrainConfig:
         for name, allowed in (
             ("dense_optimizer", ("sgd", "adagrad", "adam")),
             ("eval", ("sidecar", "none")),
+            ("rebase", REBASE_KINDS),
             ("checkpoint_rows", ("float32", "int8", "int4")),
             ("checkpoint_slots", ("float32", "bfloat16")),
         ):
@@ -73,3 +93,22 @@ class TrainConfig:
                 raise UsageError(
                     f"{name} must be one of {', '.join(allowed)} but got {getattr(self, name)!r}"
                 )
+        self.rebase_policy()  # checks max_read_cost
+
+    def cut_policy(self) -> CutPolicy:
+        """When a checkpoint is due."""
+        return CutPolicy(secs=self.delta_secs, steps=self.delta_steps or math.inf)
+
+    def rebase_policy(self) -> RebasePolicy:
+        """When one begins with a new base."""
+        return make_rebase(self.rebase, max_read_cost=self.max_read_cost)
+
+    def keep_policies(self) -> tuple[KeepPolicy, ...]:
+        """Which checkpoints stay."""
+        return make_keep(
+            CheckpointDirectory(self.model_dir),
+            chains=self.keep_chains,
+            secs=self.keep_secs,
+            every_hours=self.keep_every_hours,
+            best=self.keep_best,
+        )

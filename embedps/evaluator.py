@@ -6,7 +6,6 @@ import dataclasses
 import math
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,8 +13,9 @@ from typing import Any
 import tensorflow as tf
 
 from embedps import kernels
+from embedps.checkpoint.chain import continuation, position_of
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.lease import lease_latest, release_lease, write_lease
+from embedps.checkpoint.lease import Renewal
 from embedps.checkpoint.manifest import Manifest
 from embedps.dataset import Dataset
 from embedps.ledger import Ledger, LedgerOptions
@@ -136,11 +136,10 @@ class Evaluator:
         """
         check_tables(manifest, self._collection)
         self._directory.check_present(manifest)
-        saves = manifest.chain
-        have = self._applied.chain if self._applied is not None else ()
-        if have and saves[: len(have)] == have:
-            saves = saves[len(have) :]
-        else:
+        applied = self._applied
+        saves = continuation(manifest, None if applied is None else position_of(applied))
+        if saves is None:
+            saves = manifest.chain
             self._collection.clear()
         self._applied = None  # until all of it is in
         taken = load_rows(self._collection, self._directory, saves)
@@ -176,21 +175,14 @@ class Evaluator:
         """Scores the newest manifest if its number is greater; holds a lease on it meanwhile."""
         if max(self._directory.numbers(), default=-1) <= newer_than:
             return None
-        leased = lease_latest(
-            self._directory, self._name, expire_secs=_LEASE_SECS, holder="evaluator"
-        )
-        if leased is None:
-            return None
-        manifest, _ = leased
-        try:
-            if manifest.number <= newer_than:
+        lease = Renewal(self._directory, self._name, expire_secs=_LEASE_SECS, holder="evaluator")
+        with lease:
+            manifest = lease.take_latest()
+            if manifest is None or manifest.number <= newer_than:
                 return None
-            with self._renewed(manifest.number):
-                began = time.time()
-                self.apply(manifest)
-                metrics = self.score()
-        finally:
-            release_lease(self._directory, self._name)
+            began = time.time()
+            self.apply(manifest)
+            metrics = self.score()
         now = time.time()
         return manifest, Evaluation(
             number=manifest.number,
@@ -235,25 +227,3 @@ class Evaluator:
                 return
             if latest is None or latest.number <= scored:
                 time.sleep(_POLL_SECS)
-
-    def _renewed(self, number: int) -> _Renewal:
-        return _Renewal(self._directory, self._name, number)
-
-
-class _Renewal:
-    """Renews a lease on a thread of its own while its block runs, however long a scoring takes."""
-
-    def __init__(self, directory: CheckpointDirectory, name: str, number: int) -> None:
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(directory, name, number))
-
-    def _run(self, directory: CheckpointDirectory, name: str, number: int) -> None:
-        while not self._ended.wait(_LEASE_SECS / 4):
-            write_lease(directory, name, number, expire_secs=_LEASE_SECS, holder="evaluator")
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,19 +11,22 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from embedps.checkpoint.chain import extend, replace_start, split_head
 from embedps.checkpoint.dense import read_dense, write_dense
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.manifest import FileEntry, Manifest, SaveKind, SaveSet
 from embedps.checkpoint.quantize import FLOAT32, Encoding
-from embedps.checkpoint.retention import collect_garbage
-from embedps.errors import CorruptCheckpointError, DimMismatchError
+from embedps.checkpoint.policies import Consecutive, RebasePolicy
+from embedps.checkpoint.retention import DEFAULT_KEEP, KeepPolicy, collect_garbage
+from embedps.errors import CheckpointError, CorruptCheckpointError, DimMismatchError
 from embedps.tables.collection import EmbeddingCollection, ShardFile
 from embedps.tables.specs import TableSpec
 
 
 class Saver:
-    """Writes a run's checkpoints: a base first, then deltas, a new base when these outgrow it.
+    """Writes a run's checkpoints: a base first, then deltas, a new base when the policy says so.
 
+    With a new base it writes a delta as well, from which readers of the chain before go on.
     Not thread-safe: one save at a time.
     """
 
@@ -31,25 +36,32 @@ class Saver:
         collection: EmbeddingCollection,
         variables: Sequence[tf.Variable],
         *,
-        keep_chains: int,
+        rebase: RebasePolicy | None = None,
+        keep: Sequence[KeepPolicy] = DEFAULT_KEEP,
         encoding: Encoding = FLOAT32,
     ) -> None:
-        """Writes to a directory that is this run's alone.
+        """Writes to a directory that is this run's alone, but for compactions.
 
         Args:
           directory: where; on a cluster, of a file system that the parameter servers see.
           collection: the tables.
           variables: of the network and its optimizer, in an order that a rerun has too.
-          keep_chains: bases kept, with their deltas; older ones go unless someone leases them.
+          rebase: when a new base is written; `Consecutive()` if not given.
+          keep: what stays of the older checkpoints, besides what someone leases.
           encoding: of the rows' floats in the files.
         """
         self._directory = directory
         self._collection = collection
         self._variables = list(variables)
-        self._keep_chains = keep_chains
+        self._rebase = rebase or Consecutive()
+        self._keep = tuple(keep)
         self._encoding = encoding
         self._last: Manifest | None = None
+        self._history = secrets.token_hex(8)
+        # The next delta holds what changed since these cuts, which are those of save `_since`.
         self._cuts: dict[tuple[str, int], int] = {}
+        self._since = -1
+        self._delta_bytes: list[int] = []  # of those since the base
         self.counts = {
             kind: {"count": 0, "bytes": 0, "rows": 0, "secs": 0.0} for kind in ("base", "delta")
         }
@@ -72,6 +84,10 @@ class Saver:
         if manifest.dense is not None:
             load_dense(self._directory, manifest, self._variables)
         self._cuts = self._collection.mark_clean()
+        self._since = manifest.save_number
+        self._delta_bytes = [save.bytes for save in split_head(manifest.chain)[1]]
+        if manifest.history and not _was_continued(self._directory, manifest):
+            self._history = manifest.history
         self._last = manifest
 
     def save(
@@ -98,46 +114,96 @@ class Saver:
             and the next save holds what this one would have.
         """
         number = self._directory.next_number()
-        kind = self._kind()
-        began = time.monotonic()
+        base = delta = None
+        times = [time.monotonic()]
+        if self._last is None or self._rebase_due(self._last.chain):
+            base, cuts = self._write("base", number, step)
+        if self._last is not None:
+            if base is not None:
+                number += 1
+                times.append(time.monotonic())
+            # After the base: it holds what changed while that was written, too.
+            delta, cuts = self._write("delta", number, step)
+        saves = [save for save in (base, delta) if save is not None]
+        newest = saves[-1].number
+        arrays = {f"{i:04d}": v.numpy() for i, v in enumerate(self._variables)}
+        doing = in_doubt()
+        dense = write_dense(self._directory.dense_path(newest), arrays, root=self._directory.path)
+        with self._directory.exclusive():
+            chain = self._chain() if base is None else (base,)
+            manifest = Manifest(
+                number=max([newest, *(n + 1 for n in self._directory.numbers()[-1:])]),
+                step=step,
+                wall_time=time.time(),
+                chain=chain if delta is None else extend(chain, delta),
+                dense=dense,
+                ledger={**ledger, "doing": doing},
+                tables=tuple(describe_tables(self._collection)),
+                num_shards=self._collection.num_shards,
+                history=self._history,
+                progress=dict(progress),
+                final=final,
+            )
+            self._directory.commit(manifest)
+            self._last = manifest
+            if base is not None:
+                self._delta_bytes = []
+            elif delta is not None:
+                self._delta_bytes.append(delta.bytes)
+            if base is not None or not self._rebase.cumulative:
+                self._cuts, self._since = cuts, newest
+            collect_garbage(self._directory, self._keep)
+        times.append(time.monotonic())
+        for save, (began, ended) in zip(saves, itertools.pairwise(times), strict=True):
+            counts = self.counts[save.kind]
+            counts["count"] += 1
+            counts["bytes"] += save.bytes
+            counts["rows"] += save.rows
+            counts["secs"] = round(counts["secs"] + ended - began, 3)
+        return manifest
+
+    def _rebase_due(self, chain: Sequence[SaveSet]) -> bool:
+        head, _ = split_head(chain)
+        return self._rebase.due(sum(save.bytes for save in head), self._delta_bytes)
+
+    def _chain(self) -> tuple[SaveSet, ...]:
+        """The chain to go on with: the last commit's, or what a compaction made of it meanwhile.
+
+        Raises:
+          CheckpointError: another run commits here.
+        """
+        if self._last is None:
+            return ()
+        newest = self._directory.latest()
+        if newest is None or newest.number == self._last.number:
+            return self._last.chain
+        base = newest.chain[0]
+        if (
+            newest.history != self._last.history
+            or replace_start(self._last.chain, base) != newest.chain
+        ):
+            raise CheckpointError(
+                f"{self._directory.path}: manifest {newest.number} must be this run's last, "
+                f"{self._last.number}, or a compaction of it: does another run write here?"
+            )
+        self._delta_bytes = [save.bytes for save in split_head(newest.chain)[1]]
+        return newest.chain
+
+    def _write(
+        self, kind: SaveKind, number: int, step: int
+    ) -> tuple[SaveSet, dict[tuple[str, int], int]]:
         folder = self._directory.path / f"{kind}-{number}"
         files = self._collection.write(
             kind, str(folder.absolute()), since=self._cuts, encoding=self._encoding
         )
-        arrays = {f"{i:04d}": v.numpy() for i, v in enumerate(self._variables)}
-        doing = in_doubt()
-        dense = write_dense(self._directory.dense_path(number), arrays, root=self._directory.path)
-        saved = SaveSet(kind=kind, number=number, step=step, files=tuple(map(self._entry, files)))
-        before = () if kind == "base" or self._last is None else self._last.chain
-        manifest = Manifest(
+        save = SaveSet(
+            kind=kind,
             number=number,
             step=step,
-            wall_time=time.time(),
-            chain=(*before, saved),
-            dense=dense,
-            ledger={**ledger, "doing": doing},
-            tables=tuple(describe_tables(self._collection)),
-            num_shards=self._collection.num_shards,
-            progress=dict(progress),
-            final=final,
+            since=self._since if kind == "delta" else None,
+            files=tuple(map(self._entry, files)),
         )
-        self._directory.commit(manifest)
-        self._last = manifest
-        self._cuts = {(f.group, f.shard): f.cut for f in files}
-        counts = self.counts[kind]
-        counts["count"] += 1
-        counts["bytes"] += saved.bytes
-        counts["rows"] += saved.rows
-        counts["secs"] = round(counts["secs"] + time.monotonic() - began, 3)
-        collect_garbage(self._directory, keep_chains=self._keep_chains)
-        return manifest
-
-    def _kind(self) -> SaveKind:
-        """A base when there is none, or when the deltas since cost as much to read as it does."""
-        if self._last is None:
-            return "base"
-        base, *deltas = self._last.chain
-        return "base" if sum(d.bytes for d in deltas) >= base.bytes else "delta"
+        return save, {(f.group, f.shard): f.cut for f in files}
 
     def _entry(self, file: ShardFile) -> FileEntry:
         root = self._directory.path.absolute()
@@ -147,7 +213,14 @@ class Saver:
             rows=file.rows,
             removed=file.removed,
             xxh3_64=file.xxh3_64,
+            blocks=file.blocks,
         )
+
+
+def _was_continued(directory: CheckpointDirectory, manifest: Manifest) -> bool:
+    """Whether a later save than the manifest's may have been committed, and read, before."""
+    later = (n for n, _ in directory.save_directories() if n > manifest.save_number)
+    return any(directory.dense_path(number).exists() for number in later)
 
 
 def describe_tables(collection: EmbeddingCollection) -> list[dict[str, Any]]:

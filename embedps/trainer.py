@@ -91,7 +91,8 @@ class Trainer:
             self._directory,
             self._collection,
             [*network.variables, *optimizer.variables()],
-            keep_chains=config.keep_chains,
+            rebase=config.rebase_policy(),
+            keep=config.keep_policies(),
             encoding=Encoding(
                 rows=cast(RowEncoding, config.checkpoint_rows),
                 slots=cast(SlotEncoding, config.checkpoint_slots),
@@ -220,6 +221,7 @@ class Trainer:
         """Saves when due and shows how it goes, until no unit is left to do."""
         last_save = last_shown = time.monotonic()
         shown_examples, saved_units = 0, self._ledger.num_done
+        saved_steps, cuts = self._ledger.steps_done(), self._config.cut_policy()
         saving: concurrent.futures.Future[Manifest] | None = None
         with concurrent.futures.ThreadPoolExecutor(1, "saver") as saver:
             running = True
@@ -231,11 +233,13 @@ class Trainer:
                         raise problem
                     if problem is not None:
                         line.say(f"a checkpoint failed, and will be tried again: {problem}")
-                    saving, last_save = None, time.monotonic()
-                due = time.monotonic() - last_save >= self._config.delta_secs
-                due &= self._ledger.num_done > saved_units
+                    saving = None
+                due = self._ledger.num_done > saved_units and cuts.due(
+                    secs=time.monotonic() - last_save, steps=self._ledger.steps_done() - saved_steps
+                )
                 if due and saving is None and running and not self._stop.is_set():
-                    saved_units = self._ledger.num_done
+                    last_save, saved_units = time.monotonic(), self._ledger.num_done
+                    saved_steps = self._ledger.steps_done()
                     saving = saver.submit(self._save, final=False)
                 if line.due() or not running:
                     now = time.monotonic()

@@ -49,7 +49,7 @@ def test_default_is_the_fields():
 @pytest.mark.parametrize("field", dataclasses.fields(TrainConfig), ids=lambda f: f.name)
 def test_every_field_is_a_flag_and_a_key(field, tmp_path):
     word = field.metadata.get("choices", ["sgd"])[-1]
-    values = {str: word, int: 70_000, float: 0.25, bool: False}
+    values = {str: word, int: 70_000, float: 1.25, bool: False}
     kind = eval(field.type) if isinstance(field.type, str) else field.type
     value = values[kind]
     flag = flags.flag_name(field.name)
@@ -148,6 +148,12 @@ def test_file_must_be_readable(tmp_path):
         ("unit_rows", -1),
         ("num_workers", 0),
         ("keep_chains", 0),
+        ("keep_best", -1),
+        ("keep_secs", -1.0),
+        ("keep_every_hours", float("nan")),
+        ("delta_steps", -1),
+        ("max_read_cost", 1.0),
+        ("rebase", "always"),
         ("num_ps", -1),
         ("num_shards", -1),
         ("seed", -1),

@@ -16,7 +16,8 @@ import tensorflow as tf
 
 from embedps.checkpoint.dense import read_dense
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.rows import read_chain, read_row_file
+from embedps.checkpoint.replay import read_chain
+from embedps.checkpoint.rows import read_row_file
 from embedps.checkpoint.verify import verify
 from embedps.cluster import EmbeddedCluster
 from embedps.config import TrainConfig

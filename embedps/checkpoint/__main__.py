@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import Console
 
@@ -17,7 +18,7 @@ from embedps.checkpoint import io
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.inspect import format_bytes, inspect
 from embedps.checkpoint.manifest import Manifest
-from embedps.checkpoint.rows import read_table
+from embedps.checkpoint.replay import stream_table
 from embedps.checkpoint.verify import verify
 from embedps.errors import CheckpointError, EmbedpsError, UsageError
 
@@ -97,14 +98,24 @@ def _export(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
         raise UsageError(f"--table must be one of {sorted(groups)} but is {args.table!r}")
     saved = (file for save in manifest.chain for file in save.files)
     directory.check_content(manifest, [file for file in saved if file.group == groups[args.table]])
-    rows = read_table(directory, manifest, args.table)
-    with io.write_atomically(args.output) as file:
-        pq.write_table(rows, file, compression="zstd")
+    schema, batches = stream_table(directory, manifest, args.table)
+    num_rows = write_parquet(args.output, schema, batches)
     print(
-        f"{args.output}: {rows.num_rows:,} rows of {args.table} "
+        f"{args.output}: {num_rows:,} rows of {args.table} "
         f"from manifest {manifest.number}, step {manifest.step:,}"
     )
     return 0
+
+
+def write_parquet(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
+    """Writes batches as they come; how many rows they had."""
+    num_rows = 0
+    with io.write_atomically(path) as file:
+        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+                num_rows += batch.num_rows
+    return num_rows
 
 
 if __name__ == "__main__":

@@ -47,13 +47,7 @@ def write_dense(path: Path, arrays: Mapping[str, np.ndarray], *, root: Path) -> 
         with pa.ipc.new_file(file, SCHEMA) as writer:
             for name, array in arrays.items():
                 writer.write_batch(_encode(name, np.asarray(array)))
-        return FileEntry(
-            path=path.relative_to(root).as_posix(),
-            bytes=file.num_bytes,
-            rows=len(arrays),
-            removed=0,
-            xxh3_64=file.xxh3_64,
-        )
+        return FileEntry.of(path.relative_to(root).as_posix(), file.digest, rows=len(arrays))
 
 
 def read_dense(path: Path) -> dict[str, np.ndarray]:

@@ -5,6 +5,7 @@
     DIR/delta-N/<group>/shard-i-of-n.arrow     rows changed since the save before, and removals
     DIR/dense-N/dense.arrow                    dense variables and their optimizer
     DIR/leases/<name>.json                     which manifests are being read, and until when
+    DIR/manifests/.lock                        held by who commits or removes
 
 Numbers only grow, and a number is used once, whether or not its commit came about.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
 
 from embedps.checkpoint import io
@@ -84,6 +86,10 @@ class CheckpointDirectory:
         found = ((_SAVE_NAME.fullmatch(each.name), each) for each in self.path.iterdir())
         return sorted((int(match[2]), each) for match, each in found if match and each.is_dir())
 
+    def exclusive(self) -> AbstractContextManager[bool]:
+        """Keeps other processes from committing and removing; not from reading."""
+        return io.locked(self.manifests_dir / ".lock")
+
     def next_number(self) -> int:
         """A number that no manifest and no leftover of a failed commit has."""
         saves = [number for number, _ in self.save_directories()]
@@ -141,7 +147,7 @@ class CheckpointDirectory:
         return None
 
     def commit(self, manifest: Manifest) -> None:
-        """Makes a checkpoint be, by one atomic rename.
+        """Makes a checkpoint be, by one atomic rename; to be called in `exclusive`.
 
         Raises:
           CheckpointError: its number is not greater than the newest, or it cannot be written.

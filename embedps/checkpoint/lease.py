@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -76,7 +77,7 @@ def write_lease(
 
 def release_lease(directory: CheckpointDirectory, name: str) -> None:
     """Gives the lease up; without effect if there is none."""
-    _lease_path(directory, name).unlink(missing_ok=True)
+    io.unlink(_lease_path(directory, name))
 
 
 def lease_latest(
@@ -102,6 +103,88 @@ def lease_latest(
         if directory.manifest_path(manifest.number).exists():
             return manifest, lease
     return None
+
+
+def lease_manifest(
+    directory: CheckpointDirectory,
+    name: str,
+    number: int,
+    *,
+    expire_secs: float,
+    holder: str = "",
+    now: float | None = None,
+) -> Manifest | None:
+    """Leases one manifest and reads it; None, and no lease of that name, where it is gone."""
+    write_lease(directory, name, number, expire_secs=expire_secs, holder=holder, now=now)
+    if not directory.manifest_path(number).exists():
+        release_lease(directory, name)
+        return None
+    return directory.read(number)
+
+
+class Renewal:
+    """Renews a lease on a thread of its own while its block runs, and releases it at its end."""
+
+    def __init__(
+        self, directory: CheckpointDirectory, name: str, *, expire_secs: float, holder: str
+    ) -> None:
+        self._directory = directory
+        self._name = name
+        self._expire_secs = expire_secs
+        self._holder = holder
+        self._number: int | None = None
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+
+    def take(self, number: int) -> Manifest | None:
+        """Moves the lease to a manifest and reads it; None where that is gone."""
+        with self._lock:
+            found = lease_manifest(
+                self._directory,
+                self._name,
+                number,
+                expire_secs=self._expire_secs,
+                holder=self._holder,
+            )
+            self._number = number if found is not None else None
+            return found
+
+    def take_latest(self) -> Manifest | None:
+        """Moves the lease to the newest manifest and reads it; None where nothing is committed."""
+        with self._lock:
+            found = lease_latest(
+                self._directory, self._name, expire_secs=self._expire_secs, holder=self._holder
+            )
+            self._number = found[0].number if found is not None else None
+            return found[0] if found is not None else None
+
+    def release(self) -> None:
+        """Gives the lease up until the next `take`."""
+        with self._lock:
+            self._number = None
+            release_lease(self._directory, self._name)
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._expire_secs / 4):
+            with self._lock:
+                if self._number is not None:
+                    write_lease(
+                        self._directory,
+                        self._name,
+                        self._number,
+                        expire_secs=self._expire_secs,
+                        holder=self._holder,
+                    )
+
+    def __enter__(self) -> Renewal:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        self.release()
 
 
 def read_leases(directory: CheckpointDirectory) -> list[Lease]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 from pathlib import Path, PurePosixPath
@@ -12,12 +13,13 @@ from embedps.checkpoint import io
 from embedps.errors import CheckpointError, CorruptCheckpointError
 
 FORMAT = "embedps.manifest"
-VERSION = 1
+VERSION = 2
 
 SaveKind = Literal["base", "delta"]
 
 _T = TypeVar("_T")
 _CHECKSUM = re.compile(r"[0-9a-f]{16}")
+_CHECKSUMS = re.compile(r"([0-9a-f]{16})*")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,7 @@ class FileEntry:
       rows: records that are not removals; of a dense file, variables.
       removed: records that are removals.
       xxh3_64: of its bytes, 16 hex digits.
+      blocks: the checksums of its blocks (`io.block_bytes`), 16 hex digits each; none in version 1.
     """
 
     path: str
@@ -37,6 +40,7 @@ class FileEntry:
     rows: int
     removed: int
     xxh3_64: str
+    blocks: str = ""
 
     def __post_init__(self) -> None:
         parts = PurePosixPath(self.path).parts
@@ -54,6 +58,24 @@ class FileEntry:
                 f"{self.path}: xxh3_64 must be 16 hex digits but is {self.xxh3_64!r}"
             )
 
+        blocks = -(-self.bytes // io.block_bytes(self.bytes))
+        if not _CHECKSUMS.fullmatch(self.blocks) or len(self.blocks) not in (0, 16 * blocks):
+            raise CheckpointError(
+                f"{self.path}: blocks must be {blocks} times 16 hex digits but is {self.blocks!r}"
+            )
+
+    @classmethod
+    def of(cls, path: str, digest: io.Digest, *, rows: int, removed: int = 0) -> FileEntry:
+        """The entry of a file just written or read."""
+        return cls(
+            path=path,
+            bytes=digest.num_bytes,
+            rows=rows,
+            removed=removed,
+            xxh3_64=digest.xxh3_64,
+            blocks=digest.blocks,
+        )
+
     @property
     def directory(self) -> str:
         """The save it belongs to: `base-3`."""
@@ -67,16 +89,30 @@ class FileEntry:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SaveSet:
-    """What the shards wrote at one cut: all rows (base), or the changes since the save before."""
+    """What the shards wrote at one cut: all rows (base), or the changes since an earlier save.
+
+    Attributes:
+      number: of the save; the rows as of it are its chain's up to it.
+      step: training steps done.
+      since: of a delta, the save whose rows and all later ones' it brings to its own; null of a
+        base.
+      files: one a group and shard.
+    """
 
     kind: SaveKind
     number: int
     step: int
+    since: int | None
     files: tuple[FileEntry, ...]
 
     def __post_init__(self) -> None:
         if self.kind not in ("base", "delta"):
             raise CheckpointError(f"a save's kind must be 'base' or 'delta' but is {self.kind!r}")
+        if (self.kind == "base") != (self.since is None):
+            raise CheckpointError(
+                f"save {self.kind}-{self.number}: a delta, and no base, must have `since` "
+                f"but got {self.since}"
+            )
         directory = f"{self.kind}-{self.number}"
         for file in self.files:
             if file.directory != directory or len(PurePosixPath(file.path).parts) != 3:
@@ -104,6 +140,8 @@ class Manifest:
 
     Attributes:
       number: of this commit; the next one's is greater.
+      history: 16 hex digits that manifests share whose saves of one number are the same rows: a run
+        that goes on from another manifest than the newest begins a new one.
       step: training steps done.
       wall_time: of the commit, seconds since the epoch.
       chain: a base, then its deltas in order; replayed, they are the rows.
@@ -123,6 +161,7 @@ class Manifest:
     ledger: dict[str, Any]
     tables: tuple[dict[str, Any], ...]
     num_shards: int
+    history: str = ""
     progress: dict[str, Any] = dataclasses.field(default_factory=dict)
     final: bool = False
     version: int = VERSION
@@ -140,6 +179,14 @@ class Manifest:
             raise CheckpointError(
                 f"{where}: the numbers of its chain must grow up to its own but are {numbers}"
             )
+        for before, save in itertools.pairwise(self.chain):
+            if save.since is None or save.since > before.number:
+                raise CheckpointError(
+                    f"{where}: delta-{save.number} must be since {before.number} or before "
+                    f"but is since {save.since}"
+                )
+        if self.history and not _CHECKSUM.fullmatch(self.history):
+            raise CheckpointError(f"{where}: history must be 16 hex digits but is {self.history!r}")
         if self.num_shards < 1:
             raise CheckpointError(
                 f"{where}: num_shards must be at least 1, it is {self.num_shards}"
@@ -155,6 +202,11 @@ class Manifest:
     def base_number(self) -> int:
         """Of the chain's base: manifests with the same one share a chain."""
         return self.chain[0].number
+
+    @property
+    def save_number(self) -> int:
+        """Of the chain's last save: the rows as of it."""
+        return self.chain[-1].number
 
     @property
     def chain_bytes(self) -> int:
@@ -214,7 +266,8 @@ def from_json(data: bytes, path: Path) -> Manifest:
             number=fields.take("number", int),
             step=fields.take("step", int),
             wall_time=float(fields.take("wall_time", (int, float))),
-            chain=tuple(_save(_Fields(save, path)) for save in fields.take("chain", list)),
+            history=fields.take("history", str) if version != 1 else "",
+            chain=_chain(fields.take("chain", list), path, version == 1),
             dense=_file(_Fields(content["dense"], path)) if content.get("dense") else None,
             ledger=fields.take("ledger", dict),
             tables=tuple(fields.take("tables", list)),
@@ -241,8 +294,13 @@ class _Fields:
             raise CorruptCheckpointError(f"{path}: expected an object, found {content!r}")
         self._content = content
 
-    def take(self, name: str, kind: type[_T] | tuple[type[_T], ...]) -> _T:
-        value = self._content.get(name)
+    def since(self) -> int | None:
+        return None if self._content.get("kind") == "base" else self.take("since", int)
+
+    def take(
+        self, name: str, kind: type[_T] | tuple[type[_T], ...], *, absent: _T | None = None
+    ) -> _T:
+        value = self._content.get(name, absent)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
             wanted = kind.__name__ if isinstance(kind, type) else "number"
             raise CorruptCheckpointError(
@@ -258,14 +316,26 @@ def _file(fields: _Fields) -> FileEntry:
         rows=fields.take("rows", int),
         removed=fields.take("removed", int),
         xxh3_64=fields.take("xxh3_64", str),
+        blocks=fields.take("blocks", str, absent=""),
     )
 
 
-def _save(fields: _Fields) -> SaveSet:
+def _chain(saves: list[Any], path: Path, first_version: bool) -> tuple[SaveSet, ...]:
+    chain: list[SaveSet] = []
+    for each in saves:
+        fields = _Fields(each, path)
+        # Version 1: a delta is since the save before it.
+        since = (chain[-1].number if chain else None) if first_version else fields.since()
+        chain.append(_save(fields, since))
+    return tuple(chain)
+
+
+def _save(fields: _Fields, since: int | None) -> SaveSet:
     return SaveSet(
         kind=cast(SaveKind, fields.take("kind", str)),  # SaveSet checks it
         number=fields.take("number", int),
         step=fields.take("step", int),
+        since=since,
         files=tuple(_file(_Fields(each, fields.path)) for each in fields.take("files", list)),
     )
 

@@ -1,16 +1,20 @@
-"""What may go: the manifests and saves that nothing needs."""
+"""What may go: the manifests and saves that no policy keeps and nobody leases."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 from embedps.checkpoint import io
+from embedps.checkpoint.chain import position_of, way
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.lease import read_leases, release_lease
 from embedps.checkpoint.manifest import Manifest
-from embedps.errors import CheckpointError, CorruptCheckpointError
+from embedps.errors import CheckpointError, CorruptCheckpointError, UsageError
+from embedps.summary import read_evaluations
 
 _REMOVED_SUFFIX = ".removed"
 
@@ -24,58 +28,156 @@ class Collected:
     bytes: int
 
 
-def collect_garbage(
+class KeepPolicy:
+    """Says which manifests stay. What several policies are given for stays if one of them keeps."""
+
+    def select(self, manifests: Mapping[int, Manifest], now: float) -> set[int]:
+        """The numbers of those to keep.
+
+        Args:
+          manifests: all that can be read, by number.
+          now: seconds since the epoch.
+        """
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class KeepNewest(KeepPolicy):
+    """The newest `count` manifests."""
+
+    count: int = 2
+
+    def select(self, manifests: Mapping[int, Manifest], now: float) -> set[int]:
+        return set(sorted(manifests)[-self.count :]) if self.count else set()
+
+
+@dataclasses.dataclass(frozen=True)
+class KeepChains(KeepPolicy):
+    """The last manifest of each of the newest `count` chains."""
+
+    count: int = 1
+
+    def select(self, manifests: Mapping[int, Manifest], now: float) -> set[int]:
+        last = _last_of_chains(manifests)
+        return {last[base] for base in sorted(last)[len(last) - self.count :]}
+
+
+@dataclasses.dataclass(frozen=True)
+class KeepYoung(KeepPolicy):
+    """Those committed in the last `secs` seconds."""
+
+    secs: float
+
+    def select(self, manifests: Mapping[int, Manifest], now: float) -> set[int]:
+        return {n for n, manifest in manifests.items() if now - manifest.wall_time <= self.secs}
+
+
+@dataclasses.dataclass(frozen=True)
+class KeepEvery(KeepPolicy):
+    """The first manifest of each period of `hours`, counted from the epoch."""
+
+    hours: float
+
+    def select(self, manifests: Mapping[int, Manifest], now: float) -> set[int]:
+        first: dict[float, int] = {}
+        for number in sorted(manifests):
+            period = math.floor(manifests[number].wall_time / (3600 * self.hours))
+            first.setdefault(period, number)
+        return set(first.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class KeepBest(KeepPolicy):
+    """The `count` manifests that scored best, by what an evaluator wrote.
+
+    Attributes:
+      count: how many.
+      model_dir: where evaluation.jsonl is.
+      metric: "auc", of which more is better; "logloss" or "normalized_entropy", of which less is.
+    """
+
+    count: int
+    model_dir: Path
+    metric: str = "auc"
+
+    def select(self, manifests: Mapping[int, Manifest], now: float) -> set[int]:
+        scores = {}
+        for line in read_evaluations(self.model_dir):
+            score = line.get(self.metric)
+            if line.get("number") in manifests and isinstance(score, int | float):
+                scores[line["number"]] = score if self.metric == "auc" else -score
+        return set(sorted(scores, key=lambda n: (scores[n], n), reverse=True)[: self.count])
+
+
+DEFAULT_KEEP: tuple[KeepPolicy, ...] = (KeepNewest(2), KeepChains(1))
+
+
+def make_keep(
     directory: CheckpointDirectory,
     *,
-    keep_manifests: int = 2,
-    keep_chains: int = 1,
+    chains: int,
+    secs: float = 0,
+    every_hours: float = 0,
+    best: int = 0,
+) -> tuple[KeepPolicy, ...]:
+    """The policies that flags ask for; the newest two manifests stay in any case."""
+    policies: list[KeepPolicy] = [KeepNewest(2), KeepChains(chains)]
+    policies += [KeepYoung(secs)] if secs else []
+    policies += [KeepEvery(every_hours)] if every_hours else []
+    policies += [KeepBest(best, directory.path)] if best else []
+    return tuple(policies)
+
+
+def collect_garbage(
+    directory: CheckpointDirectory,
+    keep: Sequence[KeepPolicy] = DEFAULT_KEEP,
+    *,
     now: float | None = None,
 ) -> Collected:
     """Removes the manifests and saves that nothing needs, and what failed commits left.
 
-    Needed are the newest `keep_manifests` manifests, the last manifest of each of the newest
-    `keep_chains` chains, and every manifest under a live lease. Only the writer of the directory
-    calls this, and not during a save: what has a number above the newest manifest's is left alone.
+    Needed are the newest manifest, those that a policy keeps, every one under a live lease, and
+    those by which the lease's holder goes on. What has a number above the newest save's is left
+    alone: a save under way. To be called in `directory.exclusive()`.
 
     Raises:
+      UsageError: there is no policy.
       CorruptCheckpointError: the newest manifest or a lease cannot be read: nothing was removed.
     """
-    if keep_manifests < 1 or keep_chains < 0:
-        raise CheckpointError(
-            "keep_manifests must be at least 1 and keep_chains at least 0 but got "
-            f"{keep_manifests} and {keep_chains}"
-        )
+    if not keep:
+        raise UsageError("collect_garbage must be given a policy that says what to keep")
     now = time.time() if now is None else now
     try:
-        return _collect(directory, keep_manifests, keep_chains, now)
+        return _collect(directory, keep, now)
     except OSError as error:
         raise CheckpointError(f"cannot collect garbage in {directory.path}: {error}") from error
 
 
 def _collect(
-    directory: CheckpointDirectory, keep_manifests: int, keep_chains: int, now: float
+    directory: CheckpointDirectory, policies: Sequence[KeepPolicy], now: float
 ) -> Collected:
     _restore_set_aside(directory)
     manifests = _readable(directory)
     if not manifests:
         return Collected(manifests=(), directories=(), bytes=0)
-    keep = set(sorted(manifests)[-keep_manifests:])
-    last_of_chain = {manifests[n].base_number: n for n in sorted(manifests)}
-    keep |= {
-        last_of_chain[base] for base in sorted(last_of_chain)[len(last_of_chain) - keep_chains :]
-    }
-    keep |= _leased(directory, now)
-    removed = _remove_manifests(directory, keep, now)
+    keep = {max(manifests)}.union(*(policy.select(manifests, now) for policy in policies))
+    keep |= _leased(directory, manifests, now)
+    removed = _remove_manifests(directory, manifests, keep, now)
     kept = [manifests[n] for n in manifests if n not in removed]
     directories, num_bytes = _remove_saves(directory, kept)
     _remove_expired_leases(directory, now)
     return Collected(manifests=tuple(removed), directories=tuple(directories), bytes=num_bytes)
 
 
+def _last_of_chains(manifests: Mapping[int, Manifest]) -> dict[int, int]:
+    """By its base, the last manifest of a chain."""
+    return {manifests[n].base_number: n for n in sorted(manifests)}
+
+
 def _restore_set_aside(directory: CheckpointDirectory) -> None:
     """Undoes a removal that a kill cut short: a lease may count on the manifest."""
     for path in directory.manifests_dir.glob(f"*{_REMOVED_SUFFIX}"):
-        path.replace(path.with_suffix(".json"))
+        io.rename(path, path.with_suffix(".json"))
 
 
 def _readable(directory: CheckpointDirectory) -> dict[int, Manifest]:
@@ -91,26 +193,34 @@ def _readable(directory: CheckpointDirectory) -> dict[int, Manifest]:
     return manifests
 
 
-def _leased(directory: CheckpointDirectory, now: float) -> set[int]:
-    return {lease.number for lease in read_leases(directory) if lease.is_live(now)}
+def _leased(
+    directory: CheckpointDirectory, manifests: Mapping[int, Manifest], now: float
+) -> set[int]:
+    """The manifests under a lease, and those by which their readers go on."""
+    leased = {lease.number for lease in read_leases(directory) if lease.is_live(now)}
+    ahead = (way(manifests.values(), position_of(manifests[n])) for n in leased & manifests.keys())
+    return leased.union(manifest.number for path in ahead for manifest in path)
 
 
 def _remove_manifests(
-    directory: CheckpointDirectory, keep: Collection[int], now: float
+    directory: CheckpointDirectory,
+    manifests: Mapping[int, Manifest],
+    keep: Collection[int],
+    now: float,
 ) -> list[int]:
     """Removes all manifests but those; they go before their files, so a kill leaves no torn one."""
     going = [number for number in directory.numbers() if number not in keep]
     aside = {n: directory.manifest_path(n).with_suffix(_REMOVED_SUFFIX) for n in going}
     for number, path in aside.items():
-        directory.manifest_path(number).replace(path)
+        io.rename(directory.manifest_path(number), path)
     # Who leased one before it went has now been seen, or will see that it is gone.
-    leased = _leased(directory, now)
+    leased = _leased(directory, manifests, now)
     for number in leased & aside.keys():
-        aside.pop(number).replace(directory.manifest_path(number))
+        io.rename(aside.pop(number), directory.manifest_path(number))
     for path in aside.values():
-        path.unlink()
+        io.unlink(path)
     for path in directory.manifests_dir.glob(f"*{io.TEMPORARY_SUFFIX}"):
-        path.unlink()
+        io.unlink(path)
     io.sync_directory(directory.manifests_dir)
     return sorted(aside)
 
@@ -119,7 +229,7 @@ def _remove_saves(
     directory: CheckpointDirectory, kept: Collection[Manifest]
 ) -> tuple[list[str], int]:
     needed = {file.directory for manifest in kept for file in manifest.files}
-    newest = max(manifest.number for manifest in kept)
+    newest = max(manifest.save_number for manifest in kept)
     removed = []
     num_bytes = 0
     for number, path in directory.save_directories():

@@ -1,22 +1,98 @@
-"""Row files read and replayed without the kernels: what the C++ loader does, in plain Arrow."""
+"""Row files, read without the kernels: one after the other, batch by batch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from embedps.checkpoint import io
-from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.manifest import Manifest
 from embedps.checkpoint.objects import as_path
 from embedps.checkpoint.quantize import decode, encoding_of, stored_type
-from embedps.errors import CheckpointError, CorruptCheckpointError
+from embedps.errors import CorruptCheckpointError
 
 _FIRST = {"table": pa.dictionary(pa.int16(), pa.string()), "id": pa.int64()}
 _LAST = {"last_step": pa.uint32(), "frequency": pa.uint32(), "removed": pa.bool_()}
+_NUM_TABLES_KEY = b"embedps.num_tables"
+_TABLE_KEY = "embedps.table."
+# ValueError: names not of UTF-8.
+_ARROW_ERRORS = (pa.ArrowException, OSError, ValueError)
+
+
+class RowFile:
+    """A row file, mapped: what it holds, and its batches as they are asked for.
+
+    Attributes:
+      schema: of the batches: all floats are float32, whatever the file's encoding.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        """Opens it.
+
+        Raises:
+          CorruptCheckpointError: it is absent, or not a row file; names path, field, expected,
+            found.
+        """
+        self.path = as_path(path)
+        try:
+            self._reader = pa.ipc.open_file(io.open_arrow(self.path))
+            stored = self._reader.schema
+            empty = stored.empty_table()
+        except _ARROW_ERRORS as error:
+            raise _unreadable(self.path, error) from error
+        check_schema(self.path, stored)
+        self.schema: pa.Schema = decode(self.path, empty).schema
+
+    @property
+    def num_batches(self) -> int:
+        return int(self._reader.num_record_batches)
+
+    @property
+    def tables(self) -> list[str]:
+        """The tables that its records may be of, by the index that a record has."""
+        metadata = self.schema.metadata
+        count = metadata.get(_NUM_TABLES_KEY, b"0")
+        keys = [f"{_TABLE_KEY}{i}".encode() for i in range(int(count) if count.isdigit() else 0)]
+        if not keys or any(key not in metadata for key in keys):
+            raise CorruptCheckpointError(
+                f"{self.path}: schema metadata {_NUM_TABLES_KEY.decode()!r}: expected as many "
+                f"tables as are named, found {count!r}"
+            )
+        return [metadata[key].decode(errors="replace") for key in keys]
+
+    def batch(self, index: int) -> pa.RecordBatch:
+        """Reads one record batch, and checks that it holds together.
+
+        Raises:
+          CorruptCheckpointError: it does not; names path, batch, field, expected, found.
+        """
+        where = f"record batch {index}"
+        try:
+            batch = self._reader.get_batch(index)
+            batch.validate(full=True)  # an index out of its dictionary would be followed
+            tables = batch["table"].dictionary.to_pylist()
+        except _ARROW_ERRORS as error:
+            raise _unreadable(self.path, error, where) from error
+        for name in batch.schema.names:
+            if batch[name].null_count:
+                raise CorruptCheckpointError(
+                    f"{self.path}: {where}: field {name!r}: expected no nulls, "
+                    f"found {batch[name].null_count}"
+                )
+        if tables != self.tables:
+            raise CorruptCheckpointError(
+                f"{self.path}: {where}: field 'table': expected the dictionary {self.tables}, "
+                f"found {tables}"
+            )
+        table = decode(self.path, pa.Table.from_batches([batch]))
+        return table.combine_chunks().to_batches()[0] if batch.num_rows else batch
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Every record batch that has records, in order."""
+        batches = (self.batch(i) for i in range(self.num_batches))
+        return (batch for batch in batches if batch.num_rows)
 
 
 def read_row_file(path: Path | str) -> pa.Table:
@@ -25,19 +101,8 @@ def read_row_file(path: Path | str) -> pa.Table:
     Raises:
       CorruptCheckpointError: it is absent, or not a row file; names path, field, expected, found.
     """
-    try:
-        with io.open_arrow(as_path(path)) as source:
-            table = pa.ipc.open_file(source).read_all()
-        table.validate(full=True)  # an index out of its dictionary would be followed
-    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: names not of UTF-8
-        raise CorruptCheckpointError(f"{path}: cannot be read as a row file: {error}") from error
-    check_schema(path, table.schema)
-    for name in table.column_names:
-        if table[name].null_count:
-            raise CorruptCheckpointError(
-                f"{path}: field {name!r}: expected no nulls, found {table[name].null_count}"
-            )
-    return decode(path, table)
+    file = RowFile(path)
+    return pa.Table.from_batches(file.batches(), file.schema)
 
 
 def check_schema(path: Path | str, schema: pa.Schema) -> None:
@@ -69,79 +134,20 @@ def check_schema(path: Path | str, schema: pa.Schema) -> None:
             )
 
 
-def read_chain(
-    directory: CheckpointDirectory, manifest: Manifest, group: str, *, table: str | None = None
-) -> pa.Table:
-    """Replays the chain of one group: its live rows, by table and id, without column `removed`.
-
-    The last record of a table's id wins, and none is left of one that is a removal: saves in the
-    chain's order, and records in their file's. All shards together: an id has one shard in a save.
-
-    Args:
-      table: of this table only.
-
-    Raises:
-      CheckpointError: the manifest has no such group.
-      CorruptCheckpointError: a file is absent or not a row file.
-    """
-    saved = [file for save in manifest.chain for file in save.files]
-    paths = [directory.file(file) for file in saved if file.group == group]
-    if not paths:
-        groups = sorted({file.group for file in saved})
-        raise CheckpointError(f"manifest {manifest.number} has no group {group!r}, it has {groups}")
-    records = _concat(paths, table)
-    codes, names = _table_codes(records)
-    rank = {name: i for i, name in enumerate(sorted(names))}
-    ranks = np.array([rank[name] for name in names], np.int64)
-    tables = ranks[codes] if names else codes
-    live = _last_records(tables, records["id"].to_numpy(), records["removed"].to_numpy())
-    return records.drop_columns(["removed"]).take(pa.array(live))
+def with_tables(metadata: Mapping[bytes, bytes], tables: Sequence[str]) -> dict[bytes, bytes]:
+    """A row file's schema metadata with other tables."""
+    kept = {k: v for k, v in metadata.items() if not k.startswith(_TABLE_KEY.encode())}
+    named = {f"{_TABLE_KEY}{i}".encode(): name.encode() for i, name in enumerate(tables)}
+    return kept | {_NUM_TABLES_KEY: str(len(tables)).encode()} | named
 
 
-def read_table(directory: CheckpointDirectory, manifest: Manifest, name: str) -> pa.Table:
-    """The live rows of one table, by id; column `table` left out.
-
-    Raises:
-      CheckpointError: the manifest has no such table.
-    """
-    groups = {table["name"]: table["group"] for table in manifest.tables}
-    if name not in groups:
-        raise CheckpointError(
-            f"manifest {manifest.number} has no table {name!r}, it has {sorted(groups)}"
-        )
-    return read_chain(directory, manifest, groups[name], table=name).drop_columns(["table"])
+def table_codes(batch: pa.RecordBatch) -> np.ndarray:
+    """Each record's index into the tables; int16 [num_records]."""
+    codes: np.ndarray = batch["table"].indices.to_numpy(zero_copy_only=False)
+    return codes
 
 
-def _concat(paths: Sequence[Path], only: str | None) -> pa.Table:
-    first: pa.Schema | None = None
-    tables = []
-    for path in paths:
-        records = read_row_file(path).replace_schema_metadata(None)
-        first = records.schema if first is None else first
-        types = [field.type for field in records.schema]
-        if types != [field.type for field in first] or records.schema.names != first.names:
-            raise CorruptCheckpointError(
-                f"{path}: expected the columns of {paths[0]}, found {records.schema}"
-            )
-        if only is not None:
-            codes, names = _table_codes(records)
-            wanted = names.index(only) if only in names else -1
-            records = records.filter(pa.array(codes == wanted))
-        tables.append(records.cast(first))
-    return pa.concat_tables(tables).unify_dictionaries()
-
-
-def _table_codes(records: pa.Table) -> tuple[np.ndarray, list[str]]:
-    """Each record's index into the table names, and these."""
-    column = records.unify_dictionaries()["table"].combine_chunks()
-    codes: np.ndarray = column.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    return codes, column.dictionary.to_pylist()
-
-
-def _last_records(tables: np.ndarray, ids: np.ndarray, removed: np.ndarray) -> np.ndarray:
-    """Indices of the records that win and are rows, ordered by table and id."""
-    order = np.lexsort((np.arange(len(ids)), ids, tables))
-    same = (ids[order][1:] == ids[order][:-1]) & (tables[order][1:] == tables[order][:-1])
-    last: np.ndarray = order[np.append(~same, True)[: len(order)]]
-    live: np.ndarray = last[~removed[last]]
-    return live
+def _unreadable(path: Path, error: Exception, where: str = "") -> CorruptCheckpointError:
+    return CorruptCheckpointError(
+        f"{path}: {where}{': ' if where else ''}cannot be read as a row file: {error}"
+    )

@@ -62,14 +62,14 @@ REGISTER_OP("EmbedpsWriteRows")
     .Output("info: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(5));
+      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
       return absl::OkStatus();
     })
     .Doc(
         "Cuts this shard's rows and writes them to a file while training goes on: all (base), or "
         "those "
         "touched and removed since a cut (delta). info: cut, bytes, rows, removed, xxh3_64 (as "
-        "int64).");
+        "int64), then the xxh3_64 of each block.");
 
 class WriteRowsOp : public FileOp {
  public:
@@ -101,13 +101,17 @@ class WriteRowsOp : public FileOp {
     RowFileInfo info;
     TF_RETURN_IF_ERROR(ToTensorFlow(writer->Finish(&info)));
     Tensor* out;
-    TF_RETURN_IF_ERROR(context->allocate_output(0, {5}, &out));
+    TF_RETURN_IF_ERROR(
+        context->allocate_output(0, {5 + static_cast<int64_t>(info.blocks.size())}, &out));
     auto values = out->vec<int64_t>();
     values(0) = cut;
     values(1) = info.bytes;
     values(2) = info.rows;
     values(3) = info.removed;
     values(4) = static_cast<int64_t>(info.xxh3_64);
+    for (size_t i = 0; i < info.blocks.size(); ++i) {
+      values(5 + i) = static_cast<int64_t>(info.blocks[i]);
+    }
     return absl::OkStatus();
   }
 

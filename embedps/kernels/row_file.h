@@ -59,7 +59,14 @@ struct RowFileInfo {
   int64_t rows = 0;      // records that are not removals
   int64_t removed = 0;   // records that are
   uint64_t xxh3_64 = 0;  // of the whole file
+  // Of its blocks, which tell where a file was damaged: at most kMaxFileBlocks of the same power of
+  // two of bytes, the least that is enough. A block's is the xxh3_64 of the xxh3_64s, 8 bytes each,
+  // little-endian, of its pieces of kFilePieceBytes.
+  std::vector<uint64_t> blocks;
 };
+
+inline constexpr int64_t kFilePieceBytes = 65536;
+inline constexpr int64_t kMaxFileBlocks = 32;
 
 // Writes to `path` + ".tmp", checksums what it writes, fsyncs, renames on Finish. Not thread-safe.
 class RowFileWriter {

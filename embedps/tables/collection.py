@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from embedps import kernels
+from embedps.checkpoint.io import format_checksum
 from embedps.checkpoint.quantize import FLOAT32, Encoding
 from embedps.errors import CheckpointError, CorruptCheckpointError, DimMismatchError, UsageError
 from embedps.tables import ops
@@ -49,6 +50,7 @@ class ShardFile(NamedTuple):
     rows: int
     removed: int
     xxh3_64: str
+    blocks: str
 
 
 class TableStats(NamedTuple):
@@ -253,7 +255,7 @@ class EmbeddingCollection:
         files = []
         for group, group_paths, group_infos in zip(self.groups, paths, infos, strict=True):
             for shard, (path, info) in enumerate(zip(group_paths, group_infos, strict=True)):
-                cut, size, rows, removed, checksum = (int(x) for x in info.numpy())
+                cut, size, rows, removed, checksum, *blocks = (int(x) for x in info.numpy())
                 files.append(
                     ShardFile(
                         group=group.name,
@@ -263,7 +265,8 @@ class EmbeddingCollection:
                         bytes=size,
                         rows=rows,
                         removed=removed,
-                        xxh3_64=f"{checksum % 2**64:016x}",
+                        xxh3_64=format_checksum(checksum),
+                        blocks="".join(map(format_checksum, blocks)),
                     )
                 )
         return files

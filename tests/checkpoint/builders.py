@@ -77,12 +77,8 @@ def write_rows(
             if records:
                 writer.write_batch(row_batch(records, tables))
         removed = sum(record.value is None for record in records)
-        return FileEntry(
-            path=directory.relative(path),
-            bytes=file.num_bytes,
-            rows=len(records) - removed,
-            removed=removed,
-            xxh3_64=file.xxh3_64,
+        return FileEntry.of(
+            directory.relative(path), file.digest, rows=len(records) - removed, removed=removed
         )
 
 
@@ -92,12 +88,20 @@ def write_save(
     number: int,
     records: Sequence[Record],
     num_shards: int = 2,
+    since: int | None = None,
 ) -> SaveSet:
+    """`since` is the save just before, if not given."""
     shards = [[r for r in records if r.id % num_shards == s] for s in range(num_shards)]
     files = [
         write_rows(directory, kind, number, some, s, num_shards) for s, some in enumerate(shards)
     ]
-    return SaveSet(kind=kind, number=number, step=100 * number, files=tuple(files))
+    return SaveSet(
+        kind=kind,
+        number=number,
+        step=100 * number,
+        since=None if kind == "base" else number - 1 if since is None else since,
+        files=tuple(files),
+    )
 
 
 def make_manifest(
@@ -116,6 +120,7 @@ def make_manifest(
         ledger=dict(ledger or {}),
         tables=tuple(tables),
         num_shards=2,
+        history="0123456789abcdef",
     )
 
 
@@ -134,7 +139,8 @@ class Run:
 
     def _commit(self, kind: SaveKind, records: Sequence[Record]) -> Manifest:
         number = self.directory.next_number()
-        save = write_save(self.directory, kind, number, records)
+        since = self.chain[-1].number if kind == "delta" else None
+        save = write_save(self.directory, kind, number, records, since=since)
         self.chain = [save] if kind == "base" else [*self.chain, save]
         arrays = {"w": np.full((2, 3), number, np.float32)}
         dense = write_dense(self.directory.dense_path(number), arrays, root=self.directory.path)

@@ -32,9 +32,9 @@ def test_written_file_is_whole_with_its_checksum(tmp_path):
         assert not path.exists()
     data = b"".join(bytes(part) for part in parts)
     assert path.read_bytes() == data
-    assert file.num_bytes == len(data)
+    assert file.digest.num_bytes == len(data)
     expected = f"{xxhash.xxh3_64_intdigest(data):016x}"
-    assert file.xxh3_64 == expected
+    assert file.digest.xxh3_64 == expected
     assert io.checksum_file(path) == (len(data), expected)
     assert io.checksum_bytes(data) == expected
     assert os.listdir(path.parent) == ["file"]

@@ -22,7 +22,8 @@ def make_file(path: str = "base-3/dim2/shard-0-of-1.arrow", **changes: object) -
 
 def make_save(kind: Any, number: int) -> SaveSet:
     name = f"{kind}-{number}/dim2/shard-0-of-1.arrow"
-    return SaveSet(kind=kind, number=number, step=number, files=(make_file(name),))
+    since = number - 2 if kind == "delta" else None
+    return SaveSet(kind=kind, number=number, step=number, since=since, files=(make_file(name),))
 
 
 def make_chain() -> list[SaveSet]:
@@ -93,13 +94,30 @@ def resealed(**changes: object) -> bytes:
 
 
 def test_newer_version_says_upgrade():
-    with pytest.raises(CheckpointError, match="its version is 2, this embedps reads up to 1"):
-        from_json(resealed(version=2), PATH)
+    with pytest.raises(CheckpointError, match="its version is 3, this embedps reads up to 2"):
+        from_json(resealed(version=3), PATH)
+
+
+def test_first_version_is_read_as_deltas_since_the_save_before():
+    content = json.loads(resealed(version=1))
+    for name in ("xxh3_64", "history"):
+        del content[name]
+    for save in content["chain"]:
+        del save["since"]
+        for file in save["files"]:
+            del file["blocks"]
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    content["xxh3_64"] = f"{xxhash.xxh3_64_intdigest(canonical):016x}"
+    found = from_json(json.dumps(content).encode(), PATH)
+    assert [save.since for save in found.chain] == [None, 3, 5]
+    assert (found.version, found.history) == (1, "")
+    assert {file.blocks for file in found.files} == {""}
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"history": "x"}, "history must be 16 hex digits but is 'x'"),
         ({"number": "7"}, "field 'number': expected int, found '7'"),
         ({"number": True}, "field 'number': expected int, found True"),
         ({"chain": None}, "field 'chain': expected list, found None"),
@@ -142,7 +160,13 @@ def test_wrong_chains_are_refused():
     with pytest.raises(CheckpointError, match="grow up to its own"):
         make_manifest(6, [base, later])
     with pytest.raises(CheckpointError, match="must be base-4/<group>/<file>"):
-        SaveSet(kind="base", number=4, step=0, files=base.files)
+        SaveSet(kind="base", number=4, step=0, since=None, files=base.files)
+    with pytest.raises(CheckpointError, match="a delta, and no base, must have `since`"):
+        dataclasses.replace(delta, since=None)
+    with pytest.raises(CheckpointError, match="delta-7 must be since 5 or before but is since 6"):
+        make_manifest(7, [base, delta, dataclasses.replace(later, since=6)])
+    with pytest.raises(CheckpointError, match="blocks must be 1 times 16 hex digits"):
+        make_file(blocks="0" * 32)
     with pytest.raises(CheckpointError, match="'base' or 'delta' but is 'full'"):
         make_save("full", 3)
 

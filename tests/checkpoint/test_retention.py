@@ -10,8 +10,8 @@ import pytest
 from embedps.checkpoint import retention
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.lease import lease_latest, read_leases, release_lease, write_lease
-from embedps.checkpoint.retention import collect_garbage
-from embedps.errors import CheckpointError, CorruptCheckpointError
+from embedps.checkpoint.retention import KeepChains, KeepNewest, collect_garbage
+from embedps.errors import CheckpointError, CorruptCheckpointError, UsageError
 from tests.checkpoint.builders import Record, Run
 
 NOW = 1_000_000.0
@@ -75,20 +75,21 @@ def test_previous_manifest_stays_across_a_new_base(tmp_path):
 )
 def test_kept_are_the_newest_and_the_last_of_chains(tmp_path, keep_manifests, keep_chains, left):
     directory = make_chains(tmp_path, 2, 3, 1)
-    collect_garbage(directory, keep_manifests=keep_manifests, keep_chains=keep_chains, now=NOW)
+    collect_garbage(directory, [KeepNewest(keep_manifests), KeepChains(keep_chains)], now=NOW)
     assert directory.numbers() == left
     check_all_present(directory)
 
 
-def test_leased_manifest_stays_until_the_lease_ends(tmp_path):
+def test_leased_manifest_and_what_leads_on_from_it_stay_until_the_lease_ends(tmp_path):
     directory = make_chains(tmp_path, 2, 1, 1)
     write_lease(directory, "evaluator", 1, expire_secs=60, now=NOW)
-    collect_garbage(directory, keep_manifests=1, now=NOW + 59)
-    assert directory.numbers() == [1, 4]
-    assert saves(directory) == {"base-1", "dense-1", "base-4", "dense-4"}
+    collect_garbage(directory, [KeepNewest(1), KeepChains(1)], now=NOW + 59)
+    assert directory.numbers() == [1, 2, 4]
+    old = {"base-1", "dense-1", "delta-2", "dense-2"}
+    assert saves(directory) == old | {"base-4", "dense-4"}
     check_all_present(directory)
 
-    collect_garbage(directory, keep_manifests=1, now=NOW + 60)
+    collect_garbage(directory, [KeepNewest(1), KeepChains(1)], now=NOW + 60)
     assert directory.numbers() == [4]
     assert read_leases(directory) == []
 
@@ -98,7 +99,7 @@ def test_released_lease_holds_nothing(tmp_path):
     write_lease(directory, "evaluator", 1, expire_secs=60, now=NOW)
     release_lease(directory, "evaluator")
     release_lease(directory, "evaluator")
-    collect_garbage(directory, keep_manifests=1, now=NOW)
+    collect_garbage(directory, [KeepNewest(1), KeepChains(1)], now=NOW)
     assert directory.numbers() == [2]
 
 
@@ -130,7 +131,7 @@ def test_lease_latest_looks_again_if_its_manifest_went_before_the_lease(tmp_path
     newest = directory.latest
     answers = [directory.read(1)]  # what a slow reader found, before the collector came by
     monkeypatch.setattr(directory, "latest", lambda: answers.pop() if answers else newest())
-    collect_garbage(CheckpointDirectory(tmp_path), keep_manifests=1, now=NOW)
+    collect_garbage(CheckpointDirectory(tmp_path), [KeepNewest(1), KeepChains(1)], now=NOW)
     taken = lease_latest(directory, "e", expire_secs=5, now=NOW)
     assert taken is not None
     assert taken[0].number == taken[1].number == 2
@@ -151,7 +152,7 @@ def test_lease_taken_while_manifests_go_brings_its_manifest_back(tmp_path, monke
         return found
 
     monkeypatch.setattr(retention, "_leased", lease_in_between)
-    collected = collect_garbage(directory, keep_manifests=1, now=NOW)
+    collected = collect_garbage(directory, [KeepNewest(1), KeepChains(1)], now=NOW)
     assert collected.manifests == (1,)
     assert directory.numbers() == [2, 3]
     assert directory.read(2) == before
@@ -164,7 +165,7 @@ def test_kill_while_manifests_are_set_aside_loses_no_leased_one(tmp_path):
     path = directory.manifest_path(1)
     path.rename(path.with_suffix(".removed"))
     assert directory.numbers() == [2]
-    collect_garbage(directory, keep_manifests=1, now=NOW)
+    collect_garbage(directory, [KeepNewest(1), KeepChains(1)], now=NOW)
     assert directory.numbers() == [1, 2]
     check_all_present(directory)
 
@@ -176,11 +177,11 @@ def test_kill_after_the_manifests_leaves_saves_that_the_next_collection_takes(
     with monkeypatch.context() as patch:
         patch.setattr(retention, "_remove_saves", killed)
         with pytest.raises(KeyboardInterrupt):
-            collect_garbage(directory, keep_manifests=1, now=NOW)
+            collect_garbage(directory, [KeepNewest(1), KeepChains(1)], now=NOW)
     assert directory.numbers() == [3]
     check_all_present(directory)
     assert "base-1" in saves(directory)
-    collect_garbage(directory, keep_manifests=1, now=NOW)
+    collect_garbage(directory, [KeepNewest(1), KeepChains(1)], now=NOW)
     assert saves(directory) == {"base-3", "dense-3"}
 
 
@@ -225,22 +226,22 @@ def test_corrupt_lease_stops_the_collection(tmp_path):
     for content in (b"{", json.dumps({**dataclasses.asdict(lease), "x": 1}).encode()):
         path.write_bytes(content)
         with pytest.raises(CorruptCheckpointError, match=r"e\.json: must be a lease"):
-            collect_garbage(directory, keep_manifests=1, now=NOW)
+            collect_garbage(directory, [KeepNewest(1), KeepChains(1)], now=NOW)
         assert directory.numbers() == [1, 2]
 
 
 def test_corrupt_old_manifest_does_not_stop_it(tmp_path):
     directory = make_chains(tmp_path, 1, 1, 1)
     directory.manifest_path(1).write_bytes(b"")
-    assert collect_garbage(directory, keep_manifests=2, now=NOW).manifests == (1,)
+    assert collect_garbage(directory, [KeepNewest(2), KeepChains(1)], now=NOW).manifests == (1,)
     check_all_present(directory)
 
 
 def test_empty_directory_has_nothing_to_collect(tmp_path):
     collected = collect_garbage(CheckpointDirectory(tmp_path), now=NOW)
     assert (collected.manifests, collected.directories, collected.bytes) == ((), (), 0)
-    with pytest.raises(CheckpointError, match="keep_manifests must be at least 1"):
-        collect_garbage(CheckpointDirectory(tmp_path), keep_manifests=0)
+    with pytest.raises(UsageError, match="a policy that says what to keep"):
+        collect_garbage(CheckpointDirectory(tmp_path), [])
 
 
 def test_what_cannot_be_removed_is_named(tmp_path, monkeypatch):
@@ -251,4 +252,4 @@ def test_what_cannot_be_removed_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(shutil, "rmtree", refuse)
     with pytest.raises(CheckpointError, match=r"cannot collect garbage in .*Permission denied"):
-        collect_garbage(directory, keep_manifests=1, now=NOW)
+        collect_garbage(directory, [KeepNewest(1), KeepChains(1)], now=NOW)

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.manifest import SaveKind
-from embedps.checkpoint.rows import read_chain, read_row_file, read_table
+from embedps.checkpoint.replay import read_chain, read_table
+from embedps.checkpoint.rows import read_row_file
 from embedps.errors import CheckpointError, CorruptCheckpointError
 from tests.checkpoint.builders import (
     GROUP,

@@ -12,7 +12,8 @@ from embedps import kernels
 from embedps.checkpoint import io
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.manifest import FileEntry, Manifest, SaveKind, SaveSet
-from embedps.checkpoint.rows import read_chain, read_row_file, read_table
+from embedps.checkpoint.replay import read_chain, read_table
+from embedps.checkpoint.rows import read_row_file
 from embedps.errors import CheckpointError, CorruptCheckpointError, DimMismatchError
 from embedps.tables import SGD, Adagrad, Ftrl, LazyAdam, Optimizer, RowwiseAdagrad
 from embedps.tables.collection import EmbeddingCollection
@@ -63,10 +64,19 @@ class Writer:
                 rows=file.rows,
                 removed=file.removed,
                 xxh3_64=file.xxh3_64,
+                blocks=file.blocks,
             )
             for file in written
         )
-        self.chain.append(SaveSet(kind=kind, number=number, step=number, files=files))
+        self.chain.append(
+            SaveSet(
+                kind=kind,
+                number=number,
+                step=number,
+                since=number - 1 if kind == "delta" else None,
+                files=files,
+            )
+        )
         tables = [
             {**table.to_json(), "group": group.name}
             for group in self.collection.groups
@@ -283,6 +293,7 @@ def test_checksums_of_the_op_are_int64_bits(tmp_path):
         step(collection, [i], 1)
         path = tmp_path / f"{i}.arrow"
         info = kernels.load().embedps_write_rows(store, tf.constant(str(path)), -1, kind="base")
-        _, size, rows, removed, checksum = info.numpy().tolist()
+        _, size, rows, removed, checksum, *blocks = info.numpy().tolist()
         assert (size, io.format_checksum(checksum)) == io.checksum_file(path)
+        assert "".join(map(io.format_checksum, blocks)) == io.digest_file(path).blocks
         assert (rows, removed) == (2 * (i + 1), 0)

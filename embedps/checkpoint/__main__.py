@@ -110,11 +110,13 @@ def _export(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
 def write_parquet(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
     """Writes batches as they come; how many rows they had."""
     num_rows = 0
-    with io.write_atomically(path) as file:
-        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-            for batch in batches:
-                writer.write_batch(batch)
-                num_rows += batch.num_rows
+    with (
+        io.write_atomically(path) as file,
+        pq.ParquetWriter(file, schema, compression="zstd") as writer,
+    ):
+        for batch in batches:
+            writer.write_batch(batch)
+            num_rows += batch.num_rows
     return num_rows
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
-import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,9 +13,9 @@ from typing import Any
 import tensorflow as tf
 
 from embedps import kernels
-from embedps.checkpoint.chain import continuation, position_of
+from embedps.checkpoint.chain import continuation
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.lease import Renewal
+from embedps.checkpoint.follow import Follower, Step
 from embedps.checkpoint.manifest import Manifest
 from embedps.dataset import Dataset
 from embedps.ledger import Ledger, LedgerOptions
@@ -26,7 +26,6 @@ from embedps.tables.collection import EmbeddingCollection
 from embedps.units import explain, make_eval_unit
 
 _POLL_SECS = 0.5
-_LEASE_SECS = 120.0
 
 
 Watch = Callable[[Manifest, int, int, Metrics], None]
@@ -117,7 +116,7 @@ class Evaluator:
         self._dataset = dataset
         self._watch = watch
         self._applied: Manifest | None = None
-        self._name = f"evaluator-{socket.gethostname()}-{os.getpid()}-{id(self)}"
+        self._follower = Follower(directory, holder="evaluator")
 
     @property
     def collection(self) -> EmbeddingCollection:
@@ -134,16 +133,26 @@ class Evaluator:
           CorruptCheckpointError: a file is absent or not what was written.
           DimMismatchError: the checkpoint is of another model.
         """
+        saves = continuation(manifest, self._follower.position)
+        return self._apply(
+            Step(
+                manifest=manifest,
+                saves=manifest.chain if saves is None else saves,
+                reset=saves is None,
+            )
+        )
+
+    def _apply(self, step: Step) -> int:
+        manifest = step.manifest
         check_tables(manifest, self._collection)
         self._directory.check_present(manifest)
-        applied = self._applied
-        saves = continuation(manifest, None if applied is None else position_of(applied))
-        if saves is None:
-            saves = manifest.chain
+        self._applied = None
+        self._follower.forget()  # until all of it is in
+        if step.reset:
             self._collection.clear()
-        self._applied = None  # until all of it is in
-        taken = load_rows(self._collection, self._directory, saves)
+        taken = load_rows(self._collection, self._directory, step.saves)
         load_dense(self._directory, manifest, self._network.variables)
+        self._follower.reached(step)
         self._applied = manifest
         return taken
 
@@ -175,13 +184,15 @@ class Evaluator:
         """Scores the newest manifest if its number is greater; holds a lease on it meanwhile."""
         if max(self._directory.numbers(), default=-1) <= newer_than:
             return None
-        lease = Renewal(self._directory, self._name, expire_secs=_LEASE_SECS, holder="evaluator")
-        with lease:
-            manifest = lease.take_latest()
+        with contextlib.ExitStack() as stack:
+            if not self._follower.is_open:
+                stack.enter_context(self._follower)
+            began = time.time()
+            while (step := self._follower.next()) is not None:
+                self._apply(step)
+            manifest = self._applied
             if manifest is None or manifest.number <= newer_than:
                 return None
-            began = time.time()
-            self.apply(manifest)
             metrics = self.score()
         now = time.time()
         return manifest, Evaluation(
@@ -208,7 +219,16 @@ class Evaluator:
           final_after: a final manifest up to this number does not end it: the run was resumed.
           idle_secs: ends it when nothing was committed for so long.
         """
-        scored = newer_than
+        with self._follower:  # also between scorings: so that what leads on from here stays
+            self._follow(report, newer_than, final_after, idle_secs)
+
+    def _follow(
+        self,
+        report: Callable[[Evaluation], None],
+        scored: int,
+        final_after: int,
+        idle_secs: float,
+    ) -> None:
         last_change = time.monotonic()
         while True:
             found = self.evaluate_latest(newer_than=scored)

@@ -15,8 +15,8 @@ from embedps.checkpoint.chain import extend, replace_start, split_head
 from embedps.checkpoint.dense import read_dense, write_dense
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.manifest import FileEntry, Manifest, SaveKind, SaveSet
-from embedps.checkpoint.quantize import FLOAT32, Encoding
 from embedps.checkpoint.policies import Consecutive, RebasePolicy
+from embedps.checkpoint.quantize import FLOAT32, Encoding
 from embedps.checkpoint.retention import DEFAULT_KEEP, KeepPolicy, collect_garbage
 from embedps.errors import CheckpointError, CorruptCheckpointError, DimMismatchError
 from embedps.tables.collection import EmbeddingCollection, ShardFile

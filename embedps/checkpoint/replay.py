@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.manifest import FileEntry, Manifest, SaveSet
-from embedps.checkpoint.rows import RowFile, table_codes
+from embedps.checkpoint.rows import RowFile, table_codes, with_tables
 from embedps.errors import CheckpointError, CorruptCheckpointError
 
 MAX_KEYS = 1 << 21  # sorted at once: some 100 MB
@@ -67,6 +67,11 @@ class Part:
                     f"{file.path}: expected the columns of {first.path}, "
                     f"found {file.schema.remove_metadata()}"
                 )
+
+    @property
+    def metadata(self) -> dict[bytes, bytes]:
+        """Of a row file that holds the rows of all."""
+        return with_tables(self.files[0].schema.metadata, self.tables)
 
     @property
     def schema(self) -> pa.Schema:

@@ -11,8 +11,8 @@ from embedps.checkpoint.__main__ import main
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.lease import lease_latest, read_leases, release_lease
 from embedps.checkpoint.objects import ObjectPath, as_path
+from embedps.checkpoint.replay import read_chain
 from embedps.checkpoint.retention import collect_garbage
-from embedps.checkpoint.rows import read_chain
 from embedps.errors import CheckpointError, CorruptCheckpointError, UsageError
 from tests.checkpoint.builders import GROUP, Run, make_run
 

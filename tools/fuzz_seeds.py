@@ -149,7 +149,8 @@ def _manifests() -> None:
 
     def save(kind: Any, number: int) -> SaveSet:
         files = tuple(entry(f"{kind}-{number}/g/shard-{i}-of-2.arrow") for i in range(2))
-        return SaveSet(kind=kind, number=number, step=10 * number, files=files)
+        since = number - 2 if kind == "delta" else None
+        return SaveSet(kind=kind, number=number, step=10 * number, since=since, files=files)
 
     ledger = {
         "dataset": "0" * 32,

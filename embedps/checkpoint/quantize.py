@@ -102,7 +102,8 @@ def pack(codes: np.ndarray) -> np.ndarray:
 
 def unpack(packed: np.ndarray, dim: int) -> np.ndarray:
     """`pack`'s codes: uint8 [n, dim]."""
-    return np.stack([packed & 15, packed >> 4], axis=2).reshape(len(packed), -1)[:, :dim]
+    both = np.stack([packed & 15, packed >> 4], axis=2)
+    return both.reshape(len(packed), 2 * packed.shape[1])[:, :dim]
 
 
 def to_bfloat16(values: np.ndarray) -> np.ndarray:

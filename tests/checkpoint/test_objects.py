@@ -12,7 +12,7 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.lease import lease_latest, read_leases, release_lease
 from embedps.checkpoint.objects import ObjectPath, as_path
 from embedps.checkpoint.replay import read_chain
-from embedps.checkpoint.retention import collect_garbage
+from embedps.checkpoint.retention import KeepChains, KeepNewest, collect_garbage
 from embedps.errors import CheckpointError, CorruptCheckpointError, UsageError
 from tests.checkpoint.builders import GROUP, Run, make_run
 
@@ -145,7 +145,7 @@ def test_collection_keeps_what_is_leased(s3_dir):
     assert leased is not None
     for _ in range(4):
         run.base([])
-    collected = collect_garbage(run.directory, keep_manifests=1, keep_chains=1)
+    collected = collect_garbage(run.directory, [KeepNewest(1), KeepChains(1)])
     assert run.directory.numbers() == [1, 5]
     assert set(collected.manifests) == {2, 3, 4}
     assert collected.bytes > 0
@@ -153,7 +153,7 @@ def test_collection_keeps_what_is_leased(s3_dir):
     assert [lease.number for lease in read_leases(run.directory)] == [1]
     release_lease(run.directory, "reader")
     release_lease(run.directory, "reader")
-    collect_garbage(run.directory, keep_manifests=1, keep_chains=1)
+    collect_garbage(run.directory, [KeepNewest(1), KeepChains(1)])
     assert run.directory.numbers() == [5]
     assert {path.name for _, path in run.directory.save_directories()} == {"base-5", "dense-5"}
 
@@ -163,7 +163,7 @@ def test_removal_that_a_kill_cut_short_is_undone(s3_dir):
     path = directory.manifest_path(2)
     path.replace(path.with_suffix(".removed"))
     assert directory.numbers() == [1, 3]
-    collect_garbage(directory, keep_manifests=3)
+    collect_garbage(directory, [KeepNewest(3)])
     assert directory.numbers() == [1, 2, 3]
 
 

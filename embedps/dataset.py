@@ -1,10 +1,12 @@
 """The dataset on disk: Parquet shards of two splits, committed by `_dataset.json`.
 
     DIR/train/shard-00000-of-00008.parquet, DIR/eval/shard-…, DIR/_bad_lines.jsonl
+    DIR/_transforms.json    what makes the features of the input (pipelines/transforms.py)
     DIR/_dataset.json       written last: a directory without it is not a dataset
 
-Columns: the label (float32, 0 or 1), the numeric features (float32, NaN is missing) and the
-categorical ones (int64, `missing_id` is missing); all are non-nullable.
+Columns: the label (float32, 0 or 1), the numeric features (float32, NaN is missing), the others
+(int64 ids, `missing_id` is missing; ragged ones are lists of them), and where there are any a
+weight (float32) and a time (int64, milliseconds since 1970); all are non-nullable.
 """
 
 from __future__ import annotations
@@ -16,12 +18,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from embedps.checkpoint.io import write_bytes
 from embedps.errors import DatasetError
 
 FORMAT = "embedps.dataset"
 VERSION = 1
 FILE_NAME = "_dataset.json"
 MISSING_ID = -1
+RARE_ID = -2
+"""What ids below a frequency threshold become."""
+RAGGED_TYPE = "list<element: int64 not null>"
 ROW_GROUP_ROWS = 32768
 
 _T = TypeVar("_T")
@@ -38,12 +44,16 @@ class NumericFeature:
 
 @dataclass(frozen=True, kw_only=True)
 class CategoricalFeature:
-    """An int64 column of ids; `cardinality` counts distinct ids, the missing one left out."""
+    """A column of ids, or of lists of ids; `cardinality` counts distinct ids but the missing one.
+
+    `missing` counts missing ids, of a ragged feature the empty lists.
+    """
 
     name: str
     cardinality: int
     cardinality_exact: bool = True
     missing: int = 0
+    ragged: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,15 +126,23 @@ class Dataset:
     splits: Mapping[str, Split]
     source: str = "criteo"
     label: str = "label"
+    weight: str = ""
+    """The column of weights; empty where there is none."""
+    timestamp: str = ""
+    """The column of times, by which the rows are then sorted; empty where there is none."""
+    transforms: str = ""
+    """The description that makes the features; empty where there is none."""
     missing_id: int = MISSING_ID
     input: InputSummary = field(default_factory=InputSummary)
     bad_lines: str = "_bad_lines.jsonl"
 
     def __post_init__(self) -> None:
         expected = dict.fromkeys((f.name for f in self.numeric), "float")
-        expected |= dict.fromkeys((f.name for f in self.categorical), "int64")
+        expected |= {f.name: RAGGED_TYPE if f.ragged else "int64" for f in self.categorical}
         expected[self.label] = "float"
-        if len(expected) != 1 + len(self.numeric) + len(self.categorical):
+        expected |= {self.weight: "float"} if self.weight else {}
+        expected |= {self.timestamp: "int64"} if self.timestamp else {}
+        if len(expected) != len(self.columns):
             raise DatasetError(
                 "the names of the label and the features must differ from each other"
             )
@@ -140,9 +158,9 @@ class Dataset:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The label, the numeric and the categorical columns, in this order."""
-        numeric = (feature.name for feature in self.numeric)
-        return (self.label, *numeric, *(feature.name for feature in self.categorical))
+        """The label, the numeric and the categorical columns, the weight and the time."""
+        names = (self.label, *(f.name for f in self.numeric), *(f.name for f in self.categorical))
+        return (*names, *(name for name in (self.weight, self.timestamp) if name))
 
     def split(self, name: str) -> Split:
         """Returns a split by name; an unknown one raises DatasetError."""
@@ -161,26 +179,12 @@ class Dataset:
         return tuple(self.absolute_path(file) for file in self.split(split).files)
 
     def save(self, directory: Path | str | None = None) -> Path:
-        """Commits the dataset: writes `_dataset.json` under a temporary name, syncs, renames."""
+        """Commits the dataset: writes `_dataset.json`, whole or not at all."""
         target = Path(directory if directory is not None else self.directory) / FILE_NAME
         document: dict[str, Any] = {"format": FORMAT, "version": VERSION, **asdict(self)}
         del document["directory"]
         document["schema"] = dict(self.schema)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        try:
-            with open(temporary, "w", encoding="utf-8") as out:
-                json.dump(document, out, indent=1)
-                out.write("\n")
-                out.flush()
-                os.fsync(out.fileno())
-            os.replace(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
-        folder = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        write_bytes(target, (json.dumps(document, indent=1) + "\n").encode())
         return target
 
     @classmethod
@@ -224,13 +228,13 @@ class Dataset:
 def _read_json(root: Path, path: Path) -> dict[str, Any]:
     if not root.is_dir():
         raise DatasetError(
-            f"{root}: no such dataset directory: make one with python -m pipelines.criteo"
+            f"{root}: no such dataset directory: make one with python -m pipelines.ingest"
         )
     try:
         document = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise DatasetError(
-            f"{path}: absent, so {root} is no finished dataset: run python -m pipelines.criteo"
+            f"{path}: absent, so {root} is no finished dataset: run python -m pipelines.ingest"
         ) from None
     except (ValueError, RecursionError, OSError) as error:
         raise DatasetError(f"{path}: must be a JSON document: {error}") from None
@@ -305,6 +309,9 @@ def _decode(root: Path, document: dict[str, Any]) -> Dataset:
         directory=root,
         source=_get(document, "source", str, ""),
         label=_get(document, "label", str, ""),
+        weight=_get({"weight": ""} | document, "weight", str, ""),
+        timestamp=_get({"timestamp": ""} | document, "timestamp", str, ""),
+        transforms=_get({"transforms": ""} | document, "transforms", str, ""),
         missing_id=_get(document, "missing_id", int, ""),
         numeric=tuple(
             NumericFeature(
@@ -320,6 +327,7 @@ def _decode(root: Path, document: dict[str, Any]) -> Dataset:
                 cardinality=_get(f, "cardinality", int, f"categorical[{i}]."),
                 cardinality_exact=_get(f, "cardinality_exact", bool, f"categorical[{i}]."),
                 missing=_get(f, "missing", int, f"categorical[{i}]."),
+                ragged=_get({"ragged": False} | f, "ragged", bool, f"categorical[{i}]."),
             )
             for i, f in categorical
         ),

@@ -86,7 +86,12 @@ def make(config: Config, dataset: Dataset) -> Recommender:
         tables=tuple(
             TableSpec(name=name, dim=config.embedding_dim, optimizer=optimizer) for name in names
         ),
-        features=tuple(FeatureSpec(name=name, table=name) for name in names),
+        features=tuple(
+            FeatureSpec(
+                name=f.name, table=f.name, ragged=f.ragged, combiner="mean" if f.ragged else "sum"
+            )
+            for f in dataset.categorical
+        ),
         numerics=tuple(f.name for f in dataset.numeric),
         label=dataset.label,
         build=lambda: DLRM(config),

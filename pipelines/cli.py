@@ -99,12 +99,13 @@ class Reporter:
         self._task = progress.add_task(what, total=total, rate="") if progress else None
         self._started = self._last = time.monotonic()
 
-    def update(self, done: int) -> None:
-        """Tells that `done` units of the total are done."""
+    def update(self, done: int, total: int | None = None) -> None:
+        """Tells that `done` units are done, and the total where it is known better now."""
+        self._total = self._total if total is None else total
         now = time.monotonic()
         rate = f"{done / max(now - self._started, 1e-9):,.0f} {self._unit}/s"
         if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, completed=done, rate=rate)
+            self._progress.update(self._task, completed=done, total=self._total, rate=rate)
         elif now - self._last >= _PLAIN_EVERY_SECS:
             self._last = now
             print(f"{self._what}: {done:,} of {self._total:,} {self._unit}, {rate}", flush=True)

@@ -2,57 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import sys
-import time
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.table import Table
-
-from embedps.dataset import Dataset
 from pipelines.cli import run
-from pipelines.criteo_options import parse_options
-
-
-def _print_summary(dataset: Dataset, wall_secs: float | None) -> None:
-    table = Table(title=str(dataset.directory), title_justify="left")
-    for name in ("split", "rows", "positives", "shards", "rows per shard", "MiB"):
-        table.add_column(name, justify="left" if name == "split" else "right")
-    for name, split in dataset.splits.items():
-        rows = [file.rows for file in split.files] or [0]
-        per_shard = f"{min(rows):,}" + (f"-{max(rows):,}" if min(rows) != max(rows) else "")
-        table.add_row(
-            name,
-            f"{split.rows:,}",
-            f"{split.positives:,}",
-            str(len(split.files)),
-            per_shard,
-            f"{sum(file.bytes for file in split.files) / (1 << 20):,.1f}",
-        )
-    Console().print(table)
-    read, bad = dataset.input.lines_read, dataset.input.lines_bad
-    print(
-        f"{read:,} lines read, {bad:,} bad"
-        + (f" (see {dataset.directory / dataset.bad_lines})" if bad else "")
-    )
-    if wall_secs is None:
-        print("already finished with the same input and options: kept")
-    else:
-        print(f"{wall_secs:.1f} s, {read / wall_secs:,.0f} rows/s")
+from pipelines.ingest import main as ingest
 
 
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
-    options = parse_options(argv)
-    # Beam logs every failure with its traceback; ours is one line.
-    logging.basicConfig(level=logging.DEBUG if options.verbose else logging.CRITICAL)
-    # Beam takes seconds to import, and warns: flags are checked and the log level is set first.
-    from pipelines.criteo_job import make_dataset
-
-    started = time.monotonic()
-    dataset, made = make_dataset(options)
-    _print_summary(dataset, time.monotonic() - started if made else None)
+    ingest(argv, schema="criteo")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Reads a log, gzip or plain, as blocks of whole lines, in memory that does not grow with it."""
+"""Reads a log, gzip, zstd or plain, as blocks of whole lines, in memory that is bounded."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import xxhash
+import zstandard
 
 from pipelines.bad_lines import BadLine
 
@@ -21,6 +22,9 @@ _INFLATED_BYTES = 4 << 20
 _STOP_SECS = 1.0
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WBITS = 31
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_ZSTD_READ_BYTES = 4 << 10
+"""Given to the decompressor at once: what comes out of it is a few hundred times that at most."""
 
 
 class ByteStream(Protocol):
@@ -53,8 +57,8 @@ class LineBlock:
 class LineBlockReader:
     """Iterates over a stream's blocks; afterwards knows its size, checksum and number of lines.
 
-    A gzip stream that ends early or is damaged gives the lines before the damage, then one bad line
-    that says so. A line over MAX_LINE_BYTES is bad, and set aside in parts.
+    A packed stream that ends early or is damaged gives the lines before the damage, then one bad
+    line that says so. A line over MAX_LINE_BYTES is bad, and set aside in parts.
     """
 
     def __init__(self, stream: ByteStream, *, block_bytes: int | None = None) -> None:
@@ -140,11 +144,36 @@ class LineBlockReader:
 
     def _pieces(self) -> Iterator[bytes]:
         raw = self._read()
-        if not raw.startswith(_GZIP_MAGIC):
+        if raw.startswith(_GZIP_MAGIC):
+            yield from self._inflated(raw)
+        elif raw.startswith(_ZSTD_MAGIC):
+            yield from self._from_zstd(raw)
+        else:
             while raw:
                 yield raw
                 raw = self._read()
-            return
+
+    def _from_zstd(self, raw: bytes) -> Iterator[bytes]:
+        frames = zstandard.ZstdDecompressor()
+        frame = frames.decompressobj()
+        while raw:
+            for at in range(0, len(raw), _ZSTD_READ_BYTES):
+                piece = raw[at : at + _ZSTD_READ_BYTES]
+                while piece:
+                    if frame.eof:
+                        frame = frames.decompressobj()
+                    try:
+                        yield frame.decompress(piece)
+                    except zstandard.ZstdError as error:
+                        self._fault = f"the zstd stream is damaged here: {error}"
+                        self._read_to_end()
+                        return
+                    piece = frame.unused_data if frame.eof else b""
+            raw = self._read()
+        if not frame.eof:
+            self._fault = "the zstd stream ends early: the file is cut off here"
+
+    def _inflated(self, raw: bytes) -> Iterator[bytes]:
         inflate = zlib.decompressobj(_GZIP_WBITS)
         while raw:
             before = inflate.copy()

@@ -1,277 +1,180 @@
-"""The Beam steps from click logs to a dataset: parse files, cut shards, commit.
+"""What makes features of a table's rows, as a plain function of a record batch.
 
-They live outside the command line's module, so that worker processes can import them by name.
+    DIR/_transforms.json        the table with its fitted features
+    DIR/_transforms/NAME.arrow  the ids that NAME's min_count keeps
+
+The pipeline itself uses it, so that what a model is served is made as what it was trained on. It
+needs pyarrow, NumPy and xxhash; neither Beam nor TensorFlow.
+
+    transforms = Transforms.load(DIR)
+    features = transforms.apply(batch)   # texts as in the log, or typed columns
 """
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-import apache_beam as beam
 import numpy as np
-from apache_beam.io.filesystem import CompressionTypes
-from apache_beam.io.filesystems import FileSystems
+import pyarrow as pa
+from numpy.typing import NDArray
 
-from embedps.dataset import (
-    MISSING_ID,
-    CategoricalFeature,
-    Dataset,
-    InputFile,
-    InputSummary,
-    NumericFeature,
-    Split,
-)
-from pipelines.bad_lines import BadLine
-from pipelines.criteo_format import IDS, INTEGERS
-from pipelines.distinct import DistinctSketch
-from pipelines.line_blocks import ByteStream, LineBlockReader, ReadAhead
-from pipelines.parse import MISSING_INTEGER, SCHEMA, ParsedRows, parse_block
-from pipelines.row_hash import is_eval
-from pipelines.shards import ShardRecord, ShardTask, write_block, write_shard
-from pipelines.work_dir import SPLITS, BlockRecord, FileRecord, WorkDir, replacing
+from embedps.checkpoint.io import write_atomically, write_bytes
+from embedps.dataset import MISSING_ID
+from embedps.errors import DatasetError, UsageError
+from pipelines.decode import bad_values, decode_batch
+from pipelines.mixing import GOLDEN, mix
+from pipelines.steps import MinCount, Step
+from pipelines.table import LIST_TYPE, Feature, Table
 
-BAD_LINES_NAME = "_bad_lines.jsonl"
-WORK_NAME = "_work"
+FILE_NAME = "_transforms.json"
+FOLDER_NAME = "_transforms"
+_FORMAT = "embedps.transforms"
+_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """What decides the dataset's bytes, besides the input, and where it goes."""
+class Transforms:
+    """A table's features, fitted."""
 
-    output: str
-    num_shards: int
-    eval_fraction: float
-    seed: int
+    table: Table
 
-    @property
-    def work(self) -> WorkDir:
-        return WorkDir(path=Path(self.output) / WORK_NAME)
+    def __post_init__(self) -> None:
+        for feature in self.table.features:
+            if (at := feature.first_unfitted) is not None:
+                raise UsageError(f"feature {feature.name!r}: {feature.steps[at].op} is not fitted")
 
-    @property
-    def shard_tasks(self) -> list[ShardTask]:
-        """The shards to write; no held-out ones where nothing is held out."""
-        splits = SPLITS if self.eval_fraction > 0 else SPLITS[:1]
-        return [
-            ShardTask(split=split, index=i, count=self.num_shards)
-            for split in splits
-            for i in range(self.num_shards)
-        ]
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Makes features of rows as they are in the log: texts, or typed values.
 
+        Args:
+          batch: the table's columns by name. Label, weight and timestamp may be absent; they are
+            then absent from what is returned.
 
-@dataclass(frozen=True, kw_only=True)
-class InputTask:
-    """One file to read: its place in the order of files, path, and name in reports."""
+        Returns:
+          The columns of the dataset: see `Table.output_schema`.
 
-    index: int
-    path: str
-    name: str
+        Raises:
+          DatasetError: a feature's column is absent or a value cannot be read.
+        """
+        rows, bad = decode_batch(self.table, batch)
+        if bad:
+            raise DatasetError(f"a batch must hold rows that can be read, {bad_values(bad)}")
+        return self.apply_rows(rows)
 
+    def apply_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Makes features of decoded rows."""
+        made = {feature.name: compute(feature, rows) for feature in self.table.features}
+        fields, arrays = [], []
+        for field in self.table.output_schema:
+            if field.name in made:
+                array = made[field.name]
+            elif (index := rows.schema.get_field_index(field.name)) >= 0:
+                array = rows.column(index)
+            else:
+                continue
+            fields.append(field)
+            arrays.append(array)
+        return pa.record_batch(arrays, schema=pa.schema(fields))
 
-def open_input(path: str) -> ByteStream:
-    """Opens a file of any file system that Beam knows, its bytes as they are."""
-    stream: ByteStream = FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED)
-    return stream
+    def save(self, directory: Path) -> None:
+        """Writes the description beside the data."""
+        for feature in self.table.features:
+            for step in feature.steps:
+                if isinstance(step, MinCount):
+                    save_ids(directory / step.file, step.kept)
+        document = {"format": _FORMAT, "version": _VERSION, "table": self.table.to_json()}
+        text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+        write_bytes(directory / FILE_NAME, text.encode())
 
-
-class ParseFile(beam.DoFn):
-    """Parses one file into block files of the work directory; gives its FileRecord."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-
-    def process(self, task: InputTask) -> Iterator[FileRecord]:
-        """Parses one file."""
-        job, work = self._job, self._job.work
-        tally = _Tally()
-        blocks: list[BlockRecord] = []
-        bad_numbers = _DistinctLines()
-        stream = open_input(task.path)
-        reader = LineBlockReader(stream)
-        with replacing(work.bad_lines(task.index)) as bad_path, open(bad_path, "w") as bad_out:
-            for block in ReadAhead(reader):
-                rows, bad = parse_block(block)
-                for line in sorted((*bad, *block.bad), key=_line_number):
-                    bad_out.write(line.to_json(task.name) + "\n")
-                    bad_numbers.add(line.line)
-                if rows.num_rows:
-                    held_out = is_eval(rows, job.seed, job.eval_fraction)
-                    path = work.block(task.index, len(blocks))
-                    write_block(path, rows.to_batch(), held_out)
-                    blocks.append(_record(path, rows, held_out))
-                    tally.add(rows)
-                work.progress(task.index).write_text(str(block.bytes_read))
-        # Not closed on an error: closing would wait for the thread that reads ahead.
-        stream.close()
-        tally.save(work.sketches(task.index))
-        yield FileRecord(
-            index=task.index,
-            name=task.name,
-            bytes=reader.num_bytes,
-            xxh3_64=reader.checksum,
-            lines=reader.num_lines,
-            lines_bad=bad_numbers.count,
-            blocks=tuple(blocks),
-            integers_missing=tuple(tally.integers_missing.tolist()),
-            ids_missing=tuple(tally.ids_missing.tolist()),
-        )
+    @classmethod
+    def load(cls, directory: Path | str) -> Transforms:
+        """Reads the description of a dataset; raises DatasetError where there is none."""
+        path = Path(directory) / FILE_NAME
+        try:
+            document = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            raise DatasetError(f"{path}: absent: give the directory of a dataset") from None
+        except ValueError as error:
+            raise DatasetError(f"{path}: must be a JSON document: {error}") from None
+        found = (document.get("format"), document.get("version"))
+        if found != (_FORMAT, _VERSION):
+            raise DatasetError(f"{path}: must be {_FORMAT} of version {_VERSION}, got {found}")
+        try:
+            table = Table.parse(document["table"])
+        except (UsageError, KeyError, TypeError) as error:
+            raise DatasetError(f"{path}: {error}") from None
+        features = tuple(_with_ids(feature, Path(directory)) for feature in table.features)
+        return cls(table=table.with_features(features))
 
 
-class WriteShard(beam.DoFn):
-    """Writes one shard; the parsed files are a side input."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-
-    def process(self, task: ShardTask, files: Sequence[FileRecord]) -> Iterator[ShardRecord]:
-        """Writes one shard."""
-        blocks = [block for file in _in_order(files) for block in file.blocks]
-        yield write_shard(Path(self._job.output), self._job.work, blocks, task)
-
-
-def commit(
-    _: None, job: Job, files: Sequence[FileRecord], shards: Sequence[ShardRecord]
-) -> Dataset:
-    """Puts the bad lines together and, if there are rows to train on, commits the dataset."""
-    output = Path(job.output)
-    files = _in_order(files)
-    with replacing(output / BAD_LINES_NAME, sync=True) as path, open(path, "wb") as out:
-        for file in files:
-            with open(job.work.bad_lines(file.index), "rb") as part:
-                shutil.copyfileobj(part, out)
-    sketches = _merged_sketches(job.work, files)
-    splits = {name: _split(name, shards) for name in SPLITS}
-    dataset = Dataset(
-        directory=output,
-        numeric=tuple(
-            NumericFeature(name=name, missing=sum(file.integers_missing[i] for file in files))
-            for i, name in enumerate(INTEGERS)
-        ),
-        categorical=tuple(
-            CategoricalFeature(
-                name=name,
-                cardinality=sketch.count,
-                cardinality_exact=sketch.exact,
-                missing=sum(file.ids_missing[i] for file in files),
+def compute(feature: Feature, rows: pa.RecordBatch, num_steps: int | None = None) -> pa.Array:
+    """Returns a feature of decoded rows after its first `num_steps` steps, all by default."""
+    sources = []
+    for name in feature.sources:
+        index = rows.schema.get_field_index(name)
+        if index < 0:
+            raise DatasetError(
+                f"feature {feature.name!r} needs column {name!r}: {rows.schema.names}"
             )
-            for i, (name, sketch) in enumerate(zip(IDS, sketches, strict=True))
-        ),
-        schema={field.name: str(field.type) for field in SCHEMA},
-        splits=splits,
-        input=InputSummary(
-            files=tuple(
-                InputFile(
-                    path=file.name,
-                    bytes=file.bytes,
-                    xxh3_64=file.xxh3_64,
-                    lines=file.lines,
-                    lines_bad=file.lines_bad,
-                )
-                for file in files
-            ),
-            lines_read=sum(file.lines for file in files),
-            lines_bad=sum(file.lines_bad for file in files),
-            options=job_options(job),
-        ),
-        bad_lines=BAD_LINES_NAME,
-    )
-    if splits["train"].rows:
-        dataset.save()
-    return dataset
+        sources.append(rows.column(index))
+    taken = feature.steps[:num_steps]
+    if feature.kind == "list":
+        (lists,) = sources
+        ids = _steps(taken, lists.flatten().to_numpy())
+        offsets = np.frombuffer(lists.buffers()[1], np.int32, len(lists) + 1, lists.offset * 4)
+        starts = pa.array(offsets - offsets[0])
+        return pa.ListArray.from_arrays(starts, pa.array(ids), type=LIST_TYPE)
+    values = _cross(sources) if feature.is_cross else sources[0].to_numpy()
+    values = _steps(taken, values)
+    if values.dtype != np.int64:
+        values = values.astype(np.float32)
+    return pa.array(values, from_pandas=False)
 
 
-def job_options(job: Job) -> dict[str, int | float]:
-    """Returns the options that decide a dataset's bytes, as `_dataset.json` keeps them."""
-    return {"num_shards": job.num_shards, "eval_fraction": job.eval_fraction, "seed": job.seed}
+def numbers(feature: Feature, rows: pa.RecordBatch, num_steps: int) -> NDArray[np.float64]:
+    """Returns a numeric feature's numbers after some steps, in the precision of the steps."""
+    values = rows.column(rows.schema.get_field_index(feature.sources[0])).to_numpy()
+    return _steps(feature.steps[:num_steps], values)
 
 
-def build(pipeline: beam.Pipeline, job: Job, inputs: Sequence[InputTask]) -> beam.PCollection:
-    """Adds the steps to a pipeline; each stands on the one before through a side input."""
-    files = (
-        pipeline
-        | "Files" >> beam.Create(list(inputs))
-        | "Spread files" >> beam.Reshuffle()
-        | "Parse" >> beam.ParDo(ParseFile(job))
-    )
-    shards = (
-        pipeline
-        | "Shards" >> beam.Create(job.shard_tasks)
-        | "Spread shards" >> beam.Reshuffle()
-        | "Write" >> beam.ParDo(WriteShard(job), beam.pvalue.AsList(files))
-    )
-    return (
-        pipeline
-        | "Once" >> beam.Create([None])
-        | "Commit" >> beam.Map(commit, job, beam.pvalue.AsList(files), beam.pvalue.AsList(shards))
-    )
+def _steps(steps: tuple[Step, ...], values: NDArray[Any]) -> NDArray[Any]:
+    for step in steps:
+        values = step.apply(values)
+    return values
 
 
-class _DistinctLines:
-    """Counts line numbers that come in order; one that comes again, a part, counts once."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._last = 0
-
-    def add(self, number: int) -> None:
-        self.count += number != self._last
-        self._last = number
-
-
-class _Tally:
-    """Missing values and distinct ids of one file's rows."""
-
-    def __init__(self) -> None:
-        self.integers_missing = np.zeros(len(INTEGERS), np.int64)
-        self.ids_missing = np.zeros(len(IDS), np.int64)
-        self._sketches = [DistinctSketch() for _ in IDS]
-
-    def add(self, rows: ParsedRows) -> None:
-        self.integers_missing += (rows.integers == MISSING_INTEGER).sum(axis=1)
-        missing = rows.ids == MISSING_ID
-        self.ids_missing += missing.sum(axis=1)
-        for sketch, ids, absent in zip(self._sketches, rows.ids, missing, strict=True):
-            sketch.add(ids[~absent])
-
-    def save(self, path: Path) -> None:
-        arrays = {name: s.hashes for name, s in zip(IDS, self._sketches, strict=True)}
-        with replacing(path) as temporary, open(temporary, "wb") as out:
-            np.savez(out, allow_pickle=False, **arrays)
+def _cross(columns: list[pa.Array]) -> NDArray[np.int64]:
+    """Returns an id for each combination; it is missing where one of them is."""
+    h = np.zeros(len(columns[0]), np.uint64)
+    missing = np.zeros(len(h), np.bool_)
+    for column in columns:
+        ids = column.to_numpy()
+        missing |= ids == MISSING_ID
+        h = mix(h * np.uint64(GOLDEN) + ids.view(np.uint64))
+    # 63 bits: no combination is an id of meaning.
+    return np.where(missing, MISSING_ID, (h >> np.uint64(1)).astype(np.int64))
 
 
-def _record(path: Path, rows: ParsedRows, held_out: np.ndarray) -> BlockRecord:
-    num_eval = int(held_out.sum())
-    positives, positives_eval = int(rows.labels.sum()), int(rows.labels[held_out].sum())
-    return BlockRecord(
-        file_name=path.name,
-        rows=(rows.num_rows - num_eval, num_eval),
-        positives=(positives - positives_eval, positives_eval),
-    )
+def save_ids(path: Path, ids: NDArray[np.int64] | None) -> None:
+    """Writes ids kept, ascending, as an Arrow file."""
+    batch = pa.record_batch({"id": np.empty(0, np.int64) if ids is None else ids})
+    with write_atomically(path) as out, pa.ipc.new_file(out, batch.schema) as writer:
+        writer.write_batch(batch)
 
 
-def _merged_sketches(work: WorkDir, files: Sequence[FileRecord]) -> list[DistinctSketch]:
-    sketches = [DistinctSketch() for _ in IDS]
-    for file in files:
-        with np.load(work.sketches(file.index)) as arrays:
-            for name, sketch in zip(IDS, sketches, strict=True):
-                sketch.add_hashes(arrays[name])
-    return sketches
-
-
-def _split(name: str, shards: Sequence[ShardRecord]) -> Split:
-    mine = sorted((s for s in shards if s.task.split == name), key=lambda s: s.task.index)
-    return Split(
-        rows=sum(shard.file.rows for shard in mine),
-        positives=sum(shard.positives for shard in mine),
-        files=tuple(shard.file for shard in mine),
-    )
-
-
-def _in_order(files: Sequence[FileRecord]) -> list[FileRecord]:
-    return sorted(files, key=lambda file: file.index)
-
-
-def _line_number(line: BadLine) -> int:
-    return line.line
+def _with_ids(feature: Feature, directory: Path) -> Feature:
+    steps: list[Step] = []
+    for step in feature.steps:
+        if isinstance(step, MinCount):
+            path = directory / step.file
+            try:
+                with pa.memory_map(str(path)) as source:
+                    kept = pa.ipc.open_file(source).get_batch(0).column(0).to_numpy()
+            except (OSError, pa.ArrowException, IndexError) as error:
+                raise DatasetError(f"{path}: must be an Arrow file of ids: {error}") from None
+            step = replace(step, kept=kept)
+        steps.append(step)
+    return replace(feature, steps=tuple(steps))

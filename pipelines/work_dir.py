@@ -1,4 +1,4 @@
-"""The scratch directory of a run, DIR/_work: parsed blocks, bad lines and sketches of each file.
+"""The scratch directory of a run, DIR/_work: sorted runs, bad lines, counts and sketches.
 
 Big things pass between the pipeline's steps as files here, named by what they hold; only small
 records go through Beam, so memory does not grow with the input on any runner. Every file comes into
@@ -10,18 +10,24 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import xxhash
+
+if TYPE_CHECKING:
+    from pipelines.first_pass import Moments
 
 SPLITS = ("train", "eval")
-"""The splits' names, in the order of their batches in a block's file."""
+"""The splits' names, in the order of their batches in a run's file."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockRecord:
-    """One parsed block: its file in the work directory, rows and positives of each split."""
+class RunRecord:
+    """One sorted run: its file in the work directory, rows and positives of each split."""
 
     file_name: str
     rows: tuple[int, ...]
@@ -37,10 +43,13 @@ class FileRecord:
     bytes: int
     xxh3_64: str
     lines: int
+    """Lines that should be rows; a header is none."""
     lines_bad: int
-    blocks: tuple[BlockRecord, ...]
-    integers_missing: tuple[int, ...]
-    ids_missing: tuple[int, ...]
+    runs: tuple[RunRecord, ...]
+    fault: str = ""
+    """What is wrong with the file as a whole, such as that it vanished."""
+    moments: Mapping[str, Moments] = field(default_factory=dict)
+    num_count_pieces: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,21 +58,31 @@ class WorkDir:
 
     path: Path
 
-    def block(self, file_index: int, block_index: int) -> Path:
-        """Arrow IPC: the rows of one block, a batch for each split."""
-        return self.path / f"block-{file_index:05d}-{block_index:07d}.arrow"
+    def run(self, file_index: int, run_index: int) -> Path:
+        """Arrow IPC: sorted rows of one file, a batch for each split."""
+        return self.path / f"run-{file_index:05d}-{run_index:07d}.arrow"
 
     def bad_lines(self, file_index: int) -> Path:
         """JSON lines: the lines of one file that were set aside."""
         return self.path / f"bad-{file_index:05d}.jsonl"
 
-    def sketches(self, file_index: int) -> Path:
-        """NumPy: the distinct-id sketch of each id column of one file."""
-        return self.path / f"distinct-{file_index:05d}.npz"
+    def counts(self, file_index: int, feature: str, piece: int) -> Path:
+        """NumPy: hashes of a feature's ids, ascending, and how often each came."""
+        name = xxhash.xxh3_64_hexdigest(feature.encode())
+        return self.path / f"counts-{file_index:05d}-{name}-{piece:05d}.npy"
 
-    def progress(self, file_index: int) -> Path:
-        """Text: how many bytes of one file are parsed."""
-        return self.path / f"progress-{file_index:05d}.txt"
+    def sketches(self, split: str, shard_index: int) -> Path:
+        """NumPy: the distinct-id sketch of each id column of one shard."""
+        return self.path / f"distinct-{split}-{shard_index:05d}.npz"
+
+    def progress(self, name: str) -> Path:
+        """Text: how many bytes and rows of one file are parsed, or rows of one shard written."""
+        return self.path / f"progress-{name}.txt"
+
+    @property
+    def failure(self) -> Path:
+        """Text: why the job was given up, where it was."""
+        return self.path / "failure.txt"
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Builders of Criteo lines and logs."""
+"""Builders of Criteo lines and logs, and of datasets made of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import zstandard
 
+from embedps.dataset import Dataset
 from pipelines.criteo_format import NUM_IDS, NUM_INTEGERS
 
 
@@ -32,8 +36,17 @@ def make_lines(num_lines: int, seed: int = 0) -> list[bytes]:
 
 
 def write_log(path: Path, lines: Sequence[bytes]) -> Path:
-    """Writes lines to a file, gzip when it is named so."""
+    """Writes lines to a file, packed as it is named."""
     data = b"".join(line + b"\n" for line in lines)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(data, 1, mtime=0) if path.suffix == ".gz" else data)
+    if path.suffix == ".gz":
+        data = gzip.compress(data, 1, mtime=0)
+    elif path.suffix == ".zst":
+        data = zstandard.compress(data)
+    path.write_bytes(data)
     return path
+
+
+def read_split(dataset: Dataset, split: str) -> pa.Table:
+    """All rows of a split, in the order of its shards."""
+    return pa.concat_tables([pq.read_table(path) for path in dataset.paths(split)])

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -18,17 +19,28 @@ from pipelines import planted
 from pipelines.click_rows import COUNT_COLUMNS, ID_COLUMNS, MISSING_RANK, draw_rows
 from pipelines.generate import CHUNK_ROWS, Options, generate, main, parse_options
 from pipelines.line_blocks import LineBlock
-from pipelines.parse import MISSING_INTEGER, ParsedRows, parse_block
+from pipelines.parse import LineParser
 from pipelines.planted import PlantedModel, sigmoid
+from pipelines.table import Table
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = 100_000
 
 
+class ParsedRows(NamedTuple):
+    """labels [rows]; integers [13, rows], NaN where missing; ids [26, rows], -1 where missing."""
+
+    labels: np.ndarray
+    integers: np.ndarray
+    ids: np.ndarray
+
+
 def parse(data: bytes) -> ParsedRows:
-    rows, bad = parse_block(LineBlock(first_line=1, num_lines=data.count(b"\n"), data=data))
+    block = LineBlock(first_line=1, num_lines=data.count(b"\n"), data=data)
+    rows, bad = LineParser(Table.load("criteo")).parse(block)
     assert bad == []
-    return rows
+    columns = [column.to_numpy() for column in rows.columns]
+    return ParsedRows(columns[0], np.stack(columns[1:14]), np.stack(columns[14:]))
 
 
 @pytest.fixture(scope="module")
@@ -84,20 +96,20 @@ def test_click_rate_is_near_a_quarter(rows: ParsedRows, log: Path):
 
 
 def test_missing_rates_are_the_columns(rows: ParsedRows):
-    found = (rows.integers == MISSING_INTEGER).mean(axis=1)
+    found = np.isnan(rows.integers).mean(axis=1)
     wanted = np.array([column.missing for column in COUNT_COLUMNS])
     # Five standard deviations of a binomial share.
     assert (np.abs(found - wanted) <= 5 * np.sqrt(wanted * (1 - wanted) / ROWS)).all()
     found = (rows.ids == -1).mean(axis=1)
     wanted = np.array([column.missing for column in ID_COLUMNS])
     assert (np.abs(found - wanted) <= 5 * np.sqrt(wanted * (1 - wanted) / ROWS)).all()
-    assert abs(float((rows.integers[11] == MISSING_INTEGER).mean()) - 0.77) < 0.01
+    assert abs(float(np.isnan(rows.integers[11]).mean()) - 0.77) < 0.01
 
 
 def test_missing_rates_are_those_of_the_real_sample(samples: Path, rows: ParsedRows):
     real = parse(gzip.decompress((samples / "criteo_kaggle_12768.tsv.gz").read_bytes()))
     for ours, theirs in (
-        ((rows.integers == MISSING_INTEGER), (real.integers == MISSING_INTEGER)),
+        (np.isnan(rows.integers), np.isnan(real.integers)),
         ((rows.ids == -1), (real.ids == -1)),
     ):
         np.testing.assert_allclose(ours.mean(axis=1), theirs.mean(axis=1), atol=0.01)
@@ -123,7 +135,7 @@ def test_ids_follow_zipf(rows: ParsedRows):
 
 def test_counts_have_heavy_tails(rows: ParsedRows):
     for column, values in zip(COUNT_COLUMNS, rows.integers, strict=True):
-        present = values[values != MISSING_INTEGER]
+        present = values[~np.isnan(values)]
         assert present.min() >= (-1 if column.negative else 0)
         assert abs((present == 0).mean() - column.zero) < 0.01
     large = rows.integers[4][rows.integers[4] > 0]

@@ -1,18 +1,22 @@
-"""Blocks of lines become rows; bad lines are named, and both ways of parsing agree."""
+"""Blocks of Criteo lines become rows; bad lines are named, alone as among others."""
 
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines import parse
-from pipelines.criteo_format import NUM_FIELDS, NUM_IDS, NUM_INTEGERS
+from pipelines.bad_lines import BadLine
+from pipelines.criteo_format import FIELDS, IDS, INTEGERS
 from pipelines.line_blocks import LineBlock
-from pipelines.parse import MISSING_INTEGER, SCHEMA, parse_block
+from pipelines.parse import LineParser
+from pipelines.table import Table
+from pipelines.transforms import Transforms
 from tests.pipelines.builders import make_line, make_lines
 
 
@@ -21,36 +25,45 @@ def make_block(lines: list[bytes], first_line: int = 1) -> LineBlock:
     return LineBlock(first_line=first_line, num_lines=len(lines), data=data)
 
 
-def expected_row(line: bytes) -> tuple[int, list[int], list[int]]:
+TABLE = Table.load("criteo")
+
+
+def parse_block(block: LineBlock) -> tuple[pa.RecordBatch, list[BadLine]]:
+    return LineParser(TABLE).parse(block)
+
+
+def expected_row(line: bytes) -> list[float]:
     """What a good line holds, read in the plainest way."""
     fields = line.decode().split("\t")
-    integers = [int(field) if field else MISSING_INTEGER for field in fields[1:14]]
-    return int(fields[0]), integers, [int(field, 16) if field else -1 for field in fields[14:]]
+    integers = [float(int(field)) if field else math.nan for field in fields[1:14]]
+    ids = [int(field, 16) if field else -1 for field in fields[14:]]
+    return [float(fields[0]), *integers, *ids]
+
+
+def rows_of(batch: pa.RecordBatch) -> list[list[float]]:
+    return [list(row.values()) for row in batch.to_pylist()]
 
 
 def test_rows_hold_every_field_when_lines_are_good():
     lines = make_lines(1000)
     rows, bad = parse_block(make_block(lines))
     assert bad == []
-    for i, line in enumerate(lines):
-        label, integers, ids = expected_row(line)
-        assert rows.labels[i] == label
-        assert rows.integers[:, i].tolist() == integers
-        assert rows.ids[:, i].tolist() == ids
+    assert rows.schema == TABLE.row_schema
+    np.testing.assert_array_equal(rows_of(rows), [expected_row(line) for line in lines])
 
 
-def test_batch_holds_logs_and_marks_missing():
-    integers = ["0", "1", "-3", "", "2000000000", "-9223372036854775807", "9223372036854775807"]
+def test_features_hold_logs_and_mark_missing():
+    integers = ["0", "1", "-3", "", "2000000000", "-9223372036854775808", "9223372036854775807"]
     rows, _ = parse_block(make_block([make_line("1", [*integers, *[""] * 6])]))
-    batch = rows.to_batch()
-    assert batch.schema == SCHEMA
+    batch = Transforms(table=TABLE).apply_rows(rows)
+    assert tuple(batch.schema.names) == FIELDS
     assert all(not field.nullable for field in batch.schema)
     values = [batch.column(name)[0].as_py() for name in ("I1", "I2", "I3", "I5", "I6", "I7")]
     wanted = [0.0, math.log(2), 0.0, math.log(2_000_000_001), 0.0, math.log(2.0**63)]
     np.testing.assert_allclose(values, wanted, rtol=1e-6)
     assert math.isnan(batch.column("I4")[0].as_py())
     assert batch.column("label")[0].as_py() == 1.0
-    assert all(batch.column(i).null_count == 0 for i in range(NUM_FIELDS))
+    assert all(column.null_count == 0 for column in batch.columns)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +73,7 @@ def test_batch_holds_logs_and_marks_missing():
         (make_line() + b"\t", "must have 40 fields, got 41"),
         (make_line().rsplit(b"\t", 1)[0], "must have 40 fields, got 39"),
         (make_line("2"), "label must be 0 or 1, got '2'"),
-        (make_line(""), "label must be 0 or 1, got ''"),
+        (make_line(""), "label must not be missing"),
         (make_line("01"), "label must be 0 or 1, got '01'"),
         (make_line(integers=["1.5", *["1"] * 12]), "I1 must be an integer or empty, got '1.5'"),
         (make_line(integers=[*["1"] * 12, "0x1F"]), "I13 must be an integer or empty, got '0x1F'"),
@@ -69,7 +82,7 @@ def test_batch_holds_logs_and_marks_missing():
         (make_line(integers=[*["1"] * 12, "1_0"]), "I13 must be an integer or empty"),
         (make_line(integers=[*["1"] * 12, "-"]), "I13 must be an integer or empty"),
         (make_line(integers=["9223372036854775808", *["1"] * 12]), "I1 must fit in 64 bits"),
-        (make_line(integers=["-9223372036854775808", *["1"] * 12]), "I1 must fit in 64 bits"),
+        (make_line(integers=["-9223372036854775809", *["1"] * 12]), "I1 must fit in 64 bits"),
         (make_line(integers=["9" * 5000, *["1"] * 12]), "I1 must fit in 64 bits"),
         (make_line(ids=["0000000g", *["1"] * 25]), "C1 must be a hexadecimal id or empty"),
         (make_line(ids=[*["1"] * 25, "-1"]), "C26 must be a hexadecimal id or empty, got '-1'"),
@@ -86,7 +99,7 @@ def test_bad_line_is_set_aside_with_its_reason(line: bytes, reason: str):
     assert [item.line for item in bad] == [1001 + at]
     assert reason in bad[0].reason
     assert bad[0].raw == line
-    assert rows.integers[0].tolist() == [expected_row(line)[1][0] for line in good]
+    assert rows.column("I1").to_pylist() == [expected_row(line)[1] for line in good]
 
 
 def test_long_field_is_shortened_in_the_reason_only():
@@ -103,20 +116,20 @@ def test_long_field_is_shortened_in_the_reason_only():
 def test_id_of_other_length_is_read(digits: str, value: int):
     rows, bad = parse_block(make_block([make_line(ids=[digits, *["00000001"] * 25])]))
     assert bad == []
-    assert rows.ids[0].tolist() == [value]
+    assert rows.column("C1").to_pylist() == [value]
 
 
 def test_leading_zeros_of_integers_are_read():
     line = make_line(integers=["007", "-0", "-08", "0" * 30 + "5", *["1"] * 9])
     rows, bad = parse_block(make_block([line]))
     assert bad == []
-    assert rows.integers[:4, 0].tolist() == [7, 0, -8, 5]
+    assert rows_of(rows)[0][1:5] == [7, 0, -8, 5]
 
 
 def test_block_without_lines_gives_no_rows():
     rows, bad = parse_block(make_block([]))
     assert (rows.num_rows, bad) == (0, [])
-    assert rows.to_batch().num_rows == 0
+    assert rows.schema == TABLE.row_schema
 
 
 FIELD = st.one_of(
@@ -141,21 +154,43 @@ def malformed_lines(draw: st.DrawFn) -> bytes:
     return line
 
 
+def plain_reason(line: bytes) -> str | None:
+    """Why a line is bad, told field by field with Python's own parsers; None if it is good."""
+    try:
+        fields = line.decode("utf-8").split("\t")
+    except UnicodeDecodeError:
+        return "must be UTF-8"
+    if len(fields) != 40:
+        return f"must have 40 fields, got {len(fields)}"
+    if "\r" in "".join(fields):
+        return "must have no carriage return within"
+    if not fields[0]:
+        return "label must not be missing"
+    if fields[0] not in ("0", "1"):
+        return "label must be 0 or 1"
+    for name, field in zip(INTEGERS, fields[1:14], strict=True):
+        if field and not re.fullmatch("-?[0-9]+", field):
+            return f"{name} must be an integer"
+        if field and not -(1 << 63) <= int(field) < 1 << 63:
+            return f"{name} must fit in 64 bits"
+    for name, field in zip(IDS, fields[14:], strict=True):
+        if field and not re.fullmatch("[0-9a-fA-F]+", field):
+            return f"{name} must be a hexadecimal id"
+        if field and int(field, 16) >= 1 << 63:
+            return f"{name} must fit in 63 bits"
+    return None
+
+
 @settings(max_examples=100, deadline=None)
 @given(lines=st.lists(malformed_lines(), max_size=12))
-def test_fast_and_slow_way_agree_on_any_lines(lines: list[bytes]):
+def test_any_lines_are_read_as_the_plain_way_reads_them(lines: list[bytes]):
     rows, bad = parse_block(make_block(lines))
-    slow_rows, slow_bad = parse._parse_lines(list(enumerate(lines, 1)))
-    assert bad == slow_bad
-    np.testing.assert_array_equal(rows.labels, slow_rows.labels)
-    np.testing.assert_array_equal(rows.integers, slow_rows.integers)
-    np.testing.assert_array_equal(rows.ids, slow_rows.ids)
+    wanted = {i: reason for i, line in enumerate(lines, 1) if (reason := plain_reason(line))}
+    assert [item.line for item in bad] == list(wanted)
+    assert all(item.reason.startswith(wanted[item.line]) for item in bad)
     assert rows.num_rows + len(bad) == len(lines)
+    good = [expected_row(line) for i, line in enumerate(lines, 1) if i not in wanted]
+    np.testing.assert_array_equal(rows_of(rows), good if good else [])
     # One by one, each line goes the same way as among others.
     alone = [parse_block(make_block([line]))[1] for line in lines]
-    assert [i + 1 for i, each in enumerate(alone) if each] == [item.line for item in bad]
-
-
-def test_good_block_takes_the_fast_way():
-    assert parse._parse_fast(make_block(make_lines(50)).data, 50) is not None
-    assert NUM_FIELDS == 1 + NUM_INTEGERS + NUM_IDS == 40
+    assert [each[0].reason for each in alone if each] == [item.reason for item in bad]

@@ -1,4 +1,4 @@
-"""Shards have equal rows and hold, one after another, the blocks' rows in order."""
+"""Shards have equal rows and hold, one after another, the runs' rows in order."""
 
 from __future__ import annotations
 
@@ -9,110 +9,162 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import xxhash
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipelines import runs as runs_module
 from pipelines import shards
-from pipelines.parse import SCHEMA
-from pipelines.shards import (
-    ShardTask,
-    columns_for_dictionary,
-    slices_of_shard,
-    write_block,
-    write_shard,
-)
-from pipelines.work_dir import BlockRecord, WorkDir
+from pipelines.runs import RunWriter, SortedRows
+from pipelines.shards import ShardTask, columns_for_dictionary, write_shard
+from pipelines.table import LIST_TYPE, Table
+from pipelines.transforms import Transforms
+from pipelines.work_dir import SPLITS, RunRecord, WorkDir
 
 
-def make_batch(first: int, num_rows: int) -> pa.RecordBatch:
-    """Rows first, first + 1, … in the first id column; every third is a click."""
-    index = np.arange(first, first + num_rows)
+def make_table(timed: bool) -> Table:
     columns = [
-        pa.array((index % 3 == 0) if field.name == "label" else index + i)
-        for i, field in enumerate(SCHEMA)
+        {"name": "label", "as": "label"},
+        {"name": "id", "as": "categorical", "type": "integer"},
+        {"name": "tags", "as": "list", "type": "integer"},
+        {"name": "weight", "as": "weight"},
     ]
-    casted = [column.cast(field.type) for column, field in zip(columns, SCHEMA, strict=True)]
-    return pa.record_batch(casted, schema=SCHEMA)
+    columns += [{"name": "time", "as": "timestamp", "type": "milliseconds"}] if timed else []
+    return Table.parse({"column": columns})
 
 
+def make_rows(table: Table, first: int, times: list[int]) -> pa.RecordBatch:
+    """Rows first, first + 1, … by id; every third is a click; a row has `id % 3` tags."""
+    index = np.arange(first, first + len(times))
+    columns = [
+        pa.array((index % 3 == 0).astype(np.float32)),
+        pa.array(index),
+        pa.array([[i] * (i % 3) for i in index.tolist()], LIST_TYPE),
+        pa.array(index.astype(np.float32)),
+        pa.array(times, pa.int64()),
+    ]
+    schema = table.row_schema
+    return pa.record_batch(columns[: len(schema)], schema=schema)
+
+
+def write_runs(
+    work: WorkDir, table: Table, files: list[list[list[int]]], held_out_every: int = 10
+) -> list[RunRecord]:
+    """Writes files of blocks of times; returns their runs in order. Ids count from 0."""
+    work.path.mkdir(exist_ok=True)
+    first = 0
+    records = []
+    for index, blocks in enumerate(files):
+        writer = RunWriter(work, index, table, seed=5)
+        for times in blocks:
+            rows = make_rows(table, first, times)
+            writer.add(rows, np.arange(first, first + len(times)) % held_out_every == 0)
+            first += len(times)
+        writer.flush()
+        records += writer.records
+    return records
+
+
+@settings(max_examples=30, deadline=None)
 @given(
-    rows=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), max_size=8),
-    count=st.integers(1, 9),
-    split=st.sampled_from(["train", "eval"]),
+    files=st.lists(st.lists(st.lists(st.integers(-3, 3), max_size=8), max_size=4), max_size=4),
+    count=st.integers(1, 5),
 )
-def test_slices_cover_every_row_once_in_equal_shards(
-    rows: list[tuple[int, int]], count: int, split: str
+def test_ranges_cover_every_row_once_sorted_by_time_then_input(
+    tmp_path_factory: pytest.TempPathFactory, files: list[list[list[int]]], count: int
 ):
-    at = ["train", "eval"].index(split)
-    blocks = [
-        BlockRecord(file_name=f"{i}", rows=pair, positives=(0, 0)) for i, pair in enumerate(rows)
-    ]
-    seen: list[tuple[str, int]] = []
-    sizes = []
-    for index in range(count):
-        slices = slices_of_shard(blocks, ShardTask(split=split, index=index, count=count))
-        mine = [(s.block.file_name, row) for s in slices for row in range(s.start, s.stop)]
-        sizes.append(len(mine))
-        seen += mine
-    assert seen == [(f"{i}", row) for i, pair in enumerate(rows) for row in range(pair[at])]
-    assert max(sizes) - min(sizes) <= 1
+    work = WorkDir(path=tmp_path_factory.mktemp("work"))
+    table = make_table(timed=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs_module, "RUN_ROWS", 5)
+        records = write_runs(work, table, files, held_out_every=4)
+    times = [time for blocks in files for block in blocks for time in block]
+    for split in range(2):
+        wanted = sorted((time, i) for i, time in enumerate(times) if (i % 4 == 0) == (split == 1))
+        rows = SortedRows(work, records, split)
+        assert rows.num_rows == len(wanted)
+        seen: list[tuple[int, int]] = []
+        sizes = []
+        for i in range(count):
+            first, last = ShardTask(split=SPLITS[split], index=i, count=count).ranks(len(wanted))
+            sizes.append(last - first)
+            if first < last:
+                for batch in rows.ranges([first, last]):
+                    assert batch.num_rows == last - first
+                    ids = batch.column("id").to_pylist()
+                    seen += zip(batch.column("time").to_pylist(), ids, strict=True)
+                    assert batch.column("tags").to_pylist() == [[i] * (i % 3) for i in ids]
+        assert seen == wanted
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_runs_without_a_time_are_shuffled_alike_each_time(tmp_path: Path):
+    table = make_table(timed=False)
+    files = [[[0] * 700, [0] * 300], [[0] * 1000]]
+    orders = []
+    for name in ("a", "b"):
+        work = WorkDir(path=tmp_path / name)
+        rows = SortedRows(work, write_runs(work, table, files), 0)
+        (batch,) = rows.ranges([0, rows.num_rows])
+        orders.append(batch.column("id").to_numpy())
+    np.testing.assert_array_equal(orders[0], orders[1])
+    assert sorted(orders[0]) == [i for i in range(2000) if i % 10]
+    # Rows of both files are anywhere: within five standard deviations of the middle on average.
+    assert abs((np.flatnonzero(orders[0] < 1000).mean() / 900) - 1) < 5 * 2 / np.sqrt(12 * 900)
 
 
 @pytest.mark.parametrize("count", [1, 3, 7])
-def test_shards_hold_the_blocks_rows_in_row_groups(
+def test_shards_hold_the_sorted_rows_in_row_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ):
-    monkeypatch.setattr(shards, "ROW_GROUP_ROWS", 100)
+    monkeypatch.setattr(runs_module, "RUN_ROWS", 150)
+    monkeypatch.setattr(shards, "RUN_ROWS", 250)
     work = WorkDir(path=tmp_path / "work")
-    work.path.mkdir()
-    blocks = []
-    first = 0
-    for i, num_rows in enumerate((350, 1, 99, 230)):
-        path = work.block(0, i)
-        batch = make_batch(first, num_rows)
-        held_out = np.arange(first, first + num_rows) % 10 == 0
-        write_block(path, batch, held_out)
-        num_eval = int(held_out.sum())
-        blocks.append(
-            BlockRecord(file_name=path.name, rows=(num_rows - num_eval, num_eval), positives=(0, 0))
-        )
-        first += num_rows
-    for split, wanted in (
-        ("train", [i for i in range(first) if i % 10]),
-        ("eval", list(range(0, first, 10))),
-    ):
+    table = make_table(timed=True)
+    times = list(range(680, 0, -1))
+    records = write_runs(work, table, [[times[:350]], [times[350:351], times[351:]]])
+    transforms = Transforms(table=table)
+    for split in SPLITS:
+        wanted = [i for i in reversed(range(680)) if (i % 10 == 0) == (split == "eval")]
         tables = []
         for index in range(count):
-            record = write_shard(
-                tmp_path, work, blocks, ShardTask(split=split, index=index, count=count)
-            )
+            task = ShardTask(split=split, index=index, count=count)
+            record = write_shard(tmp_path, work, records, transforms, task, 100)
             path = tmp_path / record.file.path
             parquet = pq.ParquetFile(path)
-            table = parquet.read()
-            assert record.file.rows == table.num_rows == sum(record.file.row_groups)
+            part = parquet.read()
+            assert record.file.rows == part.num_rows == sum(record.file.row_groups)
             assert record.file.bytes == path.stat().st_size
             assert record.file.xxh3_64 == xxhash.xxh3_64_hexdigest(path.read_bytes())
-            assert record.positives == sum(table["label"].to_pylist())
+            assert record.positives == sum(part["label"].to_pylist())
+            assert record.missing == {"id": 0, "tags": part["tags"].to_pylist().count([])}
             groups = [parquet.metadata.row_group(i).num_rows for i in range(parquet.num_row_groups)]
             assert list(record.file.row_groups) == groups
             assert all(rows == 100 for rows in groups[:-1])
-            assert all(field.max_definition_level == 0 for field in parquet.schema)
-            tables.append(table)
+            statistics = parquet.metadata.row_group(0).column(1).statistics
+            ids = part["id"].to_pylist()[:100]
+            assert (statistics.min, statistics.max) == (min(ids), max(ids))
+            assert parquet.metadata.row_group(0).column(1).compression == "ZSTD"
+            assert all(not field.nullable for field in parquet.schema_arrow)
+            tables.append(part)
         whole = pa.concat_tables(tables)
-        ids_at = SCHEMA.get_field_index("C1")
-        assert whole["C1"].to_pylist() == [i + ids_at for i in wanted]
+        assert whole["id"].to_pylist() == wanted
+        assert whole["time"].to_pylist() == [times[i] for i in wanted]
         assert whole["label"].to_pylist() == [float(i % 3 == 0) for i in wanted]
+        assert whole["weight"].to_pylist() == [float(i) for i in wanted]
     assert not list(tmp_path.rglob(".*.tmp"))
 
 
 def test_dictionary_is_for_columns_of_few_values():
-    table = pa.table({"few": [i % 25 for i in range(100)], "many": [i % 26 for i in range(100)]})
-    assert columns_for_dictionary(table) == ["few"]
+    batch = pa.record_batch(
+        {"few": [i % 25 for i in range(100)], "many": [i % 26 for i in range(100)]}
+    )
+    assert columns_for_dictionary(batch) == ["few"]
 
 
 def test_failed_shard_leaves_nothing(tmp_path: Path):
     work = WorkDir(path=tmp_path / "work")
-    blocks = [BlockRecord(file_name="absent.arrow", rows=(5, 0), positives=(0, 0))]
+    records = [RunRecord(file_name="absent.arrow", rows=(5, 0), positives=(0, 0))]
+    task = ShardTask(split="train", index=0, count=1)
     with pytest.raises(FileNotFoundError):
-        write_shard(tmp_path, work, blocks, ShardTask(split="train", index=0, count=1))
+        write_shard(tmp_path, work, records, Transforms(table=make_table(True)), task, 100)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

@@ -1,0 +1,236 @@
+"""Criteo TSV to Parquet: `python -m benchmarks.pipelines`.
+
+In one run, in turn, on the same files: `pipelines.criteo` with two processes; `pyarrow.csv`, read
+and written with nothing checked, split or shuffled; the Beam job that people write first, of a dict
+a row. Then the memory of ours (two processes and their runner) at a tenth of the input and at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import report
+from pipelines.criteo_format import FIELDS, IDS, INTEGERS
+
+_WORKERS = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
+_NUM_FILES = 2
+_SAMPLE_SECS = 0.05
+
+
+def _logs(folder: Path, rows: int) -> list[Path]:
+    """Generates logs of so many rows in all, or takes those that are there."""
+    files = [folder / f"rows-{rows}" / f"day_{i}.tsv" for i in range(_NUM_FILES)]
+    for i, path in enumerate(files):
+        command = [sys.executable, "-m", "pipelines.generate", "--seed", str(i + 1)]
+        command += ["--rows", str(rows // _NUM_FILES), "--output", str(path)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return files
+
+
+def _ours(files: Sequence[Path], output: Path) -> list[str]:
+    command = [sys.executable, "-m", "pipelines.criteo", "--input", *map(str, files)]
+    # One shard a worker, so that each writes full row groups at either size.
+    return [*command, "--output", str(output), f"--num-shards={_NUM_FILES}", *_WORKERS]
+
+
+def _variant(name: str, files: Sequence[Path], output: Path) -> list[str]:
+    return [sys.executable, "-m", "benchmarks.pipelines", name, *map(str, files), str(output)]
+
+
+def _seconds(command: Sequence[str], output: Path) -> float:
+    """Runs a command from nothing; its own time, from its last line, is without Python's start."""
+    shutil.rmtree(output, ignore_errors=True)
+    output.mkdir(parents=True)
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return float(done.stdout.strip().splitlines()[-1].split()[0])
+
+
+def run_pyarrow(files: Sequence[str], output: str) -> None:
+    """Reads each file with pyarrow.csv on two threads and writes it as it is."""
+    import pyarrow.csv as csv
+    import pyarrow.parquet as pq
+
+    started = time.perf_counter()
+    for file in files:
+        table = csv.read_csv(
+            file,
+            read_options=csv.ReadOptions(column_names=list(FIELDS)),
+            parse_options=csv.ParseOptions(delimiter="\t", quote_char=False),
+        )
+        pq.write_table(table, Path(output) / f"{Path(file).stem}.parquet", compression="zstd")
+    print(f"{time.perf_counter() - started:.3f} s")
+
+
+def parse_row(line: str) -> dict[str, Any]:
+    """Makes a dict of a line: a label, numbers and ids."""
+    fields = line.split("\t")
+    row: dict[str, Any] = {"label": float(fields[0])}
+    for name, field in zip(INTEGERS, fields[1:14], strict=True):
+        row[name] = float(field) if field else None
+    for name, field in zip(IDS, fields[14:], strict=True):
+        row[name] = int(field, 16) if field else -1
+    return row
+
+
+def run_row_dicts(files: Sequence[str], output: str) -> None:
+    """The Beam job of row dicts, with two processes too."""
+    import apache_beam as beam
+    import pyarrow as pa
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    from benchmarks.pipelines import parse_row as parse  # not of __main__: workers import it
+
+    kinds = [pa.float32()] * (1 + len(INTEGERS)) + [pa.int64()] * len(IDS)
+    schema = pa.schema(list(zip(FIELDS, kinds, strict=True)))
+    started = time.perf_counter()
+    options = PipelineOptions(["--runner=FnApiRunner", *_WORKERS])
+    with beam.Pipeline(options=options) as pipeline:
+        (
+            pipeline
+            | beam.Create(list(files))
+            | beam.Reshuffle()
+            | beam.io.ReadAllFromText()
+            | beam.Map(parse)
+            | beam.io.WriteToParquet(f"{output}/rows", schema, codec="zstd", num_shards=2)
+        )
+    print(f"{time.perf_counter() - started:.3f} s")
+
+
+def _memory_mib(command: Sequence[str], output: Path) -> dict[str, float]:
+    """Runs a command and returns the most that it and its children held at once.
+
+    Anonymous memory is what they allocated; proportional also counts the pages of files mapped.
+    """
+    shutil.rmtree(output, ignore_errors=True)
+    peaks = {"anonymous": 0.0, "proportional": 0.0}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    finished = threading.Event()
+
+    def watch() -> None:
+        while not finished.wait(_SAMPLE_SECS):
+            held = {"Pss_Anon": 0, "Pss": 0}
+            for pid in _family(process.pid):
+                try:
+                    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+                except OSError:
+                    continue
+                for line in lines:
+                    name, value = line.split(":")
+                    if name in held:
+                        held[name] += int(value.split()[0])
+            peaks["anonymous"] = max(peaks["anonymous"], held["Pss_Anon"] / 1024)
+            peaks["proportional"] = max(peaks["proportional"], held["Pss"] / 1024)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        if process.wait():
+            raise subprocess.CalledProcessError(process.returncode, list(command))
+    finally:
+        finished.set()
+        thread.join()
+    return {name: round(value, 1) for name, value in peaks.items()}
+
+
+def _family(pid: int) -> list[int]:
+    members = [pid]
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = task.read_text().split()
+        except OSError:
+            continue
+        for child in children:
+            members += _family(int(child))
+    return members
+
+
+def measure(folder: Path, *, rows: int, row_dict_rows: int, repeats: int) -> dict[str, Any]:
+    """Measures everything; the logs stay in `folder` for the next time."""
+    files, few = _logs(folder, rows), _logs(folder, row_dict_rows)
+    output = folder / "output"
+    runs = {
+        "pipelines.criteo": (rows, lambda: _ours(files, output)),
+        "pyarrow.csv": (rows, lambda: _variant("pyarrow", files, output)),
+        "row dicts": (row_dict_rows, lambda: _variant("row-dicts", few, output)),
+    }
+    rates: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats):
+        for name, (num_rows, command) in runs.items():
+            rates[name].append(num_rows / _seconds(command(), output))
+    memory = {
+        num_rows: _memory_mib(_ours(_logs(folder, num_rows), output), output)
+        for num_rows in (rows // 10, rows)
+    }
+    shutil.rmtree(output, ignore_errors=True)
+    ours = rates["pipelines.criteo"]
+    return {
+        "config": {
+            "rows": rows,
+            "row_dict_rows": row_dict_rows,
+            "files": _NUM_FILES,
+            "bytes": sum(path.stat().st_size for path in files),
+            "processes": 2,
+        },
+        "rows_per_sec": {name: report.spread(values) for name, values in rates.items()},
+        "of_pyarrow": report.spread(
+            [a / b for a, b in zip(ours, rates["pyarrow.csv"], strict=True)]
+        ),
+        "of_row_dicts": report.spread(
+            [a / b for a, b in zip(ours, rates["row dicts"], strict=True)]
+        ),
+        "peak_memory_mib": {str(num_rows): peak for num_rows, peak in memory.items()},
+        "memory_growth": round(memory[rows]["anonymous"] / memory[rows // 10]["anonymous"], 3),
+    }
+
+
+def _print(result: dict[str, Any]) -> None:
+    table = Table(title=f"Criteo TSV to Parquet, {result['config']['rows']:,} rows")
+    for heading in ("what", "rows/s", "least", "most"):
+        table.add_column(heading, justify="left" if heading == "what" else "right")
+    for name, rate in result["rows_per_sec"].items():
+        table.add_row(name, *(f"{rate[key]:,.0f}" for key in ("median", "min", "max")))
+    Console().print(table)
+    print(
+        f"of pyarrow.csv {result['of_pyarrow']['median']:.2f}, of row dicts "
+        f"{result['of_row_dicts']['median']:.1f}, peak memory {result['peak_memory_mib']} MiB"
+    )
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs the command line; the two variants are run in processes of their own."""
+    if argv and argv[0] in ("pyarrow", "row-dicts"):
+        run = run_pyarrow if argv[0] == "pyarrow" else run_row_dicts
+        run(argv[1:-1], argv[-1])
+        return
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pipelines", description=__doc__)
+    parser.add_argument("--rows", type=int, default=4_000_000)
+    parser.add_argument("--row-dict-rows", type=int, default=100_000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--data", type=Path, default=Path("data/benchmark"), help="for the logs")
+    parser.add_argument("--output", type=Path, default=report.RESULTS / "pipelines.json")
+    options = parser.parse_args(argv)
+    environment = report.environment()
+    result = measure(
+        options.data,
+        rows=options.rows,
+        row_dict_rows=options.row_dict_rows,
+        repeats=options.repeats,
+    )
+    _print(result)
+    command = f"python -m benchmarks.pipelines --rows {options.rows}"
+    report.write(options.output, {"command": command, **environment, **result})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,71 @@
+"""`python -m pipelines.describe DIR`: what a dataset holds, as text and as a page with plots."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from embedps.dataset import Dataset
+from pipelines.cli import ArgumentParser, run
+from pipelines.page import make_page
+from pipelines.profile import Profile, make_profile
+
+
+def _table(title: str, left: int, *headings: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for i, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if i < left else "right")
+    return table
+
+
+def _print(profile: Profile) -> None:
+    shards = _table("shards", 1, "shard", "rows", "MiB", "label rate")
+    for shard in profile.shards:
+        mib = shard.bytes / (1 << 20)
+        shards.add_row(shard.path, f"{shard.rows:,}", f"{mib:,.1f}", f"{shard.label_rate:.4f}")
+    numbers = _table("numbers", 2, "column", "transform", "missing", "mean", "std", "min", "max")
+    for number in profile.numeric:
+        values = (number.moments.mean, number.moments.std, number.low, number.high)
+        shown = (f"{value:.4g}" for value in values)
+        numbers.add_row(number.name, number.transform, f"{number.missing_rate:.1%}", *shown)
+    ids = _table("ids", 1, "column", "distinct", "missing", "top id", "its share", "top 10", "100")
+    for column in profile.ids:
+        top = column.top.top(1)
+        about = "" if column.cardinality_exact else "~"
+        least = "" if column.top.exact else "≥"
+        ids.add_row(
+            f"{column.name}{' (list)' if column.ragged else ''}",
+            f"{about}{column.cardinality:,}",
+            f"{column.missing_rate:.1%}",
+            str(top[0][0]) if top else "",
+            *(f"{least}{column.top.share(number):.1%}" for number in (1, 10, 100)),
+        )
+    console = Console()
+    for table in (shards, numbers, ids):
+        if table.row_count:
+            console.print(table)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs the command line."""
+    parser = ArgumentParser(
+        prog="python -m pipelines.describe",
+        description="Shows what a dataset holds: label rate of each shard; of each column missing "
+        "rate, spread, cardinality and the share of the most frequent ids.",
+    )
+    parser.add_argument("directory", type=Path, metavar="DIR", help="a dataset")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with plots too")
+    options = parser.parse_args(argv)
+    profile = make_profile(Dataset.open(options.directory))
+    _print(profile)
+    if options.html is not None:
+        options.html.write_text(make_page(profile), encoding="utf-8")
+        print(f"wrote {options.html}")
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, sys.argv[1:]))

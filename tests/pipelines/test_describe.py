@@ -78,7 +78,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags[tag] += 1
         self.links += [str(v) for k, v in attrs if k in ("href", "src")]
-        if tag not in ("meta", "rect", "line", "br"):
+        if tag not in ("meta", "br"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:

@@ -7,6 +7,8 @@ import gzip
 import json
 import math
 import os
+import subprocess
+import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -162,6 +164,17 @@ def test_shards_hold_what_the_plain_function_makes_of_the_raw_rows(tmp_path: Pat
     wanted = pa.Table.from_batches([served]).slice(7, 1).select(one.schema.names)
     assert repr(one.to_pylist()) == repr(wanted.to_pylist())
     assert set(served.schema.names) - set(one.schema.names) == {"bought", "weight"}
+
+
+def test_plain_function_needs_neither_beam_nor_tensorflow():
+    code = (
+        "import sys, pipelines.transforms; "
+        "print([m for m in ('tensorflow', 'apache_beam') if m in sys.modules])"
+    )
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_features_are_those_of_a_plain_python_twin(tmp_path: Path):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import apache_beam as beam
 import pytest
-from apache_beam.testing.test_pipeline import TestPipeline
+from apache_beam.testing.test_pipeline import TestPipeline as BeamPipeline
 from apache_beam.testing.util import assert_that, equal_to
 
 from embedps.dataset import Dataset
@@ -46,7 +46,7 @@ def make_job(output: Path) -> Job:
 def test_parse_gives_a_record_of_each_file(tmp_path: Path, logs: str):
     job = make_job(tmp_path / "out")
     inputs, _ = find_inputs([logs])
-    with TestPipeline(runner="FnApiRunner") as pipeline:
+    with BeamPipeline(runner="FnApiRunner") as pipeline:
         files = pipeline | beam.Create(inputs) | beam.ParDo(ParseFile(job))
         counts = files | beam.Map(
             lambda f: (f.index, f.name, f.lines, f.lines_bad, sum(sum(r.rows) for r in f.runs))
@@ -57,7 +57,7 @@ def test_parse_gives_a_record_of_each_file(tmp_path: Path, logs: str):
 def test_whole_pipeline_commits_a_dataset(tmp_path: Path, logs: str):
     job = make_job(tmp_path / "out")
     inputs, _ = find_inputs([logs])
-    with TestPipeline(runner="FnApiRunner") as pipeline:
+    with BeamPipeline(runner="FnApiRunner") as pipeline:
         build(pipeline, job, inputs)
     dataset = Dataset.open(tmp_path / "out")
     dataset.verify()
@@ -67,7 +67,7 @@ def test_whole_pipeline_commits_a_dataset(tmp_path: Path, logs: str):
 def test_nothing_is_written_for_a_job_that_is_given_up(tmp_path: Path, logs: str):
     job = make_job(tmp_path / "out")
     inputs, _ = find_inputs([logs])
-    with TestPipeline(runner="FnApiRunner") as pipeline:
+    with BeamPipeline(runner="FnApiRunner") as pipeline:
         files = pipeline | beam.Create(inputs) | beam.ParDo(ParseFile(job))
         strict = Job(**{**vars(job), "max_bad_fraction": 0.0})
         once = pipeline | "Once" >> beam.Create([None])
@@ -107,13 +107,11 @@ def make(logs: str, output: Path, *beam_flags: str, **settings: float) -> Datase
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
-def test_dask_cluster_of_two_processes_writes_the_same_bytes(
-    tmp_path: Path, logs: str, capfd: pytest.CaptureFixture[str]
-):
+def test_dask_cluster_of_two_processes_writes_the_same_bytes(tmp_path: Path, logs: str):
     make(logs, tmp_path / "here")
     with dask_cluster() as address:
         flags = (
-            "--runner=DaskRunner",
+            "--runner=apache_beam.runners.dask.dask_runner.DaskRunner",
             f"--dask_client_address={address}",
             "--dask_partition_size=1",
         )

@@ -228,13 +228,15 @@ class Dataset:
 def _read_json(root: Path, path: Path) -> dict[str, Any]:
     if not root.is_dir():
         raise DatasetError(
-            f"{root}: no such dataset directory: make one with python -m pipelines.ingest"
+            f"{root}: no such dataset directory: make one with python -m pipelines.criteo or "
+            "pipelines.ingest"
         )
     try:
         document = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise DatasetError(
-            f"{path}: absent, so {root} is no finished dataset: run python -m pipelines.ingest"
+            f"{path}: absent, so {root} is no finished dataset: run python -m pipelines.criteo or "
+            "pipelines.ingest"
         ) from None
     except (ValueError, RecursionError, OSError) as error:
         raise DatasetError(f"{path}: must be a JSON document: {error}") from None

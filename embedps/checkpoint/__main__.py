@@ -1,4 +1,4 @@
-"""`python -m embedps.checkpoint inspect|verify|export DIR`.
+"""`python -m embedps.checkpoint inspect|verify|export|compact|diff DIR`.
 
 Exit code 0: done, and all is well. 1: a checkpoint is damaged or absent. 2: the command is wrong.
 """
@@ -6,15 +6,20 @@ Exit code 0: done, and all is well. 1: a checkpoint is damaged or absent. 2: the
 from __future__ import annotations
 
 import argparse
+import collections
+import itertools
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from rich.console import Console
 
 from embedps.checkpoint import io
+from embedps.checkpoint.compact import compact
+from embedps.checkpoint.diff import CHANGES, diff
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.inspect import format_bytes, inspect
 from embedps.checkpoint.manifest import Manifest
@@ -30,8 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         directory = CheckpointDirectory(args.directory)
         if not directory.path.is_dir():
             raise UsageError(f"there is no directory {str(directory.path)!r}")
-        run = {"inspect": _inspect, "verify": _verify, "export": _export}[args.command]
-        return run(directory, args)
+        return _COMMANDS[args.command](directory, args)
     except EmbedpsError as error:
         print(f"embedps: {error}", file=sys.stderr)
         return error.exit_code
@@ -46,16 +50,29 @@ def _parser() -> argparse.ArgumentParser:
         "inspect": "show a manifest's chain, tables and leases",
         "verify": "read every file and compare it with the manifests",
         "export": "replay base and deltas into one Parquet file of a table",
+        "compact": "merge base and deltas into a new base, also while training goes on",
+        "diff": "count the rows that differ between two manifests",
     }
     for name, summary in summaries.items():
         command = commands.add_parser(name, help=summary, description=summary)
         command.add_argument("directory", metavar="DIR", help="a path, or an s3:// or gs:// URL")
-        command.add_argument("--number", type=int, help="the manifest; the newest if not given")
+        if name in ("inspect", "verify", "export"):
+            command.add_argument("--number", type=int, help="the manifest; the newest if not given")
         if name == "verify":
             command.add_argument("--all", action="store_true", help="every manifest there is")
         if name == "export":
             command.add_argument("--table", required=True, metavar="NAME")
             command.add_argument("--output", required=True, type=Path, metavar="FILE.parquet")
+        if name == "diff":
+            command.add_argument("before", type=int, metavar="A", help="a manifest's number")
+            command.add_argument("after", type=int, metavar="B", help="another's")
+            command.add_argument("--table", metavar="NAME", help="of this table only")
+            command.add_argument(
+                "--output",
+                type=Path,
+                metavar="FILE.parquet",
+                help="the rows themselves; of one table",
+            )
     return parser
 
 
@@ -105,6 +122,68 @@ def _export(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
         f"from manifest {manifest.number}, step {manifest.step:,}"
     )
     return 0
+
+
+def _compact(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
+    made = compact(directory)
+    if made is None:
+        print(
+            f"{directory.path}: nothing to merge: the chain is a base, or a new one came meanwhile"
+        )
+        return 0
+    print(
+        f"{directory.path}: manifest {made.manifest.number} with base-{made.base.number}: "
+        f"{made.base.rows:,} rows, {format_bytes(made.read_bytes)} made "
+        f"{format_bytes(made.base.bytes)}"
+    )
+    return 0
+
+
+def _diff(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
+    before, after = directory.read(args.before), directory.read(args.after)
+    names = sorted({table["name"] for m in (before, after) for table in m.tables})
+    if args.table is not None and args.table not in names:
+        raise UsageError(f"--table must be one of {names} but is {args.table!r}")
+    if args.output is not None and args.table is None:
+        raise UsageError("--output needs --table: tables have different columns")
+    counts: collections.Counter[tuple[str, str]] = collections.Counter()
+    changes = _counted(diff(directory, before, after), args.table, counts)
+    if args.output is None:
+        collections.deque(changes, maxlen=0)
+    else:
+        first = next(changes, None)
+        if first is not None:
+            write_parquet(args.output, first.schema, itertools.chain([first], changes))
+    for name in names if args.table is None else [args.table]:
+        told = (f"{counts[name, change]:,} {change}" for change in CHANGES)
+        print(f"{name}: {', '.join(told)}")
+    return 0
+
+
+def _counted(
+    batches: Iterable[pa.RecordBatch],
+    table: str | None,
+    counts: collections.Counter[tuple[str, str]],
+) -> Iterator[pa.RecordBatch]:
+    """Passes batches on, of one table if given, and counts their rows by table and change."""
+    for batch in batches:
+        if table is not None:
+            batch = batch.filter(pc.equal(batch["table"].cast(pa.string()), table))
+        for code, name in enumerate(batch["table"].dictionary.to_pylist()):
+            of_table = batch.filter(pc.equal(batch["table"].indices, code))
+            for change in pc.value_counts(of_table["change"].cast(pa.string())).to_pylist():
+                counts[name, change["values"]] += change["counts"]
+        if batch.num_rows:
+            yield batch
+
+
+_COMMANDS = {
+    "inspect": _inspect,
+    "verify": _verify,
+    "export": _export,
+    "compact": _compact,
+    "diff": _diff,
+}
 
 
 def write_parquet(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
@@ -23,9 +24,9 @@ def inspect(directory: CheckpointDirectory, manifest: Manifest, console: Console
         f"{len(numbers)} ({numbers[0]}-{numbers[-1]}), step {manifest.step:,}, "
         f"{format_secs(now - manifest.wall_time)} old, {manifest.num_shards} shards{final}"
     )
-    console.print(_chain(manifest))
-    console.print(_tables(manifest))
     leases = read_leases(directory)
+    console.print(_chain(directory, manifest, leases, now))
+    console.print(_tables(manifest))
     if leases:
         console.print(_leases(leases, now))
     else:
@@ -56,27 +57,54 @@ def _right(title: str, *columns: str) -> Table:
     return table
 
 
-def _chain(manifest: Manifest) -> Table:
-    table = _right("chain", "save", "step", "files", "rows", "removed", "bytes")
+def _chain(
+    directory: CheckpointDirectory, manifest: Manifest, leases: list[Lease], now: float
+) -> Table:
+    columns = ("save", "since", "step", "files", "rows", "removed", "bytes", "age", "leased by")
+    table = _right("chain", *columns)
+    holders = _holders(directory, leases, now)
     for save in manifest.chain:
+        name = f"{save.kind}-{save.number}"
         table.add_row(
-            f"{save.kind}-{save.number}",
+            name,
+            "" if save.since is None else str(save.since),
             f"{save.step:,}",
             str(len(save.files)),
             f"{save.rows:,}",
             f"{save.removed:,}",
             format_bytes(save.bytes),
+            _age(directory.path / name, now),
+            escape(", ".join(holders.get(name, []))),
         )
     dense = manifest.dense
     if dense is not None:
-        name = escape(dense.directory)
-        table.add_row(
-            name, f"{manifest.step:,}", "1", f"{dense.rows:,}", "", format_bytes(dense.bytes)
-        )
+        size = format_bytes(dense.bytes)
+        holder = escape(", ".join(holders.get(dense.directory, [])))
+        age = _age(directory.path / dense.directory, now)
+        name, rows = escape(dense.directory), f"{dense.rows:,}"
+        table.add_row(name, "", f"{manifest.step:,}", "1", rows, "", size, age, holder)
     total = manifest.chain_bytes + (0 if dense is None else dense.bytes)
     table.add_section()
-    table.add_row("all", "", str(len(manifest.files)), "", "", format_bytes(total))
+    table.add_row("all", "", "", str(len(manifest.files)), "", "", format_bytes(total), "", "")
     return table
+
+
+def _holders(
+    directory: CheckpointDirectory, leases: list[Lease], now: float
+) -> dict[str, list[str]]:
+    """By a save's directory, who leases a manifest that names it."""
+    holders: dict[str, list[str]] = {}
+    for lease in leases:
+        if lease.is_live(now) and directory.manifest_path(lease.number).exists():
+            for name in {file.directory for file in directory.read(lease.number).files}:
+                holders.setdefault(name, []).append(lease.holder)
+    return holders
+
+
+def _age(path: Path, now: float) -> str:
+    """Since a save's directory was finished; an object store does not say."""
+    written = path.stat().st_mtime if path.is_dir() else 0
+    return format_secs(now - written) if written else ""
 
 
 def _tables(manifest: Manifest) -> Table:

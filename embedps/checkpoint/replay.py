@@ -54,13 +54,28 @@ class Records:
 class Part:
     """Files of a chain that hold all records of their ids: a group's shard, in the saves' order."""
 
-    def __init__(self, group: str, shard: int, num_shards: int, files: Sequence[RowFile]) -> None:
+    def __init__(
+        self,
+        group: str,
+        shard: int,
+        num_shards: int,
+        files: Sequence[RowFile],
+        *,
+        like: Part | None = None,
+    ) -> None:
+        """Takes one file or more, or none if it is `like` another part, with its tables."""
         self.group = group
         self.shard = shard
         self.num_shards = num_shards
         self.files = list(files)
-        self.tables = sorted({name for file in files for name in file.tables})
-        first = self.files[0]
+        self.tables: list[str] = (
+            like.tables
+            if like is not None
+            else sorted({name for file in files for name in file.tables})
+        )
+        first = self.files[0] if like is None else like.files[0]
+        self.schema = _without_removed(first.schema)
+        self._metadata = first.schema.metadata
         for file in self.files:
             if _layout(file.schema) != _layout(first.schema):
                 raise CorruptCheckpointError(
@@ -71,19 +86,21 @@ class Part:
     @property
     def metadata(self) -> dict[bytes, bytes]:
         """Of a row file that holds the rows of all."""
-        return with_tables(self.files[0].schema.metadata, self.tables)
+        return with_tables(self._metadata, self.tables)
 
-    @property
-    def schema(self) -> pa.Schema:
-        """Of the batches that `rows` gives."""
-        schema = self.files[0].schema.remove_metadata()
-        return schema.remove(schema.get_field_index("removed"))
+    def of(self, files: Sequence[RowFile]) -> Part:
+        """A part of some of its files, with the same tables."""
+        return Part(self.group, self.shard, self.num_shards, files, like=self)
+
+    def as_rows(self, file: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Records of one of its files as rows: the part's tables, without column `removed`."""
+        return self._rows(self._to_ours(self.files[file])[table_codes(batch)], batch)
 
     def records(self) -> Iterator[Records]:
         """Every record, removals too, in order."""
         first = 0
         for file in self.files:
-            to_ours = np.array([self.tables.index(name) for name in file.tables], np.int64)
+            to_ours = self._to_ours(file)
             for batch in file.batches():
                 yield Records(first, to_ours[table_codes(batch)], batch)
                 first += batch.num_rows
@@ -109,14 +126,17 @@ class Part:
             batch = records.batch
             mask = live[records.first : records.first + batch.num_rows]
             if mask.any():
-                columns = [self._tables_array(records.tables), *batch.columns[1:-1]]
-                whole = pa.RecordBatch.from_arrays(columns, schema=self.schema)
+                whole = self._rows(records.tables, batch)
                 yield whole if mask.all() else whole.filter(pa.array(mask))
 
-    def _tables_array(self, tables: np.ndarray) -> pa.Array:
-        return pa.DictionaryArray.from_arrays(
+    def _to_ours(self, file: RowFile) -> np.ndarray:
+        return np.array([self.tables.index(name) for name in file.tables], np.int64)
+
+    def _rows(self, tables: np.ndarray, batch: pa.RecordBatch) -> pa.RecordBatch:
+        names = pa.DictionaryArray.from_arrays(
             pa.array(tables.astype(np.int16)), pa.array(self.tables)
         )
+        return pa.RecordBatch.from_arrays([names, *batch.columns[1:-1]], schema=self.schema)
 
 
 def winners_by_bucket(
@@ -257,6 +277,10 @@ def _shard_of(entry: FileEntry) -> tuple[int, int]:
             f"{entry.path}: expected a name like shard-0-of-1.arrow, found another"
         )
     return int(match[1]), int(match[2])
+
+
+def _without_removed(schema: pa.Schema) -> pa.Schema:
+    return schema.remove_metadata().remove(schema.get_field_index("removed"))
 
 
 def _layout(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:

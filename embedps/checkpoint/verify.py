@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from embedps.checkpoint import io
 from embedps.checkpoint.dense import read_dense
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.manifest import FileEntry, Manifest
-from embedps.checkpoint.rows import read_row_file
+from embedps.checkpoint.rows import RowFile, table_codes
 from embedps.errors import CheckpointError, CorruptCheckpointError
 
 
@@ -47,7 +48,8 @@ def verify(directory: CheckpointDirectory, numbers: Sequence[int]) -> Verified:
     for number in numbers:
         try:
             manifest = directory.read(number)
-        except CheckpointError as error:
+            problems += _check_manifest(directory.manifest_path(number))
+        except (CheckpointError, OSError) as error:
             problems.append(_unreadable(directory.manifest_path(number), error))
             continue
         dims.update(_dims(manifest))
@@ -72,20 +74,36 @@ def verify(directory: CheckpointDirectory, numbers: Sequence[int]) -> Verified:
     )
 
 
+def _check_manifest(path: Path) -> Iterator[Problem]:
+    """What JSON's own checksum does not cover: how the same content is written."""
+    found = path.read_bytes()
+    content = json.loads(found)
+    expected = (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
+    if found != expected:
+        both = zip(found, expected, strict=False)
+        at = next((i for i, (a, b) in enumerate(both) if a != b), min(len(found), len(expected)))
+        yield Problem(
+            path=str(path),
+            field=f"byte {at}",
+            expected=repr(expected[at : at + 8]),
+            found=repr(found[at : at + 8]),
+        )
+
+
 def _check_file(path: Path, entry: FileEntry, dims: dict[str, dict[str, int]]) -> Iterator[Problem]:
     """The first problem of a file, if any: what follows from it would only repeat it."""
     try:
-        num_bytes, checksum = io.checksum_file(path)
+        digest = io.digest_file(path)
     except OSError as error:
         yield _unreadable(path, error)
         return
-    if num_bytes != entry.bytes:
+    if digest.num_bytes != entry.bytes:
         yield Problem(
-            path=str(path), field="bytes", expected=str(entry.bytes), found=str(num_bytes)
+            path=str(path), field="bytes", expected=str(entry.bytes), found=str(digest.num_bytes)
         )
         return
-    if checksum != entry.xxh3_64:
-        yield Problem(path=str(path), field="xxh3_64", expected=entry.xxh3_64, found=checksum)
+    if digest.xxh3_64 != entry.xxh3_64 or (entry.blocks and digest.blocks != entry.blocks):
+        yield _differing_bytes(path, entry, digest)
         return
     try:
         if entry.directory.startswith("dense-"):
@@ -96,12 +114,41 @@ def _check_file(path: Path, entry: FileEntry, dims: dict[str, dict[str, int]]) -
         yield _unreadable(path, error)
 
 
+def _differing_bytes(path: Path, entry: FileEntry, digest: io.Digest) -> Problem:
+    """Where a file's bytes differ: the first block that does."""
+    both = [(entry.blocks[i : i + 16], digest.blocks[i : i + 16]) for i in _starts(entry)]
+    wrong = [i for i, (expected, found) in enumerate(both) if expected != found]
+    if not wrong:  # version 1 has no blocks
+        return Problem(
+            path=str(path), field="xxh3_64", expected=entry.xxh3_64, found=digest.xxh3_64
+        )
+    size = io.block_bytes(entry.bytes)
+    first, last = wrong[0] * size, min(entry.bytes, (wrong[0] + 1) * size) - 1
+    more = f", and {len(wrong) - 1} blocks after" if len(wrong) > 1 else ""
+    return Problem(
+        path=str(path),
+        field=f"xxh3_64 of bytes {first}-{last}{more}",
+        expected=both[wrong[0]][0],
+        found=both[wrong[0]][1],
+    )
+
+
+def _starts(entry: FileEntry) -> range:
+    return range(0, len(entry.blocks), 16)
+
+
 def _check_rows(path: Path, entry: FileEntry, dims: dict[str, int]) -> Iterator[Problem]:
-    records = read_row_file(path)
-    removed = int(pc.sum(records["removed"]).as_py() or 0)
-    yield from _compare(path, entry, records.num_rows - removed, removed)
-    dim = records.schema.field("embedding").type.list_size
-    for table in pc.unique(records.unify_dictionaries()["table"]).to_pylist():
+    file = RowFile(path)
+    rows = removed = 0
+    tables: set[str] = set()
+    for batch in file.batches():
+        gone = int(pc.sum(batch["removed"]).as_py())
+        removed += gone
+        rows += batch.num_rows - gone
+        tables.update(file.tables[code] for code in set(table_codes(batch).tolist()))
+    yield from _compare(path, entry, rows, removed)
+    dim = file.schema.field("embedding").type.list_size
+    for table in sorted(tables):
         if table not in dims:
             yield Problem(
                 path=str(path), field="table", expected=f"one of {sorted(dims)}", found=repr(table)

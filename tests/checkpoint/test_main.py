@@ -4,6 +4,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def test_verify_of_a_whole_checkpoint_is_quiet_and_zero(directory, capsys):
 def damage_flip(directory: CheckpointDirectory) -> str:
     entry = directory.read(3).chain[1].files[0]
     flip(directory.file(entry))
-    return f"{SHARD}: xxh3_64: expected {entry.xxh3_64}, found "
+    return f"{SHARD}: xxh3_64 of bytes 0-{entry.bytes - 1}: expected {entry.blocks}, found "
 
 
 def damage_truncate(directory: CheckpointDirectory) -> str:
@@ -66,12 +67,13 @@ def damage_swap(directory: CheckpointDirectory) -> str:
     aside.rename(second)
     dense = directory.read(3).dense
     assert dense is not None
-    return f"dense-3/dense.arrow: xxh3_64: expected {dense.xxh3_64}, found "
+    where = f"xxh3_64 of bytes 0-{dense.bytes - 1}"
+    return f"dense-3/dense.arrow: {where}: expected {dense.blocks}, found "
 
 
 def damage_dense(directory: CheckpointDirectory) -> str:
     flip(directory.dense_path(3))
-    return "dense-3/dense.arrow: xxh3_64: expected "
+    return "dense-3/dense.arrow: xxh3_64 of bytes 0-"
 
 
 def damage_manifest(directory: CheckpointDirectory) -> str:
@@ -152,17 +154,23 @@ def test_verify_reports_every_damaged_file(directory, capsys):
 
 
 def test_inspect_shows_chain_tables_and_leases(directory, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", "140")
+    then = time.time() - 600
+    os.utime(directory.path / "delta-2", (then, then))
     write_lease(directory, "eval-0", 2, expire_secs=600)
     assert main(["inspect", str(directory.path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "manifest 3 of 3 (1-3), step 300" in lines[0]
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
     by_name = {row[0]: row[1:] for row in cells if len(row) > 2}
-    assert by_name["base-1"][:4] == ["100", "2", "9", "0"]
-    assert by_name["delta-2"][:4] == ["200", "2", "2", "1"]
-    assert by_name["delta-3"][:4] == ["300", "2", "1", "1"]
-    assert by_name["dense-3"][:3] == ["300", "1", "1"]
+    assert by_name["base-1"][:5] == ["", "100", "2", "9", "0"]
+    assert by_name["delta-2"][:5] == ["1", "200", "2", "2", "1"]
+    assert by_name["delta-3"][:5] == ["2", "300", "2", "1", "1"]
+    assert by_name["dense-3"][:4] == ["", "300", "1", "1"]
+    assert by_name["delta-2"][6:] == ["10 min", "eval-0"]
+    assert by_name["delta-3"][7] == ""
+    size = sum(file.stat().st_size for file in (directory.path / "delta-3").rglob("*.arrow"))
+    assert by_name["delta-3"][5] == f"{size / 1024:.1f} KiB"
     assert by_name["C1"] == ["dim2", "2", "adagrad"]
     assert by_name["eval-0"][0] == "2"
     assert by_name["eval-0"][2] == str(os.getpid())
@@ -194,7 +202,32 @@ def test_export_of_a_damaged_chain_fails_and_writes_nothing(directory, tmp_path,
     assert not output.exists()
 
 
-@pytest.mark.parametrize("command", ["inspect", "verify", "export"])
+def test_compact_says_what_it_made(directory, capsys):
+    assert main(["compact", str(directory.path)]) == 0
+    assert "manifest 4 with base-3: 9 rows, " in capsys.readouterr().out
+    assert main(["compact", str(directory.path)]) == 0
+    assert "nothing to merge" in capsys.readouterr().out
+
+
+def test_diff_counts_by_table_and_writes_the_rows(directory, tmp_path, capsys):
+    assert main(["diff", str(directory.path), "1", "3"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "C1: 0 added, 2 changed, 0 removed",
+        "C2: 1 added, 0 changed, 1 removed",
+    ]
+    output = tmp_path / "c1.parquet"
+    arguments = [str(directory.path), "1", "3", "--table", "C1", "--output", str(output)]
+    assert main(["diff", *arguments]) == 0
+    assert capsys.readouterr().out == "C1: 0 added, 2 changed, 0 removed\n"
+    rows = pq.read_table(output).sort_by("id")
+    assert rows["id"].to_pylist() == [3, 4]
+    assert rows["embedding"].to_pylist() == [[33.0, -33.0], [40.0, -40.0]]
+    assert main(["diff", str(directory.path), "1", "3", "--output", str(output)]) == 2
+    assert main(["diff", str(directory.path), "1", "3", "--table", "C9"]) == 2
+    assert main(["diff", str(directory.path), "1", "8"]) == 1
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "export", "compact"])
 def test_directory_without_a_manifest_is_one_error(tmp_path, capsys, command):
     more = ["--table", "C1", "--output", "x.parquet"] if command == "export" else []
     assert main([command, str(tmp_path), *more]) == 1
@@ -217,8 +250,8 @@ def test_wrong_arguments_exit_with_two(directory, capsys):
 
 
 @pytest.mark.multiprocess
-def test_program_runs_without_tensorflow(directory):
-    """As a process: its exit code is the command's, and TensorFlow is never imported."""
+def test_every_command_runs_without_tensorflow_in_under_a_second(directory, tmp_path):
+    """As a process: its exit code is the command's; its time is the processor's, best of three."""
     code = (
         "import runpy, sys\n"
         "class Refuse:\n"
@@ -229,11 +262,26 @@ def test_program_runs_without_tensorflow(directory):
     )
     root = Path(__file__).resolve().parents[2]
 
-    def run(*arguments: str) -> int:
+    def run(*arguments: str) -> tuple[int, float]:
+        before = os.times()
         command = [sys.executable, "-c", code, *arguments]
-        return subprocess.run(command, cwd=root, capture_output=True, check=False).returncode
+        done = subprocess.run(command, cwd=root, capture_output=True, check=False)
+        after = os.times()
+        user = after.children_user - before.children_user
+        return done.returncode, user + after.children_system - before.children_system
 
-    assert run("verify", str(directory.path)) == 0
+    path = str(directory.path)
+    commands = (
+        ("inspect", path),
+        ("verify", path),
+        ("export", path, "--table", "C1", "--output", str(tmp_path / "c1.parquet")),
+        ("diff", path, "1", "3"),
+        ("compact", path),
+    )
+    for command in commands:
+        runs = [run(*command) for _ in range(3)]
+        assert [code for code, _ in runs] == [0, 0, 0]
+        assert min(secs for _, secs in runs) < 1
     damage_flip(directory)
-    assert run("verify", str(directory.path)) == 1
-    assert run("verify", str(directory.path / "absent")) == 2
+    assert run("verify", path, "--all")[0] == 1
+    assert run("verify", str(directory.path / "absent"))[0] == 2

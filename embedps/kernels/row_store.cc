@@ -83,8 +83,7 @@ RowStore::RowStore(RowStoreConfig config)
         return floats;
       }()),
       table_rows_(config_.tables.size()) {
-  const size_t row_bytes =
-      (kHeaderBytes + sizeof(float) * (config_.dim + num_slot_floats_) + 7) / 8 * 8;
+  const size_t row_bytes = kHeaderBytes + sizeof(float) * (config_.dim + num_slot_floats_);
   for (const TableConfig& table : config_.tables) {
     salts_.push_back(TableSalt(table.name));
     for (int i = 0; i < kStripes; ++i) stripes_.push_back(std::make_unique<Stripe>(row_bytes));
@@ -128,6 +127,32 @@ void RowStore::Arrange(const IdBatch& batch, Order* order) const {
   }
 }
 
+// Brings to the caches what the entries of a stripe will need: an index entry, later its row. The
+// stripe's lock is held.
+class RowStore::Ahead {
+ public:
+  using Entry = Order::Entry;
+  Ahead(const Stripe& stripe, const Entry* first, const Entry* last)
+      : stripe_(stripe), last_(last) {
+    for (const Entry* e = first; e < std::min(last, first + kEntries); ++e) {
+      stripe.PrefetchEntry(e->hash);
+    }
+    for (const Entry* e = first; e < std::min(last, first + kRows); ++e) {
+      stripe.PrefetchRow(e->hash);
+    }
+  }
+  // Before the entry `e` is used.
+  void Prefetch(const Entry* e) const {
+    if (last_ - e > kEntries) stripe_.PrefetchEntry(e[kEntries].hash);
+    if (last_ - e > kRows) stripe_.PrefetchRow(e[kRows].hash);
+  }
+
+ private:
+  static constexpr int kRows = 8, kEntries = 16;
+  const Stripe& stripe_;
+  const Entry* const last_;
+};
+
 void RowStore::Lookup(const IdBatch& batch, bool insert, const ParallelFor& parallel,
                       float* embeddings) {
   Order order;
@@ -139,8 +164,9 @@ void RowStore::Lookup(const IdBatch& batch, bool insert, const ParallelFor& para
         const int t = bin / kStripes;
         const TableConfig& table = config_.tables[t];
         std::lock_guard<std::mutex> lock(stripe.mutex);
-        for (const auto* e = first; e < last; ++e) stripe.Prefetch(e->hash);
+        const Ahead ahead(stripe, first, last);
         for (const auto* e = first; e < last; ++e) {
+          ahead.Prefetch(e);
           const int64_t id = batch.ids[e->at];
           float* out = embeddings + int64_t{e->at} * dim;
           uint32_t number = stripe.Find(e->hash, id);
@@ -178,8 +204,9 @@ void RowStore::Update(const IdBatch& batch, const float* gradients, float learni
                    [&](int bin, const Order::Entry* first, const Order::Entry* last) {
                      Stripe& stripe = *stripes_[bin];
                      std::lock_guard<std::mutex> lock(stripe.mutex);
-                     for (const auto* e = first; e < last; ++e) stripe.Prefetch(e->hash);
+                     const Ahead ahead(stripe, first, last);
                      for (const auto* e = first; e < last; ++e) {
+                       ahead.Prefetch(e);
                        const uint32_t number = stripe.Find(e->hash, batch.ids[e->at]);
                        if (number == kNone) {
                          skipped_updates_.fetch_add(1, std::memory_order_relaxed);
@@ -188,7 +215,7 @@ void RowStore::Update(const IdBatch& batch, const float* gradients, float learni
                        RowHeader* row = stripe.Row(number);
                        float* embedding = stripe.Embedding(number);
                        row->last_step = step;
-                       ++row->frequency;
+                       if (row->frequency < kMaxFrequency) ++row->frequency;
                        ApplyUpdate(config_.optimizer, dim, learning_rate, row->frequency,
                                    gradients + int64_t{e->at} * dim, embedding, embedding + dim);
                        stripe.Touch(number);
@@ -220,7 +247,7 @@ int64_t RowStore::Evict(int table, uint32_t step, uint32_t max_frequency) {
       const uint32_t last = std::min(s.used(), first + kSliceRows);
       for (uint32_t number = first; number < last; ++number) {
         const RowHeader* row = s.Row(number);
-        if ((row->listed & kLive) && row->last_step < step && row->frequency < max_frequency) {
+        if (row->live && row->last_step < step && row->frequency < max_frequency) {
           s.Remove(RowHash(salts_[table], row->id), row->id, salts_[table]);
           s.open_removed.push_back(row->id);
           ++removed;
@@ -255,7 +282,7 @@ Status Flush(const RowStore::Sink& sink, RowColumns* columns) {
 }  // namespace
 
 Status RowStore::CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pending,
-                           uint32_t next_cut, const Sink& sink, RowColumns* columns) {
+                           const Sink& sink, RowColumns* columns) {
   const int dim = config_.dim;
   const std::vector<OptimizerSlot> slots = OptimizerSlots(config_.optimizer, dim);
   const auto append = [&](int64_t id, const RowHeader* row, const float* floats) {
@@ -277,35 +304,39 @@ Status RowStore::CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pe
     for (size_t i = 0; i < slots.size(); ++i) take(&columns->optimizer_slots[i], slots[i].width);
   };
 
-  // Close the open list. What is touched from here on is listed anew, so copying the rows may then
-  // go slice by slice: a row that changes meanwhile is simply in the next delta as well.
-  std::vector<uint32_t> rows;
-  std::vector<int64_t> removed;
+  // Take the open list. A row stays listed until it is copied: what changes it before then is in
+  // the copy, and what changes it later lists it anew. So the copying may go slice by slice.
+  std::vector<uint32_t> rows, open;
+  std::vector<int64_t> removed, open_removed;
   uint32_t num_rows;
   {
     std::lock_guard<std::mutex> lock(stripe.mutex);
-    if (drop_pending) {
-      stripe.pending.swap(stripe.open);
-      stripe.pending_removed.swap(stripe.open_removed);
-    } else {
-      stripe.pending.insert(stripe.pending.end(), stripe.open.begin(), stripe.open.end());
-      stripe.pending_removed.insert(stripe.pending_removed.end(), stripe.open_removed.begin(),
-                                    stripe.open_removed.end());
-    }
-    stripe.open = {};
-    stripe.open_removed = {};
-    stripe.open_cut = next_cut;
-    const auto unique = [](auto* v) {
-      std::sort(v->begin(), v->end());
-      v->erase(std::unique(v->begin(), v->end()), v->end());
-    };
-    unique(&stripe.pending);
-    unique(&stripe.pending_removed);
-    if (kind == CutKind::kDelta) {
-      rows = stripe.pending;
-      removed = stripe.pending_removed;
-    }
-    num_rows = kind == CutKind::kDelta ? static_cast<uint32_t>(rows.size()) : stripe.used();
+    rows.swap(stripe.pending);
+    removed.swap(stripe.pending_removed);
+    open.swap(stripe.open);
+    open_removed.swap(stripe.open_removed);
+    num_rows = stripe.used();
+  }
+  // Not under the lock, or a lookup would wait for the sorting. Only a cut uses what is pending.
+  const auto merge = [drop_pending](auto* pending, auto* open) {
+    if (drop_pending) pending->clear();
+    pending->insert(pending->end(), open->begin(), open->end());
+    std::sort(pending->begin(), pending->end());
+    pending->erase(std::unique(pending->begin(), pending->end()), pending->end());
+    pending->shrink_to_fit();
+    *open = *pending;
+  };
+  merge(&rows, &open);
+  merge(&removed, &open_removed);
+  {
+    std::lock_guard<std::mutex> lock(stripe.mutex);
+    stripe.pending.swap(open);
+    stripe.pending_removed.swap(open_removed);
+  }
+  if (kind == CutKind::kDelta) {
+    num_rows = static_cast<uint32_t>(rows.size());
+  } else {
+    removed.clear();
   }
 
   for (const int64_t id : removed) {
@@ -318,8 +349,9 @@ Status RowStore::CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pe
       const uint32_t last = std::min(num_rows, first + kSliceRows);
       for (uint32_t i = first; i < last; ++i) {
         const uint32_t number = kind == CutKind::kDelta ? rows[i] : i;
-        const RowHeader* row = stripe.Row(number);
-        if (row->listed & kLive) append(row->id, row, stripe.Embedding(number));
+        RowHeader* row = stripe.Row(number);
+        row->listed = 0;
+        if (row->live) append(row->id, row, stripe.Embedding(number));
       }
     }
     if (columns->num_rows >= kBatchRows) EMBEDPS_RETURN_IF_ERROR(Flush(sink, columns));
@@ -349,7 +381,7 @@ Status RowStore::Cut(CutKind kind, int64_t since, const Sink& sink, int64_t* cut
     // Every stripe closes its list even when the sink has failed, or the lists would be of
     // different cuts.
     const Status one = CutStripe(static_cast<int>(i) / kStripes, *stripes_[i], kind, drop_pending,
-                                 this_cut + 1, status.ok() ? sink : drop, &columns);
+                                 status.ok() ? sink : drop, &columns);
     if (status.ok()) status = one;
   }
   if (status.ok()) status = Flush(sink, &columns);
@@ -386,7 +418,7 @@ int64_t RowStore::Load(const RowColumns& columns, const std::vector<int>& tables
     }
     RowHeader* row = s.Row(number);
     row->last_step = columns.last_step[i];
-    row->frequency = columns.frequency[i];
+    row->frequency = std::min(columns.frequency[i], kMaxFrequency);
     float* floats = s.Embedding(number);
     std::memcpy(floats, &columns.embedding[i * dim], sizeof(float) * dim);
     if (!slots) continue;
@@ -407,7 +439,6 @@ int64_t RowStore::MarkClean() {
   for (const auto& s : stripes_) {
     std::lock_guard<std::mutex> lock(s->mutex);
     s->ForgetTouches();
-    s->open_cut = last_cut_ + 1;
   }
   return last_cut_;
 }

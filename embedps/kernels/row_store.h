@@ -117,11 +117,12 @@ class RowStore {
 
  private:
   struct Order;
+  class Ahead;
 
   void Arrange(const IdBatch& batch, Order* order) const;
   Stripe& stripe(int table, uint64_t row_hash) const;
-  Status CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pending, uint32_t next_cut,
-                   const Sink& sink, RowColumns* columns);
+  Status CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pending, const Sink& sink,
+                   RowColumns* columns);
 
   const RowStoreConfig config_;
   const int num_slot_floats_;
@@ -131,8 +132,8 @@ class RowStore {
   std::atomic<int64_t> rejected_inserts_{0};
   std::atomic<int64_t> skipped_updates_{0};
 
-  std::mutex cut_mutex_;        // held for a whole cut; guards the two below
-  uint32_t last_cut_ = 0;       // rows touched later are in the stripes' open lists
+  std::mutex cut_mutex_;   // held for a whole cut; guards the two below
+  uint32_t last_cut_ = 0;  // rows touched later are in the stripes' open lists, or copied in it
   int64_t pending_since_ = -1;  // the stripes' pending lists hold what was touched in
                                 // (pending_since_, last_cut_]
 };

@@ -18,22 +18,28 @@ inline constexpr int kStripeBits = 6;
 inline constexpr int kStripes = 1 << kStripeBits;  // a table
 inline constexpr int kChunkBits = 10;
 inline constexpr uint32_t kChunkRows = 1u << kChunkBits;
+inline constexpr int kSegmentBits = 12;
+inline constexpr uint32_t kSegmentEntries = 1u << kSegmentBits;
 inline constexpr uint32_t kMaxStripeRows = (1u << 24) - 2;
 inline constexpr uint32_t kNone = 0xFFFFFFFF;  // no row
+inline constexpr uint32_t kMaxFrequency = (1u << 30) - 1;
 
-// What stands before a row's floats. Packed, so that a row of dim 16 with one slot takes 88 bytes.
-struct RowHeader {
+// What stands before a row's floats. Packed, so that a row of dim 16 with one slot takes 84 bytes.
+struct __attribute__((packed, aligned(4))) RowHeader {
   int64_t id;
   uint32_t last_step;
-  uint32_t frequency;  // updates applied
-  uint32_t listed;     // (the open cut whose list holds the row) * 2 + live
+  uint32_t frequency : 30;  // updates applied; stays at kMaxFrequency
+  uint32_t live : 1;
+  uint32_t listed : 1;  // in the open list, or in one whose cut has yet to copy the row
 };
-inline constexpr size_t kHeaderBytes = 20;
-inline constexpr uint32_t kLive = 1;
-
-static_assert(offsetof(RowHeader, listed) + sizeof(uint32_t) == kHeaderBytes);
+inline constexpr size_t kHeaderBytes = 16;
+static_assert(sizeof(RowHeader) == kHeaderBytes);
 
 // One table's rows of one stripe. Everything but the constants is guarded by `mutex`.
+//
+// The index is of segments of at most 4096 entries, found by a directory (Fagin et al., Extendible
+// Hashing, 1979): a full segment is split by itself, so that an insert never waits for more than
+// one segment's rows to be hashed again, however many rows there are.
 class Stripe {
  public:
   explicit Stripe(size_t row_bytes) : row_bytes_(row_bytes) {}
@@ -44,16 +50,30 @@ class Stripe {
     return static_cast<uint8_t>((hash * 0x9E3779B97F4A7C15ull) >> 56);
   }
 
-  void Prefetch(uint64_t hash) const {
-    if (!index_.empty()) __builtin_prefetch(&index_[Home(hash)]);
+  // Brings the id's index entry to the caches, and then its row.
+  void PrefetchEntry(uint64_t hash) const {
+    if (!directory_.empty()) __builtin_prefetch(&SegmentOf(hash)->entries[Home(hash)]);
+  }
+  void PrefetchRow(uint64_t hash) const {
+    if (directory_.empty()) return;
+    const Segment* segment = SegmentOf(hash);
+    const uint32_t tag = Tag(hash);
+    for (uint32_t at = Home(hash); segment->entries[at] != 0; at = (at + 1) & mask_) {
+      if (segment->entries[at] >> 24 != tag) continue;
+      const char* row = reinterpret_cast<const char*>(Row(RowOf(segment->entries[at])));
+      for (size_t byte = 0; byte < row_bytes_; byte += 64) __builtin_prefetch(row + byte, 1);
+      __builtin_prefetch(row + row_bytes_ - 1, 1);
+      return;
+    }
   }
 
   // The number of the row of `id`, or kNone.
   uint32_t Find(uint64_t hash, int64_t id) const {
-    if (index_.empty()) return kNone;
+    if (directory_.empty()) return kNone;
+    const Segment* segment = SegmentOf(hash);
     const uint32_t tag = Tag(hash);
     for (uint32_t at = Home(hash);; at = (at + 1) & mask_) {
-      const uint32_t entry = index_[at];
+      const uint32_t entry = segment->entries[at];
       if (entry == 0) return kNone;
       if (entry >> 24 == tag && Row(RowOf(entry))->id == id) return RowOf(entry);
     }
@@ -72,41 +92,48 @@ class Stripe {
       if (number >> kChunkBits == chunks_.size()) {
         chunks_.emplace_back(new char[kChunkRows * row_bytes_]);  // untouched pages cost nothing
       }
-      Row(number)->listed = 0;
     }
     RowHeader* row = Row(number);
     row->id = id;
     row->last_step = 0;
     row->frequency = 0;
-    row->listed |= kLive;
+    row->live = 1;
+    row->listed = 0;
     ++live_;
-    if (static_cast<uint64_t>(live_) * 5 > index_.size() * uint64_t{4}) Grow(salt);
-    Place(hash, number);
+    while (directory_.empty() || (SegmentOf(hash)->used + 1) * 5 > (mask_ + 1) * 4) {
+      Grow(hash, salt);
+    }
+    Place(SegmentOf(hash), hash, number);
     return number;
   }
 
   // Frees the row of `id`. Returns whether it was there. The caller records the removal where the
   // next cut is to give it.
   bool Remove(uint64_t hash, int64_t id, uint64_t salt) {
-    if (index_.empty()) return false;
+    if (directory_.empty()) return false;
+    Segment* segment = SegmentOf(hash);
     const uint32_t tag = Tag(hash);
     for (uint32_t at = Home(hash);; at = (at + 1) & mask_) {
-      const uint32_t entry = index_[at];
+      const uint32_t entry = segment->entries[at];
       if (entry == 0) return false;
       if (entry >> 24 != tag || Row(RowOf(entry))->id != id) continue;
-      Row(RowOf(entry))->listed &= ~kLive;
+      RowHeader* row = Row(RowOf(entry));
+      row->live = 0;
+      // Should it come back, the next cut gives it after its removal: it must be listed anew.
+      row->listed = 0;
       free_.push_back(RowOf(entry));
       --live_;
-      CloseGap(at, salt);
+      --segment->used;
+      CloseGap(segment, at, salt);
       return true;
     }
   }
 
-  // Lists a live row for the next cut, once.
+  // Lists a live row for the next cut. A row that was removed meanwhile may be listed twice.
   void Touch(uint32_t number) {
     RowHeader* row = Row(number);
-    if (row->listed >> 1 == open_cut) return;
-    row->listed = open_cut << 1 | kLive;
+    if (row->listed) return;
+    row->listed = 1;
     open.push_back(number);
   }
 
@@ -122,15 +149,22 @@ class Stripe {
   int64_t live() const { return live_; }
 
   void Clear() {
-    index_ = {};
+    directory_ = {};
+    segments_.clear();
     chunks_.clear();
     free_ = {};
     mask_ = used_ = 0;
     live_ = 0;
-    ForgetTouches();
+    open = {};
+    open_removed = {};
+    pending = {};
+    pending_removed = {};
   }
 
   void ForgetTouches() {
+    for (const auto* list : {&open, &pending}) {
+      for (const uint32_t number : *list) Row(number)->listed = 0;
+    }
     open = {};
     open_removed = {};
     pending = {};
@@ -139,54 +173,98 @@ class Stripe {
 
   int64_t MemoryBytes() const {
     return static_cast<int64_t>(
-        sizeof(*this) + chunks_.size() * kChunkRows * row_bytes_ +
-        (index_.capacity() + free_.capacity() + open.capacity() + pending.capacity()) *
-            sizeof(uint32_t) +
+        sizeof(*this) + chunks_.size() * (kChunkRows * row_bytes_ + sizeof(void*)) +
+        segments_.size() * (sizeof(Segment) + (mask_ + 1) * sizeof(uint32_t) + sizeof(void*)) +
+        directory_.size() * sizeof(void*) +
+        (free_.capacity() + open.capacity() + pending.capacity()) * sizeof(uint32_t) +
         (open_removed.capacity() + pending_removed.capacity()) * sizeof(int64_t));
   }
 
-  uint32_t open_cut = 1;              // what is touched now belongs to this cut
-  std::vector<uint32_t> open;         // rows touched since the last cut, each once
+  std::vector<uint32_t> open;         // rows touched since the last cut
   std::vector<int64_t> open_removed;  // ids removed since the last cut
   std::vector<uint32_t> pending;      // cut, but not known to be committed
   std::vector<int64_t> pending_removed;
 
  private:
+  // The ids whose hashes have `depth` bits in common after those of the stripe and the segment.
+  struct Segment {
+    explicit Segment(uint32_t size, uint32_t depth) : depth(depth), entries(new uint32_t[size]()) {}
+    uint32_t used = 0;
+    uint32_t depth;
+    std::unique_ptr<uint32_t[]> entries;
+  };
+
   // An index entry: tag in the upper 8 bits, row number + 1 in the lower 24; 0 is empty.
   static uint32_t RowOf(uint32_t entry) { return (entry & 0xFFFFFF) - 1; }
   uint32_t Home(uint64_t hash) const { return static_cast<uint32_t>(hash >> kStripeBits) & mask_; }
-
-  void Place(uint64_t hash, uint32_t number) {
-    uint32_t at = Home(hash);
-    while (index_[at] != 0) at = (at + 1) & mask_;
-    index_[at] = uint32_t{Tag(hash)} << 24 | (number + 1);
+  static size_t DirectoryBits(uint64_t hash) { return hash >> (kStripeBits + kSegmentBits); }
+  Segment* SegmentOf(uint64_t hash) const {
+    return directory_[DirectoryBits(hash) & (directory_.size() - 1)];
   }
 
-  void Grow(uint64_t salt) {
-    const std::vector<uint32_t> old = std::move(index_);
-    index_.assign(std::max<size_t>(8, old.size() * 2), 0);
-    mask_ = static_cast<uint32_t>(index_.size() - 1);
-    for (const uint32_t entry : old) {
-      if (entry != 0) Place(RowHash(salt, Row(RowOf(entry))->id), RowOf(entry));
+  void Place(Segment* segment, uint64_t hash, uint32_t number) {
+    uint32_t at = Home(hash);
+    while (segment->entries[at] != 0) at = (at + 1) & mask_;
+    segment->entries[at] = uint32_t{Tag(hash)} << 24 | (number + 1);
+    ++segment->used;
+  }
+
+  // Makes room where `hash` belongs: the only segment is doubled up to its full size, a full one is
+  // split.
+  void Grow(uint64_t hash, uint64_t salt) {
+    if (directory_.empty()) {
+      mask_ = 7;
+      segments_.push_back(std::make_unique<Segment>(mask_ + 1, 0));
+      directory_.push_back(segments_.back().get());
+      return;
+    }
+    Segment* segment = SegmentOf(hash);
+    const uint32_t old_size = mask_ + 1;
+    const std::unique_ptr<uint32_t[]> old = std::move(segment->entries);
+    if (old_size < kSegmentEntries) {
+      mask_ = 2 * old_size - 1;
+    } else {
+      const uint32_t bit = segment->depth++;
+      if (size_t{1} << bit == directory_.size()) {
+        directory_.resize(2 * directory_.size());
+        std::copy_n(directory_.begin(), directory_.size() / 2,
+                    directory_.begin() + directory_.size() / 2);
+      }
+      segments_.push_back(std::make_unique<Segment>(old_size, segment->depth));
+      const size_t step = size_t{1} << bit;
+      for (size_t i = (DirectoryBits(hash) & (step - 1)) + step; i < directory_.size();
+           i += 2 * step) {
+        directory_[i] = segments_.back().get();
+      }
+    }
+    segment->entries.reset(new uint32_t[mask_ + 1]());
+    segment->used = 0;
+    for (uint32_t i = 0; i < old_size; ++i) {
+      if (i + 8 < old_size && old[i + 8] != 0) __builtin_prefetch(Row(RowOf(old[i + 8])));
+      if (old[i] == 0) continue;
+      const uint64_t moved = RowHash(salt, Row(RowOf(old[i]))->id);
+      Place(SegmentOf(moved), moved, RowOf(old[i]));
     }
   }
 
   // Moves later entries of the probe run back over the gap, so that no run is broken and none needs
   // a tombstone.
-  void CloseGap(uint32_t gap, uint64_t salt) {
-    for (uint32_t at = (gap + 1) & mask_; index_[at] != 0; at = (at + 1) & mask_) {
-      const uint32_t home = Home(RowHash(salt, Row(RowOf(index_[at]))->id));
+  void CloseGap(Segment* segment, uint32_t gap, uint64_t salt) {
+    uint32_t* entries = segment->entries.get();
+    for (uint32_t at = (gap + 1) & mask_; entries[at] != 0; at = (at + 1) & mask_) {
+      const uint32_t home = Home(RowHash(salt, Row(RowOf(entries[at]))->id));
       if (((at - home) & mask_) >= ((at - gap) & mask_)) {
-        index_[gap] = index_[at];
+        entries[gap] = entries[at];
         gap = at;
       }
     }
-    index_[gap] = 0;
+    entries[gap] = 0;
   }
 
   const size_t row_bytes_;
-  std::vector<uint32_t> index_;
-  uint32_t mask_ = 0;
+  std::vector<Segment*> directory_;  // by the hash's bits after the segment's; 2^n of them
+  std::vector<std::unique_ptr<Segment>> segments_;
+  uint32_t mask_ = 0;  // a segment's entries - 1
   std::vector<std::unique_ptr<char[]>> chunks_;
   std::vector<uint32_t> free_;
   uint32_t used_ = 0;

@@ -1,0 +1,91 @@
+#include "embedps/kernels/stripe.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "embedps/kernels/testing.h"
+
+namespace embedps {
+namespace {
+
+constexpr uint64_t kSalt = 7;
+constexpr size_t kRowBytes = kHeaderBytes + 4;
+
+uint64_t Hash(int64_t id) { return RowHash(kSalt, id); }
+
+// Ids whose hashes fall in the first stripe, as a store would give it.
+std::vector<int64_t> IdsOfAStripe(size_t n) {
+  std::vector<int64_t> ids;
+  for (int64_t id = 0; ids.size() < n; ++id) {
+    if ((Hash(id) & (kStripes - 1)) == 0) ids.push_back(id);
+  }
+  return ids;
+}
+
+TEST(RowsAreFoundThroughEveryGrowthOfTheIndexAndEveryRemoval) {
+  const std::vector<int64_t> ids = IdsOfAStripe(60000);
+  Stripe stripe(kRowBytes);
+  std::unordered_map<int64_t, uint32_t> numbers;  // the plain twin
+  uint64_t random = 1;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    EXPECT_EQ(stripe.Find(Hash(ids[i]), ids[i]), kNone);
+    numbers[ids[i]] = stripe.Insert(Hash(ids[i]), ids[i], kSalt);
+    *stripe.Embedding(numbers[ids[i]]) = static_cast<float>(i);
+    random = Mix64(random);
+    if (random % 3 != 0) continue;
+    const int64_t id = ids[random / 3 % (i + 1)];
+    EXPECT_EQ(stripe.Remove(Hash(id), id, kSalt), numbers.erase(id) == 1);
+  }
+  EXPECT_EQ(stripe.live(), static_cast<int64_t>(numbers.size()));
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const uint32_t found = stripe.Find(Hash(ids[i]), ids[i]);
+    const auto expected = numbers.find(ids[i]);
+    EXPECT_EQ(found, expected == numbers.end() ? kNone : expected->second);
+    if (found != kNone) EXPECT_EQ(*stripe.Embedding(found), static_cast<float>(i));
+  }
+}
+
+TEST(AnInsertNeverMovesMoreThanASegmentsEntries) {
+  const std::vector<int64_t> ids = IdsOfAStripe(60000);
+  Stripe stripe(kRowBytes);
+  int64_t before = stripe.MemoryBytes(), most = 0;
+  for (const int64_t id : ids) {
+    stripe.Insert(Hash(id), id, kSalt);
+    const int64_t now = stripe.MemoryBytes();
+    most = std::max(most, now - before);
+    before = now;
+  }
+  // A segment, a chunk of rows and a directory of 32 may come at once; an index doubled as a whole
+  // would add 256 KiB here.
+  EXPECT_TRUE(most <= static_cast<int64_t>(kSegmentEntries * 4 + kChunkRows * kRowBytes + 1024));
+}
+
+TEST(ARowIsListedOnceACutAndAnewWhenItComesBack) {
+  Stripe stripe(kRowBytes);
+  const uint32_t number = stripe.Insert(Hash(64), 64, kSalt);
+  stripe.Touch(number);
+  stripe.Touch(number);
+  EXPECT_EQ(stripe.open.size(), size_t{1});
+  stripe.Remove(Hash(64), 64, kSalt);
+  EXPECT_EQ(stripe.Insert(Hash(64), 64, kSalt), number);
+  stripe.Touch(number);
+  EXPECT_EQ(stripe.open.size(), size_t{2});
+  stripe.ForgetTouches();
+  stripe.Touch(number);
+  EXPECT_EQ(stripe.open.size(), size_t{1});
+}
+
+TEST(ARowTakesSixteenBytesBesideItsFloats) {
+  const std::vector<int64_t> ids = IdsOfAStripe(50000);
+  Stripe stripe(kRowBytes);
+  for (const int64_t id : ids) stripe.Insert(Hash(id), id, kSalt);
+  // And an index entry of 4 bytes at a load between 0.4 and 0.8.
+  EXPECT_TRUE(stripe.MemoryBytes() < 50000 * static_cast<int64_t>(kRowBytes + 10) + 100000);
+}
+
+}  // namespace
+}  // namespace embedps
+
+int main() { return embedps::testing::RunAllTests(); }

@@ -1,0 +1,143 @@
+"""The Kubernetes manifest: its parts agree, its scripts do what a pod's shell makes of them."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from embedps.config import TrainConfig
+from embedps.errors import ServerLostError
+from tests.builders import ROOT
+
+MANIFEST = ROOT / "deploy" / "kubernetes.yaml"
+
+
+def load() -> dict[tuple[str, str], dict[str, Any]]:
+    documents = yaml.safe_load_all(MANIFEST.read_text())
+    return {(d["kind"], d["metadata"]["name"]): d for d in documents}
+
+
+def pods() -> dict[str, dict[str, Any]]:
+    return {
+        name: d["spec"]["template"]
+        for (_, name), d in load().items()
+        if "template" in d.get("spec", {})
+    }
+
+
+def test_manifest_has_each_part_once():
+    assert set(load()) == {
+        ("Service", "embedps"),
+        ("NetworkPolicy", "embedps"),
+        ("ConfigMap", "embedps"),
+        ("StatefulSet", "ps"),
+        ("StatefulSet", "worker"),
+        ("Job", "chief"),
+        ("Job", "evaluator"),
+    }
+
+
+def test_addresses_are_those_of_the_pods():
+    found = load()
+    cluster = json.loads(found["ConfigMap", "embedps"]["data"]["cluster.json"])
+    port = found["Service", "embedps"]["spec"]["ports"][0]["port"]
+    for job in ("ps", "worker"):
+        spec = found["StatefulSet", job]["spec"]
+        assert spec["serviceName"] == "embedps"
+        names = [f"{job}-{i}.embedps:{port}" for i in range(spec["replicas"])]
+        assert cluster[job] == names
+    chief = pods()["chief"]["spec"]
+    assert cluster["chief"] == [f"{chief['hostname']}.{chief['subdomain']}:{port}"]
+    policy = found["NetworkPolicy", "embedps"]["spec"]
+    assert [p["port"] for p in policy["ingress"][0]["ports"]] == [port]
+    for name in ("ps", "worker", "chief"):
+        labels = pods()[name]["metadata"]["labels"]
+        assert found["Service", "embedps"]["spec"]["selector"].items() <= labels.items()
+        assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+
+
+def test_pods_have_longer_than_the_programs_take_and_mount_what_they_name():
+    for name, pod in pods().items():
+        spec = pod["spec"]
+        if name != "evaluator":
+            assert spec["terminationGracePeriodSeconds"] > TrainConfig.grace_secs
+        (container,) = spec["containers"]
+        mounted = {m["name"] for m in container["volumeMounts"]}
+        assert mounted == {v["name"] for v in spec["volumes"]}, name
+
+
+def test_chiefs_job_starts_it_again_but_not_after_an_error():
+    job = load()["Job", "chief"]["spec"]
+    assert job["template"]["spec"]["restartPolicy"] == "Never"  # as podFailurePolicy asks for
+    ignored, failed = job["podFailurePolicy"]["rules"]
+    assert ignored["action"] == "Ignore"
+    assert failed["action"] == "FailJob"
+    assert failed["onExitCodes"]["values"] == [1, 2]
+    assert ServerLostError.exit_code not in failed["onExitCodes"]["values"]
+    assert job["backoffLimit"] >= 100
+
+
+def run_script(folder: Path, name: str, python: str, **env: str) -> subprocess.Popen[str]:
+    """Starts a script of the ConfigMap, in which `python` is a shell program."""
+    data = load()["ConfigMap", "embedps"]["data"]
+    (folder / "config").mkdir()
+    (folder / "config" / "cluster.json").write_text(data["cluster.json"])
+    (folder / "model").mkdir()
+    program = folder / "python"
+    program.write_text(f"#!/bin/sh\n{python}\n")
+    program.chmod(0o755)
+    script = folder / name
+    text = data[name].replace("/config/", f"{folder}/config/")
+    script.write_text(text.replace("/model/", f"{folder}/model/"))
+    return subprocess.Popen(
+        ["sh", str(script)],
+        env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", **env},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(("pod", "job", "index"), [("ps-1", "ps", 1), ("worker-12", "worker", 12)])
+def test_server_is_told_its_task_by_its_pods_name(tmp_path, pod, job, index):
+    process = run_script(tmp_path, "serve.sh", 'echo "$TF_CONFIG"; echo "$@"', HOSTNAME=pod)
+    config, arguments = process.communicate(timeout=30)[0].splitlines()
+    assert json.loads(config)["task"] == {"type": job, "index": index}
+    assert json.loads(config)["cluster"]["chief"] == ["chief.embedps:2222"]
+    assert arguments == "-m embedps.server --grace-secs=30"
+
+
+@pytest.mark.parametrize(
+    ("program", "finished", "code"),
+    [
+        ("exit 0", "true", 0),
+        ("exit 0", "false", 75),
+        ("exit 75", "false", 75),
+        ("exit 1", "false", 1),
+    ],
+)
+def test_chiefs_script_tells_the_job_whether_the_run_is_done(tmp_path, program, finished, code):
+    write = f"""echo '{{"finished": {finished}}}' > {tmp_path}/model/summary.json"""
+    process = run_script(tmp_path, "train.sh", f"{write}; {program}")
+    process.communicate(timeout=30)
+    assert process.returncode == code
+
+
+def test_notice_to_the_chiefs_pod_reaches_the_program(tmp_path):
+    summary = tmp_path / "model" / "summary.json"
+    program = f"""
+save() {{ echo '{{"finished": false}}' > {summary}; echo told; exit 0; }}
+trap save TERM
+echo up
+while :; do sleep 0.1; done
+"""
+    process = run_script(tmp_path, "train.sh", program)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=30)[0] == "told\n"
+    assert process.returncode == 75

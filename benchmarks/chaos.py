@@ -1,0 +1,257 @@
+"""Training while everything is killed: `python -m benchmarks.chaos --minutes 5 --seed S`.
+
+Trains on 2 parameter servers, 2 workers and the evaluator, twice: in peace, and while at random
+moments (drawn from the seed) one of these processes or the client is killed (SIGKILL), stopped and
+resumed (SIGSTOP, SIGCONT), or told to end (SIGTERM). A client that ends is started again. The rows
+carry their numbers, so the last checkpoint tells how often each was visited. It fails unless every
+row was visited in every epoch, no more often than the repeated units allow, all checkpoints are
+whole, the AUC is within 0.005 of the calm run's and no process is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import report
+from benchmarks.numbered import visits, write_dataset
+from embedps import flags
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.verify import verify
+from embedps.errors import EmbedpsError
+from embedps.summary import read_json
+
+UNIT_ROWS = 4096
+MAX_AUC_DIFFERENCE = 0.005
+SERVERS = ("ps-0", "ps-1", "worker-0", "worker-1", "evaluator")
+# Workers die often on a cluster, clients and parameter servers are few.
+TARGETS = {"worker-0": 3, "worker-1": 3, "ps-0": 1, "ps-1": 1, "evaluator": 2, "client": 1}
+ACTIONS = {"kill": 3, "stop": 2, "end": 1}
+_SERVER_TIMEOUT_SECS = 5.0
+_MAX_STOP_SECS = 8.0
+_FLAGS = (
+    *("--model=benchmarks.numbered", "--batch-size=256", f"--unit-rows={UNIT_ROWS}"),
+    *("--num-ps=2", "--num-workers=2", "--delta-secs=2", "--log-secs=5"),
+    *(f"--server-timeout-secs={_SERVER_TIMEOUT_SECS}", "--grace-secs=20"),
+    *("--sparse-learning-rate=0.02", "--dense-learning-rate=0.001"),
+)
+
+
+class ChaosError(EmbedpsError):
+    """A promise was not kept."""
+
+
+class Training:
+    """A training command, started again whenever it ends before its work is done."""
+
+    def __init__(self, data: Path, model_dir: Path, *more: str) -> None:
+        where = ("--data", str(data), "--model-dir", str(model_dir))
+        self._command = [sys.executable, "-m", "embedps.train", *where, *_FLAGS, *more]
+        self.model_dir = model_dir
+        self.starts = 0
+        self.codes: Counter[int] = Counter()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Starts the command."""
+        self.starts += 1
+        with open(self.model_dir.with_suffix(".log"), "ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+
+    def ended(self) -> bool:
+        """Whether it is done; starts it again where it only ended."""
+        process = self._process
+        if process is None or process.poll() is None:
+            return False
+        self.codes[process.returncode] += 1
+        if process.returncode in (1, 2):
+            raise ChaosError(f"training ended with code {process.returncode}: {self.log()}")
+        if read_json(self.model_dir / "summary.json").get("finished"):
+            return True
+        self.begin()
+        return False
+
+    def wait(self, secs: float) -> bool:
+        """Waits until it is done; tells whether it is."""
+        deadline = time.monotonic() + secs
+        while not (done := self.ended()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return done
+
+    def pid(self, target: str) -> int | None:
+        """The process of a server, the evaluator or the client; None where there is none now."""
+        if target == "client":
+            return self._process.pid if self._process is not None else None
+        return next(iter(pids_writing(f"{self.model_dir}/logs/{target}.log")), None)
+
+    def log(self) -> str:
+        """The last lines of its output."""
+        lines = self.model_dir.with_suffix(".log").read_text(errors="replace").splitlines()
+        return "\n".join(lines[-15:])
+
+    def close(self) -> None:
+        """Ends it."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+def pids_writing(path: str) -> list[int]:
+    """The live processes whose output is a file at or below a path."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and os.readlink(folder / "fd" / "1").startswith(path):
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def disturb(training: Training, *, secs: float, pause_secs: float, seed: int) -> list[str]:
+    """Kills, stops and ends processes for so long; returns what it did."""
+    rng = random.Random(seed)
+    began = time.monotonic()
+    done = []
+    while (now := time.monotonic() - began) < secs and not training.ended():
+        target = rng.choices(list(TARGETS), list(TARGETS.values()))[0]
+        action = rng.choices(list(ACTIONS), list(ACTIONS.values()))[0]
+        stop_secs = rng.uniform(0.5, _MAX_STOP_SECS)
+        pause = rng.uniform(0.5, 1.5) * pause_secs
+        pid = training.pid(target)
+        if pid is not None:
+            done.append(f"{now:.1f} s: {action} {target}")
+            print(done[-1], flush=True)
+            try:
+                if action == "stop":
+                    os.kill(pid, signal.SIGSTOP)
+                    time.sleep(stop_secs)
+                    os.kill(pid, signal.SIGCONT)
+                else:
+                    os.kill(pid, signal.SIGKILL if action == "kill" else signal.SIGTERM)
+            except ProcessLookupError:
+                pass  # it was killed for its silence
+        training.wait(pause)
+    return done
+
+
+def examine(training: Training, *, num_rows: int, epochs: int) -> dict[str, Any]:
+    """What is left of a run that is done.
+
+    Raises:
+      ChaosError: a row was not visited, or too often; the checkpoint is not whole; a process lives.
+    """
+    model_dir = training.model_dir
+    summary = read_json(model_dir / "summary.json")
+    counts = visits(model_dir, num_rows)
+    repeated = summary["units"]["repeated"]
+    repeats = int(np.sum(counts)) - epochs * num_rows
+    problems = []
+    if counts.min() < epochs:
+        problems.append(f"{int(np.sum(counts < epochs))} rows were not visited in every epoch")
+    if repeats > repeated * UNIT_ROWS:
+        problems.append(f"{repeats} repeated visits are more than {repeated} units")
+    directory = CheckpointDirectory(model_dir)
+    problems += map(str, verify(directory, directory.numbers()).problems)
+    left = pids_writing(f"{model_dir}/")
+    if left:
+        problems.append(f"processes {left} live on")
+    if problems:
+        raise ChaosError("; ".join(problems))
+    return {
+        "starts": training.starts,
+        "exit_codes": {str(k): v for k, v in sorted(training.codes.items())},
+        "units": summary["units"],
+        "repeated_visits": repeats,
+        "visits": epochs * num_rows,
+        "fewest_visits_of_a_row": int(counts.min()),
+        "most_visits_of_a_row": int(counts.max()),
+        "recoveries": summary["recoveries"],
+        "auc": summary["evaluation"]["auc"],
+        "manifests_verified": len(directory.numbers()),
+    }
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`python -m benchmarks.chaos`."""
+    parser = flags.Parser(
+        prog="python -m benchmarks.chaos",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--minutes", type=float, default=5.0, help="of disturbance (default: 5)")
+    parser.add_argument("--seed", type=int, default=1, help="of what is done when (default: 1)")
+    parser.add_argument("--rows", type=int, default=100_000, help="of an epoch (default: 100000)")
+    parser.add_argument("--epochs", type=int, default=0, help="0 is 8 a minute (default: 0)")
+    parser.add_argument(
+        "--pause-secs", type=float, default=8.0, help="between two disturbances (default: 8)"
+    )
+    parser.add_argument("--output", type=Path, default=report.RESULTS / "chaos.json")
+    options = parser.parse_args(arguments)
+    epochs = options.epochs or max(1, round(8 * options.minutes))
+    environment = report.environment()
+    limit = 600 + 240 * options.minutes
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "data"
+        shards = [options.rows // 4] * 3 + [options.rows - 3 * (options.rows // 4)]
+        write_dataset(data, train=shards, evaluation=[40_000], seed=options.seed)
+        results = {}
+        for name in ("calm", "chaos"):
+            training = Training(data, Path(folder) / name, f"--epochs={epochs}")
+            began = time.monotonic()
+            try:
+                done: list[str] = []
+                if name == "chaos":
+                    done = disturb(
+                        training,
+                        secs=60 * options.minutes,
+                        pause_secs=options.pause_secs,
+                        seed=options.seed,
+                    )
+                if not training.wait(limit):
+                    raise ChaosError(f"no end within {limit:.0f} s: {training.log()}")
+                secs = round(time.monotonic() - began, 1)
+                results[name] = examine(training, num_rows=options.rows, epochs=epochs)
+                results[name] |= {"wall_secs": secs, "done_to_it": done}
+            finally:
+                training.close()
+    difference = results["chaos"]["auc"] - results["calm"]["auc"]
+    print(
+        f"{len(results['chaos']['done_to_it'])} disturbances: every row visited in each of "
+        f"{epochs} epochs, {results['chaos']['repeated_visits']} visits repeated of "
+        f"{epochs * options.rows}; AUC {results['chaos']['auc']:.5f}, in peace "
+        f"{results['calm']['auc']:.5f}",
+        flush=True,
+    )
+    report.write(
+        options.output,
+        {
+            "benchmark": "chaos",
+            "command": f"python -m benchmarks.chaos --minutes {options.minutes:g} "
+            f"--seed {options.seed} --rows {options.rows} --epochs {epochs} "
+            f"--pause-secs {options.pause_secs:g}",
+            "environment": environment,
+            "results": results,
+            "auc_difference": difference,
+        },
+    )
+    if abs(difference) > MAX_AUC_DIFFERENCE:
+        raise ChaosError(f"the AUCs differ by {difference:.4f}, more than {MAX_AUC_DIFFERENCE}")
+    return 0
+
+
+if __name__ == "__main__":
+    flags.run(main)

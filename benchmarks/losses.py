@@ -1,0 +1,199 @@
+"""What a lost server costs: `python -m benchmarks.losses`.
+
+A worker: trains on a cluster of TF_CONFIG, whose servers are started here, and reads the examples a
+second from the client's progress: with all workers, with one killed, and with that one back. Each
+worker has one thread for its ops. A worker's share is 1/W where each has cores of its own; on a
+machine that all of them keep busy, the others take the cores that it leaves, and the cost is less.
+
+A parameter server: trains on a local cluster until its tables hold so many rows, kills one of two
+parameter servers, and reads from summary.json how long it took to the first unit done afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report
+from benchmarks.chaos import pids_writing
+from benchmarks.numbered import write_dataset
+from embedps import flags
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.errors import EmbedpsError
+from embedps.local import _free_ports
+from embedps.summary import read_json
+
+_EXAMPLES = re.compile(r"^units .*\) ([\d,]+) examples")
+
+
+def lose_worker(*, num_workers: int, phase_secs: float) -> dict[str, Any]:
+    """Trains, kills a worker, starts it again; examples a second in each phase."""
+    addresses = [f"127.0.0.1:{port}" for port in _free_ports(num_workers + 2)]
+    cluster = {"chief": addresses[:1], "ps": addresses[1:2], "worker": addresses[2:]}
+
+    def environment(job: str, index: int) -> dict[str, str]:
+        config = {"cluster": cluster, "task": {"type": job, "index": index}}
+        more = {"TF_CONFIG": json.dumps(config), "PYTHONUNBUFFERED": "1"}
+        if job == "worker":
+            more |= {"TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        return {**os.environ, **more}
+
+    def serve(job: str, index: int) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "embedps.server"],
+            env=environment(job, index),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_dataset(Path(folder) / "data", train=[50_000] * 4, evaluation=[1000])
+        servers = [serve("ps", 0), *(serve("worker", i) for i in range(num_workers))]
+        client = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "embedps.train", "--model=benchmarks.numbered"),
+                *(f"--data={folder}/data", f"--model-dir={folder}/model", "--eval=none"),
+                *("--epochs=100000", "--batch-size=256", "--unit-rows=4096", "--log-secs=0.2"),
+                "--delta-secs=1000",
+            ],
+            env=environment("chief", 0),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+        def rate(secs: float) -> float:
+            first = last = None
+            until = time.monotonic() + secs
+            while last is None or last[0] < until:
+                line = client.stdout.readline() if client.stdout else ""
+                if not line:
+                    raise EmbedpsError("the client ended")
+                found = _EXAMPLES.match(line)
+                if found:
+                    last = (time.monotonic(), int(found[1].replace(",", "")))
+                    first = first or last
+            if first is None:
+                raise EmbedpsError("the client showed no progress")
+            return (last[1] - first[1]) / max(1e-9, last[0] - first[0])
+
+        try:
+            rate(5.0)  # the first units trace and create rows
+            rates = {"all": rate(phase_secs)}
+            servers[-1].kill()
+            servers[-1].wait()
+            rates["one_gone"] = rate(phase_secs)
+            servers[-1] = serve("worker", num_workers - 1)
+            for line in servers[-1].stdout or ():
+                if "has a client" in line:
+                    break
+            rates["back"] = rate(phase_secs)
+        finally:
+            for process in (client, *servers):
+                process.kill()
+                process.wait()
+    return {name: round(value, 1) for name, value in rates.items()}
+
+
+def lose_parameter_server(*, num_rows: int) -> dict[str, Any]:
+    """Trains until a checkpoint has so many rows, kills a parameter server, waits for a unit."""
+    with tempfile.TemporaryDirectory() as folder:
+        data, model_dir = Path(folder) / "data", Path(folder) / "model"
+        write_dataset(data, train=[num_rows // 4] * 4, evaluation=[1000])
+        client = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "embedps.train", "--model=benchmarks.numbered"),
+                *(f"--data={data}", f"--model-dir={model_dir}", "--num-ps=2", "--num-workers=2"),
+                *("--epochs=100", "--batch-size=2048", "--row-dim=16", "--eval=none"),
+                *("--delta-secs=5", "--log-secs=1"),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        try:
+            killed, lines = False, []
+            for line in client.stdout or ():
+                lines.append(line)
+                last = CheckpointDirectory(model_dir).latest() if not killed else None
+                if last is not None and last.progress["examples"] >= num_rows:
+                    (pid,) = pids_writing(f"{model_dir}/logs/ps-1.log")
+                    os.kill(pid, signal.SIGKILL)
+                    killed, killed_at = True, time.time()
+                if line.startswith("recovered: "):
+                    break
+            else:
+                raise EmbedpsError(f"the client ended: {''.join(lines[-5:])}")
+            client.send_signal(signal.SIGTERM)
+            client.communicate(timeout=120)
+            summary = read_json(model_dir / "summary.json")
+        finally:
+            client.kill()
+            client.wait()
+    (recovery,) = summary["recoveries"]
+    return {
+        "rows": sum(summary["tables"].values()),
+        "secs_to_the_notice": round(recovery["noticed_at"] - killed_at, 2),
+        "secs_to_the_first_unit": recovery["secs"],
+        **{key: recovery[key] for key in ("units", "steps", "examples")},
+    }
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`python -m benchmarks.losses`."""
+    parser = flags.Parser(
+        prog="python -m benchmarks.losses",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--num-workers", type=int, default=2, help="(default: 2)")
+    parser.add_argument("--phase-secs", type=float, default=20.0, help="(default: 20)")
+    parser.add_argument("--rows", type=int, default=2_000_000, help="(default: 2000000)")
+    parser.add_argument("--output", type=Path, default=report.RESULTS / "losses.json")
+    options = parser.parse_args(arguments)
+    environment = report.environment()
+    server = lose_parameter_server(num_rows=options.rows)
+    print(
+        f"{server['rows']:,} rows: the first unit is done {server['secs_to_the_first_unit']} s "
+        f"after a lost parameter server was noticed; {server['steps']} steps are lost",
+        flush=True,
+    )
+    rates = lose_worker(num_workers=options.num_workers, phase_secs=options.phase_secs)
+    lost = 1 - rates["one_gone"] / ((rates["all"] + rates["back"]) / 2)
+    print(
+        f"{rates['all']:,.0f} examples/s with {options.num_workers} workers, "
+        f"{rates['one_gone']:,.0f} with one gone, {rates['back']:,.0f} with it back: {lost:.2f} of "
+        f"the throughput is lost while {1 / options.num_workers:.2f} of the workers are"
+    )
+    report.write(
+        options.output,
+        {
+            "benchmark": "losses",
+            "command": f"python -m benchmarks.losses --num-workers {options.num_workers} "
+            f"--phase-secs {options.phase_secs:g} --rows {options.rows}",
+            "environment": environment,
+            "parameter_server": server,
+            "worker": {
+                "num_workers": options.num_workers,
+                "examples_per_sec": rates,
+                "lost_while_one_is_gone": round(lost, 3),
+                "a_workers_share": round(1 / options.num_workers, 3),
+            },
+        },
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    flags.run(main)

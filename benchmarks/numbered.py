@@ -1,0 +1,135 @@
+"""Rows that carry their own number, so that a trained table tells how often each was visited.
+
+`--model benchmarks.numbered` trains them: a row's number is an id of table "row", which takes no
+part in the prediction, and whose updates are counted like any other's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import tensorflow as tf
+import xxhash
+
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.replay import read_table
+from embedps.dataset import CategoricalFeature, DataFile, Dataset, NumericFeature, Split
+from embedps.errors import CheckpointError
+from embedps.recommender import Recommender
+from embedps.tables import FeatureSpec, TableSpec
+
+CARDINALITIES = {"C1": 50, "C2": 1000, "C3": 20000}
+_ROW_GROUP_ROWS = 8192
+_PRIME = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """The network's width."""
+
+    embedding_dim: int = dataclasses.field(default=8, metadata={"help": "floats of a row"})
+    row_dim: int = dataclasses.field(default=1, metadata={"help": "floats of a number's row"})
+    hidden: int = dataclasses.field(default=32, metadata={"help": "of the network's one layer"})
+
+
+class Network(tf.keras.Model):
+    """One hidden layer over all but the rows' numbers."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self._hidden = tf.keras.layers.Dense(hidden, activation="relu")
+        self._out = tf.keras.layers.Dense(1)
+
+    def call(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> tf.Tensor:
+        inputs = tf.concat([numerics, *(embeddings[name] for name in CARDINALITIES)], axis=1)
+        return self._out(self._hidden(inputs)) + 0.0 * embeddings["row"][:, :1]
+
+
+def make(config: Config, dataset: Dataset) -> Recommender:
+    """The model of `write_dataset`'s columns."""
+    return Recommender(
+        tables=(
+            *(TableSpec(name=name, dim=config.embedding_dim) for name in CARDINALITIES),
+            TableSpec(name="row", dim=config.row_dim),
+        ),
+        features=tuple(FeatureSpec(name=n, table=n) for n in (*CARDINALITIES, "row")),
+        numerics=("I1",),
+        label=dataset.label,
+        build=lambda: Network(config.hidden),
+    )
+
+
+def write_dataset(
+    directory: Path, *, train: Sequence[int], evaluation: Sequence[int], seed: int = 0
+) -> Dataset:
+    """Writes shards of so many rows each, whose clicks follow from their ids."""
+    splits, first, schema = {}, 0, {}
+    for name, shards in (("train", train), ("eval", evaluation)):
+        (directory / name).mkdir(parents=True, exist_ok=True)
+        files, positives = [], 0
+        for i, num_rows in enumerate(shards):
+            table = _make_rows(num_rows, seed=seed, first_row=first)
+            first += num_rows
+            schema = {field.name: str(field.type) for field in table.schema}
+            positives += int(np.sum(table["label"].to_numpy()))
+            path = directory / name / f"shard-{i:05d}-of-{len(shards):05d}.parquet"
+            pq.write_table(table, path, row_group_size=_ROW_GROUP_ROWS, compression="zstd")
+            groups = pq.ParquetFile(path).metadata
+            files.append(
+                DataFile(
+                    path=str(path.relative_to(directory)),
+                    rows=num_rows,
+                    bytes=path.stat().st_size,
+                    xxh3_64=xxhash.xxh3_64(path.read_bytes()).hexdigest(),
+                    row_groups=tuple(
+                        groups.row_group(g).num_rows for g in range(groups.num_row_groups)
+                    ),
+                )
+            )
+        splits[name] = Split(rows=sum(shards), positives=positives, files=tuple(files))
+    Dataset(
+        directory=directory,
+        numeric=(NumericFeature(name="I1"),),
+        categorical=tuple(
+            CategoricalFeature(name=n, cardinality=c) for n, c in CARDINALITIES.items()
+        ),
+        schema=schema,
+        splits=splits,
+    ).save()
+    return Dataset.open(directory)
+
+
+def visits(model_dir: Path, num_rows: int) -> npt.NDArray[np.int64]:
+    """How often each training row's update is in the newest checkpoint: int64 [num_rows]."""
+    directory = CheckpointDirectory(model_dir)
+    manifest = directory.latest()
+    if manifest is None:
+        raise CheckpointError(f"{model_dir} has no checkpoint")
+    rows = read_table(directory, manifest, "row")
+    counts = np.zeros(num_rows, np.int64)
+    counts[rows["id"].to_numpy()] = rows["frequency"].to_numpy()
+    return counts
+
+
+def _make_rows(num_rows: int, *, seed: int, first_row: int) -> pa.Table:
+    rng = np.random.default_rng([seed, first_row])
+    effects = np.random.default_rng(7)
+    x = rng.exponential(1.0, num_rows)
+    logits = 0.3 * (x - 1) - 0.5
+    columns: dict[str, npt.NDArray[np.generic]] = {"I1": x.astype(np.float32)}
+    for name, cardinality in CARDINALITIES.items():
+        rank = np.minimum(rng.zipf(1.3, num_rows) - 1, cardinality - 1)
+        logits += effects.normal(0, 1.0, cardinality)[rank]
+        columns[name] = ((rank + 1).astype(np.uint64) * _PRIME).astype(np.int64)
+    columns["row"] = np.arange(first_row, first_row + num_rows)
+    columns["label"] = (rng.random(num_rows) < 1 / (1 + np.exp(-logits))).astype(np.float32)
+    schema = pa.schema(
+        [pa.field(n, pa.from_numpy_dtype(c.dtype), nullable=False) for n, c in columns.items()]
+    )
+    return pa.table(columns, schema=schema)

@@ -3,15 +3,48 @@
 from __future__ import annotations
 
 import concurrent.futures
+import math
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+import time
+from collections.abc import Callable, Sequence, Set
+from typing import TYPE_CHECKING, Any, Protocol
 
 import tensorflow as tf
+from tensorflow.python.distribute.coordinator import cluster_coordinator, coordinator_context
 
 from embedps import kernels
-from embedps.errors import UsageError
+from embedps.errors import ClusterError, ServerLostError, UsageError
+from embedps.health import Health, Task
 from embedps.listen import check_listening, listen_at
+
+if TYPE_CHECKING:
+    from embedps.local import LocalProcesses
+
+_TICK_SECS = 0.2
+
+
+class Running(concurrent.futures.Future[Any]):
+    """A scheduled function: a future of its values, as NumPy.
+
+    Cancelled, it does not begin any more; if it has, its values are dropped.
+
+    Attributes:
+      worker: the index of the worker that runs it; None where none does yet.
+      since: when that worker began, as time.monotonic() says.
+    """
+
+    worker: int | None = None
+    since: float = math.inf
+
+    def end(self, values: Any = None, error: BaseException | None = None) -> None:
+        """Takes its values or its error, unless it was cancelled meanwhile."""
+        try:
+            if error is not None:
+                self.set_exception(error)
+            else:
+                self.set_result(values)
+        except concurrent.futures.InvalidStateError:
+            return
 
 
 class Cluster(Protocol):
@@ -21,21 +54,44 @@ class Cluster(Protocol):
       strategy: whose scope variables are made in, and whose `run` a step is called by.
       shard_devices: a device for each shard of the tables.
       num_workers: functions that run at once.
+      can_lose_workers: a worker may be slow or gone while the others are well.
     """
 
     strategy: tf.distribute.Strategy
     shard_devices: Sequence[str]
     num_workers: int
+    can_lose_workers: bool
 
-    def schedule(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Queues a tf.function for any worker; returns at once with what `fetch` takes.
+    def schedule(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        *,
+        began: Callable[[], None] = lambda: None,
+    ) -> Running:
+        """Queues a tf.function for any worker; returns at once.
 
-        If its worker dies, it runs again on another. Once a function has failed, `schedule` and
-        `join` may raise its error too, and what is queued may be cancelled.
+        Args:
+          function: what to run; if its worker dies, it runs again on another.
+          args: of it.
+          began: called each time a worker begins it, on a thread of that worker's.
         """
 
-    def fetch(self, result: Any) -> Any:
+    def fetch(self, result: Running) -> Any:
         """Waits for a scheduled function and returns its values as NumPy, or raises its error."""
+
+    def silent_workers(self) -> Set[int]:
+        """The workers that have not answered for too long."""
+
+    def leaving(self) -> Set[Task]:
+        """The servers that were told to end and wait for `release`: a notice."""
+
+    def release(self, task: Task) -> None:
+        """Lets a server end that is leaving."""
+
+    @property
+    def worker_restarts(self) -> int:
+        """How often a worker's process was started again."""
 
     def done(self) -> bool:
         """Whether nothing scheduled is left to run."""
@@ -55,21 +111,52 @@ class EmbeddedCluster:
         self.strategy = tf.distribute.get_strategy()
         self.shard_devices: Sequence[str] = ["/device:CPU:0"] * num_shards
         self.num_workers = num_workers
+        self.can_lose_workers = False
+        self.worker_restarts = 0
         self._pool = concurrent.futures.ThreadPoolExecutor(num_workers, "worker")
         self._lock = threading.Lock()
         self._running: set[concurrent.futures.Future[Any]] = set()
 
-    def schedule(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def schedule(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        *,
+        began: Callable[[], None] = lambda: None,
+    ) -> Running:
         """Queues a function for a thread."""
-        future = self._pool.submit(function, *args)
+        running = Running()
+
+        def run() -> None:
+            if running.cancelled():
+                return
+            running.worker, running.since = 0, time.monotonic()
+            began()
+            try:
+                running.end(tf.nest.map_structure(lambda t: t.numpy(), function(*args)))
+            except BaseException as error:
+                running.end(error=error)
+
+        future = self._pool.submit(run)
         with self._lock:
             self._running.add(future)
         future.add_done_callback(self._forget)
-        return future
+        return running
 
-    def fetch(self, result: Any) -> Any:
+    def fetch(self, result: Running) -> Any:
         """Waits for a function's values."""
-        return tf.nest.map_structure(lambda t: t.numpy(), result.result())
+        return result.result()
+
+    def silent_workers(self) -> Set[int]:
+        """None: they are of this process."""
+        return frozenset()
+
+    def leaving(self) -> Set[Task]:
+        """None: there are no servers."""
+        return frozenset()
+
+    def release(self, task: Task) -> None:
+        """There are no servers."""
 
     def done(self) -> bool:
         """Whether the threads are idle."""
@@ -83,8 +170,8 @@ class EmbeddedCluster:
         concurrent.futures.wait(running)
 
     def close(self) -> None:
-        """Ends the threads, after what they run."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        """Ends the threads, each after what it runs."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _forget(self, future: concurrent.futures.Future[Any]) -> None:
         with self._lock:
@@ -101,15 +188,23 @@ class CoordinatorCluster:
         self,
         resolver: tf.distribute.cluster_resolver.ClusterResolver,
         *,
+        server_timeout_secs: float,
+        wait_secs: float,
         num_shards: int = 0,
-        on_close: Callable[[], None] = lambda: None,
+        processes: LocalProcesses | None = None,
+        on_lost: Callable[[ClusterError], None] = lambda error: None,
     ) -> None:
-        """Connects to the cluster.
+        """Connects to the cluster, whose tasks must all serve by now.
 
         Args:
           resolver: names its tasks; this process is its chief.
+          server_timeout_secs: a server that does not answer for so long is taken as dead: a worker
+            is passed over, or killed where its process is ours; a parameter server is lost.
+          wait_secs: the cluster is lost where no function ends for so long.
           num_shards: of the tables; 0 is one a parameter server.
-          on_close: called last by `close`.
+          processes: its tasks' processes, where they are ours: a dead worker is started again.
+          on_lost: told, on another thread, that the cluster cannot go on, while this one may still
+            wait for what does not answer any more.
 
         Raises:
           UsageError: the cluster has no worker or no parameter server, or a wildcard for its chief.
@@ -128,21 +223,89 @@ class CoordinatorCluster:
             check_listening(own)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
         self.num_workers = jobs["worker"]
+        self.can_lose_workers = True
         self.shard_devices: Sequence[str] = [
             f"/job:ps/replica:0/task:{shard % jobs['ps']}/device:CPU:0"
             for shard in range(num_shards or jobs["ps"])
         ]
         self._schedule_lock = threading.Lock()  # the first call of a function traces it
-        self._on_close = on_close
+        self._server_timeout_secs = server_timeout_secs
+        self._wait_secs = wait_secs
+        self._lock = threading.Lock()  # guards the two below
+        self._open = 0
+        self._last_end = 0.0
+        self._processes = processes
+        self._on_lost = on_lost
+        self._busy: dict[int, Running] = {}
+        self._health = Health(
+            [(job, index) for job in ("ps", "worker") for index in range(jobs[job])],
+            timeout_secs=server_timeout_secs,
+        )
+        self._closed = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
+        self._watcher.start()
 
-    def schedule(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def schedule(
+        self,
+        function: Any,
+        args: tuple[Any, ...],
+        *,
+        began: Callable[[], None] = lambda: None,
+    ) -> Running:
         """Queues a function for any worker."""
-        with self._schedule_lock:
-            return self._coordinator.schedule(function, args=args)
+        running = Running()
+        with self._schedule_lock, self.strategy.scope():
+            concrete = function.get_concrete_function(*args)
 
-    def fetch(self, result: Any) -> Any:
+        def run() -> None:  # on the thread that the coordinator has for a worker, for each attempt
+            if running.cancelled():
+                return
+            worker = int(coordinator_context.get_current_dispatch_context().worker_index)
+            if ("worker", worker) in self._health.leaving():
+                self._health.release(("worker", worker))
+                raise tf.errors.UnavailableError(None, None, f"/job:worker/task:{worker} leaves")
+            self._busy[worker] = running
+            running.worker, running.since = worker, time.monotonic()
+            began()
+            try:
+                running.end(tf.nest.map_structure(lambda t: t.numpy(), concrete(*args)))
+            except BaseException as error:
+                running.worker, running.since = None, math.inf
+                if _is_of_worker(error):
+                    raise  # the coordinator waits for the worker, and has another run this
+                running.end(error=error)
+            finally:
+                self._busy.pop(worker, None)
+
+        # Its public `schedule` takes tf.functions only, and tells nobody who runs one, how often.
+        self._coordinator._cluster.schedule(run, args=(), kwargs={})
+        with self._lock:
+            if not self._open:
+                self._last_end = time.monotonic()
+            self._open += 1
+        running.add_done_callback(self._count_end)
+        return running
+
+    def fetch(self, result: Running) -> Any:
         """Waits for a function's values."""
-        return result.fetch()
+        return result.result()
+
+    def silent_workers(self) -> Set[int]:
+        """The workers that have not answered for too long."""
+        return {index for job, index in self._health.silent() if job == "worker"}
+
+    def leaving(self) -> Set[Task]:
+        """The servers that were told to end and wait for `release`."""
+        return self._health.leaving()
+
+    def release(self, task: Task) -> None:
+        """Lets a server end that is leaving."""
+        self._health.release(task)
+
+    @property
+    def worker_restarts(self) -> int:
+        """How often a worker's process was started again."""
+        return self._processes.restarts if self._processes else 0
 
     def done(self) -> bool:
         """Whether every scheduled function has run."""
@@ -154,4 +317,55 @@ class CoordinatorCluster:
 
     def close(self) -> None:
         """Ends the local processes, if any."""
-        self._on_close()
+        self._closed.set()
+        self._health.close()
+        if self._processes is not None:
+            self._processes.close()
+
+    def _count_end(self, _: Any) -> None:
+        with self._lock:
+            self._open -= 1
+            self._last_end = time.monotonic()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(_TICK_SECS):
+            lost = self._look_after()
+            if lost is not None and not self._closed.is_set():
+                self._on_lost(lost)
+                return
+
+    def _look_after(self) -> ClusterError | None:
+        """Does what there is to do about servers that are not well; returns what it cannot."""
+        leaving = self._health.leaving()
+        for job, index in leaving:
+            if job == "worker" and index not in self._busy:
+                self._health.release((job, index))
+        for job, index in self._health.silent():
+            if self._processes is not None:
+                self._processes.kill((job, index))
+            elif job == "ps":
+                return ServerLostError(
+                    f"parameter server {index} has not answered for "
+                    f"{self._server_timeout_secs:.0f} s"
+                )
+        with self._lock:
+            stuck = self._open and time.monotonic() > self._last_end + self._wait_secs
+        if stuck:
+            silent = ", ".join(f"{job} {index}" for job, index in sorted(self._health.silent()))
+            return ServerLostError(
+                f"waited {self._wait_secs:.0f} s for any unit to end, while "
+                f"{silent or 'no server'} did not answer"
+            )
+        if self._processes is not None:
+            return self._processes.look_after()
+        for job, index in self._health.unreachable() - leaving:
+            if job == "ps":
+                return ServerLostError(f"parameter server {index} cannot be reached")
+        return None
+
+
+def _is_of_worker(error: BaseException) -> bool:
+    """Whether the coordinator takes an error as a worker's loss, which it repairs by itself."""
+    if isinstance(error, tf.errors.CancelledError) and "/job:" in str(error):
+        return True
+    return bool(cluster_coordinator._is_worker_failure(error))

@@ -63,6 +63,15 @@ class TrainConfig:
         choices=("sidecar", "none"),
     )
     log_secs: float = _option(5.0, "seconds from one plain progress line to the next")
+    grace_secs: float = _option(
+        30.0, "seconds from SIGTERM or Ctrl-C to the end: units finish in half of it, then a save"
+    )
+    server_timeout_secs: float = _option(
+        15.0, "a worker or parameter server that does not answer for so long is taken as dead"
+    )
+    wait_secs: float = _option(
+        600.0, "longest wait for servers to come up, for any unit to end, for the last scores"
+    )
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "unit_rows", "num_workers", "keep_chains"):
@@ -71,7 +80,15 @@ class TrainConfig:
         for name in ("num_ps", "num_shards", "seed", "delta_steps", "keep_best"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} must be at least 0 but got {getattr(self, name)}")
-        for name in ("sparse_learning_rate", "dense_learning_rate", "delta_secs", "log_secs"):
+        for name in (
+            "sparse_learning_rate",
+            "dense_learning_rate",
+            "delta_secs",
+            "log_secs",
+            "grace_secs",
+            "server_timeout_secs",
+            "wait_secs",
+        ):
             if not 0 < getattr(self, name) < float("inf"):
                 raise UsageError(f"{name} must be above 0 but got {getattr(self, name)}")
         for name in ("keep_secs", "keep_every_hours"):

@@ -35,3 +35,9 @@ class DimMismatchError(CheckpointError):
 
 class ClusterError(EmbedpsError):
     """A task of the cluster cannot be started, reached or kept."""
+
+
+class ServerLostError(ClusterError):
+    """A server is gone or does not answer: started again, the run resumes from its checkpoint."""
+
+    exit_code = 75  # EX_TEMPFAIL of sysexits.h

@@ -2,8 +2,8 @@
 
 A unit is a row range of one file. Units of an epoch are visited in an order drawn from the seed,
 one epoch after the other, and a unit's place in that sequence is its `position`. A position in
-progress when its run dies is visited again by the next, so every row is visited at least once an
-epoch.
+progress when its worker or its run dies is visited again, so every row is visited at least once an
+epoch; each attempt at a unit is counted, and those that may have visited rows again as repeated.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ class Ledger:
         self._beyond: list[int] = []  # done positions from there on, sorted
         self._todo_again: list[int] = []  # given back, sorted
         self._next = 0  # every position from here on was never handed out
-        self._doing: set[int] = set()
+        self._attempts: dict[int, int] = {}  # begun over all runs, of units not done
+        self._begun: set[int] = set()  # those that were, since they were handed out
+        self._num_attempts = 0
         self._repeated = 0
         self._epoch = -1
         self._order: list[int] = []
@@ -114,23 +116,34 @@ class Ledger:
                     return None
                 position = self._next
                 self._next += 1
-            self._doing.add(position)
             return self._unit(position)
+
+    def begin(self, unit: Unit) -> None:
+        """Records that a worker begins a unit; a second time, that it is visited again."""
+        with self._lock:
+            self._num_attempts += 1
+            known = self._is_done(unit.position)
+            if known or unit.position in self._begun:
+                self._repeated += 1
+            if not known:
+                self._begun.add(unit.position)
+                self._attempts[unit.position] = self._attempts.get(unit.position, 0) + 1
 
     def done(self, unit: Unit) -> None:
         """Records a unit as done."""
         with self._lock:
-            self._doing.discard(unit.position)
+            self._begun.discard(unit.position)
+            self._attempts.pop(unit.position, None)
             bisect.insort(self._beyond, unit.position)
             while self._beyond and self._beyond[0] == self._prefix:
                 self._beyond.pop(0)
                 self._prefix += 1
 
     def give_back(self, unit: Unit) -> None:
-        """Records that a unit was not done; it is handed out again and counted as repeated."""
+        """Records that a unit was not done; it is handed out again, repeated if it was begun."""
         with self._lock:
-            self._doing.discard(unit.position)
-            self._repeated += 1
+            self._repeated += unit.position in self._begun
+            self._begun.discard(unit.position)
             bisect.insort(self._todo_again, unit.position)
 
     @property
@@ -141,9 +154,21 @@ class Ledger:
 
     @property
     def num_repeated(self) -> int:
-        """Units visited more than once, wholly or in part, over all runs."""
+        """Visits of a unit, whole or in part, beyond its first, over all runs."""
         with self._lock:
             return self._repeated
+
+    @property
+    def num_attempts(self) -> int:
+        """How often a worker began a unit, over all runs."""
+        with self._lock:
+            return self._num_attempts
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether `take` has nothing left to hand out."""
+        with self._lock:
+            return not self._todo_again and self._next >= self.num_units
 
     @property
     def finished(self) -> bool:
@@ -171,19 +196,33 @@ class Ledger:
                 "units_per_epoch": len(self._ranges),
                 "prefix": self._prefix,
                 "beyond": list(self._beyond),
-                "doing": sorted(self._doing),  # what was given back is in `repeated` already
-                "repeated": self._repeated,
+                # What was given back is in `repeated` already.
+                **self._in_doubt(sorted(self._begun)),
             }
 
-    def in_doubt(self, state: dict[str, Any]) -> list[int]:
-        """Positions handed out by now that an earlier state does not list as done.
+    def in_doubt(self, state: dict[str, Any]) -> dict[str, Any]:
+        """What of an earlier state is to be said anew once the tables are cut.
 
-        Read after a cut of the tables, with the state read before it, these are the units of which
-        the cut may hold a part: who restores both visits them again.
+        The cut may hold a part of each unit begun by then that the state does not list as done:
+        who restores both visits these again.
         """
         with self._lock:
             known = {*state["beyond"], *self._todo_again}
-            return [p for p in range(state["prefix"], self._next) if p not in known]
+            return self._in_doubt(
+                [
+                    p
+                    for p in range(state["prefix"], self._next)
+                    if p not in known and (p in self._begun or self._is_done(p))
+                ]
+            )
+
+    def _in_doubt(self, positions: list[int]) -> dict[str, Any]:
+        return {
+            "doing": positions,
+            "attempts": [self._attempts.get(p, 1) for p in positions],
+            "num_attempts": self._num_attempts,
+            "repeated": self._repeated,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Goes on from a manifest's state; what was in progress then is to do again.
@@ -201,9 +240,17 @@ class Ledger:
             self._prefix = state["prefix"]
             self._beyond = sorted(state["beyond"])
             self._next = self._prefix
-            self._doing = set()
+            self._begun = set()
+            self._attempts = dict(zip(state["doing"], state["attempts"], strict=True))
+            self._num_attempts = state["num_attempts"]
             self._todo_again = []
             self._repeated = state["repeated"] + len(state["doing"])
+
+    def _is_done(self, position: int) -> bool:
+        if position < self._prefix:
+            return True
+        i = bisect.bisect_left(self._beyond, position)
+        return i < len(self._beyond) and self._beyond[i] == position
 
     def _done_units(self) -> tuple[int, list[int]]:
         """Whole epochs done, and the rows of each unit done beyond these."""

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import tensorflow as tf
 
 from embedps.cluster import CoordinatorCluster
-from embedps.errors import ClusterError
+from embedps.config import TrainConfig
+from embedps.errors import ClusterError, ServerLostError
+from embedps.health import Task, wait_until_serving
 
 _START_SECS = 120.0
+_WELL_SECS = 60.0  # a process that lived for so long did not fail at its start
+_MAX_FAILED_STARTS = 5
 
 
 class LocalProcesses:
-    """The tasks' processes; they end with this one, however it ends."""
+    """The tasks' processes; they end with this one, however it ends.
 
-    def __init__(self, *, num_ps: int, num_workers: int, log_dir: Path) -> None:
+    Each also ends with the thread that started it: the kernel's rule.
+    """
+
+    def __init__(self, *, num_ps: int, num_workers: int, log_dir: Path, grace_secs: float) -> None:
         """Starts the processes; their output goes to LOG_DIR/<task>-<index>.log."""
         log_dir.mkdir(parents=True, exist_ok=True)
         ports = _free_ports(num_ps + num_workers + 1)
@@ -31,15 +40,48 @@ class LocalProcesses:
             "ps": addresses[1 : 1 + num_ps],
             "worker": addresses[1 + num_ps :],
         }
+        self.restarts = 0  # of workers
         self._log_dir = log_dir
-        self._processes: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
+        self._grace_secs = grace_secs
+        self._processes: dict[Task, subprocess.Popen[bytes]] = {}
+        self._started: dict[Task, float] = {}
+        self._failed_starts: dict[Task, int] = {}
+        self._closed = False
         for job, count in (("ps", num_ps), ("worker", num_workers)):
             for index in range(count):
-                self._processes[job, index] = self._spawn(job, index)
+                self._spawn((job, index))
 
     def pid(self, job: str, index: int) -> int:
         """A task's process."""
         return self._processes[job, index].pid
+
+    def kill(self, task: Task) -> None:
+        """Ends a task's process at once."""
+        self._processes[task].kill()
+
+    def look_after(self) -> ClusterError | None:
+        """Starts workers that ended again; returns an error for what cannot go on like that."""
+        for task, process in self._processes.items():
+            job, index = task
+            code = process.poll()
+            if code is None or self._closed:
+                continue
+            how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
+            if job == "ps":
+                return ServerLostError(f"parameter server {index} ended {how}")
+            lived = time.monotonic() - self._started[task]
+            failed = 0  # unlike one that was killed, or told to end
+            if code > 0 and lived < _WELL_SECS:
+                failed = self._failed_starts.get(task, 0) + 1
+            if failed >= _MAX_FAILED_STARTS:
+                return ClusterError(
+                    f"worker {index} ended {how}, {failed} times in a row within "
+                    f"{_WELL_SECS:.0f} s of its start: see {self._log(*task)}"
+                )
+            self._failed_starts[task] = failed
+            self.restarts += 1
+            self._spawn(task)
+        return None
 
     def wait_until_serving(self) -> None:
         """Waits until every task's port answers.
@@ -47,28 +89,24 @@ class LocalProcesses:
         Raises:
           ClusterError: a task ended, or did not answer in time.
         """
-        deadline = time.monotonic() + _START_SECS
-        for (job, index), process in self._processes.items():
-            host, port = self.cluster[job][index].split(":")
-            while True:
-                if process.poll() is not None:
-                    raise ClusterError(
-                        f"{job} {index} ended with code {process.returncode} before it served: "
-                        f"see {self._log(job, index)}"
-                    )
-                try:
-                    socket.create_connection((host, int(port)), timeout=1).close()
-                    break
-                except OSError:
-                    if time.monotonic() > deadline:
-                        raise ClusterError(
-                            f"{job} {index} did not serve at {host}:{port} within "
-                            f"{_START_SECS:.0f} s: see {self._log(job, index)}"
-                        ) from None
-                    time.sleep(0.05)
+
+        def check(task: Task) -> None:
+            code = self._processes[task].poll()
+            if code is not None:
+                raise ClusterError(
+                    f"{task[0]} {task[1]} ended with code {code} before it served: "
+                    f"see {self._log(*task)}"
+                )
+
+        wait_until_serving(
+            {(job, index): self.cluster[job][index] for job, index in self._processes},
+            secs=_START_SECS,
+            check=check,
+        )
 
     def close(self) -> None:
         """Ends the processes."""
+        self._closed = True
         for process in self._processes.values():
             process.kill()
         for process in self._processes.values():
@@ -77,7 +115,8 @@ class LocalProcesses:
     def _log(self, job: str, index: int) -> Path:
         return self._log_dir / f"{job}-{index}.log"
 
-    def _spawn(self, job: str, index: int) -> subprocess.Popen[bytes]:
+    def _spawn(self, task: Task) -> None:
+        job, index = task
         config = {"cluster": self.cluster, "task": {"type": job, "index": index}}
         environment = dict(
             os.environ,
@@ -86,17 +125,26 @@ class LocalProcesses:
             PYTHONUNBUFFERED="1",
         )
         with open(self._log(job, index), "ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "embedps.server"],
+            self._processes[task] = subprocess.Popen(
+                [sys.executable, "-m", "embedps.server", f"--grace-secs={self._grace_secs}"],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
+        self._started[task] = time.monotonic()
 
 
 def start(
-    *, num_ps: int, num_workers: int, num_shards: int, log_dir: Path
+    *,
+    num_ps: int,
+    num_workers: int,
+    num_shards: int,
+    log_dir: Path,
+    grace_secs: float = TrainConfig.grace_secs,
+    server_timeout_secs: float = TrainConfig.server_timeout_secs,
+    wait_secs: float = TrainConfig.wait_secs,
+    on_lost: Callable[[ClusterError], None] = lambda error: None,
 ) -> tuple[CoordinatorCluster, LocalProcesses]:
     """Starts a local cluster and connects to it.
 
@@ -105,17 +153,30 @@ def start(
       num_workers: workers, at least 1.
       num_shards: of the tables; 0 is one a parameter server.
       log_dir: for the processes' output.
+      grace_secs: a server that is told to end has so long for it.
+      server_timeout_secs: one that does not answer for so long is killed.
+      wait_secs: the cluster is lost where no function ends for so long.
+      on_lost: told, on another thread, that the cluster cannot go on.
 
     Raises:
       ClusterError: a process did not come up.
     """
-    processes = LocalProcesses(num_ps=num_ps, num_workers=num_workers, log_dir=log_dir)
+    processes = LocalProcesses(
+        num_ps=num_ps, num_workers=num_workers, log_dir=log_dir, grace_secs=grace_secs
+    )
     try:
         processes.wait_until_serving()
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec(processes.cluster), task_type="chief", task_id=0, rpc_layer="grpc"
         )
-        cluster = CoordinatorCluster(resolver, num_shards=num_shards, on_close=processes.close)
+        cluster = CoordinatorCluster(
+            resolver,
+            num_shards=num_shards,
+            processes=processes,
+            server_timeout_secs=server_timeout_secs,
+            wait_secs=wait_secs,
+            on_lost=on_lost,
+        )
     except BaseException:
         processes.close()
         raise

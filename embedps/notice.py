@@ -1,36 +1,76 @@
-"""SIGTERM and Ctrl-C as a notice: the run ends in good order."""
+"""How a process ends: a signal as a notice, waits that have a limit."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
+
+from embedps.errors import ServerLostError
+
+
+def end_process(message: str, code: int) -> NoReturn:
+    """Prints a line and ends this process at once, whatever its threads wait for."""
+    print(f"embedps: {message}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(code)
 
 
 @contextmanager
-def notices(stop: threading.Event) -> Iterator[None]:
-    """Sets an event at SIGTERM and at a first Ctrl-C; a second Ctrl-C ends the process at once.
+def within(secs: float, what: str) -> Iterator[None]:
+    """Ends the process with a line if its block, which nothing can interrupt, takes longer.
 
+    Args:
+      secs: how long the block may take.
+      what: what it waits for; follows "waited 10 s for".
+    """
+    message = f"waited {secs:.0f} s for {what}; run the same command again to resume"
+    timer = threading.Timer(secs, end_process, (message, ServerLostError.exit_code))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextmanager
+def notices(stop: Callable[[], None], *, grace_secs: float) -> Iterator[None]:
+    """Calls `stop` at SIGTERM and at a first Ctrl-C; a second Ctrl-C ends the process at once.
+
+    If the block then does not end within `grace_secs`, the process does: what was committed stands.
     Does nothing outside of the main thread, where Python takes no signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    interrupted = False
+    told = interrupted = False
+    message = (
+        f"no checkpoint could be saved within {grace_secs:.0f} s: the last one stands; run the "
+        "same command again to resume from it"
+    )
+    timer = threading.Timer(grace_secs, end_process, (message, ServerLostError.exit_code))
+    timer.daemon = True
 
     def take(number: int, _: FrameType | None) -> None:
-        nonlocal interrupted
+        nonlocal told, interrupted
         if interrupted and number == signal.SIGINT:
             os._exit(130)
         interrupted = number == signal.SIGINT
-        stop.set()
+        if not told:
+            told = True
+            timer.start()
+            stop()
 
     before = {s: signal.signal(s, take) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
+        timer.cancel()
         for number, handler in before.items():
             signal.signal(number, handler)

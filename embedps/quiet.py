@@ -16,8 +16,15 @@ def import_tensorflow() -> None:
         import tensorflow as tf
 
         tf.config.list_physical_devices()
+    sys.unraisablehook = _take_unraisable
     # A unit that fails is an error of the command's own, said once.
     tf.get_logger().setLevel(logging.CRITICAL)
+
+
+def _take_unraisable(problem: sys.UnraisableHookArgs) -> None:
+    """Drops what TensorFlow's objects raise as they go, of servers that are gone."""
+    if not type(problem.exc_value).__module__.startswith("tensorflow."):
+        sys.__unraisablehook__(problem)
 
 
 def silence_native_stderr() -> None:

@@ -56,6 +56,7 @@ class Saver:
         self._rebase = rebase or Consecutive()
         self._keep = tuple(keep)
         self._encoding = encoding
+        collection.prepare_writes(encoding)
         self._last: Manifest | None = None
         self._history = secrets.token_hex(8)
         # The next delta holds what changed since these cuts, which are those of save `_since`.
@@ -95,7 +96,7 @@ class Saver:
         *,
         step: int,
         ledger: Mapping[str, Any],
-        in_doubt: Callable[[], list[int]],
+        in_doubt: Callable[[], Mapping[str, Any]],
         progress: Mapping[str, Any],
         final: bool,
     ) -> Manifest:
@@ -104,8 +105,8 @@ class Saver:
         Args:
           step: training steps done.
           ledger: its state, read before this call: a unit it lists as done is in the tables.
-          in_doubt: asked once the tables are cut, which units not listed as done may be in them in
-            part; a rerun visits and counts these again.
+          in_doubt: asked once the tables are cut, for what the ledger then says of units that may
+            be in them in part; a rerun visits and counts these again.
           progress: the run's counters.
           final: nothing follows.
 
@@ -137,7 +138,7 @@ class Saver:
                 wall_time=time.time(),
                 chain=chain if delta is None else extend(chain, delta),
                 dense=dense,
-                ledger={**ledger, "doing": doing},
+                ledger={**ledger, **doing},
                 tables=tuple(describe_tables(self._collection)),
                 num_shards=self._collection.num_shards,
                 history=self._history,

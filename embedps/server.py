@@ -1,7 +1,9 @@
 """One worker or parameter server of a cluster: `python -m embedps.server`, told by TF_CONFIG.
 
-It serves until it is ended. With EMBEDPS_PARENT_PID set, as in a local cluster, it ends with that
-process, however that ends.
+It serves until it is ended, one client after the other. SIGTERM is a notice: its client, which asks
+for it, lets a worker finish its unit and saves a checkpoint before it lets the server end; that has
+--grace-secs. With EMBEDPS_PARENT_PID set, as in a local cluster, the server ends with that process,
+however that ends.
 """
 
 from __future__ import annotations
@@ -12,14 +14,19 @@ import json
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from embedps import flags, quiet
+from embedps.config import TrainConfig
 from embedps.errors import ClusterError, UsageError
 from embedps.listen import check_listening, listen_at
 
 _PR_SET_PDEATHSIG = 1
+_CLIENT_SECS = 5.0  # a client that has not asked for so long is none
+_TICK_SECS = 0.1
 
 
 def read_tf_config() -> dict[str, Any] | None:
@@ -51,8 +58,19 @@ def read_tf_config() -> dict[str, Any] | None:
     return config  # type: ignore[no-any-return]
 
 
-def serve() -> None:
-    """Serves as the task that TF_CONFIG names; returns never.
+def add_grace_flag(parser: argparse.ArgumentParser) -> None:
+    """The flag that a server shares with `embedps.train`."""
+    default = TrainConfig.grace_secs
+    parser.add_argument(
+        "--grace-secs", type=float, default=default, metavar="X", help=f"(default: {default})"
+    )
+
+
+def serve(*, grace_secs: float) -> NoReturn:
+    """Serves as the task that TF_CONFIG names, until it is told to end.
+
+    Args:
+      grace_secs: from then on, that its client has to let it go.
 
     Raises:
       UsageError: TF_CONFIG is absent, names no worker or ps, or a wildcard for this task.
@@ -64,19 +82,22 @@ def serve() -> None:
     task = config["task"]
     if task["type"] not in ("worker", "ps"):
         raise UsageError(f"a server's task must be worker or ps but TF_CONFIG has {task['type']!r}")
+    told = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: told.set())
     parent = os.environ.get("EMBEDPS_PARENT_PID")
     if parent is not None:
         end_with_parent(int(parent))
     quiet.import_tensorflow()
     from embedps import kernels
 
-    kernels.load()
+    library = kernels.library()
     import tensorflow as tf
 
     address = config["cluster"][task["type"]][int(task["index"])]
     listen_at(address)
     try:
-        server = tf.distribute.Server(
+        _server = tf.distribute.Server(
             tf.train.ClusterSpec(config["cluster"]),
             job_name=task["type"],
             task_index=int(task["index"]),
@@ -88,8 +109,21 @@ def serve() -> None:
             f"{task['type']} {task['index']} cannot serve at {address}: {error.message}"
         ) from error
     check_listening(address)
-    print(f"embedps: {task['type']} {task['index']} serves at {address}", flush=True)
-    server.join()
+    name = f"{task['type']} {task['index']}"
+    print(f"embedps: {name} serves at {address}", flush=True)
+    has_client = False
+    while not told.wait(_TICK_SECS):  # a handler runs between two waits
+        had, has_client = has_client, library.embedps_secs_since_probe() < _CLIENT_SECS
+        if has_client and not had:
+            print(f"embedps: {name} has a client", flush=True)
+    library.embedps_leave()
+    deadline = time.monotonic() + grace_secs
+    while time.monotonic() < deadline and not library.embedps_released():
+        if library.embedps_secs_since_probe() > _CLIENT_SECS:
+            break  # nobody who could let it go
+        time.sleep(_TICK_SECS)
+    print(f"embedps: {name} ends, as it was told to", flush=True)
+    os._exit(0)  # TensorFlow's own end would wait for calls that do not return
 
 
 def end_with_parent(pid: int) -> None:
@@ -109,9 +143,8 @@ def main(arguments: Sequence[str]) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.parse_args(arguments)
-    serve()
-    return 0
+    add_grace_flag(parser)
+    serve(grace_secs=parser.parse_args(arguments).grace_secs)
 
 
 if __name__ == "__main__":

@@ -4,31 +4,39 @@ Alone, it trains in this process, with a sidecar evaluator in a second one. With
 --num-workers it starts a local cluster of processes. With TF_CONFIG set it takes this task's role
 in that cluster: the chief trains, workers and parameter servers serve.
 
-Run the same command again to resume from the last checkpoint.
+Run the same command again to resume from the last checkpoint. A local cluster that loses a
+parameter server does so by itself; with TF_CONFIG the chief ends with code 75 and one line.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import subprocess
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from embedps import flags, quiet
 from embedps.config import TrainConfig
-from embedps.errors import ClusterError, UsageError
-from embedps.server import read_tf_config, serve
+from embedps.errors import ClusterError, ServerLostError, UsageError
+from embedps.notice import within
+from embedps.server import add_grace_flag, read_tf_config, serve
+from embedps.sidecar import Sidecar
 from embedps.summary import SUMMARY_NAME, read_evaluations, read_json, versions, write_json
 
 
-def main(arguments: Sequence[str]) -> int:
-    """`python -m embedps.train`."""
+def main(arguments: Sequence[str]) -> NoReturn:
+    """`python -m embedps.train`; ends the process."""
     task = read_tf_config()
     if task is not None and task["task"]["type"] in ("worker", "ps"):
-        serve()
+        parser = flags.Parser(prog="python -m embedps.train", add_help=False)
+        add_grace_flag(parser)
+        serve(grace_secs=parser.parse_known_args(arguments)[0].grace_secs)
     quiet.import_tensorflow()
     run = parse(arguments)
     from embedps.dataset import Dataset
@@ -37,28 +45,72 @@ def main(arguments: Sequence[str]) -> int:
     model_dir = Path(run.config.model_dir)
     _check_directory(model_dir)
 
-    from embedps.trainer import Trainer
+    import tensorflow as tf
 
-    cluster = _make_cluster(run.config, in_tf_config=task is not None)
-    sidecar = None
+    from embedps.recovery import Recovery, take_loss
+    from embedps.trainer import Trainer
+    from embedps.units import explain
+
+    loss = take_loss()
+    started: list[Any] = []  # to be ended, the last one first
+
+    def end() -> None:
+        for each in started[::-1]:
+            each.close()
+
+    recovery = Recovery(loss, again=run.config.num_ps > 0, end=end)
     try:
-        trainer = Trainer(run.recommender(dataset), dataset, run.config, cluster)
-        run.save()  # not before the directory's checkpoint has proved to be of this model
-        # In a TF_CONFIG cluster the evaluator is a task of its own, started with the others.
-        beside = run.config.eval == "sidecar" and task is None
-        if beside and not _is_over(trainer, model_dir):
-            sidecar = Sidecar(run.config, resumed_after=_resumed_after(trainer))
-        summary = trainer.run()
-        if sidecar is not None and summary["finished"]:
-            print("waiting for the evaluator to score the last checkpoint", flush=True)
-            sidecar.wait()
-        _finish(run, model_dir, summary)
+        with _ends_in_good_order(run.config.grace_secs):
+            cluster = _make_cluster(run.config, task, recovery.begin)
+            started.append(cluster)
+            trainer = Trainer(run.recommender(dataset), dataset, run.config, cluster, loss=loss)
+            recovery.follow(trainer)
+            run.save()  # not before the directory's checkpoint has proved to be of this model
+            # In a TF_CONFIG cluster the evaluator is a task of its own, started with the others.
+            beside = run.config.eval == "sidecar" and task is None
+            if beside and not _is_over(trainer, model_dir):
+                started.append(Sidecar(run.config, resumed_after=_resumed_after(trainer)))
+            summary = trainer.run()
+            quiet.silence_native_stderr()
+            cluster.close()  # what it held is saved, and a server that ends is no loss any more
+            with suppress(SystemExit):
+                for sidecar in started[1:]:
+                    summary["evaluator_restarts"] = sidecar.finish(
+                        wait_secs=run.config.wait_secs if summary["finished"] else 0.0
+                    )
+            _finish(run, model_dir, summary)
+    except (ServerLostError, tf.errors.OpError) as error:
+        lost = explain(error)
+        if not isinstance(lost, ServerLostError):
+            raise
+        recovery.begin(lost)
     finally:
-        if sidecar is not None:
-            sidecar.close()
         quiet.silence_native_stderr()
-        cluster.close()
-    return 0
+        end()
+    sys.stdout.flush()
+    # Not the interpreter's end: it would wait for a thread whose unit could not finish in time, or
+    # for a server that hangs.
+    os._exit(0)
+
+
+@contextmanager
+def _ends_in_good_order(grace_secs: float) -> Iterator[None]:
+    """SIGTERM ends the program with code 0 where nothing is to be saved: before and after training.
+
+    It raises SystemExit in the main thread, or ends the process if that cannot take it in time.
+    """
+
+    def end(number: int, _: FrameType | None) -> None:
+        timer = threading.Timer(grace_secs / 2, os._exit, (0,))
+        timer.daemon = True
+        timer.start()
+        raise SystemExit(0)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def parse(arguments: Sequence[str]) -> Any:
@@ -98,48 +150,6 @@ def parse(arguments: Sequence[str]) -> Any:
     )
 
 
-class Sidecar:
-    """The evaluator's process, which ends with this one."""
-
-    def __init__(self, config: TrainConfig, *, resumed_after: int) -> None:
-        """Starts it; its output goes to MODEL_DIR/logs/evaluator.log."""
-        logs = Path(config.model_dir) / "logs"
-        logs.mkdir(parents=True, exist_ok=True)
-        self._log = logs / "evaluator.log"
-        environment = dict(os.environ, EMBEDPS_PARENT_PID=str(os.getpid()), PYTHONUNBUFFERED="1")
-        environment.pop("TF_CONFIG", None)
-        command = [sys.executable, "-m", "embedps.evaluate", "--model-dir", config.model_dir]
-        command += ["--model", config.model]
-        command += ["--data", config.data, "--resumed-after", str(resumed_after)]
-        with open(self._log, "ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-
-    def wait(self) -> None:
-        """Waits until it has scored the run's last checkpoint.
-
-        Raises:
-          ClusterError: it ended without.
-        """
-        code = self._process.wait()
-        if code != 0:
-            raise ClusterError(
-                f"the evaluator ended with code {code}: see {self._log}; "
-                "`python -m embedps.evaluate` scores the checkpoints again"
-            )
-
-    def close(self) -> None:
-        """Ends it."""
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-
-
 def _is_over(trainer: Any, model_dir: Path) -> bool:
     """Whether nothing is left to train and the last checkpoint is scored."""
     scored = [e["number"] for e in read_evaluations(model_dir)[-1:]]
@@ -153,25 +163,53 @@ def _resumed_after(trainer: Any) -> int:
     return -1 if last is None or trainer.ledger.finished else int(last.number)
 
 
-def _make_cluster(config: TrainConfig, *, in_tf_config: bool) -> Any:
-    if in_tf_config:
+def _make_cluster(
+    config: TrainConfig, task: dict[str, Any] | None, on_lost: Callable[[ClusterError], None]
+) -> Any:
+    """The cluster that is asked for.
+
+    Args:
+      config: of the run.
+      task: what TF_CONFIG says, where it is set.
+      on_lost: told that the cluster cannot go on.
+    """
+    if task is not None:
         if config.num_ps:
             raise UsageError("--num-ps is of a local cluster; TF_CONFIG already names one")
         import tensorflow as tf
 
         from embedps.cluster import CoordinatorCluster
+        from embedps.health import wait_until_serving
 
+        addresses = {
+            (job, index): address
+            for job in ("ps", "worker")
+            for index, address in enumerate(task["cluster"].get(job, []))
+        }
+        wait_until_serving(addresses, secs=config.wait_secs, check=lambda task: None)
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-        return CoordinatorCluster(resolver, num_shards=config.num_shards)
+        with within(config.wait_secs, "the servers of TF_CONFIG to take a client"):
+            return CoordinatorCluster(
+                resolver,
+                num_shards=config.num_shards,
+                server_timeout_secs=config.server_timeout_secs,
+                wait_secs=config.wait_secs,
+                on_lost=on_lost,
+            )
     if config.num_ps:
         from embedps import local
 
-        cluster, _ = local.start(
-            num_ps=config.num_ps,
-            num_workers=config.num_workers,
-            num_shards=config.num_shards,
-            log_dir=Path(config.model_dir) / "logs",
-        )
+        with within(config.wait_secs, "the local cluster to take a client"):
+            cluster, _ = local.start(
+                num_ps=config.num_ps,
+                num_workers=config.num_workers,
+                num_shards=config.num_shards,
+                log_dir=Path(config.model_dir) / "logs",
+                grace_secs=config.grace_secs,
+                server_timeout_secs=config.server_timeout_secs,
+                wait_secs=config.wait_secs,
+                on_lost=on_lost,
+            )
         return cluster
     from embedps.cluster import EmbeddedCluster
 

@@ -7,6 +7,7 @@ import math
 import os
 import threading
 import time
+from collections.abc import Set
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,18 +19,21 @@ from embedps.checkpoint.quantize import Encoding, RowEncoding, SlotEncoding
 from embedps.cluster import Cluster
 from embedps.config import TrainConfig
 from embedps.dataset import Dataset
-from embedps.errors import CheckpointError, EmbedpsError
+from embedps.errors import CheckpointError, EmbedpsError, ServerLostError
+from embedps.health import Task
 from embedps.ledger import Ledger, LedgerOptions, Unit
 from embedps.metrics import Accumulator, Counts, Metrics
 from embedps.notice import notices
 from embedps.progress import ProgressLine
 from embedps.recommender import Recommender
+from embedps.recovery import Loss
 from embedps.saver import Saver
 from embedps.schedule import Schedule
 from embedps.tables.collection import EmbeddingCollection
 from embedps.units import explain, make_dense_optimizer, make_train_unit
 
 _TICK_SECS = 0.2
+_LET_GO_SECS = 5.0
 
 
 class TrainingError(EmbedpsError):
@@ -44,7 +48,13 @@ class Trainer:
     """
 
     def __init__(
-        self, recommender: Recommender, dataset: Dataset, config: TrainConfig, cluster: Cluster
+        self,
+        recommender: Recommender,
+        dataset: Dataset,
+        config: TrainConfig,
+        cluster: Cluster,
+        *,
+        loss: Loss | None = None,
     ) -> None:
         """Makes the tables and the network, and restores the last checkpoint if there is one.
 
@@ -53,6 +63,7 @@ class Trainer:
           dataset: of which the split "train" is read; its files as the workers see them.
           config: how to train.
           cluster: where.
+          loss: what an earlier process lost, that this one goes on from.
 
         Raises:
           UsageError: the model directory is of another dataset or way to cut it.
@@ -111,11 +122,19 @@ class Trainer:
                 batch_rows=config.batch_size, shuffle_rows=config.unit_rows if config.shuffle else 0
             ),
         )
+        self._loss = loss
+        self._recoveries: list[dict[str, Any]] = list(
+            last.progress.get("recoveries", []) if last is not None else []
+        )
+        if loss is not None:  # which knows of those since that checkpoint too
+            self._recoveries = list(loss.earlier)
         self._lock = threading.Lock()  # guards the three below
         self._recent = Accumulator()
         self._all = Accumulator()
         self._examples = 0  # in this run
         self._stop = threading.Event()
+        self._told_to_end = False
+        self._leaving: set[Task] = set()
 
     @property
     def ledger(self) -> Ledger:
@@ -132,22 +151,40 @@ class Trainer:
         """What writes the checkpoints."""
         return self._saver
 
+    @property
+    def told_to_end(self) -> bool:
+        """Whether a signal asked for the run's end."""
+        return self._told_to_end
+
+    def unsaved(self) -> dict[str, Any]:
+        """What was done since the last checkpoint, and the recoveries before: fields of a Loss."""
+        last = self._saver.last
+        done = 0 if last is None else last.ledger["prefix"] + len(last.ledger["beyond"])
+        return {
+            "earlier": [*self._recoveries, *([self._loss.record(None)] if self._loss else [])],
+            "checkpoint": None if last is None else last.number,
+            "units": self._ledger.num_done - done,
+            "steps": self._ledger.steps_done() - (0 if last is None else last.step),
+            "examples": self._ledger.rows_done()
+            - (0 if last is None else int(last.progress["examples"])),
+        }
+
     def run(self) -> dict[str, Any]:
         """Trains until the ledger is done, or a signal or an error stops it.
 
         Returns:
           The run's part of summary.json: examples, units, wall_secs, examples_per_sec, tables,
-          checkpoint, training.
+          checkpoint, training, recoveries, worker_restarts.
 
         Raises:
-          ClusterError: a parameter server was lost; run again to resume.
+          ServerLostError: a parameter server was lost, or told to end; run again to resume.
           DatasetError: a file of the dataset cannot be read.
           TrainingError: the loss is not a number.
           CheckpointError: the last checkpoint could not be written.
         """
         began = time.monotonic()
         if not self._ledger.finished:
-            with notices(self._stop):
+            with notices(self._end, grace_secs=self._config.grace_secs):
                 self._train()
         elif self._saver.last is not None and not self._saver.last.final:
             self._save(final=True)
@@ -159,6 +196,7 @@ class Trainer:
             "units": {
                 "done": self._ledger.num_done,
                 "repeated": self._ledger.num_repeated,
+                "attempts": self._ledger.num_attempts,
                 "total": self._ledger.num_units,
             },
             "finished": self._ledger.finished,
@@ -171,6 +209,8 @@ class Trainer:
                 **{f"{kind}s": dict(c) for kind, c in self._saver.counts.items()},
             },
             "training": {"auc": training.auc, "logloss": training.logloss},
+            "recoveries": self._recoveries,
+            "worker_restarts": self._cluster.worker_restarts,
         }
 
     def _train(self) -> None:
@@ -184,6 +224,7 @@ class Trainer:
                 arguments=self._arguments,
                 record=self._record,
                 stop=self._stop,
+                finish_secs=self._config.grace_secs / 2,
             ) as schedule,
             ProgressLine("units", self._ledger.num_units, log_secs=self._config.log_secs) as line,
         ):
@@ -191,10 +232,26 @@ class Trainer:
                 self._watch(schedule, line, writer)
             except tf.errors.OpError as lost:  # a lost server may be met here before a unit fails
                 error = lost
+                schedule.abandon()
         error = schedule.error or error
         if error is not None:
             raise explain(error) from error
         self._save(final=self._ledger.finished)
+        self._let_go()
+
+    def _end(self) -> None:
+        self._told_to_end = True
+        self._stop.set()
+
+    def _let_go(self) -> None:
+        """Lets the parameter servers end that were told to: all they held is saved."""
+        for task in self._leaving:
+            self._cluster.release(task)
+        deadline = time.monotonic() + _LET_GO_SECS
+        while self._leaving & self._cluster.leaving() and time.monotonic() < deadline:
+            time.sleep(_TICK_SECS)
+        if self._leaving and not self._ledger.finished and not self._told_to_end:
+            raise ServerLostError(f"{_names(self._leaving)} was told to end, after a checkpoint")
 
     def _arguments(self, unit: Unit) -> tuple[tf.Tensor, ...]:
         numbers = (unit.first_row, unit.num_rows, unit.seed, unit.first_step)
@@ -220,13 +277,26 @@ class Trainer:
     ) -> None:
         """Saves when due and shows how it goes, until no unit is left to do."""
         last_save = last_shown = time.monotonic()
-        shown_examples, saved_units = 0, self._ledger.num_done
-        saved_steps, cuts = self._ledger.steps_done(), self._config.cut_policy()
+        shown_examples, first_units = 0, self._ledger.num_done
+        saved_units, saved_steps = first_units, self._ledger.steps_done()
+        cuts = self._config.cut_policy()
+        noticed: Set[Task] = set()
+        at_once = False
         saving: concurrent.futures.Future[Manifest] | None = None
         with concurrent.futures.ThreadPoolExecutor(1, "saver") as saver:
             running = True
             while running:
                 running = schedule.wait(_TICK_SECS)
+                if self._ledger.num_done > first_units:
+                    self._recovered(line)
+                leaving = self._cluster.leaving()
+                if leaving - noticed:
+                    at_once = True
+                    line.say(f"{_names(leaving - noticed)} was told to end: saving a checkpoint")
+                    self._leaving = {task for task in leaving if task[0] == "ps"}
+                    if self._leaving:
+                        self._stop.set()
+                noticed = leaving
                 if saving is not None and saving.done():
                     problem = saving.exception()
                     if problem is not None and not isinstance(problem, CheckpointError):
@@ -234,10 +304,15 @@ class Trainer:
                     if problem is not None:
                         line.say(f"a checkpoint failed, and will be tried again: {problem}")
                     saving = None
-                due = self._ledger.num_done > saved_units and cuts.due(
-                    secs=time.monotonic() - last_save, steps=self._ledger.steps_done() - saved_steps
+                due = self._ledger.num_done > saved_units and (
+                    at_once
+                    or cuts.due(
+                        secs=time.monotonic() - last_save,
+                        steps=self._ledger.steps_done() - saved_steps,
+                    )
                 )
                 if due and saving is None and running and not self._stop.is_set():
+                    at_once = False
                     last_save, saved_units = time.monotonic(), self._ledger.num_done
                     saved_steps = self._ledger.steps_done()
                     saving = saver.submit(self._save, final=False)
@@ -253,6 +328,15 @@ class Trainer:
                             self._ledger.num_done, self._describe(recent, rate), force=not running
                         )
                         self._summarize(writer, recent, rate)
+
+    def _recovered(self, line: ProgressLine) -> None:
+        """Says once how long it took from a loss to the first unit done after it."""
+        if self._loss is None:
+            return
+        loss, self._loss = self._loss, None
+        secs = round(time.time() - loss.noticed_at, 1)
+        self._recoveries.append(loss.record(secs))
+        line.say(f"recovered: the first unit is done {secs} s after {loss.why}")
 
     def _describe(self, recent: Metrics, rate: float) -> str:
         rows = sum(self._collection.stats().rows.values())
@@ -278,8 +362,9 @@ class Trainer:
         ledger = self._ledger.state()
         with self._lock:
             examples = self._examples_before + self._examples
-            progress = {"examples": examples, "logloss": self._all.result().logloss}
+            progress: dict[str, Any] = {"examples": examples, "logloss": self._all.result().logloss}
         progress = {k: v for k, v in progress.items() if math.isfinite(v)}
+        progress["recoveries"] = list(self._recoveries)
         return self._saver.save(
             step=self._ledger.steps_done(),
             ledger=ledger,
@@ -287,6 +372,10 @@ class Trainer:
             progress=progress,
             final=final,
         )
+
+
+def _names(tasks: Set[Task]) -> str:
+    return ", ".join(f"{job} {index}" for job, index in sorted(tasks))
 
 
 def _is_local(cluster: Cluster) -> bool:

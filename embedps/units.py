@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.distribute.coordinator import cluster_coordinator
 
-from embedps.errors import ClusterError, DatasetError
+from embedps.errors import DatasetError, ServerLostError
 from embedps.input import Batch, UnitInput
 from embedps.metrics import Counts, count, zero_counts
 from embedps.recommender import Recommender
@@ -125,24 +126,27 @@ def make_dense_optimizer(kind: str, learning_rate: float, network: tf.keras.Mode
 
 def explain(error: BaseException) -> BaseException:
     """What a unit's failure means to the user."""
+    # Cancelled: what was running beside the function that met the loss.
+    lost = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
+    if isinstance(error, lost) or cluster_coordinator._is_ps_failure(error):
+        why = _core(str(getattr(error, "message", error)))[:200] or type(error).__name__
+        return ServerLostError(f"a parameter server is not there any more ({why})")
     if isinstance(error, tf.errors.DataLossError | tf.errors.NotFoundError):
         return DatasetError(_core(error.message))
     if isinstance(error, tf.errors.InvalidArgumentError) and ".parquet" in error.message:
         return DatasetError(_core(error.message))
-    # Cancelled: what was running beside the function that met the loss.
-    lost = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
-    if isinstance(error, lost):
-        why = _core(error.message)[:200] or type(error).__name__
-        return ClusterError(
-            f"a parameter server is not there any more ({why}): run the same command again to "
-            "resume from the last checkpoint"
-        )
     return error
 
 
 def _core(message: str) -> str:
     """An op's own words, in one line, without what TensorFlow puts around them."""
-    around = ("Graph execution error", "Detected at node", "Additional GRPC error", ":UNKNOWN:")
+    around = (
+        "Graph execution error",
+        "Detected at node",
+        "Additional GRPC error",
+        ":UNKNOWN:",
+        "<stack",
+    )
     lines = (line.rstrip() for line in message.splitlines())
-    own = [x for x in lines if x and not x.startswith((" ", "\t", "[[", *around))]
+    own = [x for x in lines if x and not x.startswith((" ", "\t", "[[", "<stack", *around))]
     return " ".join(own)

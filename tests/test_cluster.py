@@ -78,12 +78,14 @@ def test_cluster_without_a_server_is_refused():
         tf.train.ClusterSpec({"chief": ["a:1"], "worker": ["b:1"]}), task_type="chief", task_id=0
     )
     with pytest.raises(UsageError, match=r"a ps and a worker at least but has .*'worker': 1"):
-        CoordinatorCluster(resolver)
+        CoordinatorCluster(resolver, server_timeout_secs=15, wait_secs=15)
 
 
 def test_process_that_cannot_start_is_named_with_its_log(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    processes = local.LocalProcesses(num_ps=1, num_workers=1, log_dir=tmp_path / "logs")
+    processes = local.LocalProcesses(
+        num_ps=1, num_workers=1, log_dir=tmp_path / "logs", grace_secs=5
+    )
     try:
         with pytest.raises(ClusterError, match=r"ps 0 ended with code 1 .*/logs/ps-0.log"):
             processes.wait_until_serving()

@@ -127,7 +127,7 @@ def test_removed_rows_go_from_the_evaluator(tmp_path, dataset):
     save: dict[str, Any] = {
         "step": 1,
         "ledger": trainer.ledger.state(),
-        "in_doubt": list,
+        "in_doubt": dict,
         "progress": {},
     }
     manifest = trainer.saver.save(**save, final=True)
@@ -277,7 +277,7 @@ def test_memory_is_flat_over_many_deltas(tmp_path, dataset):
         batch = ids(*np.arange(step % 7, num_ids, 2))
         train(collection, {"t": batch}, {"t": np.ones([len(batch), dim], np.float32)}, step=step)
         collection.evict("t", before_step=step, max_frequency=2 if step % 5 == 0 else 0)
-        saver.save(step=step, ledger={}, in_doubt=list, progress={}, final=False)
+        saver.save(step=step, ledger={}, in_doubt=dict, progress={}, final=False)
     program = [sys.executable, "-m", "tests.follower_program", str(tmp_path)]
     done = subprocess.run(
         [*program, str(dataset.directory), "60", "140"],

@@ -44,9 +44,16 @@ def make_ledger(dataset=None, *, epochs=1, **fields):
     return Ledger(dataset or make_dataset(), LedgerOptions(**values), epochs=epochs)
 
 
+def begin(ledger):
+    unit = ledger.take()
+    if unit is not None:
+        ledger.begin(unit)
+    return unit
+
+
 def take_all(ledger):
     units = []
-    while (unit := ledger.take()) is not None:
+    while (unit := begin(ledger)) is not None:
         units.append(unit)
         ledger.done(unit)
     return units
@@ -134,7 +141,7 @@ def test_unit_is_a_function_of_its_position_whatever_order_it_is_asked_in():
 
 def test_given_back_unit_comes_first_and_is_counted():
     ledger = make_ledger()
-    a, b, c = (ledger.take() for _ in range(3))
+    a, b, c = (begin(ledger) for _ in range(3))
     ledger.done(b)
     ledger.give_back(c)
     ledger.give_back(a)
@@ -158,7 +165,7 @@ def test_take_ends_where_all_is_handed_out_though_not_done():
 
 def test_units_in_progress_are_repeated_and_counted_after_a_restore():
     ledger = make_ledger()
-    units = [ledger.take() for _ in range(6)]
+    units = [begin(ledger) for _ in range(6)]
     for i in (0, 2, 4):
         ledger.done(units[i])
     state = ledger.state()
@@ -175,20 +182,60 @@ def test_units_in_progress_are_repeated_and_counted_after_a_restore():
     assert restored.num_done == restored.num_units
 
 
-def test_in_doubt_is_what_was_handed_out_since_and_not_done_then():
+def test_unit_that_no_worker_began_is_not_repeated():
     ledger = make_ledger()
-    units = [ledger.take() for _ in range(4)]
+    a, b = ledger.take(), ledger.take()
+    ledger.give_back(b)
+    assert ledger.state()["doing"] == []
+    assert ledger.num_repeated == 0
+    assert ledger.take() == b
+    restored = make_ledger()
+    restored.restore(ledger.state())
+    assert restored.take() == a
+    assert restored.num_repeated == 0
+
+
+def test_attempts_are_counted_and_outlive_a_restore():
+    ledger = make_ledger()
+    a, b = begin(ledger), begin(ledger)
+    ledger.begin(b)  # its worker died
+    ledger.begin(b)
+    assert ledger.num_repeated == 2
+    ledger.done(a)
+    state = ledger.state()
+    assert (state["doing"], state["attempts"], state["num_attempts"]) == ([1], [3], 4)
+    restored = make_ledger()
+    restored.restore(state)
+    assert restored.num_repeated == 3
+    assert begin(restored) == b
+    assert restored.state()["attempts"] == [4]
+    assert restored.num_attempts == 5
+    restored.done(b)
+    restored.begin(b)  # a straggler's second attempt, begun too late
+    assert restored.num_repeated == 4
+    assert restored.state()["doing"] == []
+
+
+def test_in_doubt_is_what_was_begun_since_and_not_done_then():
+    ledger = make_ledger()
+    units = [begin(ledger) for _ in range(4)]
     ledger.done(units[1])
     state = ledger.state()
     ledger.done(units[0])
-    ledger.done(ledger.take())
-    ledger.give_back(units[2])  # counted as repeated already
-    assert ledger.in_doubt(state) == [0, 3, 4]
+    ledger.done(begin(ledger))
+    ledger.begin(units[3])
+    ledger.give_back(units[2])
+    ledger.take()  # not begun
+    doubt = ledger.in_doubt(state)
+    assert doubt["doing"] == [0, 3, 4]
+    assert doubt["attempts"] == [1, 2, 1]
+    assert doubt["repeated"] == 2  # unit 3's second attempt, and what was given back
+    assert ledger.exhausted is False
 
 
 def test_given_back_unit_is_not_counted_again_after_a_restore():
     ledger = make_ledger()
-    ledger.give_back(ledger.take())
+    ledger.give_back(begin(ledger))
     restored = make_ledger()
     restored.restore(ledger.state())
     assert restored.num_repeated == 1
@@ -208,7 +255,7 @@ def test_every_unit_is_done_once_whatever_happens(data):
             st.sampled_from(["take", "take", "done", "done", "back", "save", "kill"])
         )
         if action == "take":
-            unit = ledger.take()
+            unit = begin(ledger)
             if unit is not None:
                 assert unit.position not in done | {u.position for u in doing}
                 doing.append(unit)
@@ -243,7 +290,7 @@ def test_every_unit_is_done_once_whatever_happens(data):
 @settings(max_examples=50, deadline=None)
 def test_state_after_a_restore_is_the_state(data):
     ledger = make_ledger(epochs=2)
-    units = [ledger.take() for _ in range(data.draw(st.integers(0, 20)))]
+    units = [begin(ledger) for _ in range(data.draw(st.integers(0, 20)))]
     for unit in data.draw(st.permutations(units)):
         if data.draw(st.booleans()):
             ledger.done(unit)
@@ -251,7 +298,11 @@ def test_state_after_a_restore_is_the_state(data):
     restored = make_ledger(epochs=2)
     restored.restore(state)
     again = restored.state()
-    assert again == state | {"doing": [], "repeated": len(state["doing"])}
+    assert again == state | {
+        "doing": [],
+        "attempts": [],
+        "repeated": len(state["doing"]),
+    }
     assert restored.steps_done() == ledger.steps_done()
 
 

@@ -103,13 +103,14 @@ def evaluations_of(model_dir: Path) -> list[dict[str, Any]]:
 
 
 def processes_with(text: str) -> dict[int, str]:
-    """The live processes whose command line or environment has a text."""
+    """The live processes whose command line, environment or output's path has a text."""
     found = {}
     for folder in Path("/proc").iterdir():
         try:
             if not folder.name.isdigit() or int(folder.name) == os.getpid():
                 continue
             seen = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
+            seen += os.readlink(folder / "fd" / "1").encode()
             state = (folder / "stat").read_text().rsplit(")", 1)[1].split()[0]
         except OSError:
             continue
@@ -360,28 +361,6 @@ def tasks() -> Iterator[list[subprocess.Popen[str]]]:
 
 def tf_config(cluster: dict[str, Sequence[str]], job: str, index: int = 0) -> str:
     return json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
-
-
-def test_lost_parameter_server_is_one_line_and_a_rerun_resumes(tmp_path, dataset):
-    model_dir = tmp_path / "m"
-    fields = (*SMALL, "--num-ps=1", "--num-workers=1", "--eval=none", "--epochs=60")
-    saving = ("--delta-secs=0.2", "--log-secs=0.05")
-    process = train(dataset, model_dir, *fields, *saving)
-    read_until(process, "delta")
-    (ps,) = processes_with('"task": {"type": "ps", "index": 0}')
-    os.kill(ps, signal.SIGKILL)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 1
-    assert "embedps: a parameter server is not there any more" in err.splitlines()[-1]
-    assert "Traceback" not in err
-    before = latest(model_dir)
-    assert before.step > 0
-    assert not before.final
-    finish(train(dataset, model_dir, *SMALL, "--eval=none", "--epochs=60"))
-    summary = summary_of(model_dir)
-    assert summary["finished"]
-    assert summary["examples"] == 60 * dataset.split("train").rows
-    assert summary["units"]["repeated"] == len(before.ledger["doing"])
 
 
 def test_cluster_of_tf_config_is_started_in_any_order(tmp_path, dataset, tasks):

@@ -8,6 +8,18 @@ from embedps.errors import KernelBuildError
 
 
 @functools.cache
+def library() -> ctypes.CDLL:
+    """The loaded kernels' plain C functions: `embedps_leave`, `embedps_released`, ..."""
+    from embedps.kernels import build as _build
+
+    load()
+    functions = ctypes.CDLL(str(_build.build()))
+    functions.embedps_released.restype = ctypes.c_bool
+    functions.embedps_secs_since_probe.restype = ctypes.c_double
+    return functions
+
+
+@functools.cache
 def load() -> Any:
     """Loads the kernels into this process's TensorFlow.
 

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import itertools
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
@@ -97,6 +98,7 @@ class EmbeddingCollection:
         self.devices = tuple(devices)
         self.container = container
         self.trainable = trainable
+        self._name = uuid.uuid4().hex
         self.drop()
         self._stores: list[list[tf.Tensor]] = [
             [self._make_store(group, shard) for shard in range(self.num_shards)]
@@ -244,10 +246,11 @@ class EmbeddingCollection:
             for group in self.groups
         ]
         cuts = [[since.get((group.name, i), -1) for i in self._shards] for group in self.groups]
-        if (kind, encoding) not in self._write:
-            self._write[kind, encoding] = self._make_write(kind, encoding)
+        self.prepare_writes(encoding)
         try:
             infos = self._write[kind, encoding](tf.constant(paths), tf.constant(cuts, tf.int64))
+        except (tf.errors.UnavailableError, tf.errors.AbortedError):
+            raise  # the shard is gone, and not its disk
         except tf.errors.OpError as error:
             raise CheckpointError(
                 f"could not write the {kind} in {folder}: {error.message}"
@@ -270,6 +273,15 @@ class EmbeddingCollection:
                     )
                 )
         return files
+
+    def prepare_writes(self, encoding: Encoding) -> None:
+        """Makes what `write` calls, where it was not yet.
+
+        TensorFlow tells each worker of a new function, and waits for one that hangs.
+        """
+        for kind in ("base", "delta"):
+            if (kind, encoding) not in self._write:
+                self._write[kind, encoding] = self._make_write(kind, encoding)
 
     def load(self, group_files: Mapping[str, Sequence[str]]) -> int:
         """Takes files' records in order, each shard its own; the files may be of any shard count.
@@ -418,7 +430,8 @@ class EmbeddingCollection:
         with tf.device(self.devices[shard]):
             return ops.row_store(
                 container=self.container,
-                shared_name=f"{group.name}/shard-{shard}-of-{self.num_shards}",
+                # Never found again by a unit that a client before this one left running.
+                shared_name=f"{group.name}/shard-{shard}-of-{self.num_shards}/{self._name}",
                 group=group.name,
                 dim=group.dim,
                 optimizer=optimizer.kind,
@@ -454,7 +467,10 @@ class EmbeddingCollection:
                 infos.append(group_infos)
             return infos
 
-        return write  # type: ignore[no-any-return]
+        shape = [len(self.groups), self.num_shards]
+        return write.get_concrete_function(  # type: ignore[no-any-return]
+            tf.TensorSpec(shape, tf.string), tf.TensorSpec(shape, tf.int64)
+        )
 
 
 @contextmanager

@@ -1,0 +1,121 @@
+"""Whether a cluster's servers are there: each is asked, all the time, on a thread of its own."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
+
+import tensorflow as tf
+
+from embedps import kernels
+from embedps.errors import ServerLostError
+
+_ASK_SECS = 1.0
+
+Task: TypeAlias = tuple[str, int]
+"""A job, "ps" or "worker", and an index."""
+
+
+def device_of(task: Task) -> str:
+    """Where a task's ops run."""
+    job, index = task
+    return f"/job:{job}/replica:0/task:{index}/device:CPU:0"
+
+
+def wait_until_serving(
+    addresses: Mapping[Task, str], *, secs: float, check: Callable[[Task], None]
+) -> None:
+    """Waits until every server's port answers.
+
+    Args:
+      addresses: of each, "host:port".
+      secs: how long all of them have.
+      check: called while a server does not answer; may raise.
+
+    Raises:
+      ServerLostError: one did not answer in time.
+    """
+    deadline = time.monotonic() + secs
+    for task, address in addresses.items():
+        host, _, port = address.rpartition(":")
+        while True:
+            check(task)
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
+                break
+            except OSError as error:  # no process yet, no such host yet
+                if time.monotonic() > deadline:
+                    raise ServerLostError(
+                        f"waited {secs:.0f} s for {task[0]} {task[1]} to serve at {address} "
+                        f"({error})"
+                    ) from error
+                time.sleep(0.05)
+
+
+class Health:
+    """What servers answered last. A process that is stopped, or deadlocked, does not answer."""
+
+    def __init__(self, tasks: Iterable[Task], *, timeout_secs: float) -> None:
+        """Begins to ask; a server silent for longer than `timeout_secs` is `silent`."""
+        self._timeout_secs = timeout_secs
+        self._lock = threading.Lock()  # guards the five below
+        self._there: set[Task] = set()  # their last call brought an answer
+        self._asked: dict[Task, float] = {}  # and not answered yet
+        self._unreachable: dict[Task, int] = {}  # times in a row
+        self._leaving: set[Task] = set()
+        self._released: set[Task] = set()
+        self._closed = threading.Event()
+        for task in tasks:
+            threading.Thread(
+                target=self._keep_asking, args=(task,), name=f"ask {task}", daemon=True
+            ).start()
+
+    def silent(self) -> set[Task]:
+        """Those that answered once and have not for too long; one that starts is none of them."""
+        before = time.monotonic() - self._timeout_secs
+        with self._lock:
+            return {t for t, asked in self._asked.items() if asked < before and t in self._there}
+
+    def unreachable(self) -> set[Task]:
+        """Those whose address refused to be asked, twice in a row."""
+        with self._lock:
+            return {task for task, times in self._unreachable.items() if times >= 2}
+
+    def leaving(self) -> set[Task]:
+        """Those that were told to end, and wait until they are released."""
+        with self._lock:
+            return set(self._leaving)
+
+    def release(self, task: Task) -> None:
+        """Lets a server that is leaving end."""
+        with self._lock:
+            self._released.add(task)
+
+    def close(self) -> None:
+        """Stops asking."""
+        self._closed.set()
+
+    def _keep_asking(self, task: Task) -> None:
+        while not self._closed.wait(_ASK_SECS):
+            with self._lock:
+                self._asked[task] = time.monotonic()
+                release = task in self._released
+            try:
+                with tf.device(device_of(task)):
+                    leaving = bool(kernels.load().embedps_probe(release=release))
+                there, refused = True, False
+            except tf.errors.OpError as error:
+                there, leaving = False, False
+                refused = isinstance(error, tf.errors.UnavailableError)
+            with self._lock:
+                del self._asked[task]
+                (self._there.add if there else self._there.discard)(task)
+                self._unreachable[task] = self._unreachable.get(task, 0) + 1 if refused else 0
+                if leaving:
+                    self._leaving.add(task)
+                else:  # another process by now, which knows of no notice
+                    self._leaving.discard(task)
+                    self._released.discard(task)

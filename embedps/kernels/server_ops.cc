@@ -1,0 +1,60 @@
+// What passes between a server and its client beside the work: that it is there, that it is to
+// leave, that it may.
+
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace {
+
+namespace tf = tensorflow;
+
+double Now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::atomic<bool> leaving = false;
+std::atomic<bool> released = false;
+std::atomic<double> last_probe = -1e9;
+
+class ProbeOp : public tf::OpKernel {
+ public:
+  explicit ProbeOp(tf::OpKernelConstruction* c) : OpKernel(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("release", &release_));
+  }
+  void Compute(tf::OpKernelContext* context) override {
+    last_probe = Now();
+    if (release_) released = true;
+    tf::Tensor* output;
+    OP_REQUIRES_OK(context, context->allocate_output(0, tf::TensorShape({}), &output));
+    output->scalar<bool>()() = leaving;
+  }
+
+ private:
+  bool release_;
+};
+
+REGISTER_OP("EmbedpsProbe")
+    .Attr("release: bool = false")
+    .Output("leaving: bool")
+    .SetIsStateful()
+    .SetShapeFn(tf::shape_inference::ScalarShape)
+    .Doc("Whether this process was told to end; release: its client needs it no more.");
+REGISTER_KERNEL_BUILDER(Name("EmbedpsProbe").Device(tf::DEVICE_CPU), ProbeOp);
+
+}  // namespace
+
+// For embedps/server.py, by ctypes.
+extern "C" {
+__attribute__((visibility("default"))) void embedps_leave() { leaving = true; }
+__attribute__((visibility("default"))) bool embedps_released() { return released; }
+__attribute__((visibility("default"))) double embedps_secs_since_probe() {
+  return Now() - last_probe;
+}
+}

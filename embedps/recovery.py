@@ -1,0 +1,128 @@
+"""What a client does when its cluster is lost.
+
+TensorFlow's client cannot go on without a parameter server that it had: it must be started again.
+In a local cluster this process replaces itself by the same command, which starts the servers anew
+and restores the last checkpoint; what is to be known of the loss goes along in the environment. In
+a cluster of TF_CONFIG it ends with a code that tells an orchestrator to start it again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from embedps import quiet
+from embedps.errors import ClusterError, ServerLostError
+from embedps.notice import end_process
+
+if TYPE_CHECKING:  # it imports TensorFlow
+    from embedps.trainer import Trainer
+
+_VARIABLE = "EMBEDPS_RECOVERY"
+_MAX_FRUITLESS = 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loss:
+    """A loss that a run goes on from.
+
+    Attributes:
+      why: what was lost.
+      noticed_at: seconds since 1970.
+      checkpoint: the number of the one that is restored; None where there is none.
+      units: done since that checkpoint, to be done again; so with steps and examples.
+      fruitless: losses in a row, this one among them, that found the same checkpoint.
+      earlier: the records of the recoveries before.
+    """
+
+    why: str
+    noticed_at: float
+    checkpoint: int | None
+    units: int
+    steps: int
+    examples: int
+    fruitless: int = 1
+    earlier: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    def record(self, secs: float | None) -> dict[str, Any]:
+        """For summary.json: secs are to the end of the first unit, if it came to one."""
+        fields = ("why", "noticed_at", "checkpoint", "units", "steps", "examples")
+        return {**{name: getattr(self, name) for name in fields}, "secs": secs}
+
+    def describe(self) -> str:
+        """In one line."""
+        where = "the beginning" if self.checkpoint is None else f"checkpoint {self.checkpoint}"
+        return (
+            f"{self.why}: going on from {where}; {self.units} units done since ({self.steps} "
+            f"steps, {self.examples:,} examples) are lost"
+        )
+
+
+def take_loss() -> Loss | None:
+    """The loss that this process goes on from, if there is one; asked once."""
+    text = os.environ.pop(_VARIABLE, None)
+    return None if text is None else Loss(**json.loads(text))
+
+
+class Recovery:
+    """Ends this process, or begins it anew, once any of its threads finds the cluster lost."""
+
+    def __init__(self, before: Loss | None, *, again: bool, end: Callable[[], None]) -> None:
+        """Prepares for a loss.
+
+        Args:
+          before: the loss that this process goes on from.
+          again: begin anew, rather than end.
+          end: ends the processes that this one started.
+        """
+        self._before = before
+        self._again = again
+        self._end = end
+        self._once = threading.Lock()
+        self._trainer: Trainer | None = None
+
+    def follow(self, trainer: Trainer) -> None:
+        """Knows from then on what would be lost."""
+        self._trainer = trainer
+
+    def begin(self, error: ClusterError) -> NoReturn:
+        """Goes on from the last checkpoint, or ends."""
+        self._once.acquire()  # for good: whoever comes second waits for this process's end
+        if not isinstance(error, ServerLostError):
+            end_process(str(error), error.exit_code)
+        trainer = self._trainer
+        if not self._again or (trainer is not None and trainer.told_to_end):
+            end_process(
+                f"{error}: run the same command again to resume from the last checkpoint",
+                error.exit_code,
+            )
+        unsaved: dict[str, Any] = {"units": 0, "steps": 0, "examples": 0}
+        unsaved["checkpoint"] = self._before.checkpoint if self._before else None
+        if self._before is not None:
+            unsaved["earlier"] = [*self._before.earlier, self._before.record(None)]
+        if trainer is not None:
+            unsaved = trainer.unsaved()
+        loss = Loss(why=str(error), noticed_at=time.time(), **unsaved)
+        if self._before is not None and self._before.checkpoint == loss.checkpoint:
+            loss = dataclasses.replace(loss, fruitless=self._before.fruitless + 1)
+        if loss.fruitless > _MAX_FRUITLESS:
+            end_process(
+                f"{error}: {_MAX_FRUITLESS} recoveries in a row came to no new checkpoint, so "
+                "this one is not tried: see the logs in the model directory",
+                ClusterError.exit_code,
+            )
+        if sys.stdout.isatty():
+            print("\x1b[?25h", end="")  # the cursor that a live line hides
+        print(loss.describe(), flush=True)
+        kept = os.dup(2)
+        quiet.silence_native_stderr()
+        self._end()
+        os.dup2(kept, 2)  # for the process to come
+        os.environ[_VARIABLE] = json.dumps(dataclasses.asdict(loss))
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -1,0 +1,321 @@
+"""Whoever dies, hangs or is told to end: every row is visited, the repeats are counted."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.numbered import visits, write_dataset
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.verify import verify
+from embedps.dataset import Dataset
+from embedps.local import _free_ports
+from tests.builders import ROOT, latest
+from tests.test_train_cli import processes_with, wait_until_gone
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+
+UNIT_ROWS = 1024
+FLAGS = (
+    *("--model=benchmarks.numbered", "--batch-size=64", f"--unit-rows={UNIT_ROWS}"),
+    *("--delta-secs=0.5", "--log-secs=0.5", "--hidden=4", "--embedding-dim=2"),
+)
+LOCAL = ("--num-ps=2", "--num-workers=2", "--server-timeout-secs=4")
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    directory = tmp_path_factory.mktemp("data") / "set"
+    return write_dataset(directory, train=(9000, 9000, 2000), evaluation=(2000,))
+
+
+class Program:
+    """A running command, whose output can be waited on."""
+
+    def __init__(self, module: str, *arguments: str, **env: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._lines: list[str] = []
+        self._more = threading.Condition()
+        self._ended = False
+        self._seen = 0
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._more:
+                self._lines.append(line)
+                self._more.notify_all()
+        with self._more:
+            self._ended = True
+            self._more.notify_all()
+
+    def wait_for(self, text: str, secs: float = 100) -> str:
+        """The next line that has a text, after those that were waited for before."""
+        with self._more:
+            found: list[int] = []
+
+            def there() -> bool:
+                found[:] = [i for i, x in enumerate(self._lines) if i >= self._seen and text in x]
+                return bool(found) or self._ended
+
+            assert self._more.wait_for(there, secs), f"no {text!r} in\n{self.output}"
+            assert found, f"ended before {text!r}:\n{self.output}"
+            self._seen = found[0] + 1
+            return self._lines[found[0]]
+
+    def finish(self, code: int = 0) -> str:
+        assert self.process.wait(200) == code, self.output
+        with self._more:
+            assert self._more.wait_for(lambda: self._ended, 30)
+        return self.output
+
+    @property
+    def output(self) -> str:
+        return "".join(self._lines[-60:])
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def programs() -> Iterator[list[Program]]:
+    started: list[Program] = []
+    yield started
+    for program in started:
+        program.close()
+
+
+def train(
+    programs: list[Program], dataset: Dataset, model_dir: Path, *more: str, **env: str
+) -> Program:
+    where = (f"--data={dataset.directory}", f"--model-dir={model_dir}")
+    programs.append(Program("embedps.train", *where, *FLAGS, *more, **env))
+    return programs[-1]
+
+
+def pid_of(model_dir: Path, what: str) -> int:
+    """The process of a task of the run: "ps 0", "worker 1", or "evaluator"."""
+    (pid,) = processes_with(f"{model_dir}/logs/{what.replace(' ', '-')}.log")
+    return pid
+
+
+def summary_of(model_dir: Path) -> dict[str, Any]:
+    summary = json.loads((model_dir / "summary.json").read_text())
+    assert isinstance(summary, dict)
+    return summary
+
+
+def check(model_dir: Path, dataset: Dataset, epochs: int, *, within_units: int) -> dict[str, Any]:
+    """All visited, repeats counted and within a bound, the checkpoint whole, nobody left."""
+    summary = summary_of(model_dir)
+    assert summary["finished"]
+    assert summary["units"]["done"] == summary["units"]["total"]
+    num_rows = dataset.split("train").rows
+    counts = visits(model_dir, num_rows)
+    assert counts.min() >= epochs
+    repeats = int(np.sum(counts)) - epochs * num_rows
+    repeated = summary["units"]["repeated"]
+    assert repeats <= repeated * UNIT_ROWS
+    assert repeated <= within_units
+    directory = CheckpointDirectory(model_dir)
+    assert not verify(directory, directory.numbers()[-1:]).problems
+    wait_until_gone(str(model_dir))
+    return summary
+
+
+def test_run_outlives_workers_and_evaluator_that_are_killed_stopped_or_told_to_end(
+    tmp_path, dataset, programs
+):
+    model_dir = tmp_path / "m"
+    run = train(programs, dataset, model_dir, *LOCAL, "--epochs=24")
+    run.wait_for("delta")
+    os.kill(pid_of(model_dir, "worker 0"), signal.SIGKILL)
+    os.kill(pid_of(model_dir, "evaluator"), signal.SIGKILL)
+    wait_until_joined(model_dir, "worker-0", 2)
+    os.kill(pid_of(model_dir, "worker 1"), signal.SIGSTOP)
+    wait_until_joined(model_dir, "worker-1", 2)  # killed for its silence, and started again
+    os.kill(pid_of(model_dir, "worker 1"), signal.SIGTERM)
+    run.wait_for("worker 1 was told to end: saving a checkpoint")
+    wait_until_joined(model_dir, "worker-1", 3)
+    assert "worker 1 ends, as it was told to" in (model_dir / "logs/worker-1.log").read_text()
+    run.process.send_signal(signal.SIGTERM)
+    run.finish()
+    summary = summary_of(model_dir)
+    assert summary["worker_restarts"] == 3
+    assert summary["evaluator_restarts"] == 1
+    assert summary["recoveries"] == []
+    attempts, done = summary["units"]["attempts"], summary["units"]["done"]
+    assert attempts - done <= summary["units"]["repeated"] <= attempts
+    finish_in_one_process(programs, dataset, model_dir, epochs=24)
+    # At most two units of each worker's are in flight, and three workers were lost.
+    check(model_dir, dataset, 24, within_units=3 * 4)
+
+
+def wait_until_joined(model_dir: Path, name: str, times: int, secs: float = 90) -> None:
+    """Waits until so many processes of a server have had a client."""
+    log = model_dir / "logs" / f"{name}.log"
+    deadline = time.monotonic() + secs
+    while log.read_text().count("has a client") < times:
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)
+
+
+def finish_in_one_process(
+    programs: list[Program], dataset: Dataset, model_dir: Path, *, epochs: int
+) -> None:
+    train(programs, dataset, model_dir, "--eval=none", f"--epochs={epochs}").finish()
+
+
+def test_run_recovers_by_itself_from_parameter_servers_that_are_killed_stopped_or_told_to_end(
+    tmp_path, dataset, programs
+):
+    model_dir = tmp_path / "m"
+    run = train(programs, dataset, model_dir, *LOCAL, "--epochs=30", "--eval=none")
+    run.wait_for("delta")
+    for what, number in (("ps 1", signal.SIGKILL), ("ps 0", signal.SIGSTOP)):
+        before = latest(model_dir).number
+        os.kill(pid_of(model_dir, what), number)
+        line = run.wait_for(": going on from checkpoint ")
+        assert int(line.split("checkpoint ")[1].split(";")[0]) >= before
+        run.wait_for("recovered: ")
+        run.wait_for("delta")
+    os.kill(pid_of(model_dir, "ps 1"), signal.SIGTERM)
+    run.wait_for("ps 1 was told to end: saving a checkpoint")
+    line = run.wait_for(": going on from checkpoint ")
+    assert "0 units done since (0 steps, 0 examples) are lost" in line
+    run.wait_for("recovered: ")
+    assert "ps 1 ends, as it was told to" in (model_dir / "logs/ps-1.log").read_text()
+    run.process.send_signal(signal.SIGTERM)
+    out = run.finish()
+    killed, stopped, told = summary_of(model_dir)["recoveries"]
+    assert "parameter server" in killed["why"]
+    assert all(0 < r["secs"] < 60 for r in (killed, stopped, told)), out
+    assert killed["examples"] >= 0
+    assert told["units"] == 0
+    finish_in_one_process(programs, dataset, model_dir, epochs=30)
+    check(model_dir, dataset, 30, within_units=3 * 4)
+
+
+def test_client_that_is_killed_leaves_nobody_and_resumes(tmp_path, dataset, programs):
+    model_dir = tmp_path / "m"
+    run = train(programs, dataset, model_dir, *LOCAL, "--epochs=12")
+    run.wait_for("delta")
+    assert len(processes_with(str(model_dir))) == 6  # servers and evaluator too
+    os.kill(run.process.pid, signal.SIGKILL)
+    wait_until_gone(str(model_dir))
+    killed = latest(model_dir)
+
+    run = train(programs, dataset, model_dir, *LOCAL, "--epochs=12")
+    run.wait_for("delta")
+    began = time.monotonic()
+    run.process.send_signal(signal.SIGTERM)
+    assert "stopped; run the same command again to resume" in run.finish()
+    assert time.monotonic() - began < 30
+    told = latest(model_dir)
+    assert told.number > killed.number
+    assert told.ledger["doing"] == []
+    wait_until_gone(str(model_dir))
+
+    finish_in_one_process(programs, dataset, model_dir, epochs=12)
+    summary = check(model_dir, dataset, 12, within_units=len(killed.ledger["doing"]))
+    assert summary["units"]["repeated"] == killed.ledger["repeated"] + len(killed.ledger["doing"])
+
+
+def tf_config(cluster: dict[str, Sequence[str]], job: str, index: int = 0) -> str:
+    return json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
+
+
+def test_cluster_of_tf_config_outlives_its_servers_and_its_client(tmp_path, dataset, programs):
+    """Servers that are not the client's: it passes a stopped worker over, and ends with code 75."""
+    model_dir = tmp_path / "m"
+    addresses = [f"127.0.0.1:{port}" for port in _free_ports(4)]
+    cluster: dict[str, Sequence[str]] = {
+        "chief": addresses[:1],
+        "ps": addresses[1:2],
+        "worker": addresses[2:],
+    }
+
+    def serve(job: str, index: int = 0) -> Program:
+        config = tf_config(cluster, job, index)
+        programs.append(Program("embedps.server", "--grace-secs=10", TF_CONFIG=config))
+        return programs[-1]
+
+    def client() -> Program:
+        more = ("--epochs=14", "--eval=none", "--server-timeout-secs=3", "--grace-secs=10")
+        config = tf_config(cluster, "chief")
+        return train(programs, dataset, model_dir, *more, TF_CONFIG=config)
+
+    ps, first, second = serve("ps"), serve("worker", 0), serve("worker", 1)
+    chief = client()
+    chief.wait_for("delta")
+    chief.process.kill()  # the servers serve the next one
+    chief.process.wait()
+
+    chief = client()
+    before = latest(model_dir).number
+    while latest(model_dir).number == before:
+        chief.wait_for("units ")
+    first.process.send_signal(signal.SIGSTOP)  # its unit is done elsewhere
+    before = latest(model_dir).number
+    while latest(model_dir).number <= before + 3:
+        chief.wait_for("units ")
+    first.process.send_signal(signal.SIGCONT)
+    ps.process.kill()
+    out = chief.finish(75)
+    assert "Traceback" not in out
+    assert "run the same command again to resume from the last checkpoint" in out.splitlines()[-1]
+
+    ps = serve("ps")
+    chief = client()
+    chief.wait_for("delta")
+    second.process.send_signal(signal.SIGTERM)
+    second.finish(0)
+    ps.process.send_signal(signal.SIGSTOP)
+    assert "has not answered for 3 s" in chief.finish(75)
+    ps.close()
+
+    ps, second = serve("ps"), serve("worker", 1)
+    chief = client()
+    chief.wait_for("delta")
+    ps.process.send_signal(signal.SIGTERM)
+    out = chief.finish(75)
+    assert "ps 0 was told to end, after a checkpoint" in out
+    ps.finish(0)
+
+    ps = serve("ps")
+    client().finish()
+    for program in (ps, first, second):
+        program.process.send_signal(signal.SIGTERM)  # nobody asks for it any more
+        program.finish(0)
+    check(model_dir, dataset, 14, within_units=5 * 4)
+
+
+def test_client_says_which_server_it_waits_for(tmp_path, dataset, programs):
+    (port,) = _free_ports(1)
+    cluster: dict[str, Sequence[str]] = {
+        "chief": ["127.0.0.1:1"],
+        "ps": [f"127.0.0.1:{port}"],
+        "worker": ["127.0.0.1:2"],
+    }
+    config = tf_config(cluster, "chief")
+    out = train(programs, dataset, tmp_path / "m", "--wait-secs=1", TF_CONFIG=config).finish(75)
+    assert f"waited 1 s for ps 0 to serve at 127.0.0.1:{port}" in out.splitlines()[-1]
+    assert "Traceback" not in out

@@ -95,7 +95,7 @@ def save(directory: CheckpointDirectory, step: int, fault: str) -> None:
     network.assign([float(step)])
     os.environ["EMBEDPS_FAULT"] = fault  # what the kernels look at, at their first write
     io.arm_fault(fault)
-    saver.save(step=step, ledger={"step": step}, in_doubt=list, progress={}, final=False)
+    saver.save(step=step, ledger={"step": step}, in_doubt=dict, progress={}, final=False)
     if step % 3 == 0:
         compact(directory)
 

@@ -141,6 +141,7 @@ def test_summary_has_what_the_run_did(tmp_path, dataset):
     assert summary["units"] == {
         "done": trainer.ledger.num_units,
         "repeated": 0,
+        "attempts": trainer.ledger.num_units,
         "total": trainer.ledger.num_units,
     }
     assert summary["finished"]
@@ -315,11 +316,10 @@ def test_crash_repeats_what_was_in_progress_at_the_last_checkpoint_and_counts_it
     total = trainer.ledger.num_units
 
     second = make_trainer(dataset, tmp_path, **fields).run()
-    assert second["units"] == {
-        "done": total,
-        "repeated": len(ledger["doing"]),
-        "total": total,
-    }
+    assert second["units"]["done"] == second["units"]["total"] == total
+    assert second["units"]["repeated"] == len(ledger["doing"])
+    assert ledger["attempts"] == [1] * len(ledger["doing"])
+    assert second["units"]["attempts"] == ledger["num_attempts"] + total - done
     assert second["examples"] == 2 * dataset.split("train").rows  # a repeated unit's count once
     seen = visits(tmp_path)
     num_rows = dataset.split("train").rows

@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 import tensorflow as tf
+from tensorflow.python.eager import context, executor
 
 from embedps import kernels
 from embedps.errors import ServerLostError
 
 _ASK_SECS = 1.0
+_own = threading.local()
 
 Task: TypeAlias = tuple[str, int]
 """A job, "ps" or "worker", and an index."""
@@ -53,6 +55,16 @@ def wait_until_serving(
                         f"({error})"
                     ) from error
                 time.sleep(0.05)
+
+
+def use_own_executor() -> None:
+    """Has this thread's calls of servers wait for nothing but themselves, nor others for them.
+
+    The threads of a ClusterCoordinator wait, after each function, for what runs on the executor
+    that threads share: for a call of a server that hangs, for a cut that is being written.
+    """
+    _own.executor = executor.new_executor(enable_async=False)  # kept as long as the thread
+    context.context().executor = _own.executor
 
 
 class Health:
@@ -99,6 +111,7 @@ class Health:
         self._closed.set()
 
     def _keep_asking(self, task: Task) -> None:
+        use_own_executor()
         while not self._closed.wait(_ASK_SECS):
             with self._lock:
                 self._asked[task] = time.monotonic()

@@ -20,7 +20,7 @@ from embedps.cluster import Cluster
 from embedps.config import TrainConfig
 from embedps.dataset import Dataset
 from embedps.errors import CheckpointError, EmbedpsError, ServerLostError
-from embedps.health import Task
+from embedps.health import Task, use_own_executor
 from embedps.ledger import Ledger, LedgerOptions, Unit
 from embedps.metrics import Accumulator, Counts, Metrics
 from embedps.notice import notices
@@ -283,7 +283,9 @@ class Trainer:
         noticed: Set[Task] = set()
         at_once = False
         saving: concurrent.futures.Future[Manifest] | None = None
-        with concurrent.futures.ThreadPoolExecutor(1, "saver") as saver:
+        with concurrent.futures.ThreadPoolExecutor(
+            1, "saver", initializer=use_own_executor
+        ) as saver:
             running = True
             while running:
                 running = schedule.wait(_TICK_SECS)

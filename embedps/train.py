@@ -85,7 +85,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
             raise
         recovery.begin(lost)
     finally:
-        quiet.silence_native_stderr()
+        if started:
+            quiet.silence_native_stderr()
         end()
     sys.stdout.flush()
     # Not the interpreter's end: it would wait for a thread whose unit could not finish in time, or

@@ -100,7 +100,7 @@ def write(
         for name in names:
             remove(collection, name, gone(step))
         final = step == num_steps
-        saver.save(step=step, ledger={"é": step}, in_doubt=list, progress={}, final=final)
+        saver.save(step=step, ledger={"é": step}, in_doubt=dict, progress={}, final=final)
 
 
 def main(path: Path) -> None:

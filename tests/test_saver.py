@@ -1,0 +1,256 @@
+"""The saver under each policy: chains that replay to the live rows, and readers that go on."""
+
+import dataclasses
+import json
+import random
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from embedps.checkpoint.chain import continuation, position_of
+from embedps.checkpoint.compact import compact
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.follow import Reached, Reset, Rows, follow
+from embedps.checkpoint.lease import Renewal
+from embedps.checkpoint.manifest import to_json
+from embedps.checkpoint.policies import Consecutive, Intermittent, OneShot
+from embedps.checkpoint.replay import read_chain
+from embedps.checkpoint.retention import (
+    KeepBest,
+    KeepChains,
+    KeepEvery,
+    KeepNewest,
+    KeepYoung,
+    collect_garbage,
+)
+from embedps.errors import CheckpointError
+from embedps.saver import Saver
+from embedps.tables import Adagrad
+from tests.checkpoint.builders import Record, Run
+from tests.tables.builders import ids, make_collection, make_table, remove, rows_of, train
+
+DIM = 2
+TABLE = make_table("t", DIM, optimizer=Adagrad())
+POLICIES = [OneShot(), Consecutive(max_read_cost=1.7), Intermittent()]
+
+
+class Model:
+    """A collection that trains at random, and its saver."""
+
+    def __init__(self, path, policy, *, num_shards=2):
+        self.directory = CheckpointDirectory(path / "chain")
+        self.scratch = path / "scratch"
+        self.policy = policy
+        self.draw = random.Random(0)
+        self.step = 0
+        self.collection = make_collection([TABLE], num_shards=num_shards)
+        self.saver = self._make_saver()
+
+    def _make_saver(self):
+        return Saver(
+            self.directory,
+            self.collection,
+            [tf.Variable([1.0])],
+            rebase=self.policy,
+            keep=[KeepNewest(1)],
+        )
+
+    def train(self, most=80):
+        self.step += 1
+        touched = self.draw.sample(range(1500), self.draw.randint(1, most))
+        upstream = {"t": np.full((len(touched), DIM), self.draw.choice([-1.0, 2.0]), np.float32)}
+        train(self.collection, {"t": ids(*touched)}, upstream, step=self.step)
+        remove(self.collection, "t", self.draw.sample(range(1500), 20))
+
+    def save(self):
+        return self.saver.save(step=self.step, ledger={}, in_doubt=list, progress={}, final=False)
+
+    def live(self):
+        self.scratch.mkdir(exist_ok=True)
+        folder = self.scratch / str(len(list(self.scratch.iterdir())))
+        rows = rows_of(self.collection, folder, since=self.saver._cuts)
+        return {i: (*row.embedding, *row.slots[0]) for (_, i), row in rows.items()}
+
+    def restart(self, num_shards):
+        """As after a crash: onto other shards, from the newest manifest."""
+        self.collection.drop()
+        self.collection = make_collection([TABLE], num_shards=num_shards)
+        self.saver = self._make_saver()
+        self.saver.restore(self.directory.latest())
+
+
+def stored(directory):
+    newest = directory.latest()
+    (group,) = {table["group"] for table in newest.tables}
+    rows = read_chain(directory, newest, group).to_pylist()
+    return {row["id"]: (*row["embedding"], *row["accumulator"]) for row in rows}
+
+
+class Reader:
+    """Holds rows and a position, and counts how often it had to begin again."""
+
+    def __init__(self):
+        self.rows, self.position, self.resets, self.saves = {}, None, 0, []
+
+    def catch_up(self, directory):
+        for change in follow(directory, self.position, idle_secs=0):
+            match change:
+                case Reset():
+                    self.rows, self.resets = {}, self.resets + 1
+                case Rows(batch=batch, save=save):
+                    self.saves.append(save)
+                    for row in batch.to_pylist():
+                        self.rows.pop(row["id"], None)
+                        if not row["removed"]:
+                            self.rows[row["id"]] = (*row["embedding"], *row["accumulator"])
+                case Reached(position=position):
+                    self.position = position
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.kind)
+def test_chain_is_the_live_rows_and_readers_go_on_across_bases_and_restarts(tmp_path, policy):
+    model, reader = Model(tmp_path, policy), Reader()
+    bases = set()
+    for step in range(24):
+        model.train(most=1400 if step == 0 else 80)
+        if step in (9, 17):
+            model.restart(num_shards=1 + step % 3)  # what was not saved is lost
+            assert model.live() == stored(model.directory)
+            model.train()
+        manifest = model.save()
+        assert stored(model.directory) == model.live()
+        reader.catch_up(model.directory)
+        assert reader.rows == model.live()
+        bases.add(manifest.base_number)
+        deltas = [save for save in manifest.chain if save.kind == "delta"]
+        if policy.kind == "one-shot":
+            # One delta holds all since the base, and since each restart.
+            assert len(deltas) <= 1 + (step >= 9) + (step >= 17)
+    assert reader.resets == 1
+    assert (len(bases) == 1) == (policy.kind == "one-shot")
+    assert sum(save.kind == "base" for save in {s.number: s for s in reader.saves}.values()) == 1
+    model.collection.drop()
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.kind)
+def test_compaction_beside_the_saver_loses_and_brings_back_nothing(tmp_path, policy):
+    """Between saves, and while one is written: it is committed before the saver commits."""
+    model, reader = Model(tmp_path, policy), Reader()
+    write = model.collection.write
+    compacted = []
+    for step in range(12):
+        model.train(most=1400 if step == 0 else 80)
+        if step % 3 == 2:
+            # A compaction comes in the middle of the save.
+            def write_and_compact(*args, **kwargs):
+                files = write(*args, **kwargs)
+                compacted.append(compact(model.directory))
+                return files
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(model.collection, "write", write_and_compact)
+                number = model.save().number
+            assert number == max(model.directory.numbers())
+        else:
+            model.save()
+        assert stored(model.directory) == model.live()
+        if step % 4 == 1:
+            compacted.append(compact(model.directory))
+            assert stored(model.directory) == model.live()
+        reader.catch_up(model.directory)
+        assert reader.rows == model.live()
+    assert sum(made is not None for made in compacted) >= 3
+    assert reader.resets == 1
+    model.collection.drop()
+
+
+def test_other_writer_is_told_apart_from_a_compaction(tmp_path):
+    model = Model(tmp_path, Consecutive())
+    model.train(most=1400)
+    model.save()
+    other = Saver(model.directory, model.collection, [tf.Variable([1.0])])
+    newest = model.directory.latest()
+    assert newest is not None
+    other.restore(newest)
+    model.train()
+    other._cuts = model.saver._cuts = model.collection.mark_clean()
+    other.save(step=5, ledger={}, in_doubt=list, progress={}, final=False)
+    model.train()
+    with pytest.raises(CheckpointError, match="does another run write here"):
+        model.save()
+    model.collection.drop()
+
+
+def test_run_that_goes_back_begins_a_new_history(tmp_path):
+    """Its numbers go on, and a reader of what it left behind must begin again."""
+    model = Model(tmp_path, Consecutive(max_read_cost=1e9))
+    model.saver._keep = (KeepNewest(9),)
+    for step in range(3):
+        model.train(most=1400 if step == 0 else 80)
+        left = model.save()
+    model.directory.manifest_path(3).unlink()
+    model.restart(num_shards=2)
+    model.train()
+    newest = model.save()
+    assert newest.number == 4
+    assert newest.history != left.history
+    assert continuation(newest, position_of(left)) is None
+    model.collection.drop()
+
+
+# ---- what stays ---------------------------------------------------------------------------------
+
+
+def kept(path, policies, *, hours=(), scores=None, now=0.0):
+    run = Run(path)
+    for i, hour in enumerate(hours):
+        run.base([Record("C1", 1, float(i))])
+        number = i + 1
+        manifest = run.directory.read(number)
+        aged = dataclasses.replace(manifest, wall_time=3600.0 * hour)
+        run.directory.manifest_path(number).write_bytes(to_json(aged))
+    same = {"step": 1, "examples": 1}
+    lines = [json.dumps({**same, "number": n, "auc": auc}) for n, auc in (scores or {}).items()]
+    (path / "evaluation.jsonl").write_text("\n".join([*lines, '{"number": 1, "au']))
+    collect_garbage(run.directory, policies, now=3600.0 * now)
+    return run.directory.numbers()
+
+
+HOURS = (0.5, 1.1, 1.9, 3.0, 3.5, 5.2)
+
+
+@pytest.mark.parametrize(
+    ("policies", "expected"),
+    [
+        ([KeepNewest(1)], [6]),
+        ([KeepChains(2)], [5, 6]),
+        ([KeepYoung(3600 * 2.6)], [4, 5, 6]),
+        ([KeepEvery(1.0)], [1, 2, 4, 6]),
+        ([KeepEvery(3.0)], [1, 4, 6]),
+        ([KeepNewest(1), KeepEvery(3.0), KeepYoung(3600 * 2.1)], [1, 4, 5, 6]),
+    ],
+)
+def test_policies_say_together_what_stays(tmp_path, policies, expected):
+    assert kept(tmp_path, policies, hours=HOURS, now=5.5) == expected
+
+
+def test_best_by_evaluation_stays(tmp_path):
+    scores = {1: 0.7, 2: 0.9, 3: None, 4: 0.8, 5: 0.6, 9: 1.0}
+    assert kept(tmp_path, [KeepBest(2, tmp_path)], hours=HOURS, scores=scores) == [2, 4, 6]
+
+
+def test_newest_stays_whatever_the_policies_say(tmp_path):
+    assert kept(tmp_path, [KeepYoung(1)], hours=HOURS, now=100) == [6]
+
+
+def test_leased_stays_whatever_the_policies_say(tmp_path):
+    run = Run(tmp_path)
+    for i in range(4):
+        run.base([Record("C1", 1, float(i))])
+    with Renewal(run.directory, "reader", expire_secs=60, holder="reader") as lease:
+        assert lease.take(2) is not None
+        collect_garbage(run.directory, [KeepNewest(1)])
+        assert run.directory.numbers() == [2, 4]
+    collect_garbage(run.directory, [KeepNewest(1)])
+    assert run.directory.numbers() == [4]

@@ -1,0 +1,220 @@
+"""How long an update takes to reach a follower, in a training run: `python -m benchmarks.lag`.
+
+Trains embedded on generated rows, each with an id of its own, so that every row of that id's table
+is updated once; a second process follows the checkpoints and notes when it was given each. The lag
+of a row is from the beginning of its unit, so a little more than from its update.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from benchmarks import report
+from embedps import flags
+from embedps.checkpoint.follow import Reached, Rows, follow
+from embedps.dataset import CategoricalFeature, DataFile, Dataset, Split
+from embedps.errors import EmbedpsError
+
+TABLE = "row"
+BATCH_ROWS, UNIT_ROWS, NUM_FILES, DIM = 2048, 8192, 4, 16
+
+
+def write_dataset(folder: Path, num_rows: int) -> Dataset:
+    """Rows with a label, an id of few and an id of their own: their place in the dataset."""
+    rng = np.random.default_rng(0)
+    files = []
+    (folder / "train").mkdir(parents=True)
+    per_file = num_rows // NUM_FILES
+    positives = 0
+    for i in range(NUM_FILES):
+        labels = rng.random(per_file) < 0.25
+        positives += int(labels.sum())
+        columns = {
+            "label": pa.array(labels.astype(np.float32)),
+            "C1": pa.array(rng.zipf(1.2, per_file) % 1_000_000),
+            TABLE: pa.array(np.arange(i * per_file, (i + 1) * per_file)),
+        }
+        table = pa.table(columns)
+        path = folder / "train" / f"shard-{i:05d}-of-{NUM_FILES:05d}.parquet"
+        pq.write_table(table, path, row_group_size=UNIT_ROWS, compression="zstd")
+        groups = pq.ParquetFile(path).metadata
+        files.append(
+            DataFile(
+                path=str(path.relative_to(folder)),
+                rows=per_file,
+                bytes=path.stat().st_size,
+                xxh3_64=xxhash.xxh3_64(path.read_bytes()).hexdigest(),
+                row_groups=tuple(
+                    groups.row_group(g).num_rows for g in range(groups.num_row_groups)
+                ),
+            )
+        )
+    Dataset(
+        directory=folder,
+        numeric=(),
+        categorical=(
+            CategoricalFeature(name="C1", cardinality=1_000_000),
+            CategoricalFeature(name=TABLE, cardinality=per_file * NUM_FILES),
+        ),
+        schema={field.name: str(field.type) for field in table.schema},
+        splits={"train": Split(rows=per_file * NUM_FILES, positives=positives, files=tuple(files))},
+    ).save()
+    return Dataset.open(folder)
+
+
+def train(dataset: Dataset, model_dir: Path, delta_secs: float) -> tuple[dict[str, Any], Any]:
+    """Trains one epoch; its summary, and when each unit (file's name, first row) began."""
+    import tensorflow as tf
+
+    from embedps.cluster import EmbeddedCluster
+    from embedps.config import TrainConfig
+    from embedps.recommender import Recommender
+    from embedps.tables import Adagrad, FeatureSpec, TableSpec
+    from embedps.trainer import Trainer
+
+    began: dict[tuple[str, int], float] = {}
+
+    class TimedCluster(EmbeddedCluster):
+        def schedule(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+            def timed(path: Any, first_row: Any, *rest: Any) -> Any:
+                began[Path(path.numpy().decode()).name, int(first_row)] = time.time()
+                return function(path, first_row, *rest)
+
+            return super().schedule(timed, args)
+
+    class Network(tf.keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self._dense = tf.keras.layers.Dense(1)
+
+        def call(self, numerics: Any, embeddings: dict[str, Any]) -> Any:
+            return self._dense(tf.concat(list(embeddings.values()), axis=1))
+
+    recommender = Recommender(
+        tables=tuple(TableSpec(name=n, dim=DIM, optimizer=Adagrad()) for n in ("C1", TABLE)),
+        features=tuple(FeatureSpec(name=n, table=n) for n in ("C1", TABLE)),
+        build=Network,
+    )
+    config = TrainConfig(
+        data=str(dataset.directory),
+        model_dir=str(model_dir),
+        batch_size=BATCH_ROWS,
+        unit_rows=UNIT_ROWS,
+        delta_secs=delta_secs,
+        eval="none",
+    )
+    cluster = TimedCluster(num_shards=2)
+    summary = Trainer(recommender, dataset, config, cluster).run()
+    cluster.close()
+    return summary, began
+
+
+def follow_rows(model_dir: Path, output: Path) -> None:
+    """Follows a run to its end: which ids came when, and how many saves."""
+    ids: list[npt.NDArray[np.int64]] = []
+    times: list[float] = []
+    saves = 0
+    for change in follow(model_dir):
+        if isinstance(change, Rows):
+            codes = change.batch["table"].indices.to_numpy()
+            names = change.batch["table"].dictionary.to_pylist()
+            if TABLE in names:
+                ids.append(change.batch["id"].to_numpy()[codes == names.index(TABLE)])
+                times.append(time.time())
+        saves += isinstance(change, Reached)
+    counts = [len(some) for some in ids]
+    np.savez(output, ids=np.concatenate(ids), times=np.repeat(times, counts), saves=saves)
+
+
+def measure(num_rows: int, delta_secs: float) -> dict[str, Any]:
+    """The lags of one run, in seconds."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        dataset = write_dataset(folder / "data", num_rows)
+        (folder / "model").mkdir()
+        command = [sys.executable, "-m", "benchmarks.lag", "--follow", str(folder / "model")]
+        follower = subprocess.Popen([*command, "--output", str(folder / "seen.npz")])
+        try:
+            summary, began = train(dataset, folder / "model", delta_secs)
+            if follower.wait(timeout=120) != 0:
+                raise EmbedpsError(f"the follower ended with code {follower.returncode}")
+        finally:
+            follower.kill()
+        seen = np.load(folder / "seen.npz")
+    total = dataset.split("train").rows
+    first_seen = np.full(total, np.inf)
+    np.minimum.at(first_seen, seen["ids"], seen["times"])
+    updated = np.empty(total)
+    per_file = total // NUM_FILES
+    for (file, first_row), moment in began.items():
+        at = int(file.split("-")[1]) * per_file + first_row
+        updated[at : min(at + UNIT_ROWS, at - first_row + per_file)] = moment
+    lags = first_seen - updated
+    quantiles = {f"p{q}": round(float(np.quantile(lags, q / 100)), 3) for q in (50, 90, 99)}
+    return {
+        "rows": total,
+        "never_seen": int(np.isinf(first_seen).sum()),
+        "delta_secs": delta_secs,
+        "saves_followed": int(seen["saves"]),
+        "lag_secs": {**quantiles, "max": round(float(lags.max()), 3)},
+        "p99_over_delta_secs": round(float(np.quantile(lags, 0.99)) / delta_secs, 3),
+        "examples_per_sec": summary["examples_per_sec"],
+        "training_secs": summary["wall_secs"],
+        "checkpoint": summary["checkpoint"],
+    }
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`python -m benchmarks.lag`."""
+    parser = flags.Parser(
+        prog="python -m benchmarks.lag",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--rows", type=int, default=4_000_000, help="(default: 4 million)")
+    parser.add_argument("--delta-secs", type=float, default=2.0, help="(default: 2)")
+    parser.add_argument("--output", type=Path, default=report.RESULTS / "lag.json")
+    parser.add_argument("--follow", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.follow is not None:
+        follow_rows(options.follow, options.output)
+        return 0
+    environment = report.environment()
+    results = measure(options.rows, options.delta_secs)
+    lag = results["lag_secs"]
+    print(
+        f"{results['saves_followed']} saves every {options.delta_secs} s: an update reached the "
+        f"follower after {lag['p50']} s (median), {lag['p99']} s (p99), {lag['max']} s (longest): "
+        f"p99 is {results['p99_over_delta_secs']} x the interval; wanted: under 2 x"
+    )
+    report.write(
+        options.output,
+        {
+            "benchmark": "lag",
+            "command": f"python -m benchmarks.lag --rows {options.rows} "
+            f"--delta-secs {options.delta_secs}",
+            "environment": environment,
+            "config": {"batch_rows": BATCH_ROWS, "unit_rows": UNIT_ROWS, "dim": DIM, "shards": 2},
+            "results": results,
+        },
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+    flags.run(main)

@@ -1,4 +1,4 @@
-"""The README's program runs as it is printed."""
+"""The README's programs run as they are printed."""
 
 import re
 import subprocess
@@ -10,13 +10,21 @@ from tests.builders import write_dataset
 README = Path(__file__).parent.parent / "README.md"
 
 
-def test_library_example_trains(tmp_path: Path) -> None:
-    (program,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+def test_library_example_trains_and_the_other_follows_it(tmp_path: Path) -> None:
+    train, follow = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     dataset = write_dataset(tmp_path / "data")
-    program = program.replace('"DATA"', repr(str(dataset.directory)))
-    program = program.replace('"WIDE"', repr(str(tmp_path / "model")))
+    train = train.replace('"DATA"', repr(str(dataset.directory)))
+    model_dir = repr(str(tmp_path / "model"))
+    out = run(train.replace('"WIDE"', model_dir))
+    assert "'finished': True" in out
+    out = run(follow.replace('"MODEL"', model_dir) + "\nprint(len(rows), stored)")
+    assert re.search(rf"'ids': {out.split()[0]}\b", run(train.replace('"WIDE"', model_dir)))
+    assert '"number": ' in out
+
+
+def run(program: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    assert "'finished': True" in done.stdout
+    return done.stdout

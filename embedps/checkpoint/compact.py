@@ -22,6 +22,7 @@ from embedps.checkpoint.chain import replace_start
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.lease import Renewal
 from embedps.checkpoint.manifest import VERSION, FileEntry, Manifest, SaveSet
+from embedps.checkpoint.objects import ObjectPath
 from embedps.checkpoint.replay import Part, make_parts
 from embedps.errors import CheckpointError, CorruptCheckpointError
 
@@ -58,6 +59,10 @@ def compact(directory: CheckpointDirectory) -> Compacted | None:
       CheckpointError: nothing was committed, another compaction runs, or it cannot be written.
       CorruptCheckpointError: a file is not what its manifest says; nothing was committed.
     """
+    if isinstance(directory.path, ObjectPath):
+        raise CheckpointError(
+            f"{directory.path}: an object store has no locks to compact under: compact a local copy"
+        )
     work = directory.path / WORK_NAME
     name = f"compaction-{socket.gethostname()}-{os.getpid()}"
     with (

@@ -8,7 +8,10 @@ import pytest
 
 from embedps.checkpoint import io
 from embedps.checkpoint.__main__ import main
+from embedps.checkpoint.compact import compact
+from embedps.checkpoint.diff import diff
 from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.follow import Reached, Rows, follow
 from embedps.checkpoint.lease import lease_latest, read_leases, release_lease
 from embedps.checkpoint.objects import ObjectPath, as_path
 from embedps.checkpoint.replay import read_chain
@@ -175,3 +178,14 @@ def test_objects_are_where_the_format_says(s3_dir):
     assert "manifests/00000003.json" in names
     assert "base-1/dim2/shard-0-of-2.arrow" in names
     assert not any(name.endswith(".tmp") for name in names)
+
+
+def test_chain_in_an_object_store_is_not_compacted_but_followed(s3_dir):
+    run = make_run(as_path(s3_dir))
+    with pytest.raises(CheckpointError, match="no locks to compact under"):
+        compact(run.directory)
+    changes = list(follow(s3_dir, idle_secs=0))
+    assert [c.position.number for c in changes if isinstance(c, Reached)] == [1, 2, 3]
+    assert sum(c.batch.num_rows for c in changes if isinstance(c, Rows)) == 9 + 3 + 2
+    batches = list(diff(run.directory, run.directory.read(2), run.directory.read(3)))
+    assert sum(batch.num_rows for batch in batches) == 2  # one came back, one went

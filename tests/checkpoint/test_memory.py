@@ -1,0 +1,39 @@
+"""Compaction, export and diff of a chain take memory for what they work on, not for the table."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SIZES = (150_000, 450_000)  # 42 MB and 126 MB of rows
+
+
+def run(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.checkpoint.memory_program", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_memory_does_not_grow_with_the_table(tmp_path):
+    for size in SIZES:
+        run("make", str(tmp_path / str(size)), str(size))
+    for what in ("diff", "export", "compact"):
+        small, large = (
+            json.loads(run(what, str(tmp_path / str(size))).splitlines()[-1]) for size in SIZES
+        )
+        assert (small["code"], large["code"]) == (0, 0)
+        grown = large["bytes"] - small["bytes"]
+        # 300,000 rows more are 84 MB; a byte each is what is held of them.
+        assert grown < 25e6, (what, small, large)

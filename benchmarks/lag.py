@@ -80,21 +80,28 @@ def train(dataset: Dataset, model_dir: Path, delta_secs: float) -> tuple[dict[st
     """Trains one epoch; its summary, and when each unit (file's name, first row) began."""
     import tensorflow as tf
 
-    from embedps.cluster import EmbeddedCluster
+    from embedps.cluster import EmbeddedCluster, Running
     from embedps.config import TrainConfig
     from embedps.recommender import Recommender
     from embedps.tables import Adagrad, FeatureSpec, TableSpec
     from embedps.trainer import Trainer
 
-    began: dict[tuple[str, int], float] = {}
+    moments: dict[tuple[str, int], float] = {}
 
     class TimedCluster(EmbeddedCluster):
-        def schedule(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-            def timed(path: Any, first_row: Any, *rest: Any) -> Any:
-                began[Path(path.numpy().decode()).name, int(first_row)] = time.time()
-                return function(path, first_row, *rest)
+        def schedule(
+            self,
+            function: Callable[..., Any],
+            args: tuple[Any, ...],
+            *,
+            began: Callable[[], None] = lambda: None,
+        ) -> Running:
+            def noted() -> None:
+                path, first_row = args[:2]
+                moments[Path(path.numpy().decode()).name, int(first_row)] = time.time()
+                began()
 
-            return super().schedule(timed, args)
+            return super().schedule(function, args, began=noted)
 
     class Network(tf.keras.Model):
         def __init__(self) -> None:
@@ -120,7 +127,7 @@ def train(dataset: Dataset, model_dir: Path, delta_secs: float) -> tuple[dict[st
     cluster = TimedCluster(num_shards=2)
     summary = Trainer(recommender, dataset, config, cluster).run()
     cluster.close()
-    return summary, began
+    return summary, moments
 
 
 def follow_rows(model_dir: Path, output: Path) -> None:

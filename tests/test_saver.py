@@ -64,7 +64,7 @@ class Model:
         remove(self.collection, "t", self.draw.sample(range(1500), 20))
 
     def save(self):
-        return self.saver.save(step=self.step, ledger={}, in_doubt=list, progress={}, final=False)
+        return self.saver.save(step=self.step, ledger={}, in_doubt=dict, progress={}, final=False)
 
     def live(self):
         self.scratch.mkdir(exist_ok=True)
@@ -175,7 +175,7 @@ def test_other_writer_is_told_apart_from_a_compaction(tmp_path):
     other.restore(newest)
     model.train()
     other._cuts = model.saver._cuts = model.collection.mark_clean()
-    other.save(step=5, ledger={}, in_doubt=list, progress={}, final=False)
+    other.save(step=5, ledger={}, in_doubt=dict, progress={}, final=False)
     model.train()
     with pytest.raises(CheckpointError, match="does another run write here"):
         model.save()

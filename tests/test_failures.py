@@ -300,11 +300,10 @@ def test_cluster_of_tf_config_outlives_its_servers_and_its_client(tmp_path, data
     assert "ps 0 was told to end, after a checkpoint" in out
     ps.finish(0)
 
-    ps = serve("ps")
-    client().finish()
-    for program in (ps, first, second):
+    for program in (first, second):
         program.process.send_signal(signal.SIGTERM)  # nobody asks for it any more
         program.finish(0)
+    finish_in_one_process(programs, dataset, model_dir, epochs=14)
     check(model_dir, dataset, 14, within_units=5 * 4)
 
 

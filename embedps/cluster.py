@@ -356,10 +356,8 @@ class CoordinatorCluster:
                 f"waited {self._wait_secs:.0f} s for any unit to end, while "
                 f"{silent or 'no server'} did not answer"
             )
-        if self._processes is not None:
-            return self._processes.look_after()
         for job, index in self._health.unreachable() - leaving:
-            if job == "ps":
+            if job == "ps" and self._processes is None:
                 return ServerLostError(f"parameter server {index} cannot be reached")
         return None
 

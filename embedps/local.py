@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from embedps.errors import ClusterError, ServerLostError
 from embedps.health import Task, wait_until_serving
 
 _START_SECS = 120.0
+_TICK_SECS = 0.2
 _WELL_SECS = 60.0  # a process that lived for so long did not fail at its start
 _MAX_FAILED_STARTS = 5
 
@@ -46,7 +48,8 @@ class LocalProcesses:
         self._processes: dict[Task, subprocess.Popen[bytes]] = {}
         self._started: dict[Task, float] = {}
         self._failed_starts: dict[Task, int] = {}
-        self._closed = False
+        self._closed = threading.Event()
+        self._lock = threading.Lock()  # that none starts once this is closed
         for job, count in (("ps", num_ps), ("worker", num_workers)):
             for index in range(count):
                 self._spawn((job, index))
@@ -59,12 +62,24 @@ class LocalProcesses:
         """Ends a task's process at once."""
         self._processes[task].kill()
 
-    def look_after(self) -> ClusterError | None:
+    def watch(self, on_lost: Callable[[ClusterError], None]) -> None:
+        """Looks after the processes from now on, on a thread; tells once what cannot go on."""
+
+        def keep() -> None:
+            while not self._closed.wait(_TICK_SECS):
+                lost = self._look_after()
+                if lost is not None and not self._closed.is_set():
+                    self.close()  # nobody else may know of them yet
+                    on_lost(lost)
+
+        threading.Thread(target=keep, name="processes", daemon=True).start()
+
+    def _look_after(self) -> ClusterError | None:
         """Starts workers that ended again; returns an error for what cannot go on like that."""
         for task, process in self._processes.items():
             job, index = task
             code = process.poll()
-            if code is None or self._closed:
+            if code is None:
                 continue
             how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
             if job == "ps":
@@ -92,7 +107,9 @@ class LocalProcesses:
 
         def check(task: Task) -> None:
             code = self._processes[task].poll()
-            if code is not None:
+            if code is not None and code <= 0:  # killed, or told to end: it held nothing yet
+                self._spawn(task)
+            elif code is not None:
                 raise ClusterError(
                     f"{task[0]} {task[1]} ended with code {code} before it served: "
                     f"see {self._log(*task)}"
@@ -106,11 +123,12 @@ class LocalProcesses:
 
     def close(self) -> None:
         """Ends the processes."""
-        self._closed = True
-        for process in self._processes.values():
-            process.kill()
-        for process in self._processes.values():
-            process.wait()
+        self._closed.set()
+        with self._lock:
+            for process in self._processes.values():
+                process.kill()
+            for process in self._processes.values():
+                process.wait()
 
     def _log(self, job: str, index: int) -> Path:
         return self._log_dir / f"{job}-{index}.log"
@@ -124,7 +142,9 @@ class LocalProcesses:
             EMBEDPS_PARENT_PID=str(os.getpid()),
             PYTHONUNBUFFERED="1",
         )
-        with open(self._log(job, index), "ab") as log:
+        with self._lock, open(self._log(job, index), "ab") as log:
+            if self._closed.is_set():
+                return
             self._processes[task] = subprocess.Popen(
                 [sys.executable, "-m", "embedps.server", f"--grace-secs={self._grace_secs}"],
                 env=environment,
@@ -166,6 +186,7 @@ def start(
     )
     try:
         processes.wait_until_serving()
+        processes.watch(on_lost)
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec(processes.cluster), task_type="chief", task_id=0, rpc_layer="grpc"
         )

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from embedps.checkpoint.compact import compact
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.lease import read_leases
 from embedps.checkpoint.policies import Consecutive
@@ -115,6 +116,26 @@ def test_newer_manifest_is_applied_by_its_deltas_alone(tmp_path, dataset):
         assert follower.collection.stats().rows == fresh.collection.stats().rows
         assert follower.apply(manifest) == 0
     assert len(bases) > 1  # a new chain came too, and its delta led on to it
+
+
+def test_compaction_under_the_evaluator_costs_it_nothing(tmp_path, dataset):
+    """It goes on by the deltas that it lacks, and scores what a fresh one does."""
+    directory = CheckpointDirectory(tmp_path)
+    policy: dict[str, Any] = {"max_read_cost": 1e6, **LEARN}
+    for epochs in (1, 2):
+        make_trainer(dataset, tmp_path, epochs=epochs, **policy).run()
+    evaluator = make_evaluator(dataset, tmp_path, num_shards=2)
+    assert evaluator.evaluate_latest(newer_than=-1) is not None
+    made = compact(directory)
+    assert made is not None
+    assert evaluator.apply(made.manifest) == 0
+    make_trainer(dataset, tmp_path, epochs=3, **policy).run()
+    newest = latest(directory.path)
+    assert [save.kind for save in newest.chain] == ["base", "delta"]
+    assert newest.chain[0] == made.base
+    delta = newest.chain[1]
+    assert evaluator.apply(newest) == delta.rows + delta.removed
+    assert evaluator.score() == score_latest(dataset, tmp_path)
 
 
 def test_removed_rows_go_from_the_evaluator(tmp_path, dataset):

@@ -423,6 +423,14 @@ def test_deltas_are_written_while_training_goes_on(tmp_path, dataset):
     assert [p for p in tmp_path.glob("tensorboard/*") if p.stat().st_size]
 
 
+def test_checkpoints_are_due_by_steps_too(tmp_path, dataset):
+    fields: dict[str, Any] = {"epochs": 6, "unit_rows": 128, "rebase": "one-shot"}
+    summary = make_trainer(dataset, tmp_path, delta_steps=20, **fields).run()["checkpoint"]
+    assert summary["bases"]["count"] == 1
+    assert summary["deltas"]["count"] >= 2
+    assert len(latest(tmp_path).chain) == 2  # one delta that holds all since the base
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -30,7 +30,7 @@ from embedps.dataset import CategoricalFeature, DataFile, Dataset, Split
 from embedps.errors import EmbedpsError
 
 TABLE = "row"
-BATCH_ROWS, UNIT_ROWS, NUM_FILES, DIM = 2048, 8192, 4, 16
+BATCH_ROWS, UNIT_ROWS, NUM_FILES, DIM = 2048, 8192, 4, 4
 
 
 def write_dataset(folder: Path, num_rows: int) -> Dataset:

@@ -8,7 +8,6 @@ DIR/evaluation.jsonl and ends with the run's last checkpoint.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import time
@@ -19,12 +18,13 @@ from typing import TYPE_CHECKING
 from embedps import flags, quiet
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.manifest import Manifest
+from embedps.checkpoint.objects import as_path, local_dir
 from embedps.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.progress import ProgressLine
 from embedps.summary import (
-    EVALUATIONS_NAME,
     SUMMARY_NAME,
+    append_evaluation,
     read_evaluations,
     read_json,
     write_json,
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
     from embedps.evaluator import Evaluator
     from embedps.runs import read_run
 
-    model_dir = Path(options.model_dir)
+    model_dir = as_path(options.model_dir)
     run = read_run(model_dir, model=options.model)
     dataset = Dataset.open(options.data or run.config.data)
     scoring = _Scoring(model_dir)
@@ -123,7 +123,9 @@ class _Scoring:
         import tensorflow as tf
 
         self._model_dir = model_dir
-        self._writer = tf.summary.create_file_writer(str(model_dir / "tensorboard" / "eval"))
+        self._writer = tf.summary.create_file_writer(
+            str(local_dir(model_dir) / "tensorboard" / "eval")
+        )
         self._line: ProgressLine | None = None
 
     def show(
@@ -160,8 +162,7 @@ class _Scoring:
             f"{evaluation.lag_secs:.1f} s behind training",
             flush=True,
         )
-        with open(self._model_dir / EVALUATIONS_NAME, "a") as file:
-            file.write(json.dumps(evaluation.to_json()) + "\n")
+        append_evaluation(self._model_dir, evaluation.to_json())
         with self._writer.as_default(step=evaluation.step):
             for name in ("auc", "logloss", "normalized_entropy", "calibration"):
                 tf.summary.scalar(f"eval/{name}", getattr(m, name))

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from embedps.checkpoint.io import write_bytes
+from embedps.checkpoint.objects import as_path
 from embedps.config import TrainConfig
 from embedps.dataset import Dataset
 from embedps.errors import UsageError
@@ -43,7 +44,7 @@ class Run:
 
     def save(self) -> None:
         """Writes MODEL_DIR/config.json."""
-        path = Path(self.config.model_dir) / FILE_NAME
+        path = as_path(self.config.model_dir) / FILE_NAME
         write_bytes(path, (json.dumps(self.to_json(), indent=1) + "\n").encode())
 
 

@@ -7,8 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
+from embedps.checkpoint.objects import as_path, local_dir
 from embedps.config import TrainConfig
 from embedps.errors import ClusterError
 
@@ -31,7 +31,7 @@ class Sidecar:
           config: of the run.
           resumed_after: the number up to which a final checkpoint is not this run's last.
         """
-        logs = Path(config.model_dir) / "logs"
+        logs = local_dir(as_path(config.model_dir)) / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         self._log = logs / "evaluator.log"
         self._command = [

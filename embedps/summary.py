@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from embedps.checkpoint.io import write_bytes
+from embedps.checkpoint.objects import ObjectPath
 
 SUMMARY_NAME = "summary.json"
 EVALUATIONS_NAME = "evaluation.jsonl"
@@ -37,6 +38,18 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def append_evaluation(model_dir: Path, content: dict[str, Any]) -> None:
+    """Adds a line to a model directory's evaluation.jsonl; an object is put anew with it."""
+    path = model_dir / EVALUATIONS_NAME
+    line = json.dumps(content) + "\n"
+    if isinstance(path, ObjectPath):
+        before = path.read_text() if path.exists() else ""
+        write_bytes(path, (before + line).encode())
+        return
+    with open(path, "a") as file:
+        file.write(line)
 
 
 def read_evaluations(model_dir: Path) -> list[dict[str, Any]]:

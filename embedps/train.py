@@ -22,8 +22,10 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from embedps import flags, quiet
+from embedps.checkpoint.io import write_bytes
+from embedps.checkpoint.objects import ObjectPath, as_path, local_dir
 from embedps.config import TrainConfig
-from embedps.errors import ClusterError, ServerLostError, UsageError
+from embedps.errors import CheckpointError, ClusterError, ServerLostError, UsageError
 from embedps.notice import within
 from embedps.server import add_grace_flag, read_tf_config, serve
 from embedps.sidecar import Sidecar
@@ -42,7 +44,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     from embedps.dataset import Dataset
 
     dataset = Dataset.open(run.config.data)
-    model_dir = Path(run.config.model_dir)
+    model_dir = as_path(run.config.model_dir)
     _check_directory(model_dir)
 
     import tensorflow as tf
@@ -206,7 +208,7 @@ def _make_cluster(
                 num_ps=config.num_ps,
                 num_workers=config.num_workers,
                 num_shards=config.num_shards,
-                log_dir=Path(config.model_dir) / "logs",
+                log_dir=local_dir(as_path(config.model_dir)) / "logs",
                 grace_secs=config.grace_secs,
                 server_timeout_secs=config.server_timeout_secs,
                 wait_secs=config.wait_secs,
@@ -219,6 +221,14 @@ def _make_cluster(
 
 
 def _check_directory(model_dir: Path) -> None:
+    if isinstance(model_dir, ObjectPath):
+        try:
+            write_bytes(model_dir / "_writable", b"")
+        except CheckpointError as error:
+            raise UsageError(f"--model-dir must be one that can be written: {error}") from error
+        (model_dir / "_writable").unlink()
+        print(f"logs and TensorBoard's events are in {local_dir(model_dir)}", flush=True)
+        return
     try:
         model_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -8,13 +8,14 @@ import os
 import threading
 import time
 from collections.abc import Set
-from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import tensorflow as tf
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.manifest import Manifest
+from embedps.checkpoint.objects import local_dir
 from embedps.checkpoint.quantize import Encoding, RowEncoding, SlotEncoding
 from embedps.cluster import Cluster
 from embedps.config import TrainConfig
@@ -214,7 +215,7 @@ class Trainer:
         }
 
     def _train(self) -> None:
-        writer = tf.summary.create_file_writer(str(Path(self._config.model_dir) / "tensorboard"))
+        writer = tf.summary.create_file_writer(str(local_dir(self._directory.path) / "tensorboard"))
         error: BaseException | None = None
         with (
             Schedule(
@@ -257,7 +258,8 @@ class Trainer:
         numbers = (unit.first_row, unit.num_rows, unit.seed, unit.first_step)
         return (
             tf.constant(unit.path),
-            *(tf.constant(n, tf.int64) for n in numbers),
+            # NumPy's numbers: TensorFlow keeps every Python one that it is given, for ever.
+            *(tf.constant(np.int64(n)) for n in numbers),
             tf.constant(self._config.sparse_learning_rate, tf.float32),
         )
 

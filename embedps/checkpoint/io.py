@@ -15,6 +15,7 @@ import io
 import os
 import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -30,6 +31,7 @@ TEMPORARY_SUFFIX = ".tmp"
 PIECE_BYTES = 65536
 MAX_BLOCKS = 32
 _CHUNK_BYTES = 1 << 20
+_SPOOL_BYTES = 64 << 20  # of an upload that is kept in memory and not in a file
 
 
 def format_checksum(xxh3_64: int) -> str:
@@ -145,7 +147,7 @@ def _die_if_fault(point: str) -> None:
 class ChecksummedFile(io.RawIOBase):
     """A file being written, and the checksum of what was."""
 
-    def __init__(self, file: io.FileIO | io.BytesIO) -> None:
+    def __init__(self, file: io.FileIO | tempfile.SpooledTemporaryFile[bytes]) -> None:
         self._file = file
         self._digest = Digest()
 
@@ -182,12 +184,13 @@ def write_atomically(path: Path) -> Iterator[ChecksummedFile]:
       CheckpointError: it cannot be written; what was at `path` is still there.
     """
     if isinstance(path, ObjectPath):
-        whole = io.BytesIO()
-        yield ChecksummedFile(whole)
-        try:
-            path.write_bytes(whole.getbuffer())
-        except OSError as error:
-            raise CheckpointError(f"cannot write {str(path)!r}: {error}") from error
+        with tempfile.SpooledTemporaryFile(_SPOOL_BYTES) as whole:
+            yield ChecksummedFile(whole)
+            try:
+                whole.seek(0)
+                path.upload(whole)
+            except OSError as error:
+                raise CheckpointError(f"cannot write {str(path)!r}: {error}") from error
         return
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:

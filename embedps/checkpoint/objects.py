@@ -9,7 +9,9 @@ from __future__ import annotations
 import fnmatch
 import functools
 import os
+import shutil
 import stat
+import tempfile
 from collections.abc import Generator
 from pathlib import Path, PosixPath
 from typing import Any
@@ -21,6 +23,7 @@ import pyarrow.fs as pafs
 from embedps.errors import UsageError
 
 SCHEMES = ("s3", "gs")
+_CHUNK_BYTES = 1 << 20
 
 
 class ObjectPath(PosixPath):
@@ -80,10 +83,15 @@ class ObjectPath(PosixPath):
         return self.read_bytes().decode()
 
     def write_bytes(self, data: Any) -> int:
-        """Puts the object, by parts where it is large; it appears whole or not at all."""
+        """Puts the object; it appears whole or not at all."""
         with self._filesystem.open_output_stream(self._key) as file:
             file.write(data)
         return len(data)
+
+    def upload(self, source: Any) -> None:
+        """Puts the object from an open file, by parts where it is large."""
+        with self._filesystem.open_output_stream(self._key) as file:
+            shutil.copyfileobj(source, file, _CHUNK_BYTES)
 
     def mkdir(self, *_: Any, **__: Any) -> None:
         """Nothing: an object needs no directory."""
@@ -144,6 +152,16 @@ def as_path(location: str | Path) -> Path:
             f"read from the environment (AWS_ENDPOINT_URL and so on), but got {location!r}"
         )
     return ObjectPath(f"{scheme}:", *(part for part in rest.split("/") if part))
+
+
+def local_dir(directory: Path) -> Path:
+    """Where the logs and TensorBoard's events of a model directory are, which only files can be.
+
+    The directory itself; of one in an object store, one of this machine's temporary directory.
+    """
+    if not isinstance(directory, ObjectPath):
+        return directory
+    return Path(tempfile.gettempdir(), "embedps", *directory.parts[1:])
 
 
 @functools.cache

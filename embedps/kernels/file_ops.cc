@@ -1,7 +1,10 @@
 // The ops that move rows between a store and its checkpoint files.
+#include <sys/resource.h>
+
 #include <cfenv>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -21,6 +24,9 @@ using tensorflow::Tensor;
 using tensorflow::tstring;
 using tensorflow::shape_inference::InferenceContext;
 
+// Of ten parts of a core that both want, the writer gets one.
+constexpr int kWriterNiceness = 10;
+
 // The standard floating-point environment: TensorFlow's threads, and what they start, take numbers
 // under the least normal one for zero, but a file's are to be what was written.
 class StandardFloats {
@@ -36,19 +42,26 @@ class StandardFloats {
 };
 
 // File work takes seconds: it has a thread of its own, so that it never holds one that lookups
-// need.
+// need. A thread that writes is nice: training has the cores before it, and it what they leave.
 class FileOp : public AsyncOpKernel {
  public:
   using AsyncOpKernel::AsyncOpKernel;
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
-    context->env()->SchedClosure([this, context, done = std::move(done)] {
-      const StandardFloats floats;
-      const absl::Status status = Work(context);
+    std::thread([this, context, done = std::move(done)] {
+      if (niceness_ > 0) ::setpriority(PRIO_PROCESS, 0, niceness_);  // 0 is this thread
+      absl::Status status;
+      {
+        const StandardFloats floats;
+        status = Work(context);
+      }
       if (!status.ok()) context->SetStatus(status);
       done();
-    });
+    }).detach();
   }
   virtual absl::Status Work(OpKernelContext* context) = 0;
+
+ protected:
+  int niceness_ = 0;
 };
 
 REGISTER_OP("EmbedpsWriteRows")
@@ -82,6 +95,7 @@ class WriteRowsOp : public FileOp {
     OP_REQUIRES_OK(c, c->GetAttr("slots", &slots));
     OP_REQUIRES_OK(c, ToTensorFlow(Parse(rows, &rows_)));
     OP_REQUIRES_OK(c, ToTensorFlow(Parse(slots, &slots_)));
+    niceness_ = kWriterNiceness;
     kind_ = kind == "base" ? RowStore::CutKind::kBase : RowStore::CutKind::kDelta;
   }
   absl::Status Work(OpKernelContext* context) override {
@@ -156,11 +170,12 @@ class LoadRowsOp : public FileOp {
     TF_RETURN_IF_ERROR(ToTensorFlow(RowFileReader::Open(path, &reader)));
     std::vector<int> tables;
     TF_RETURN_IF_ERROR(Match(path, reader->schema(), store, &tables));
+    const ParallelFor parallel = DeviceThreads(context);
     int64_t records = 0;
     RowColumns columns;
     for (int i = 0; i < reader->num_batches(); ++i) {
       TF_RETURN_IF_ERROR(ToTensorFlow(reader->Read(i, &columns)));
-      records += store.Load(columns, tables, shard_, num_shards_, slots_);
+      records += store.Load(columns, tables, shard_, num_shards_, slots_, parallel);
     }
     Tensor* out;
     TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &out));

@@ -5,16 +5,16 @@
 #include <arrow/array/builder_primitive.h>
 #include <arrow/buffer.h>
 #include <arrow/io/interfaces.h>
-#include <arrow/io/memory.h>
 #include <arrow/ipc/reader.h>
 #include <arrow/ipc/writer.h>
 #include <arrow/memory_pool.h>
 #include <arrow/record_batch.h>
 #include <arrow/type.h>
 #include <arrow/util/compression.h>
+#include <arrow/util/future.h>
+#include <arrow/util/io_util.h>
 #include <arrow/util/key_value_metadata.h>
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -29,6 +29,8 @@
 #include <set>
 #include <string_view>
 #include <utility>
+
+#include "embedps/kernels/object_files.h"
 
 #define XXH_INLINE_ALL
 #include <arrow/vendored/xxhash/xxhash.h>
@@ -120,6 +122,10 @@ class FileDescriptor {
   }
   FileDescriptor(const FileDescriptor&) = delete;
   FileDescriptor& operator=(const FileDescriptor&) = delete;
+  FileDescriptor& operator=(FileDescriptor&& other) {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
   int get() const { return fd_; }
   int Release() { return std::exchange(fd_, -1); }
 
@@ -181,10 +187,17 @@ class BlockChecksums {
   std::vector<uint64_t> pieces_;
 };
 
-// An Arrow sink over a file descriptor that checksums what passes.
+// An Arrow sink over a file descriptor, or an upload, that checksums what passes.
 class ChecksummedFile final : public arrow::io::OutputStream {
  public:
   explicit ChecksummedFile(int fd) : fd_(fd) { set_mode(arrow::io::FileMode::WRITE); }
+  explicit ChecksummedFile(std::shared_ptr<arrow::io::OutputStream> upload)
+      : fd_(-1), upload_(std::move(upload)) {
+    set_mode(arrow::io::FileMode::WRITE);
+  }
+  ~ChecksummedFile() override {
+    if (upload_ != nullptr && !upload_->closed()) (void)upload_->Abort();
+  }
 
   using arrow::io::OutputStream::Write;
   arrow::Status Write(const void* data, int64_t nbytes) override {
@@ -193,6 +206,10 @@ class ChecksummedFile final : public arrow::io::OutputStream {
     if (FaultIsDue("write")) {  // torn: half of it is written
       if (::write(fd_.get(), data, static_cast<size_t>(nbytes / 2)) >= 0) Die();
       Die();
+    }
+    if (upload_ != nullptr) {
+      ARROW_RETURN_NOT_OK(upload_->Write(data, nbytes));
+      left = 0;
     }
     while (left > 0) {
       const ssize_t written = ::write(fd_.get(), next, static_cast<size_t>(left));
@@ -210,6 +227,7 @@ class ChecksummedFile final : public arrow::io::OutputStream {
     return arrow::Status::OK();
   }
   arrow::Status Close() override {
+    if (upload_ != nullptr) return upload_->Close();
     const int fd = fd_.Release();
     if (fd < 0) return arrow::Status::OK();
     DieIfFault("fsync");
@@ -223,7 +241,7 @@ class ChecksummedFile final : public arrow::io::OutputStream {
     return arrow::Status::OK();
   }
   arrow::Result<int64_t> Tell() const override { return bytes_; }
-  bool closed() const override { return fd_.get() < 0; }
+  bool closed() const override { return upload_ != nullptr ? upload_->closed() : fd_.get() < 0; }
 
   int64_t bytes() const { return bytes_; }
   uint64_t xxh3_64() const { return checksum_.Digest(); }
@@ -231,6 +249,7 @@ class ChecksummedFile final : public arrow::io::OutputStream {
 
  private:
   FileDescriptor fd_;
+  std::shared_ptr<arrow::io::OutputStream> upload_;
   Xxh3 checksum_;
   BlockChecksums blocks_;
   int64_t bytes_ = 0;
@@ -365,7 +384,7 @@ class ArrowRowFileWriter final : public RowFileWriter {
   ~ArrowRowFileWriter() override {
     if (finished_ || file_ == nullptr) return;
     file_.reset();
-    ::unlink(TemporaryPath().c_str());
+    if (!IsObject(path_)) ::unlink(TemporaryPath().c_str());
   }
 
   Status Init(const std::string& compression) {
@@ -379,6 +398,12 @@ class ArrowRowFileWriter final : public RowFileWriter {
     } else {
       return Status::InvalidArgument("compression must be 'none', 'lz4' or 'zstd' but is " +
                                      Quoted(compression));
+    }
+    if (IsObject(path_)) {
+      auto upload = OpenObjectOutput(path_);
+      if (!upload.ok()) return Wrap(upload.status());
+      file_ = std::make_unique<ChecksummedFile>(*std::move(upload));
+      return Wrap(Start(codec));
     }
     EMBEDPS_RETURN_IF_ERROR(MakeDirectories(std::filesystem::path(path_).parent_path()));
     const std::string temporary = TemporaryPath();
@@ -407,12 +432,8 @@ class ArrowRowFileWriter final : public RowFileWriter {
     EMBEDPS_RETURN_IF_ERROR(Wrap(writer_->Close()));
     writer_.reset();
     EMBEDPS_RETURN_IF_ERROR(Wrap(file_->Close()));
-    DieIfFault("rename");
-    if (std::rename(TemporaryPath().c_str(), path_.c_str()) != 0) {
-      return Errno("cannot rename the finished row file to", path_, errno);
-    }
-    finished_ = true;
-    EMBEDPS_RETURN_IF_ERROR(SyncDirectory(std::filesystem::path(path_).parent_path()));
+    finished_ = IsObject(path_);
+    if (!finished_) EMBEDPS_RETURN_IF_ERROR(MoveIntoPlace());
     info->bytes = file_->bytes();
     info->rows = records_ - removed_;
     info->removed = removed_;
@@ -423,6 +444,15 @@ class ArrowRowFileWriter final : public RowFileWriter {
 
  private:
   std::string TemporaryPath() const { return path_ + ".tmp"; }
+
+  Status MoveIntoPlace() {
+    DieIfFault("rename");
+    if (std::rename(TemporaryPath().c_str(), path_.c_str()) != 0) {
+      return Errno("cannot rename the finished row file to", path_, errno);
+    }
+    finished_ = true;
+    return SyncDirectory(std::filesystem::path(path_).parent_path());
+  }
 
   Status Wrap(const arrow::Status& status) const {
     if (status.ok()) return Status::Ok();
@@ -693,28 +723,107 @@ Status FromArrow(const std::string& path, const arrow::Schema& arrow_schema,
   return check(num_fields - 1, "removed", arrow::boolean());
 }
 
-class MappedBuffer final : public arrow::Buffer {
+// A file that is read where it is asked, on the asking thread: Arrow's own may be read by its I/O
+// threads, which then may hold the reader, and the memory pool with it, past the return of Open.
+// Not mapped: one that is truncated meanwhile ends in a Status, not in a signal.
+class InputFile final : public arrow::io::RandomAccessFile {
  public:
-  MappedBuffer(void* data, int64_t size)
-      : arrow::Buffer(static_cast<const uint8_t*>(data), size), mapped_(data) {}
-  ~MappedBuffer() override { ::munmap(mapped_, static_cast<size_t>(size_)); }
+  static Status Open(const std::string& path, std::shared_ptr<InputFile>* file) {
+    auto opened = std::make_shared<InputFile>();
+    if (IsObject(path)) {
+      auto object = OpenObjectInput(path);
+      if (!object.ok()) return NotOpened(path, object.status());
+      auto size = (*object)->GetSize();
+      if (!size.ok()) return NotOpened(path, size.status());
+      opened->object_ = *std::move(object);
+      opened->size_ = *size;
+    } else {
+      opened->fd_ = FileDescriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+      if (opened->fd_.get() < 0) return Errno("cannot open", path, errno);
+      struct stat attributes;
+      if (::fstat(opened->fd_.get(), &attributes) != 0) return Errno("cannot stat", path, errno);
+      opened->size_ = attributes.st_size;
+    }
+    *file = std::move(opened);
+    return Status::Ok();
+  }
+
+  ~InputFile() override { (void)Close(); }
+
+  arrow::Result<int64_t> ReadAt(int64_t position, int64_t nbytes, void* out) override {
+    if (position < 0 || nbytes < 0) return arrow::Status::Invalid("a read before the beginning");
+    nbytes = std::min(nbytes, std::max<int64_t>(0, size_ - position));
+    if (object_ != nullptr) return object_->ReadAt(position, nbytes, out);
+    int64_t done = 0;
+    while (done < nbytes) {
+      const ssize_t count = ::pread(fd_.get(), static_cast<char*>(out) + done,
+                                    static_cast<size_t>(nbytes - done), position + done);
+      if (count == 0) break;
+      if (count < 0) {
+        if (errno == EINTR) continue;
+        return arrow::Status::IOError("read at byte ", position + done, ": ", std::strerror(errno));
+      }
+      done += count;
+    }
+    return done;
+  }
+  arrow::Result<std::shared_ptr<arrow::Buffer>> ReadAt(int64_t position, int64_t nbytes) override {
+    // What a damaged footer asks for is not allocated beyond what there is.
+    nbytes = std::min(nbytes, std::max<int64_t>(0, size_ - std::max<int64_t>(0, position)));
+    ARROW_ASSIGN_OR_RAISE(auto buffer,
+                          arrow::AllocateResizableBuffer(std::max<int64_t>(0, nbytes)));
+    ARROW_ASSIGN_OR_RAISE(const int64_t count, ReadAt(position, nbytes, buffer->mutable_data()));
+    ARROW_RETURN_NOT_OK(buffer->Resize(count, /*shrink_to_fit=*/false));
+    return std::shared_ptr<arrow::Buffer>(std::move(buffer));
+  }
+  arrow::Future<std::shared_ptr<arrow::Buffer>> ReadAsync(const arrow::io::IOContext&,
+                                                          int64_t position,
+                                                          int64_t nbytes) override {
+    return arrow::Future<std::shared_ptr<arrow::Buffer>>::MakeFinished(ReadAt(position, nbytes));
+  }
+  arrow::Future<std::shared_ptr<arrow::Buffer>> ReadAsync(const arrow::io::IOContext&,
+                                                          int64_t position, int64_t nbytes,
+                                                          bool allow_short_read) override {
+    return arrow::Future<std::shared_ptr<arrow::Buffer>>::MakeFinished(
+        arrow::io::RandomAccessFile::ReadAt(position, nbytes, allow_short_read));
+  }
+  arrow::Result<int64_t> Read(int64_t nbytes, void* out) override {
+    ARROW_ASSIGN_OR_RAISE(const int64_t count, ReadAt(position_, nbytes, out));
+    position_ += count;
+    return count;
+  }
+  arrow::Result<std::shared_ptr<arrow::Buffer>> Read(int64_t nbytes) override {
+    ARROW_ASSIGN_OR_RAISE(auto buffer, ReadAt(position_, nbytes));
+    position_ += buffer->size();
+    return buffer;
+  }
+  arrow::Status Seek(int64_t position) override {
+    position_ = position;
+    return arrow::Status::OK();
+  }
+  arrow::Result<int64_t> Tell() const override { return position_; }
+  arrow::Result<int64_t> GetSize() override { return size_; }
+  arrow::Status Close() override {
+    closed_ = true;
+    return arrow::Status::OK();
+  }
+  bool closed() const override { return closed_; }
 
  private:
-  void* const mapped_;
-};
+  static Status NotOpened(const std::string& path, const arrow::Status& status) {
+    const std::string message = "cannot open " + Quoted(path) + ": " + status.ToString();
+    // Arrow says so of an object that is not there; it has no code of its own for it.
+    const auto* detail = status.detail().get();
+    const bool absent = detail != nullptr && arrow::internal::ErrnoFromStatus(status) == ENOENT;
+    return absent ? Status::NotFound(message) : Status::IoError(message);
+  }
 
-Status MapFile(const std::string& path, std::shared_ptr<arrow::Buffer>* bytes) {
-  FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.get() < 0) return Errno("cannot open row file", path, errno);
-  struct stat attributes;
-  if (::fstat(file.get(), &attributes) != 0) return Errno("cannot stat", path, errno);
-  if (attributes.st_size == 0) return Mismatch(path, "size", "an Arrow IPC file", "0 bytes");
-  void* data = ::mmap(nullptr, static_cast<size_t>(attributes.st_size), PROT_READ, MAP_PRIVATE,
-                      file.get(), 0);
-  if (data == MAP_FAILED) return Errno("cannot map row file", path, errno);
-  *bytes = std::make_shared<MappedBuffer>(data, attributes.st_size);
-  return Status::Ok();
-}
+  FileDescriptor fd_{-1};
+  std::shared_ptr<arrow::io::RandomAccessFile> object_;
+  int64_t size_ = 0;
+  int64_t position_ = 0;
+  bool closed_ = false;
+};
 
 class ArrowRowFileReader final : public RowFileReader {
  public:
@@ -722,11 +831,7 @@ class ArrowRowFileReader final : public RowFileReader {
       : path_(std::move(path)), pool_(arrow::default_memory_pool()) {}
 
   Status Init() {
-    std::shared_ptr<arrow::Buffer> bytes;
-    EMBEDPS_RETURN_IF_ERROR(MapFile(path_, &bytes));
-    // Not Arrow's MemoryMappedFile: that one's reads run on Arrow's I/O threads, which then may
-    // hold the reader, and the memory pool with it, past the return of Open.
-    file_ = std::make_shared<arrow::io::BufferReader>(std::move(bytes));
+    EMBEDPS_RETURN_IF_ERROR(InputFile::Open(path_, &file_));
     auto options = arrow::ipc::IpcReadOptions::Defaults();
     options.use_threads = false;  // shards load their files side by side
     auto opened = arrow::ipc::RecordBatchFileReader::Open(file_, options);
@@ -907,7 +1012,7 @@ class ArrowRowFileReader final : public RowFileReader {
   RowFileSchema schema_;
   arrow::ProxyMemoryPool pool_;  // counts this reader's own bytes, which the cap is on
   std::unique_ptr<arrow::CappedMemoryPool> capped_pool_;
-  std::shared_ptr<arrow::io::BufferReader> file_;
+  std::shared_ptr<InputFile> file_;
   std::shared_ptr<arrow::ipc::RecordBatchFileReader> reader_;
 };
 
@@ -936,20 +1041,17 @@ Status RowFileReader::Open(const std::string& path, std::unique_ptr<RowFileReade
 }
 
 Status ChecksumFile(const std::string& path, int64_t* bytes, uint64_t* xxh3_64) {
-  FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.get() < 0) return Errno("cannot open", path, errno);
+  std::shared_ptr<InputFile> file;
+  EMBEDPS_RETURN_IF_ERROR(InputFile::Open(path, &file));
   Xxh3 checksum;
   std::vector<char> buffer(1 << 20);
   *bytes = 0;
   while (true) {
-    const ssize_t count = ::read(file.get(), buffer.data(), buffer.size());
-    if (count == 0) break;
-    if (count < 0) {
-      if (errno == EINTR) continue;
-      return Errno("cannot read at byte " + std::to_string(*bytes) + " of", path, errno);
-    }
-    checksum.Update(buffer.data(), static_cast<size_t>(count));
-    *bytes += count;
+    const auto count = file->Read(static_cast<int64_t>(buffer.size()), buffer.data());
+    if (!count.ok()) return Status::IoError(Quoted(path) + ": " + count.status().ToString());
+    if (*count == 0) break;
+    checksum.Update(buffer.data(), static_cast<size_t>(*count));
+    *bytes += *count;
   }
   *xxh3_64 = checksum.Digest();
   return Status::Ok();

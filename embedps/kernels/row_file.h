@@ -68,10 +68,11 @@ struct RowFileInfo {
 inline constexpr int64_t kFilePieceBytes = 65536;
 inline constexpr int64_t kMaxFileBlocks = 32;
 
-// Writes to `path` + ".tmp", checksums what it writes, fsyncs, renames on Finish. Not thread-safe.
+// Writes to `path` + ".tmp", checksums what it writes, fsyncs, renames on Finish. Where `path` is a
+// URL of an object store it is uploaded by parts, and appears on Finish. Not thread-safe.
 class RowFileWriter {
  public:
-  virtual ~RowFileWriter() = default;  // without Finish: removes the temporary file
+  virtual ~RowFileWriter() = default;  // without Finish: nothing is left
   // compression: "none", "lz4" or "zstd". Creates the directories of `path` that are missing.
   static Status Open(const std::string& path, const RowFileSchema& schema,
                      const std::string& compression, std::unique_ptr<RowFileWriter>* writer);
@@ -80,7 +81,7 @@ class RowFileWriter {
   virtual Status Finish(RowFileInfo* info) = 0;
 };
 
-// Reads a row file batch by batch; memory-maps it. Not thread-safe.
+// Reads a row file batch by batch. Not thread-safe.
 class RowFileReader {
  public:
   virtual ~RowFileReader() = default;

@@ -350,6 +350,21 @@ TEST(ReaderRefusesWhatIsNotARowFile) {
   }
 }
 
+TEST(FileTruncatedAfterItWasOpenedIsDataLoss) {
+  TemporaryDirectory directory;
+  const std::string path = directory.Path("rows.arrow");
+  const RowFileSchema schema = MakeSchema();
+  RowFileInfo info;
+  ASSERT_OK(WriteFile(path, schema, {MakeColumns(schema, 5000, 0), MakeColumns(schema, 5000, 1)},
+                      "none", &info));
+  std::unique_ptr<RowFileReader> reader;
+  ASSERT_OK(RowFileReader::Open(path, &reader));
+  RowColumns columns;
+  ASSERT_OK(reader->Read(0, &columns));
+  std::filesystem::resize_file(path, info.bytes / 2);  // a mapped page past it would be SIGBUS
+  EXPECT_STATUS(reader->Read(1, &columns), StatusCode::kDataLoss, path, "record batch 1");
+}
+
 // Whatever bytes a file has, reading it ends with rows or with a Status: never a crash, never more
 // memory than a batch. Run under ASan, this is the reader's fuzz test.
 TEST(DamagedFilesNeverCrashTheReader) {

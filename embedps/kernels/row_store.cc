@@ -12,7 +12,7 @@ namespace embedps {
 namespace {
 
 constexpr int64_t kBatchRows = 32768;  // records given to a sink at once
-constexpr uint32_t kSliceRows = 1024;  // rows copied under one hold of a stripe's lock
+constexpr uint32_t kSliceRows = 256;   // rows copied under one hold of a stripe's lock
 
 }  // namespace
 
@@ -390,46 +390,83 @@ Status RowStore::Cut(CutKind kind, int64_t since, const Sink& sink, int64_t* cut
 }
 
 int64_t RowStore::Load(const RowColumns& columns, const std::vector<int>& tables, int shard,
-                       int num_shards, bool slots) {
-  const int dim = config_.dim;
-  int64_t taken = 0;
+                       int num_shards, bool slots, const ParallelFor& parallel) {
+  // The records that are ours by stripe, in the file's order within each: one lock a stripe, and
+  // stripes side by side.
+  struct Record {
+    uint64_t hash;
+    int32_t at;
+    int32_t bin;
+  };
+  std::vector<Record> ours;
+  ours.reserve(columns.num_rows);
+  std::vector<int64_t> starts(stripes_.size() + 1, 0);
   for (int64_t i = 0; i < columns.num_rows; ++i) {
     const int t = tables[columns.table[i]];
     if (t < 0) continue;
-    const int64_t id = columns.id[i];
-    const uint64_t hash = RowHash(salts_[t], id);
+    const uint64_t hash = RowHash(salts_[t], columns.id[i]);
     if (ShardOf(hash, num_shards) != shard) continue;
-    ++taken;
-    Stripe& s = stripe(t, hash);
-    std::lock_guard<std::mutex> lock(s.mutex);
-    if (columns.removed[i]) {
-      if (s.Remove(hash, id, salts_[t])) table_rows_[t].fetch_sub(1, std::memory_order_relaxed);
-      continue;
-    }
-    uint32_t number = s.Find(hash, id);
-    if (number == kNone) {
-      number = s.Insert(hash, id, salts_[t]);
-      if (number == kNone) {
-        rejected_inserts_.fetch_add(1, std::memory_order_relaxed);
-        continue;
-      }
-      table_rows_[t].fetch_add(1, std::memory_order_relaxed);
-      InitializeSlots(config_.optimizer, dim, s.Embedding(number) + dim);
-    }
-    RowHeader* row = s.Row(number);
-    row->last_step = columns.last_step[i];
-    row->frequency = std::min(columns.frequency[i], kMaxFrequency);
-    float* floats = s.Embedding(number);
-    std::memcpy(floats, &columns.embedding[i * dim], sizeof(float) * dim);
-    if (!slots) continue;
-    floats += dim;
-    for (const std::vector<float>& values : columns.optimizer_slots) {
-      const int64_t width = static_cast<int64_t>(values.size()) / columns.num_rows;
-      std::memcpy(floats, &values[i * width], sizeof(float) * width);
-      floats += width;
-    }
+    const int bin = t * kStripes + static_cast<int>(hash & (kStripes - 1));
+    ours.push_back({hash, static_cast<int32_t>(i), bin});
+    ++starts[bin + 1];
   }
-  return taken;
+  for (size_t bin = 0; bin < stripes_.size(); ++bin) starts[bin + 1] += starts[bin];
+  std::vector<Record> ordered(ours.size());
+  std::vector<int64_t> next(starts.begin(), starts.end() - 1);
+  for (const Record& record : ours) ordered[next[record.bin]++] = record;
+
+  parallel(static_cast<int64_t>(stripes_.size()), 500 * (1 + columns.num_rows / stripes_.size()),
+           [&](int64_t begin, int64_t end) {
+             for (int64_t bin = begin; bin < end; ++bin) {
+               const Record* first = ordered.data() + starts[bin];
+               const Record* last = ordered.data() + starts[bin + 1];
+               if (first == last) continue;
+               const int t = static_cast<int>(bin) / kStripes;
+               Stripe& s = *stripes_[bin];
+               std::lock_guard<std::mutex> lock(s.mutex);
+               constexpr int kAhead = 8;
+               for (const Record* r = first; r < last; ++r) {
+                 if (last - r > 2 * kAhead) s.PrefetchEntry(r[2 * kAhead].hash);
+                 if (last - r > kAhead) s.PrefetchRow(r[kAhead].hash);
+                 LoadRecord(columns, r->at, t, r->hash, slots, &s);
+               }
+             }
+           });
+  return static_cast<int64_t>(ours.size());
+}
+
+void RowStore::LoadRecord(const RowColumns& columns, int64_t i, int table, uint64_t hash,
+                          bool slots, Stripe* stripe) {
+  const int dim = config_.dim;
+  const int64_t id = columns.id[i];
+  if (columns.removed[i]) {
+    if (stripe->Remove(hash, id, salts_[table])) {
+      table_rows_[table].fetch_sub(1, std::memory_order_relaxed);
+    }
+    return;
+  }
+  uint32_t number = stripe->Find(hash, id);
+  if (number == kNone) {
+    number = stripe->Insert(hash, id, salts_[table]);
+    if (number == kNone) {
+      rejected_inserts_.fetch_add(1, std::memory_order_relaxed);
+      return;
+    }
+    table_rows_[table].fetch_add(1, std::memory_order_relaxed);
+    if (!slots) InitializeSlots(config_.optimizer, dim, stripe->Embedding(number) + dim);
+  }
+  RowHeader* row = stripe->Row(number);
+  row->last_step = columns.last_step[i];
+  row->frequency = std::min(columns.frequency[i], kMaxFrequency);
+  float* floats = stripe->Embedding(number);
+  std::memcpy(floats, &columns.embedding[i * dim], sizeof(float) * dim);
+  if (!slots) return;
+  floats += dim;
+  for (const std::vector<float>& values : columns.optimizer_slots) {
+    const int64_t width = static_cast<int64_t>(values.size()) / columns.num_rows;
+    std::memcpy(floats, &values[i * width], sizeof(float) * width);
+    floats += width;
+  }
 }
 
 int64_t RowStore::MarkClean() {

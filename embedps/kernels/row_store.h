@@ -105,7 +105,7 @@ class RowStore {
   // slots keep their initial values. Returns how many records were taken. Nothing loaded or removed
   // here is listed for the next cut.
   int64_t Load(const RowColumns& columns, const std::vector<int>& tables, int shard, int num_shards,
-               bool slots);
+               bool slots, const ParallelFor& parallel);
 
   // Forgets what was touched, as after a restore. Returns the cut to give as `since` next.
   int64_t MarkClean();
@@ -121,6 +121,8 @@ class RowStore {
 
   void Arrange(const IdBatch& batch, Order* order) const;
   Stripe& stripe(int table, uint64_t row_hash) const;
+  void LoadRecord(const RowColumns& columns, int64_t i, int table, uint64_t hash, bool slots,
+                  Stripe* stripe);
   Status CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pending, const Sink& sink,
                    RowColumns* columns);
 

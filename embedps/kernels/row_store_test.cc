@@ -360,6 +360,34 @@ TEST(DeltaGivesWhatWasTouchedAndRemoved) {
   EXPECT_TRUE(rows == BaseOf(&again));
 }
 
+TEST(MemoryOfACutIsABatchAndFourBytesATouchedRow) {
+  constexpr int kDim = 16;
+  constexpr int64_t kRows = 200000;
+  constexpr int64_t kBatchRows = 32768 + 256;  // what is given at once, and what a slice adds
+  RowStore store(MakeConfig(kDim, 1, OptimizerKind::kAdagrad));
+  Lookup(&store, Batch{Range(0, kRows)});
+  for (const CutKind kind : {CutKind::kBase, CutKind::kDelta}) {
+    int64_t since = -1, given = 0;
+    if (kind == CutKind::kDelta) {
+      since = store.MarkClean();
+      Update(&store, Batch{Range(0, kRows)}, 1, 0.5f, 1);
+    }
+    const int64_t before = store.Stats().memory_bytes;
+    const auto sink = [&](const RowColumns& columns) {
+      given += columns.num_rows;
+      EXPECT_TRUE(columns.num_rows <= kBatchRows);
+      const size_t floats = columns.embedding.capacity() + columns.optimizer_slots.at(0).capacity();
+      EXPECT_TRUE(floats <= 2 * kBatchRows * 2 * kDim);  // a vector that grew may be half empty
+      EXPECT_TRUE(store.Stats().memory_bytes <= before + 4 * kRows);
+      return Status::Ok();
+    };
+    int64_t cut;
+    ASSERT_OK(store.Cut(kind, since, sink, &cut));
+    EXPECT_EQ(given, kRows);
+    EXPECT_TRUE(store.Stats().memory_bytes <= before + 4 * kRows);
+  }
+}
+
 TEST(RowsUpdatedOftenAreListedOnce) {
   RowStore store(MakeConfig(2, 1));
   const Batch batch{Range(0, 500)};
@@ -481,7 +509,7 @@ TEST(LoadsOntoAnyNumberOfShardsTogetherEqualTheSource) {
       RowStore store(config);
       for (const auto* batches : {&base, &delta}) {
         for (const RowColumns& columns : *batches) {
-          taken += store.Load(columns, {0, 1}, shard, num_shards, true);
+          taken += store.Load(columns, {0, 1}, shard, num_shards, true, SerialFor);
         }
       }
       for (auto& row : BaseOf(&store)) {
@@ -508,7 +536,7 @@ TEST(LoadMapsTablesAndMayLeaveSlotsAlone) {
   Update(&source, Batch{{1, 2}, {3}}, 1, 0.5f, 4);
   int64_t cut;
   const std::vector<RowColumns> base = RecordsOf(&source, CutKind::kBase, -1, &cut);
-  EXPECT_EQ(store.Load(base.at(0), {1, -1}, 0, 1, false), 2);
+  EXPECT_EQ(store.Load(base.at(0), {1, -1}, 0, 1, false, SerialFor), 2);
   const Rows from = BaseOf(&source), to = BaseOf(&store);
   EXPECT_EQ(to.size(), size_t{2});
   for (const int64_t id : {1, 2}) {
@@ -525,12 +553,12 @@ TEST(LoadsListNothingForTheNextCut) {
   Lookup(&source, Batch{Range(0, 5000)});
   int64_t cut;
   for (const RowColumns& columns : RecordsOf(&source, CutKind::kBase, -1, &cut)) {
-    store.Load(columns, {0}, 0, 1, true);
+    store.Load(columns, {0}, 0, 1, true, SerialFor);
   }
   const std::vector<int64_t> ids = Range(0, 4000);
   source.Remove(0, ids.data(), 4000);
   for (const RowColumns& columns : RecordsOf(&source, CutKind::kDelta, cut, &cut)) {
-    store.Load(columns, {0}, 0, 1, true);
+    store.Load(columns, {0}, 0, 1, true, SerialFor);
   }
   EXPECT_EQ(NumRows(store, 0), 1000);
   Rows rows;
@@ -705,7 +733,7 @@ TEST(LoadsRunBesideLookupsUpdatesAndCuts) {
   }
   traffic.Run([&] {
     for (int i = 0; i < 8; ++i) {
-      for (const RowColumns& columns : records) store.Load(columns, {0}, 0, 1, true);
+      for (const RowColumns& columns : records) store.Load(columns, {0}, 0, 1, true, SerialFor);
     }
   });
   do {

@@ -336,9 +336,10 @@ class EmbeddingCollection:
 
         def verify(shard: int) -> None:
             for path, size, checksum in files[shard :: self.num_shards]:
-                signed = int.from_bytes(bytes.fromhex(checksum), signed=True)
+                # NumPy's numbers: TensorFlow keeps every Python one that it is given, for ever.
+                signed = np.int64(int.from_bytes(bytes.fromhex(checksum), signed=True))
                 with tf.device(self.devices[shard]):
-                    kernels.load().embedps_verify_file(path, size, signed)
+                    kernels.load().embedps_verify_file(path, np.int64(size), signed)
 
         with _file_errors(), concurrent.futures.ThreadPoolExecutor(self.num_shards) as pool:
             list(pool.map(verify, self._shards))

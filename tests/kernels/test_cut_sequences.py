@@ -1,4 +1,7 @@
-"""Random sequences of updates, removals, evictions, cuts and restores against a dict of rows."""
+"""Random sequences of touches, updates, removals, evictions, cuts and restores, against a dict.
+
+Two groups: Adagrad's rows with a slot of their width, row-wise Adagrad's with one of one float.
+"""
 
 import tempfile
 from pathlib import Path
@@ -8,7 +11,7 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from embedps.tables import Adagrad
+from embedps.tables import Adagrad, RowwiseAdagrad
 from tests.tables.builders import (
     Row,
     constant,
@@ -28,21 +31,30 @@ LEARNING_RATE = 0.5
 EPSILON = 0.25
 NAMES = ("t", "u")
 TABLES = [
-    make_table(n, 2, optimizer=Adagrad(initial_accumulator=0.0, epsilon=EPSILON), initializer=i)
-    for n, i in zip(NAMES, (constant(1.0), constant(-2.0)), strict=True)
+    make_table(name, 2, optimizer=kind(initial_accumulator=0.0, epsilon=EPSILON), initializer=first)
+    for name, kind, first in (
+        ("t", Adagrad, constant(1.0)),
+        ("u", RowwiseAdagrad, constant(-2.0)),
+    )
 ]
 FIRST = {t.name: t.initializer.low for t in TABLES if t.initializer}
 EDGES = [-(2**63), 2**63 - 1]
 SOME_IDS = st.lists(st.sampled_from([*range(-1, 12), *EDGES]), max_size=8, unique=True)
 
 
+def _new(name: str) -> Row:
+    slot = (0.0,) * (2 if name == "t" else 1)
+    return Row(embedding=(FIRST[name],) * 2, slots=(slot,), last_step=0, frequency=0)
+
+
 def _updated(row: Row, gradient: float, step: int) -> Row:
+    """Of either kind: with equal gradients the mean of their squares is each one's square."""
     g, lr, epsilon = np.float32(gradient), np.float32(LEARNING_RATE), np.float32(EPSILON)
     accumulator = np.float32(row.slots[0][0]) + g * g
     embedding = np.float32(row.embedding[0]) - lr * g / (np.sqrt(accumulator) + epsilon)
     return Row(
         embedding=(float(embedding),) * 2,
-        slots=((float(accumulator),) * 2,),
+        slots=((float(accumulator),) * len(row.slots[0]),),
         last_step=step,
         frequency=row.frequency + 1,
     )
@@ -66,25 +78,23 @@ class Chain(RuleBasedStateMachine):
         self.num_folders += 1
         return str(Path(self.folder.name) / str(self.num_folders))
 
-    @rule(in_t=SOME_IDS, in_u=SOME_IDS, gradient=st.sampled_from([-2.0, 1.0, 3.0]))
+    @rule(in_t=SOME_IDS, in_u=SOME_IDS, gradient=st.sampled_from([-2.0, 1.0, 4.0]))
     def update(self, in_t, in_u, gradient):
         self.step += 1
         batch = {"t": ids(*in_t), "u": ids(*in_u)}
         upstream = {n: np.full((len(batch[n]), 2), gradient, np.float32) for n in NAMES}
         train(self.live, batch, upstream, learning_rate=LEARNING_RATE, step=self.step)
         for name, used in (("t", in_t), ("u", in_u)):
-            new = Row(embedding=(FIRST[name],) * 2, slots=((0.0, 0.0),), last_step=0, frequency=0)
             for i in used:
-                row = self.model.get((name, i), new)
+                row = self.model.get((name, i), _new(name))
                 self.model[name, i] = _updated(row, gradient, self.step)
 
     @rule(name=st.sampled_from(NAMES), used=SOME_IDS)
     def touch(self, name, used):
         batch = {n: ids(*used) if n == name else ids() for n in NAMES}
         self.live.lookup(batch, insert=True)
-        new = Row(embedding=(FIRST[name],) * 2, slots=((0.0, 0.0),), last_step=0, frequency=0)
         for i in used:
-            self.model.setdefault((name, i), new)
+            self.model.setdefault((name, i), _new(name))
 
     @rule(name=st.sampled_from(NAMES), gone=SOME_IDS)
     def remove(self, name, gone):

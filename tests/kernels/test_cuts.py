@@ -163,6 +163,12 @@ def test_delta_since_unknown_cut_is_refused_and_a_base_helps(tmp_path):
     with pytest.raises(CheckpointError, match="but got -1: write a base"):
         collection.write("delta", str(tmp_path / "no"), since={})
     assert len(rows_of(collection, tmp_path / "base")) == 2
+    # A base whose `since` is of another life of the store: the chain goes on from it all the same.
+    base = collection.write("base", str(tmp_path / "again"), since=dict.fromkeys(since, 77))
+    look(collection, {"t": ids(3)}, insert=True)
+    delta = collection.write("delta", str(tmp_path / "after"), since=cuts_of(base))
+    assert {i for _, i in rows_in([f.path for f in base])} == {1, 2}
+    assert {i for _, i in rows_in([f.path for f in delta])} == {3}
 
 
 def test_untrainable_collection_follows_deltas_without_slots(tmp_path):

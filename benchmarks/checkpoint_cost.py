@@ -1,0 +1,243 @@
+"""What a base and a delta cost to write and to load, by rows in the table and rows touched.
+
+A plain copy reads the same bytes from memory and writes them, 1 MB at a time, with the same fsync.
+A plain read has the file's pages dropped from memory before it, as a load has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+from rich.console import Console
+from rich.table import Table
+
+from embedps.checkpoint import io
+from embedps.tables import FeatureSpec, RowwiseAdagrad, TableSpec
+from embedps.tables.collection import EmbeddingCollection, ShardFile
+
+_CHUNK_BYTES = 1 << 20
+_FILL_ROWS = 200_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The part's flags."""
+    parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--touched", type=float, nargs="+", default=[0.001, 0.01, 0.1])
+    parser.add_argument("--touched-rows", type=int, default=5_000, help="the same of every table")
+    parser.add_argument("--dim", type=int, default=16)
+    parser.add_argument("--shards", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--folder", type=Path, help="on the disk to measure")
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Measures each table size in turn."""
+    results = []
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        for rows in options.rows:
+            results.append(_Measured(options, rows, Path(folder)).all())
+    _show(results)
+    return {"results": results}
+
+
+class _Measured:
+    """One table on its shards, and what its saves cost."""
+
+    def __init__(self, options: argparse.Namespace, rows: int, folder: Path) -> None:
+        self._options = options
+        self._rows = rows
+        self._folder = folder
+        self._collection = self._make("live")
+        self._rng = np.random.default_rng(1)
+        self._step = 0
+        self._saves = 0
+        self._since: dict[tuple[str, int], int] = {}
+
+    def all(self) -> dict[str, Any]:
+        """The base, the deltas, and the loads of both."""
+        self._touch(np.arange(self._rows))
+        base = self._measure("base", self._rows, lambda: None)
+        deltas = []
+        counts = [max(1, int(share * self._rows)) for share in self._options.touched]
+        for count in sorted({*counts, self._options.touched_rows}):
+            if count <= self._rows:
+                ids = self._rng.choice(self._rows, count, replace=False)
+                deltas.append(self._measure("delta", count, functools.partial(self._touch, ids)))
+        self._collection.drop()
+        found = {"rows": self._rows, "base": base, "deltas": deltas}
+        print(f"{self._rows:,} rows: base {base['write_secs']} s", flush=True)
+        return found
+
+    def _measure(self, kind: str, touched: int, before: Callable[[], None]) -> dict[str, Any]:
+        writes, copies, loads, reads, memory = [], [], [], [], []
+        size = 0
+        for _ in range(self._options.repeats):
+            before()
+            # In the order that changes from one repeat to the next neither is always the first.
+            secs, files = self._write(kind)
+            writes.append(secs)
+            size = sum(f.bytes for f in files)
+            paths = [Path(f.path) for f in files]
+            copies.append(_copy(paths, self._folder / "copy"))
+            memory.append(_memcpy(paths))
+            reads.append(_timed(functools.partial(_read, paths), _dropped(paths)))
+            loads.append(self._load(files))
+            for path in paths:
+                path.unlink()
+        copy_rate, read_rate = (size / statistics.median(x) for x in (copies, reads))
+        memcpy_rate = size / statistics.median(memory)
+        write_rate, load_rate = (size / statistics.median(x) for x in (writes, loads))
+        return {
+            "touched_rows": touched,
+            "bytes": size,
+            "bytes_a_row": round(size / touched, 2),
+            "write_secs": round(statistics.median(writes), 4),
+            "load_secs": round(statistics.median(loads), 4),
+            "write_mb_per_sec": round(write_rate / 1e6, 1),
+            "copy_mb_per_sec": round(copy_rate / 1e6, 1),
+            "load_mb_per_sec": round(load_rate / 1e6, 1),
+            "read_mb_per_sec": round(read_rate / 1e6, 1),
+            "memcpy_mb_per_sec": round(memcpy_rate / 1e6, 1),
+            "write_ratio": round(write_rate / min(copy_rate, memcpy_rate), 3),
+            "load_ratio": round(load_rate / min(copy_rate, read_rate, memcpy_rate), 3),
+            "load_ratio_to_read": round(load_rate / min(read_rate, memcpy_rate), 3),
+        }
+
+    def _write(self, kind: str) -> tuple[float, list[ShardFile]]:
+        self._saves += 1
+        folder = str(self._folder / f"{kind}-{self._saves}")
+        files: list[ShardFile] = []
+
+        def write() -> None:
+            files.extend(
+                self._collection.write(
+                    "base" if kind == "base" else "delta", folder, since=self._since
+                )
+            )
+
+        secs = _timed(write)
+        self._since = {(f.group, f.shard): f.cut for f in files}
+        return secs, files
+
+    def _load(self, files: Sequence[ShardFile]) -> float:
+        """Checks the checksums and loads into empty tables."""
+        other = self._make("loaded")
+        groups: dict[str, list[str]] = {}
+        for f in files:
+            groups.setdefault(f.group, []).append(f.path)
+
+        def load() -> None:
+            other.verify([(f.path, f.bytes, f.xxh3_64) for f in files])
+            other.load(groups)
+
+        secs = _timed(load, _dropped([Path(f.path) for f in files]))
+        other.drop()
+        return secs
+
+    def _make(self, name: str) -> EmbeddingCollection:
+        return EmbeddingCollection(
+            [TableSpec(name="t", dim=self._options.dim, optimizer=RowwiseAdagrad())],
+            [FeatureSpec(name="t", table="t")],
+            devices=["/device:CPU:0"] * self._options.shards,
+            container=f"benchmark-{name}-{self._rows}",
+        )
+
+    def _touch(self, ids: npt.NDArray[np.int64]) -> None:
+        self._step += 1
+        for first in range(0, len(ids), _FILL_ROWS):
+            batch = {"t": tf.constant(ids[first : first + _FILL_ROWS])}
+            looked = self._collection.lookup(batch, insert=True)
+            self._collection.update(
+                looked,
+                [[tf.ones_like(r) for r in rows] for rows in looked.rows],
+                learning_rate=tf.constant(0.1),
+                step=tf.constant(self._step, tf.int64),
+            )
+
+
+def _timed(work: Callable[[], object], prepare: Callable[[], object] = lambda: None) -> float:
+    prepare()
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def _copy(sources: Sequence[Path], target: Path) -> float:
+    """Writes the files' bytes, which are in memory, to others one after the other, each synced."""
+    contents = [path.read_bytes() for path in sources]
+
+    def write() -> None:
+        target.mkdir()
+        for i, data in enumerate(contents):
+            with open(target / str(i), "wb", buffering=0) as file:
+                view = memoryview(data)
+                for first in range(0, len(view), _CHUNK_BYTES):
+                    file.write(view[first : first + _CHUNK_BYTES])
+                os.fsync(file.fileno())
+        io.sync_directory(target)
+
+    secs = _timed(write)
+    io.remove_directory(target)
+    return secs
+
+
+def _memcpy(paths: Sequence[Path]) -> float:
+    contents = [np.fromfile(path, np.uint8) for path in paths]
+    others = [np.ones_like(content) for content in contents]
+
+    def copy() -> None:
+        for other, content in zip(others, contents, strict=True):
+            np.copyto(other, content)
+
+    return _timed(copy)
+
+
+def _read(paths: Sequence[Path]) -> None:
+    buffer = bytearray(_CHUNK_BYTES)
+    for path in paths:
+        with open(path, "rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+
+
+def _dropped(paths: Sequence[Path]) -> Callable[[], None]:
+    """Has the kernel forget the files' pages, so that the disk is read."""
+
+    def drop() -> None:
+        for path in paths:
+            descriptor = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+    return drop
+
+
+def _show(results: Sequence[dict[str, Any]]) -> None:
+    table = Table(title="Writing and loading rows of a table")
+    columns = ("rows", "touched", "MB", "write s", "of copy", "load s", "of disk", "of plain read")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for result in results:
+        for each in (result["base"], *result["deltas"]):
+            table.add_row(
+                f"{result['rows']:,}",
+                "all" if each is result["base"] else f"{each['touched_rows']:,}",
+                f"{each['bytes'] / 1e6:.2f}",
+                f"{each['write_secs']:.4f}",
+                f"{each['write_ratio']:.2f}",
+                f"{each['load_secs']:.4f}",
+                f"{each['load_ratio']:.2f}",
+                f"{each['load_ratio_to_read']:.2f}",
+            )
+    Console().print(table)

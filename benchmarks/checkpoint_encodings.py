@@ -1,0 +1,158 @@
+"""Quantized checkpoints: bytes against float32, and AUC after ten restores from them.
+
+DLRM at the Kaggle configuration trains on examples whose labels follow from planted effects of
+their ids. Ten times on the way it is saved, as a base, cleared, restored from what was written and
+trained on; one never is. All see the same examples in the same order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import embedded_dlrm
+from benchmarks.workload import W1, Batches, files, make_batches
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.quantize import Encoding
+from embedps.saver import Saver
+
+ENCODINGS: dict[str, Encoding | None] = {
+    "never restored": None,
+    "float32": Encoding(),
+    "int8": Encoding(rows="int8"),
+    "int8, bfloat16 slots": Encoding(rows="int8", slots="bfloat16"),
+    "int4": Encoding(rows="int4"),
+    "int4, bfloat16 slots": Encoding(rows="int4", slots="bfloat16"),
+}
+_EFFECT = 0.45  # the standard deviation of an id's effect on the log odds
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The part's flags."""
+    parser.add_argument("--examples", type=int, default=450_560, help="to train on")
+    parser.add_argument("--held-out", type=int, default=65_536)
+    parser.add_argument("--restores", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=2048)
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Trains once with each encoding."""
+    examples, batch = options.examples, options.batch_size
+    train, best = _planted(examples, seed=1)
+    held_out, best = _planted(options.held_out, seed=2)
+    results: dict[str, Any] = {}
+    with (
+        files(W1, train) as train_files,
+        files(W1, held_out) as held_out_files,
+    ):
+        for name, encoding in ENCODINGS.items():
+            dlrm = embedded_dlrm.make(
+                container=f"benchmark {name}",
+                batch=batch,
+                unit_batches=examples // (options.restores + 1) // batch,
+                sparse="adagrad",
+                rate=0.05,
+            )
+            results[name] = _train(
+                dlrm,
+                train_files / "batches.parquet",
+                held_out_files / "batches.parquet",
+                encoding,
+                options,
+            )
+            dlrm.collection.drop()
+            print(f"{name}: {results[name]}", flush=True)
+    float32 = results["float32"]["bytes"]
+    never = results["never restored"]["auc"]
+    for result in results.values():
+        result["auc_difference"] = round(result["auc"] - never, 6)
+        if "bytes" in result:
+            result["bytes_of_float32"] = round(result["bytes"] / float32, 4)
+    _show(results, best)
+    return {"best_auc": best, "results": results}
+
+
+def _train(
+    dlrm: embedded_dlrm.EmbeddedDLRM,
+    train: Path,
+    held_out: Path,
+    encoding: Encoding | None,
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    parts = options.restores + 1
+    rows = options.examples // parts
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for part in range(parts):
+            dlrm.train(train, part * rows, rows, part)
+            if encoding is None or part == parts - 1:
+                continue
+            # A directory each: what is restored is a base of this encoding.
+            saver = Saver(
+                CheckpointDirectory(Path(folder) / str(part)),
+                dlrm.collection,
+                dlrm.variables,
+                encoding=encoding,
+            )
+            manifest = saver.save(step=part, ledger={}, in_doubt=list, progress={}, final=False)
+            found["bytes"] = manifest.chain_bytes
+            found["rows"] = manifest.chain[-1].rows
+            dlrm.collection.clear()
+            saver.restore(manifest)
+    metrics = dlrm.score(held_out, options.held_out)
+    return {
+        "auc": round(metrics.auc, 6),
+        "logloss": round(metrics.logloss, 6),
+        "restores": 0 if encoding is None else options.restores,
+        **found,
+    }
+
+
+def _planted(rows: int, *, seed: int) -> tuple[Batches, float]:
+    """Examples whose labels are drawn from an effect of each id, and the best AUC there is."""
+    batches = make_batches(W1, rows, seed=seed)
+    odds = np.full(rows, -1.2)
+    for feature, ids in enumerate(batches.ids):
+        # A normal number of (feature, id): the sum of 12 uniform ones, less 6.
+        hashed = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(
+            feature * 977 + 1
+        )
+        total = np.zeros(rows)
+        for _ in range(12):
+            hashed ^= hashed >> np.uint64(29)
+            hashed *= np.uint64(0xBF58476D1CE4E5B9)
+            total += (hashed >> np.uint64(40)).astype(np.float64) * 2.0**-24
+        odds += _EFFECT * (total - 6)
+    chances = 1 / (1 + np.exp(-odds))
+    labels = (np.random.default_rng(seed + 100).random(rows) < chances).astype(np.float32)
+    return dataclasses.replace(batches, labels=labels), round(_auc(chances, labels), 6)
+
+
+def _auc(scores: np.ndarray, labels: np.ndarray) -> float:
+    ranks = np.empty(len(scores))
+    ranks[np.argsort(scores)] = np.arange(1, len(scores) + 1)
+    positives = labels.sum()
+    least = positives * (positives + 1) / 2
+    return float((ranks[labels == 1].sum() - least) / (positives * (len(labels) - positives)))
+
+
+def _show(results: dict[str, Any], best: float) -> None:
+    table = Table(title=f"After ten restores; the best AUC is {best:.4f}")
+    for column in ("rows and slots", "MB", "of float32", "AUC", "less never restored"):
+        table.add_column(column, justify="right")
+    for name, result in results.items():
+        table.add_row(
+            name,
+            f"{result['bytes'] / 1e6:.1f}" if "bytes" in result else "-",
+            f"{result['bytes_of_float32']:.3f}" if "bytes" in result else "-",
+            f"{result['auc']:.5f}",
+            f"{result['auc_difference']:+.5f}",
+        )
+    Console().print(table)

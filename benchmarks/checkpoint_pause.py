@@ -1,0 +1,193 @@
+"""Training's throughput while its tables are cut, by that while they are not, in one run.
+
+DLRM at the Kaggle configuration trains in this process, unit after unit, on tables that hold --rows
+rows. Windows without cuts, with bases and with deltas follow each other, cuts one after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+
+from benchmarks import embedded_dlrm, report
+from benchmarks.workload import W1, files, make_batches
+from embedps.tables.collection import EmbeddingCollection
+
+Kind = Literal["base", "delta"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The part's flags."""
+    parser.add_argument("--rows", type=int, default=2_000_000, help="in the tables")
+    parser.add_argument("--batch-size", type=int, default=2048)
+    parser.add_argument("--window-secs", type=float, default=4.0)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--folder", type=Path, help="on the disk to measure")
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Trains on a thread and cuts on this one."""
+    batch = options.batch_size
+    with (
+        files(W1, make_batches(W1, 64 * batch)) as examples,
+        tempfile.TemporaryDirectory(dir=options.folder) as folder,
+    ):
+        dlrm = embedded_dlrm.make(
+            container="benchmark-pause", batch=batch, unit_batches=4, sparse="adagrad", rate=0.01
+        )
+        collection = dlrm.collection
+        fill(collection, options.rows)
+        units = itertools.count()
+
+        def train_unit() -> int:
+            k = next(units)
+            return dlrm.train(examples / "batches.parquet", k % 16 * 4 * batch, 4 * batch, k)
+
+        for _ in range(16):  # traces, and creates the rows that the examples have
+            train_unit()
+        rows = sum(collection.stats().rows.values())
+        trainer = _Trainer(train_unit)
+        cuts = _Cuts(collection, Path(folder))
+        cuts.write("base")
+        rates: dict[str, list[float]] = {"none": [], "base": [], "delta": []}
+        peaks: dict[str, list[int]] = {"none": [], "base": [], "delta": []}
+        trainer.start()
+        try:
+            for k in range(options.rounds):
+                kinds = list(rates) if k % 2 == 0 else list(rates)[::-1]
+                for kind in kinds:
+                    rate, peak = _window(trainer, cuts, kind, options.window_secs)
+                    rates[kind].append(rate)
+                    peaks[kind].append(peak)
+                latest = ", ".join(f"{kind} {r[-1]:,.0f}/s" for kind, r in rates.items())
+                print(f"round {k + 1}/{options.rounds}: {latest}", flush=True)
+        finally:
+            trainer.stop()
+        ratios = {
+            kind: [
+                during / without for during, without in zip(rates[kind], rates["none"], strict=True)
+            ]
+            for kind in ("base", "delta")
+        }
+        least = statistics.median(peaks["none"])
+        return {
+            "measured": "examples a second in windows of back-to-back cuts, by those without",
+            "rows": rows,
+            "examples_per_sec": {kind: report.spread(r) for kind, r in rates.items()},
+            "ratio_during_cuts": {kind: report.spread(r) for kind, r in ratios.items()},
+            "cuts": cuts.summary(),
+            "peak_memory_over_training_mb": {
+                kind: round((max(peaks[kind]) - least) / 1e6, 1) for kind in ("base", "delta")
+            },
+            "table_mb": round(collection.stats().memory_bytes / 1e6, 1),
+        }
+
+
+def fill(collection: EmbeddingCollection, rows: int) -> None:
+    """Creates rows in the largest tables until there are so many."""
+    largest = sorted(range(len(W1.cardinalities)), key=lambda i: -W1.cardinalities[i])[:5]
+    names = [f"C{i + 1}" for i in range(len(W1.cardinalities))]
+    each = -(-rows // len(largest))
+    for first in range(0, each, 50_000):
+        ids = np.arange(first, min(each, first + 50_000))
+        batch = {
+            name: tf.constant(ids if i in largest else np.zeros(1, np.int64), tf.int64)
+            for i, name in enumerate(names)
+        }
+        collection.lookup(batch, insert=True)
+
+
+class _Trainer:
+    """Trains unit after unit until it is stopped, and counts."""
+
+    def __init__(self, run_unit: Any) -> None:
+        self._run_unit = run_unit
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.done: list[tuple[float, int]] = []  # when, and examples up to then
+
+    def _run(self) -> None:
+        examples = 0
+        while not self._stop.is_set():
+            examples += self._run_unit()
+            self.done.append((time.perf_counter(), examples))
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def rate(self, first: float, last: float) -> float:
+        """Examples a second between the units that ended first and last in a span."""
+        inside = [(t, n) for t, n in self.done if first <= t <= last]
+        (begin, before), (end, after) = inside[0], inside[-1]
+        return (after - before) / (end - begin)
+
+
+class _Cuts:
+    """Cuts one after the other, each into a folder that goes when it is written."""
+
+    def __init__(self, collection: EmbeddingCollection, folder: Path) -> None:
+        self._collection = collection
+        self._folder = folder
+        self._since: dict[tuple[str, int], int] = {}
+        self._written: dict[str, list[tuple[float, int, int]]] = {"base": [], "delta": []}
+
+    def write(self, kind: Kind) -> None:
+        began = time.perf_counter()
+        files = self._collection.write(kind, str(self._folder / "cut"), since=self._since)
+        secs = time.perf_counter() - began
+        self._since = {(f.group, f.shard): f.cut for f in files}
+        self._written[kind].append((secs, sum(f.bytes for f in files), sum(f.rows for f in files)))
+        shutil.rmtree(self._folder / "cut")
+
+    def summary(self) -> dict[str, Any]:
+        found = {}
+        for kind, written in self._written.items():
+            secs, sizes, rows = (statistics.median(x) for x in zip(*written, strict=True))
+            found[kind] = {
+                "count": len(written),
+                "median_secs": round(secs, 3),
+                "median_mb": round(sizes / 1e6, 2),
+                "median_rows": int(rows),
+            }
+        return found
+
+
+def _window(trainer: _Trainer, cuts: _Cuts, kind: str, secs: float) -> tuple[float, int]:
+    """The rate of a window, and the greatest memory of this process in it, in bytes."""
+    began = time.perf_counter()
+    peak = 0
+    cutting = threading.Event()
+
+    def cut() -> None:
+        while not cutting.is_set():
+            cuts.write("base" if kind == "base" else "delta")
+
+    thread = threading.Thread(target=cut)
+    if kind != "none":
+        thread.start()
+    while time.perf_counter() - began < secs:
+        peak = max(peak, _resident_bytes())
+        time.sleep(0.005)
+    cutting.set()
+    if kind != "none":
+        thread.join()
+    return trainer.rate(began, time.perf_counter()), peak
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096

@@ -1,0 +1,98 @@
+"""DLRM at the Kaggle configuration, trained in this process unit by unit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from benchmarks.workload import W1
+from embedps.cluster import EmbeddedCluster
+from embedps.metrics import Accumulator, Metrics
+from embedps.recommender import Recommender
+from embedps.tables import FeatureSpec, TableSpec
+from embedps.tables.collection import EmbeddingCollection
+from embedps.tables.optimizers import make as make_optimizer
+from embedps.units import make_dense_optimizer, make_eval_unit, make_train_unit
+from models.dlrm import DLRM, Config
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbeddedDLRM:
+    """What is trained, and how.
+
+    Attributes:
+      collection: the tables.
+      variables: of the network and its optimizer.
+      train: trains on a unit (path, first row, rows, number of the unit); says how many examples.
+      score: scores all of a file's rows.
+    """
+
+    collection: EmbeddingCollection
+    variables: list[tf.Variable]
+    train: Callable[[Path, int, int, int], int]
+    score: Callable[[Path, int], Metrics]
+
+
+def make(
+    *, container: str, batch: int, unit_batches: int, sparse: str, rate: float
+) -> EmbeddedDLRM:
+    """Empty tables and a new network."""
+    cluster = EmbeddedCluster()
+    names = [f"C{i + 1}" for i in range(len(W1.cardinalities))]
+    config = Config(sparse_optimizer=sparse)
+    optimizer = make_optimizer(sparse)
+    recommender = Recommender(
+        tables=tuple(
+            TableSpec(name=n, dim=config.embedding_dim, optimizer=optimizer) for n in names
+        ),
+        features=tuple(FeatureSpec(name=n, table=n) for n in names),
+        numerics=tuple(f"I{i + 1}" for i in range(W1.num_numerics)),
+        build=lambda: DLRM(config),
+    )
+    collection = EmbeddingCollection(
+        recommender.tables,
+        recommender.features,
+        devices=cluster.shard_devices,
+        container=container,
+    )
+    tf.keras.utils.set_random_seed(0)
+    network = recommender.build_network()
+    dense = make_dense_optimizer("adagrad", 0.01, network)
+    train_unit = make_train_unit(
+        recommender,
+        network,
+        dense,
+        collection,
+        cluster.strategy,
+        recommender.input(batch_rows=batch, shuffle_rows=unit_batches * batch),
+    )
+    eval_unit = make_eval_unit(
+        recommender, network, collection, recommender.input(batch_rows=batch, shuffle_rows=0)
+    )
+
+    def train(path: Path, first: int, rows: int, number: int) -> int:
+        numbers = (first, rows, number, number * unit_batches)
+        arguments = [tf.constant(n, tf.int64) for n in numbers]
+        cluster.fetch(
+            cluster.schedule(train_unit, (tf.constant(str(path)), *arguments, tf.constant(rate)))
+        )
+        return rows
+
+    def score(path: Path, rows: int) -> Metrics:
+        counts: Any = eval_unit(
+            tf.constant(str(path)), tf.constant(0, tf.int64), tf.constant(rows, tf.int64)
+        )
+        accumulator = Accumulator()
+        accumulator.add(counts)
+        return accumulator.result()
+
+    return EmbeddedDLRM(
+        collection=collection,
+        variables=[*network.variables, *dense.variables()],
+        train=train,
+        score=score,
+    )

@@ -101,7 +101,7 @@ def _train(
                 dlrm.variables,
                 encoding=encoding,
             )
-            manifest = saver.save(step=part, ledger={}, in_doubt=list, progress={}, final=False)
+            manifest = saver.save(step=part, ledger={}, in_doubt=dict, progress={}, final=False)
             found["bytes"] = manifest.chain_bytes
             found["rows"] = manifest.chain[-1].rows
             dlrm.collection.clear()

@@ -1,7 +1,7 @@
 """embedps itself: the trainer's own unit, embedded or on a local cluster.
 
-Settings: num_ps (0 is embedded) and num_workers. It reads its examples from Parquet as it trains,
-with shuffling as in a run; the peers have theirs in memory.
+Settings: num_ps (0 is embedded), num_workers, shuffle. It reads its examples from Parquet as it
+trains, with shuffling as in a run; the peers have theirs in memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import embedps  # noqa: F401  before TensorFlow: it chooses the Keras
 # isort: split
 import tensorflow as tf
 
-from benchmarks.peers import protocol
+from benchmarks.peers import embedps_files, protocol
 from embedps import local
 from embedps.cluster import Cluster, EmbeddedCluster
 from embedps.recommender import Recommender
@@ -38,12 +38,19 @@ class Embedps:
         self._work = work
         self._cluster = cluster
         self._collections: dict[str, EmbeddingCollection] = {}
+        self._checkpoints: embedps_files.Checkpoints | None = None
+        self.network: Any = None  # of the variant that was prepared last
 
     def __del__(self) -> None:
         for collection in self._collections.values():
             collection.drop()
 
     def prepare(self, variant: protocol.Variant) -> protocol.Measure:
+        if variant.task == "input":
+            return embedps_files.reader(self._work, variant)
+        if variant.task == "checkpoint":
+            self._checkpoints = self._checkpoints or embedps_files.Checkpoints(self._work)
+            return protocol.checkpointer(self._checkpoints, variant.kind)
         config = Config(
             embedding_dim=self._work.dim,
             bottom_mlp=tuple(self._work.bottom_mlp[:-1]),  # DLRM adds the one of dim
@@ -80,17 +87,18 @@ class Embedps:
     ) -> protocol.Measure:
         rows = len(self._work.labels)
         unit_rows = min(rows, _STEPS_A_UNIT * variant.batch)
+        shuffle = self._work.settings.get("shuffle", True)
         dense = "sgd" if variant.kind == "sgd" else "adagrad"
         with self._cluster.strategy.scope():
-            network = recommender.build_network()
-            optimizer = make_dense_optimizer(dense, 0.01, network)
+            self.network = recommender.build_network()
+            optimizer = make_dense_optimizer(dense, 0.01, self.network)
         train_unit = make_train_unit(
             recommender,
-            network,
+            self.network,
             optimizer,
             collection,
             self._cluster.strategy,
-            recommender.input(batch_rows=variant.batch, shuffle_rows=unit_rows),
+            recommender.input(batch_rows=variant.batch, shuffle_rows=unit_rows if shuffle else 0),
         )
         path = tf.constant(str(self._work.folder / "batches.parquet"))
         numbers = itertools.count()

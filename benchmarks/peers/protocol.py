@@ -31,6 +31,8 @@ import numpy as np
 import numpy.typing as npt
 
 WARM_UP_SECS = 1.0
+CHECKPOINT_ROWS = 2_000_000
+"""Of the table that is saved: each row its weights and an accumulator a weight."""
 Measure = Callable[[float], dict[str, float]]
 """Runs for about so many seconds; says examples, secs, and what else a task wants told."""
 
@@ -45,7 +47,8 @@ class Variant:
 
     Attributes:
       task: "train", "lookup", "checkpoint" or "input".
-      kind: of the sparse optimizer; of a checkpoint, what is done to it.
+      kind: of the sparse optimizer; of a checkpoint "save", "delta" (a save after one row in a
+        hundred has changed) or "restore"; of input "in order" or "shuffled".
       precision: of the dense network's products, "float32" or "bfloat16".
       batch: examples a step.
     """
@@ -74,8 +77,7 @@ class Work:
     @property
     def num_interactions(self) -> int:
         """Width of the top network's input: the pairs of vectors, and the bottom network's."""
-        vectors = len(self.cardinalities) + 1
-        return vectors * (vectors - 1) // 2 + self.dim
+        return num_interactions(len(self.cardinalities), self.dim)
 
     def batches(
         self, size: int
@@ -95,6 +97,11 @@ class Program(Protocol):
         Raises:
           UnsupportedError: it has no such thing.
         """
+
+
+def num_interactions(features: int, dim: int) -> int:
+    """Width of the top network's input: the pairs of vectors, and the bottom network's."""
+    return (features + 1) * features // 2 + dim
 
 
 def read_work(folder: Path, settings: dict[str, Any]) -> Work:
@@ -122,6 +129,32 @@ def stepper(
             "examples": (number - first) * batch,
             "secs": time.perf_counter() - began,
         }
+
+    return measure
+
+
+class Checkpoints(Protocol):
+    """A table of CHECKPOINT_ROWS; each method prepares and returns what is timed."""
+
+    def save(self) -> Callable[[], None]: ...
+
+    def delta(self) -> Callable[[], None]: ...
+
+    def restore(self) -> Callable[[], None]: ...
+
+
+def checkpointer(checkpoints: Checkpoints, kind: str) -> Measure:
+    """Measures saves or restores, one at least; a row of the table is an example."""
+
+    def measure(secs: float) -> dict[str, float]:
+        took, times = 0.0, 0
+        while not times or took < secs:
+            act = getattr(checkpoints, kind)()
+            began = time.perf_counter()
+            act()
+            took += time.perf_counter() - began
+            times += 1
+        return {"examples": times * CHECKPOINT_ROWS, "secs": took}
 
     return measure
 

@@ -1,0 +1,347 @@
+"""Bytes and messages of a training step, by shard: `python -m benchmarks.scaling`.
+
+One worker trains DLRM over 1, 2, 4 and 8 parameter-server processes of this machine, with other
+numbers of tables, dims and batch sizes. Counted at each parameter server, in the kernel and by gRPC
+itself: bytes of its TCP connections (`ss -ti`), and calls that it serves and makes
+(GRPC_TRACE=http). A model of these, fitted on 1 and 2 parameter servers only, must predict 4 and 8;
+it then says where the network becomes the limit of a large cluster. Counts do not depend on how
+fast or busy the machine is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import os
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import report, workload
+from benchmarks.peers import protocol
+from embedps import flags, local, quiet
+
+quiet.import_tensorflow()
+
+from benchmarks.peers.embedps_dlrm import Embedps  # noqa: E402  in silence, above
+from embedps.cluster import CoordinatorCluster  # noqa: E402
+
+_UNITS = 4  # the first is not counted
+_STEPS_A_UNIT = 16
+_FITTED = (1, 2)
+_TOLERANCE = 0.10
+
+LARGE_WORKERS, LARGE_PS, LARGE_GBITS = 64, 16, 25.0
+_GRPC_TRACE = {"GRPC_VERBOSITY": "DEBUG", "GRPC_TRACE": "http", "TF_CPP_MIN_LOG_LEVEL": "0"}
+_CALL = re.compile(rb"HDR:SVR::status: 200|HDR:CLI::path:")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Point:
+    """What is trained, and on how many shards."""
+
+    num_ps: int
+    tables: int = 26
+    dim: int = 16
+    batch: int = 2048
+
+    def workload(self) -> workload.Workload:
+        """W1 with so many tables of that dim."""
+        return dataclasses.replace(
+            workload.W1,
+            cardinalities=workload.W1.cardinalities[: self.tables],
+            dim=self.dim,
+            bottom_mlp=(512, 256, 64, self.dim),
+        )
+
+
+POINTS = (
+    *(Point(num_ps=n) for n in (1, 2, 4, 8)),
+    *(Point(num_ps=n, batch=512) for n in (1, 2, 4, 8)),
+    *(Point(num_ps=n, dim=64) for n in (1, 2, 8)),
+    *(Point(num_ps=n, tables=8) for n in (1, 2, 4)),
+    Point(num_ps=4, tables=8, dim=64, batch=512),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shard:
+    """What a step needs of a shard, and what was counted at it; all a step.
+
+    Attributes:
+      ids: distinct ids.
+      dim: floats of each.
+      variables: the network's variables there.
+      floats: their floats.
+      bytes_in, bytes_out: of TCP payload.
+      calls: gRPC's, served and made.
+    """
+
+    ids: float
+    dim: int
+    variables: int
+    floats: int
+    bytes_in: float
+    bytes_out: float
+    calls: float
+
+    def terms(self, what: str) -> list[float]:
+        """What `what` is a linear function of; `TERMS` says what each is."""
+        if what == "calls":
+            return [1.0, float(self.variables > 0)]
+        ids = [self.ids] if what == "bytes_in" else []
+        return [1.0, *ids, self.ids * self.dim, float(self.floats)]
+
+
+TERMS = {
+    "bytes_in": (
+        "a step",
+        "a distinct id",
+        "a float of a gradient's row",
+        "a float of the network",
+    ),
+    "bytes_out": ("a step", "a float of a row", "a float of the network"),
+    "calls": ("a step", "where the network has variables"),
+}
+
+
+def distinct_ids(ids: npt.NDArray[np.int64], batch: int) -> float:
+    """Distinct (feature, id) pairs a batch, on average over whole batches."""
+    batches = range(0, ids.shape[1] - batch + 1, batch)
+    return float(np.mean([sum(len(np.unique(f[k : k + batch])) for f in ids) for k in batches]))
+
+
+def measure(points: Sequence[Point]) -> list[dict[str, Any]]:
+    """Each point's shards."""
+    results = []
+    os.environ.update(_GRPC_TRACE)  # of the processes that are started, whose logs tell every call
+    quiet.silence_native_stderr()  # this one's own calls are no news
+    for num_ps in dict.fromkeys(p.num_ps for p in points):
+        with tempfile.TemporaryDirectory() as logs:
+            cluster, processes = local.start(
+                num_ps=num_ps, num_workers=1, num_shards=0, log_dir=Path(logs)
+            )
+            try:
+                for point in (p for p in points if p.num_ps == num_ps):
+                    shards = _measure(point, cluster, processes, Path(logs))
+                    results.append(
+                        {
+                            "point": dataclasses.asdict(point),
+                            "shards": [dataclasses.asdict(s) for s in shards],
+                        }
+                    )
+                    print(f"counted {point}", flush=True)
+            finally:
+                cluster.close()
+    return results
+
+
+def _measure(
+    point: Point, cluster: CoordinatorCluster, processes: local.LocalProcesses, logs: Path
+) -> list[Shard]:
+    rows = _STEPS_A_UNIT * point.batch
+    work = point.workload()
+    batches = workload.make_batches(work, rows)
+    with workload.files(work, batches) as folder:
+        program = Embedps(protocol.read_work(folder, {"shuffle": False}), cluster)
+        variant = protocol.Variant(task="train", kind="rowwise_adagrad", batch=point.batch)
+        run = program.prepare(variant)
+        run(0.0)
+        before = _count(point.num_ps, processes, logs)
+        for _ in range(_UNITS - 1):
+            run(0.0)
+        after = _count(point.num_ps, processes, logs)
+    steps = (_UNITS - 1) * _STEPS_A_UNIT
+    ids = distinct_ids(batches.ids, point.batch) / point.num_ps
+    shards = []
+    for shard, counts in enumerate((after - before) / steps):
+        own = [v for v in program.network.trainable_variables if f"task:{shard}/" in v.device]
+        shards.append(
+            Shard(
+                ids=ids,
+                dim=point.dim,
+                variables=len(own),
+                floats=sum(int(np.prod(v.shape)) for v in own),
+                bytes_in=counts[0],
+                bytes_out=counts[1],
+                calls=counts[2],
+            )
+        )
+    return shards
+
+
+def _count(num_ps: int, processes: local.LocalProcesses, logs: Path) -> npt.NDArray[np.float64]:
+    """For each parameter server bytes in, bytes out and calls so far."""
+    time.sleep(0.5)  # what is logged and acknowledged late is of the steps before
+    told = subprocess.run(["ss", "-tinpOH"], capture_output=True, text=True, check=True).stdout
+    counts = np.zeros((num_ps, 3))
+    for shard in range(num_ps):
+        mine = [line for line in told.splitlines() if f"pid={processes.pid('ps', shard)}," in line]
+        for column, name in enumerate(("bytes_received", "bytes_sent")):
+            found = (re.search(rf"\b{name}:(\d+)", line) for line in mine)
+            counts[shard, column] = sum(int(m.group(1)) for m in found if m)
+        counts[shard, 2] = len(_CALL.findall((logs / f"ps-{shard}.log").read_bytes()))
+    return counts
+
+
+def fit(results: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+    """The coefficients of each count, from the shards of the fitted points alone."""
+    fitted = [
+        Shard(**shard)
+        for result in results
+        if result["point"]["num_ps"] in _FITTED
+        for shard in result["shards"]
+    ]
+    model = {}
+    for what in TERMS:
+        terms = np.array([s.terms(what) for s in fitted])
+        counted = np.array([getattr(s, what) for s in fitted])
+        weights = 1 / counted  # the error that matters is relative
+        model[what] = np.linalg.lstsq(terms * weights[:, None], counted * weights)[0].tolist()
+    return model
+
+
+def predict(model: dict[str, list[float]], what: str, shard: Shard) -> float:
+    """A count of a shard."""
+    return float(np.dot(model[what], shard.terms(what)))
+
+
+def errors(
+    results: Sequence[dict[str, Any]], model: dict[str, list[float]]
+) -> list[dict[str, Any]]:
+    """Each point's counts, the mean of its shards, and how far the prediction is off."""
+    rows = []
+    for result in results:
+        shards = [Shard(**shard) for shard in result["shards"]]
+        row: dict[str, Any] = {**result["point"], "fitted": result["point"]["num_ps"] in _FITTED}
+        for what in TERMS:
+            counted = float(np.mean([getattr(s, what) for s in shards]))
+            predicted = float(np.mean([predict(model, what, s) for s in shards]))
+            worst = max(abs(predict(model, what, s) / getattr(s, what) - 1) for s in shards)
+            row[what] = {
+                "counted": round(counted, 1),
+                "predicted": round(predicted, 1),
+                "error": round(predicted / counted - 1, 4),
+                "worst_shard_error": round(worst, 4),
+            }
+        rows.append(row)
+    return rows
+
+
+def placed(work: workload.Workload, num_ps: int) -> list[list[int]]:
+    """Floats of the network's variables on each server: in turn, as the strategy places them."""
+    interactions = protocol.num_interactions(len(work.cardinalities), work.dim)
+    widths = [(work.num_numerics, *work.bottom_mlp), (interactions, *work.top_mlp)]
+    sizes = [n for w in widths for a, b in itertools.pairwise(w) for n in (a * b, b)]
+    return [sizes[server::num_ps] for server in range(num_ps)]
+
+
+def project(model: dict[str, list[float]], point: Point, rates: Sequence[float]) -> dict[str, Any]:
+    """A large cluster: what the fullest server's link carries, and the rate at which it is full.
+
+    Args:
+      model: as fitted.
+      point: what is trained.
+      rates: examples a second and worker.
+    """
+    work = point.workload()
+    batches = workload.make_batches(work, 4 * point.batch)
+    fullest = max(placed(work, LARGE_PS), key=sum)
+    shard = Shard(
+        ids=distinct_ids(batches.ids, point.batch) / LARGE_PS,
+        dim=point.dim,
+        variables=len(fullest),
+        floats=sum(fullest),
+        bytes_in=0,
+        bytes_out=0,
+        calls=0,
+    )
+    bytes_in, bytes_out = (predict(model, what, shard) for what in ("bytes_in", "bytes_out"))
+    link = LARGE_GBITS / 8 * 1e9
+    most = link / (LARGE_WORKERS * max(bytes_in, bytes_out)) * point.batch
+    return {
+        "workers": LARGE_WORKERS,
+        "num_ps": LARGE_PS,
+        "gbits": LARGE_GBITS,
+        **{k: v for k, v in dataclasses.asdict(point).items() if k != "num_ps"},
+        "bytes_in_a_step_and_worker": round(bytes_in),
+        "bytes_out_a_step_and_worker": round(bytes_out),
+        "calls_a_step_and_worker": round(predict(model, "calls", shard), 1),
+        "examples_a_sec_and_worker_when_full": round(most),
+        "examples_a_sec_in_all_when_full": round(most * LARGE_WORKERS),
+        "link_use_at": {str(round(r)): round(r / most, 3) for r in rates},
+    }
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    """Prints counted and predicted."""
+    table = Table(title="A step of one worker, at each parameter server (mean of the shards)")
+    for column in ("PS", "tables", "dim", "batch", "bytes in", "bytes out", "calls"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        cells = [str(row[k]) for k in ("num_ps", "tables", "dim", "batch")]
+        for what in TERMS:
+            of = row[what]
+            mark = "" if row["fitted"] else f" ({of['error']:+.1%})"
+            cells.append(f"{of['counted']:,.0f}{mark}")
+        table.add_row(*cells)
+    Console(width=120).print(table)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`python -m benchmarks.scaling`."""
+    parser = flags.Parser(
+        prog="python -m benchmarks.scaling",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--output", type=Path, default=report.RESULTS / "scaling.json")
+    options = parser.parse_args(arguments)
+    environment = report.environment()
+    results = measure(POINTS)
+    model = fit(results)
+    rows = errors(results, model)
+    show(rows)
+    off = max(
+        abs(row[what][of])
+        for row in rows
+        if not row["fitted"]
+        for what in TERMS
+        for of in ("error", "worst_shard_error")
+    )
+    print(
+        f"predicted at 4 and 8 parameter servers within {off:.1%}; wanted within {_TOLERANCE:.0%}"
+    )
+    report.write(
+        options.output,
+        {
+            "benchmark": "scaling",
+            "command": "python -m benchmarks.scaling",
+            "environment": environment,
+            "config": {"steps_a_point": (_UNITS - 1) * _STEPS_A_UNIT, "fitted_on_ps": _FITTED},
+            "model": {w: dict(zip(TERMS[w], model[w], strict=True)) for w in TERMS},
+            "points": rows,
+            "largest_error": off,
+            "large": [
+                project(model, Point(num_ps=LARGE_PS, batch=batch, dim=dim), (50e3, 100e3, 200e3))
+                for dim in (16, 64)
+                for batch in (2048, 8192)
+            ],
+            "counts": results,
+        },
+    )
+    return 0 if off <= _TOLERANCE else 1
+
+
+if __name__ == "__main__":
+    flags.run(main)

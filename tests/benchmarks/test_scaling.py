@@ -1,0 +1,61 @@
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from benchmarks import scaling
+from benchmarks.scaling import Point, Shard
+
+
+def counted(num_ps, ids, dim, sizes):
+    """What the design says crosses the wire: ids, rows, gradients, and the network both ways."""
+    shards = []
+    for server in range(num_ps):
+        own = sizes[server::num_ps]
+        of = ids / num_ps
+        shards.append(
+            Shard(
+                ids=of,
+                dim=dim,
+                variables=len(own),
+                floats=sum(own),
+                bytes_in=2000 + 8 * of + 4 * of * dim + 4 * sum(own),
+                bytes_out=3000 + 4 * of * dim + 4 * sum(own),
+                calls=10 + 2 * (len(own) > 0),
+            )
+        )
+    point = dataclasses.asdict(Point(num_ps=num_ps, dim=dim))
+    return {"point": point, "shards": [dataclasses.asdict(s) for s in shards]}
+
+
+def test_the_model_finds_what_crosses_and_predicts_other_shards():
+    sizes = [6656, 512, 131072, 256, 1024, 16]
+    few = [counted(n, ids, dim, sizes) for n in (1, 2) for ids in (900, 4000) for dim in (16, 64)]
+    many = [counted(n, 7000, 32, sizes) for n in (4, 8)]
+    model = scaling.fit([*few, *many])
+    np.testing.assert_allclose(model["bytes_in"], [2000, 8, 4, 4], rtol=1e-6)
+    np.testing.assert_allclose(model["bytes_out"], [3000, 4, 4], rtol=1e-6)
+    for row in scaling.errors(many, model):
+        assert not row["fitted"]
+        for what in ("bytes_in", "bytes_out"):
+            assert abs(row[what]["worst_shard_error"]) < 1e-6
+
+
+def test_distinct_ids_are_counted_by_feature_and_batch():
+    ids = np.array([[1, 1, 2, 3], [1, 1, 1, 1]])
+    assert scaling.distinct_ids(ids, 2) == pytest.approx(((1 + 1) + (2 + 1)) / 2)
+
+
+def test_a_full_link_is_of_the_fullest_server():
+    point = Point(num_ps=16, tables=2, batch=64)
+    sizes = scaling.placed(point.workload(), 16)
+    # 13-512-256-64-16 and, of 3 vectors' pairs and the bottom's 16, 19-512-256-1.
+    widths = [(13, 512), (512, 256), (256, 64), (64, 16), (19, 512), (512, 256), (256, 1)]
+    assert sorted(itertools.chain(*sizes)) == sorted(n for a, b in widths for n in (a * b, b))
+    model = {"bytes_in": [0, 0, 0, 4.0], "bytes_out": [0, 0, 4.0], "calls": [1.0, 0]}
+    full = scaling.project(model, point, rates=(1000.0,))
+    most = max(sum(x) for x in sizes)
+    limit = 25e9 / 8 / (64 * 4 * most) * 64
+    assert full["examples_a_sec_and_worker_when_full"] == pytest.approx(limit, abs=1)
+    assert full["link_use_at"]["1000"] == pytest.approx(1000 / limit, abs=1e-3)

@@ -13,19 +13,20 @@ LOGS := $(RUN)/logs/clicks.tsv.gz
 DATASET := $(RUN)/dataset/_dataset.json
 TRAIN_FLAGS ?=
 PYTEST_FLAGS ?=
+BENCH_FLAGS ?=
 
 # Another project's modules must not shadow ours or the environment's.
 unexport PYTHONPATH
 unexport PYTHONHOME
 
 .DELETE_ON_ERROR:
-.PHONY: help env kernels train test lint format types sanitize bazel lock clean check-tools
+.PHONY: help env kernels train test lint format types sanitize bazel bench bench-micro lock clean check-tools
 .DEFAULT_GOAL := help
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 	@echo
-	@echo 'Variables: PYTHON=$(PYTHON) ROWS=$(ROWS) SEED=$(SEED) RUN=$(RUN) TRAIN_FLAGS PYTEST_FLAGS'
+	@echo 'Variables: PYTHON=$(PYTHON) ROWS=$(ROWS) SEED=$(SEED) RUN=$(RUN) TRAIN_FLAGS PYTEST_FLAGS BENCH_FLAGS'
 
 train: env kernels $(DATASET) ## generate click logs, write Parquet, train DLRM, print its scores
 	$(PY) -m embedps.train --model dlrm --data $(RUN)/dataset --model-dir $(RUN)/model $(TRAIN_FLAGS)
@@ -51,6 +52,14 @@ sanitize: env ## run the C++ tests under ASan + UBSan and under TSan
 
 bazel: env kernels ## build and test with Bazel (bazel or Debian's bazel-bootstrap on the PATH)
 	tools/bazel_test $(abspath $(PY))
+
+bench: env kernels ## measure training beside the peers, and write docs/performance.md
+	$(PY) -m benchmarks run --suite train --peers tf,tf-ps,torchrec,dlrm $(BENCH_FLAGS)
+	$(PY) -m benchmarks docs
+
+bench-micro: env kernels ## measure single kernels
+	$(PY) -m pytest benchmarks/micro -q --benchmark-json=benchmarks/results/micro.json
+	$(PY) -m benchmarks docs
 
 lock: env ## resolve requirements.lock anew from pyproject.toml, with pip's configured index
 	tools/lock $(PY)

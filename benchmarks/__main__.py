@@ -1,4 +1,7 @@
-"""`python -m benchmarks run`: ours beside the peers, on the same examples, in one call."""
+"""`python -m benchmarks run`: ours beside the peers, on the same examples, in one call.
+
+`python -m benchmarks docs` writes the results into docs/performance.md.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ import argparse
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from benchmarks import report, tables, workload
+from benchmarks import document, report, tables, workload
 from benchmarks.environments import PEERS, cache
 from benchmarks.peers.protocol import WARM_UP_SECS
 from benchmarks.races import Timing, hold
@@ -22,7 +26,9 @@ _PRECISIONS = ("float32", "bfloat16")
 def main(arguments: Sequence[str]) -> int:
     """`python -m benchmarks`."""
     parser = flags.Parser(prog="python -m benchmarks", description=__doc__)
-    run = parser.add_subparsers(required=True, metavar="run").add_parser(
+    commands = parser.add_subparsers(required=True, metavar="run|docs", dest="command")
+    commands.add_parser("docs", help="write the results into docs/performance.md")
+    run = commands.add_parser(
         "run",
         help="measure, print ratios, write JSON and a plot a suite",
         description=f"Peers are installed in environments of their own in {cache()}.",
@@ -47,6 +53,9 @@ def main(arguments: Sequence[str]) -> int:
     run.add_argument("--secs", type=float, default=1.5, help="of a lane in a round (default: 1.5)")
     run.add_argument("--output", type=Path, default=report.RESULTS, help="folder of the JSON")
     options = parser.parse_args(arguments)
+    if options.command == "docs":
+        document.PAGE.write_text(document.update(document.PAGE.read_text()))
+        return 0
     _check(options)
 
     wanted = SUITES if options.suite == "all" else (options.suite,)
@@ -61,29 +70,32 @@ def main(arguments: Sequence[str]) -> int:
     )
     timing = Timing(rounds=options.rounds, secs=options.secs)
     for suite in wanted:
-        environment = report.environment()
-        held = []
+        result: dict[str, Any] = {
+            "benchmark": suite,
+            "command": _command(arguments),
+            "environment": report.environment(),
+            "config": {
+                "rounds": options.rounds,
+                "secs": options.secs,
+                "warm_up_secs": WARM_UP_SECS,
+                "zipf_exponent": None if options.data else workload.ZIPF_EXPONENT,
+            },
+            "meetings": [],
+        }
+        held = result["meetings"]
+        name = suite if options.workload == "w1" else f"{suite}-{options.workload}"
         for meeting in meetings(suite, of_run, choice):
             held.append(hold(meeting, batches, timing))
             tables.show(held[-1])
-        name = suite if options.workload == "w1" else f"{suite}-{options.workload}"
-        report.write(
-            options.output / f"{name}.json",
-            {
-                "benchmark": suite,
-                "command": shlex.join(["python", "-m", "benchmarks", *arguments]),
-                "environment": environment,
-                "config": {
-                    "rounds": options.rounds,
-                    "secs": options.secs,
-                    "warm_up_secs": WARM_UP_SECS,
-                    "zipf_exponent": None if options.data else workload.ZIPF_EXPONENT,
-                },
-                "meetings": held,
-            },
-        )
+            report.write(options.output / f"{name}.json", result)  # what is measured is kept
         tables.plot(held, options.output / f"{name}.png")
     return 0
+
+
+def _command(arguments: Sequence[str]) -> str:
+    """The call, without where its results went."""
+    at = arguments.index("--output") if "--output" in arguments else len(arguments)
+    return shlex.join(["python", "-m", "benchmarks", *arguments[:at], *arguments[at + 2 :]])
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -134,8 +134,7 @@ class _Field:
             self._drop(lane.entrant, str(error))
             return False
         if "unsupported" in answer:
-            v = lane.variant
-            self._say(f"{lane.entrant}, {v.kind}, {v.precision}", answer["unsupported"])
+            self._say(f"{lane.entrant}, {lane.variant.kind}", answer["unsupported"])
             return False
         return True
 

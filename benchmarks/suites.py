@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from benchmarks.environments import PEERS
-from benchmarks.peers.protocol import Variant
+from benchmarks.peers.protocol import CHECKPOINT_ROWS, Variant
 from benchmarks.races import OURS, Entrant, Lane, Meeting, Race
 from benchmarks.workload import Workload
 
@@ -31,7 +31,9 @@ def meetings(suite: Suite, workload: Workload, choice: Choice) -> list[Meeting]:
     """The suite's races on a workload."""
     if suite == "train":
         return [_embedded("train", workload, choice), *_clusters(workload, choice)]
-    return [_embedded("lookup", workload, choice)]
+    if suite == "lookup":
+        return [_embedded("lookup", workload, choice)]
+    return [_files(suite, workload, choice)]
 
 
 def _embedded(task: str, workload: Workload, choice: Choice) -> Meeting:
@@ -58,6 +60,30 @@ def _embedded(task: str, workload: Workload, choice: Choice) -> Meeting:
             for batch in choice.batch_sizes
         ),
     )
+
+
+def _files(suite: Suite, workload: Workload, choice: Choice) -> Meeting:
+    entrants = [Entrant(title="embedps", peer=OURS)]
+    entrants += [
+        Entrant(title=PEERS[name].title, peer=name) for name in choice.peers if name != "tf-ps"
+    ]
+    titles = [e.title for e in entrants]
+    kinds = {"checkpoint": ("save", "delta", "restore"), "input": ("in order", "shuffled")}[suite]
+    sizes = (CHECKPOINT_ROWS,) if suite == "checkpoint" else choice.batch_sizes
+    title, count = {
+        "checkpoint": (f"{CHECKPOINT_ROWS:,} rows of dim {workload.dim} with Adagrad", "rows"),
+        "input": ("reading batches", "examples"),
+    }[suite]
+    races = [
+        Race(
+            group=f"{count} a second",
+            name=kind if suite == "checkpoint" else f"{kind} {size}",
+            lanes=_all_lanes(suite, titles, [kind], precision="float32", batch=size),
+        )
+        for kind in kinds
+        for size in sizes
+    ]
+    return Meeting(title=title, workload=workload, entrants=tuple(entrants), races=tuple(races))
 
 
 def _clusters(workload: Workload, choice: Choice) -> list[Meeting]:

@@ -15,8 +15,8 @@ KIND_TITLES = {"sgd": "SGD", "adagrad": "Adagrad", "rowwise_adagrad": "row-wise 
 
 
 def lane_title(lane: dict[str, Any]) -> str:
-    """Who and what: "embedps, SGD"."""
-    return f"{lane['entrant']}, {KIND_TITLES.get(lane['kind'], lane['kind'])}"
+    """Who, and with which optimizer: "embedps, SGD"."""
+    return ", ".join([lane["entrant"], *filter(None, [KIND_TITLES.get(lane["kind"])])])
 
 
 def rate(value: float) -> str:
@@ -63,7 +63,7 @@ def verdicts(meeting: dict[str, Any]) -> list[str]:
     """Ours at its best against the best of the others at theirs, a line a group and precision."""
     lines = []
     for group, races in groups(meeting).items():
-        lanes = [lane for race in races for lane in race["lanes"]]
+        lanes = [x for race in races for x in race["lanes"] if x["task"] == "train"]
         ours = [lane for lane in lanes if lane["entrant"] == meeting["ours"]]
         others = [lane for lane in lanes if not lane["entrant"].startswith(OURS)]
         for precision in (None, *dict.fromkeys(lane["precision"] for lane in lanes)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -56,6 +57,31 @@ class RowwiseAdagrad(torch.optim.Optimizer):
                 weight.index_add_(0, rows, values / scale[:, None], alpha=-group["lr"])
 
 
+class Checkpoints:
+    """A table and its accumulators by torch.save, as dlrm_s_pytorch.py saves; it has no deltas."""
+
+    def __init__(self, work: protocol.Work) -> None:
+        rows = protocol.CHECKPOINT_ROWS
+        self._path = work.folder / "pytorch.pt"
+        self._state = {"weight": _uniform(rows, work.dim), "sum": _uniform(rows, work.dim)}
+
+    def save(self) -> Callable[[], None]:
+        return lambda: torch.save(self._state, self._path)
+
+    def delta(self) -> Callable[[], None]:
+        self._state["weight"][::100] += 1.0
+        return self.save()
+
+    def restore(self) -> Callable[[], None]:
+        torch.save(self._state, self._path)
+
+        def restore() -> None:
+            for name, value in torch.load(self._path, weights_only=True).items():
+                self._state[name].copy_(value)
+
+        return restore
+
+
 class PyTorchDLRM:
     """The tables, shared by all variants, and a network each."""
 
@@ -68,6 +94,10 @@ class PyTorchDLRM:
         self._sparse: dict[str, Any] = {}
 
     def prepare(self, variant: protocol.Variant) -> protocol.Measure:
+        if variant.task == "checkpoint":
+            return protocol.checkpointer(Checkpoints(self._work), variant.kind)
+        if variant.task == "input":
+            raise protocol.UnsupportedError("it brings no reader for Parquet or records")
         size = variant.batch
         offsets = torch.arange(size)
         data = [

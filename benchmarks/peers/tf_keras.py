@@ -11,7 +11,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.peers import protocol, tf_model
+from benchmarks.peers import protocol, tf_files, tf_model
 
 
 class Keras:
@@ -20,15 +20,26 @@ class Keras:
     def __init__(self, work: protocol.Work) -> None:
         tf.keras.backend.clear_session()
         self._work = work
+        self._layers: list[Any] = []
+        self._tables: list[Any] = []
+        self._sparse: dict[str, Any] = {}
+
+    def _build(self) -> None:
+        work = self._work
         self._layers = [tf.keras.layers.Embedding(c, work.dim) for c in work.cardinalities]
         for layer in self._layers:
             layer.build(())
         self._tables = [layer.embeddings for layer in self._layers]
-        self._sparse: dict[str, Any] = {}
 
     def prepare(self, variant: protocol.Variant) -> protocol.Measure:
+        if variant.task == "checkpoint":
+            return protocol.checkpointer(tf_files.Checkpoints(self._work), variant.kind)
+        if variant.task == "input":
+            return tf_files.reader(self._work, variant)
         if variant.kind not in self._sparse:
             self._sparse[variant.kind] = tf_model.optimizer(variant.kind)
+        if not self._layers:
+            self._build()
         sparse = self._sparse[variant.kind]
         data = [
             (tf.constant(n), tf.constant(ids.astype(np.int32)), tf.constant(y[:, None]))

@@ -37,9 +37,11 @@ class TorchRec:
         self._collections: dict[str, Any] = {}
 
     def prepare(self, variant: protocol.Variant) -> protocol.Measure:
+        if variant.task not in ("train", "lookup"):
+            raise protocol.UnsupportedError("it saves and reads as PyTorch does")
         if variant.kind == "adagrad":
             raise protocol.UnsupportedError(
-                "its row-wise Adagrad is measured; tables for both would not fit in memory"
+                "its row-wise Adagrad is; it would need tables of its own, 4 GB of W1"
             )
         size, kind = variant.batch, variant.kind
         data = [self._batch(*arrays) for arrays in self._work.batches(size)]

@@ -1,0 +1,157 @@
+"""docs/performance.md from the results: `python -m benchmarks docs`.
+
+What stands there between `<!-- results/NAME.json -->` and `<!-- end -->` is written anew from that
+file; the words around it are not touched.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import tables
+from benchmarks.report import RESULTS
+
+PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
+_BLOCK = re.compile(r"<!-- results/([\w-]+)\.json -->\n.*?<!-- end -->", re.DOTALL)
+
+
+def update(page: str, results: Path = RESULTS) -> str:
+    """The page with each block as the results have it now; one without results says so."""
+
+    def block(match: re.Match[str]) -> str:
+        name = match.group(1)
+        path = results / f"{name}.json"
+        text = render(json.loads(path.read_text())) if path.is_file() else "Not measured yet."
+        return f"<!-- results/{name}.json -->\n{text}\n<!-- end -->"
+
+    return _BLOCK.sub(block, page)
+
+
+def render(result: dict[str, Any]) -> str:
+    """A result as Markdown."""
+    if "machine_info" in result:  # pytest-benchmark's own
+        return _micro(result)
+    kinds: dict[str, Callable[[dict[str, Any]], str]] = {"growth": _growth, "scaling": _scaling}
+    body = kinds.get(result["benchmark"], _races)(result)
+    return f"{body}\n\n{_origin(result)}"
+
+
+def _origin(result: dict[str, Any]) -> str:
+    e = result["environment"]
+    return (
+        f"`{result['command']}` at {e['commit']}, {e['time']}: {e['cores']} cores, {e['cpu']}, "
+        f"TensorFlow {e['versions']['tensorflow']}."
+    )
+
+
+def _races(result: dict[str, Any]) -> str:
+    rounds = result["config"]["rounds"]
+    foreign = max(
+        lane["foreign_cores"]
+        for meeting in result["meetings"]
+        for race in meeting["races"]
+        for lane in race["lanes"]
+    )
+    parts = [tables.markdown(meeting) for meeting in result["meetings"]]
+    parts.append(
+        f"Medians of {rounds} rounds of {result['config']['secs']:g} s; ratios are within a round, "
+        f"from the least to the greatest. Other processes had {foreign:.2f} cores at most."
+    )
+    return "\n\n".join(parts)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _growth(result: dict[str, Any]) -> str:
+    r = result["results"]
+    small, grown = (spread["median"] for spread in r["cold_micros_an_id"].values())
+    ratio = r["cold_ratio"]
+    rows = [
+        ["bytes, against those of rows, slots and ids", f"{r['memory_ratio']:.3f} x", "1.25 x"],
+        ["resident memory, against the same", f"{r['resident_ratio']:.3f} x", ""],
+        [
+            "cold lookup, against the table of 1M rows",
+            f"{ratio['median']:.2f} x ({ratio['min']:.2f} to {ratio['max']:.2f}): "
+            f"{grown:.3f} and {small:.3f} us an id",
+            "1.3 x",
+        ],
+    ]
+    names = {
+        "insert_lookups": "a training lookup of 8192 new ids",
+        "lookups_while_growing": "a lookup of 256 ids while it grows",
+        "lookups_of_the_other_table": "the same of the other table, which does not grow",
+    }
+    for key, name in names.items():
+        ms = r[key]
+        told = f"p99.9 {ms['p999_ms']:.1f} ms, longest {ms['max_ms']:.1f} ms of {ms['lookups']:,}"
+        rows.append([name, told, "50 ms"])
+    return _table([f"{r['rows']:,} rows x dim 16, row-wise Adagrad", "measured", "limit"], rows)
+
+
+def _scaling(result: dict[str, Any]) -> str:
+    names = {"bytes_in": "bytes in", "bytes_out": "bytes out", "calls": "calls"}
+    rows = []
+    for point in result["points"]:
+        cells = [str(point[k]) for k in ("num_ps", "tables", "dim", "batch")]
+        for what in names:
+            of = point[what]
+            text = f"{of['counted']:,.0f}"
+            if not point["fitted"]:
+                text += f" (predicted {of['predicted']:,.0f}, {of['error']:+.1%})"
+            cells.append(text)
+        rows.append(cells)
+    parts = [_table(["PS", "tables", "dim", "batch", *names.values()], rows)]
+    parts.append(
+        "Predictions at 4 and 8 parameter servers are within "
+        f"{result['largest_error']:.1%}, every shard's counted. The model, fitted on 1 and 2:"
+    )
+    rows = [
+        [names[what], " + ".join(f"{value:,.2f} {term}" for term, value in terms.items())]
+        for what, terms in result["model"].items()
+    ]
+    parts.append(_table(["a step, worker and shard", "is"], rows))
+    large = result["large"]
+    first = large[0]
+    parts.append(
+        f"{first['workers']} workers and {first['num_ps']} parameter servers on {first['gbits']:g} "
+        "Gb/s links; of the server whose part of the network is the largest:"
+    )
+    uses = list(first["link_use_at"])
+    rows = [
+        [
+            f"{x['tables']} x {x['dim']}, batch {x['batch']}",
+            f"{x['bytes_in_a_step_and_worker']:,} / {x['bytes_out_a_step_and_worker']:,}",
+            f"{x['examples_a_sec_and_worker_when_full']:,}",
+            f"{x['examples_a_sec_in_all_when_full'] / 1e6:.1f}M",
+            *(f"{x['link_use_at'][u]:.0%}" for u in uses),
+        ]
+        for x in large
+    ]
+    header = ["tables x dim", "bytes in / out a step", "a worker when full", "all when full"]
+    header += [f"link in use at {int(u):,} a worker" for u in uses]
+    parts.append(_table(header, rows))
+    return "\n\n".join(parts)
+
+
+def _micro(result: dict[str, Any]) -> str:
+    rows = [
+        [
+            bench["name"].removeprefix("test_"),
+            f"{bench['stats']['median'] * 1e3:.3f}",
+            f"{bench['stats']['min'] * 1e3:.3f}",
+            str(bench["stats"]["rounds"]),
+        ]
+        for bench in result["benchmarks"]
+    ]
+    commit = result["commit_info"]["id"][:7]
+    return (
+        _table(["kernel", "median ms", "least ms", "rounds"], rows)
+        + f"\n\n`make bench-micro` at {commit}, {result['datetime'][:19]}Z."
+    )

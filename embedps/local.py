@@ -42,6 +42,11 @@ class LocalProcesses:
             "ps": addresses[1 : 1 + num_ps],
             "worker": addresses[1 + num_ps :],
         }
+        self._num_threads = {
+            # Several threads of each of several processes only take turns on the cores.
+            "ps": max(1, _num_cores() // num_ps),
+            "worker": max(1, _num_cores() // num_workers),
+        }
         self.restarts = 0  # of workers
         self._log_dir = log_dir
         self._grace_secs = grace_secs
@@ -142,6 +147,8 @@ class LocalProcesses:
             EMBEDPS_PARENT_PID=str(os.getpid()),
             PYTHONUNBUFFERED="1",
         )
+        # Of an op. The ops themselves need no such limit: most wait for each other's messages.
+        environment.setdefault("TF_NUM_INTRAOP_THREADS", str(self._num_threads[job]))
         with self._lock, open(self._log(job, index), "ab") as log:
             if self._closed.is_set():
                 return
@@ -202,6 +209,11 @@ def start(
         processes.close()
         raise
     return cluster, processes
+
+
+def _num_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _free_ports(count: int) -> list[int]:

@@ -27,6 +27,7 @@ from embedps.listen import check_listening, listen_at
 _PR_SET_PDEATHSIG = 1
 _CLIENT_SECS = 5.0  # a client that has not asked for so long is none
 _TICK_SECS = 0.1
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 def read_tf_config() -> dict[str, Any] | None:
@@ -88,12 +89,16 @@ def serve(*, grace_secs: float) -> NoReturn:
     parent = os.environ.get("EMBEDPS_PARENT_PID")
     if parent is not None:
         end_with_parent(int(parent))
+    keep_freed_memory()
     quiet.import_tensorflow()
     from embedps import kernels
 
     library = kernels.library()
     import tensorflow as tf
 
+    session = tf.compat.v1.ConfigProto()
+    # A local cluster's processes share the cores: a thread that spins takes another's work time.
+    session.experimental.disable_thread_spinning = True
     address = config["cluster"][task["type"]][int(task["index"])]
     listen_at(address)
     try:
@@ -102,6 +107,7 @@ def serve(*, grace_secs: float) -> NoReturn:
             job_name=task["type"],
             task_index=int(task["index"]),
             protocol="grpc",
+            config=session,
             start=True,
         )
     except tf.errors.OpError as error:
@@ -124,6 +130,17 @@ def serve(*, grace_secs: float) -> NoReturn:
         time.sleep(_TICK_SECS)
     print(f"embedps: {name} ends, as it was told to", flush=True)
     os._exit(0)  # TensorFlow's own end would wait for calls that do not return
+
+
+def keep_freed_memory() -> None:
+    """Has malloc keep what is freed, so that a step's tensors are not of new pages each time.
+
+    By default glibc gives blocks of over 128 KiB and a heap's free end back to the kernel, which
+    then zeroes and maps a page for each 4 KiB of a step's tensors again.
+    """
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+        libc.mallopt(_M_TRIM_THRESHOLD, 1 << 30)
 
 
 def end_with_parent(pid: int) -> None:

@@ -11,6 +11,7 @@ from tensorflow.python.distribute.coordinator import cluster_coordinator
 from embedps.errors import DatasetError, ServerLostError
 from embedps.input import Batch, UnitInput
 from embedps.metrics import Counts, count, zero_counts
+from embedps.network_variables import make_network_variables
 from embedps.recommender import Recommender
 from embedps.tables.collection import EmbeddingCollection
 
@@ -44,19 +45,19 @@ def make_train_unit(
       learning_rate float32 scalar) that returns the Counts of the predictions made before each
       update.
     """
+    variables = make_network_variables(network, optimizer)
 
     def step(batch: Batch, number: tf.Tensor, learning_rate: tf.Tensor) -> Counts:
         looked = collection.lookup(batch.ids, insert=True)
-        with tf.GradientTape() as tape:
-            tape.watch(looked.rows)
+        with variables.read() as weights, tf.GradientTape() as tape:
+            tape.watch((looked.rows, weights))
             embeddings = collection.combine(looked)
             logits = recommender.logits(network, batch.numerics, embeddings)
             losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=batch.labels, logits=logits)
             loss = tf.reduce_mean(losses)
-        variables = network.trainable_variables
-        row_gradients, gradients = tape.gradient(loss, (looked.rows, variables))
+        row_gradients, gradients = tape.gradient(loss, (looked.rows, weights))
         collection.update(looked, row_gradients, learning_rate=learning_rate, step=number)
-        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        variables.update(gradients)
         return count(batch.labels, logits)
 
     @tf.function

@@ -148,20 +148,18 @@ class EmbeddingCollection:
                 tables=[t.name for t in group.tables],
                 num_shards=self.num_shards,
             )
-            rows = []
+            rows, sent = [], []
             for shard, store in enumerate(stores):
+                shard_ids, splits = self._send(
+                    routed.shard_ids[shard], routed.shard_splits[shard], self.devices[shard]
+                )
                 with tf.device(self.devices[shard]):
-                    rows.append(
-                        ops.lookup(
-                            store,
-                            routed.shard_ids[shard],
-                            routed.shard_splits[shard],
-                            dim=group.dim,
-                            insert=insert,
-                        )
-                    )
+                    rows.append(ops.lookup(store, shard_ids, splits, dim=group.dim, insert=insert))
+                sent.append((shard_ids, splits))
             looked.rows.append(rows)
-            looked.routed.append(routed)
+            looked.routed.append(
+                routed._replace(shard_ids=[i for i, _ in sent], shard_splits=[s for _, s in sent])
+            )
             looked.row_splits.append(row_splits)
         return looked
 
@@ -203,6 +201,8 @@ class EmbeddingCollection:
           learning_rate: float32 scalar.
           step: int64 scalar in [0, 2^32), the rows' last step.
         """
+        # One message for the two: a float64 holds steps, which are under 2^32, and any float32.
+        scalars = tf.stack([tf.cast(step, tf.float64), tf.cast(learning_rate, tf.float64)])
         for stores, routed, shard_gradients in zip(
             self._stores, looked.routed, gradients, strict=True
         ):
@@ -215,8 +215,8 @@ class EmbeddingCollection:
                         routed.shard_ids[shard],
                         routed.shard_splits[shard],
                         gradient,
-                        learning_rate=learning_rate,
-                        step=step,
+                        learning_rate=tf.cast(scalars[1], tf.float32),
+                        step=tf.cast(scalars[0], tf.int64),
                     )
 
     # ---- outside steps -----------------------------------------------------------------------
@@ -394,6 +394,16 @@ class EmbeddingCollection:
         return TableStats(rows, *(int(c) for c in counters))
 
     # ---- parts -------------------------------------------------------------------------------
+
+    @staticmethod
+    def _send(ids: tf.Tensor, splits: tf.Tensor, device: str) -> tuple[tf.Tensor, tf.Tensor]:
+        """Gives a shard's ids and splits as its device has them: in one message to another task."""
+        if not device.startswith("/job:"):
+            return ids, splits
+        num_splits = splits.shape[0]
+        request = tf.concat([tf.cast(splits, tf.int64), ids], axis=0)
+        with tf.device(device):
+            return request[num_splits:], tf.cast(request[:num_splits], tf.int32)
 
     @property
     def _shards(self) -> range:

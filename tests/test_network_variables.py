@@ -74,6 +74,24 @@ def test_variables_of_this_process_are_left_to_keras():
     assert isinstance(make_network_variables(network, optimizer), LocalVariables)
 
 
+def tensors_between_tasks(unit, arguments) -> tuple[set[str], set[str]]:
+    """Tensors that a unit's loop body sends to a server, and gets from it."""
+    graph = unit.get_concrete_function(*arguments).graph
+    (loop,) = (op for op in graph.get_operations() if op.type in ("While", "StatelessWhile"))
+    body = graph._get_function(loop.get_attr("body").name).graph
+
+    def is_remote(op: tf.Operation) -> bool:
+        # A read of a variable is placed where that is, whatever device it names.
+        return "/job:ps" in op.device or op.type == "ReadVariableOp"
+
+    sent, got = set(), set()
+    for op in body.get_operations():
+        for tensor in op.inputs:
+            if is_remote(op) != is_remote(tensor.op) and tensor.dtype != tf.resource:
+                (sent if is_remote(op) else got).add(tensor.name)
+    return sent, got
+
+
 def test_one_server_and_worker_train_as_this_process_does(tmp_path):
     """Losses, rows and variables, for each of the network's optimizers."""
     dataset = write_dataset(tmp_path / "data")
@@ -105,7 +123,14 @@ def test_one_server_and_worker_train_as_this_process_does(tmp_path):
                     recommender.input(batch_rows=64, shuffle_rows=0),
                 )
                 numbers = [tf.constant(n, tf.int64) for n in (0, file.rows, 0, 0)]
-                call = cluster.schedule(unit, (tf.constant(path), *numbers, tf.constant(0.1)))
+                arguments = (tf.constant(path), *numbers, tf.constant(0.1))
+                if cluster is remote:
+                    # By shard its ids and its gradients, its rows; once each for the server: the
+                    # step and learning rate, the network's gradients, the network's variables.
+                    assert len(collection.groups) == 1
+                    sent, got = tensors_between_tasks(unit, arguments)
+                    assert (len(sent), len(got)) == (6, 3), (sent, got)
+                call = cluster.schedule(unit, arguments)
                 losses = cluster.fetch(call).sums
                 weights = [v.numpy() for v in (*network.variables, *optimizer.variables())]
                 results.append((losses, weights, collection.stats().rows))

@@ -84,7 +84,8 @@ def tensors_between_tasks(unit, arguments) -> tuple[set[str], set[str]]:
         # A read of a variable is placed where that is, whatever device it names.
         return "/job:ps" in op.device or op.type == "ReadVariableOp"
 
-    sent, got = set(), set()
+    sent: set[str] = set()
+    got: set[str] = set()
     for op in body.get_operations():
         for tensor in op.inputs:
             if is_remote(op) != is_remote(tensor.op) and tensor.dtype != tf.resource:

@@ -24,11 +24,12 @@ from rich.table import Table
 
 from benchmarks import report
 from embedps import flags, kernels, quiet
-from embedps.tables import RowwiseAdagrad, ops
 
 quiet.import_tensorflow()
 
 import tensorflow as tf  # noqa: E402  in silence, above
+
+from embedps.tables import RowwiseAdagrad, ops  # noqa: E402
 
 DIM = 16
 SMALL_ROWS = 1_000_000
@@ -36,6 +37,7 @@ NEED_BYTES = 4 * DIM + 4 + 8
 """Of a row: its embedding, its accumulator, its id."""
 _INSERT_IDS = 8192
 _READ_IDS = 256
+_READ_EVERY_SECS = 0.001  # the cores are for the growth
 _TIMED_IDS = 8192
 _ROWS_BETWEEN_CUTS = 5_000_000
 _EVICT_BYTES = 1 << 30
@@ -109,7 +111,7 @@ class Reader(threading.Thread):
 
     def run(self) -> None:
         rng = np.random.default_rng(7)
-        while not self._end.is_set():
+        while not self._end.wait(_READ_EVERY_SECS):
             for table, secs in zip(self._tables, self.secs, strict=True):
                 ids = table.some_ids(rng, min(_READ_IDS, table.rows // 2))
                 secs.append(table.lookup(ids, insert=False))

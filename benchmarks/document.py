@@ -110,7 +110,9 @@ def _scaling(result: dict[str, Any]) -> str:
     parts = [_table(["PS", "tables", "dim", "batch", *names.values()], rows)]
     parts.append(
         "Predictions at 4 and 8 parameter servers are within "
-        f"{result['largest_error']:.1%}, every shard's counted. The model, fitted on 1 and 2:"
+        f"{result['largest_error']:.1%} (of the shard that is furthest off "
+        f"{result['largest_shard_error']:.1%}: the one that counts the steps serves a call more). "
+        "The model, fitted on 1 and 2:"
     )
     rows = [
         [names[what], " + ".join(f"{value:,.2f} {term}" for term, value in terms.items())]

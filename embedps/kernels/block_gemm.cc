@@ -40,6 +40,10 @@ EMBEDPS_SIMD void PlainMultiply(const Bf16* left, const Bf16* right, int64_t ste
   }
 }
 
+EMBEDPS_SIMD void PlainRound(const float* __restrict sums, Bf16* __restrict to) {
+  for (int i = 0; i < kStepValues; ++i) to[i] = ToBf16(sums[i]);
+}
+
 #ifdef EMBEDPS_X86
 
 #define EMBEDPS_AVX512_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
@@ -70,6 +74,14 @@ EMBEDPS_AVX512_BF16 void Avx512Multiply(const Bf16* left, const Bf16* right, int
       _mm512_storeu_ps(sums + (first + r) * kBlock, sum[r][0]);
       _mm512_storeu_ps(sums + (first + r) * kBlock + 16, sum[r][1]);
     }
+  }
+}
+
+EMBEDPS_AVX512_BF16 void Avx512Round(const float* sums, Bf16* to) {
+  for (int i = 0; i < kStepValues; i += 32) {
+    const __m512bh rounded =
+        _mm512_cvtne2ps_pbh(_mm512_loadu_ps(sums + i + 16), _mm512_loadu_ps(sums + i));
+    _mm512_storeu_si512(to + i, (__m512i)rounded);
   }
 }
 
@@ -127,13 +139,14 @@ bool AskForTiles() {
 const std::vector<BlockGemm>& BlockGemms() {
   static const auto* gemms = [] {
     auto* list = new std::vector<BlockGemm>;
-    list->push_back({"plain", Nothing, Nothing, PlainMultiply});
+    list->push_back({"plain", false, Nothing, Nothing, PlainMultiply, PlainRound});
 #ifdef EMBEDPS_X86
     if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw")) {
-      list->push_back({"avx512-bf16", Nothing, Nothing, Avx512Multiply});
+      list->push_back({"avx512-bf16", false, Nothing, Nothing, Avx512Multiply, Avx512Round});
     }
-    if (__builtin_cpu_supports("amx-bf16") && AskForTiles()) {
-      list->push_back({"amx-bf16", AmxBegin, AmxEnd, AmxMultiply});
+    if (__builtin_cpu_supports("amx-bf16") && __builtin_cpu_supports("avx512bf16") &&
+        AskForTiles()) {
+      list->push_back({"amx-bf16", true, AmxBegin, AmxEnd, AmxMultiply, Avx512Round});
     }
 #endif
     return list;

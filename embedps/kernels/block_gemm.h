@@ -22,10 +22,13 @@ inline int64_t NumBlocks(int64_t n) { return (n + kBlock - 1) / kBlock; }
 // One way to multiply. A thread calls `begin` before its products and `end` after them.
 struct BlockGemm {
   const char* name;
+  bool has_tiles;  // multiplies a step in some tens of cycles
   void (*begin)();
   void (*end)();
   // sums [32][32] = the product of a left and a right panel of `steps` steps.
   void (*multiply)(const Bf16* left, const Bf16* right, int64_t steps, float* sums);
+  // Rounds sums [32][32]. Denormal ones may become zero, as the products take them.
+  void (*round)(const float* sums, Bf16* to);
 };
 
 // Those that this machine runs, the fastest last; the first is plain C++.

@@ -26,10 +26,10 @@ struct FeaturePositions {
   int table = 0;
 };
 
-// Writes feature.batch vectors [dim]; an example without ids gets zeros. rows[p] is the row at
-// position p.
-void Combine(const FeaturePositions& feature, const std::vector<const float*>& rows, int dim,
-             const ParallelFor& parallel, float* out);
+// Writes feature.batch vectors [dim] to each feature's `out`; an example without ids gets zeros.
+// rows[p] is the row at position p.
+void Combine(const std::vector<FeaturePositions>& features, const std::vector<const float*>& rows,
+             int dim, const ParallelFor& parallel, const std::vector<float*>& out);
 
 // The gradient of Combine for all features at once: adds to gradients[p] [dim], which begin as
 // zeros, for each position p. Features of one table are added by one thread, in order, so the sums

@@ -41,6 +41,12 @@ absl::Status ReadFeatures(OpKernelContext* context, OpInputList* inputs,
   return absl::OkStatus();
 }
 
+// Whether an interaction whose values are bfloat16 is one of blocks.
+bool ByBlocks(const Tensor& interactions, int64_t num_features) {
+  return interactions.dtype() == tensorflow::DT_BFLOAT16 && num_features <= kBlock &&
+         BlockGemms().back().has_tiles;
+}
+
 // Cycles an example, roughly.
 int64_t Cost(int64_t num_features, int64_t dim) { return num_features * num_features * dim / 8; }
 
@@ -72,7 +78,11 @@ class DotInteractionOp : public OpKernel {
     Tensor* out;
     OP_REQUIRES_OK(context, context->allocate_output(0, {batch, NumPairs(n)}, &out));
     DeviceThreads(context)(batch, Cost(n, dim), [&](int64_t begin, int64_t end) {
-      DotInteraction(features, dim, begin, end, ToMatrix(*out));
+      if (ByBlocks(*out, n)) {
+        DotInteractionByBlocks(features, dim, begin, end, BlockGemms().back(), ToMatrix(*out));
+      } else {
+        DotInteraction(features, dim, begin, end, ToMatrix(*out));
+      }
     });
   }
 };
@@ -115,7 +125,12 @@ class DotInteractionGradOp : public OpKernel {
       gradients[i] = ToMatrix(*out);
     }
     DeviceThreads(context)(batch, Cost(n, dim), [&](int64_t begin, int64_t end) {
-      DotInteractionGradient(features, ToMatrix(upstream), dim, begin, end, gradients);
+      if (ByBlocks(upstream, n)) {
+        DotInteractionGradientByBlocks(features, ToMatrix(upstream), dim, begin, end,
+                                       BlockGemms().back(), gradients);
+      } else {
+        DotInteractionGradient(features, ToMatrix(upstream), dim, begin, end, gradients);
+      }
     });
   }
 };

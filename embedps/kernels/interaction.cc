@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "embedps/kernels/panels.h"
 #include "embedps/kernels/simd.h"
 
 namespace embedps {
@@ -85,6 +86,52 @@ void Write(const float* from, int64_t row, int64_t width, const InteractionMatri
   }
 }
 
+// Row `row` of a matrix, `width` values from `first` on, as bfloat16.
+void ReadBf16(const InteractionMatrix& matrix, int64_t row, int dim, int first, int width,
+              Bf16* to) {
+  const int64_t at = row * dim + first;
+  if (matrix.is_bf16) {
+    std::memcpy(to, static_cast<const Bf16*>(matrix.data) + at, sizeof(Bf16) * width);
+  } else {
+    Round(static_cast<const float*>(matrix.data) + at, width, to);
+  }
+}
+
+// Each example's vectors as a left panel, whose rows are the features.
+class VectorPanel {
+ public:
+  VectorPanel(const std::vector<InteractionMatrix>& features, int dim)
+      : features_(features), dim_(dim), values_((NumBlocks(dim) + 1) * kStepValues) {}
+  const Bf16* Read(int64_t example) {
+    for (int first = 0; first < dim_; first += kBlock) {
+      const int width = std::min(kBlock, dim_ - first);
+      Bf16* step = panel() + first * kBlock;
+      for (size_t i = 0; i < features_.size(); ++i) {
+        ReadBf16(features_[i], example, dim_, first, width, step + i * kBlock);
+      }
+    }
+    return panel();
+  }
+
+ private:
+  Bf16* panel() { return AlignedBf16(values_.data()); }
+  const std::vector<InteractionMatrix>& features_;
+  const int dim_;
+  std::vector<Bf16> values_;
+};
+
+// g [32][32] = the pairs (i, j) with j < i; `pairs` has room to read 32 past its end.
+EMBEDPS_SIMD void SpreadPairs(const Bf16* __restrict pairs, int n, Bf16* __restrict g) {
+  for (int i = 0; i < n; ++i) {
+    const Bf16* __restrict from = pairs + NumPairs(i);
+    for (int j = 0; j < kBlock; ++j) g[i * kBlock + j] = j < i ? from[j] : Bf16{0};
+  }
+}
+
+EMBEDPS_SIMD void AddTranspose(const Bf16* __restrict transposed, Bf16* __restrict g) {
+  for (int i = 0; i < kStepValues; ++i) g[i] |= transposed[i];
+}
+
 }  // namespace
 
 void DotInteraction(const std::vector<InteractionMatrix>& features, int dim, int64_t begin,
@@ -123,6 +170,71 @@ void DotInteractionGradient(const std::vector<InteractionMatrix>& features,
       if (out[i] == &copies[(n + i) * width]) Write(out[i], b, dim, gradients[i]);
     }
   }
+}
+
+void DotInteractionByBlocks(const std::vector<InteractionMatrix>& features, int dim, int64_t begin,
+                            int64_t end, const BlockGemm& gemm, const InteractionMatrix& out) {
+  const int n = static_cast<int>(features.size());
+  const int64_t steps = NumBlocks(dim), pairs = NumPairs(n);
+  VectorPanel vectors(features, dim);
+  std::vector<Bf16> right_values((steps + 1) * kStepValues), row(pairs + kBlock);
+  std::vector<float> wide(out.is_bf16 ? 0 : pairs);
+  Bf16* right = AlignedBf16(right_values.data());
+  alignas(64) float sums[kStepValues];
+  alignas(64) Bf16 rounded[kStepValues];
+  gemm.begin();
+  for (int64_t b = begin; b < end; ++b) {
+    const Bf16* left = vectors.Read(b);
+    for (int64_t half = 0; half < 2 * steps; ++half) {
+      TransposeWords(reinterpret_cast<const uint32_t*>(left + half * kStepValues / 2),
+                     reinterpret_cast<uint32_t*>(right + half * kStepValues / 2));
+    }
+    gemm.multiply(left, right, steps, sums);
+    if (!out.is_bf16) {
+      for (int i = 1; i < n; ++i) std::copy_n(sums + i * kBlock, i, &wide[NumPairs(i)]);
+      Write(wide.data(), b, pairs, out);
+      continue;
+    }
+    gemm.round(sums, rounded);
+    // A row runs over into the next, which is written after it.
+    for (int i = 1; i < n; ++i) {
+      std::memcpy(&row[NumPairs(i)], rounded + i * kBlock, sizeof(Bf16) * kBlock);
+    }
+    std::memcpy(static_cast<Bf16*>(out.data) + b * pairs, row.data(), sizeof(Bf16) * pairs);
+  }
+  gemm.end();
+}
+
+void DotInteractionGradientByBlocks(const std::vector<InteractionMatrix>& features,
+                                    const InteractionMatrix& upstream, int dim, int64_t begin,
+                                    int64_t end, const BlockGemm& gemm,
+                                    const std::vector<InteractionMatrix>& gradients) {
+  const int n = static_cast<int>(features.size());
+  const int pairs = static_cast<int>(NumPairs(n));
+  VectorPanel vectors(features, dim);
+  std::vector<Bf16> row(pairs + kBlock);
+  std::vector<float> out(static_cast<size_t>(n) * NumBlocks(dim) * kBlock);
+  alignas(64) float sums[kStepValues];
+  alignas(64) Bf16 g[kStepValues] = {}, transposed[kStepValues], right[kStepValues];
+  float unused[kBlock] = {};
+  gemm.begin();
+  for (int64_t b = begin; b < end; ++b) {
+    ReadBf16(upstream, b, pairs, 0, pairs, row.data());
+    SpreadPairs(row.data(), n, g);
+    TransposeLeft(g, transposed);
+    AddTranspose(transposed, g);
+    const Bf16* left = vectors.Read(b);
+    const int stride = static_cast<int>(NumBlocks(dim)) * kBlock;
+    for (int first = 0; first < dim; first += kBlock) {
+      LeftToRight(left + first * kBlock, right, unused);
+      gemm.multiply(g, right, 1, sums);
+      for (int i = 0; i < n; ++i) {
+        std::memcpy(&out[i * stride + first], sums + i * kBlock, sizeof(float) * kBlock);
+      }
+    }
+    for (int i = 0; i < n; ++i) Write(&out[i * stride], b, dim, gradients[i]);
+  }
+  gemm.end();
 }
 
 }  // namespace embedps

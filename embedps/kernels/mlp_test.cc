@@ -79,6 +79,23 @@ TEST(EveryBlockProductEqualsPlainLoops) {
   }
 }
 
+TEST(EveryRoundingEqualsThePlainOne) {
+  for (const BlockGemm& gemm : BlockGemms()) {
+    std::vector<float> sums = NoiseVector(3, kStepValues);
+    for (int i = 0; i < kStepValues; ++i) sums[i] *= std::pow(10.0f, 30 * Noise(4, i));
+    sums[1] = 1.0f + 0x1p-8f;
+    sums[2] = 1.0f + 0x3p-8f;
+    sums[3] = INFINITY;
+    sums[4] = NAN;
+    std::vector<Bf16> rounded(kStepValues);
+    gemm.round(sums.data(), rounded.data());
+    for (int i = 0; i < kStepValues; ++i) {
+      if (i != 4) EXPECT_EQ(rounded[i], ToBf16(sums[i]));
+    }
+    EXPECT_TRUE(std::isnan(FromBf16(rounded[4])));
+  }
+}
+
 // On two threads.
 void TwoThreads(int64_t n, int64_t, const std::function<void(int64_t, int64_t)>& work) {
   std::thread other([&] { work(0, n / 2); });

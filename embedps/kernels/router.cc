@@ -1,5 +1,7 @@
 #include "embedps/kernels/router.h"
 
+#include <algorithm>
+
 #include "embedps/kernels/hash.h"
 
 namespace embedps {
@@ -8,7 +10,7 @@ namespace {
 // A table's distinct ids in order of first appearance.
 struct Distinct {
   std::vector<int64_t> ids;
-  std::vector<int32_t> shards;     // of each id
+  std::vector<int32_t> shards;     // of each id, where there are several
   std::vector<int32_t> per_shard;  // number of ids of each shard
 };
 
@@ -20,6 +22,7 @@ void Deduplicate(uint64_t salt, int num_shards, const std::vector<const FeatureI
   distinct->per_shard.assign(num_shards, 0);
   uint64_t capacity = 16;
   while (capacity < static_cast<uint64_t>(num_ids) * 2) capacity *= 2;
+  distinct->ids.reserve(num_ids / 2);
   std::vector<int32_t> slots(capacity, -1);
   const uint64_t mask = capacity - 1;
   for (const FeatureIds* f : features) {
@@ -30,9 +33,9 @@ void Deduplicate(uint64_t salt, int num_shards, const std::vector<const FeatureI
       while (slots[at] >= 0 && distinct->ids[slots[at]] != id) at = (at + 1) & mask;
       if (slots[at] < 0) {
         slots[at] = static_cast<int32_t>(distinct->ids.size());
-        const int shard = ShardOf(hash, num_shards);
         distinct->ids.push_back(id);
-        distinct->shards.push_back(shard);
+        const int shard = num_shards == 1 ? 0 : ShardOf(hash, num_shards);
+        if (num_shards > 1) distinct->shards.push_back(shard);
         ++distinct->per_shard[shard];
       }
       f->positions[i] = slots[at];
@@ -78,6 +81,14 @@ std::vector<ShardRequest> Route(const std::vector<std::string>& tables, int num_
     std::vector<int32_t> next(num_shards), rows;
     for (int64_t t = begin; t < end; ++t) {
       const Distinct& d = distinct[t];
+      if (num_shards == 1) {
+        const int32_t first = requests[0].splits[t];
+        std::copy(d.ids.begin(), d.ids.end(), requests[0].ids.begin() + first);
+        for (const FeatureIds* f : of_table[t]) {
+          for (int64_t i = 0; i < f->num_ids; ++i) f->positions[i] += first;
+        }
+        continue;
+      }
       for (int s = 0; s < num_shards; ++s) next[s] = requests[s].splits[t];
       rows.resize(d.ids.size());
       for (size_t k = 0; k < d.ids.size(); ++k) {

@@ -175,6 +175,7 @@ TEST(CombinersAndTheirGradientsEqualDoubles) {
     std::vector<float> upstream(features.size() * 4 * kDim);
     for (size_t i = 0; i < upstream.size(); ++i) upstream[i] = std::cos(static_cast<float>(i));
     std::vector<const float*> upstream_of;
+    std::vector<std::vector<double>> expected_of;
     std::vector<double> expected_gradient(8 * kDim);
     for (size_t f = 0; f < features.size(); ++f) {
       upstream_of.push_back(&upstream[f * 4 * kDim]);
@@ -191,11 +192,20 @@ TEST(CombinersAndTheirGradientsEqualDoubles) {
           }
         }
       }
-      std::vector<float> serial(4 * kDim, 9), threaded(4 * kDim, 9);
-      Combine(features[f], c.row_at, kDim, SerialFor, serial.data());
-      Combine(features[f], c.row_at, kDim, ThreadsFor, threaded.data());
-      EXPECT_EQ(serial, threaded);
-      for (size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(serial[i], expected[i], 1e-6);
+      expected_of.push_back(expected);
+    }
+    std::vector<std::vector<float>> combined(features.size(), std::vector<float>(4 * kDim, 9));
+    std::vector<std::vector<float>> by_threads = combined;
+    std::vector<float*> combined_at, by_threads_at;
+    for (size_t f = 0; f < features.size(); ++f) {
+      combined_at.push_back(combined[f].data());
+      by_threads_at.push_back(by_threads[f].data());
+    }
+    Combine(features, c.row_at, kDim, SerialFor, combined_at);
+    Combine(features, c.row_at, kDim, ThreadsFor, by_threads_at);
+    for (size_t f = 0; f < features.size(); ++f) {
+      EXPECT_EQ(combined[f], by_threads[f]);
+      for (int i = 0; i < 4 * kDim; ++i) EXPECT_NEAR(combined[f][i], expected_of[f][i], 1e-6);
     }
     std::vector<float> serial(8 * kDim), threaded(8 * kDim);
     std::vector<float*> serial_at, threaded_at;

@@ -105,58 +105,66 @@ Stripe& RowStore::stripe(int table, uint64_t row_hash) const {
   return *stripes_[table * kStripes + (row_hash & (kStripes - 1))];
 }
 
-void RowStore::Arrange(const IdBatch& batch, Order* order) const {
+void RowStore::Arrange(const IdBatch& batch, const ParallelFor& parallel, Order* order) const {
   order->entries.resize(batch.num_ids);
-  std::vector<uint64_t> hashes;
-  for (int t = 0; t < num_tables(); ++t) {
-    // Ids come ordered by table: a counting sort by stripe within each is all that is wanted.
-    const int32_t first = batch.splits[t], last = batch.splits[t + 1];
-    hashes.resize(last - first);
-    int32_t starts[kStripes + 1] = {};
-    for (int32_t i = first; i < last; ++i) {
-      const uint64_t hash = RowHash(salts_[t], batch.ids[i]);
-      hashes[i - first] = hash;
-      ++starts[(hash & (kStripes - 1)) + 1];
+  const int64_t cost = 20 * batch.num_ids / num_tables();
+  parallel(num_tables(), cost, [&](int64_t begin, int64_t end) {
+    std::vector<uint64_t> hashes;
+    for (int t = static_cast<int>(begin); t < end; ++t) {
+      // Ids come ordered by table: a counting sort by stripe within each is all that is wanted.
+      const int32_t first = batch.splits[t], last = batch.splits[t + 1];
+      hashes.resize(last - first);
+      int32_t starts[kStripes + 1] = {};
+      for (int32_t i = first; i < last; ++i) {
+        const uint64_t hash = RowHash(salts_[t], batch.ids[i]);
+        hashes[i - first] = hash;
+        ++starts[(hash & (kStripes - 1)) + 1];
+      }
+      for (int k = 0; k < kStripes; ++k) starts[k + 1] += starts[k];
+      for (int32_t i = first; i < last; ++i) {
+        const uint64_t hash = hashes[i - first];
+        const int k = static_cast<int>(hash & (kStripes - 1));
+        order->entries[first + starts[k]++] = {hash, i, t * kStripes + k};
+      }
     }
-    for (int k = 0; k < kStripes; ++k) starts[k + 1] += starts[k];
-    for (int32_t i = first; i < last; ++i) {
-      const uint64_t hash = hashes[i - first];
-      const int k = static_cast<int>(hash & (kStripes - 1));
-      order->entries[first + starts[k]++] = {hash, i, t * kStripes + k};
-    }
-  }
+  });
 }
 
-// Brings to the caches what the entries of a stripe will need: an index entry, later its row. The
-// stripe's lock is held.
-class RowStore::Ahead {
+// Finds the rows of a stripe's entries in order, having brought index entries and rows to the
+// caches some entries before. The stripe's lock is held.
+class RowStore::Finder {
  public:
   using Entry = Order::Entry;
-  Ahead(const Stripe& stripe, const Entry* first, const Entry* last)
+  Finder(const Stripe& stripe, const Entry* first, const Entry* last)
       : stripe_(stripe), last_(last) {
     for (const Entry* e = first; e < std::min(last, first + kEntries); ++e) {
       stripe.PrefetchEntry(e->hash);
     }
     for (const Entry* e = first; e < std::min(last, first + kRows); ++e) {
-      stripe.PrefetchRow(e->hash);
+      probably_[(e - first) % kRows] = stripe.PrefetchRow(e->hash);
     }
   }
-  // Before the entry `e` is used.
-  void Prefetch(const Entry* e) const {
+  // The number of the next entry's row, whose id is `id`, or kNone.
+  uint32_t Next(const Entry* e, int64_t id) {
+    uint32_t& probably = probably_[at_++ % kRows];
+    const uint32_t number = stripe_.Find(e->hash, id, probably);
     if (last_ - e > kEntries) stripe_.PrefetchEntry(e[kEntries].hash);
-    if (last_ - e > kRows) stripe_.PrefetchRow(e[kRows].hash);
+    if (last_ - e > kRows) probably = stripe_.PrefetchRow(e[kRows].hash);
+    return number;
   }
 
  private:
   static constexpr int kRows = 8, kEntries = 16;
   const Stripe& stripe_;
   const Entry* const last_;
+  uint32_t probably_[kRows];  // of the entries to come
+  uint32_t at_ = 0;
 };
 
 void RowStore::Lookup(const IdBatch& batch, bool insert, const ParallelFor& parallel,
                       float* embeddings) {
   Order order;
-  Arrange(batch, &order);
+  Arrange(batch, parallel, &order);
   const int dim = config_.dim;
   order.ForEachBin(
       parallel, 100 + dim, [&](int bin, const Order::Entry* first, const Order::Entry* last) {
@@ -164,12 +172,11 @@ void RowStore::Lookup(const IdBatch& batch, bool insert, const ParallelFor& para
         const int t = bin / kStripes;
         const TableConfig& table = config_.tables[t];
         std::lock_guard<std::mutex> lock(stripe.mutex);
-        const Ahead ahead(stripe, first, last);
+        Finder finder(stripe, first, last);
         for (const auto* e = first; e < last; ++e) {
-          ahead.Prefetch(e);
           const int64_t id = batch.ids[e->at];
           float* out = embeddings + int64_t{e->at} * dim;
-          uint32_t number = stripe.Find(e->hash, id);
+          uint32_t number = finder.Next(e, id);
           if (number == kNone && insert) {
             if (table_rows_[t].fetch_add(1, std::memory_order_relaxed) < table.max_rows ||
                 table.max_rows == 0) {
@@ -198,16 +205,15 @@ void RowStore::Lookup(const IdBatch& batch, bool insert, const ParallelFor& para
 void RowStore::Update(const IdBatch& batch, const float* gradients, float learning_rate,
                       uint32_t step, const ParallelFor& parallel) {
   Order order;
-  Arrange(batch, &order);
+  Arrange(batch, parallel, &order);
   const int dim = config_.dim;
   order.ForEachBin(parallel, 150 + 4 * dim,
                    [&](int bin, const Order::Entry* first, const Order::Entry* last) {
                      Stripe& stripe = *stripes_[bin];
                      std::lock_guard<std::mutex> lock(stripe.mutex);
-                     const Ahead ahead(stripe, first, last);
+                     Finder finder(stripe, first, last);
                      for (const auto* e = first; e < last; ++e) {
-                       ahead.Prefetch(e);
-                       const uint32_t number = stripe.Find(e->hash, batch.ids[e->at]);
+                       const uint32_t number = finder.Next(e, batch.ids[e->at]);
                        if (number == kNone) {
                          skipped_updates_.fetch_add(1, std::memory_order_relaxed);
                          continue;

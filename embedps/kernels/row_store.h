@@ -117,9 +117,9 @@ class RowStore {
 
  private:
   struct Order;
-  class Ahead;
+  class Finder;
 
-  void Arrange(const IdBatch& batch, Order* order) const;
+  void Arrange(const IdBatch& batch, const ParallelFor& parallel, Order* order) const;
   Stripe& stripe(int table, uint64_t row_hash) const;
   void LoadRecord(const RowColumns& columns, int64_t i, int table, uint64_t hash, bool slots,
                   Stripe* stripe);

@@ -50,21 +50,30 @@ class Stripe {
     return static_cast<uint8_t>((hash * 0x9E3779B97F4A7C15ull) >> 56);
   }
 
-  // Brings the id's index entry to the caches, and then its row.
+  // Brings the id's index entry to the caches.
   void PrefetchEntry(uint64_t hash) const {
-    if (!directory_.empty()) __builtin_prefetch(&SegmentOf(hash)->entries[Home(hash)]);
+    if (!directory_.empty()) __builtin_prefetch(&SegmentOf(hash)->entries()[Home(hash)]);
   }
-  void PrefetchRow(uint64_t hash) const {
-    if (directory_.empty()) return;
-    const Segment* segment = SegmentOf(hash);
+
+  // Brings the row that is probably the id's to the caches and gives its number, or kNone.
+  uint32_t PrefetchRow(uint64_t hash) const {
+    if (directory_.empty()) return kNone;
+    const uint32_t* entries = SegmentOf(hash)->entries();
     const uint32_t tag = Tag(hash);
-    for (uint32_t at = Home(hash); segment->entries[at] != 0; at = (at + 1) & mask_) {
-      if (segment->entries[at] >> 24 != tag) continue;
-      const char* row = reinterpret_cast<const char*>(Row(RowOf(segment->entries[at])));
+    for (uint32_t at = Home(hash); entries[at] != 0; at = (at + 1) & mask_) {
+      if (entries[at] >> 24 != tag) continue;
+      const uint32_t number = RowOf(entries[at]);
+      const char* row = reinterpret_cast<const char*>(Row(number));
       for (size_t byte = 0; byte < row_bytes_; byte += 64) __builtin_prefetch(row + byte, 1);
-      __builtin_prefetch(row + row_bytes_ - 1, 1);
-      return;
+      return number;
     }
+    return kNone;
+  }
+
+  // Find, where PrefetchRow gave `probably`.
+  uint32_t Find(uint64_t hash, int64_t id, uint32_t probably) const {
+    if (probably != kNone && Row(probably)->id == id && Row(probably)->live) return probably;
+    return Find(hash, id);
   }
 
   // The number of the row of `id`, or kNone.
@@ -73,7 +82,7 @@ class Stripe {
     const Segment* segment = SegmentOf(hash);
     const uint32_t tag = Tag(hash);
     for (uint32_t at = Home(hash);; at = (at + 1) & mask_) {
-      const uint32_t entry = segment->entries[at];
+      const uint32_t entry = segment->entries()[at];
       if (entry == 0) return kNone;
       if (entry >> 24 == tag && Row(RowOf(entry))->id == id) return RowOf(entry);
     }
@@ -114,7 +123,7 @@ class Stripe {
     Segment* segment = SegmentOf(hash);
     const uint32_t tag = Tag(hash);
     for (uint32_t at = Home(hash);; at = (at + 1) & mask_) {
-      const uint32_t entry = segment->entries[at];
+      const uint32_t entry = segment->entries()[at];
       if (entry == 0) return false;
       if (entry >> 24 != tag || Row(RowOf(entry))->id != id) continue;
       RowHeader* row = Row(RowOf(entry));
@@ -188,11 +197,20 @@ class Stripe {
  private:
   // The ids whose hashes have `depth` bits in common after those of the stripe and the segment.
   struct Segment {
-    explicit Segment(uint32_t size, uint32_t depth) : depth(depth), entries(new uint32_t[size]()) {}
-    uint32_t used = 0;
+    uint32_t used;
     uint32_t depth;
-    std::unique_ptr<uint32_t[]> entries;
+    // So many as the stripe's mask says; they follow.
+    uint32_t* entries() { return reinterpret_cast<uint32_t*>(this + 1); }
+    const uint32_t* entries() const { return reinterpret_cast<const uint32_t*>(this + 1); }
   };
+  using SegmentMemory = std::unique_ptr<uint32_t[]>;
+
+  // Without entries.
+  static SegmentMemory NewSegment(uint32_t size, uint32_t depth) {
+    SegmentMemory memory(new uint32_t[sizeof(Segment) / sizeof(uint32_t) + size]());
+    reinterpret_cast<Segment*>(memory.get())->depth = depth;
+    return memory;
+  }
 
   // An index entry: tag in the upper 8 bits, row number + 1 in the lower 24; 0 is empty.
   static uint32_t RowOf(uint32_t entry) { return (entry & 0xFFFFFF) - 1; }
@@ -204,8 +222,8 @@ class Stripe {
 
   void Place(Segment* segment, uint64_t hash, uint32_t number) {
     uint32_t at = Home(hash);
-    while (segment->entries[at] != 0) at = (at + 1) & mask_;
-    segment->entries[at] = uint32_t{Tag(hash)} << 24 | (number + 1);
+    while (segment->entries()[at] != 0) at = (at + 1) & mask_;
+    segment->entries()[at] = uint32_t{Tag(hash)} << 24 | (number + 1);
     ++segment->used;
   }
 
@@ -214,31 +232,20 @@ class Stripe {
   void Grow(uint64_t hash, uint64_t salt) {
     if (directory_.empty()) {
       mask_ = 7;
-      segments_.push_back(std::make_unique<Segment>(mask_ + 1, 0));
-      directory_.push_back(segments_.back().get());
+      segments_.push_back(NewSegment(mask_ + 1, 0));
+      directory_.push_back(reinterpret_cast<Segment*>(segments_.back().get()));
       return;
     }
-    Segment* segment = SegmentOf(hash);
     const uint32_t old_size = mask_ + 1;
-    const std::unique_ptr<uint32_t[]> old = std::move(segment->entries);
+    const Segment* segment = SegmentOf(hash);
+    const std::vector<uint32_t> old(segment->entries(), segment->entries() + old_size);
     if (old_size < kSegmentEntries) {
       mask_ = 2 * old_size - 1;
+      segments_[0] = NewSegment(mask_ + 1, 0);
+      directory_[0] = reinterpret_cast<Segment*>(segments_[0].get());
     } else {
-      const uint32_t bit = segment->depth++;
-      if (size_t{1} << bit == directory_.size()) {
-        directory_.resize(2 * directory_.size());
-        std::copy_n(directory_.begin(), directory_.size() / 2,
-                    directory_.begin() + directory_.size() / 2);
-      }
-      segments_.push_back(std::make_unique<Segment>(old_size, segment->depth));
-      const size_t step = size_t{1} << bit;
-      for (size_t i = (DirectoryBits(hash) & (step - 1)) + step; i < directory_.size();
-           i += 2 * step) {
-        directory_[i] = segments_.back().get();
-      }
+      Split(SegmentOf(hash), DirectoryBits(hash));
     }
-    segment->entries.reset(new uint32_t[mask_ + 1]());
-    segment->used = 0;
     for (uint32_t i = 0; i < old_size; ++i) {
       if (i + 8 < old_size && old[i + 8] != 0) __builtin_prefetch(Row(RowOf(old[i + 8])));
       if (old[i] == 0) continue;
@@ -247,10 +254,26 @@ class Stripe {
     }
   }
 
+  // Empties a segment that stands at `bits` of the directory, and makes another for half of its
+  // ids.
+  void Split(Segment* segment, size_t bits) {
+    const size_t step = size_t{1} << segment->depth++;
+    std::fill_n(segment->entries(), mask_ + 1, 0);
+    segment->used = 0;
+    segments_.push_back(NewSegment(mask_ + 1, segment->depth));
+    if (step == directory_.size()) {
+      directory_.resize(2 * step);
+      std::copy_n(directory_.begin(), step, directory_.begin() + step);
+    }
+    for (size_t i = (bits & (step - 1)) + step; i < directory_.size(); i += 2 * step) {
+      directory_[i] = reinterpret_cast<Segment*>(segments_.back().get());
+    }
+  }
+
   // Moves later entries of the probe run back over the gap, so that no run is broken and none needs
   // a tombstone.
   void CloseGap(Segment* segment, uint32_t gap, uint64_t salt) {
-    uint32_t* entries = segment->entries.get();
+    uint32_t* entries = segment->entries();
     for (uint32_t at = (gap + 1) & mask_; entries[at] != 0; at = (at + 1) & mask_) {
       const uint32_t home = Home(RowHash(salt, Row(RowOf(entries[at]))->id));
       if (((at - home) & mask_) >= ((at - gap) & mask_)) {
@@ -263,7 +286,7 @@ class Stripe {
 
   const size_t row_bytes_;
   std::vector<Segment*> directory_;  // by the hash's bits after the segment's; 2^n of them
-  std::vector<std::unique_ptr<Segment>> segments_;
+  std::vector<SegmentMemory> segments_;
   uint32_t mask_ = 0;  // a segment's entries - 1
   std::vector<std::unique_ptr<char[]>> chunks_;
   std::vector<uint32_t> free_;

@@ -1,4 +1,5 @@
 // The ops that run where the batch is: on a worker, around the lookups.
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -161,13 +162,16 @@ class CombineBase : public OpKernel {
       feature.num_positions = n;
       feature.combiner = combiners_[f];
       feature.table = feature_tables_[f];
+      // As unsigned, what is negative is large too.
+      uint32_t largest = 0;
       for (int64_t i = 0; i < n; ++i) {
-        // One comparison also catches what is negative.
-        if (static_cast<uint32_t>(feature.positions[i]) >= static_cast<uint64_t>(num_rows)) {
-          return absl::InvalidArgumentError(
-              "feature " + std::to_string(f) + ": positions must be in [0, " +
-              std::to_string(num_rows) + ") but got " + std::to_string(feature.positions[i]));
-        }
+        largest = std::max(largest, static_cast<uint32_t>(feature.positions[i]));
+      }
+      if (n > 0 && largest >= static_cast<uint64_t>(num_rows)) {
+        return absl::InvalidArgumentError("feature " + std::to_string(f) +
+                                          ": positions must be in [0, " + std::to_string(num_rows) +
+                                          ") but got " +
+                                          std::to_string(static_cast<int32_t>(largest)));
       }
       if (splits[f].NumElements() == 0) {
         feature.batch = n;
@@ -240,12 +244,13 @@ class CombineOp : public CombineBase {
       const float* data = shard_rows[s].flat<float>().data();
       for (int64_t i = 0; i < shard_rows[s].dim_size(0); ++i) rows.push_back(data + i * dim);
     }
-    const ParallelFor parallel = DeviceThreads(context);
+    std::vector<float*> to;
     for (size_t f = 0; f < features.size(); ++f) {
       Tensor* out;
       OP_REQUIRES_OK(context, embeddings.allocate(f, {features[f].batch, dim}, &out));
-      Combine(features[f], rows, dim, parallel, out->flat<float>().data());
+      to.push_back(out->flat<float>().data());
     }
+    Combine(features, rows, dim, DeviceThreads(context), to);
   }
 };
 REGISTER_KERNEL_BUILDER(Name("EmbedpsCombine").Device(tensorflow::DEVICE_CPU), CombineOp);

@@ -48,12 +48,15 @@ def _hex_pairs() -> NDArray[np.int16]:
 _HEX_PAIRS = _hex_pairs()
 
 
-def decode_batch(table: Table, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Bad]:
+def decode_batch(
+    table: Table, batch: pa.RecordBatch, *, has_nulls_for_missing: bool = False
+) -> tuple[pa.RecordBatch, Bad]:
     """Decodes a batch of texts or typed values to rows of `table.row_schema`.
 
     Args:
       table: what the columns are.
       batch: the columns of the table by name; those that it lacks are left out.
+      has_nulls_for_missing: whether texts that mean missing are nulls already.
 
     Returns:
       the rows, those that are bad with a value of no meaning, and the reason for each bad row.
@@ -63,10 +66,11 @@ def decode_batch(table: Table, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, B
     """
     bad: Bad = {}
     names, arrays = [], []
+    missing = () if has_nulls_for_missing else table.missing
     for column in table.read_columns:
         index = batch.schema.get_field_index(column.name)
         if index >= 0:
-            array, reasons = decode_column(column, batch.column(index), table.missing)
+            array, reasons = decode_column(column, batch.column(index), missing)
             names.append(column.name)
             arrays.append(array)
             for row, reason in reasons.items():
@@ -97,7 +101,7 @@ def decode_column(
 
 def _without_missing(array: pa.Array, missing: tuple[str, ...]) -> pa.Array:
     """Makes nulls of the texts that mean that there is no value."""
-    if array.null_count or not missing:  # the reader has done it
+    if not missing:
         return array
     absent = pc.is_in(array, value_set=pa.array(missing))
     return (

@@ -15,12 +15,13 @@ from pyarrow import csv
 from embedps.errors import DatasetError
 from pipelines.bad_lines import BadLine
 from pipelines.decode import decode_batch
-from pipelines.line_blocks import LineBlock
+from pipelines.line_blocks import MAX_LINE_BYTES, LineBlock
 from pipelines.table import Table
 
 _NumberedLine = tuple[int, bytes]
 
 _RUN_LINES = 256
+python_csv.field_size_limit(MAX_LINE_BYTES)
 
 
 class LineParser:
@@ -123,7 +124,10 @@ class LineParser:
         table = self._table
         if table.quote:
             reader = python_csv.reader([text], delimiter=table.delimiter, quotechar=table.quote)
-            fields = next(reader, [""])
+            try:
+                fields = next(reader, [""])
+            except python_csv.Error as error:
+                raise ValueError(f"cannot be read as fields: {error}") from None
         else:
             fields = text.split(table.delimiter)
         if len(fields) != len(self._names):
@@ -158,7 +162,7 @@ class LineParser:
     def _decode(
         self, batch: pa.RecordBatch, data: bytes, numbers: range | list[int]
     ) -> tuple[pa.RecordBatch, list[BadLine]]:
-        rows, reasons = decode_batch(self._table, batch)
+        rows, reasons = decode_batch(self._table, batch, has_nulls_for_missing=True)
         if not reasons:
             return rows, []
         lines = data.split(b"\n")

@@ -174,6 +174,6 @@ def _bounds(dataset: Dataset, name: str) -> tuple[float, float]:
             for i in range(metadata.num_row_groups):
                 statistics = metadata.row_group(i).column(index).statistics
                 if statistics is not None and statistics.has_min_max:
-                    lows.append(float(statistics.min))
+                    lows.append(float(statistics.min) + 0.0)  # a zero is kept as -0
                     highs.append(float(statistics.max))
     return (min(lows), max(highs)) if lows else (0.0, 1.0)

@@ -105,7 +105,8 @@ class ParseFile(beam.DoFn):
     def process(self, task: InputTask) -> Iterator[FileRecord]:
         """Parses one file."""
         with replacing(self._job.work.bad_lines(task.index)) as path, open(path, "w") as bad_out:
-            yield _FileParser(self._job, task, bad_out).run()
+            record = _FileParser(self._job, task, bad_out).run()
+        yield record
 
 
 class _FileParser:

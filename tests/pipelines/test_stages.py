@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -93,6 +97,17 @@ def dask_cluster() -> Iterator[str]:
         yield cluster.scheduler_address
 
 
+@contextmanager
+def closing_client() -> Iterator[None]:
+    """Closes the client that Beam's runner leaves open, which would miss its cluster loudly."""
+    from distributed import default_client
+
+    try:
+        yield
+    finally:
+        default_client().close()
+
+
 def make(logs: str, output: Path, *beam_flags: str, **settings: float) -> Dataset:
     options = Options(
         input=(logs,),
@@ -115,10 +130,11 @@ def test_dask_cluster_of_two_processes_writes_the_same_bytes(tmp_path: Path, log
             f"--dask_client_address={address}",
             "--dask_partition_size=1",
         )
-        make(logs, tmp_path / "there", *flags)
+        with closing_client():
+            make(logs, tmp_path / "there", *flags)
         assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
-        # A failure on a worker is one error here, and leaves no dataset.
-        with pytest.raises(DatasetError, match="2 of 122 are"):
+        # A job that is given up is one error here, and leaves no dataset.
+        with closing_client(), pytest.raises(DatasetError, match="2 of 122 are"):
             make(logs, tmp_path / "failed", *flags, max_bad_fraction=0.0)
     assert [path.name for path in (tmp_path / "failed").iterdir()] == ["_bad_lines.jsonl"]
 
@@ -137,4 +153,36 @@ def test_other_direct_runners_write_the_same_bytes(
 ):
     make(logs, tmp_path / "here")
     make(logs, tmp_path / "there", *flags)
+    assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
+
+
+@contextmanager
+def job_service(tmp_path: Path) -> Iterator[str]:
+    """Beam's own portable job service in a process of its own, as Flink's and Spark's are."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "apache_beam.runners.portability.local_job_service_main"]
+    command += ["-p", str(port), "--staging_dir", str(tmp_path / "staging")]
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stderr is not None
+            for line in process.stderr:  # until it says that it serves
+                if f"port {port}" in line:
+                    break
+            threading.Thread(target=process.stderr.read, daemon=True).start()
+            yield f"localhost:{port}"
+        finally:
+            process.terminate()
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_portable_job_service_writes_the_same_bytes(tmp_path: Path, logs: str):
+    make(logs, tmp_path / "here")
+    with job_service(tmp_path) as endpoint:
+        flags = ("--runner=PortableRunner", f"--job_endpoint={endpoint}")
+        make(logs, tmp_path / "there", *flags, "--environment_type=LOOPBACK")
     assert files_of(tmp_path / "there") == files_of(tmp_path / "here")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +19,8 @@ from pipelines.table import Table
 from pipelines.work_dir import RunRecord, WorkDir, replacing
 
 RUN_ROWS = 1 << 17
+BATCH_ROWS = 1 << 10
+"""Of a batch in a run's file: what is read for a slice lies together, not a column apart."""
 KEY = "_key"
 _SIGN = np.uint64(1 << 63)
 
@@ -59,16 +60,19 @@ class RunWriter:
         order = np.argsort(rows.column(KEY).to_numpy(), kind="stable")
         counts, positives = [], []
         with replacing(path) as temporary, pa.ipc.new_file(str(temporary), self._schema) as writer:
-            for mask in (~held_out, held_out):
-                split = rows.take(pa.array(order[mask[order]]))
-                batches = split.combine_chunks().to_batches()
-                batch = batches[0] if batches else _empty(self._schema)
-                writer.write_batch(batch)
-                counts.append(batch.num_rows)
-                positives.append(int(np.count_nonzero(batch.column(self._label).to_numpy())))
+            for index, mask in enumerate((~held_out, held_out)):
+                split = rows.take(pa.array(order[mask[order]])).combine_chunks()
+                writer.write_table(split, max_chunksize=BATCH_ROWS)
+                counts.append(split.num_rows)
+                positives.append(int(np.count_nonzero(split.column(self._label).to_numpy())))
+                self._save_keys(path.name, index, split.column(KEY).to_numpy())
         self.records.append(
             RunRecord(file_name=path.name, rows=tuple(counts), positives=tuple(positives))
         )
+
+    def _save_keys(self, name: str, split: int, keys: NDArray[np.uint64]) -> None:
+        with replacing(self._work.keys(name, split)) as path, open(path, "wb") as out:
+            np.save(out, keys)
 
     def _keys(self, rows: pa.RecordBatch) -> NDArray[np.uint64]:
         if self._time:
@@ -83,9 +87,8 @@ class SortedRows:
     """The rows of one split of all runs, in order."""
 
     def __init__(self, work: WorkDir, runs: Sequence[RunRecord], split: int) -> None:
-        self._split = split
+        self._work, self._split = work, split
         self._runs = [run for run in runs if run.rows[split]]
-        self._paths = [work.path / run.file_name for run in self._runs]
         self.num_rows = sum(run.rows[split] for run in self._runs)
 
     def ranges(self, ranks: Sequence[int]) -> Iterator[pa.RecordBatch]:
@@ -97,10 +100,9 @@ class SortedRows:
         cuts = self._cuts(np.array(ranks, np.int64))
         for starts, stops in itertools.pairwise(cuts):
             parts = []
-            for path, start, stop in zip(self._paths, starts, stops, strict=True):
+            for run, start, stop in zip(self._runs, starts, stops, strict=True):
                 if start < stop:
-                    # Opened anew for each range: pages once read do not stay in this process.
-                    parts.append(self._open(path).slice(start, stop - start))
+                    parts += self._slice(run, int(start), int(stop))
             rows = pa.Table.from_batches(parts).combine_chunks()
             order = np.argsort(rows.column(KEY).to_numpy(), kind="stable")
             rows = rows.drop_columns([KEY]).take(pa.array(order)).combine_chunks()
@@ -110,7 +112,8 @@ class SortedRows:
         """Returns how many rows of each run come before each rank: int64 [ranks, runs]."""
         if not self._runs:
             return np.zeros((len(ranks), 0), np.int64)
-        keys = [self._open(path).column(KEY).to_numpy() for path in self._paths]
+        paths = [self._work.keys(run.file_name, self._split) for run in self._runs]
+        keys = [np.load(path, mmap_mode="r") for path in paths]
         # The key of a rank's row is the least that so many rows are at or below.
         low = np.full(len(ranks), min(k[0] for k in keys), np.uint64)
         high = np.full(len(ranks), max(k[-1] for k in keys), np.uint64)
@@ -127,10 +130,14 @@ class SortedRows:
         before = np.cumsum(equal, axis=1) - equal
         return np.asarray(cuts + np.clip(left - before, 0, equal))
 
-    def _open(self, path: Path) -> pa.RecordBatch:
-        with pa.memory_map(str(path)) as source:
-            return pa.ipc.open_file(source).get_batch(self._split)
-
-
-def _empty(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([], schema=schema)
+    def _slice(self, run: RunRecord, start: int, stop: int) -> list[pa.RecordBatch]:
+        """Returns a run's rows start..stop; its file is mapped for as long as these live."""
+        first_batch = -(-run.rows[0] // BATCH_ROWS) if self._split else 0
+        parts = []
+        with pa.memory_map(str(self._work.path / run.file_name)) as source:
+            reader = pa.ipc.open_file(source)
+            for at in range(start - start % BATCH_ROWS, stop, BATCH_ROWS):
+                batch = reader.get_batch(first_batch + at // BATCH_ROWS)
+                low = max(start - at, 0)
+                parts.append(batch.slice(low, min(stop - at, BATCH_ROWS) - low))
+        return parts

@@ -59,8 +59,12 @@ class WorkDir:
     path: Path
 
     def run(self, file_index: int, run_index: int) -> Path:
-        """Arrow IPC: sorted rows of one file, a batch for each split."""
+        """Arrow IPC: sorted rows of one file, in small batches, split after split."""
         return self.path / f"run-{file_index:05d}-{run_index:07d}.arrow"
+
+    def keys(self, run_name: str, split: int) -> Path:
+        """NumPy: the keys of a run's rows of one split, ascending."""
+        return self.path / f"{run_name}.{SPLITS[split]}.npy"
 
     def bad_lines(self, file_index: int) -> Path:
         """JSON lines: the lines of one file that were set aside."""

@@ -125,7 +125,7 @@ def _decode_texts(column: Column, array: pa.Array) -> tuple[NDArray[Any], Bad]:
     elif values is not None and column.role == "weight" and (~(values >= 0)).any():
         values = None
     elif values is not None and column.role == "timestamp":
-        if array.null_count or (np.abs(values) > MAX_INT // 1000).any():
+        if array.null_count or _beyond_milliseconds(values).any():
             values = None
         elif column.type == "seconds":
             values = values * 1000
@@ -316,7 +316,7 @@ def _check_integers(column: Column, array: pa.Array, scale: int) -> tuple[NDArra
     values = values.astype(np.int64)
     if column.role == "timestamp":
         bad |= _reasons(absent, "must not be missing", None)
-        bad |= _reasons(np.abs(values) > MAX_INT // 1000, "must be a time", values)
+        bad |= _reasons(_beyond_milliseconds(values), "must be a time", values)
         return values * scale, bad
     values[absent] = MISSING_ID
     return values, bad
@@ -331,3 +331,9 @@ def bad_values(bad: Mapping[int, str]) -> str:
     """Returns the first bad row and its reason, for an error."""
     row = min(bad)
     return f"row {row}: {bad[row]}"
+
+
+def _beyond_milliseconds(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which seconds (int64) do not fit as milliseconds; by both ends, as no int64 is -(-2^63)."""
+    limit = MAX_INT // 1000
+    return (values > limit) | (values < -limit)

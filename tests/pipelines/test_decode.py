@@ -48,6 +48,18 @@ def texts_of(name: str, odd: bool) -> st.SearchStrategy[list[str | None]]:
     return st.lists(one, min_size=1, max_size=12)
 
 
+@pytest.mark.parametrize("name", COLUMNS)
+def test_least_integer_is_what_its_text_is(name: str):
+    text = str(-(2**63))
+    _, bad = decode_column(COLUMNS[name], pa.array([text], pa.string()), ("",))
+    try:
+        text_decoder(COLUMNS[name])(text)
+    except ValueError as error:
+        assert bad == {0: str(error)}
+    else:
+        assert not bad
+
+
 @pytest.mark.parametrize("odd", [False, True], ids=["plain", "odd"])
 @pytest.mark.parametrize("name", COLUMNS)
 @settings(max_examples=25, deadline=None)

@@ -52,12 +52,12 @@ def texts_of(name: str, odd: bool) -> st.SearchStrategy[list[str | None]]:
 def test_least_integer_is_what_its_text_is(name: str):
     text = str(-(2**63))
     _, bad = decode_column(COLUMNS[name], pa.array([text], pa.string()), ("",))
+    wanted = {}
     try:
         text_decoder(COLUMNS[name])(text)
     except ValueError as error:
-        assert bad == {0: str(error)}
-    else:
-        assert not bad
+        wanted[0] = str(error)
+    assert bad == wanted
 
 
 @pytest.mark.parametrize("odd", [False, True], ids=["plain", "odd"])

@@ -12,13 +12,13 @@ import pytest
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+# Chooses Keras 2 before anything imports TensorFlow.
+import embedps  # noqa: F401
+
 # The checks of a commit try the same examples each time; everyone else's runs look for new ones.
 hypothesis.settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     hypothesis.settings.load_profile("ci")
-
-# Chooses Keras 2 before anything imports TensorFlow.
-import embedps  # noqa: F401
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,17 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.policies import REBASE_KINDS, CutPolicy, RebasePolicy, make_rebase
 from embedps.checkpoint.retention import KeepPolicy, make_keep
 from embedps.errors import UsageError
+
+EVAL_KINDS = ("sidecar", "inline", "none")
+
+Metric: TypeAlias = Literal["auc", "logloss", "normalized_entropy"]
+"""Of an evaluation, to be improved: the AUC upwards, the others downwards."""
 
 
 def _option(default: Any, text: str, **metadata: Any) -> Any:
@@ -55,13 +60,30 @@ class TrainConfig:
     keep_chains: int = _option(2, "base checkpoints kept, with their deltas")
     keep_secs: float = _option(0.0, "also keep the checkpoints of so many seconds")
     keep_every_hours: float = _option(0.0, "also keep the first checkpoint of every so many hours")
-    keep_best: int = _option(0, "also keep so many checkpoints with the best held-out AUC")
+    keep_best: int = _option(0, "also keep so many checkpoints with the best held-out scores")
+    max_secs_without_checkpoint: float = _option(
+        1800.0, "end with code 74 when no checkpoint could be written for so long"
+    )
     eval: str = _option(
         "sidecar",
-        "score checkpoints in a process beside the training; with TF_CONFIG, start "
-        "embedps.evaluate yourself",
-        choices=("sidecar", "none"),
+        "sidecar: score checkpoints in a process beside the training (with TF_CONFIG, start "
+        "embedps.evaluate yourself); inline: on the workers, while training pauses",
+        choices=EVAL_KINDS,
     )
+    eval_units: int = _option(
+        0, "inline: score every so many units, besides at the end of each epoch; 0 is not"
+    )
+    metric: str = _option(
+        "auc", "that --keep-best and the options below go by", choices=get_args(Metric)
+    )
+    stop_patience: int = _option(
+        0, "stop after so many scorings in a row that were no better; 0 is never"
+    )
+    reduce_patience: int = _option(
+        0, "scale the learning rates after so many in a row that were no better; 0 is never"
+    )
+    reduce_factor: float = _option(0.5, "what they are scaled by")
+    min_delta: float = _option(0.0, "a score is better by more than this")
     log_secs: float = _option(5.0, "seconds from one plain progress line to the next")
     grace_secs: float = _option(
         30.0, "seconds from SIGTERM or Ctrl-C to the end: units finish in half of it, then a save"
@@ -77,7 +99,16 @@ class TrainConfig:
         for name in ("epochs", "batch_size", "unit_rows", "num_workers", "keep_chains"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1 but got {getattr(self, name)}")
-        for name in ("num_ps", "num_shards", "seed", "delta_steps", "keep_best"):
+        for name in (
+            "num_ps",
+            "num_shards",
+            "seed",
+            "delta_steps",
+            "keep_best",
+            "eval_units",
+            "stop_patience",
+            "reduce_patience",
+        ):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} must be at least 0 but got {getattr(self, name)}")
         for name in (
@@ -88,12 +119,21 @@ class TrainConfig:
             "grace_secs",
             "server_timeout_secs",
             "wait_secs",
+            "max_secs_without_checkpoint",
         ):
             if not 0 < getattr(self, name) < float("inf"):
                 raise UsageError(f"{name} must be above 0 but got {getattr(self, name)}")
         for name in ("keep_secs", "keep_every_hours"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise UsageError(f"{name} must be at least 0 but got {getattr(self, name)}")
+        if not 0 < self.reduce_factor < 1:
+            raise UsageError(f"reduce_factor must be in (0, 1) but got {self.reduce_factor}")
+        if not 0 <= self.min_delta < float("inf"):
+            raise UsageError(f"min_delta must be at least 0 but got {self.min_delta}")
+        if self.eval_units and self.eval != "inline":
+            raise UsageError("eval_units is of --eval inline: a sidecar scores every checkpoint")
+        if self.eval == "none" and (self.stop_patience or self.reduce_patience):
+            raise UsageError("stop_patience and reduce_patience need --eval sidecar or inline")
         if self.unit_rows < self.batch_size:
             raise UsageError(
                 f"unit_rows must be at least the batch size {self.batch_size} "
@@ -101,7 +141,8 @@ class TrainConfig:
             )
         for name, allowed in (
             ("dense_optimizer", ("sgd", "adagrad", "adam")),
-            ("eval", ("sidecar", "none")),
+            ("eval", EVAL_KINDS),
+            ("metric", get_args(Metric)),
             ("rebase", REBASE_KINDS),
             ("checkpoint_rows", ("float32", "int8", "int4")),
             ("checkpoint_slots", ("float32", "bfloat16")),
@@ -128,4 +169,5 @@ class TrainConfig:
             secs=self.keep_secs,
             every_hours=self.keep_every_hours,
             best=self.keep_best,
+            metric=self.metric,
         )

@@ -156,9 +156,7 @@ class _Scoring:
             self._line = None
         m = evaluation.metrics
         print(
-            f"step {evaluation.step}: AUC {m.auc:.5f}, log loss {m.logloss:.5f}, "
-            f"NE {m.normalized_entropy:.5f}, calibration {m.calibration:.4f}, "
-            f"{m.examples:,} examples in {evaluation.secs:.1f} s, "
+            f"step {evaluation.step}: {evaluation.metrics.describe()} in {evaluation.secs:.1f} s, "
             f"{evaluation.lag_secs:.1f} s behind training",
             flush=True,
         )

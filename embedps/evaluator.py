@@ -18,13 +18,14 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.follow import Follower, Step
 from embedps.checkpoint.manifest import Manifest
 from embedps.dataset import Dataset
-from embedps.ledger import Ledger, LedgerOptions
+from embedps.ledger import Ledger, LedgerOptions, Unit
 from embedps.metrics import Accumulator, Metrics
 from embedps.recommender import Recommender
 from embedps.saver import check_tables, load_dense, load_rows
 from embedps.tables.collection import EmbeddingCollection
 from embedps.units import explain, make_eval_unit
 
+EVAL_BATCH_ROWS = 4096
 _POLL_SECS = 0.5
 
 
@@ -66,6 +67,20 @@ class Evaluation:
         }
 
 
+def eval_ledger(dataset: Dataset, *, split: str, batch_rows: int) -> Ledger:
+    """The units of one scoring, the same whoever scores."""
+    options = LedgerOptions(
+        split=split, batch_rows=batch_rows, unit_rows=max(32768, batch_rows), shuffle=False
+    )
+    return Ledger(dataset, options, epochs=1)
+
+
+def eval_arguments(unit: Unit) -> tuple[tf.Tensor, ...]:
+    """What `make_eval_unit`'s function takes of a unit."""
+    numbers = (unit.first_row, unit.num_rows)
+    return (tf.constant(unit.path), *(tf.constant(n, tf.int64) for n in numbers))
+
+
 class Evaluator:
     """Holds the tables' embeddings, without optimizer slots, and keeps them at a manifest.
 
@@ -79,7 +94,7 @@ class Evaluator:
         directory: CheckpointDirectory,
         *,
         split: str = "eval",
-        batch_rows: int = 4096,
+        batch_rows: int = EVAL_BATCH_ROWS,
         num_shards: int = 1,
         watch: Watch | None = None,
     ) -> None:
@@ -110,10 +125,7 @@ class Evaluator:
             self._collection,
             recommender.input(batch_rows=batch_rows, shuffle_rows=0),
         )
-        self._units = LedgerOptions(
-            split=split, batch_rows=batch_rows, unit_rows=max(65536, batch_rows), shuffle=False
-        )
-        self._dataset = dataset
+        self._ledger = lambda: eval_ledger(dataset, split=split, batch_rows=batch_rows)
         self._watch = watch
         self._applied: Manifest | None = None
         self._follower = Follower(directory, holder="evaluator")
@@ -163,15 +175,11 @@ class Evaluator:
           DatasetError: a file of the split cannot be read.
         """
         accumulator = Accumulator()
-        ledger = Ledger(self._dataset, self._units, epochs=1)
+        ledger = self._ledger()
         done = 0
         while (unit := ledger.take()) is not None:
             try:
-                counts = self._eval_unit(
-                    tf.constant(unit.path),
-                    tf.constant(unit.first_row, tf.int64),
-                    tf.constant(unit.num_rows, tf.int64),
-                )
+                counts = self._eval_unit(*eval_arguments(unit))
             except tf.errors.OpError as error:
                 raise explain(error) from error
             accumulator.add(counts)

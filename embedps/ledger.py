@@ -77,6 +77,7 @@ class Ledger:
         self._attempts: dict[int, int] = {}  # begun over all runs, of units not done
         self._begun: set[int] = set()  # those that were, since they were handed out
         self._num_attempts = 0
+        self._pause = self.num_units
         self._repeated = 0
         self._epoch = -1
         self._order: list[int] = []
@@ -112,7 +113,7 @@ class Ledger:
                 self._next = max(self._next, self._prefix)
                 while self._next in self._beyond:
                     self._next += 1
-                if self._next >= self.num_units:
+                if self._next >= self._pause:
                     return None
                 position = self._next
                 self._next += 1
@@ -128,6 +129,11 @@ class Ledger:
             if not known:
                 self._begun.add(unit.position)
                 self._attempts[unit.position] = self._attempts.get(unit.position, 0) + 1
+
+    def pause_at(self, position: int) -> None:
+        """Hands out no unit from this position on, until it is called again."""
+        with self._lock:
+            self._pause = min(position, self.num_units)
 
     def done(self, unit: Unit) -> None:
         """Records a unit as done."""
@@ -168,7 +174,7 @@ class Ledger:
     def exhausted(self) -> bool:
         """Whether `take` has nothing left to hand out."""
         with self._lock:
-            return not self._todo_again and self._next >= self.num_units
+            return not self._todo_again and self._next >= self._pause
 
     @property
     def finished(self) -> bool:

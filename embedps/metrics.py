@@ -102,6 +102,13 @@ class Metrics:
     calibration: float
     examples: int
 
+    def describe(self) -> str:
+        """A line of them."""
+        return (
+            f"AUC {self.auc:.5f}, log loss {self.logloss:.5f}, NE {self.normalized_entropy:.5f}, "
+            f"calibration {self.calibration:.4f}, {self.examples:,} examples"
+        )
+
 
 class Accumulator:
     """Adds counts up. Not thread-safe."""

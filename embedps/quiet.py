@@ -39,6 +39,20 @@ def silence_native_stderr() -> None:
     os.close(null)
 
 
+def own_words(message: str) -> str:
+    """An op's own words, in one line, without what TensorFlow puts around them."""
+    around = (
+        "Graph execution error",
+        "Detected at node",
+        "Additional GRPC error",
+        ":UNKNOWN:",
+        "<stack",
+    )
+    lines = (line.rstrip() for line in message.splitlines())
+    own = [x for x in lines if x and not x.startswith((" ", "\t", "[[", "<stack", *around))]
+    return " ".join(own)
+
+
 @contextmanager
 def _stderr_aside() -> Iterator[None]:
     sys.stderr.flush()

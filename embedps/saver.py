@@ -6,11 +6,13 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from embedps.checkpoint import io
 from embedps.checkpoint.chain import extend, replace_start, split_head
 from embedps.checkpoint.dense import read_dense, write_dense
 from embedps.checkpoint.directory import CheckpointDirectory
@@ -115,6 +117,27 @@ class Saver:
             and the next save holds what this one would have.
         """
         number = self._directory.next_number()
+        try:
+            return self._save(
+                number, step=step, ledger=ledger, in_doubt=in_doubt, progress=progress, final=final
+            )
+        except OSError as error:
+            self._discard(number)
+            raise CheckpointError(f"cannot write in {self._directory.path}: {error}") from error
+        except BaseException:
+            self._discard(number)
+            raise
+
+    def _save(
+        self,
+        number: int,
+        *,
+        step: int,
+        ledger: Mapping[str, Any],
+        in_doubt: Callable[[], Mapping[str, Any]],
+        progress: Mapping[str, Any],
+        final: bool,
+    ) -> Manifest:
         base = delta = None
         times = [time.monotonic()]
         if self._last is None or self._rebase_due(self._last.chain):
@@ -162,6 +185,15 @@ class Saver:
             counts["rows"] += save.rows
             counts["secs"] = round(counts["secs"] + ended - began, 3)
         return manifest
+
+    def _discard(self, number: int) -> None:
+        """Removes what a save that failed has written: tries again must not fill a full disk."""
+        with suppress(OSError, CheckpointError):
+            if max(self._directory.numbers(), default=-1) >= number:
+                return  # a manifest may name them; what none names is collected
+            for found, path in self._directory.save_directories():
+                if found in (number, number + 1):
+                    io.remove_directory(path)
 
     def _rebase_due(self, chain: Sequence[SaveSet]) -> bool:
         head, _ = split_head(chain)

@@ -52,7 +52,7 @@ class Schedule:
           function: what runs of a unit.
           arguments: what it is called with.
           record: told of each unit's counts, before the unit is done; may refuse them by raising.
-          stop: no unit is begun once it is set.
+          stop: no unit is begun once it is set; `end` is the same for this schedule alone.
           finish_secs: from then on, after which units in progress are given back.
         """
         self._cluster = cluster
@@ -61,6 +61,7 @@ class Schedule:
         self._arguments = arguments
         self._record = record
         self._stop = stop
+        self._over = threading.Event()  # of this schedule alone
         self._finish_secs = finish_secs
         self._order = threading.Lock()
         self._lock = threading.Lock()  # guards the five below
@@ -85,7 +86,7 @@ class Schedule:
     ) -> None:
         if kind is not None:
             self.abandon()
-        self._stop.set()
+        self.end()
         self._pool.shutdown()
 
     @property
@@ -98,15 +99,23 @@ class Schedule:
         """Waits so long, or until no slot has anything left to do; tells whether one has."""
         return bool(concurrent.futures.wait(self._slots, timeout=secs).not_done)
 
+    def end(self) -> None:
+        """Begins no unit any more."""
+        self._over.set()
+
+    @property
+    def _is_stopped(self) -> bool:
+        return self._stop.is_set() or self._over.is_set()
+
     def abandon(self) -> None:
         """Stops, and gives the units in progress back."""
         with self._lock:
             self._stopped_at = -math.inf
-        self._stop.set()
+        self.end()
 
     def _run_slot(self) -> None:
         """Takes one unit after the other."""
-        while not self._stop.is_set():
+        while not self._is_stopped:
             with self._order:  # so that units are scheduled in the ledger's order
                 unit = self._ledger.take()
                 if unit is None:
@@ -163,7 +172,7 @@ class Schedule:
 
     def _is_over(self) -> bool:
         """Whether the run was stopped longer ago than units have to finish."""
-        if not self._stop.is_set():
+        if not self._is_stopped:
             return False
         now = time.monotonic()
         with self._lock:
@@ -205,4 +214,4 @@ class Schedule:
             # A coordinator cancels what runs beside the unit that failed: that is no cause.
             if self._error is None or isinstance(self._error, tf.errors.CancelledError):
                 self._error = error
-        self._stop.set()
+        self.end()

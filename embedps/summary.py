@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import math
+import os
 import platform
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from embedps.checkpoint.io import write_bytes
 from embedps.checkpoint.objects import ObjectPath
+from embedps.errors import CheckpointError
 
 SUMMARY_NAME = "summary.json"
 EVALUATIONS_NAME = "evaluation.jsonl"
@@ -40,31 +42,66 @@ def read_json(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def append_evaluation(model_dir: Path, content: dict[str, Any]) -> None:
-    """Adds a line to a model directory's evaluation.jsonl; an object is put anew with it."""
-    path = model_dir / EVALUATIONS_NAME
-    line = json.dumps(content) + "\n"
-    if isinstance(path, ObjectPath):
-        before = path.read_text() if path.exists() else ""
-        write_bytes(path, (before + line).encode())
-        return
-    with open(path, "a") as file:
-        file.write(line)
-
-
 def read_evaluations(model_dir: Path) -> list[dict[str, Any]]:
     """The lines of a model directory's evaluation.jsonl; a line cut short by a kill is left out."""
+    return EvaluationReader(model_dir).new(partial=True)
+
+
+class EvaluationReader:
+    """Follows a model directory's evaluation.jsonl."""
+
+    def __init__(self, model_dir: Path) -> None:
+        self._path = model_dir / EVALUATIONS_NAME
+        self._offset = 0
+
+    def new(self, *, partial: bool = False) -> list[dict[str, Any]]:
+        """The lines that were written since the last call.
+
+        Args:
+          partial: take what stands after the last newline for a line too.
+        """
+        try:
+            if isinstance(self._path, ObjectPath):
+                data = self._path.read_bytes()[self._offset :]
+            else:
+                with open(self._path, "rb") as file:
+                    file.seek(self._offset)
+                    data = file.read()
+        except FileNotFoundError:
+            return []
+        if not partial:
+            data = data[: data.rfind(b"\n") + 1]
+        self._offset += len(data)
+        evaluations = []
+        for line in data.decode(errors="replace").splitlines():
+            with suppress(ValueError, RecursionError):
+                each = json.loads(line)
+                if isinstance(each, dict) and all(isinstance(each.get(k), int) for k in _KEYS):
+                    evaluations.append(each)
+        return evaluations
+
+
+def append_evaluation(model_dir: Path, evaluation: dict[str, Any]) -> None:
+    """Adds a line to a model directory's evaluation.jsonl; an object is put anew with it.
+
+    What a kill or a full disk cut short before it stays a line of its own.
+
+    Raises:
+      CheckpointError: it cannot be written.
+    """
+    path = model_dir / EVALUATIONS_NAME
+    line = (json.dumps(evaluation) + "\n").encode()
+    if isinstance(path, ObjectPath):
+        write_bytes(path, (path.read_bytes() if path.exists() else b"") + line)
+        return
     try:
-        lines = (model_dir / EVALUATIONS_NAME).read_text(errors="replace").splitlines()
-    except FileNotFoundError:
-        return []
-    evaluations = []
-    for line in lines:
-        with suppress(ValueError, RecursionError):
-            each = json.loads(line)
-            if isinstance(each, dict) and all(isinstance(each.get(k), int) for k in _KEYS):
-                evaluations.append(each)
-    return evaluations
+        with open(path, "ab+") as file:
+            if file.tell() > 0:
+                file.seek(-1, os.SEEK_END)
+                line = line if file.read(1) == b"\n" else b"\n" + line
+            file.write(line)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {str(path)!r}: {error}") from error
 
 
 def versions() -> dict[str, str]:

@@ -157,13 +157,13 @@ def _is_over(trainer: Any, model_dir: Path) -> bool:
     """Whether nothing is left to train and the last checkpoint is scored."""
     scored = [e["number"] for e in read_evaluations(model_dir)[-1:]]
     last = trainer.saver.last
-    return trainer.ledger.finished and last is not None and last.final and scored == [last.number]
+    return trainer.finished and last is not None and last.final and scored == [last.number]
 
 
 def _resumed_after(trainer: Any) -> int:
     """The number up to which a final checkpoint is not the last one of this run."""
     last = trainer.saver.last
-    return -1 if last is None or trainer.ledger.finished else int(last.number)
+    return -1 if last is None or trainer.finished else int(last.number)
 
 
 def _make_cluster(
@@ -258,7 +258,7 @@ def _finish(run: Any, model_dir: Path, summary: dict[str, Any]) -> None:
     write_json(path, summary)
     console = Console(file=sys.stdout)
     if evaluations:
-        table = Table(title="Held-out scores, by the sidecar evaluator")
+        table = Table(title="Held-out scores")
         for name in ("step", "AUC", "log loss", "NE", "calibration", "examples"):
             table.add_column(name, justify="right")
         for e in evaluations[-10:]:

@@ -7,21 +7,26 @@ import math
 import os
 import threading
 import time
-from collections.abc import Set
+from collections.abc import Callable, Sequence, Set
+from contextlib import suppress
 from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
 
+from embedps.callbacks import Callback, Callbacks, stock
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.manifest import Manifest
 from embedps.checkpoint.objects import local_dir
 from embedps.checkpoint.quantize import Encoding, RowEncoding, SlotEncoding
+from embedps.checkpoint.retention import KeepPolicy
 from embedps.cluster import Cluster
 from embedps.config import TrainConfig
 from embedps.dataset import Dataset
 from embedps.errors import CheckpointError, EmbedpsError, ServerLostError
-from embedps.health import Task, use_own_executor
+from embedps.failing import FailingSaves, in_background
+from embedps.health import Task
+from embedps.inline import InlineEvaluation
 from embedps.ledger import Ledger, LedgerOptions, Unit
 from embedps.metrics import Accumulator, Counts, Metrics
 from embedps.notice import notices
@@ -34,6 +39,7 @@ from embedps.tables.collection import EmbeddingCollection
 from embedps.units import explain, make_dense_optimizer, make_train_unit
 
 _TICK_SECS = 0.2
+_ACT_SECS = 1.0  # from one look for new evaluations to the next
 _LET_GO_SECS = 5.0
 
 
@@ -56,6 +62,8 @@ class Trainer:
         cluster: Cluster,
         *,
         loss: Loss | None = None,
+        callbacks: Sequence[Callback] = (),
+        keep: Sequence[KeepPolicy] = (),
     ) -> None:
         """Makes the tables and the network, and restores the last checkpoint if there is one.
 
@@ -65,6 +73,8 @@ class Trainer:
           config: how to train.
           cluster: where.
           loss: what an earlier process lost, that this one goes on from.
+          callbacks: what acts on evaluations, besides what the config asks for.
+          keep: which checkpoints stay, besides those that the config asks for.
 
         Raises:
           UsageError: the model directory is of another dataset or way to cut it.
@@ -104,7 +114,7 @@ class Trainer:
             self._collection,
             [*network.variables, *optimizer.variables()],
             rebase=config.rebase_policy(),
-            keep=config.keep_policies(),
+            keep=(*config.keep_policies(), *keep),
             encoding=Encoding(
                 rows=cast(RowEncoding, config.checkpoint_rows),
                 slots=cast(SlotEncoding, config.checkpoint_slots),
@@ -129,11 +139,29 @@ class Trainer:
         )
         if loss is not None:  # which knows of those since that checkpoint too
             self._recoveries = list(loss.earlier)
+        self._set_dense_rate = lambda factor: optimizer.learning_rate.assign(
+            factor * config.dense_learning_rate
+        )
+        self._inline: InlineEvaluation | None = None
+        if config.eval == "inline":
+            self._inline = InlineEvaluation(
+                recommender,
+                network,
+                self._collection,
+                dataset,
+                cluster,
+                every_units=config.eval_units,
+            )
+        self._callbacks = Callbacks(self._directory.path, [*stock(config), *callbacks])
+        self._rate_factor = 1.0
+        self._stopping = False
+        self._writer: tf.summary.SummaryWriter | None = None
+        self._act(say=lambda text: None)
         self._lock = threading.Lock()  # guards the three below
         self._recent = Accumulator()
         self._all = Accumulator()
         self._examples = 0  # in this run
-        self._stop = threading.Event()
+        self._stop = threading.Event()  # a signal came, or a parameter server is to end
         self._told_to_end = False
         self._leaving: set[Task] = set()
 
@@ -170,6 +198,11 @@ class Trainer:
             - (0 if last is None else int(last.progress["examples"])),
         }
 
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to train: every unit is done, or a callback stopped the run."""
+        return self._ledger.finished or self._callbacks.control.reason is not None
+
     def run(self) -> dict[str, Any]:
         """Trains until the ledger is done, or a signal or an error stops it.
 
@@ -181,14 +214,25 @@ class Trainer:
           ServerLostError: a parameter server was lost, or told to end; run again to resume.
           DatasetError: a file of the dataset cannot be read.
           TrainingError: the loss is not a number.
-          CheckpointError: the last checkpoint could not be written.
+          CheckpointsStalledError: no checkpoint could be written for too long.
+          CheckpointError: the last checkpoint could not be written when a signal ended the run.
         """
         began = time.monotonic()
-        if not self._ledger.finished:
-            with notices(self._end, grace_secs=self._config.grace_secs):
-                self._train()
-        elif self._saver.last is not None and not self._saver.last.final:
-            self._save(final=True)
+        with (
+            notices(self._end, grace_secs=self._config.grace_secs),
+            ProgressLine("units", self._ledger.num_units, log_secs=self._config.log_secs) as line,
+        ):
+            self._failing = FailingSaves(
+                max_secs=self._config.max_secs_without_checkpoint, say=line.say
+            )
+            self._score(line)  # what was saved and not scored when the run before ended
+            while not self.finished and not self._stop.is_set():
+                self._train(line)
+                self._save_last()
+                self._let_go()
+                self._score(line)
+            if self.finished and self._saver.last is not None and not self._saver.last.final:
+                self._save_last()
         secs = time.monotonic() - began
         stats = self._collection.stats()
         training = self._all.result()
@@ -200,7 +244,9 @@ class Trainer:
                 "attempts": self._ledger.num_attempts,
                 "total": self._ledger.num_units,
             },
-            "finished": self._ledger.finished,
+            "finished": self.finished,
+            "stopped_early": self._callbacks.control.reason,
+            "learning_rate_factor": self._rate_factor,
             "wall_secs": round(secs, 3),
             "examples_per_sec": round(self._examples / secs, 1) if self._examples else 0.0,
             "tables": stats.rows,
@@ -214,31 +260,30 @@ class Trainer:
             "worker_restarts": self._cluster.worker_restarts,
         }
 
-    def _train(self) -> None:
-        writer = tf.summary.create_file_writer(str(local_dir(self._directory.path) / "tensorboard"))
+    def _train(self, line: ProgressLine) -> None:
+        """Trains until the units are done, or up to where it is to be scored."""
         error: BaseException | None = None
-        with (
-            Schedule(
-                self._cluster,
-                self._ledger,
-                self._train_unit,
-                arguments=self._arguments,
-                record=self._record,
-                stop=self._stop,
-                finish_secs=self._config.grace_secs / 2,
-            ) as schedule,
-            ProgressLine("units", self._ledger.num_units, log_secs=self._config.log_secs) as line,
-        ):
+        pause = self._ledger.num_units
+        if self._inline is not None:
+            pause = self._inline.next_pause(self._ledger.num_done, self._ledger.units_per_epoch)
+        self._ledger.pause_at(pause)
+        with Schedule(
+            self._cluster,
+            self._ledger,
+            self._train_unit,
+            arguments=self._arguments,
+            record=self._record,
+            stop=self._stop,
+            finish_secs=self._config.grace_secs / 2,
+        ) as schedule:
             try:
-                self._watch(schedule, line, writer)
+                self._watch(schedule, line)
             except tf.errors.OpError as lost:  # a lost server may be met here before a unit fails
                 error = lost
                 schedule.abandon()
         error = schedule.error or error
         if error is not None:
             raise explain(error) from error
-        self._save(final=self._ledger.finished)
-        self._let_go()
 
     def _end(self) -> None:
         self._told_to_end = True
@@ -254,13 +299,39 @@ class Trainer:
         if self._leaving and not self._ledger.finished and not self._told_to_end:
             raise ServerLostError(f"{_names(self._leaving)} was told to end, after a checkpoint")
 
+    def _score(self, line: ProgressLine) -> None:
+        """Scores the last checkpoint on the workers, if that is how and where it is to be done."""
+        last = self._saver.last
+        done, per_epoch = self._ledger.num_done, self._ledger.units_per_epoch
+        if self._inline is None or last is None or done == 0 or self._stop.is_set():
+            return
+        at_pause = self._inline.next_pause(done - 1, per_epoch) == done
+        if not at_pause or last.step <= self._callbacks.last_step:
+            return
+        found = self._inline.score(self._directory.path, last, self._stop)
+        if found is not None:
+            line.say(f"step {found.step}: {found.metrics.describe()} in {found.secs:.1f} s")
+        self._act(line.say)
+
+    def _act(self, say: Callable[[str], None]) -> None:
+        """Gives new evaluations to the callbacks, and does what these ask for."""
+        self._callbacks.poll()
+        control = self._callbacks.control
+        if control.rate_factor != self._rate_factor:
+            self._rate_factor = control.rate_factor
+            self._set_dense_rate(self._rate_factor)
+            say(f"the learning rates are {self._rate_factor:g} of what was asked for, from here on")
+        if control.reason is not None and not self._stopping:
+            self._stopping = True
+            say(f"the run stops: {control.reason}")
+
     def _arguments(self, unit: Unit) -> tuple[tf.Tensor, ...]:
         numbers = (unit.first_row, unit.num_rows, unit.seed, unit.first_step)
         return (
             tf.constant(unit.path),
             # NumPy's numbers: TensorFlow keeps every Python one that it is given, for ever.
             *(tf.constant(np.int64(n)) for n in numbers),
-            tf.constant(self._config.sparse_learning_rate, tf.float32),
+            tf.constant(np.float32(self._rate_factor * self._config.sparse_learning_rate)),
         )
 
     def _record(self, unit: Unit, counts: Counts) -> None:
@@ -275,63 +346,77 @@ class Trainer:
             self._examples += unit.num_rows
 
     def _watch(
-        self, schedule: Schedule, line: ProgressLine, writer: tf.summary.SummaryWriter
+        self,
+        schedule: Schedule,
+        line: ProgressLine,
     ) -> None:
         """Saves when due and shows how it goes, until no unit is left to do."""
         last_save = last_shown = time.monotonic()
         shown_examples, first_units = 0, self._ledger.num_done
         saved_units, saved_steps = first_units, self._ledger.steps_done()
         cuts = self._config.cut_policy()
+        acted = -math.inf
         noticed: Set[Task] = set()
         at_once = False
+        retry_at = -math.inf
         saving: concurrent.futures.Future[Manifest] | None = None
-        with concurrent.futures.ThreadPoolExecutor(
-            1, "saver", initializer=use_own_executor
-        ) as saver:
-            running = True
-            while running:
-                running = schedule.wait(_TICK_SECS)
-                if self._ledger.num_done > first_units:
-                    self._recovered(line)
-                leaving = self._cluster.leaving()
-                if leaving - noticed:
-                    at_once = True
-                    line.say(f"{_names(leaving - noticed)} was told to end: saving a checkpoint")
-                    self._leaving = {task for task in leaving if task[0] == "ps"}
-                    if self._leaving:
-                        self._stop.set()
-                noticed = leaving
-                if saving is not None and saving.done():
-                    problem = saving.exception()
-                    if problem is not None and not isinstance(problem, CheckpointError):
-                        raise problem
-                    if problem is not None:
-                        line.say(f"a checkpoint failed, and will be tried again: {problem}")
-                    saving = None
+        running = True
+        while running or saving is not None:
+            running = schedule.wait(_TICK_SECS)
+            if not running and saving is not None:
+                concurrent.futures.wait([saving], timeout=_TICK_SECS)
+            if self._ledger.num_done > first_units:
+                self._recovered(line)
+            if time.monotonic() - acted >= _ACT_SECS:
+                acted = time.monotonic()
+                self._act(line.say)
+            leaving = self._cluster.leaving()
+            if leaving - noticed:
+                at_once = True
+                line.say(f"{_names(leaving - noticed)} was told to end: saving a checkpoint")
+                self._leaving = {task for task in leaving if task[0] == "ps"}
+                if self._leaving:
+                    self._stop.set()
+            noticed = leaving
+            if self._stopping:
+                schedule.end()
+            if saving is not None and saving.done():
+                problem = saving.exception()
+                if problem is not None and not isinstance(problem, CheckpointError):
+                    raise problem
+                saving = None
+                if problem is None:
+                    self._failing.committed()
+                else:
+                    self._failing.failed(problem)
+                    retry_at = time.monotonic() + self._failing.retry_secs
+            self._failing.check()
+            now = time.monotonic()
+            if self._failing.since is not None:
+                due = now >= retry_at
+            else:
                 due = self._ledger.num_done > saved_units and (
                     at_once
-                    or cuts.due(
-                        secs=time.monotonic() - last_save,
-                        steps=self._ledger.steps_done() - saved_steps,
-                    )
+                    or cuts.due(secs=now - last_save, steps=self._ledger.steps_done() - saved_steps)
                 )
-                if due and saving is None and running and not self._stop.is_set():
-                    at_once = False
-                    last_save, saved_units = time.monotonic(), self._ledger.num_done
-                    saved_steps = self._ledger.steps_done()
-                    saving = saver.submit(self._save, final=False)
-                if line.due() or not running:
-                    now = time.monotonic()
-                    with self._lock:
-                        recent, self._recent = self._recent.result(), Accumulator()
-                        examples = self._examples
-                    rate = (examples - shown_examples) / max(1e-9, now - last_shown)
-                    if recent.examples:
-                        last_shown, shown_examples = now, examples
-                        line.update(
-                            self._ledger.num_done, self._describe(recent, rate), force=not running
-                        )
-                        self._summarize(writer, recent, rate)
+            if due and saving is None and running and not (self._stop.is_set() or self._stopping):
+                at_once = False
+                last_save, saved_units = now, self._ledger.num_done
+                saved_steps = self._ledger.steps_done()
+                self._failing.began()
+                saving = in_background(lambda: self._save(final=False))
+            if line.due() or not running:
+                now = time.monotonic()
+                with self._lock:
+                    recent, self._recent = self._recent.result(), Accumulator()
+                    examples = self._examples
+                rate = (examples - shown_examples) / max(1e-9, now - last_shown)
+                if recent.examples:
+                    last_shown, shown_examples = now, examples
+                    line.update(
+                        self._ledger.num_done, self._describe(recent, rate), force=not running
+                    )
+                    self._summarize(recent, rate)
 
     def _recovered(self, line: ProgressLine) -> None:
         """Says once how long it took from a loss to the first unit done after it."""
@@ -354,12 +439,39 @@ class Trainer:
             text += f", {saved.kind} {saved.bytes / 1e6:.1f} MB {age:.0f} s ago"
         return text
 
-    def _summarize(self, writer: tf.summary.SummaryWriter, recent: Metrics, rate: float) -> None:
-        with tf.device("/device:CPU:0"), writer.as_default(step=self._ledger.steps_done()):
-            tf.summary.scalar("train/logloss", recent.logloss)
-            tf.summary.scalar("train/auc", recent.auc)
-            tf.summary.scalar("train/examples_per_sec", rate)
-        writer.flush()
+    def _summarize(self, recent: Metrics, rate: float) -> None:
+        folder = str(local_dir(self._directory.path) / "tensorboard")
+        # A full disk ends no run by this: the checkpoints say so.
+        with suppress(tf.errors.OpError), tf.device("/device:CPU:0"):
+            writer = self._writer = self._writer or tf.summary.create_file_writer(folder)
+            with writer.as_default(step=self._ledger.steps_done()):
+                tf.summary.scalar("train/logloss", recent.logloss)
+                tf.summary.scalar("train/auc", recent.auc)
+                tf.summary.scalar("train/examples_per_sec", rate)
+            writer.flush()
+
+    def _save_last(self) -> None:
+        """Saves what was trained, again and again until it is written, unless a signal is waiting.
+
+        Raises:
+          CheckpointError: it cannot be written.
+        """
+        while True:
+            self._failing.began()
+            saving = in_background(lambda: self._save(final=self.finished))
+            while not saving.done():
+                concurrent.futures.wait([saving], timeout=_TICK_SECS)
+                self._failing.check()
+            try:
+                saving.result()
+            except CheckpointError as error:
+                if self._stop.is_set():
+                    raise
+                self._failing.failed(error)
+                self._stop.wait(self._failing.retry_secs)
+            else:
+                self._failing.committed()
+                return
 
     def _save(self, *, final: bool) -> Manifest:
         # The ledger first: a unit that it lists as done is then in the tables that are cut.

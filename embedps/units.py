@@ -12,6 +12,7 @@ from embedps.errors import DatasetError, ServerLostError
 from embedps.input import Batch, UnitInput
 from embedps.metrics import Counts, count, zero_counts
 from embedps.network_variables import make_network_variables
+from embedps.quiet import own_words
 from embedps.recommender import Recommender
 from embedps.tables.collection import EmbeddingCollection
 
@@ -130,24 +131,10 @@ def explain(error: BaseException) -> BaseException:
     # Cancelled: what was running beside the function that met the loss.
     lost = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
     if isinstance(error, lost) or cluster_coordinator._is_ps_failure(error):
-        why = _core(str(getattr(error, "message", error)))[:200] or type(error).__name__
+        why = own_words(str(getattr(error, "message", error)))[:200] or type(error).__name__
         return ServerLostError(f"a parameter server is not there any more ({why})")
     if isinstance(error, tf.errors.DataLossError | tf.errors.NotFoundError):
-        return DatasetError(_core(error.message))
+        return DatasetError(own_words(error.message))
     if isinstance(error, tf.errors.InvalidArgumentError) and ".parquet" in error.message:
-        return DatasetError(_core(error.message))
+        return DatasetError(own_words(error.message))
     return error
-
-
-def _core(message: str) -> str:
-    """An op's own words, in one line, without what TensorFlow puts around them."""
-    around = (
-        "Graph execution error",
-        "Detected at node",
-        "Additional GRPC error",
-        ":UNKNOWN:",
-        "<stack",
-    )
-    lines = (line.rstrip() for line in message.splitlines())
-    own = [x for x in lines if x and not x.startswith((" ", "\t", "[[", "<stack", *around))]
-    return " ".join(own)

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import tensorflow as tf
 import xxhash
 
+from embedps.callbacks import Callback
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.manifest import Manifest
 from embedps.cluster import Cluster, EmbeddedCluster
@@ -153,13 +154,15 @@ def make_trainer(
     *,
     recommender: Recommender | None = None,
     cluster: Cluster | None = None,
+    callbacks: Sequence[Callback] = (),
     **fields: Any,
 ) -> Trainer:
     """A trainer of a tiny DLRM in this process, unless told otherwise."""
     config = make_config(dataset, model_dir, **fields)
     if cluster is None:
         cluster = EmbeddedCluster(num_workers=config.num_workers, num_shards=config.num_shards or 1)
-    return Trainer(recommender or make_dlrm(dataset), dataset, config, cluster)
+    model = recommender or make_dlrm(dataset)
+    return Trainer(model, dataset, config, cluster, callbacks=callbacks)
 
 
 def latest(model_dir: Path) -> Manifest:

@@ -51,13 +51,14 @@ def test_every_field_is_a_flag_and_a_key(field, tmp_path):
     word = field.metadata.get("choices", ["sgd"])[-1]
     values = {str: word, int: 70_000, float: 1.25, bool: False}
     kind = eval(field.type) if isinstance(field.type, str) else field.type
-    value = values[kind]
+    value = 0.75 if field.name == "reduce_factor" else values[kind]
     flag = flags.flag_name(field.name)
     if kind is bool:
         given = [flag.replace("--", "--no-")]
     else:
         given = [f"{flag}={value}"]
-    companions = ["--unit-rows=80000"] if field.name == "batch_size" else []
+    needed = {"batch_size": ["--unit-rows=80000"], "eval_units": ["--eval=inline"]}
+    companions = needed.get(field.name, [])
     rest = [r for r in REQUIRED if not r.startswith(f"{flag}=")]
     expected = parse(TrainConfig, [*rest, *companions, *given])
     assert getattr(expected, field.name) == value
@@ -162,7 +163,10 @@ def test_file_must_be_readable(tmp_path):
         ("delta_secs", float("inf")),
         ("log_secs", -1.0),
         ("dense_optimizer", "rmsprop"),
-        ("eval", "inline"),
+        ("eval", "outline"),
+        ("metric", "accuracy"),
+        ("reduce_factor", 1.0),
+        ("min_delta", -0.1),
         ("checkpoint_rows", "int2"),
         ("checkpoint_slots", "float16"),
     ],

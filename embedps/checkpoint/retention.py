@@ -119,12 +119,13 @@ def make_keep(
     secs: float = 0,
     every_hours: float = 0,
     best: int = 0,
+    metric: str = "auc",
 ) -> tuple[KeepPolicy, ...]:
     """The policies that flags ask for; the newest two manifests stay in any case."""
     policies: list[KeepPolicy] = [KeepNewest(2), KeepChains(chains)]
     policies += [KeepYoung(secs)] if secs else []
     policies += [KeepEvery(every_hours)] if every_hours else []
-    policies += [KeepBest(best, directory.path)] if best else []
+    policies += [KeepBest(best, directory.path, metric)] if best else []
     return tuple(policies)
 
 

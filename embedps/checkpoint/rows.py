@@ -40,9 +40,9 @@ class RowFile:
             self._reader = pa.ipc.open_file(io.open_arrow(self.path))
             stored = self._reader.schema
             empty = stored.empty_table()
+            check_schema(self.path, stored)
         except _ARROW_ERRORS as error:
             raise _unreadable(self.path, error) from error
-        check_schema(self.path, stored)
         self.schema: pa.Schema = decode(self.path, empty).schema
 
     @property
@@ -122,7 +122,7 @@ def check_schema(path: Path | str, schema: pa.Schema) -> None:
             )
     for name in ("embedding", *slots):
         kind = schema.field(name).type
-        width = kind.list_size if pa.types.is_fixed_size_list(kind) else 1
+        width = max(1, kind.list_size) if pa.types.is_fixed_size_list(kind) else 1
         expected = stored_type(encoding, name, dim if dim and name == "embedding" else width)
         if not pa.types.is_fixed_size_list(kind) or (kind.value_type, kind.list_size) != (
             expected.value_type,

@@ -14,6 +14,7 @@ from embedps import kernels
 from embedps.checkpoint.io import format_checksum
 from embedps.checkpoint.quantize import FLOAT32, Encoding
 from embedps.errors import CheckpointError, CorruptCheckpointError, DimMismatchError, UsageError
+from embedps.quiet import own_words
 from embedps.tables import ops
 from embedps.tables.optimizers import SGD
 from embedps.tables.plan import Group, make_plan, stem_of
@@ -253,7 +254,7 @@ class EmbeddingCollection:
             raise  # the shard is gone, and not its disk
         except tf.errors.OpError as error:
             raise CheckpointError(
-                f"could not write the {kind} in {folder}: {error.message}"
+                f"could not write the {kind} in {folder}: {own_words(error.message)}"
             ) from error
         files = []
         for group, group_paths, group_infos in zip(self.groups, paths, infos, strict=True):

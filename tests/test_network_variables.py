@@ -1,5 +1,9 @@
 """Variables packed by server train as the Keras optimizer does one by one."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -13,7 +17,7 @@ from embedps.network_variables import (
 )
 from embedps.tables.collection import EmbeddingCollection
 from embedps.units import make_dense_optimizer, make_train_unit
-from tests.builders import make_dlrm, write_dataset
+from tests.builders import ROOT, make_dlrm, write_dataset
 
 KINDS = ("sgd", "adagrad", "adam")
 
@@ -93,12 +97,26 @@ def tensors_between_tasks(unit, arguments) -> tuple[set[str], set[str]]:
     return sent, got
 
 
+@pytest.mark.multiprocess
+@pytest.mark.slow
 def test_one_server_and_worker_train_as_this_process_does(tmp_path):
-    """Losses, rows and variables, for each of the network's optimizers."""
-    dataset = write_dataset(tmp_path / "data")
+    # In a client of its own: TensorFlow never leaves a cluster that it has connected to.
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.test_network_variables", str(tmp_path)],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def check_one_server_and_worker(directory: Path) -> None:
+    """Checks losses, rows and variables, for each of the network's optimizers."""
+    dataset = write_dataset(directory / "data")
     file = dataset.split("train").files[0]
     path = str(dataset.absolute_path(file))
-    remote, _ = local.start(num_ps=1, num_workers=1, num_shards=2, log_dir=tmp_path / "logs")
+    remote, _ = local.start(num_ps=1, num_workers=1, num_shards=2, log_dir=directory / "logs")
     here = EmbeddedCluster(num_shards=2)
     try:
         for kind in KINDS:
@@ -143,3 +161,7 @@ def test_one_server_and_worker_train_as_this_process_does(tmp_path):
     finally:
         remote.close()
         here.close()
+
+
+if __name__ == "__main__":
+    check_one_server_and_worker(Path(sys.argv[1]))

@@ -192,6 +192,7 @@ def test_run_leaves_scores_and_a_summary(embedded, dataset):
         "bottom_mlp": [8],
         "top_mlp": [8],
         "sparse_optimizer": "rowwise_adagrad",
+        "compute_dtype": "float32",
     }
     assert {"python", "tensorflow", "pyarrow", "numpy", "embedps"} <= summary["versions"].keys()
 

@@ -202,6 +202,12 @@ class EmbeddingCollection:
           learning_rate: float32 scalar.
           step: int64 scalar in [0, 2^32), the rows' last step.
         """
+        for name, value in (("learning_rate", learning_rate), ("step", step)):
+            shape = tf.convert_to_tensor(value).shape
+            if shape.rank:
+                raise tf.errors.InvalidArgumentError(
+                    None, None, f"{name} must be a scalar but got shape {shape.as_list()}"
+                )
         # One message for the two: a float64 holds steps, which are under 2^32, and any float32.
         scalars = tf.stack([tf.cast(step, tf.float64), tf.cast(learning_rate, tf.float64)])
         for stores, routed, shard_gradients in zip(

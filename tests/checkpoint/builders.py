@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from embedps.checkpoint import io
 from embedps.checkpoint.dense import write_dense
@@ -15,6 +17,16 @@ from embedps.checkpoint.manifest import FileEntry, Manifest, SaveKind, SaveSet
 DIM = 2
 GROUP = "dim2"
 TABLES = ("C1", "C2")
+_any_float = st.one_of(
+    st.floats(-(2.0**124), 2.0**124, width=32),
+    st.floats(-1, 1, width=32),
+    st.sampled_from([0.0, -0.0, 1.0, -7.5, 7.5, 2.0**-149, -(2.0**-126), 1e6, 1e6 + 0.0625]),
+)
+some_rows = hnp.arrays(
+    np.float32,
+    hnp.array_shapes(min_dims=2, max_dims=2, max_side=17),
+    elements=_any_float.map(np.float32),
+)
 
 
 @dataclasses.dataclass(frozen=True)

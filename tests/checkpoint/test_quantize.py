@@ -30,19 +30,9 @@ from embedps.checkpoint.quantize import (
 )
 from embedps.checkpoint.rows import check_schema, read_row_file
 from embedps.errors import CorruptCheckpointError, UsageError
-from tests.checkpoint.builders import Record, row_batch
+from tests.checkpoint.builders import Record, row_batch, some_rows
 
 QUANTIZED: list[RowEncoding] = ["int8", "int4"]
-any_float = st.one_of(
-    st.floats(-(2.0**124), 2.0**124, width=32),
-    st.floats(-1, 1, width=32),
-    st.sampled_from([0.0, -0.0, 1.0, -7.5, 7.5, 2.0**-149, -(2.0**-126), 1e6, 1e6 + 0.0625]),
-)
-some_rows = hnp.arrays(
-    np.float32,
-    hnp.array_shapes(min_dims=2, max_dims=2, max_side=17),
-    elements=any_float.map(np.float32),
-)
 
 
 @pytest.mark.parametrize("rows", QUANTIZED)

@@ -14,8 +14,7 @@ from embedps.checkpoint.quantize import (
 )
 from embedps.checkpoint.rows import check_schema, read_row_file
 from embedps.tables import Adagrad
-from tests.checkpoint.builders import row_schema
-from tests.checkpoint.test_quantize import some_rows
+from tests.checkpoint.builders import row_schema, some_rows
 from tests.tables.builders import (
     cuts_of,
     group_files,

@@ -10,10 +10,13 @@ from tests.builders import write_dataset
 README = Path(__file__).parent.parent / "README.md"
 
 
-def test_library_example_trains_and_the_other_follows_it(tmp_path: Path) -> None:
-    train, follow = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+def test_library_examples_train_and_the_last_follows(tmp_path: Path) -> None:
+    callbacks, train, follow = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     dataset = write_dataset(tmp_path / "data")
     train = train.replace('"DATA"', repr(str(dataset.directory)))
+    begin = train[: train.index("trainer = ")].replace('"WIDE"', repr(str(tmp_path / "other")))
+    begin += "dataset, cluster = Dataset.open(config.data), EmbeddedCluster()\n"
+    assert "'finished': True" in run(f"{begin}{callbacks}\nprint(trainer.run())")
     model_dir = repr(str(tmp_path / "model"))
     out = run(train.replace('"WIDE"', model_dir))
     assert "'finished': True" in out

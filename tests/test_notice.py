@@ -16,7 +16,7 @@ import os, signal, sys, threading
 from embedps.notice import notices, within
 
 def stop():  # in a signal's handler, where a print may meet one that is under way
-    os.write(1, b"told\n")
+    os.write(1, b"told\\n")
 
 kind = sys.argv[1]
 if kind == "within":

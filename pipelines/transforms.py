@@ -21,13 +21,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from embedps.checkpoint.io import write_atomically, write_bytes
 from embedps.dataset import MISSING_ID
 from embedps.errors import DatasetError, UsageError
 from pipelines.decode import bad_values, decode_batch
 from pipelines.mixing import GOLDEN, mix
 from pipelines.steps import MinCount, Step
 from pipelines.table import LIST_TYPE, Feature, Table
+from pipelines.work_dir import replacing
 
 FILE_NAME = "_transforms.json"
 FOLDER_NAME = "_transforms"
@@ -87,7 +87,8 @@ class Transforms:
                     save_ids(directory / step.file, step.kept)
         document = {"format": _FORMAT, "version": _VERSION, "table": self.table.to_json()}
         text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
-        write_bytes(directory / FILE_NAME, text.encode())
+        with replacing(directory / FILE_NAME, sync=True) as path:
+            path.write_text(text, encoding="utf-8")
 
     @classmethod
     def load(cls, directory: Path | str) -> Transforms:
@@ -161,7 +162,10 @@ def _cross(columns: list[pa.Array]) -> NDArray[np.int64]:
 def save_ids(path: Path, ids: NDArray[np.int64] | None) -> None:
     """Writes ids kept, ascending, as an Arrow file."""
     batch = pa.record_batch({"id": np.empty(0, np.int64) if ids is None else ids})
-    with write_atomically(path) as out, pa.ipc.new_file(out, batch.schema) as writer:
+    with (
+        replacing(path, sync=True) as temporary,
+        pa.ipc.new_file(str(temporary), batch.schema) as writer,
+    ):
         writer.write_batch(batch)
 
 

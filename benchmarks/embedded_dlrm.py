@@ -61,7 +61,7 @@ def make(
     )
     tf.keras.utils.set_random_seed(0)
     network = recommender.build_network()
-    dense = make_dense_optimizer("adagrad", 0.01, network)
+    dense = make_dense_optimizer("adam", 0.001, network)
     train_unit = make_train_unit(
         recommender,
         network,

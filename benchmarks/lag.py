@@ -1,8 +1,9 @@
 """How long an update takes to reach a follower, in a training run: `python -m benchmarks.lag`.
 
-Trains embedded on generated rows, each with an id of its own, so that every row of that id's table
-is updated once; a second process follows the checkpoints and notes when it was given each. The lag
-of a row is from the beginning of its unit, so a little more than from its update.
+Trains DLRM embedded on generated examples of the Kaggle configuration, each with an id of its own
+besides, so that every row of that id's table is updated once; a second process follows the
+checkpoints and notes when it was given each. The lag of a row is from the beginning of its unit, so
+a little more than from its update.
 """
 
 from __future__ import annotations
@@ -24,28 +25,31 @@ import pyarrow.parquet as pq
 import xxhash
 
 from benchmarks import report
+from benchmarks.workload import W1, make_batches
 from embedps import flags
 from embedps.checkpoint.follow import Reached, Rows, follow
-from embedps.dataset import CategoricalFeature, DataFile, Dataset, Split
+from embedps.dataset import CategoricalFeature, DataFile, Dataset, NumericFeature, Split
 from embedps.errors import EmbedpsError
 
 TABLE = "row"
-BATCH_ROWS, UNIT_ROWS, NUM_FILES, DIM = 2048, 8192, 4, 4
+BATCH_ROWS, UNIT_ROWS, NUM_FILES = 2048, 8192, 4
 
 
 def write_dataset(folder: Path, num_rows: int) -> Dataset:
-    """Rows with a label, an id of few and an id of their own: their place in the dataset."""
-    rng = np.random.default_rng(0)
+    """The examples of a workload, each with an id of its own: its place in the dataset."""
     files = []
     (folder / "train").mkdir(parents=True)
     per_file = num_rows // NUM_FILES
     positives = 0
+    numerics = [f"I{k + 1}" for k in range(W1.num_numerics)]
+    categorical = [f"C{k + 1}" for k in range(len(W1.cardinalities))]
     for i in range(NUM_FILES):
-        labels = rng.random(per_file) < 0.25
-        positives += int(labels.sum())
+        examples = make_batches(W1, per_file, seed=i + 1)
+        positives += int(examples.labels.sum())
         columns = {
-            "label": pa.array(labels.astype(np.float32)),
-            "C1": pa.array(rng.zipf(1.2, per_file) % 1_000_000),
+            "label": pa.array(examples.labels),
+            **{name: pa.array(examples.numerics[:, k]) for k, name in enumerate(numerics)},
+            **{name: pa.array(examples.ids[k]) for k, name in enumerate(categorical)},
             TABLE: pa.array(np.arange(i * per_file, (i + 1) * per_file)),
         }
         table = pa.table(columns)
@@ -65,9 +69,12 @@ def write_dataset(folder: Path, num_rows: int) -> Dataset:
         )
     Dataset(
         directory=folder,
-        numeric=(),
+        numeric=tuple(NumericFeature(name=name) for name in numerics),
         categorical=(
-            CategoricalFeature(name="C1", cardinality=1_000_000),
+            *(
+                CategoricalFeature(name=name, cardinality=count)
+                for name, count in zip(categorical, W1.cardinalities, strict=True)
+            ),
             CategoricalFeature(name=TABLE, cardinality=per_file * NUM_FILES),
         ),
         schema={field.name: str(field.type) for field in table.schema},
@@ -78,13 +85,10 @@ def write_dataset(folder: Path, num_rows: int) -> Dataset:
 
 def train(dataset: Dataset, model_dir: Path, delta_secs: float) -> tuple[dict[str, Any], Any]:
     """Trains one epoch; its summary, and when each unit (file's name, first row) began."""
-    import tensorflow as tf
-
     from embedps.cluster import EmbeddedCluster, Running
     from embedps.config import TrainConfig
-    from embedps.recommender import Recommender
-    from embedps.tables import Adagrad, FeatureSpec, TableSpec
     from embedps.trainer import Trainer
+    from models import dlrm
 
     moments: dict[tuple[str, int], float] = {}
 
@@ -103,19 +107,6 @@ def train(dataset: Dataset, model_dir: Path, delta_secs: float) -> tuple[dict[st
 
             return super().schedule(function, args, began=noted)
 
-    class Network(tf.keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self._dense = tf.keras.layers.Dense(1)
-
-        def call(self, numerics: Any, embeddings: dict[str, Any]) -> Any:
-            return self._dense(tf.concat(list(embeddings.values()), axis=1))
-
-    recommender = Recommender(
-        tables=tuple(TableSpec(name=n, dim=DIM, optimizer=Adagrad()) for n in ("C1", TABLE)),
-        features=tuple(FeatureSpec(name=n, table=n) for n in ("C1", TABLE)),
-        build=Network,
-    )
     config = TrainConfig(
         data=str(dataset.directory),
         model_dir=str(model_dir),
@@ -125,6 +116,7 @@ def train(dataset: Dataset, model_dir: Path, delta_secs: float) -> tuple[dict[st
         eval="none",
     )
     cluster = TimedCluster(num_shards=2)
+    recommender = dlrm.make(dlrm.Config(), dataset)
     summary = Trainer(recommender, dataset, config, cluster).run()
     cluster.close()
     return summary, moments
@@ -192,7 +184,7 @@ def main(arguments: Sequence[str]) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rows", type=int, default=4_000_000, help="(default: 4 million)")
+    parser.add_argument("--rows", type=int, default=3_000_000, help="(default: 3 million)")
     parser.add_argument("--delta-secs", type=float, default=2.0, help="(default: 2)")
     parser.add_argument("--output", type=Path, default=report.RESULTS / "lag.json")
     parser.add_argument("--follow", type=Path, help=argparse.SUPPRESS)
@@ -215,7 +207,7 @@ def main(arguments: Sequence[str]) -> int:
             "command": f"python -m benchmarks.lag --rows {options.rows} "
             f"--delta-secs {options.delta_secs}",
             "environment": environment,
-            "config": {"batch_rows": BATCH_ROWS, "unit_rows": UNIT_ROWS, "dim": DIM, "shards": 2},
+            "config": {"batch_rows": BATCH_ROWS, "unit_rows": UNIT_ROWS, "shards": 2},
             "results": results,
         },
     )

@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.checkpoint import main
 from benchmarks.checkpoint_encodings import _auc, _planted
+from benchmarks.workload import W1
 
 
 def test_cost_counts_the_rows_touched_and_not_the_table(tmp_path):
@@ -37,8 +38,8 @@ def test_auc_is_the_share_of_pairs_in_order():
 
 
 def test_planted_labels_follow_from_the_ids():
-    batches, best = _planted(20_000, seed=3)
-    again, _ = _planted(20_000, seed=3)
+    batches, best = _planted(W1, 20_000, seed=3)
+    again, _ = _planted(W1, 20_000, seed=3)
     np.testing.assert_array_equal(batches.labels, again.labels)
     assert 0.7 < best < 0.95
     assert 0.1 < batches.labels.mean() < 0.5

@@ -19,21 +19,17 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <set>
-#include <string_view>
 #include <utility>
 
+#include "embedps/kernels/checksummed_file.h"
+#include "embedps/kernels/local_files.h"
 #include "embedps/kernels/object_files.h"
-
-#define XXH_INLINE_ALL
-#include <arrow/vendored/xxhash/xxhash.h>
 
 namespace embedps {
 namespace {
@@ -59,13 +55,6 @@ bool Encoded(const RowFileSchema& schema) {
 // table, id, embedding; of quantized ones embedding_scale, embedding_offset.
 int NumColumnsBeforeSlots(const RowFileSchema& schema) { return Quantized(schema) ? 5 : 3; }
 
-std::string Quoted(const std::string& text) { return "'" + text + "'"; }
-
-Status Errno(const std::string& what, const std::string& path, int error) {
-  const std::string message = what + " " + Quoted(path) + ": " + std::strerror(error);
-  return error == ENOENT ? Status::NotFound(message) : Status::IoError(message);
-}
-
 // What an Arrow failure means depends on who asked: a reader's is a corrupt file, a writer's is
 // I/O.
 Status ReadError(const std::string& path, const std::string& where, const arrow::Status& status) {
@@ -77,204 +66,6 @@ Status Mismatch(const std::string& path, const std::string& where, const std::st
                 const std::string& found) {
   return Status::DataLoss("row file " + Quoted(path) + ", " + where + ": expected " + expected +
                           ", found " + found);
-}
-
-// A point at which a test has the process killed: EMBEDPS_FAULT=row_file.POINT:N, at the N-th time
-// that it comes to POINT (write, fsync, rename, mkdir), or with POINT `any`, to any of them.
-class Faults {
- public:
-  Faults() {
-    const char* text = std::getenv("EMBEDPS_FAULT");
-    constexpr std::string_view prefix = "row_file.";
-    if (text == nullptr || std::string_view(text).substr(0, prefix.size()) != prefix) return;
-    const std::string_view rest = std::string_view(text).substr(prefix.size());
-    const size_t colon = rest.find(':');
-    if (colon == std::string_view::npos) return;
-    point_ = rest.substr(0, colon);
-    left_ = std::atoi(rest.data() + colon + 1);
-  }
-  bool IsDue(const char* point) {
-    if (point_.empty() || (point_ != "any" && point_ != point)) return false;
-    return left_.fetch_sub(1) == 1;
-  }
-
- private:
-  std::string point_;
-  std::atomic<int> left_{0};
-};
-
-bool FaultIsDue(const char* point) {
-  static Faults* faults = new Faults;
-  return faults->IsDue(point);
-}
-
-void Die() { ::kill(::getpid(), SIGKILL); }
-
-void DieIfFault(const char* point) {
-  if (FaultIsDue(point)) Die();
-}
-
-class FileDescriptor {
- public:
-  explicit FileDescriptor(int fd) : fd_(fd) {}
-  ~FileDescriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  FileDescriptor(const FileDescriptor&) = delete;
-  FileDescriptor& operator=(const FileDescriptor&) = delete;
-  FileDescriptor& operator=(FileDescriptor&& other) {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  int get() const { return fd_; }
-  int Release() { return std::exchange(fd_, -1); }
-
- private:
-  int fd_;
-};
-
-class Xxh3 {
- public:
-  Xxh3() : state_(XXH3_createState()) { XXH3_64bits_reset(state_); }
-  ~Xxh3() { XXH3_freeState(state_); }
-  Xxh3(const Xxh3&) = delete;
-  Xxh3& operator=(const Xxh3&) = delete;
-  void Update(const void* data, size_t bytes) { XXH3_64bits_update(state_, data, bytes); }
-  uint64_t Digest() const { return XXH3_64bits_digest(state_); }
-  void Reset() { XXH3_64bits_reset(state_); }
-
- private:
-  XXH3_state_t* state_;
-};
-
-// The checksums of RowFileInfo::blocks, taken as the bytes come.
-class BlockChecksums {
- public:
-  void Update(const void* data, int64_t bytes) {
-    const char* next = static_cast<const char*>(data);
-    while (bytes > 0) {
-      const int64_t some = std::min(bytes, kFilePieceBytes - filled_);
-      piece_.Update(next, static_cast<size_t>(some));
-      next += some;
-      bytes -= some;
-      filled_ += some;
-      if (filled_ == kFilePieceBytes) ClosePiece();
-    }
-  }
-
-  std::vector<uint64_t> Finish() {
-    if (filled_ > 0) ClosePiece();
-    int64_t pieces_a_block = 1;
-    const int64_t num_pieces = static_cast<int64_t>(pieces_.size());
-    while (num_pieces > pieces_a_block * kMaxFileBlocks) pieces_a_block *= 2;
-    std::vector<uint64_t> blocks;
-    for (int64_t first = 0; first < num_pieces; first += pieces_a_block) {
-      const int64_t count = std::min(pieces_a_block, num_pieces - first);
-      blocks.push_back(XXH3_64bits(pieces_.data() + first, sizeof(uint64_t) * count));
-    }
-    return blocks;
-  }
-
- private:
-  void ClosePiece() {
-    pieces_.push_back(piece_.Digest());
-    piece_.Reset();
-    filled_ = 0;
-  }
-
-  Xxh3 piece_;
-  int64_t filled_ = 0;
-  std::vector<uint64_t> pieces_;
-};
-
-// An Arrow sink over a file descriptor, or an upload, that checksums what passes.
-class ChecksummedFile final : public arrow::io::OutputStream {
- public:
-  explicit ChecksummedFile(int fd) : fd_(fd) { set_mode(arrow::io::FileMode::WRITE); }
-  explicit ChecksummedFile(std::shared_ptr<arrow::io::OutputStream> upload)
-      : fd_(-1), upload_(std::move(upload)) {
-    set_mode(arrow::io::FileMode::WRITE);
-  }
-  ~ChecksummedFile() override {
-    if (upload_ != nullptr && !upload_->closed()) (void)upload_->Abort();
-  }
-
-  using arrow::io::OutputStream::Write;
-  arrow::Status Write(const void* data, int64_t nbytes) override {
-    const char* next = static_cast<const char*>(data);
-    int64_t left = nbytes;
-    if (FaultIsDue("write")) {  // torn: half of it is written
-      if (::write(fd_.get(), data, static_cast<size_t>(nbytes / 2)) >= 0) Die();
-      Die();
-    }
-    if (upload_ != nullptr) {
-      ARROW_RETURN_NOT_OK(upload_->Write(data, nbytes));
-      left = 0;
-    }
-    while (left > 0) {
-      const ssize_t written = ::write(fd_.get(), next, static_cast<size_t>(left));
-      if (written < 0) {
-        if (errno == EINTR) continue;
-        return arrow::Status::IOError("write at byte ", bytes_ + (nbytes - left), ": ",
-                                      std::strerror(errno));
-      }
-      next += written;
-      left -= written;
-    }
-    checksum_.Update(data, static_cast<size_t>(nbytes));
-    blocks_.Update(data, nbytes);
-    bytes_ += nbytes;
-    return arrow::Status::OK();
-  }
-  arrow::Status Close() override {
-    if (upload_ != nullptr) return upload_->Close();
-    const int fd = fd_.Release();
-    if (fd < 0) return arrow::Status::OK();
-    DieIfFault("fsync");
-    const bool synced = ::fsync(fd) == 0;
-    const int error = errno;
-    if (!synced) {
-      ::close(fd);
-      return arrow::Status::IOError("fsync: ", std::strerror(error));
-    }
-    if (::close(fd) != 0) return arrow::Status::IOError("close: ", std::strerror(errno));
-    return arrow::Status::OK();
-  }
-  arrow::Result<int64_t> Tell() const override { return bytes_; }
-  bool closed() const override { return upload_ != nullptr ? upload_->closed() : fd_.get() < 0; }
-
-  int64_t bytes() const { return bytes_; }
-  uint64_t xxh3_64() const { return checksum_.Digest(); }
-  std::vector<uint64_t> FinishBlocks() { return blocks_.Finish(); }
-
- private:
-  FileDescriptor fd_;
-  std::shared_ptr<arrow::io::OutputStream> upload_;
-  Xxh3 checksum_;
-  BlockChecksums blocks_;
-  int64_t bytes_ = 0;
-};
-
-Status SyncDirectory(const std::filesystem::path& path) {
-  const std::string name = path.empty() ? "." : path.string();
-  FileDescriptor directory(::open(name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (directory.get() < 0) return Errno("cannot open directory", name, errno);
-  DieIfFault("fsync");
-  if (::fsync(directory.get()) != 0) return Errno("cannot fsync directory", name, errno);
-  return Status::Ok();
-}
-
-// mkdir -p whose new entries survive a power cut.
-Status MakeDirectories(const std::filesystem::path& path) {
-  std::error_code error;
-  if (path.empty() || std::filesystem::is_directory(path, error)) return Status::Ok();
-  EMBEDPS_RETURN_IF_ERROR(MakeDirectories(path.parent_path()));
-  DieIfFault("mkdir");
-  if (::mkdir(path.c_str(), 0777) != 0) {
-    if (errno == EEXIST) return Status::Ok();  // another shard made it meanwhile
-    return Errno("cannot make directory", path.string(), errno);
-  }
-  return SyncDirectory(path.parent_path());
 }
 
 std::shared_ptr<arrow::DataType> ListType(const std::shared_ptr<arrow::DataType>& item, int width) {
@@ -438,7 +229,7 @@ class ArrowRowFileWriter final : public RowFileWriter {
     info->rows = records_ - removed_;
     info->removed = removed_;
     info->xxh3_64 = file_->xxh3_64();
-    info->blocks = file_->FinishBlocks();
+    info->blocks = file_->Blocks();
     return Status::Ok();
   }
 

@@ -112,6 +112,15 @@ void WriteBytes(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
 }
 
+uint64_t ChecksumOf(const TemporaryDirectory& directory, const std::string& bytes) {
+  const std::string path = directory.Path("some bytes");
+  WriteBytes(path, bytes);
+  int64_t size = 0;
+  uint64_t xxh3_64 = 0;
+  EXPECT_OK(ChecksumFile(path, &size, &xxh3_64));
+  return xxh3_64;
+}
+
 TEST(RowsComeBackForEveryCompression) {
   for (const std::string compression : {"none", "lz4", "zstd"}) {
     TemporaryDirectory directory;
@@ -252,6 +261,36 @@ TEST(ChecksumOfNothingIsXxh3sConstant) {
   EXPECT_EQ(xxh3_64, 0x2d06800538d394c2ull);  // XXH3_64bits of no input, by xxHash's specification
 }
 
+// Files of less than one of the writer's buffers, and of several.
+TEST(ChecksumsOfLongFilesAreOfTheirBytes) {
+  TemporaryDirectory directory;
+  const RowFileSchema schema = MakeSchema();
+  for (const int64_t rows : {5000, 40000, 47000, 150000}) {
+    const std::string path = directory.Path(std::to_string(rows) + ".arrow");
+    RowFileInfo info;
+    ASSERT_OK(WriteFile(path, schema, {MakeColumns(schema, rows, 0)}, "none", &info));
+    const std::string bytes = ReadBytes(path);
+    EXPECT_EQ(static_cast<int64_t>(bytes.size()), info.bytes);
+    EXPECT_OK(VerifyFile(path, info.bytes, info.xxh3_64));
+    const int64_t num_pieces = (info.bytes + kFilePieceBytes - 1) / kFilePieceBytes;
+    int64_t pieces_a_block = 1;
+    while (num_pieces > pieces_a_block * kMaxFileBlocks) pieces_a_block *= 2;
+    const int64_t block_bytes = pieces_a_block * kFilePieceBytes;
+    std::vector<uint64_t> blocks;
+    for (int64_t first = 0; first < info.bytes; first += block_bytes) {
+      std::vector<uint64_t> pieces;
+      const int64_t last = std::min(info.bytes, first + block_bytes);
+      for (int64_t at = first; at < last; at += kFilePieceBytes) {
+        const int64_t size = std::min(kFilePieceBytes, last - at);
+        pieces.push_back(ChecksumOf(directory, bytes.substr(at, size)));
+      }
+      std::string words(reinterpret_cast<const char*>(pieces.data()), 8 * pieces.size());
+      blocks.push_back(ChecksumOf(directory, words));
+    }
+    EXPECT_TRUE(blocks == info.blocks);
+  }
+}
+
 TEST(UnfinishedWriterLeavesNothing) {
   TemporaryDirectory directory;
   const std::string path = directory.Path("new/deeper/rows.arrow");
@@ -334,8 +373,15 @@ TEST(WriterNamesWhatCannotBeWritten) {
   std::filesystem::create_symlink("/dev/full", path + ".tmp");
   const RowFileSchema schema = MakeSchema();
   ASSERT_OK(RowFileWriter::Open(path, schema, "none", &writer));
-  EXPECT_STATUS(writer->Append(MakeColumns(schema, 3, 0)), StatusCode::kIoError, "full.arrow",
+  EXPECT_STATUS(writer->Append(MakeColumns(schema, 40000, 0)), StatusCode::kIoError, "full.arrow",
                 "No space left");
+  // What is less than the writer's buffer is written at the end.
+  std::filesystem::create_symlink("/dev/full", directory.Path("less.arrow.tmp"));
+  ASSERT_OK(RowFileWriter::Open(directory.Path("less.arrow"), schema, "none", &writer));
+  ASSERT_OK(writer->Append(MakeColumns(schema, 3, 0)));
+  RowFileInfo info;
+  EXPECT_STATUS(writer->Finish(&info), StatusCode::kIoError, "less.arrow", "No space left");
+  EXPECT_FALSE(std::filesystem::exists(directory.Path("less.arrow")));
   writer.reset();
   EXPECT_FALSE(std::filesystem::exists(std::filesystem::symlink_status(path + ".tmp")));
 }

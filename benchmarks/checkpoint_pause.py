@@ -1,7 +1,9 @@
 """Training's throughput while its tables are cut, by that while they are not, in one run.
 
 DLRM at the Kaggle configuration trains in this process, unit after unit, on tables that hold --rows
-rows. Windows without cuts, with bases and with deltas follow each other, cuts one after the other.
+rows. Windows without cuts and with those of one kind follow each other, in these one cut after the
+other: bases, deltas of all rows touched since the cut before the window, and deltas since the last
+cut, which hold few steps. The writers rest as a run's do.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ import tensorflow as tf
 
 from benchmarks import embedded_dlrm, report
 from benchmarks.workload import W1, files, make_batches
+from embedps.config import TrainConfig
 from embedps.tables.collection import EmbeddingCollection
 
-Kind = Literal["base", "delta"]
+Kind = Literal["base", "delta", "small_delta"]
+_KINDS: tuple[Kind, ...] = ("base", "delta", "small_delta")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, default=2048)
     parser.add_argument("--window-secs", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument(
+        "--delta-secs", type=float, default=TrainConfig.delta_secs, help="that a run would have"
+    )
     parser.add_argument("--folder", type=Path, help="on the disk to measure")
 
 
@@ -57,10 +64,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             train_unit()
         rows = sum(collection.stats().rows.values())
         trainer = _Trainer(train_unit)
-        cuts = _Cuts(collection, Path(folder))
+        cuts = _Cuts(collection, Path(folder), rest_secs=options.delta_secs / 2)
         cuts.write("base")
-        rates: dict[str, list[float]] = {"none": [], "base": [], "delta": []}
-        peaks: dict[str, list[int]] = {"none": [], "base": [], "delta": []}
+        rates: dict[Kind | None, list[float]] = {kind: [] for kind in (None, *_KINDS)}
+        peaks: dict[Kind | None, list[int]] = {kind: [] for kind in (None, *_KINDS)}
         trainer.start()
         try:
             for k in range(options.rounds):
@@ -69,25 +76,25 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                     rate, peak = _window(trainer, cuts, kind, options.window_secs)
                     rates[kind].append(rate)
                     peaks[kind].append(peak)
-                latest = ", ".join(f"{kind} {r[-1]:,.0f}/s" for kind, r in rates.items())
+                latest = ", ".join(f"{kind or 'none'} {r[-1]:,.0f}/s" for kind, r in rates.items())
                 print(f"round {k + 1}/{options.rounds}: {latest}", flush=True)
         finally:
             trainer.stop()
         ratios = {
             kind: [
-                during / without for during, without in zip(rates[kind], rates["none"], strict=True)
+                during / without for during, without in zip(rates[kind], rates[None], strict=True)
             ]
-            for kind in ("base", "delta")
+            for kind in _KINDS
         }
-        least = statistics.median(peaks["none"])
+        least = statistics.median(peaks[None])
         return {
             "measured": "examples a second in windows of back-to-back cuts, by those without",
             "rows": rows,
-            "examples_per_sec": {kind: report.spread(r) for kind, r in rates.items()},
+            "examples_per_sec": {kind or "none": report.spread(r) for kind, r in rates.items()},
             "ratio_during_cuts": {kind: report.spread(r) for kind, r in ratios.items()},
             "cuts": cuts.summary(),
             "peak_memory_over_training_mb": {
-                kind: round((max(peaks[kind]) - least) / 1e6, 1) for kind in ("base", "delta")
+                kind: round((max(peaks[kind]) - least) / 1e6, 1) for kind in _KINDS
             },
             "table_mb": round(collection.stats().memory_bytes / 1e6, 1),
         }
@@ -139,22 +146,29 @@ class _Trainer:
 class _Cuts:
     """Cuts one after the other, each into a folder that goes when it is written."""
 
-    def __init__(self, collection: EmbeddingCollection, folder: Path) -> None:
+    def __init__(self, collection: EmbeddingCollection, folder: Path, *, rest_secs: float) -> None:
         self._collection = collection
         self._folder = folder
+        self._rest_secs = rest_secs
         self._since: dict[tuple[str, int], int] = {}
-        self._written: dict[str, list[tuple[float, int, int]]] = {"base": [], "delta": []}
+        self._written: dict[Kind, list[tuple[float, int, int]]] = {kind: [] for kind in _KINDS}
 
     def write(self, kind: Kind) -> None:
         began = time.perf_counter()
-        files = self._collection.write(kind, str(self._folder / "cut"), since=self._since)
+        files = self._collection.write(
+            "base" if kind == "base" else "delta",
+            str(self._folder / "cut"),
+            since=self._since,
+            rest_secs=self._rest_secs,
+        )
         secs = time.perf_counter() - began
-        self._since = {(f.group, f.shard): f.cut for f in files}
+        if kind != "delta":
+            self._since = {(f.group, f.shard): f.cut for f in files}
         self._written[kind].append((secs, sum(f.bytes for f in files), sum(f.rows for f in files)))
         shutil.rmtree(self._folder / "cut")
 
     def summary(self) -> dict[str, Any]:
-        found = {}
+        found: dict[str, Any] = {}
         for kind, written in self._written.items():
             secs, sizes, rows = (statistics.median(x) for x in zip(*written, strict=True))
             found[kind] = {
@@ -166,25 +180,23 @@ class _Cuts:
         return found
 
 
-def _window(trainer: _Trainer, cuts: _Cuts, kind: str, secs: float) -> tuple[float, int]:
+def _window(trainer: _Trainer, cuts: _Cuts, kind: Kind | None, secs: float) -> tuple[float, int]:
     """The rate of a window, and the greatest memory of this process in it, in bytes."""
     began = time.perf_counter()
     peak = 0
-    cutting = threading.Event()
+    ending = threading.Event()
 
     def cut() -> None:
-        while not cutting.is_set():
-            cuts.write("base" if kind == "base" else "delta")
+        while kind is not None and not ending.is_set():
+            cuts.write(kind)
 
     thread = threading.Thread(target=cut)
-    if kind != "none":
-        thread.start()
+    thread.start()
     while time.perf_counter() - began < secs:
         peak = max(peak, _resident_bytes())
         time.sleep(0.005)
-    cutting.set()
-    if kind != "none":
-        thread.join()
+    ending.set()
+    thread.join()
     return trainer.rate(began, time.perf_counter()), peak
 
 

@@ -101,6 +101,7 @@ class Saver:
         in_doubt: Callable[[], Mapping[str, Any]],
         progress: Mapping[str, Any],
         final: bool,
+        rest_secs: float = 0.0,
     ) -> Manifest:
         """Writes and commits a checkpoint while training goes on.
 
@@ -111,6 +112,8 @@ class Saver:
             be in them in part; a rerun visits and counts these again.
           progress: the run's counters.
           final: nothing follows.
+          rest_secs: so long, in all, the shards' writers rest at most while training needs the
+            cores (`EmbeddingCollection.write`); 0 is as fast as they can.
 
         Raises:
           CheckpointError: a file could not be written; what was committed before still stands,
@@ -119,7 +122,13 @@ class Saver:
         number = self._directory.next_number()
         try:
             return self._save(
-                number, step=step, ledger=ledger, in_doubt=in_doubt, progress=progress, final=final
+                number,
+                step=step,
+                ledger=ledger,
+                in_doubt=in_doubt,
+                progress=progress,
+                final=final,
+                rest_secs=rest_secs,
             )
         except OSError as error:
             self._discard(number)
@@ -137,17 +146,20 @@ class Saver:
         in_doubt: Callable[[], Mapping[str, Any]],
         progress: Mapping[str, Any],
         final: bool,
+        rest_secs: float,
     ) -> Manifest:
         base = delta = None
         times = [time.monotonic()]
-        if self._last is None or self._rebase_due(self._last.chain):
-            base, cuts = self._write("base", number, step)
+        rebase = self._last is not None and self._rebase_due(self._last.chain)
+        rest_secs = rest_secs / 2 if rebase else rest_secs  # for each of two
+        if self._last is None or rebase:
+            base, cuts = self._write("base", number, step, rest_secs)
         if self._last is not None:
             if base is not None:
                 number += 1
                 times.append(time.monotonic())
             # After the base: it holds what changed while that was written, too.
-            delta, cuts = self._write("delta", number, step)
+            delta, cuts = self._write("delta", number, step, rest_secs)
         saves = [save for save in (base, delta) if save is not None]
         newest = saves[-1].number
         arrays = {f"{i:04d}": v.numpy() for i, v in enumerate(self._variables)}
@@ -223,11 +235,15 @@ class Saver:
         return newest.chain
 
     def _write(
-        self, kind: SaveKind, number: int, step: int
+        self, kind: SaveKind, number: int, step: int, rest_secs: float
     ) -> tuple[SaveSet, dict[tuple[str, int], int]]:
         folder = self._directory.path / f"{kind}-{number}"
         files = self._collection.write(
-            kind, str(folder.absolute()), since=self._cuts, encoding=self._encoding
+            kind,
+            str(folder.absolute()),
+            since=self._cuts,
+            encoding=self._encoding,
+            rest_secs=rest_secs,
         )
         save = SaveSet(
             kind=kind,

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -400,11 +401,13 @@ class Trainer:
                     or cuts.due(secs=now - last_save, steps=self._ledger.steps_done() - saved_steps)
                 )
             if due and saving is None and running and not (self._stop.is_set() or self._stopping):
+                # Half of the time until the next one is due goes to rests, at most.
+                rest = 0.0 if at_once else min(self._config.delta_secs, now - last_save) / 2
                 at_once = False
                 last_save, saved_units = now, self._ledger.num_done
                 saved_steps = self._ledger.steps_done()
                 self._failing.began()
-                saving = in_background(lambda: self._save(final=False))
+                saving = in_background(partial(self._save, final=False, rest_secs=rest))
             if line.due() or not running:
                 now = time.monotonic()
                 with self._lock:
@@ -473,7 +476,7 @@ class Trainer:
                 self._failing.committed()
                 return
 
-    def _save(self, *, final: bool) -> Manifest:
+    def _save(self, *, final: bool, rest_secs: float = 0.0) -> Manifest:
         # The ledger first: a unit that it lists as done is then in the tables that are cut.
         ledger = self._ledger.state()
         with self._lock:
@@ -487,6 +490,7 @@ class Trainer:
             in_doubt=lambda: self._ledger.in_doubt(ledger),
             progress=progress,
             final=final,
+            rest_secs=rest_secs,
         )
 
 

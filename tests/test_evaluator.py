@@ -194,7 +194,7 @@ def test_follower_scores_while_training_goes_on_and_ends_with_the_last(
 def not_final(trainer):
     """The trainer's save, never the last one: more is to come."""
     save = trainer._save
-    return lambda *, final: save(final=False)
+    return lambda **arguments: save(**{**arguments, "final": False})
 
 
 def test_follower_of_a_resumed_run_does_not_end_with_the_old_last(tmp_path, dataset):

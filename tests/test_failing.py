@@ -153,11 +153,11 @@ def at_saves(trainer, **actions) -> list[str]:
     outcomes: list[str] = []
     lock = threading.Lock()
 
-    def acting(*, final):
+    def acting(**arguments):
         with lock:
             actions.get(f"at_{len(outcomes) + 1}", lambda: None)()
             try:
-                manifest = save(final=final)
+                manifest = save(**arguments)
             except CheckpointError as error:
                 outcomes.append(str(error))
                 raise

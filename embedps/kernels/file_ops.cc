@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "embedps/kernels/pace.h"
 #include "embedps/kernels/row_file.h"
 #include "embedps/kernels/store_resource.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -68,6 +69,7 @@ REGISTER_OP("EmbedpsWriteRows")
     .Input("store: resource")
     .Input("path: string")
     .Input("since: int64")
+    .Input("rest_secs: float")
     .Attr("kind: {'base', 'delta'}")
     .Attr("compression: {'none', 'lz4', 'zstd'} = 'none'")
     .Attr("rows: {'float32', 'int8', 'int4'} = 'float32'")
@@ -81,7 +83,10 @@ REGISTER_OP("EmbedpsWriteRows")
     .Doc(
         "Cuts this shard's rows and writes them to a file while training goes on: all (base), or "
         "those "
-        "touched and removed since a cut (delta). info: cut, bytes, rows, removed, xxh3_64 (as "
+        "touched and removed since a cut (delta). While rows are used it rests, rest_secs at most "
+        "in "
+        "all, so that it takes a small share of the cores. info: cut, bytes, rows, removed, "
+        "xxh3_64 (as "
         "int64), then the xxh3_64 of each block.");
 
 class WriteRowsOp : public FileOp {
@@ -105,13 +110,22 @@ class WriteRowsOp : public FileOp {
     TF_RETURN_IF_ERROR(ReadScalar(context, 1, "path", &path));
     int64_t since, cut;
     TF_RETURN_IF_ERROR(ReadScalar(context, 2, "since", &since));
-    RowFileSchema schema = resource->store.FileSchema();
+    float rest_secs;
+    TF_RETURN_IF_ERROR(ReadScalar(context, 3, "rest_secs", &rest_secs));
+    RowStore& store = resource->store;
+    PaceClock clock;
+    Pace pace(Pace::DefaultCores(), rest_secs, [&store] { return store.IsBusy(); }, &clock);
+    RowFileSchema schema = store.FileSchema();
     schema.rows = rows_;
     schema.slots = slots_;
     std::unique_ptr<RowFileWriter> writer;
     TF_RETURN_IF_ERROR(ToTensorFlow(RowFileWriter::Open(path, schema, compression_, &writer)));
-    TF_RETURN_IF_ERROR(ToTensorFlow(resource->store.Cut(
-        kind_, since, [&](const RowColumns& columns) { return writer->Append(columns); }, &cut)));
+    const auto write = [&](const RowColumns& columns) {
+      const Status status = writer->Append(columns);
+      pace.Rest();
+      return status;
+    };
+    TF_RETURN_IF_ERROR(ToTensorFlow(store.Cut(kind_, since, write, &cut)));
     RowFileInfo info;
     TF_RETURN_IF_ERROR(ToTensorFlow(writer->Finish(&info)));
     Tensor* out;

@@ -11,8 +11,11 @@
 namespace embedps {
 namespace {
 
-constexpr int64_t kBatchRows = 32768;  // records given to a sink at once
-constexpr uint32_t kSliceRows = 256;   // rows copied under one hold of a stripe's lock
+using Clock = std::chrono::steady_clock;
+
+constexpr Clock::duration kBusy = std::chrono::seconds(1);  // after a lookup or an update
+constexpr int64_t kBatchRows = 32768;                       // records given to a sink at once
+constexpr uint32_t kSliceRows = 256;  // rows copied under one hold of a stripe's lock
 
 }  // namespace
 
@@ -163,6 +166,7 @@ class RowStore::Finder {
 
 void RowStore::Lookup(const IdBatch& batch, bool insert, const ParallelFor& parallel,
                       float* embeddings) {
+  last_use_.store(Clock::now().time_since_epoch(), std::memory_order_relaxed);
   Order order;
   Arrange(batch, parallel, &order);
   const int dim = config_.dim;
@@ -204,6 +208,7 @@ void RowStore::Lookup(const IdBatch& batch, bool insert, const ParallelFor& para
 
 void RowStore::Update(const IdBatch& batch, const float* gradients, float learning_rate,
                       uint32_t step, const ParallelFor& parallel) {
+  last_use_.store(Clock::now().time_since_epoch(), std::memory_order_relaxed);
   Order order;
   Arrange(batch, parallel, &order);
   const int dim = config_.dim;
@@ -265,51 +270,85 @@ int64_t RowStore::Evict(int table, uint32_t step, uint32_t max_frequency) {
   return removed;
 }
 
-namespace {
+// A cut's records on their way to its sink: columns of kBatchRows, made once, and filled from the
+// start again after each time that they are given.
+class RowStore::Outgoing {
+ public:
+  Outgoing(const RowStoreConfig& config, const Sink& sink)
+      : dim_(config.dim), slots_(OptimizerSlots(config.optimizer, config.dim)), sink_(sink) {
+    columns_.optimizer_slots.resize(slots_.size());
+  }
 
-void ClearColumns(RowColumns* columns) {
-  columns->num_rows = 0;
-  columns->table.clear();
-  columns->id.clear();
-  columns->embedding.clear();
-  for (auto& slot : columns->optimizer_slots) slot.clear();
-  columns->last_step.clear();
-  columns->frequency.clear();
-  columns->removed.clear();
-}
+  // Makes room for so many more, giving what is there where it is not enough.
+  void Reserve(uint32_t num_records) {
+    if (columns_.num_rows + num_records > kBatchRows) (void)Flush();
+    Resize(columns_.num_rows + num_records);
+  }
 
-Status Flush(const RowStore::Sink& sink, RowColumns* columns) {
-  if (columns->num_rows == 0) return Status::Ok();
-  Status status = sink(*columns);
-  ClearColumns(columns);
-  return status;
-}
-
-}  // namespace
-
-Status RowStore::CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pending,
-                           const Sink& sink, RowColumns* columns) {
-  const int dim = config_.dim;
-  const std::vector<OptimizerSlot> slots = OptimizerSlots(config_.optimizer, dim);
-  const auto append = [&](int64_t id, const RowHeader* row, const float* floats) {
-    ++columns->num_rows;
-    columns->table.push_back(static_cast<int16_t>(table));
-    columns->id.push_back(id);
-    columns->last_step.push_back(row ? row->last_step : 0);
-    columns->frequency.push_back(row ? row->frequency : 0);
-    columns->removed.push_back(row == nullptr);
-    const auto take = [&floats](std::vector<float>* to, int n) {
-      if (floats == nullptr) {
-        to->insert(to->end(), n, 0.0f);
-      } else {
-        to->insert(to->end(), floats, floats + n);
-        floats += n;
-      }
+  void AppendRow(int table, const RowHeader& row, const float* floats) {
+    Append(table, row.id, row.last_step, row.frequency, false);
+    const auto take = [&floats](std::vector<float>* to, int64_t width, int64_t i) {
+      std::memcpy(to->data() + i * width, floats, sizeof(float) * width);
+      floats += width;
     };
-    take(&columns->embedding, dim);
-    for (size_t i = 0; i < slots.size(); ++i) take(&columns->optimizer_slots[i], slots[i].width);
-  };
+    const int64_t i = columns_.num_rows++;
+    take(&columns_.embedding, dim_, i);
+    for (size_t s = 0; s < slots_.size(); ++s) {
+      take(&columns_.optimizer_slots[s], slots_[s].width, i);
+    }
+  }
 
+  void AppendRemoval(int table, int64_t id) {
+    Append(table, id, 0, 0, true);
+    const int64_t i = columns_.num_rows++;
+    std::fill_n(columns_.embedding.data() + i * dim_, dim_, 0.0f);
+    for (size_t s = 0; s < slots_.size(); ++s) {
+      const int64_t width = slots_[s].width;
+      std::fill_n(columns_.optimizer_slots[s].data() + i * width, width, 0.0f);
+    }
+  }
+
+  // After a failure nothing more is given.
+  Status Flush() {
+    if (columns_.num_rows > 0 && status_.ok()) {
+      Resize(columns_.num_rows);
+      status_ = sink_(columns_);
+    }
+    columns_.num_rows = 0;
+    return status_;
+  }
+
+ private:
+  void Append(int table, int64_t id, uint32_t last_step, uint32_t frequency, bool removed) {
+    const int64_t i = columns_.num_rows;
+    columns_.table[i] = static_cast<int16_t>(table);
+    columns_.id[i] = id;
+    columns_.last_step[i] = last_step;
+    columns_.frequency[i] = frequency;
+    columns_.removed[i] = removed;
+  }
+
+  void Resize(int64_t rows) {
+    columns_.table.resize(rows);
+    columns_.id.resize(rows);
+    columns_.embedding.resize(rows * dim_);
+    for (size_t s = 0; s < slots_.size(); ++s) {
+      columns_.optimizer_slots[s].resize(rows * slots_[s].width);
+    }
+    columns_.last_step.resize(rows);
+    columns_.frequency.resize(rows);
+    columns_.removed.resize(rows);
+  }
+
+  const int64_t dim_;
+  const std::vector<OptimizerSlot> slots_;
+  const Sink& sink_;
+  RowColumns columns_;
+  Status status_;
+};
+
+void RowStore::CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pending,
+                         Outgoing* outgoing) {
   // Take the open list. A row stays listed until it is copied: what changes it before then is in
   // the copy, and what changes it later lists it anew. So the copying may go slice by slice.
   std::vector<uint32_t> rows, open;
@@ -334,7 +373,7 @@ Status RowStore::CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pe
   };
   merge(&rows, &open);
   merge(&removed, &open_removed);
-  {
+  if (!open.empty() || !open_removed.empty()) {
     std::lock_guard<std::mutex> lock(stripe.mutex);
     stripe.pending.swap(open);
     stripe.pending_removed.swap(open_removed);
@@ -345,24 +384,21 @@ Status RowStore::CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pe
     removed.clear();
   }
 
-  for (const int64_t id : removed) {
-    append(id, nullptr, nullptr);
-    if (columns->num_rows >= kBatchRows) EMBEDPS_RETURN_IF_ERROR(Flush(sink, columns));
+  for (size_t i = 0; i < removed.size(); ++i) {
+    outgoing->Reserve(1);
+    outgoing->AppendRemoval(table, removed[i]);
   }
   for (uint32_t first = 0; first < num_rows; first += kSliceRows) {
-    {
-      std::lock_guard<std::mutex> lock(stripe.mutex);
-      const uint32_t last = std::min(num_rows, first + kSliceRows);
-      for (uint32_t i = first; i < last; ++i) {
-        const uint32_t number = kind == CutKind::kDelta ? rows[i] : i;
-        RowHeader* row = stripe.Row(number);
-        row->listed = 0;
-        if (row->live) append(row->id, row, stripe.Embedding(number));
-      }
+    const uint32_t last = std::min(num_rows, first + kSliceRows);
+    outgoing->Reserve(last - first);  // not under the lock
+    std::lock_guard<std::mutex> lock(stripe.mutex);
+    for (uint32_t i = first; i < last; ++i) {
+      const uint32_t number = kind == CutKind::kDelta ? rows[i] : i;
+      RowHeader* row = stripe.Row(number);
+      if (row->listed) row->listed = 0;  // few are, and most lines of a base stay clean
+      if (row->live) outgoing->AppendRow(table, *row, stripe.Embedding(number));
     }
-    if (columns->num_rows >= kBatchRows) EMBEDPS_RETURN_IF_ERROR(Flush(sink, columns));
   }
-  return Status::Ok();
 }
 
 Status RowStore::Cut(CutKind kind, int64_t since, const Sink& sink, int64_t* cut) {
@@ -379,18 +415,13 @@ Status RowStore::Cut(CutKind kind, int64_t since, const Sink& sink, int64_t* cut
   // was not committed, and the next one gives its rows again.
   if (drop_pending) pending_since_ = last_cut_;
   const uint32_t this_cut = ++last_cut_;
-  RowColumns columns;
-  columns.optimizer_slots.resize(OptimizerSlots(config_.optimizer, config_.dim).size());
-  const Sink drop = [](const RowColumns&) { return Status::Ok(); };
-  Status status;
+  Outgoing outgoing(config_, sink);
   for (size_t i = 0; i < stripes_.size(); ++i) {
     // Every stripe closes its list even when the sink has failed, or the lists would be of
     // different cuts.
-    const Status one = CutStripe(static_cast<int>(i) / kStripes, *stripes_[i], kind, drop_pending,
-                                 status.ok() ? sink : drop, &columns);
-    if (status.ok()) status = one;
+    CutStripe(static_cast<int>(i) / kStripes, *stripes_[i], kind, drop_pending, &outgoing);
   }
-  if (status.ok()) status = Flush(sink, &columns);
+  const Status status = outgoing.Flush();
   *cut = this_cut;
   return status;
 }
@@ -494,6 +525,10 @@ void RowStore::Clear() {
     table_rows_[i / kStripes].fetch_sub(s.live(), std::memory_order_relaxed);
     s.Clear();
   }
+}
+
+bool RowStore::IsBusy() const {
+  return Clock::now().time_since_epoch() - last_use_.load(std::memory_order_relaxed) < kBusy;
 }
 
 RowStoreStats RowStore::Stats() const {

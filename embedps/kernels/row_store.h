@@ -4,6 +4,7 @@
 #define EMBEDPS_KERNELS_ROW_STORE_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -115,22 +116,26 @@ class RowStore {
 
   RowStoreStats Stats() const;
 
+  // Whether rows were looked up or updated in the last second.
+  bool IsBusy() const;
+
  private:
   struct Order;
   class Finder;
+  class Outgoing;
 
   void Arrange(const IdBatch& batch, const ParallelFor& parallel, Order* order) const;
   Stripe& stripe(int table, uint64_t row_hash) const;
   void LoadRecord(const RowColumns& columns, int64_t i, int table, uint64_t hash, bool slots,
                   Stripe* stripe);
-  Status CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pending, const Sink& sink,
-                   RowColumns* columns);
+  void CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pending, Outgoing* outgoing);
 
   const RowStoreConfig config_;
   const int num_slot_floats_;
-  std::vector<uint64_t> salts_;                   // of each table
-  std::vector<std::unique_ptr<Stripe>> stripes_;  // kStripes a table
-  std::vector<std::atomic<int64_t>> table_rows_;  // live rows of each table
+  std::vector<uint64_t> salts_;                                  // of each table
+  std::vector<std::unique_ptr<Stripe>> stripes_;                 // kStripes a table
+  std::vector<std::atomic<int64_t>> table_rows_;                 // live rows of each table
+  std::atomic<std::chrono::steady_clock::duration> last_use_{};  // of a lookup or an update
   std::atomic<int64_t> rejected_inserts_{0};
   std::atomic<int64_t> skipped_updates_{0};
 

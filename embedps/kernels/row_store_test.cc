@@ -586,6 +586,19 @@ TEST(MarkCleanForgetsTouchesAndClearForgetsRows) {
   EXPECT_EQ(BaseOf(&store).size(), size_t{0});
 }
 
+TEST(LookupsAndUpdatesKeepAStoreBusyAndNothingElse) {
+  RowStore store(MakeConfig(2, 1));
+  EXPECT_FALSE(store.IsBusy());
+  BaseOf(&store);
+  store.Remove(0, std::vector<int64_t>{1}.data(), 1);
+  EXPECT_FALSE(store.IsBusy());
+  Update(&store, Batch{{1}}, 1, 1, 1);
+  EXPECT_TRUE(store.IsBusy());
+  RowStore other(MakeConfig(2, 1));
+  Lookup(&other, Batch{{1}}, false);
+  EXPECT_TRUE(other.IsBusy());
+}
+
 TEST(EvictsByLastStepAndFrequency) {
   RowStore store(MakeConfig(1, 2));
   const Batch all{Range(0, 4000), Range(0, 10)};

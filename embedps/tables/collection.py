@@ -24,7 +24,7 @@ T = TypeVar("T")
 Ids: TypeAlias = tf.Tensor | tf.RaggedTensor
 
 
-_Write: TypeAlias = Callable[[tf.Tensor, tf.Tensor], list[list[tf.Tensor]]]
+_Write: TypeAlias = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], list[list[tf.Tensor]]]
 
 
 class Looked(NamedTuple):
@@ -235,6 +235,7 @@ class EmbeddingCollection:
         *,
         since: Mapping[tuple[str, int], int],
         encoding: Encoding = FLOAT32,
+        rest_secs: float = 0.0,
     ) -> list[ShardFile]:
         """Has every shard write its own file, all at once, while training goes on.
 
@@ -244,6 +245,8 @@ class EmbeddingCollection:
             that the parameter servers see.
           since: by (group, shard) the cut of the last committed file, as `ShardFile.cut` gave it.
           encoding: of the floats in the files; the rows here stay as they are.
+          rest_secs: while steps use a shard's rows, its writer takes a twentieth of the shard's
+            cores, but rests no longer than this in all; 0 writes as fast as it can.
 
         Raises:
           CheckpointError: a file could not be written.
@@ -255,7 +258,9 @@ class EmbeddingCollection:
         cuts = [[since.get((group.name, i), -1) for i in self._shards] for group in self.groups]
         self.prepare_writes(encoding)
         try:
-            infos = self._write[kind, encoding](tf.constant(paths), tf.constant(cuts, tf.int64))
+            infos = self._write[kind, encoding](
+                tf.constant(paths), tf.constant(cuts, tf.int64), tf.constant(rest_secs, tf.float32)
+            )
         except (tf.errors.UnavailableError, tf.errors.AbortedError):
             raise  # the shard is gone, and not its disk
         except tf.errors.OpError as error:
@@ -465,7 +470,7 @@ class EmbeddingCollection:
 
     def _make_write(self, kind: str, encoding: Encoding) -> _Write:
         @tf.function(autograph=False)
-        def write(paths: tf.Tensor, cuts: tf.Tensor) -> list[list[tf.Tensor]]:
+        def write(paths: tf.Tensor, cuts: tf.Tensor, rest_secs: tf.Tensor) -> list[list[tf.Tensor]]:
             infos = []
             for g, stores in enumerate(self._stores):
                 group_infos = []
@@ -477,6 +482,7 @@ class EmbeddingCollection:
                                 store,
                                 path,
                                 cut,
+                                rest_secs,
                                 kind=kind,
                                 rows=encoding.rows,
                                 slots=encoding.slots,
@@ -487,7 +493,9 @@ class EmbeddingCollection:
 
         shape = [len(self.groups), self.num_shards]
         return write.get_concrete_function(  # type: ignore[no-any-return]
-            tf.TensorSpec(shape, tf.string), tf.TensorSpec(shape, tf.int64)
+            tf.TensorSpec(shape, tf.string),
+            tf.TensorSpec(shape, tf.int64),
+            tf.TensorSpec([], tf.float32),
         )
 
 

@@ -146,7 +146,7 @@ def test_every_compression_gives_the_same_rows(compression, tmp_path):
     look(collection, {"t": ids(*range(1000))}, insert=True)
     path = str(tmp_path / "rows.arrow")
     info = kernels.load().embedps_write_rows(
-        collection._stores[0][0], path, -1, kind="base", compression=compression
+        collection._stores[0][0], path, -1, 0.0, kind="base", compression=compression
     )
     assert info.numpy()[2:4].tolist() == [1000, 0]
     assert rows_in([path]) == rows_of(collection, tmp_path / "base")
@@ -300,3 +300,22 @@ def test_file_work_of_a_dropped_store_fails(tmp_path):
         collection.write("base", str(tmp_path), since={})
     with pytest.raises((CorruptCheckpointError, tf.errors.NotFoundError)):
         collection.load({"dim4-rowwise_adagrad": [str(tmp_path / "x.arrow")]})
+
+
+def test_base_that_rests_while_rows_are_used_is_whole(tmp_path):
+    collection = make_collection([make_table("t", 8)])
+    look(collection, {"t": ids(*range(100_000))}, insert=True)
+    done = threading.Event()
+
+    def use() -> None:
+        while not done.is_set():
+            look(collection, {"t": ids(*range(100))})
+
+    user = threading.Thread(target=use)
+    user.start()
+    try:
+        files = collection.write("base", str(tmp_path / "base"), since={}, rest_secs=60.0)
+    finally:
+        done.set()
+        user.join()
+    assert rows_in([f.path for f in files]) == rows_of(collection, tmp_path / "again")

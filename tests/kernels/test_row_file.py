@@ -204,7 +204,9 @@ def test_compressed_files_hold_the_same_records(tmp_path, compression):
     step(collection, range(5000), 1)
     path = tmp_path / f"{compression}.arrow"
     store = collection._stores[0][0]
-    kernels.load().embedps_write_rows(store, str(path), -1, kind="base", compression=compression)
+    kernels.load().embedps_write_rows(
+        store, str(path), -1, 0.0, kind="base", compression=compression
+    )
     plain = full_rows(tmp_path / "plain", collection)
     records = read_row_file(path).drop_columns(["removed"]).replace_schema_metadata(None)
     keys = [("table", "ascending"), ("id", "ascending")]
@@ -292,7 +294,9 @@ def test_checksums_of_the_op_are_int64_bits(tmp_path):
     for i in range(8):
         step(collection, [i], 1)
         path = tmp_path / f"{i}.arrow"
-        info = kernels.load().embedps_write_rows(store, tf.constant(str(path)), -1, kind="base")
+        info = kernels.load().embedps_write_rows(
+            store, tf.constant(str(path)), -1, 0.0, kind="base"
+        )
         _, size, rows, removed, checksum, *blocks = info.numpy().tolist()
         assert (size, io.format_checksum(checksum)) == io.checksum_file(path)
         assert "".join(map(io.format_checksum, blocks)) == io.digest_file(path).blocks

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from embedps.checkpoint import io
+from embedps.checkpoint import io, lengths
 from embedps.checkpoint.manifest import FileEntry
 from embedps.errors import CheckpointError, CorruptCheckpointError
 
@@ -64,7 +64,12 @@ def read_dense(path: Path) -> dict[str, np.ndarray]:
                     f"{path}: expected the columns of a dense file ({', '.join(SCHEMA.names)}), "
                     f"found {', '.join(reader.schema.names) or 'none'}"
                 )
+            blocks = lengths.Blocks(source)
             for i in range(reader.num_record_batches):
+                if blocks.decompressed_bytes(blocks.batches[i]):
+                    raise CorruptCheckpointError(
+                        f"{path}: record batch {i}: expected buffers that are not compressed"
+                    )
                 batch = reader.get_batch(i)
                 batch.validate(full=True)
                 for row in range(batch.num_rows):
@@ -72,7 +77,8 @@ def read_dense(path: Path) -> dict[str, np.ndarray]:
                     if name in arrays:
                         raise CorruptCheckpointError(f"{path}: has variable {name!r} twice")
                     arrays[name] = _decode(path, batch, row)
-    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: names not of UTF-8
+    # ValueError: names not of UTF-8.
+    except (pa.ArrowException, OSError, ValueError, *lengths.MALFORMED) as error:
         raise CorruptCheckpointError(f"{path}: cannot be read as a dense file: {error}") from error
     return arrays
 

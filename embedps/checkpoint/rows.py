@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from embedps.checkpoint import io
+from embedps.checkpoint import io, lengths
 from embedps.checkpoint.objects import as_path
 from embedps.checkpoint.quantize import decode, encoding_of, stored_type
 from embedps.errors import CorruptCheckpointError
@@ -17,8 +17,11 @@ _FIRST = {"table": pa.dictionary(pa.int16(), pa.string()), "id": pa.int64()}
 _LAST = {"last_step": pa.uint32(), "frequency": pa.uint32(), "removed": pa.bool_()}
 _NUM_TABLES_KEY = b"embedps.num_tables"
 _TABLE_KEY = "embedps.table."
+MAX_BATCH_RECORDS = 65536
+# Of a batch besides its records: the tables' names, every buffer rounded up.
+_SLACK_BYTES = 1 << 20
 # ValueError: names not of UTF-8.
-_ARROW_ERRORS = (pa.ArrowException, OSError, ValueError)
+_ARROW_ERRORS = (pa.ArrowException, OSError, ValueError, *lengths.MALFORMED)
 
 
 class RowFile:
@@ -37,10 +40,16 @@ class RowFile:
         """
         self.path = as_path(path)
         try:
-            self._reader = pa.ipc.open_file(io.open_arrow(self.path))
+            file = io.open_arrow(self.path)
+            self._reader = pa.ipc.open_file(file)
             stored = self._reader.schema
             empty = stored.empty_table()
             check_schema(self.path, stored)
+            self._blocks = lengths.Blocks(file)
+            record_bytes = sum(map(_max_bytes, stored))
+            self._max_bytes = MAX_BATCH_RECORDS * record_bytes + _SLACK_BYTES
+            for block in self._blocks.dictionaries:
+                self._check_length(block, "dictionary")
         except _ARROW_ERRORS as error:
             raise _unreadable(self.path, error) from error
         self.schema: pa.Schema = decode(self.path, empty).schema
@@ -70,7 +79,13 @@ class RowFile:
         """
         where = f"record batch {index}"
         try:
+            self._check_length(self._blocks.batches[index], where)
             batch = self._reader.get_batch(index)
+            if batch.num_rows > MAX_BATCH_RECORDS:
+                raise CorruptCheckpointError(
+                    f"{self.path}: {where}: expected at most {MAX_BATCH_RECORDS} records, "
+                    f"found {batch.num_rows}"
+                )
             batch.validate(full=True)  # an index out of its dictionary would be followed
             tables = batch["table"].dictionary.to_pylist()
         except _ARROW_ERRORS as error:
@@ -88,6 +103,14 @@ class RowFile:
             )
         table = decode(self.path, pa.Table.from_batches([batch]))
         return table.combine_chunks().to_batches()[0] if batch.num_rows else batch
+
+    def _check_length(self, block: lengths.Block, where: str) -> None:
+        found = self._blocks.decompressed_bytes(block)
+        if found > self._max_bytes:
+            raise CorruptCheckpointError(
+                f"{self.path}: {where}: expected at most {self._max_bytes} bytes of decompressed "
+                f"buffers, found {found}"
+            )
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Every record batch that has records, in order."""
@@ -145,6 +168,14 @@ def table_codes(batch: pa.RecordBatch) -> np.ndarray:
     """Each record's index into the tables; int16 [num_records]."""
     codes: np.ndarray = batch["table"].indices.to_numpy(zero_copy_only=False)
     return codes
+
+
+def _max_bytes(field: pa.Field) -> int:
+    """Of a record's value in a column."""
+    kind = field.type
+    if pa.types.is_fixed_size_list(kind):
+        return int(kind.list_size * kind.value_type.bit_width // 8)
+    return int(-(-kind.bit_width // 8))
 
 
 def _unreadable(path: Path, error: Exception, where: str = "") -> CorruptCheckpointError:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
+import concurrent.futures
+import dataclasses
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from embedps.checkpoint import io
-from embedps.checkpoint.chain import extend, replace_start, split_head
+from embedps.checkpoint.chain import extend, rebase, replace_start, split_head
 from embedps.checkpoint.dense import read_dense, write_dense
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.manifest import FileEntry, Manifest, SaveKind, SaveSet
@@ -21,15 +22,29 @@ from embedps.checkpoint.policies import Consecutive, RebasePolicy
 from embedps.checkpoint.quantize import FLOAT32, Encoding
 from embedps.checkpoint.retention import DEFAULT_KEEP, KeepPolicy, collect_garbage
 from embedps.errors import CheckpointError, CorruptCheckpointError, DimMismatchError
-from embedps.tables.collection import EmbeddingCollection, ShardFile
+from embedps.failing import in_background
+from embedps.tables.collection import EmbeddingCollection, ShardFile, WriteKind
 from embedps.tables.specs import TableSpec
+
+_BASE_RESTS = 8  # a base's writers may rest for so much longer than a delta's
+_STOP_SECS = 5.0  # for a base that is given up; a disk may hang
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Rebase:
+    """A new base that is being written, after the save before its number."""
+
+    number: int
+    save: concurrent.futures.Future[SaveSet]
 
 
 class Saver:
     """Writes a run's checkpoints: a base first, then deltas, a new base when the policy says so.
 
-    With a new base it writes a delta as well, from which readers of the chain before go on.
-    Not thread-safe: one save at a time.
+    A new base is written beside the deltas, which go on as ever; once it is there, the next delta's
+    commit begins the chain with it. It holds each row as of some moment while it was written, so
+    the deltas from before its beginning on follow it, and readers of the chain before go on by
+    them. Not thread-safe: one save at a time.
     """
 
     def __init__(
@@ -60,6 +75,7 @@ class Saver:
         self._encoding = encoding
         collection.prepare_writes(encoding)
         self._last: Manifest | None = None
+        self._new_base: _Rebase | None = None
         self._history = secrets.token_hex(8)
         # The next delta holds what changed since these cuts, which are those of save `_since`.
         self._cuts: dict[tuple[str, int], int] = {}
@@ -119,10 +135,14 @@ class Saver:
           CheckpointError: a file could not be written; what was committed before still stands,
             and the next save holds what this one would have.
         """
-        number = self._directory.next_number()
+        if final:
+            self._begin_base_if_due(step, rest_secs)
+        number = self._next_number()
         try:
-            return self._save(
+            base = self._take_base(wait=final)
+            manifest = self._save(
                 number,
+                base,
                 step=step,
                 ledger=ledger,
                 in_doubt=in_doubt,
@@ -136,10 +156,23 @@ class Saver:
         except BaseException:
             self._discard(number)
             raise
+        if not final:
+            self._begin_base_if_due(step, rest_secs)
+        return manifest
+
+    def close(self) -> None:
+        """Gives up a base that is being written; what was committed stands."""
+        base, self._new_base = self._new_base, None
+        if base is None:
+            return
+        in_background(self._collection.stop_copies)  # which a server that hangs does not answer
+        if not concurrent.futures.wait([base.save], timeout=_STOP_SECS).not_done:
+            self._discard_base(base.number)
 
     def _save(
         self,
         number: int,
+        base: SaveSet | None,
         *,
         step: int,
         ledger: Mapping[str, Any],
@@ -148,30 +181,19 @@ class Saver:
         final: bool,
         rest_secs: float,
     ) -> Manifest:
-        base = delta = None
-        times = [time.monotonic()]
-        rebase = self._last is not None and self._rebase_due(self._last.chain)
-        rest_secs = rest_secs / 2 if rebase else rest_secs  # for each of two
-        if self._last is None or rebase:
-            base, cuts = self._write("base", number, step, rest_secs)
-        if self._last is not None:
-            if base is not None:
-                number += 1
-                times.append(time.monotonic())
-            # After the base: it holds what changed while that was written, too.
-            delta, cuts = self._write("delta", number, step, rest_secs)
-        saves = [save for save in (base, delta) if save is not None]
-        newest = saves[-1].number
+        began = time.monotonic()
+        kind: WriteKind = "base" if self._last is None else "delta"
+        save, cuts = self._write(kind, number, step, rest_secs)
         arrays = {f"{i:04d}": v.numpy() for i, v in enumerate(self._variables)}
         doing = in_doubt()
-        dense = write_dense(self._directory.dense_path(newest), arrays, root=self._directory.path)
+        dense = write_dense(self._directory.dense_path(number), arrays, root=self._directory.path)
         with self._directory.exclusive():
-            chain = self._chain() if base is None else (base,)
+            chain = rebase(self._chain(), base)
             manifest = Manifest(
-                number=max([newest, *(n + 1 for n in self._directory.numbers()[-1:])]),
+                number=max([number, *(n + 1 for n in self._directory.numbers()[-1:])]),
                 step=step,
                 wall_time=time.time(),
-                chain=chain if delta is None else extend(chain, delta),
+                chain=extend(chain, save),
                 dense=dense,
                 ledger={**ledger, **doing},
                 tables=tuple(describe_tables(self._collection)),
@@ -183,20 +205,65 @@ class Saver:
             self._directory.commit(manifest)
             self._last = manifest
             if base is not None:
-                self._delta_bytes = []
-            elif delta is not None:
-                self._delta_bytes.append(delta.bytes)
-            if base is not None or not self._rebase.cumulative:
-                self._cuts, self._since = cuts, newest
-            collect_garbage(self._directory, self._keep)
-        times.append(time.monotonic())
-        for save, (began, ended) in zip(saves, itertools.pairwise(times), strict=True):
-            counts = self.counts[save.kind]
-            counts["count"] += 1
-            counts["bytes"] += save.bytes
-            counts["rows"] += save.rows
-            counts["secs"] = round(counts["secs"] + ended - began, 3)
+                self._delta_bytes = [each.bytes for each in split_head(manifest.chain)[1]]
+            elif save.kind == "delta":
+                self._delta_bytes.append(save.bytes)
+            if base is not None or save.kind == "base" or not self._rebase.cumulative:
+                self._cuts, self._since = cuts, number
+            under_way = () if self._new_base is None else (f"base-{self._new_base.number}",)
+            collect_garbage(self._directory, self._keep, under_way=under_way)
+        self._count(save, time.monotonic() - began)
         return manifest
+
+    def _count(self, save: SaveSet, secs: float) -> None:
+        counts = self.counts[save.kind]
+        counts["count"] += 1
+        counts["bytes"] += save.bytes
+        counts["rows"] += save.rows
+        counts["secs"] = round(counts["secs"] + secs, 3)
+
+    def _next_number(self) -> int:
+        number = self._directory.next_number()
+        return number if self._new_base is None else max(number, self._new_base.number + 1)
+
+    def _begin_base_if_due(self, step: int, rest_secs: float) -> None:
+        if self._new_base is not None or self._last is None:
+            return
+        head, _ = split_head(self._last.chain)
+        if not self._rebase.due(sum(save.bytes for save in head), self._delta_bytes):
+            return
+        number = self._next_number()
+
+        def write() -> SaveSet:
+            began = time.monotonic()
+            save, _ = self._write("copy", number, step, _BASE_RESTS * rest_secs)
+            self._count(save, time.monotonic() - began)
+            return save
+
+        self._new_base = _Rebase(number=number, save=in_background(write))
+
+    def _take_base(self, *, wait: bool) -> SaveSet | None:
+        """The new base, once it is written: what is cut from now on brings it up to date.
+
+        Raises:
+          CheckpointError: it could not be written; another is begun after the next save.
+        """
+        base = self._new_base
+        if base is None or not (wait or base.save.done()):
+            return None
+        self._new_base = None
+        try:
+            return base.save.result()
+        except tf.errors.OpError:
+            return None  # its shard is gone, as the next delta finds out
+        except BaseException:
+            self._discard_base(base.number)
+            raise
+
+    def _discard_base(self, number: int) -> None:
+        """Removes a base that no manifest names."""
+        with suppress(OSError, CheckpointError):
+            io.remove_directory(self._directory.base_dir(number))
 
     def _discard(self, number: int) -> None:
         """Removes what a save that failed has written: tries again must not fill a full disk."""
@@ -204,12 +271,8 @@ class Saver:
             if max(self._directory.numbers(), default=-1) >= number:
                 return  # a manifest may name them; what none names is collected
             for found, path in self._directory.save_directories():
-                if found in (number, number + 1):
+                if found == number:
                     io.remove_directory(path)
-
-    def _rebase_due(self, chain: Sequence[SaveSet]) -> bool:
-        head, _ = split_head(chain)
-        return self._rebase.due(sum(save.bytes for save in head), self._delta_bytes)
 
     def _chain(self) -> tuple[SaveSet, ...]:
         """The chain to go on with: the last commit's, or what a compaction made of it meanwhile.
@@ -235,11 +298,12 @@ class Saver:
         return newest.chain
 
     def _write(
-        self, kind: SaveKind, number: int, step: int, rest_secs: float
+        self, what: WriteKind, number: int, step: int, rest_secs: float
     ) -> tuple[SaveSet, dict[tuple[str, int], int]]:
+        kind: SaveKind = "delta" if what == "delta" else "base"
         folder = self._directory.path / f"{kind}-{number}"
         files = self._collection.write(
-            kind,
+            what,
             str(folder.absolute()),
             since=self._cuts,
             encoding=self._encoding,

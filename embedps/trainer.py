@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence, Set
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any, cast
 
@@ -220,6 +220,7 @@ class Trainer:
         """
         began = time.monotonic()
         with (
+            closing(self._saver),
             notices(self._end, grace_secs=self._config.grace_secs),
             ProgressLine("units", self._ledger.num_units, log_secs=self._config.log_secs) as line,
         ):

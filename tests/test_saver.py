@@ -1,8 +1,10 @@
 """The saver under each policy: chains that replay to the live rows, and readers that go on."""
 
+import concurrent.futures
 import dataclasses
 import json
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -63,8 +65,13 @@ class Model:
         train(self.collection, {"t": ids(*touched)}, upstream, step=self.step)
         remove(self.collection, "t", self.draw.sample(range(1500), 20))
 
-    def save(self):
-        return self.saver.save(step=self.step, ledger={}, in_doubt=dict, progress={}, final=False)
+    def save(self, *, final=False):
+        return self.saver.save(step=self.step, ledger={}, in_doubt=dict, progress={}, final=final)
+
+    def settle(self):
+        """Waits for a base that is being written."""
+        if self.saver._new_base is not None:
+            concurrent.futures.wait([self.saver._new_base.save])
 
     def live(self):
         self.scratch.mkdir(exist_ok=True)
@@ -119,6 +126,8 @@ def test_chain_is_the_live_rows_and_readers_go_on_across_bases_and_restarts(tmp_
             assert model.live() == stored(model.directory)
             model.train()
         manifest = model.save()
+        if step % 2:
+            model.settle()  # or the next delta may come before the base is there
         assert stored(model.directory) == model.live()
         reader.catch_up(model.directory)
         assert reader.rows == model.live()
@@ -130,6 +139,95 @@ def test_chain_is_the_live_rows_and_readers_go_on_across_bases_and_restarts(tmp_
     assert reader.resets == 1
     assert (len(bases) == 1) == (policy.kind == "one-shot")
     assert sum(save.kind == "base" for save in {s.number: s for s in reader.saves}.values()) == 1
+    model.collection.drop()
+
+
+class HeldBases:
+    """Holds the second base of a run after its rows were copied, and while deltas go on."""
+
+    def __init__(self, monkeypatch, collection):
+        self.copied, self.go_on = threading.Event(), threading.Event()
+        write = collection.write
+
+        def held(kind, *args, **kwargs):
+            files = write(kind, *args, **kwargs)
+            if kind == "copy":
+                self.copied.set()
+                assert self.go_on.wait(60)
+            return files
+
+        monkeypatch.setattr(collection, "write", held)
+
+
+@pytest.mark.parametrize("policy", POLICIES[1:], ids=lambda p: p.kind)
+def test_deltas_go_on_while_a_base_is_written(tmp_path, monkeypatch, policy):
+    model, reader = Model(tmp_path, policy), Reader()
+    held = HeldBases(monkeypatch, model.collection)
+
+    def save():
+        model.train(most=80)
+        manifest = model.save()
+        assert stored(model.directory) == model.live()
+        reader.catch_up(model.directory)
+        assert reader.rows == model.live()
+        return manifest
+
+    while model.saver._new_base is None:
+        first = save().base_number
+    assert held.copied.wait(60)
+    for _ in range(3):
+        assert save().base_number == first
+    held.go_on.set()
+    model.settle()
+    base, *deltas = save().chain
+    assert base.number > first
+    assert len(deltas) == (1 if policy.cumulative else 4)
+    assert all(delta.number > base.number for delta in deltas)
+    assert deltas[0].since < base.number
+    assert reader.resets == 1
+    assert not model.directory.base_dir(first).exists()
+    model.collection.drop()
+
+
+def test_base_given_up_leaves_nothing(tmp_path, monkeypatch):
+    model = Model(tmp_path, Consecutive(max_read_cost=1.1))
+    held = HeldBases(monkeypatch, model.collection)
+    while not held.copied.is_set():
+        model.train(most=80)
+        before = model.save()
+        model.saver._new_base and held.copied.wait(60)
+    held.go_on.set()
+    model.saver.close()
+    names = {path.name for path in model.directory.path.glob("base-*")}
+    assert names == {f"base-{before.base_number}"}
+    model.train()
+    model.save()
+    assert stored(model.directory) == model.live()
+    model.collection.drop()
+
+
+def test_last_save_of_a_run_takes_the_base_that_is_being_written(tmp_path):
+    model = Model(tmp_path, Consecutive(max_read_cost=1.1))
+    while model.saver._new_base is None:
+        model.train(most=80)
+        before = model.save()
+    model.train()
+    last = model.save(final=True)
+    assert last.base_number > before.base_number
+    assert model.saver._new_base is None
+    assert stored(model.directory) == model.live()
+    model.collection.drop()
+
+
+def test_chain_of_runs_that_save_once_does_not_grow_without_end(tmp_path):
+    model = Model(tmp_path, Consecutive(max_read_cost=1.5))
+    longest = 0
+    for _ in range(12):
+        model.train(most=80)
+        longest = max(longest, len(model.save(final=True).chain))
+        assert stored(model.directory) == model.live()
+        model.restart(num_shards=2)
+    assert 2 < longest < 8
     model.collection.drop()
 
 

@@ -99,6 +99,17 @@ def extend(chain: tuple[SaveSet, ...], delta: SaveSet) -> tuple[SaveSet, ...]:
     return (*(s for s in chain if s.since is None or s.since < since), delta)
 
 
+def rebase(chain: tuple[SaveSet, ...], base: SaveSet | None) -> tuple[SaveSet, ...]:
+    """A chain that begins with a base which was written beside it, if there is one.
+
+    The base was begun after the last save with a lesser number, and ended before the next delta
+    that the chain gets: that one and those with a greater number bring it up to date.
+    """
+    if base is None or base.number <= chain[0].number:  # a compaction's is newer
+        return chain
+    return (base, *(save for save in chain if save.number > base.number))
+
+
 def replace_start(chain: tuple[SaveSet, ...], base: SaveSet) -> tuple[SaveSet, ...] | None:
     """A chain that begins with a base which holds the rows as of a save's number.
 

@@ -66,7 +66,7 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reached:
-    """The rows are those of a save.
+    """The rows are those of a save; of one on the way, where a new base was read, or newer.
 
     Attributes:
       position: to go on from.

@@ -133,13 +133,15 @@ def collect_garbage(
     directory: CheckpointDirectory,
     keep: Sequence[KeepPolicy] = DEFAULT_KEEP,
     *,
+    under_way: Collection[str] = (),
     now: float | None = None,
 ) -> Collected:
     """Removes the manifests and saves that nothing needs, and what failed commits left.
 
     Needed are the newest manifest, those that a policy keeps, every one under a live lease, and
     those by which the lease's holder goes on. What has a number above the newest save's is left
-    alone: a save under way. To be called in `directory.exclusive()`.
+    alone, as a save under way, and so are the directories named in `under_way`. To be called in
+    `directory.exclusive()`.
 
     Raises:
       UsageError: there is no policy.
@@ -149,13 +151,16 @@ def collect_garbage(
         raise UsageError("collect_garbage must be given a policy that says what to keep")
     now = time.time() if now is None else now
     try:
-        return _collect(directory, keep, now)
+        return _collect(directory, keep, under_way, now)
     except OSError as error:
         raise CheckpointError(f"cannot collect garbage in {directory.path}: {error}") from error
 
 
 def _collect(
-    directory: CheckpointDirectory, policies: Sequence[KeepPolicy], now: float
+    directory: CheckpointDirectory,
+    policies: Sequence[KeepPolicy],
+    under_way: Collection[str],
+    now: float,
 ) -> Collected:
     _restore_set_aside(directory)
     manifests = _readable(directory)
@@ -165,7 +170,7 @@ def _collect(
     keep |= _leased(directory, manifests, now)
     removed = _remove_manifests(directory, manifests, keep, now)
     kept = [manifests[n] for n in manifests if n not in removed]
-    directories, num_bytes = _remove_saves(directory, kept)
+    directories, num_bytes = _remove_saves(directory, kept, under_way)
     _remove_expired_leases(directory, now)
     return Collected(manifests=tuple(removed), directories=tuple(directories), bytes=num_bytes)
 
@@ -227,9 +232,9 @@ def _remove_manifests(
 
 
 def _remove_saves(
-    directory: CheckpointDirectory, kept: Collection[Manifest]
+    directory: CheckpointDirectory, kept: Collection[Manifest], under_way: Collection[str]
 ) -> tuple[list[str], int]:
-    needed = {file.directory for manifest in kept for file in manifest.files}
+    needed = {file.directory for manifest in kept for file in manifest.files}.union(under_way)
     newest = max(manifest.save_number for manifest in kept)
     removed = []
     num_bytes = 0

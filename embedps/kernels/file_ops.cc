@@ -70,7 +70,7 @@ REGISTER_OP("EmbedpsWriteRows")
     .Input("path: string")
     .Input("since: int64")
     .Input("rest_secs: float")
-    .Attr("kind: {'base', 'delta'}")
+    .Attr("kind: {'base', 'delta', 'copy'}")
     .Attr("compression: {'none', 'lz4', 'zstd'} = 'none'")
     .Attr("rows: {'float32', 'int8', 'int4'} = 'float32'")
     .Attr("slots: {'float32', 'bfloat16'} = 'float32'")
@@ -82,18 +82,15 @@ REGISTER_OP("EmbedpsWriteRows")
     })
     .Doc(
         "Cuts this shard's rows and writes them to a file while training goes on: all (base), or "
-        "those "
-        "touched and removed since a cut (delta). While rows are used it rests, rest_secs at most "
-        "in "
-        "all, so that it takes a small share of the cores. info: cut, bytes, rows, removed, "
-        "xxh3_64 (as "
-        "int64), then the xxh3_64 of each block.");
+        "those touched and removed since a cut (delta); or writes all beside such cuts, and is "
+        "none (copy). While rows are used it rests, rest_secs at most in all, so that it takes a "
+        "small share of the cores. info: cut, bytes, rows, removed, xxh3_64 (as int64), then the "
+        "xxh3_64 of each block.");
 
 class WriteRowsOp : public FileOp {
  public:
   explicit WriteRowsOp(OpKernelConstruction* c) : FileOp(c) {
-    std::string kind;
-    OP_REQUIRES_OK(c, c->GetAttr("kind", &kind));
+    OP_REQUIRES_OK(c, c->GetAttr("kind", &kind_));
     OP_REQUIRES_OK(c, c->GetAttr("compression", &compression_));
     std::string rows, slots;
     OP_REQUIRES_OK(c, c->GetAttr("rows", &rows));
@@ -101,14 +98,13 @@ class WriteRowsOp : public FileOp {
     OP_REQUIRES_OK(c, ToTensorFlow(Parse(rows, &rows_)));
     OP_REQUIRES_OK(c, ToTensorFlow(Parse(slots, &slots_)));
     niceness_ = kWriterNiceness;
-    kind_ = kind == "base" ? RowStore::CutKind::kBase : RowStore::CutKind::kDelta;
   }
   absl::Status Work(OpKernelContext* context) override {
     StorePtr resource;
     TF_RETURN_IF_ERROR(FindStore(context, &resource));
     tstring path;
     TF_RETURN_IF_ERROR(ReadScalar(context, 1, "path", &path));
-    int64_t since, cut;
+    int64_t since, cut = -1;
     TF_RETURN_IF_ERROR(ReadScalar(context, 2, "since", &since));
     float rest_secs;
     TF_RETURN_IF_ERROR(ReadScalar(context, 3, "rest_secs", &rest_secs));
@@ -125,7 +121,9 @@ class WriteRowsOp : public FileOp {
       pace.Rest();
       return status;
     };
-    TF_RETURN_IF_ERROR(ToTensorFlow(store.Cut(kind_, since, write, &cut)));
+    const auto cut_kind = kind_ == "base" ? RowStore::CutKind::kBase : RowStore::CutKind::kDelta;
+    TF_RETURN_IF_ERROR(ToTensorFlow(kind_ == "copy" ? store.Copy(write)
+                                                    : store.Cut(cut_kind, since, write, &cut)));
     RowFileInfo info;
     TF_RETURN_IF_ERROR(ToTensorFlow(writer->Finish(&info)));
     Tensor* out;
@@ -144,12 +142,29 @@ class WriteRowsOp : public FileOp {
   }
 
  private:
-  RowStore::CutKind kind_;
+  std::string kind_;
   std::string compression_;
   RowEncoding rows_;
   SlotEncoding slots_;
 };
 REGISTER_KERNEL_BUILDER(Name("EmbedpsWriteRows").Device(tensorflow::DEVICE_CPU), WriteRowsOp);
+
+REGISTER_OP("EmbedpsStopCopies")
+    .Input("store: resource")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc("Ends the copies that are being written, as failures.");
+
+class StopCopiesOp : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    StorePtr resource;
+    OP_REQUIRES_OK(context, FindStore(context, &resource));
+    resource->store.StopCopies();
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsStopCopies").Device(tensorflow::DEVICE_CPU), StopCopiesOp);
 
 REGISTER_OP("EmbedpsLoadRows")
     .Input("store: resource")

@@ -426,6 +426,30 @@ Status RowStore::Cut(CutKind kind, int64_t since, const Sink& sink, int64_t* cut
   return status;
 }
 
+Status RowStore::Copy(const Sink& sink) {
+  const int64_t stopped = copies_stopped_;
+  Outgoing outgoing(config_, sink);
+  for (size_t i = 0; i < stripes_.size(); ++i) {
+    Stripe& stripe = *stripes_[i];
+    uint32_t num_rows;
+    {
+      std::lock_guard<std::mutex> lock(stripe.mutex);
+      num_rows = stripe.used();
+    }
+    for (uint32_t first = 0; first < num_rows; first += kSliceRows) {
+      if (copies_stopped_ != stopped) return Status::IoError("the copy was told to end");
+      const uint32_t last = std::min(num_rows, first + kSliceRows);
+      outgoing.Reserve(last - first);  // not under the lock
+      std::lock_guard<std::mutex> lock(stripe.mutex);
+      for (uint32_t number = first; number < last; ++number) {
+        const RowHeader& row = *stripe.Row(number);
+        if (row.live) outgoing.AppendRow(i / kStripes, row, stripe.Embedding(number));
+      }
+    }
+  }
+  return outgoing.Flush();
+}
+
 int64_t RowStore::Load(const RowColumns& columns, const std::vector<int>& tables, int shard,
                        int num_shards, bool slots, const ParallelFor& parallel) {
   // The records that are ours by stripe, in the file's order within each: one lock a stripe, and

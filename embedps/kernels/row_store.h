@@ -101,6 +101,14 @@ class RowStore {
   // One cut at a time; a second waits.
   Status Cut(CutKind kind, int64_t since, const Sink& sink, int64_t* cut);
 
+  // Gives every row to `sink` beside the cuts, which it takes no part in: each row whole, as of
+  // some moment of the copying. With the records of deltas since a cut before its beginning, up to
+  // one that began after its end, it is the rows of the last.
+  Status Copy(const Sink& sink);
+
+  // Copies under way end as failures.
+  void StopCopies() { ++copies_stopped_; }
+
   // Takes records: rows overwrite, removals remove. Only ids of `shard` among `num_shards` are
   // taken. `tables` maps a record's table to ours, -1 to pass over. Without `slots`, optimizer
   // slots keep their initial values. Returns how many records were taken. Nothing loaded or removed
@@ -138,6 +146,7 @@ class RowStore {
   std::atomic<std::chrono::steady_clock::duration> last_use_{};  // of a lookup or an update
   std::atomic<int64_t> rejected_inserts_{0};
   std::atomic<int64_t> skipped_updates_{0};
+  std::atomic<int64_t> copies_stopped_{0};
 
   std::mutex cut_mutex_;   // held for a whole cut; guards the two below
   uint32_t last_cut_ = 0;  // rows touched later are in the stripes' open lists, or copied in it

@@ -325,6 +325,59 @@ TEST(CutsOfManySlicesGiveEachRowOnce) {
   EXPECT_TRUE(rows == BaseOf(&store));
 }
 
+TEST(CopyBesideDeltasIsBroughtUpToDateByThem) {
+  RowStore store(MakeConfig(1, 1, OptimizerKind::kAdagrad));
+  constexpr int64_t kRows = 64 * 1024 * 3;
+  Lookup(&store, Batch{Range(0, kRows)});
+  Rows rows, replayed;
+  int64_t cut = CutOnto(&store, CutKind::kBase, -1, &rows);
+  uint32_t step = 1;
+  const auto train = [&] {
+    Update(&store, Batch{Range(step * 1000, step * 1000 + 5000)}, 1, -1, step);
+    std::vector<int64_t> gone = Range(step * 7000, step * 7000 + 50);
+    store.Remove(0, gone.data(), gone.size());
+    Lookup(&store, Batch{Range(kRows + step * 100, kRows + step * 100 + 50)});
+    ++step;
+  };
+  train();  // after the cut that the first delta is since
+  std::vector<RowColumns> records;
+  const auto delta = [&] {
+    EXPECT_OK(store.Cut(
+        CutKind::kDelta, cut,
+        [&](const RowColumns& columns) {
+          records.push_back(columns);
+          return Status::Ok();
+        },
+        &cut));
+  };
+  int times = 0;
+  EXPECT_OK(store.Copy([&](const RowColumns& columns) {
+    Apply(columns, store.config().dim, &replayed);
+    train();
+    if (++times % 2 == 0) delta();  // is not held up by the copy, nor the copy by it
+    train();
+    return Status::Ok();
+  }));
+  EXPECT_TRUE(times > 1);
+  delta();
+  for (const RowColumns& columns : records) Apply(columns, store.config().dim, &replayed);
+  EXPECT_TRUE(replayed == BaseOf(&store));
+}
+
+TEST(CopyThatIsToldToEndFails) {
+  RowStore store(MakeConfig(1, 1));
+  Lookup(&store, Batch{Range(0, 64 * 1024 * 3)});
+  int times = 0;
+  const auto sink = [&](const RowColumns&) {
+    ++times;
+    store.StopCopies();
+    return Status::Ok();
+  };
+  EXPECT_STATUS(store.Copy(sink), StatusCode::kIoError, "told to end");
+  EXPECT_EQ(times, 1);
+  EXPECT_OK(store.Copy([](const RowColumns&) { return Status::Ok(); }));  // a later one is another
+}
+
 TEST(DeltaGivesWhatWasTouchedAndRemoved) {
   RowStore store(MakeConfig(2, 2));
   Lookup(&store, Batch{Range(0, 1000), Range(0, 10)});

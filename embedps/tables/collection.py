@@ -5,7 +5,7 @@ import itertools
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import tensorflow as tf
@@ -24,6 +24,7 @@ T = TypeVar("T")
 Ids: TypeAlias = tf.Tensor | tf.RaggedTensor
 
 
+WriteKind: TypeAlias = Literal["base", "delta", "copy"]
 _Write: TypeAlias = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], list[list[tf.Tensor]]]
 
 
@@ -230,7 +231,7 @@ class EmbeddingCollection:
 
     def write(
         self,
-        kind: Literal["base", "delta"],
+        kind: WriteKind,
         folder: str,
         *,
         since: Mapping[tuple[str, int], int],
@@ -240,7 +241,8 @@ class EmbeddingCollection:
         """Has every shard write its own file, all at once, while training goes on.
 
         Args:
-          kind: all rows, or those touched and removed since a cut.
+          kind: all rows (base), or those touched and removed since a cut (delta); or all rows
+            beside such cuts (copy), each as of some moment while it was written.
           folder: the files are FOLDER/<group>/shard-i-of-n.arrow; on a cluster, of a file system
             that the parameter servers see.
           since: by (group, shard) the cut of the last committed file, as `ShardFile.cut` gave it.
@@ -291,7 +293,7 @@ class EmbeddingCollection:
 
         TensorFlow tells each worker of a new function, and waits for one that hangs.
         """
-        for kind in ("base", "delta"):
+        for kind in get_args(WriteKind):
             if (kind, encoding) not in self._write:
                 self._write[kind, encoding] = self._make_write(kind, encoding)
 
@@ -368,6 +370,10 @@ class EmbeddingCollection:
         """
         cuts = self._on_each_store(lambda store: int(kernels.load().embedps_mark_clean(store)))
         return dict(zip(self._names(), cuts, strict=True))
+
+    def stop_copies(self) -> None:
+        """Ends the copies that are being written, as failures."""
+        self._on_each_store(lambda store: kernels.load().embedps_stop_copies(store))
 
     def evict(self, table: str, *, before_step: int, max_frequency: int) -> int:
         """Removes a table's rows last updated before a step and with fewer updates than a number.

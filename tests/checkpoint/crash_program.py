@@ -95,7 +95,9 @@ def save(directory: CheckpointDirectory, step: int, fault: str) -> None:
     network.assign([float(step)])
     os.environ["EMBEDPS_FAULT"] = fault  # what the kernels look at, at their first write
     io.arm_fault(fault)
-    saver.save(step=step, ledger={"step": step}, in_doubt=dict, progress={}, final=False)
+    # A base that is due is waited for at a run's end, and left half-written where a run breaks off.
+    final = step % 2 == 0
+    saver.save(step=step, ledger={"step": step}, in_doubt=dict, progress={}, final=final)
     if step % 3 == 0:
         compact(directory)
 

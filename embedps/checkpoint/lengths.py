@@ -41,13 +41,12 @@ class Blocks:
         Raises:
           one of MALFORMED: it is not one.
         """
-        self._file = file
-        size = file.size()
-        footer_bytes, magic = _TAIL.unpack(file.read_at(_TAIL.size, size - _TAIL.size))
-        if magic != b"ARROW1" or not 0 < footer_bytes <= size - _TAIL.size:
+        self._file, self._size = file, file.size()
+        tail_at = self._size - _TAIL.size
+        footer_bytes, magic = _TAIL.unpack(self._read(tail_at, _TAIL.size))
+        if magic != b"ARROW1":
             raise ValueError("no footer")
-        data = file.read_at(footer_bytes, size - _TAIL.size - footer_bytes)
-        footer = _root(data)
+        footer = _root(self._read(tail_at - footer_bytes, footer_bytes))
         self.dictionaries: list[Block] = list(_structs(footer, _FOOTER_DICTIONARIES, _BLOCK))
         self.batches: list[Block] = list(_structs(footer, _FOOTER_RECORD_BATCHES, _BLOCK))
 
@@ -58,7 +57,7 @@ class Blocks:
           one of MALFORMED: the block is not one.
         """
         offset, metadata_bytes, _ = block
-        data = self._file.read_at(metadata_bytes, offset)
+        data = self._read(offset, metadata_bytes)
         message = _root(data[8 if data[:4] == b"\xff\xff\xff\xff" else 4 :])
         kind = message.Get(
             flatbuffers.number_types.Uint8Flags, _field(message, _MESSAGE_HEADER_TYPE)
@@ -73,10 +72,16 @@ class Blocks:
         total = 0
         for at, num_bytes in _structs(batch, _BATCH_BUFFERS, _BUFFER):
             if num_bytes >= 8:
-                prefix = self._file.read_at(8, offset + metadata_bytes + at)
+                prefix = self._read(offset + metadata_bytes + at, 8)
                 (claimed,) = struct.unpack("<q", prefix)
                 total += max(0, claimed)  # -1: stored as it is
         return total
+
+    def _read(self, offset: int, num_bytes: int) -> bytes:
+        if offset < 0 or not 0 <= num_bytes <= self._size - offset:
+            raise ValueError(f"{num_bytes} bytes at {offset} of a file of {self._size}")
+        data: bytes = self._file.read_at(num_bytes, offset)
+        return data
 
 
 def _root(data: bytes) -> Table:

@@ -133,34 +133,37 @@ void RowStore::Arrange(const IdBatch& batch, const ParallelFor& parallel, Order*
   });
 }
 
-// Finds the rows of a stripe's entries in order, having brought index entries and rows to the
-// caches some entries before. The stripe's lock is held.
+// Finds the rows of a stripe's entries in order, having brought them to the caches step by step
+// some entries before. The stripe's lock is held.
 class RowStore::Finder {
  public:
   using Entry = Order::Entry;
   Finder(const Stripe& stripe, const Entry* first, const Entry* last)
       : stripe_(stripe), last_(last) {
-    for (const Entry* e = first; e < std::min(last, first + kEntries); ++e) {
-      stripe.PrefetchEntry(e->hash);
-    }
-    for (const Entry* e = first; e < std::min(last, first + kRows); ++e) {
-      probably_[(e - first) % kRows] = stripe.PrefetchRow(e->hash);
-    }
+    const auto begin = [&](int ahead, const auto& step) {
+      for (const Entry* e = first; e < std::min(last, first + ahead); ++e) step(e);
+    };
+    begin(kSegments, [&](const Entry* e) { stripe.PrefetchSegment(e->hash); });
+    begin(kEntries, [&](const Entry* e) { stripe.PrefetchEntry(e->hash); });
+    begin(kChunks, [&](const Entry* e) { probably_[e - first] = stripe.PrefetchChunk(e->hash); });
+    begin(kRows, [&](const Entry* e) { stripe.PrefetchRow(probably_[e - first]); });
   }
   // The number of the next entry's row, whose id is `id`, or kNone.
   uint32_t Next(const Entry* e, int64_t id) {
-    uint32_t& probably = probably_[at_++ % kRows];
-    const uint32_t number = stripe_.Find(e->hash, id, probably);
+    const uint32_t number = stripe_.Find(e->hash, id, probably_[at_ % kChunks]);
+    if (last_ - e > kSegments) stripe_.PrefetchSegment(e[kSegments].hash);
     if (last_ - e > kEntries) stripe_.PrefetchEntry(e[kEntries].hash);
-    if (last_ - e > kRows) probably = stripe_.PrefetchRow(e[kRows].hash);
+    if (last_ - e > kChunks) probably_[at_ % kChunks] = stripe_.PrefetchChunk(e[kChunks].hash);
+    if (last_ - e > kRows) stripe_.PrefetchRow(probably_[(at_ + kRows) % kChunks]);
+    ++at_;
     return number;
   }
 
  private:
-  static constexpr int kRows = 8, kEntries = 16;
+  static constexpr int kRows = 8, kChunks = 16, kEntries = 24, kSegments = 32;
   const Stripe& stripe_;
   const Entry* const last_;
-  uint32_t probably_[kRows];  // of the entries to come
+  uint32_t probably_[kChunks];  // of the entries to come
   uint32_t at_ = 0;
 };
 
@@ -488,7 +491,7 @@ int64_t RowStore::Load(const RowColumns& columns, const std::vector<int>& tables
                constexpr int kAhead = 8;
                for (const Record* r = first; r < last; ++r) {
                  if (last - r > 2 * kAhead) s.PrefetchEntry(r[2 * kAhead].hash);
-                 if (last - r > kAhead) s.PrefetchRow(r[kAhead].hash);
+                 if (last - r > kAhead) s.PrefetchRow(s.PrefetchChunk(r[kAhead].hash));
                  LoadRecord(columns, r->at, t, r->hash, slots, &s);
                }
              }
@@ -534,9 +537,11 @@ int64_t RowStore::MarkClean() {
   std::lock_guard<std::mutex> cut_lock(cut_mutex_);
   ++last_cut_;
   pending_since_ = last_cut_;
-  for (const auto& s : stripes_) {
-    std::lock_guard<std::mutex> lock(s->mutex);
-    s->ForgetTouches();
+  // Against the order of lookups, so that one meets it in a single stripe: the other way round it
+  // would wait at each.
+  for (auto s = stripes_.rbegin(); s != stripes_.rend(); ++s) {
+    std::lock_guard<std::mutex> lock((*s)->mutex);
+    (*s)->ForgetTouches();
   }
   return last_cut_;
 }

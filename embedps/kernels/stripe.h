@@ -50,27 +50,40 @@ class Stripe {
     return static_cast<uint8_t>((hash * 0x9E3779B97F4A7C15ull) >> 56);
   }
 
-  // Brings the id's index entry to the caches.
+  // Four steps bring an id's row to the caches, each some ids after the one before, as each needs
+  // what the one before it brought: the directory's place, the index entry, the chunk's place, the
+  // row. A large table's directory and places are not in the caches either.
+  void PrefetchSegment(uint64_t hash) const {
+    if (!directory_.empty()) {
+      __builtin_prefetch(&directory_[DirectoryBits(hash) & (directory_.size() - 1)]);
+    }
+  }
+
   void PrefetchEntry(uint64_t hash) const {
     if (!directory_.empty()) __builtin_prefetch(&SegmentOf(hash)->entries()[Home(hash)]);
   }
 
-  // Brings the row that is probably the id's to the caches and gives its number, or kNone.
-  uint32_t PrefetchRow(uint64_t hash) const {
+  // Gives the number of the row that is probably the id's, or kNone.
+  uint32_t PrefetchChunk(uint64_t hash) const {
     if (directory_.empty()) return kNone;
     const uint32_t* entries = SegmentOf(hash)->entries();
     const uint32_t tag = Tag(hash);
     for (uint32_t at = Home(hash); entries[at] != 0; at = (at + 1) & mask_) {
       if (entries[at] >> 24 != tag) continue;
       const uint32_t number = RowOf(entries[at]);
-      const char* row = reinterpret_cast<const char*>(Row(number));
-      for (size_t byte = 0; byte < row_bytes_; byte += 64) __builtin_prefetch(row + byte, 1);
+      __builtin_prefetch(&chunks_[number >> kChunkBits]);
       return number;
     }
     return kNone;
   }
 
-  // Find, where PrefetchRow gave `probably`.
+  void PrefetchRow(uint32_t probably) const {
+    if (probably == kNone) return;
+    const char* row = reinterpret_cast<const char*>(Row(probably));
+    for (size_t byte = 0; byte < row_bytes_; byte += 64) __builtin_prefetch(row + byte, 1);
+  }
+
+  // Find, where PrefetchChunk gave `probably`.
   uint32_t Find(uint64_t hash, int64_t id, uint32_t probably) const {
     if (probably != kNone && Row(probably)->id == id && Row(probably)->live) return probably;
     return Find(hash, id);
@@ -171,13 +184,18 @@ class Stripe {
   }
 
   void ForgetTouches() {
+    constexpr size_t kAhead = 16;
     for (const auto* list : {&open, &pending}) {
-      for (const uint32_t number : *list) Row(number)->listed = 0;
+      for (size_t i = 0; i < list->size(); ++i) {
+        if (i + kAhead < list->size()) __builtin_prefetch(Row((*list)[i + kAhead]), 1);
+        Row((*list)[i])->listed = 0;
+      }
     }
-    open = {};
-    open_removed = {};
-    pending = {};
-    pending_removed = {};
+    // With their memory, which `= {}` would keep.
+    std::vector<uint32_t>().swap(open);
+    std::vector<int64_t>().swap(open_removed);
+    std::vector<uint32_t>().swap(pending);
+    std::vector<int64_t>().swap(pending_removed);
   }
 
   int64_t MemoryBytes() const {

@@ -147,6 +147,8 @@ class LocalProcesses:
             EMBEDPS_PARENT_PID=str(os.getpid()),
             PYTHONUNBUFFERED="1",
         )
+        # Tensors in huge pages: a step touches more memory than the TLB has 4 KiB pages for.
+        environment.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
         # Of an op. The ops themselves need no such limit: most wait for each other's messages.
         environment.setdefault("TF_NUM_INTRAOP_THREADS", str(self._num_threads[job]))
         with self._lock, open(self._log(job, index), "ab") as log:

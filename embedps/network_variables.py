@@ -1,94 +1,67 @@
-"""A network's variables as a step uses them: read at its start, updated at its end.
-
-Where they are in this process, the network reads each and the Keras optimizer updates each. On
-parameter servers each of these would be a message of its own, both ways and with the optimizer's
-settings besides; there the variables of a server travel as one tensor, and so do their gradients.
-"""
+"""A network's variables on parameter servers: what of them a step sends and gets, by server."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
 
-class NetworkVariables(Protocol):
-    """What a training step asks."""
-
-    @contextmanager
-    def read(self) -> Iterator[list[Any]]:
-        """Gives what to take gradients of; within the block the network computes with these."""
-
-    def update(self, gradients: Sequence[tf.Tensor | None]) -> None:
-        """Applies the gradients of what `read` gave; None is of a variable without influence."""
-
-
-def make_network_variables(network: tf.keras.Model, optimizer: Any) -> NetworkVariables:
-    """Picks the way by where the variables are.
-
-    Args:
-      network: built.
-      optimizer: as `units.make_dense_optimizer` makes it, its variables made.
-    """
-    if any("/job:ps" in v.device for v in network.trainable_variables):
-        return RemoteVariables(network, optimizer)
-    return LocalVariables(network, optimizer)
-
-
-class LocalVariables:
-    """Variables of this process."""
-
-    def __init__(self, network: tf.keras.Model, optimizer: Any) -> None:
-        self._network = network
-        self._optimizer = optimizer
-
-    @contextmanager
-    def read(self) -> Iterator[list[Any]]:
-        """The variables themselves."""
-        yield list(self._network.trainable_variables)
-
-    def update(self, gradients: Sequence[tf.Tensor | None]) -> None:
-        """By Keras."""
-        variables = self._network.trainable_variables
-        self._optimizer.apply_gradients(zip(gradients, variables, strict=True))
-
-
 class RemoteVariables:
-    """Variables of parameter servers: a message a server each way.
+    """Variables that are read and updated a server at a time, as the Keras optimizer would.
 
-    The optimizer's settings that change come with what is read from the server that counts its
-    steps, and go to every server with the gradients.
+    What belongs to a server: its variables' values and, where they are, the optimizer's learning
+    rate and its count of steps. Constants of the optimizer come from the worker, so that nothing of
+    a step begins at a server by itself: that would be a message too.
     """
 
     def __init__(self, network: tf.keras.Model, optimizer: Any) -> None:
+        """Takes the variables where they are.
+
+        Args:
+          network: built.
+          optimizer: as `units.make_dense_optimizer` makes it, its variables made.
+        """
         self._variables = list(network.trainable_variables)
         self._optimizer = optimizer
         self._home = optimizer.iterations.device
         self._on: dict[str, list[int]] = {self._home: []}
         for i, variable in enumerate(self._variables):
             self._on.setdefault(variable.device, []).append(i)
-        self._settings: tf.Tensor | None = None  # of the step that is traced
+
+    @property
+    def devices(self) -> list[str]:
+        """The servers'."""
+        return list(self._on)
+
+    def specs(self, device: str) -> list[tf.TensorSpec]:
+        """Of what `read` gives."""
+        at = [self._variables[i] for i in self._on.get(device, [])]
+        specs = [tf.TensorSpec(v.shape, v.dtype) for v in at]
+        if device == self._home:
+            specs += [tf.TensorSpec([], tf.float32), tf.TensorSpec([], tf.int64)]
+        return specs
+
+    def read(self, device: str) -> list[tf.Tensor]:
+        """Reads what belongs to a server, which must be the current device."""
+        parts = [self._variables[i].read_value() for i in self._on.get(device, [])]
+        if device == self._home:
+            learning_rate = self._optimizer._get_hyper("learning_rate", tf.float32)
+            parts += [learning_rate, self._optimizer.iterations.read_value()]
+        return parts
 
     @contextmanager
-    def read(self) -> Iterator[list[Any]]:
-        """Tensors on this device."""
+    def using(self, read: Mapping[str, Sequence[tf.Tensor]]) -> Iterator[list[Any]]:
+        """Has the network compute with what was read of each server, within the block.
+
+        Gives what to take gradients of.
+        """
         values: list[Any] = [None] * len(self._variables)
         for device, indices in self._on.items():
-            with tf.device(device):
-                parts = [tf.reshape(self._variables[i].read_value(), [-1]) for i in indices]
-                if device == self._home:
-                    # Last, so that the weights before it stay aligned and are not copied again.
-                    parts.append(self._read_settings())
-                packed = tf.concat(parts, axis=0)
-            begin = 0
-            for i in indices:
-                shape = self._variables[i].shape
-                values[i] = tf.reshape(tf.slice(packed, [begin], [shape.num_elements()]), shape)
-                begin += shape.num_elements()
-            if device == self._home:
-                self._settings = packed[begin:]
+            for i, value in zip(indices, read[device][: len(indices)], strict=True):
+                values[i] = value
         # What Keras' layers read of a variable is its cached value, where there is one.
         wrapped = [v.get() if hasattr(v, "get") else v for v in self._variables]
         for variable, value in zip(wrapped, values, strict=True):
@@ -100,45 +73,51 @@ class RemoteVariables:
             for variable in wrapped:
                 variable._cached_value = None
 
-    def update(self, gradients: Sequence[tf.Tensor | None]) -> None:
-        """By the op that Keras would call, on the variable's server."""
+    def updates(
+        self, gradients: Sequence[tf.Tensor | None], read: Mapping[str, Sequence[tf.Tensor]]
+    ) -> dict[str, list[tf.Tensor | None]]:
+        """What `update` takes, by server.
+
+        Args:
+          gradients: of what `using` gave; None is of a variable without influence.
+          read: what `using` took.
+        """
         count = len(self._variables)
         sums = [_add(*both) for both in zip(gradients[:count], gradients[count:], strict=True)]
+        settings = self._settings(*read[self._home][-2:])
+        updates: dict[str, list[tf.Tensor | None]] = {}
         for device, indices in self._on.items():
-            known = [i for i in indices if sums[i] is not None]
-            if known:
-                parts = [tf.reshape(sums[i], [-1]) for i in known]
-                packed = tf.concat([*parts, self._settings], axis=0)
-                with tf.device(device):
-                    self._update(packed, known)
-        with tf.device(self._home):
-            self._optimizer.iterations.assign_add(1, read_value=False)
+            updates[device] = [*(sums[i] for i in indices), settings]
+            if device == self._home:
+                updates[device].append(tf.ones([], tf.int64))  # one step more
+        return updates
 
-    def _update(self, packed: tf.Tensor, indices: Sequence[int]) -> None:
-        begin = 0
-        parts = []
-        for i in indices:
-            shape = self._variables[i].shape
-            parts.append(tf.reshape(tf.slice(packed, [begin], [shape.num_elements()]), shape))
-            begin += shape.num_elements()
-        settings = tf.unstack(packed[begin:], num=self._num_settings)
-        for i, gradient in zip(indices, parts, strict=True):
-            self._apply(self._variables[i], gradient, *settings)
+    def update(self, device: str, update: Sequence[tf.Tensor | None]) -> None:
+        """Applies gradients by the op that Keras would call; the server is the current device."""
+        indices = self._on.get(device, [])
+        if not update:
+            return
+        *gradients, settings = update[: len(indices) + 1]
+        scalars = tf.unstack(settings)
+        for i, gradient in zip(indices, gradients, strict=True):
+            if gradient is not None:
+                self._apply(self._variables[i], gradient, *scalars)
+        if device == self._home:
+            self._optimizer.iterations.assign_add(update[-1], read_value=False)
 
-    @property
-    def _num_settings(self) -> int:
-        return 3 if isinstance(self._optimizer, tf.keras.optimizers.legacy.Adam) else 1
-
-    def _read_settings(self) -> tf.Tensor:
-        """The learning rate; for Adam also its two betas to the power of the step."""
+    def _settings(self, learning_rate: tf.Tensor, iterations: tf.Tensor) -> tf.Tensor:
+        """The scalars that `_apply` takes, float32 [n]."""
         optimizer = self._optimizer
-        learning_rate = optimizer._get_hyper("learning_rate", tf.float32)
-        if self._num_settings == 1:
+        legacy = tf.keras.optimizers.legacy
+        if isinstance(optimizer, legacy.SGD):
             return tf.stack([learning_rate])
-        step = tf.cast(optimizer.iterations + 1, tf.float32)
+        if isinstance(optimizer, legacy.Adagrad):
+            return tf.stack([learning_rate, optimizer.epsilon])
+        step = tf.cast(iterations + 1, tf.float32)
         config = optimizer.get_config()
-        powers = [tf.pow(tf.constant(config[beta]), step) for beta in ("beta_1", "beta_2")]
-        return tf.stack([learning_rate, *powers])
+        betas = [tf.constant(config[beta], tf.float32) for beta in ("beta_1", "beta_2")]
+        powers = [tf.pow(beta, step) for beta in betas]
+        return tf.stack([learning_rate, *powers, *betas, optimizer.epsilon])
 
     def _apply(self, variable: tf.Variable, gradient: tf.Tensor, *settings: tf.Tensor) -> None:
         optimizer, handle = self._optimizer, variable.handle
@@ -152,12 +131,11 @@ class RemoteVariables:
                 var=handle,
                 accum=optimizer.get_slot(variable, "accumulator").handle,
                 lr=settings[0],
-                epsilon=optimizer.epsilon,
+                epsilon=settings[1],
                 grad=gradient,
                 use_locking=True,
             )
         else:
-            config = optimizer.get_config()
             tf.raw_ops.ResourceApplyAdam(
                 var=handle,
                 m=optimizer.get_slot(variable, "m").handle,
@@ -165,9 +143,9 @@ class RemoteVariables:
                 lr=settings[0],
                 beta1_power=settings[1],
                 beta2_power=settings[2],
-                beta1=config["beta_1"],
-                beta2=config["beta_2"],
-                epsilon=optimizer.epsilon,
+                beta1=settings[3],
+                beta2=settings[4],
+                epsilon=settings[5],
                 grad=gradient,
                 use_locking=True,
             )

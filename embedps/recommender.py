@@ -10,6 +10,18 @@ from embedps.input import UnitInput
 from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.specs import check
 
+WIRE_DTYPES = ("float32", "bfloat16")
+
+
+def check_wire_dtype(name: str) -> None:
+    """Refuses what floats cannot travel as.
+
+    Raises:
+      UsageError: it is not one of WIRE_DTYPES.
+    """
+    if name not in WIRE_DTYPES:
+        raise UsageError(f"wire_dtype must be one of {', '.join(WIRE_DTYPES)} but got {name}")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recommender:
@@ -24,6 +36,8 @@ class Recommender:
         network is called with (numerics float32 [batch, len(numerics)] where NaN is missing,
         embeddings by feature name float32 [batch, dim]) and returns logits [batch] or [batch, 1].
       missing_id: the id a null becomes; it has a row of its own like any other.
+      wire_dtype: of rows, the network's matrices and the gradients of both on their way between
+        workers and parameter servers, "float32" or "bfloat16"; both ends keep float32.
     """
 
     tables: tuple[TableSpec, ...]
@@ -32,11 +46,13 @@ class Recommender:
     label: str = "label"
     build: Callable[[], tf.keras.Model]
     missing_id: int = -1
+    wire_dtype: str = "float32"
 
     def __post_init__(self) -> None:
         check(self.tables, self.features)
         if not self.label:
             raise UsageError("a recommender must name its label's column")
+        check_wire_dtype(self.wire_dtype)
 
     def input(self, *, batch_rows: int, shuffle_rows: int) -> UnitInput:
         """The columns to read, batched and shuffled so."""

@@ -27,7 +27,7 @@ from embedps.listen import check_listening, listen_at
 _PR_SET_PDEATHSIG = 1
 _CLIENT_SECS = 5.0  # a client that has not asked for so long is none
 _TICK_SECS = 0.1
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of malloc.h
 
 
 def read_tf_config() -> dict[str, Any] | None:
@@ -136,11 +136,13 @@ def keep_freed_memory() -> None:
     """Has malloc keep what is freed, so that a step's tensors are not of new pages each time.
 
     By default glibc gives blocks of over 128 KiB and a heap's free end back to the kernel, which
-    then zeroes and maps a page for each 4 KiB of a step's tensors again.
+    then zeroes and maps a page for each 4 KiB of a step's tensors again. And it would spread
+    threads over 8 heaps a core, so that a unit's reader, a thread of its own, finds no other's.
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
         libc.mallopt(_M_TRIM_THRESHOLD, 1 << 30)
+        libc.mallopt(_M_ARENA_MAX, len(os.sched_getaffinity(0)))
 
 
 def end_with_parent(pid: int) -> None:

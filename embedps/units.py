@@ -9,9 +9,9 @@ import tensorflow as tf
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 
 from embedps.errors import DatasetError, ServerLostError
+from embedps.exchange import make_exchange
 from embedps.input import Batch, UnitInput
 from embedps.metrics import Counts, count, zero_counts
-from embedps.network_variables import make_network_variables
 from embedps.quiet import own_words
 from embedps.recommender import Recommender
 from embedps.tables.collection import EmbeddingCollection
@@ -46,19 +46,22 @@ def make_train_unit(
       learning_rate float32 scalar) that returns the Counts of the predictions made before each
       update.
     """
-    variables = make_network_variables(network, optimizer)
+    exchange = make_exchange(
+        network, optimizer, collection, wire_dtype=tf.as_dtype(recommender.wire_dtype)
+    )
 
     def step(batch: Batch, number: tf.Tensor, learning_rate: tf.Tensor) -> Counts:
-        looked = collection.lookup(batch.ids, insert=True)
-        with variables.read() as weights, tf.GradientTape() as tape:
-            tape.watch((looked.rows, weights))
-            embeddings = collection.combine(looked)
+        with (
+            exchange.begin(batch.ids, number=number, learning_rate=learning_rate) as begun,
+            tf.GradientTape() as tape,
+        ):
+            watched = (begun.looked.rows, begun.weights)
+            tape.watch(watched)
+            embeddings = collection.combine(begun.looked)
             logits = recommender.logits(network, batch.numerics, embeddings)
             losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=batch.labels, logits=logits)
             loss = tf.reduce_mean(losses)
-        row_gradients, gradients = tape.gradient(loss, (looked.rows, weights))
-        collection.update(looked, row_gradients, learning_rate=learning_rate, step=number)
-        variables.update(gradients)
+        exchange.end(begun, *tape.gradient(loss, watched))
         return count(batch.labels, logits)
 
     @tf.function
@@ -73,7 +76,14 @@ def make_train_unit(
         reader = unit_input.open(path, first_row, num_rows, seed)
         counts = zero_counts()
         num_batches = -(-num_rows // unit_input.batch_rows)
-        for i in tf.range(num_batches):
+        num_whole = num_batches // exchange.steps_a_turn * exchange.steps_a_turn
+        # Several steps a turn of the loop: a turn costs messages to and from each server.
+        for i in tf.range(0, num_whole, exchange.steps_a_turn):
+            for k in range(exchange.steps_a_turn):
+                batch = unit_input.next(reader)
+                more = strategy.run(step, args=(batch, first_step + i + k, learning_rate))
+                counts = Counts(counts.sums + more.sums, counts.histograms + more.histograms)
+        for i in tf.range(num_whole, num_batches):
             batch = unit_input.next(reader)
             more = strategy.run(step, args=(batch, first_step + i, learning_rate))
             counts = Counts(counts.sums + more.sums, counts.histograms + more.histograms)

@@ -8,7 +8,7 @@ import tensorflow as tf
 from embedps.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.layers import COMPUTE_DTYPES, MLP, check_compute_dtype, dot_interaction
-from embedps.recommender import Recommender
+from embedps.recommender import Recommender, check_wire_dtype
 from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.optimizers import make as make_optimizer
 
@@ -37,6 +37,14 @@ class Config:
             "choices": COMPUTE_DTYPES,
         },
     )
+    wire_dtype: str = dataclasses.field(
+        default="compute",
+        metadata={
+            "help": "of rows, matrices and their gradients between workers and parameter servers; "
+            "compute: the compute dtype",
+            "choices": ("compute", *COMPUTE_DTYPES),
+        },
+    )
 
     def __post_init__(self) -> None:
         for name in ("embedding_dim", "bottom_mlp", "top_mlp"):
@@ -45,6 +53,12 @@ class Config:
                 raise UsageError(f"{name} must be at least 1 but got {value}")
         make_optimizer(self.sparse_optimizer)
         check_compute_dtype(self.compute_dtype)
+        check_wire_dtype(self.dtype_between_tasks)
+
+    @property
+    def dtype_between_tasks(self) -> str:
+        """What `wire_dtype` comes to."""
+        return self.compute_dtype if self.wire_dtype == "compute" else self.wire_dtype
 
 
 class DLRM(tf.keras.Model):
@@ -96,4 +110,5 @@ def make(config: Config, dataset: Dataset) -> Recommender:
         label=dataset.label,
         build=lambda: DLRM(config),
         missing_id=dataset.missing_id,
+        wire_dtype=config.dtype_between_tasks,
     )

@@ -10,6 +10,7 @@ import pytest
 
 from embedps.local import LocalProcesses
 
+_THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _PROGRAM = """
 import ctypes, resource, sys
 from embedps.server import keep_freed_memory
@@ -54,6 +55,39 @@ def test_local_servers_share_the_cores(count, threads, tmp_path, monkeypatch):
     LocalProcesses(num_ps=count, num_workers=count, log_dir=Path(tmp_path), grace_secs=1.0).close()
     assert len(_Recorded.environments) == 2 * count
     assert {e["TF_NUM_INTRAOP_THREADS"] for e in _Recorded.environments} == {str(threads)}
+
+
+_HUGE = """
+import ctypes, re
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+libc.memset(libc.malloc(48 << 20), 1, 48 << 20)
+smaps = open("/proc/self/smaps_rollup").read()
+print(re.search(r"AnonHugePages: +([0-9]+) kB", smaps)[1])
+"""
+
+
+@pytest.mark.skipif(
+    "[madvise]" not in (_THP.read_text() if _THP.exists() else ""),
+    reason="elsewhere huge pages are for all or for none",
+)
+def test_local_servers_tensors_are_in_huge_pages(tmp_path, monkeypatch):
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "Popen", _Recorded)
+        _Recorded.environments.clear()
+        LocalProcesses(num_ps=1, num_workers=1, log_dir=tmp_path, grace_secs=1.0).close()
+
+    def huge_kib(environment: dict[str, str] | None) -> int:
+        command = [sys.executable, "-c", _HUGE]
+        return int(
+            subprocess.run(command, stdout=subprocess.PIPE, env=environment, check=True).stdout
+        )
+
+    for environment in _Recorded.environments:
+        assert huge_kib(environment) > 40 << 10
+    assert huge_kib(None) < 8 << 10  # so that the line above says something
 
 
 class _Recorded:

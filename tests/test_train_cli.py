@@ -193,6 +193,7 @@ def test_run_leaves_scores_and_a_summary(embedded, dataset):
         "top_mlp": [8],
         "sparse_optimizer": "rowwise_adagrad",
         "compute_dtype": "float32",
+        "wire_dtype": "compute",
     }
     assert {"python", "tensorflow", "pyarrow", "numpy", "embedps"} <= summary["versions"].keys()
 

@@ -80,6 +80,7 @@ class Embedps:
             features=tuple(FeatureSpec(name=n, table=n) for n in names),
             numerics=tuple(f"I{i + 1}" for i in range(self._work.num_numerics)),
             build=lambda: DLRM(config),
+            wire_dtype=config.dtype_between_tasks,
         )
 
     def _train(

@@ -25,6 +25,9 @@ inline Bf16 ToBf16(float value) {
   return static_cast<Bf16>((bits & 0x7FFFFFFF) > 0x7F800000 ? quiet : rounded);
 }
 
+void RoundToBf16(const float* from, int64_t n, Bf16* to);
+void WidenBf16(const Bf16* from, int64_t n, float* to);
+
 }  // namespace embedps
 
 #endif  // EMBEDPS_KERNELS_BF16_H_

@@ -56,20 +56,12 @@ EMBEDPS_SIMD void Backward(const float* const* __restrict x, const float* __rest
   }
 }
 
-EMBEDPS_SIMD void Widen(const Bf16* __restrict from, int64_t n, float* __restrict to) {
-  for (int64_t i = 0; i < n; ++i) to[i] = FromBf16(from[i]);
-}
-
-EMBEDPS_SIMD void Round(const float* __restrict from, int64_t n, Bf16* __restrict to) {
-  for (int64_t i = 0; i < n; ++i) to[i] = ToBf16(from[i]);
-}
-
 // Row `row` of `width` values as float32: where it lies, or widened into `copy`, which is used in
 // any case when `must_copy`.
 const float* Read(const InteractionMatrix& matrix, int64_t row, int64_t width, bool must_copy,
                   float* copy) {
   if (matrix.is_bf16) {
-    Widen(static_cast<const Bf16*>(matrix.data) + row * width, width, copy);
+    WidenBf16(static_cast<const Bf16*>(matrix.data) + row * width, width, copy);
     return copy;
   }
   const float* at = static_cast<const float*>(matrix.data) + row * width;
@@ -80,7 +72,7 @@ const float* Read(const InteractionMatrix& matrix, int64_t row, int64_t width, b
 
 void Write(const float* from, int64_t row, int64_t width, const InteractionMatrix& matrix) {
   if (matrix.is_bf16) {
-    Round(from, width, static_cast<Bf16*>(matrix.data) + row * width);
+    RoundToBf16(from, width, static_cast<Bf16*>(matrix.data) + row * width);
   } else {
     std::memcpy(static_cast<float*>(matrix.data) + row * width, from, sizeof(float) * width);
   }
@@ -93,7 +85,7 @@ void ReadBf16(const InteractionMatrix& matrix, int64_t row, int dim, int first, 
   if (matrix.is_bf16) {
     std::memcpy(to, static_cast<const Bf16*>(matrix.data) + at, sizeof(Bf16) * width);
   } else {
-    Round(static_cast<const float*>(matrix.data) + at, width, to);
+    RoundToBf16(static_cast<const float*>(matrix.data) + at, width, to);
   }
 }
 

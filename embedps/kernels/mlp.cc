@@ -14,10 +14,6 @@ namespace {
 // so many as the second-level cache holds.
 constexpr int64_t kChunkBlocks = 16;
 
-EMBEDPS_SIMD void Round(const float* __restrict from, int n, Bf16* __restrict to) {
-  for (int i = 0; i < n; ++i) to[i] = ToBf16(from[i]);
-}
-
 // sums [32][32] + bias, through ReLU.
 EMBEDPS_SIMD void AddBias(const float* __restrict bias, bool relu, float* __restrict sums) {
   for (int row = 0; row < kBlock; ++row) {
@@ -59,7 +55,7 @@ void PackLeft(const std::vector<MlpMatrix>& matrices, int64_t first_row, int num
       } else if (m.is_bf16) {
         std::memcpy(row + at, static_cast<const Bf16*>(m.data) + from, sizeof(Bf16) * m.width);
       } else {
-        Round(static_cast<const float*>(m.data) + from, m.width, row + at);
+        RoundToBf16(static_cast<const float*>(m.data) + from, m.width, row + at);
       }
       at += m.width;
     }
@@ -77,7 +73,7 @@ void Unpack(const float* rows, int64_t stride, int64_t first_row, int num_rows,
     for (const MlpMatrix& m : matrices) {
       const int64_t to = (first_row + r) * m.width;
       if (m.is_bf16) {
-        Round(from, m.width, static_cast<Bf16*>(m.data) + to);
+        RoundToBf16(from, m.width, static_cast<Bf16*>(m.data) + to);
       } else {
         std::memcpy(static_cast<float*>(m.data) + to, from, sizeof(float) * m.width);
       }

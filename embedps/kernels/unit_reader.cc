@@ -212,7 +212,7 @@ class ParquetUnitReader final : public UnitReader {
  public:
   explicit ParquetUnitReader(UnitReaderOptions options)
       : options_(std::move(options)),
-        own_pool_(arrow::default_memory_pool()),
+        own_pool_(arrow::system_memory_pool()),  // malloc keeps what is freed; others map it anew
         pool_(&own_pool_, kMaxDecodedBytes) {
     ++live_readers;
   }

@@ -137,33 +137,76 @@ class EmbeddingCollection:
           UsageError: a feature is absent, of another dtype or rank, or ragged where its spec is
             not, or the other way round.
         """
+        looked = self.route(ids)
+        for g, routed in enumerate(looked.routed):
+            rows = []
+            for shard, device in enumerate(self.devices):
+                # Whatever is sent to another task is a call of both: send one tensor.
+                wanted = [routed.shard_ids[shard], routed.shard_splits[shard]]
+                if device.startswith("/job:"):
+                    specs = [tf.TensorSpec(w.shape, w.dtype) for w in wanted]
+                    message = ops.pack(wanted)
+                    with tf.device(device):
+                        wanted = ops.unpack(message, specs)
+                with tf.device(device):
+                    rows.append(self.lookup_shard(g, shard, *wanted, insert=insert))
+            looked.rows.append(rows)
+        return looked
+
+    def route(self, ids: Mapping[str, Ids]) -> Looked:
+        """Says which ids a batch asks which shard for; there are no rows yet.
+
+        Args:
+          ids: as `lookup` takes them.
+
+        Raises:
+          UsageError: as `lookup`.
+        """
         looked = Looked([], [], [])
-        for group, stores in zip(self.groups, self._stores, strict=True):
+        for group in self.groups:
             values, row_splits = [], []
             for feature in group.features:
                 value, splits = _flatten(feature, ids)
                 values.append(value)
                 row_splits.append(splits)
-            routed = ops.route(
-                values,
-                feature_tables=group.feature_tables,
-                tables=[t.name for t in group.tables],
-                num_shards=self.num_shards,
-            )
-            rows, sent = [], []
-            for shard, store in enumerate(stores):
-                shard_ids, splits = self._send(
-                    routed.shard_ids[shard], routed.shard_splits[shard], self.devices[shard]
-                )
-                with tf.device(self.devices[shard]):
-                    rows.append(ops.lookup(store, shard_ids, splits, dim=group.dim, insert=insert))
-                sent.append((shard_ids, splits))
-            looked.rows.append(rows)
             looked.routed.append(
-                routed._replace(shard_ids=[i for i, _ in sent], shard_splits=[s for _, s in sent])
+                ops.route(
+                    values,
+                    feature_tables=group.feature_tables,
+                    tables=[t.name for t in group.tables],
+                    num_shards=self.num_shards,
+                )
             )
             looked.row_splits.append(row_splits)
         return looked
+
+    def lookup_shard(
+        self, group: int, shard: int, ids: tf.Tensor, splits: tf.Tensor, *, insert: bool
+    ) -> tf.Tensor:
+        """Reads rows of one shard on the current device, which must be the shard's."""
+        store, dim = self._stores[group][shard], self.groups[group].dim
+        return ops.lookup(store, ids, splits, dim=dim, insert=insert)
+
+    def update_shard(
+        self,
+        group: int,
+        shard: int,
+        ids: tf.Tensor,
+        splits: tf.Tensor,
+        gradients: tf.Tensor,
+        *,
+        learning_rate: tf.Tensor,
+        step: tf.Tensor,
+    ) -> None:
+        """Applies gradients to rows of one shard on the current device, which must be its own."""
+        ops.update(
+            self._stores[group][shard],
+            ids,
+            splits,
+            gradients,
+            learning_rate=learning_rate,
+            step=step,
+        )
 
     def combine(self, looked: Looked) -> dict[str, tf.Tensor]:
         """One vector a feature and example; differentiable in `looked.rows`.
@@ -203,28 +246,19 @@ class EmbeddingCollection:
           learning_rate: float32 scalar.
           step: int64 scalar in [0, 2^32), the rows' last step.
         """
-        for name, value in (("learning_rate", learning_rate), ("step", step)):
-            shape = tf.convert_to_tensor(value).shape
-            if shape.rank:
-                raise tf.errors.InvalidArgumentError(
-                    None, None, f"{name} must be a scalar but got shape {shape.as_list()}"
-                )
-        # One message for the two: a float64 holds steps, which are under 2^32, and any float32.
-        scalars = tf.stack([tf.cast(step, tf.float64), tf.cast(learning_rate, tf.float64)])
-        for stores, routed, shard_gradients in zip(
-            self._stores, looked.routed, gradients, strict=True
-        ):
-            for shard, (store, gradient) in enumerate(zip(stores, shard_gradients, strict=True)):
+        for g, (routed, shard_gradients) in enumerate(zip(looked.routed, gradients, strict=True)):
+            for shard, gradient in enumerate(shard_gradients):
                 if gradient is None:
                     continue
                 with tf.device(self.devices[shard]):
-                    ops.update(
-                        store,
+                    self.update_shard(
+                        g,
+                        shard,
                         routed.shard_ids[shard],
                         routed.shard_splits[shard],
                         gradient,
-                        learning_rate=tf.cast(scalars[1], tf.float32),
-                        step=tf.cast(scalars[0], tf.int64),
+                        learning_rate=learning_rate,
+                        step=step,
                     )
 
     # ---- outside steps -----------------------------------------------------------------------
@@ -412,16 +446,6 @@ class EmbeddingCollection:
         return TableStats(rows, *(int(c) for c in counters))
 
     # ---- parts -------------------------------------------------------------------------------
-
-    @staticmethod
-    def _send(ids: tf.Tensor, splits: tf.Tensor, device: str) -> tuple[tf.Tensor, tf.Tensor]:
-        """Gives a shard's ids and splits as its device has them: in one message to another task."""
-        if not device.startswith("/job:"):
-            return ids, splits
-        num_splits = splits.shape[0]
-        request = tf.concat([tf.cast(splits, tf.int64), ids], axis=0)
-        with tf.device(device):
-            return request[num_splits:], tf.cast(request[:num_splits], tf.int32)
 
     @property
     def _shards(self) -> range:

@@ -121,6 +121,38 @@ def _combine_gradient(op: tf.Operation, *upstream: tf.Tensor) -> list[tf.Tensor 
     return [*gradients, *[None] * (2 * num_features)]
 
 
+def pack(parts: Sequence[tf.Tensor], wire_dtypes: Sequence[tf.DType] | None = None) -> tf.Tensor:
+    """Several tensors as one, for another task: each tensor between tasks is a call of its own.
+
+    Args:
+      parts: float32, bfloat16, int32 or int64 of any shapes.
+      wire_dtypes: of each on its way, by default its own; a float32 may go as bfloat16, rounded to
+        the nearest.
+
+    Returns:
+      uint8 [n].
+    """
+    types = [part.dtype for part in parts]
+    return kernels.load().embedps_pack(parts=list(parts), wire_types=list(wire_dtypes or types))
+
+
+def unpack(message: tf.Tensor, specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor]:
+    """The parts of what `pack` made, where they lie; what went as bfloat16 is widened.
+
+    Args:
+      message: uint8 [n].
+      specs: dtype and shape of each part, as it was packed.
+
+    Raises:
+      tf.errors.InvalidArgumentError: the message has others, or is no message.
+    """
+    return list(
+        kernels.load().embedps_unpack(
+            message=message, types=[s.dtype for s in specs], shapes=[s.shape for s in specs]
+        )
+    )
+
+
 def row_store(**attributes: Any) -> tf.Tensor:
     """Finds or creates a store on the current device; `collection.py` gives the attributes."""
     return kernels.load().embedps_row_store(**attributes)

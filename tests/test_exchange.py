@@ -1,4 +1,4 @@
-"""Variables packed by server train as the Keras optimizer does one by one."""
+"""What a step exchanges with servers trains tables and network as it does in one process."""
 
 import subprocess
 import sys
@@ -10,14 +10,12 @@ import tensorflow as tf
 
 from embedps import local
 from embedps.cluster import EmbeddedCluster
-from embedps.network_variables import (
-    LocalVariables,
-    RemoteVariables,
-    make_network_variables,
-)
+from embedps.exchange import LocalExchange, RemoteExchange, make_exchange
+from embedps.tables import FeatureSpec
 from embedps.tables.collection import EmbeddingCollection
 from embedps.units import make_dense_optimizer, make_train_unit
 from tests.builders import ROOT, make_dlrm, write_dataset
+from tests.tables.builders import Rows, make_collection, make_table, ragged, rows_of
 
 KINDS = ("sgd", "adagrad", "adam")
 
@@ -41,47 +39,86 @@ class Network(tf.keras.Model):
         return self._out(x) * tf.reduce_sum(self._scale) + tf.gather(self._scale, [1, 1])[0]
 
 
-def train(kind: str, make, *, steps: int = 4) -> list[np.ndarray]:
+def train(
+    kind: str, make, folder: Path, *, steps: int = 4
+) -> tuple[list[np.ndarray], Rows, list[float]]:
+    """Steps of a network over two tables of other dims; variables, rows and losses."""
     tf.keras.utils.set_random_seed(3)
+    tables = [make_table("a", dim=3, seed=1), make_table("b", dim=2, seed=2)]
+    features = [FeatureSpec(name="a", table="a"), FeatureSpec(name="b", table="b", ragged=True)]
+    collection = make_collection(tables, features, num_shards=3)
     network = Network()
     network(tf.zeros([1, 3]))
     optimizer = make_dense_optimizer(kind, 0.05, network)
-    variables = make(network, optimizer)
+    exchange = make(network, optimizer, collection)
 
     @tf.function
-    def step(x: tf.Tensor) -> None:
-        with variables.read() as weights, tf.GradientTape() as tape:
-            tape.watch(weights)
+    def step(a: tf.Tensor, b: tf.RaggedTensor, number: tf.Tensor) -> tf.Tensor:
+        rate = tf.constant(0.3)
+        with (
+            exchange.begin({"a": a, "b": b}, number=number, learning_rate=rate) as begun,
+            tf.GradientTape() as tape,
+        ):
+            watched = (begun.looked.rows, begun.weights)
+            tape.watch(watched)
+            vectors = collection.combine(begun.looked)
+            x = vectors["a"] + tf.reduce_sum(vectors["b"], axis=1, keepdims=True)
             loss = tf.reduce_mean(network(x) ** 2)
-        variables.update(tape.gradient(loss, weights))
+        exchange.end(begun, *tape.gradient(loss, watched))
+        return loss
 
     rng = np.random.default_rng(0)
-    for _ in range(steps):
-        step(tf.constant(rng.normal(size=[6, 3]), tf.float32))
-    return [v.numpy() for v in (*network.variables, *optimizer.variables())]
+    losses = []
+    for number in range(steps):
+        a = tf.constant(rng.integers(0, 9, 6), tf.int64)
+        b = ragged([rng.integers(0, 9, n).tolist() for n in (2, 0, 1, 3, 1, 1)])
+        losses.append(float(step(a, b, tf.constant(number, tf.int64))))
+    weights = [v.numpy() for v in (*network.variables, *optimizer.variables())]
+    return weights, rows_of(collection, folder), losses
+
+
+def remote(wire_dtype: tf.DType = tf.float32):
+    return lambda *parts: RemoteExchange(*parts, wire_dtype=wire_dtype)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_packed_variables_train_as_keras_does(kind):
-    packed, plain = train(kind, RemoteVariables), train(kind, LocalVariables)
-    before = train(kind, LocalVariables, steps=0)
-    assert len(packed) == len(plain)
-    for ours, keras in zip(packed, plain, strict=True):
+def test_messages_train_as_keras_and_the_tables_do(kind, tmp_path):
+    weights, rows, losses = train(kind, remote(), tmp_path / "messages")
+    plain_weights, plain_rows, plain_losses = train(kind, LocalExchange, tmp_path / "plain")
+    before, _, _ = train(kind, LocalExchange, tmp_path / "before", steps=0)
+    assert rows == plain_rows
+    np.testing.assert_allclose(losses, plain_losses, rtol=1e-6)
+    assert len(weights) == len(plain_weights)
+    for ours, keras in zip(weights, plain_weights, strict=True):
         np.testing.assert_allclose(ours, keras, rtol=1e-6, atol=1e-7)
-    assert sum(not np.array_equal(a, b) for a, b in zip(packed, before, strict=True)) >= 5
+    assert sum(not np.array_equal(a, b) for a, b in zip(weights, before, strict=True)) >= 5
+
+
+def test_bfloat16_on_the_way_is_a_rounding_of_the_same(tmp_path):
+    weights, rows, losses = train("sgd", remote(tf.bfloat16), tmp_path / "messages")
+    exact_weights, exact_rows, exact_losses = train("sgd", remote(), tmp_path / "exact")
+    assert losses != exact_losses
+    np.testing.assert_allclose(losses, exact_losses, rtol=0.03)
+    for ours, exact in zip(weights, exact_weights, strict=True):
+        np.testing.assert_allclose(ours, exact, rtol=0.03, atol=0.003)
+    assert rows.keys() == exact_rows.keys()
+    for key, row in rows.items():
+        np.testing.assert_allclose(row.embedding, exact_rows[key].embedding, rtol=0.03, atol=0.003)
 
 
 def test_variables_of_this_process_are_left_to_keras():
     network = Network()
     network(tf.zeros([1, 3]))
     optimizer = make_dense_optimizer("sgd", 0.1, network)
-    assert isinstance(make_network_variables(network, optimizer), LocalVariables)
+    collection = make_collection([make_table()])
+    exchange = make_exchange(network, optimizer, collection, wire_dtype=tf.bfloat16)
+    assert isinstance(exchange, LocalExchange)
 
 
 def tensors_between_tasks(unit, arguments) -> tuple[set[str], set[str]]:
-    """Tensors that a unit's loop body sends to a server, and gets from it."""
+    """Tensors that the body of a unit's last loop, of a step, sends to a server, and gets."""
     graph = unit.get_concrete_function(*arguments).graph
-    (loop,) = (op for op in graph.get_operations() if op.type in ("While", "StatelessWhile"))
+    loop = [op for op in graph.get_operations() if op.type in ("While", "StatelessWhile")][-1]
     body = graph._get_function(loop.get_attr("body").name).graph
 
     def is_remote(op: tf.Operation) -> bool:
@@ -102,7 +139,7 @@ def tensors_between_tasks(unit, arguments) -> tuple[set[str], set[str]]:
 def test_one_server_and_worker_train_as_this_process_does(tmp_path):
     # In a client of its own: TensorFlow never leaves a cluster that it has connected to.
     done = subprocess.run(
-        [sys.executable, "-m", "tests.test_network_variables", str(tmp_path)],
+        [sys.executable, "-m", "tests.test_exchange", str(tmp_path)],
         cwd=ROOT,
         stderr=subprocess.PIPE,
         text=True,
@@ -139,16 +176,15 @@ def check_one_server_and_worker(directory: Path) -> None:
                     optimizer,
                     collection,
                     cluster.strategy,
-                    recommender.input(batch_rows=64, shuffle_rows=0),
+                    recommender.input(batch_rows=60, shuffle_rows=0),
                 )
                 numbers = [tf.constant(n, tf.int64) for n in (0, file.rows, 0, 0)]
                 arguments = (tf.constant(path), *numbers, tf.constant(0.1))
                 if cluster is remote:
-                    # By shard its ids and its gradients, its rows; once each for the server: the
-                    # step and learning rate, the network's gradients, the network's variables.
+                    # Whatever the shards: ids, gradients; rows with the variables.
                     assert len(collection.groups) == 1
                     sent, got = tensors_between_tasks(unit, arguments)
-                    assert (len(sent), len(got)) == (6, 3), (sent, got)
+                    assert (len(sent), len(got)) == (2, 1), (sent, got)
                 call = cluster.schedule(unit, arguments)
                 losses = cluster.fetch(call).sums
                 weights = [v.numpy() for v in (*network.variables, *optimizer.variables())]

@@ -1,0 +1,228 @@
+"""What a training step gets of the tables and the network's variables, and gives back to them.
+
+Where they are in this process, the step calls the tables and Keras. On parameter servers each
+tensor between tasks is a call, which costs both processes more than a few kilobytes do: there a
+step and server exchange three messages, whatever the tables and variables are:
+
+    worker ── step, learning rate, ids ──► server
+           ◄── rows, variables ──
+           ── gradients of both ──►
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+
+import tensorflow as tf
+
+from embedps.network_variables import RemoteVariables
+from embedps.tables import ops
+from embedps.tables.collection import EmbeddingCollection, Ids, Looked
+
+
+class Step(NamedTuple):
+    """What a step has got.
+
+    Attributes:
+      looked: the rows.
+      weights: the variables: what to take gradients of, besides `looked.rows`.
+      number: of the step, int64 scalar.
+      learning_rate: of the tables, float32 scalar.
+      sent: by server, the step, learning rate, ids and splits as they are there.
+      read: by server, what was read of its variables.
+    """
+
+    looked: Looked
+    weights: list[Any]
+    number: tf.Tensor
+    learning_rate: tf.Tensor
+    sent: Mapping[str, Sequence[tf.Tensor]]
+    read: Mapping[str, Sequence[tf.Tensor]]
+
+
+class Exchange(Protocol):
+    """What a training step asks.
+
+    Attributes:
+      steps_a_turn: how many steps a turn of a unit's loop should have, one after the other.
+    """
+
+    steps_a_turn: int
+
+    @contextmanager
+    def begin(
+        self, ids: Mapping[str, Ids], *, number: tf.Tensor, learning_rate: tf.Tensor
+    ) -> Iterator[Step]:
+        """Gets what a batch needs; within the block the network computes with it.
+
+        Args:
+          ids: as `EmbeddingCollection.lookup` takes them; absent rows are created.
+          number: of the step, int64 scalar in [0, 2^32).
+          learning_rate: of the tables, float32 scalar.
+        """
+
+    def end(
+        self,
+        step: Step,
+        row_gradients: Sequence[Sequence[tf.Tensor | None]],
+        gradients: Sequence[tf.Tensor | None],
+    ) -> None:
+        """Applies the gradients of `step.looked.rows` and of `step.weights`."""
+
+
+def make_exchange(
+    network: tf.keras.Model,
+    optimizer: Any,
+    collection: EmbeddingCollection,
+    *,
+    wire_dtype: tf.DType,
+) -> Exchange:
+    """Picks the way by where the network's variables are.
+
+    Args:
+      network: built.
+      optimizer: as `units.make_dense_optimizer` makes it, its variables made.
+      collection: the tables.
+      wire_dtype: of rows, matrices and their gradients between tasks: float32 or bfloat16.
+    """
+    if any("/job:ps" in v.device for v in network.trainable_variables):
+        return RemoteExchange(network, optimizer, collection, wire_dtype=wire_dtype)
+    return LocalExchange(network, optimizer, collection)
+
+
+class LocalExchange:
+    """Tables and variables of this process."""
+
+    steps_a_turn = 1
+
+    def __init__(
+        self, network: tf.keras.Model, optimizer: Any, collection: EmbeddingCollection
+    ) -> None:
+        self._network = network
+        self._optimizer = optimizer
+        self._collection = collection
+
+    @contextmanager
+    def begin(
+        self, ids: Mapping[str, Ids], *, number: tf.Tensor, learning_rate: tf.Tensor
+    ) -> Iterator[Step]:
+        """The variables are themselves."""
+        looked = self._collection.lookup(ids, insert=True)
+        yield Step(looked, list(self._network.trainable_variables), number, learning_rate, {}, {})
+
+    def end(
+        self,
+        step: Step,
+        row_gradients: Sequence[Sequence[tf.Tensor | None]],
+        gradients: Sequence[tf.Tensor | None],
+    ) -> None:
+        """The variables by Keras."""
+        self._collection.update(
+            step.looked, row_gradients, learning_rate=step.learning_rate, step=step.number
+        )
+        self._optimizer.apply_gradients(zip(gradients, step.weights, strict=True))
+
+
+class RemoteExchange:
+    """Tables and variables of parameter servers: three messages a step and server.
+
+    A turn of the loop is three more: that it begins (of the loop and of its body), and that it has
+    ended.
+    """
+
+    steps_a_turn = 4
+
+    def __init__(
+        self,
+        network: tf.keras.Model,
+        optimizer: Any,
+        collection: EmbeddingCollection,
+        *,
+        wire_dtype: tf.DType,
+    ) -> None:
+        self._variables = RemoteVariables(network, optimizer)
+        self._collection = collection
+        self._wire_dtype = wire_dtype
+        # By server: the shards there, as (group, shard).
+        self._on: dict[str, list[tuple[int, int]]] = {}
+        for shard, device in enumerate(collection.devices):
+            self._on.setdefault(device, []).extend(
+                (g, shard) for g in range(len(collection.groups))
+            )
+        for device in self._variables.devices:
+            self._on.setdefault(device, [])
+
+    @contextmanager
+    def begin(
+        self, ids: Mapping[str, Ids], *, number: tf.Tensor, learning_rate: tf.Tensor
+    ) -> Iterator[Step]:
+        """Tensors of this device."""
+        looked = self._collection.route(ids)
+        rows: list[list[Any]] = [[None] * self._collection.num_shards for _ in looked.routed]
+        sent, read = {}, {}
+        for device, shards in self._on.items():
+            request = [number, learning_rate]
+            for g, shard in shards:
+                request += [looked.routed[g].shard_ids[shard], looked.routed[g].shard_splits[shard]]
+            message = ops.pack(request)
+            with tf.device(device):
+                sent[device] = ops.unpack(
+                    message, [tf.TensorSpec(r.shape, r.dtype) for r in request]
+                )
+                pairs = _pairs(sent[device][2:])
+                with tf.control_dependencies(sent[device][:1]):  # variables as of now
+                    answer = [
+                        *(
+                            self._collection.lookup_shard(g, shard, *wanted, insert=True)
+                            for (g, shard), wanted in zip(shards, pairs, strict=True)
+                        ),
+                        *self._variables.read(device),
+                    ]
+                message = ops.pack(answer, [self._travels_as(a) for a in answer])
+            specs = [tf.TensorSpec([None, self._collection.groups[g].dim]) for g, _ in shards]
+            answer = ops.unpack(message, [*specs, *self._variables.specs(device)])
+            for (g, shard), found in zip(shards, answer[: len(shards)], strict=True):
+                rows[g][shard] = found
+            read[device] = answer[len(shards) :]
+        looked.rows.extend(rows)
+        with self._variables.using(read) as weights:
+            yield Step(looked, weights, number, learning_rate, sent, read)
+
+    def end(
+        self,
+        step: Step,
+        row_gradients: Sequence[Sequence[tf.Tensor | None]],
+        gradients: Sequence[tf.Tensor | None],
+    ) -> None:
+        """The variables by the ops that Keras would call."""
+        updates = self._variables.updates(gradients, step.read)
+        for device, shards in self._on.items():
+            parts = [*(row_gradients[g][shard] for g, shard in shards), *updates.get(device, [])]
+            known = [part for part in parts if part is not None]
+            if not known:
+                continue
+            message = ops.pack(known, [self._travels_as(part) for part in known])
+            specs = [tf.TensorSpec(part.shape, part.dtype) for part in known]
+            with tf.device(device):
+                arrived = iter(ops.unpack(message, specs))
+                there = [None if part is None else next(arrived) for part in parts]
+                number, learning_rate, *wanted = step.sent[device]
+                for (g, shard), pair, gradient in zip(
+                    shards, _pairs(wanted), there[: len(shards)], strict=True
+                ):
+                    if gradient is not None:
+                        self._collection.update_shard(
+                            g, shard, *pair, gradient, learning_rate=learning_rate, step=number
+                        )
+                self._variables.update(device, there[len(shards) :])
+
+    def _travels_as(self, part: tf.Tensor) -> tf.DType:
+        """Vectors stay as they are: there are few, and what is added up at the end is exact."""
+        matrix = part.dtype == tf.float32 and part.shape.rank is not None and part.shape.rank > 1
+        return self._wire_dtype if matrix else part.dtype
+
+
+def _pairs(parts: Sequence[tf.Tensor]) -> list[tuple[tf.Tensor, tf.Tensor]]:
+    return list(zip(parts[::2], parts[1::2], strict=True))

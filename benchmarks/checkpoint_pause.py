@@ -24,6 +24,7 @@ import tensorflow as tf
 from benchmarks import embedded_dlrm, report
 from benchmarks.workload import W1, files, make_batches
 from embedps.config import TrainConfig
+from embedps.saver import REST_SHARE
 from embedps.tables.collection import EmbeddingCollection
 
 Kind = Literal["base", "delta", "small_delta"]
@@ -64,7 +65,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             train_unit()
         rows = sum(collection.stats().rows.values())
         trainer = _Trainer(train_unit)
-        cuts = _Cuts(collection, Path(folder), rest_secs=options.delta_secs / 2)
+        cuts = _Cuts(collection, Path(folder), rest_secs=REST_SHARE * options.delta_secs)
         cuts.write("base")
         rates: dict[Kind | None, list[float]] = {kind: [] for kind in (None, *_KINDS)}
         peaks: dict[Kind | None, list[int]] = {kind: [] for kind in (None, *_KINDS)}

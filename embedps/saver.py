@@ -26,7 +26,9 @@ from embedps.failing import in_background
 from embedps.tables.collection import EmbeddingCollection, ShardFile, WriteKind
 from embedps.tables.specs import TableSpec
 
-_BASE_RESTS = 8  # a base's writers may rest for so much longer than a delta's
+# Of the time from one save to the next, what its writers may rest while training needs the cores.
+REST_SHARE = 0.25
+_BASE_RESTS = 16  # a base's writers may rest for so much longer than a delta's
 _STOP_SECS = 5.0  # for a base that is given up; a disk may hang
 
 

@@ -34,7 +34,7 @@ from embedps.notice import notices
 from embedps.progress import ProgressLine
 from embedps.recommender import Recommender
 from embedps.recovery import Loss
-from embedps.saver import Saver
+from embedps.saver import REST_SHARE, Saver
 from embedps.schedule import Schedule
 from embedps.tables.collection import EmbeddingCollection
 from embedps.units import explain, make_dense_optimizer, make_train_unit
@@ -402,8 +402,8 @@ class Trainer:
                     or cuts.due(secs=now - last_save, steps=self._ledger.steps_done() - saved_steps)
                 )
             if due and saving is None and running and not (self._stop.is_set() or self._stopping):
-                # Half of the time until the next one is due goes to rests, at most.
-                rest = 0.0 if at_once else min(self._config.delta_secs, now - last_save) / 2
+                interval = min(self._config.delta_secs, now - last_save)
+                rest = 0.0 if at_once else REST_SHARE * interval
                 at_once = False
                 last_save, saved_units = now, self._ledger.num_done
                 saved_steps = self._ledger.steps_done()

@@ -11,7 +11,7 @@
 namespace embedps {
 namespace {
 
-constexpr double kShareOfCores = 0.05;
+constexpr double kShareOfCores = 0.04;
 constexpr double kLongestSleepSecs = 0.02;  // it looks around so often
 
 std::atomic<int> num_paces{0};

@@ -281,8 +281,8 @@ class EmbeddingCollection:
             that the parameter servers see.
           since: by (group, shard) the cut of the last committed file, as `ShardFile.cut` gave it.
           encoding: of the floats in the files; the rows here stay as they are.
-          rest_secs: while steps use a shard's rows, its writer takes a twentieth of the shard's
-            cores, but rests no longer than this in all; 0 writes as fast as it can.
+          rest_secs: while steps use a shard's rows, its writers take 4% of the shard's cores,
+            but each rests no longer than this in all; 0 writes as fast as it can.
 
         Raises:
           CheckpointError: a file could not be written.

@@ -35,7 +35,13 @@ def render(result: dict[str, Any]) -> str:
     """A result as Markdown."""
     if "machine_info" in result:  # pytest-benchmark's own
         return _micro(result)
-    kinds: dict[str, Callable[[dict[str, Any]], str]] = {"growth": _growth, "scaling": _scaling}
+    kinds: dict[str, Callable[[dict[str, Any]], str]] = {
+        "growth": _growth,
+        "scaling": _scaling,
+        "checkpoint_pause": _pause,
+        "checkpoint_cost": _cost,
+        "checkpoint_encodings": _encodings,
+    }
     body = kinds.get(result["benchmark"], _races)(result)
     return f"{body}\n\n{_origin(result)}"
 
@@ -94,6 +100,65 @@ def _growth(result: dict[str, Any]) -> str:
         told = f"p99.9 {ms['p999_ms']:.1f} ms, longest {ms['max_ms']:.1f} ms of {ms['lookups']:,}"
         rows.append([name, told, "50 ms"])
     return _table([f"{r['rows']:,} rows x dim 16, row-wise Adagrad", "measured", "limit"], rows)
+
+
+def _pause(result: dict[str, Any]) -> str:
+    names = {
+        "base": "bases",
+        "delta": "deltas since the cut before the window",
+        "small_delta": "deltas since the last cut",
+    }
+    rows = []
+    for kind, name in names.items():
+        ratio, cut = result["ratio_during_cuts"][kind], result["cuts"][kind]
+        rows.append(
+            [
+                name,
+                f"{ratio['median']:.3f} ({ratio['min']:.3f} to {ratio['max']:.3f})",
+                f"{cut['median_secs']:.2f} s",
+                f"{cut['median_rows']:,} rows, {cut['median_mb']:,.1f} MB",
+                f"{result['peak_memory_over_training_mb'][kind]:.0f} MB",
+            ]
+        )
+    header = ["back to back", "examples a second, by those without"]
+    header += ["one takes", "holds", "memory over training"]
+    return _table(header, rows)
+
+
+def _cost(result: dict[str, Any]) -> str:
+    rows = []
+    for size in result["results"]:
+        saves = [("all", size["base"])]
+        saves += [(f"{delta['touched_rows']:,}", delta) for delta in size["deltas"]]
+        rows += [
+            [
+                f"{size['rows']:,}",
+                touched,
+                f"{save['bytes'] / 1e6:,.2f}",
+                f"{save['write_secs'] * 1e3:,.1f}",
+                f"{save['write_ratio']:.2f}",
+                f"{save['load_secs'] * 1e3:,.1f}",
+                f"{save['load_ratio']:.2f}",
+            ]
+            for touched, save in saves
+        ]
+    header = ["rows", "written", "MB", "write, ms", "rate by the copy's"]
+    return _table([*header, "load, ms", "rate by the disk's"], rows)
+
+
+def _encodings(result: dict[str, Any]) -> str:
+    rows = [
+        [
+            name,
+            f"{found['bytes'] / 1e6:.2f}" if "bytes" in found else "",
+            f"{found['bytes_of_float32']:.3f}" if "bytes" in found else "",
+            f"{found['auc']:.5f}",
+            f"{found['auc_difference']:+.5f}",
+        ]
+        for name, found in result["results"].items()
+    ]
+    header = ["rows and slots", "MB", "of float32", "AUC", "less that of never restored"]
+    return _table(header, rows)
 
 
 def _scaling(result: dict[str, Any]) -> str:

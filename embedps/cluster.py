@@ -353,8 +353,8 @@ class CoordinatorCluster:
         if stuck:
             silent = ", ".join(f"{job} {index}" for job, index in sorted(self._health.silent()))
             return ServerLostError(
-                f"waited {self._wait_secs:.0f} s for any unit to end, while "
-                f"{silent or 'no server'} did not answer"
+                f"waited {self._wait_secs:.0f} s for any unit to end, "
+                + (f"while {silent} did not answer" if silent else "though every server answers")
             )
         for job, index in self._health.unreachable() - leaving:
             if job == "ps" and self._processes is None:

@@ -6,15 +6,16 @@ import select
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import tensorflow as tf
 
 from embedps import local
 from embedps.cluster import CoordinatorCluster, EmbeddedCluster
-from embedps.errors import ClusterError, UsageError
+from embedps.errors import ClusterError, ServerLostError, UsageError
 from tests.builders import ROOT
 from tests.coordinator_program import use
 
@@ -79,6 +80,49 @@ def test_cluster_without_a_server_is_refused():
     )
     with pytest.raises(UsageError, match=r"a ps and a worker at least but has .*'worker': 1"):
         CoordinatorCluster(resolver, server_timeout_secs=15, wait_secs=15)
+
+
+class Health:
+    """Nobody is known to be lost; those in `silent_tasks` have not answered for a while."""
+
+    silent_tasks: ClassVar[set[tuple[str, int]]] = set()
+
+    def leaving(self):
+        return set()
+
+    def unreachable(self):
+        return set()
+
+    def silent(self):
+        return self.silent_tasks
+
+
+@pytest.mark.parametrize(
+    ("silent", "told"),
+    [
+        ({("worker", 1), ("worker", 0)}, "while worker 0, worker 1 did not answer"),
+        (set(), "though every server answers"),
+    ],
+)
+def test_cluster_in_which_no_unit_ends_is_lost(monkeypatch, silent, told):
+    cluster = object.__new__(CoordinatorCluster)
+    health = Health()
+    monkeypatch.setattr(Health, "silent_tasks", silent)
+    state: dict[str, Any] = {
+        "_health": health,
+        "_processes": None,
+        "_lock": threading.Lock(),
+        "_busy": {},
+    }
+    vars(cluster).update(state, _open={1}, _wait_secs=600.0, _server_timeout_secs=15.0)
+    cluster._last_end = time.monotonic() - 590
+    assert cluster._look_after() is None
+    cluster._last_end = time.monotonic() - 601
+    error = cluster._look_after()
+    assert isinstance(error, ServerLostError)
+    assert str(error) == f"waited 600 s for any unit to end, {told}"
+    vars(cluster)["_open"] = set()  # nothing is waited for
+    assert cluster._look_after() is None
 
 
 def test_process_that_cannot_start_is_named_with_its_log(tmp_path, monkeypatch):

@@ -1,0 +1,28 @@
+"""The evaluator's process beside a trainer's."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from embedps.config import TrainConfig
+from embedps.errors import ClusterError
+from embedps.sidecar import Sidecar
+
+
+@pytest.mark.multiprocess
+def test_evaluator_is_not_waited_for_without_end(tmp_path: Path):
+    """It waits for a first checkpoint, which nobody writes."""
+    config = TrainConfig(data=str(tmp_path / "data"), model_dir=str(tmp_path / "model"))
+    sidecar = Sidecar(config, resumed_after=-1)
+    try:
+        pid = sidecar._process.pid
+        with pytest.raises(ClusterError, match=r"waited 1 s for the evaluator to score .*\.log; "):
+            sidecar.finish(wait_secs=1)
+        assert sidecar.finish(wait_secs=0) == 0
+    finally:
+        sidecar.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

@@ -83,10 +83,11 @@ def make_train_unit(
                 batch = unit_input.next(reader)
                 more = strategy.run(step, args=(batch, first_step + i + k, learning_rate))
                 counts = Counts(counts.sums + more.sums, counts.histograms + more.histograms)
-        for i in tf.range(num_whole, num_batches):
-            batch = unit_input.next(reader)
-            more = strategy.run(step, args=(batch, first_step + i, learning_rate))
-            counts = Counts(counts.sums + more.sums, counts.histograms + more.histograms)
+        if exchange.steps_a_turn > 1:
+            for i in tf.range(num_whole, num_batches):
+                batch = unit_input.next(reader)
+                more = strategy.run(step, args=(batch, first_step + i, learning_rate))
+                counts = Counts(counts.sums + more.sums, counts.histograms + more.histograms)
         return counts
 
     return train_unit  # type: ignore[no-any-return]

@@ -162,6 +162,7 @@ def _cross(columns: list[pa.Array]) -> NDArray[np.int64]:
 def save_ids(path: Path, ids: NDArray[np.int64] | None) -> None:
     """Writes ids kept, ascending, as an Arrow file."""
     batch = pa.record_batch({"id": np.empty(0, np.int64) if ids is None else ids})
+    path.parent.mkdir(parents=True, exist_ok=True)
     with (
         replacing(path, sync=True) as temporary,
         pa.ipc.new_file(str(temporary), batch.schema) as writer,

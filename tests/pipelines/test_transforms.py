@@ -26,7 +26,7 @@ def make_transforms() -> Transforms:
         }
     )
     (feature,) = (f for f in table.features if f.name == "f")
-    step = MinCount(count=2, file="_ids-f.arrow", kept=np.arange(1000))
+    step = MinCount(count=2, file="_transforms/f.arrow", kept=np.arange(1000))
     fitted = Feature(**{**vars(feature), "steps": (step,)})
     return Transforms(table=table.with_features((fitted,)))
 
@@ -46,4 +46,4 @@ def test_descriptions_saved_at_two_places_at_once_are_whole(tmp_path: Path):
 
     with ThreadPoolExecutor(WRITERS) as pool:
         list(pool.map(save, range(WRITERS)))
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["_ids-f.arrow", "_transforms.json"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["_transforms", "_transforms.json"]

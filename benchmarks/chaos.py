@@ -199,7 +199,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--pause-secs", type=float, default=8.0, help="between two disturbances (default: 8)"
     )
-    parser.add_argument("--output", type=Path, default=report.RESULTS / "chaos.json")
+    parser.add_argument("--output", type=report.output_file, default=report.RESULTS / "chaos.json")
     options = parser.parse_args(arguments)
     epochs = options.epochs or max(1, round(8 * options.minutes))
     environment = report.environment()

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
         command = commands.add_parser(name, help=(part.__doc__ or "").splitlines()[0])
         part.add_arguments(command)
         output = report.RESULTS / f"checkpoint_{name}.json"
-        command.add_argument("--output", type=Path, default=output)
+        command.add_argument("--output", type=report.output_file, default=output)
     options = parser.parse_args(arguments)
     environment = report.environment()
     content = PARTS[options.part].run(options)

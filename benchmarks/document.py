@@ -1,7 +1,7 @@
 """docs/performance.md from the results: `python -m benchmarks docs`.
 
 What stands there between `<!-- results/NAME.json -->` and `<!-- end -->` is written anew from that
-file; the words around it are not touched.
+file; the words around it are not touched. NAME may be in a folder: of another machine's results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks import tables
 from benchmarks.report import RESULTS
 
 PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
-_BLOCK = re.compile(r"<!-- results/([\w-]+)\.json -->\n.*?<!-- end -->", re.DOTALL)
+_BLOCK = re.compile(r"<!-- results/([\w/-]+)\.json -->\n.*?<!-- end -->", re.DOTALL)
 
 
 def update(page: str, results: Path = RESULTS) -> str:

@@ -24,7 +24,6 @@ import gc
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -273,7 +272,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--rows", type=int, default=100_000_000, help="default: 100 million")
     parser.add_argument("--rounds", type=int, default=20, help="of cold lookups (default: 20)")
-    parser.add_argument("--output", type=Path, default=report.RESULTS / "growth.json")
+    parser.add_argument("--output", type=report.output_file, default=report.RESULTS / "growth.json")
     options = parser.parse_args(arguments)
     environment = report.environment()
     results = measure(options.rows, options.rounds)

@@ -186,7 +186,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--rows", type=int, default=3_000_000, help="(default: 3 million)")
     parser.add_argument("--delta-secs", type=float, default=2.0, help="(default: 2)")
-    parser.add_argument("--output", type=Path, default=report.RESULTS / "lag.json")
+    parser.add_argument("--output", type=report.output_file, default=report.RESULTS / "lag.json")
     parser.add_argument("--follow", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.follow is not None:

@@ -160,7 +160,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--num-workers", type=int, default=2, help="(default: 2)")
     parser.add_argument("--phase-secs", type=float, default=20.0, help="(default: 20)")
     parser.add_argument("--rows", type=int, default=2_000_000, help="(default: 2000000)")
-    parser.add_argument("--output", type=Path, default=report.RESULTS / "losses.json")
+    parser.add_argument("--output", type=report.output_file, default=report.RESULTS / "losses.json")
     options = parser.parse_args(arguments)
     environment = report.environment()
     server = lose_parameter_server(num_rows=options.rows)

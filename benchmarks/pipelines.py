@@ -218,7 +218,9 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--row-dict-rows", type=int, default=100_000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--data", type=Path, default=Path("data/benchmark"), help="for the logs")
-    parser.add_argument("--output", type=Path, default=report.RESULTS / "pipelines.json")
+    parser.add_argument(
+        "--output", type=report.output_file, default=report.RESULTS / "pipelines.json"
+    )
     options = parser.parse_args(argv)
     environment = report.environment()
     result = measure(

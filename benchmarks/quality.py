@@ -70,7 +70,9 @@ def main(arguments: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--run", type=Path, required=True, help="what `make train` made")
-    parser.add_argument("--output", type=Path, default=report.RESULTS / "quality.json")
+    parser.add_argument(
+        "--output", type=report.output_file, default=report.RESULTS / "quality.json"
+    )
     options = parser.parse_args(arguments)
     logs = options.run / "logs" / "clicks.tsv.gz.json"
     if not logs.is_file():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -47,6 +48,18 @@ def spread(values: Sequence[float]) -> dict[str, float]:
         "max": round(max(values), 3),
         "repeats": len(values),
     }
+
+
+def output_file(text: str) -> Path:
+    """The value of --output: where a result goes, found at fault before hours of measuring.
+
+    Raises:
+      argparse.ArgumentTypeError: no file can be there.
+    """
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"must be a file, such as {path / 'result.json'}")
+    return path
 
 
 def write(path: Path, content: dict[str, Any]) -> None:

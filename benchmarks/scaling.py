@@ -305,7 +305,9 @@ def main(arguments: Sequence[str]) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--output", type=Path, default=report.RESULTS / "scaling.json")
+    parser.add_argument(
+        "--output", type=report.output_file, default=report.RESULTS / "scaling.json"
+    )
     options = parser.parse_args(arguments)
     environment = report.environment()
     results = measure(POINTS)

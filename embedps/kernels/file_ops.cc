@@ -10,6 +10,8 @@
 
 #include "embedps/kernels/pace.h"
 #include "embedps/kernels/row_file.h"
+#include "embedps/kernels/row_file_reader.h"
+#include "embedps/kernels/row_file_writer.h"
 #include "embedps/kernels/store_resource.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"

@@ -1,5 +1,6 @@
-// Checkpoint row files: Arrow IPC, one row of a table a record. Plain C++17, so that parts built
-// against TensorFlow can include it; row_file.cc is built against Arrow.
+// What a checkpoint's row file holds: Arrow IPC, one row of a table a record. row_file_writer and
+// row_file_reader take and give it; they are built against Arrow, behind headers of plain C++17, so
+// that parts built against TensorFlow can include them.
 //
 // Columns: table (dictionary<int16, utf8>), id (int64), embedding (fixed_size_list<float32>[dim]),
 // one fixed_size_list<float32>[width] a slot of the optimizer, last_step (uint32),
@@ -13,12 +14,10 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "embedps/kernels/row_encoding.h"
-#include "embedps/kernels/status.h"
 
 namespace embedps {
 
@@ -67,35 +66,6 @@ struct RowFileInfo {
 
 inline constexpr int64_t kFilePieceBytes = 65536;
 inline constexpr int64_t kMaxFileBlocks = 32;
-
-// Writes to `path` + ".tmp", checksums what it writes, fsyncs, renames on Finish. Where `path` is a
-// URL of an object store it is uploaded by parts, and appears on Finish. Not thread-safe.
-class RowFileWriter {
- public:
-  virtual ~RowFileWriter() = default;  // without Finish: nothing is left
-  // compression: "none", "lz4" or "zstd". Creates the directories of `path` that are missing.
-  static Status Open(const std::string& path, const RowFileSchema& schema,
-                     const std::string& compression, std::unique_ptr<RowFileWriter>* writer);
-  // Cuts `columns` into record batches of at most kMaxRowFileBatchRows.
-  virtual Status Append(const RowColumns& columns) = 0;
-  virtual Status Finish(RowFileInfo* info) = 0;
-};
-
-// Reads a row file batch by batch. Not thread-safe.
-class RowFileReader {
- public:
-  virtual ~RowFileReader() = default;
-  static Status Open(const std::string& path, std::unique_ptr<RowFileReader>* reader);
-  virtual const RowFileSchema& schema() const = 0;
-  virtual int num_batches() const = 0;
-  // Fills `columns`, whose vectors are reused; every length and table index is checked.
-  virtual Status Read(int batch, RowColumns* columns) = 0;
-};
-
-// Reads the whole file once: its size and the xxh3_64 of its bytes.
-Status ChecksumFile(const std::string& path, int64_t* bytes, uint64_t* xxh3_64);
-// ChecksumFile, and DataLoss naming the path, field, expected and found where either differs.
-Status VerifyFile(const std::string& path, int64_t expected_bytes, uint64_t expected_xxh3_64);
 
 }  // namespace embedps
 

@@ -5,6 +5,7 @@
 
 #include "embedps/kernels/fuzzing.h"
 #include "embedps/kernels/row_file.h"
+#include "embedps/kernels/row_file_reader.h"
 
 namespace embedps {
 namespace {

@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "embedps/kernels/row_file_reader.h"
+#include "embedps/kernels/row_file_writer.h"
 #include "embedps/kernels/testing.h"
 
 namespace embedps {

@@ -1,8 +1,8 @@
 """Writers killed by SIGKILL at their steps on the disk: what is left is a committed state, exactly.
 
-The fault points are in the code that writes (`io`, and `row_file.cc`), as in any process; here they
-are armed. 250 crashes: 160 of what Python writes, by forks of this process, and 90 of a saver with
-the kernels, by forks of one that has TensorFlow loaded.
+The fault points are in the code that writes (`io`, and the kernels' `row_file_writer`), as in any
+process; here they are armed. 250 crashes: 160 of what Python writes, by forks of this process, and
+90 of a saver with the kernels, by forks of one that has TensorFlow loaded.
 """
 
 import json

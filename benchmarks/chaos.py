@@ -74,12 +74,15 @@ class Training:
     def ended(self) -> bool:
         """Whether it is done; starts it again where it only ended."""
         process = self._process
-        if process is None or process.poll() is None:
+        if process is None:
+            return True
+        if process.poll() is None:
             return False
         self.codes[process.returncode] += 1
         if process.returncode in (1, 2):
             raise ChaosError(f"training ended with code {process.returncode}: {self.log()}")
         if read_json(self.model_dir / "summary.json").get("finished"):
+            self._process = None
             return True
         self.begin()
         return False

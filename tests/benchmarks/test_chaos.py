@@ -29,4 +29,6 @@ def test_rows_are_visited_and_the_auc_stays_while_processes_are_killed(tmp_path)
     assert len(found["results"]["chaos"]["done_to_it"]) >= 2, done.stdout
     assert found["results"]["calm"]["repeated_visits"] == 0
     assert found["results"]["chaos"]["fewest_visits_of_a_row"] >= 6
+    for result in found["results"].values():
+        assert sum(result["exit_codes"].values()) == result["starts"]
     assert abs(found["auc_difference"]) <= 0.005

@@ -198,13 +198,13 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--minutes", type=float, default=5.0, help="of disturbance (default: 5)")
     parser.add_argument("--seed", type=int, default=1, help="of what is done when (default: 1)")
     parser.add_argument("--rows", type=int, default=100_000, help="of an epoch (default: 100000)")
-    parser.add_argument("--epochs", type=int, default=0, help="0 is 8 a minute (default: 0)")
+    parser.add_argument("--epochs", type=int, default=0, help="0 is 10 a minute (default: 0)")
     parser.add_argument(
         "--pause-secs", type=float, default=8.0, help="between two disturbances (default: 8)"
     )
     parser.add_argument("--output", type=report.output_file, default=report.RESULTS / "chaos.json")
     options = parser.parse_args(arguments)
-    epochs = options.epochs or max(1, round(8 * options.minutes))
+    epochs = options.epochs or max(1, round(10 * options.minutes))
     environment = report.environment()
     limit = 600 + 240 * options.minutes
     with tempfile.TemporaryDirectory() as folder:

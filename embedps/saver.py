@@ -23,7 +23,7 @@ from embedps.checkpoint.quantize import FLOAT32, Encoding
 from embedps.checkpoint.retention import DEFAULT_KEEP, KeepPolicy, collect_garbage
 from embedps.errors import CheckpointError, CorruptCheckpointError, DimMismatchError
 from embedps.failing import in_background
-from embedps.tables.collection import EmbeddingCollection, ShardFile, WriteKind
+from embedps.tables.collection import EmbeddingCollection, ShardFile, StoredFile, WriteKind
 from embedps.tables.specs import TableSpec
 
 # Of the time from one save to the next, what its writers may rest while training needs the cores.
@@ -377,15 +377,21 @@ def check_tables(manifest: Manifest, collection: EmbeddingCollection) -> None:
 def load_rows(
     collection: EmbeddingCollection, directory: CheckpointDirectory, saves: Sequence[SaveSet]
 ) -> int:
-    """Verifies saves, then loads them in order, each shard its rows; counts the records taken."""
-    entries = [entry for save in saves for entry in save.files]
-    paths = {entry: str(directory.file(entry).absolute()) for entry in entries}
-    collection.verify([(paths[entry], entry.bytes, entry.xxh3_64) for entry in entries])
+    """Loads saves in order, each shard its rows, as it verifies them; counts the records taken.
+
+    Raises:
+      CorruptCheckpointError: a file is absent or not what was written; the tables then hold some of
+        the saves' records.
+      DimMismatchError: a save is of other tables.
+    """
     taken = 0
     for save in saves:
-        files: dict[str, list[str]] = {}
+        files: dict[str, list[StoredFile]] = {}
         for entry in save.files:
-            files.setdefault(entry.group, []).append(paths[entry])
+            path = str(directory.file(entry).absolute())
+            files.setdefault(entry.group, []).append(
+                StoredFile(path=path, bytes=entry.bytes, xxh3_64=entry.xxh3_64)
+            )
         records = collection.load(files)
         if records != save.rows + save.removed:
             raise CorruptCheckpointError(

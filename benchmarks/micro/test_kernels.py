@@ -160,7 +160,7 @@ def test_row_file(benchmark, tmp_path, what):
         files = benchmark.pedantic(write, rounds=5, warmup_rounds=1)
         assert files[0].rows == FILE_ROWS
     else:
-        paths = {f.group: [f.path] for f in write()}
-        taken = benchmark.pedantic(lambda: collection.load(paths), rounds=5, warmup_rounds=1)
+        files = {f.group: [f.stored] for f in write()}
+        taken = benchmark.pedantic(lambda: collection.load(files), rounds=5, warmup_rounds=1)
         assert taken == FILE_ROWS
     collection.drop()

@@ -50,14 +50,12 @@ class Checkpoints:
         return lambda: self._keep(self._write("delta", cuts))
 
     def restore(self) -> Callable[[], None]:
-        """Checksums first, as the trainer does."""
+        """With their checksums, as the trainer does."""
         self._keep(self._write("base", {}))
 
         def restore() -> None:
-            files = [(f.path, f.bytes, f.xxh3_64) for f in self._files]
-            self._collection.verify(files)
             self._collection.clear()
-            self._collection.load({f.group: [f.path] for f in self._files})
+            self._collection.load({f.group: [f.stored] for f in self._files})
 
         return restore
 

@@ -2,6 +2,7 @@
 #include <sys/resource.h>
 
 #include <cfenv>
+#include <cstdio>
 #include <memory>
 #include <string>
 #include <thread>
@@ -170,7 +171,9 @@ REGISTER_KERNEL_BUILDER(Name("EmbedpsStopCopies").Device(tensorflow::DEVICE_CPU)
 
 REGISTER_OP("EmbedpsLoadRows")
     .Input("store: resource")
-    .Input("path: string")
+    .Input("paths: string")
+    .Input("bytes: int64")
+    .Input("xxh3_64: int64")
     .Attr("shard: int >= 0")
     .Attr("num_shards: int >= 1")
     .Attr("optimizer_slots: bool = true")
@@ -178,8 +181,11 @@ REGISTER_OP("EmbedpsLoadRows")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(
-        "Takes the records of a file that belong to this shard: rows overwrite, removals remove. "
-        "Without optimizer_slots only embeddings are taken. Says how many records were taken.");
+        "Takes the records of files that belong to this shard: rows overwrite, removals remove. "
+        "Without optimizer_slots only embeddings are taken. Says how many records were taken. "
+        "A file of one shard of as many is read by that shard alone. Fails with DataLoss where the "
+        "size or checksum of a file that is read is not what was written; records of a long file "
+        "may have been taken by then.");
 
 class LoadRowsOp : public FileOp {
  public:
@@ -194,19 +200,22 @@ class LoadRowsOp : public FileOp {
   absl::Status Work(OpKernelContext* context) override {
     StorePtr resource;
     TF_RETURN_IF_ERROR(FindStore(context, &resource));
-    RowStore& store = resource->store;
-    tstring path;
-    TF_RETURN_IF_ERROR(ReadScalar(context, 1, "path", &path));
-    std::unique_ptr<RowFileReader> reader;
-    TF_RETURN_IF_ERROR(ToTensorFlow(RowFileReader::Open(path, &reader)));
-    std::vector<int> tables;
-    TF_RETURN_IF_ERROR(Match(path, reader->schema(), store, &tables));
+    const Tensor &paths = context->input(1), &bytes = context->input(2), &sums = context->input(3);
+    for (const Tensor* each : {&paths, &bytes, &sums}) {
+      if (each->dims() == 1 && each->NumElements() == paths.NumElements()) continue;
+      return absl::InvalidArgumentError(
+          "paths, bytes and xxh3_64 must be vectors of one length but got shapes " +
+          paths.shape().DebugString() + ", " + bytes.shape().DebugString() + " and " +
+          sums.shape().DebugString());
+    }
     const ParallelFor parallel = DeviceThreads(context);
     int64_t records = 0;
-    RowColumns columns;
-    for (int i = 0; i < reader->num_batches(); ++i) {
-      TF_RETURN_IF_ERROR(ToTensorFlow(reader->Read(i, &columns)));
-      records += store.Load(columns, tables, shard_, num_shards_, slots_, parallel);
+    for (int64_t i = 0; i < paths.NumElements(); ++i) {
+      const std::string path = paths.vec<tstring>()(i);
+      if (IsOfAnotherShard(path)) continue;
+      const FileSum expected{bytes.vec<int64_t>()(i),
+                             static_cast<uint64_t>(sums.vec<int64_t>()(i))};
+      TF_RETURN_IF_ERROR(Load(path, expected, parallel, &resource->store, &records));
     }
     Tensor* out;
     TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &out));
@@ -215,6 +224,29 @@ class LoadRowsOp : public FileOp {
   }
 
  private:
+  // A row's shard follows from its table's name, its id and the number of shards; and a file's
+  // name says of which it is.
+  bool IsOfAnotherShard(const std::string& path) const {
+    const std::string name = path.substr(path.rfind('/') + 1);
+    int shard = -1, num_shards = 0, length = 0;
+    (void)std::sscanf(name.c_str(), "shard-%d-of-%d.arrow%n", &shard, &num_shards, &length);
+    return length == static_cast<int>(name.size()) && num_shards == num_shards_ && shard != shard_;
+  }
+
+  absl::Status Load(const std::string& path, const FileSum& expected, const ParallelFor& parallel,
+                    RowStore* store, int64_t* records) const {
+    std::unique_ptr<RowFileReader> reader;
+    TF_RETURN_IF_ERROR(ToTensorFlow(RowFileReader::Open(path, expected, &reader)));
+    std::vector<int> tables;
+    TF_RETURN_IF_ERROR(Match(path, reader->schema(), *store, &tables));
+    RowColumns columns;
+    for (int i = 0; i < reader->num_batches(); ++i) {
+      TF_RETURN_IF_ERROR(ToTensorFlow(reader->Read(i, &columns)));
+      *records += store->Load(columns, tables, shard_, num_shards_, slots_, parallel);
+    }
+    return ToTensorFlow(reader->Finish());
+  }
+
   absl::Status Match(const std::string& path, const RowFileSchema& file, const RowStore& store,
                      std::vector<int>* tables) const {
     const RowFileSchema ours = store.FileSchema();
@@ -246,28 +278,6 @@ class LoadRowsOp : public FileOp {
   bool slots_;
 };
 REGISTER_KERNEL_BUILDER(Name("EmbedpsLoadRows").Device(tensorflow::DEVICE_CPU), LoadRowsOp);
-
-REGISTER_OP("EmbedpsVerifyFile")
-    .Input("path: string")
-    .Input("bytes: int64")
-    .Input("xxh3_64: int64")
-    .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
-    .Doc("Fails with DataLoss where a file's size or checksum is not what was written.");
-
-class VerifyFileOp : public FileOp {
- public:
-  using FileOp::FileOp;
-  absl::Status Work(OpKernelContext* context) override {
-    tstring path;
-    TF_RETURN_IF_ERROR(ReadScalar(context, 0, "path", &path));
-    int64_t bytes = 0, checksum = 0;
-    TF_RETURN_IF_ERROR(ReadScalar(context, 1, "bytes", &bytes));
-    TF_RETURN_IF_ERROR(ReadScalar(context, 2, "xxh3_64", &checksum));
-    return ToTensorFlow(VerifyFile(path, bytes, static_cast<uint64_t>(checksum)));
-  }
-};
-REGISTER_KERNEL_BUILDER(Name("EmbedpsVerifyFile").Device(tensorflow::DEVICE_CPU), VerifyFileOp);
 
 }  // namespace
 }  // namespace embedps

@@ -1,6 +1,7 @@
 // A checkpoint's row file from anyone: it is read, or refused with a status that says why.
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "embedps/kernels/fuzzing.h"
@@ -28,7 +29,7 @@ uint64_t Sum(const RowColumns& columns) {
 
 void FuzzRowFile(const std::string& path) {
   std::unique_ptr<RowFileReader> reader;
-  if (!RowFileReader::Open(path, &reader).ok()) return;
+  if (!RowFileReader::Open(path, std::nullopt, &reader).ok()) return;
   RowColumns columns;
   volatile uint64_t sum = 0;
   for (int i = 0; i < reader->num_batches(); ++i) {

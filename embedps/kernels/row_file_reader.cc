@@ -2,28 +2,20 @@
 
 #include <arrow/array.h>
 #include <arrow/buffer.h>
-#include <arrow/io/interfaces.h>
 #include <arrow/ipc/reader.h>
 #include <arrow/memory_pool.h>
 #include <arrow/record_batch.h>
 #include <arrow/type.h>
-#include <arrow/util/future.h>
-#include <arrow/util/io_util.h>
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "embedps/kernels/input_file.h"
 #include "embedps/kernels/local_files.h"
-#include "embedps/kernels/object_files.h"
 #include "embedps/kernels/row_file_schema.h"
-#include "embedps/kernels/xxh3.h"
 
 namespace embedps {
 namespace {
@@ -34,115 +26,70 @@ Status ReadError(const std::string& path, const std::string& where, const arrow:
                           ": cannot be decoded as Arrow IPC: " + status.ToString());
 }
 
-// A file that is read where it is asked, on the asking thread: Arrow's own may be read by its I/O
-// threads, which then may hold the reader, and the memory pool with it, past the return of Open.
-// Not mapped: one that is truncated meanwhile ends in a Status, not in a signal.
-class InputFile final : public arrow::io::RandomAccessFile {
- public:
-  static Status Open(const std::string& path, std::shared_ptr<InputFile>* file) {
-    auto opened = std::make_shared<InputFile>();
-    if (IsObject(path)) {
-      auto object = OpenObjectInput(path);
-      if (!object.ok()) return NotOpened(path, object.status());
-      auto size = (*object)->GetSize();
-      if (!size.ok()) return NotOpened(path, size.status());
-      opened->object_ = *std::move(object);
-      opened->size_ = *size;
-    } else {
-      opened->fd_ = FileDescriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-      if (opened->fd_.get() < 0) return Errno("cannot open", path, errno);
-      struct stat attributes;
-      if (::fstat(opened->fd_.get(), &attributes) != 0) return Errno("cannot stat", path, errno);
-      opened->size_ = attributes.st_size;
-    }
-    *file = std::move(opened);
-    return Status::Ok();
-  }
+std::string Hex(uint64_t value) {
+  char text[17];
+  std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(value));
+  return text;
+}
 
-  ~InputFile() override { (void)Close(); }
+Status CheckSum(const std::string& path, const FileSum& expected, const FileSum& found) {
+  if (found.bytes != expected.bytes) {
+    return Mismatch(path, "field 'bytes'", std::to_string(expected.bytes),
+                    std::to_string(found.bytes));
+  }
+  if (found.xxh3_64 != expected.xxh3_64) {
+    return Mismatch(path, "field 'xxh3_64'", Hex(expected.xxh3_64), Hex(found.xxh3_64));
+  }
+  return Status::Ok();
+}
 
-  arrow::Result<int64_t> ReadAt(int64_t position, int64_t nbytes, void* out) override {
-    if (position < 0 || nbytes < 0) return arrow::Status::Invalid("a read before the beginning");
-    nbytes = std::min(nbytes, std::max<int64_t>(0, size_ - position));
-    if (object_ != nullptr) return object_->ReadAt(position, nbytes, out);
-    int64_t done = 0;
-    while (done < nbytes) {
-      const ssize_t count = ::pread(fd_.get(), static_cast<char*>(out) + done,
-                                    static_cast<size_t>(nbytes - done), position + done);
-      if (count == 0) break;
-      if (count < 0) {
-        if (errno == EINTR) continue;
-        return arrow::Status::IOError("read at byte ", position + done, ": ", std::strerror(errno));
-      }
-      done += count;
-    }
-    return done;
-  }
-  arrow::Result<std::shared_ptr<arrow::Buffer>> ReadAt(int64_t position, int64_t nbytes) override {
-    // What a damaged footer asks for is not allocated beyond what there is.
-    nbytes = std::min(nbytes, std::max<int64_t>(0, size_ - std::max<int64_t>(0, position)));
-    ARROW_ASSIGN_OR_RAISE(auto buffer,
-                          arrow::AllocateResizableBuffer(std::max<int64_t>(0, nbytes)));
-    ARROW_ASSIGN_OR_RAISE(const int64_t count, ReadAt(position, nbytes, buffer->mutable_data()));
-    ARROW_RETURN_NOT_OK(buffer->Resize(count, /*shrink_to_fit=*/false));
-    return std::shared_ptr<arrow::Buffer>(std::move(buffer));
-  }
-  arrow::Future<std::shared_ptr<arrow::Buffer>> ReadAsync(const arrow::io::IOContext&,
-                                                          int64_t position,
-                                                          int64_t nbytes) override {
-    return arrow::Future<std::shared_ptr<arrow::Buffer>>::MakeFinished(ReadAt(position, nbytes));
-  }
-  arrow::Future<std::shared_ptr<arrow::Buffer>> ReadAsync(const arrow::io::IOContext&,
-                                                          int64_t position, int64_t nbytes,
-                                                          bool allow_short_read) override {
-    return arrow::Future<std::shared_ptr<arrow::Buffer>>::MakeFinished(
-        arrow::io::RandomAccessFile::ReadAt(position, nbytes, allow_short_read));
-  }
-  arrow::Result<int64_t> Read(int64_t nbytes, void* out) override {
-    ARROW_ASSIGN_OR_RAISE(const int64_t count, ReadAt(position_, nbytes, out));
-    position_ += count;
-    return count;
-  }
-  arrow::Result<std::shared_ptr<arrow::Buffer>> Read(int64_t nbytes) override {
-    ARROW_ASSIGN_OR_RAISE(auto buffer, ReadAt(position_, nbytes));
-    position_ += buffer->size();
-    return buffer;
-  }
-  arrow::Status Seek(int64_t position) override {
-    position_ = position;
-    return arrow::Status::OK();
-  }
-  arrow::Result<int64_t> Tell() const override { return position_; }
-  arrow::Result<int64_t> GetSize() override { return size_; }
-  arrow::Status Close() override {
-    closed_ = true;
-    return arrow::Status::OK();
-  }
-  bool closed() const override { return closed_; }
+Status SumOf(const std::string& path, InputFile& file, FileSum* found) {
+  const auto xxh3_64 = file.Xxh3_64(&found->bytes);
+  if (!xxh3_64.ok()) return Status::IoError(Quoted(path) + ": " + xxh3_64.status().ToString());
+  found->xxh3_64 = *xxh3_64;
+  return Status::Ok();
+}
 
- private:
-  static Status NotOpened(const std::string& path, const arrow::Status& status) {
-    const std::string message = "cannot open " + Quoted(path) + ": " + status.ToString();
-    // Arrow says so of an object that is not there; it has no code of its own for it.
-    const auto* detail = status.detail().get();
-    const bool absent = detail != nullptr && arrow::internal::ErrnoFromStatus(status) == ENOENT;
-    return absent ? Status::NotFound(message) : Status::IoError(message);
-  }
-
-  FileDescriptor fd_{-1};
-  std::shared_ptr<arrow::io::RandomAccessFile> object_;
-  int64_t size_ = 0;
-  int64_t position_ = 0;
-  bool closed_ = false;
-};
+Status CheckSum(const std::string& path, const FileSum& expected, InputFile& file) {
+  FileSum found;
+  EMBEDPS_RETURN_IF_ERROR(SumOf(path, file, &found));
+  return CheckSum(path, expected, found);
+}
 
 class ArrowRowFileReader final : public RowFileReader {
  public:
-  explicit ArrowRowFileReader(std::string path)
-      : path_(std::move(path)), pool_(arrow::default_memory_pool()) {}
+  ArrowRowFileReader(std::string path, const std::optional<FileSum>& expected)
+      : path_(std::move(path)), expected_(expected), pool_(arrow::default_memory_pool()) {}
 
   Status Init() {
-    EMBEDPS_RETURN_IF_ERROR(InputFile::Open(path_, &file_));
+    EMBEDPS_RETURN_IF_ERROR(InputFile::Open(path_, kMaxWholeFileBytes, &file_));
+    if (expected_.has_value() && file_->whole()) {
+      EMBEDPS_RETURN_IF_ERROR(CheckSum(path_, *expected_, *file_));
+    }
+    return Explained(ReadFooter());
+  }
+
+  const RowFileSchema& schema() const override { return schema_; }
+  int num_batches() const override { return reader_->num_record_batches(); }
+
+  Status Read(int index, RowColumns* columns) override {
+    return Explained(ReadBatch(index, columns));
+  }
+
+  Status Finish() override {
+    if (!expected_.has_value()) return Status::Ok();
+    return CheckSum(path_, *expected_, *file_);
+  }
+
+ private:
+  // Where a file is known not to be what was written, that is what is wrong with it.
+  Status Explained(const Status& status) const {
+    if (status.ok() || !expected_.has_value() || file_->whole()) return status;
+    EMBEDPS_RETURN_IF_ERROR(VerifyFile(path_, *expected_));
+    return status;
+  }
+
+  Status ReadFooter() {
     auto options = arrow::ipc::IpcReadOptions::Defaults();
     options.use_threads = false;  // shards load their files side by side
     auto opened = arrow::ipc::RecordBatchFileReader::Open(file_, options);
@@ -157,10 +104,7 @@ class ArrowRowFileReader final : public RowFileReader {
     return Status::Ok();
   }
 
-  const RowFileSchema& schema() const override { return schema_; }
-  int num_batches() const override { return reader_->num_record_batches(); }
-
-  Status Read(int index, RowColumns* columns) override {
+  Status ReadBatch(int index, RowColumns* columns) {
     if (index < 0 || index >= num_batches()) {
       return Status::InvalidArgument(
           "row file " + Quoted(path_) + ": record batch must be in [0, " +
@@ -209,7 +153,6 @@ class ArrowRowFileReader final : public RowFileReader {
     return Status::Ok();
   }
 
- private:
   int64_t MaxBatchBytes() const {
     int64_t floats = schema_.dim;
     for (const OptimizerSlot& slot : schema_.optimizer_slots) floats += slot.width;
@@ -320,6 +263,7 @@ class ArrowRowFileReader final : public RowFileReader {
   }
 
   const std::string path_;
+  const std::optional<FileSum> expected_;
   RowFileSchema schema_;
   arrow::ProxyMemoryPool pool_;  // counts this reader's own bytes, which the cap is on
   std::unique_ptr<arrow::CappedMemoryPool> capped_pool_;
@@ -327,49 +271,26 @@ class ArrowRowFileReader final : public RowFileReader {
   std::shared_ptr<arrow::ipc::RecordBatchFileReader> reader_;
 };
 
-std::string Hex(uint64_t value) {
-  char text[17];
-  std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(value));
-  return text;
-}
-
 }  // namespace
 
-Status RowFileReader::Open(const std::string& path, std::unique_ptr<RowFileReader>* reader) {
-  auto opened = std::make_unique<ArrowRowFileReader>(path);
+Status RowFileReader::Open(const std::string& path, const std::optional<FileSum>& expected,
+                           std::unique_ptr<RowFileReader>* reader) {
+  auto opened = std::make_unique<ArrowRowFileReader>(path, expected);
   EMBEDPS_RETURN_IF_ERROR(opened->Init());
   *reader = std::move(opened);
   return Status::Ok();
 }
 
-Status ChecksumFile(const std::string& path, int64_t* bytes, uint64_t* xxh3_64) {
+Status ChecksumFile(const std::string& path, FileSum* found) {
   std::shared_ptr<InputFile> file;
-  EMBEDPS_RETURN_IF_ERROR(InputFile::Open(path, &file));
-  Xxh3 checksum;
-  std::vector<char> buffer(1 << 20);
-  *bytes = 0;
-  while (true) {
-    const auto count = file->Read(static_cast<int64_t>(buffer.size()), buffer.data());
-    if (!count.ok()) return Status::IoError(Quoted(path) + ": " + count.status().ToString());
-    if (*count == 0) break;
-    checksum.Update(buffer.data(), static_cast<size_t>(*count));
-    *bytes += *count;
-  }
-  *xxh3_64 = checksum.Digest();
-  return Status::Ok();
+  EMBEDPS_RETURN_IF_ERROR(InputFile::Open(path, /*max_whole_bytes=*/0, &file));
+  return SumOf(path, *file, found);
 }
 
-Status VerifyFile(const std::string& path, int64_t expected_bytes, uint64_t expected_xxh3_64) {
-  int64_t bytes = 0;
-  uint64_t xxh3_64 = 0;
-  EMBEDPS_RETURN_IF_ERROR(ChecksumFile(path, &bytes, &xxh3_64));
-  if (bytes != expected_bytes) {
-    return Mismatch(path, "field 'bytes'", std::to_string(expected_bytes), std::to_string(bytes));
-  }
-  if (xxh3_64 != expected_xxh3_64) {
-    return Mismatch(path, "field 'xxh3_64'", Hex(expected_xxh3_64), Hex(xxh3_64));
-  }
-  return Status::Ok();
+Status VerifyFile(const std::string& path, const FileSum& expected) {
+  FileSum found;
+  EMBEDPS_RETURN_IF_ERROR(ChecksumFile(path, &found));
+  return CheckSum(path, expected, found);
 }
 
 }  // namespace embedps

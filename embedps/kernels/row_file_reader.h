@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "embedps/kernels/row_file.h"
@@ -11,21 +12,36 @@
 
 namespace embedps {
 
+// A file of at most this many bytes is read whole when it is opened.
+inline constexpr int64_t kMaxWholeFileBytes = 4 << 20;
+
+// What a file is known by.
+struct FileSum {
+  int64_t bytes = 0;
+  uint64_t xxh3_64 = 0;  // of all of them
+};
+
 // Reads a row file batch by batch. Not thread-safe.
 class RowFileReader {
  public:
   virtual ~RowFileReader() = default;
-  static Status Open(const std::string& path, std::unique_ptr<RowFileReader>* reader);
+  // With `expected` another file is DataLoss, naming the path, field, expected and found: here if
+  // it is read whole, so that no record of it is given; in Finish if it is longer. Its records are
+  // in bounds all the same, and its bytes are read once.
+  static Status Open(const std::string& path, const std::optional<FileSum>& expected,
+                     std::unique_ptr<RowFileReader>* reader);
   virtual const RowFileSchema& schema() const = 0;
   virtual int num_batches() const = 0;
   // Fills `columns`, whose vectors are reused; every length and table index is checked.
   virtual Status Read(int batch, RowColumns* columns) = 0;
+  // After the last batch: whether the file is the expected one.
+  virtual Status Finish() = 0;
 };
 
-// Reads the whole file once: its size and the xxh3_64 of its bytes.
-Status ChecksumFile(const std::string& path, int64_t* bytes, uint64_t* xxh3_64);
+// Reads the whole file once.
+Status ChecksumFile(const std::string& path, FileSum* found);
 // ChecksumFile, and DataLoss naming the path, field, expected and found where either differs.
-Status VerifyFile(const std::string& path, int64_t expected_bytes, uint64_t expected_xxh3_64);
+Status VerifyFile(const std::string& path, const FileSum& expected);
 
 }  // namespace embedps
 

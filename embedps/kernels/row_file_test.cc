@@ -8,6 +8,7 @@
 #include <fstream>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -94,15 +95,17 @@ Status WriteFile(const std::string& path, const RowFileSchema& schema,
   return writer->Finish(info);
 }
 
+FileSum SumOf(const RowFileInfo& info) { return {info.bytes, info.xxh3_64}; }
+
 // Opens the file and reads every batch; the first failure.
-Status ReadAll(const std::string& path) {
+Status ReadAll(const std::string& path, const std::optional<FileSum>& expected = std::nullopt) {
   std::unique_ptr<RowFileReader> reader;
-  EMBEDPS_RETURN_IF_ERROR(RowFileReader::Open(path, &reader));
+  EMBEDPS_RETURN_IF_ERROR(RowFileReader::Open(path, expected, &reader));
   RowColumns columns;
   for (int b = 0; b < reader->num_batches(); ++b) {
     EMBEDPS_RETURN_IF_ERROR(reader->Read(b, &columns));
   }
-  return Status::Ok();
+  return reader->Finish();
 }
 
 std::string ReadBytes(const std::string& path) {
@@ -117,10 +120,9 @@ void WriteBytes(const std::string& path, const std::string& bytes) {
 uint64_t ChecksumOf(const TemporaryDirectory& directory, const std::string& bytes) {
   const std::string path = directory.Path("some bytes");
   WriteBytes(path, bytes);
-  int64_t size = 0;
-  uint64_t xxh3_64 = 0;
-  EXPECT_OK(ChecksumFile(path, &size, &xxh3_64));
-  return xxh3_64;
+  FileSum sum;
+  EXPECT_OK(ChecksumFile(path, &sum));
+  return sum.xxh3_64;
 }
 
 TEST(RowsComeBackForEveryCompression) {
@@ -137,7 +139,7 @@ TEST(RowsComeBackForEveryCompression) {
     EXPECT_EQ(info.bytes, static_cast<int64_t>(std::filesystem::file_size(path)));
 
     std::unique_ptr<RowFileReader> reader;
-    ASSERT_OK(RowFileReader::Open(path, &reader));
+    ASSERT_OK(RowFileReader::Open(path, std::nullopt, &reader));
     EXPECT_EQ(reader->schema().dim, schema.dim);
     EXPECT_EQ(reader->schema().tables, schema.tables);
     EXPECT_TRUE(reader->schema().metadata == schema.metadata);
@@ -168,7 +170,7 @@ TEST(EncodedRowsComeBackDecoded) {
       RowFileInfo info;
       ASSERT_OK(WriteFile(path, schema, {columns}, "none", &info));
       std::unique_ptr<RowFileReader> reader;
-      ASSERT_OK(RowFileReader::Open(path, &reader));
+      ASSERT_OK(RowFileReader::Open(path, std::nullopt, &reader));
       EXPECT_EQ(reader->schema().dim, schema.dim);
       EXPECT_TRUE(reader->schema().rows == rows && reader->schema().slots == slots);
       EXPECT_TRUE(reader->schema().metadata == schema.metadata);
@@ -199,7 +201,7 @@ TEST(FileWithoutRecordsKeepsItsSchema) {
   ASSERT_OK(WriteFile(path, MakeSchema(), {}, "zstd", &info));
   EXPECT_EQ(info.rows + info.removed, 0);
   std::unique_ptr<RowFileReader> reader;
-  ASSERT_OK(RowFileReader::Open(path, &reader));
+  ASSERT_OK(RowFileReader::Open(path, std::nullopt, &reader));
   EXPECT_EQ(reader->num_batches(), 0);
   EXPECT_EQ(reader->schema().tables, MakeSchema().tables);
 }
@@ -215,7 +217,7 @@ TEST(LongAppendIsCutIntoBatches) {
   EXPECT_EQ(info.rows, num_rows - NumRemoved(num_rows));
   EXPECT_EQ(info.removed, NumRemoved(num_rows));
   std::unique_ptr<RowFileReader> reader;
-  ASSERT_OK(RowFileReader::Open(path, &reader));
+  ASSERT_OK(RowFileReader::Open(path, std::nullopt, &reader));
   EXPECT_EQ(reader->num_batches(), 3);
   RowColumns columns;
   int64_t first = 0;
@@ -234,33 +236,32 @@ TEST(ChecksumIsTheFilesOwn) {
   const RowFileSchema schema = MakeSchema();
   RowFileInfo info;
   ASSERT_OK(WriteFile(path, schema, {MakeColumns(schema, 300, 0)}, "none", &info));
-  int64_t bytes = 0;
-  uint64_t xxh3_64 = 0;
-  ASSERT_OK(ChecksumFile(path, &bytes, &xxh3_64));
-  EXPECT_EQ(bytes, info.bytes);
-  EXPECT_EQ(xxh3_64, info.xxh3_64);
-  EXPECT_OK(VerifyFile(path, info.bytes, info.xxh3_64));
+  FileSum sum;
+  ASSERT_OK(ChecksumFile(path, &sum));
+  EXPECT_EQ(sum.bytes, info.bytes);
+  EXPECT_EQ(sum.xxh3_64, info.xxh3_64);
+  EXPECT_OK(VerifyFile(path, SumOf(info)));
 
   std::string changed = ReadBytes(path);
   changed[changed.size() / 2] ^= 1;
   WriteBytes(path, changed);
-  EXPECT_STATUS(VerifyFile(path, info.bytes, info.xxh3_64), StatusCode::kDataLoss, path,
-                "'xxh3_64'", "expected", "found");
+  EXPECT_STATUS(VerifyFile(path, SumOf(info)), StatusCode::kDataLoss, path, "'xxh3_64'", "expected",
+                "found");
   WriteBytes(path, changed.substr(1));
-  EXPECT_STATUS(VerifyFile(path, info.bytes, info.xxh3_64), StatusCode::kDataLoss, "'bytes'",
+  EXPECT_STATUS(VerifyFile(path, SumOf(info)), StatusCode::kDataLoss, "'bytes'",
                 "expected " + std::to_string(info.bytes),
                 "found " + std::to_string(info.bytes - 1));
-  EXPECT_STATUS(VerifyFile(directory.Path("absent"), 0, 0), StatusCode::kNotFound, "absent");
+  EXPECT_STATUS(VerifyFile(directory.Path("absent"), {}), StatusCode::kNotFound, "absent");
 }
 
 TEST(ChecksumOfNothingIsXxh3sConstant) {
   TemporaryDirectory directory;
   WriteBytes(directory.Path("empty"), "");
-  int64_t bytes = -1;
-  uint64_t xxh3_64 = 0;
-  ASSERT_OK(ChecksumFile(directory.Path("empty"), &bytes, &xxh3_64));
-  EXPECT_EQ(bytes, 0);
-  EXPECT_EQ(xxh3_64, 0x2d06800538d394c2ull);  // XXH3_64bits of no input, by xxHash's specification
+  FileSum sum{-1, 0};
+  ASSERT_OK(ChecksumFile(directory.Path("empty"), &sum));
+  EXPECT_EQ(sum.bytes, 0);
+  EXPECT_EQ(sum.xxh3_64,
+            0x2d06800538d394c2ull);  // XXH3_64bits of no input, by xxHash's specification
 }
 
 // Files of less than one of the writer's buffers, and of several.
@@ -273,7 +274,7 @@ TEST(ChecksumsOfLongFilesAreOfTheirBytes) {
     ASSERT_OK(WriteFile(path, schema, {MakeColumns(schema, rows, 0)}, "none", &info));
     const std::string bytes = ReadBytes(path);
     EXPECT_EQ(static_cast<int64_t>(bytes.size()), info.bytes);
-    EXPECT_OK(VerifyFile(path, info.bytes, info.xxh3_64));
+    EXPECT_OK(VerifyFile(path, SumOf(info)));
     const int64_t num_pieces = (info.bytes + kFilePieceBytes - 1) / kFilePieceBytes;
     int64_t pieces_a_block = 1;
     while (num_pieces > pieces_a_block * kMaxFileBlocks) pieces_a_block *= 2;
@@ -403,14 +404,64 @@ TEST(FileTruncatedAfterItWasOpenedIsDataLoss) {
   const std::string path = directory.Path("rows.arrow");
   const RowFileSchema schema = MakeSchema();
   RowFileInfo info;
-  ASSERT_OK(WriteFile(path, schema, {MakeColumns(schema, 5000, 0), MakeColumns(schema, 5000, 1)},
-                      "none", &info));
+  const RowColumns columns_of_a_batch = MakeColumns(schema, 60000, 0);
+  ASSERT_OK(WriteFile(path, schema, {columns_of_a_batch, columns_of_a_batch}, "none", &info));
+  EXPECT_TRUE(info.bytes > kMaxWholeFileBytes);
   std::unique_ptr<RowFileReader> reader;
-  ASSERT_OK(RowFileReader::Open(path, &reader));
+  ASSERT_OK(RowFileReader::Open(path, std::nullopt, &reader));
   RowColumns columns;
   ASSERT_OK(reader->Read(0, &columns));
   std::filesystem::resize_file(path, info.bytes / 2);  // a mapped page past it would be SIGBUS
   EXPECT_STATUS(reader->Read(1, &columns), StatusCode::kDataLoss, path, "record batch 1");
+}
+
+// Of one that is read whole, and of one whose checksum is taken while it is read.
+TEST(FileIsReadOnceAndRefusedWhereItIsNotTheExpectedOne) {
+  TemporaryDirectory directory;
+  const std::string path = directory.Path("rows.arrow");
+  const RowFileSchema schema = MakeSchema();
+  for (const int64_t rows : {300, 200000}) {
+    RowFileInfo info;
+    ASSERT_OK(WriteFile(path, schema, {MakeColumns(schema, rows, 0)}, "none", &info));
+    const bool whole = info.bytes <= kMaxWholeFileBytes;
+    EXPECT_EQ(whole, rows == 300);
+    const std::string bytes = ReadBytes(path);
+    EXPECT_OK(ReadAll(path, SumOf(info)));
+    const int64_t size = static_cast<int64_t>(bytes.size());
+    // In the schema that stands before the batches, in a batch, in the footer, in the last bytes.
+    for (const int64_t at : {int64_t{40}, size / 3, size / 2, size - 300, size - 1}) {
+      std::string changed = bytes;
+      changed[at] ^= 4;
+      WriteBytes(path, changed);
+      EXPECT_STATUS(ReadAll(path, SumOf(info)), StatusCode::kDataLoss, path, "'xxh3_64'",
+                    "expected", "found");
+      std::unique_ptr<RowFileReader> reader;
+      if (whole) EXPECT_TRUE(!RowFileReader::Open(path, SumOf(info), &reader).ok());
+    }
+    for (const std::string& changed : {bytes.substr(0, size / 2), bytes + "more", std::string()}) {
+      WriteBytes(path, changed);
+      EXPECT_STATUS(ReadAll(path, SumOf(info)), StatusCode::kDataLoss, "'bytes'",
+                    "expected " + std::to_string(size), "found " + std::to_string(changed.size()));
+    }
+  }
+}
+
+TEST(LongFilesBatchesMayBeReadInAnyOrderBeforeItsSumIsCompared) {
+  TemporaryDirectory directory;
+  const std::string path = directory.Path("rows.arrow");
+  const RowFileSchema schema = MakeSchema();
+  RowFileInfo info;
+  ASSERT_OK(WriteFile(path, schema, {MakeColumns(schema, 200000, 0)}, "none", &info));
+  for (const std::vector<int>& order : {std::vector<int>{}, {3, 0, 2}, {1, 1, 0, 1}}) {
+    for (const bool same : {true, false}) {
+      std::unique_ptr<RowFileReader> reader;
+      const FileSum expected{info.bytes, info.xxh3_64 ^ (same ? 0 : 1)};
+      ASSERT_OK(RowFileReader::Open(path, expected, &reader));
+      RowColumns columns;
+      for (const int batch : order) ASSERT_OK(reader->Read(batch, &columns));
+      EXPECT_EQ(reader->Finish().ok(), same);
+    }
+  }
 }
 
 // Whatever bytes a file has, reading it ends with rows or with a Status: never a crash, never more

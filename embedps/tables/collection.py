@@ -1,7 +1,5 @@
 """A model's embedding tables on their shards: a step's lookups and updates, files and counts."""
 
-import concurrent.futures
-import itertools
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -42,6 +40,14 @@ class Looked(NamedTuple):
     row_splits: list[list[tf.Tensor]]
 
 
+class StoredFile(NamedTuple):
+    """A file to load, and what it is known by."""
+
+    path: str
+    bytes: int
+    xxh3_64: str
+
+
 class ShardFile(NamedTuple):
     """What a shard says of a file that it wrote."""
 
@@ -54,6 +60,11 @@ class ShardFile(NamedTuple):
     removed: int
     xxh3_64: str
     blocks: str
+
+    @property
+    def stored(self) -> StoredFile:
+        """The file, to load it."""
+        return StoredFile(self.path, self.bytes, self.xxh3_64)
 
 
 class TableStats(NamedTuple):
@@ -107,6 +118,7 @@ class EmbeddingCollection:
             for group in self.groups
         ]
         self._write: dict[tuple[str, Encoding], _Write] = {}
+        self._load: Callable[..., tf.Tensor] | None = None
 
     @property
     def num_shards(self) -> int:
@@ -331,66 +343,41 @@ class EmbeddingCollection:
             if (kind, encoding) not in self._write:
                 self._write[kind, encoding] = self._make_write(kind, encoding)
 
-    def load(self, group_files: Mapping[str, Sequence[str]]) -> int:
-        """Takes files' records in order, each shard its own; the files may be of any shard count.
+    def load(self, group_files: Mapping[str, Sequence[StoredFile]]) -> int:
+        """Takes the files' records, each shard its own; the files may be of any shard count.
 
         A table is found by its name in whichever group it is stacked now: the numbers that tell
         groups of one dim and optimizer apart change with the tables' order and settings.
 
         Args:
-          group_files: by group the paths, which are of one cut: each id is in one of them at most.
+          group_files: by group the files, which are of one cut: each id is in one of them at most.
 
         Returns:
           How many records were taken.
 
         Raises:
-          CorruptCheckpointError: a file is absent or not what its format says.
+          CorruptCheckpointError: a file is absent, or not what was written: names path, field,
+            expected and found. The shards may have taken some records, but none of a file that is
+            read whole (`kMaxWholeFileBytes`).
           DimMismatchError: a file holds rows of another shape, or no group is like its.
         """
-        loads = [
-            (path, stores)
-            for name, paths in group_files.items()
-            for path, stores in itertools.product(paths, self._stores_like(name))
-        ]
-
-        def load(shard: int) -> int:
-            with tf.device(self.devices[shard]):
-                return sum(
-                    int(
-                        kernels.load().embedps_load_rows(
-                            stores[shard],
-                            path,
-                            shard=shard,
-                            num_shards=self.num_shards,
-                            optimizer_slots=self.trainable,
-                        )
-                    )
-                    for path, stores in loads
-                )
-
-        with _file_errors(), concurrent.futures.ThreadPoolExecutor(self.num_shards) as pool:
-            return sum(pool.map(load, self._shards))
-
-    def verify(self, files: Sequence[tuple[str, int, str]]) -> None:
-        """Reads files once, each on one of the shards' devices, and compares their checksums.
-
-        Args:
-          files: path, bytes and xxh3_64 (16 hex digits) of each.
-
-        Raises:
-          CorruptCheckpointError: a file is absent, or not what was written; names path, field,
-            expected and found.
-        """
-
-        def verify(shard: int) -> None:
-            for path, size, checksum in files[shard :: self.num_shards]:
-                # NumPy's numbers: TensorFlow keeps every Python one that it is given, for ever.
-                signed = np.int64(int.from_bytes(bytes.fromhex(checksum), signed=True))
-                with tf.device(self.devices[shard]):
-                    kernels.load().embedps_verify_file(path, np.int64(size), signed)
-
-        with _file_errors(), concurrent.futures.ThreadPoolExecutor(self.num_shards) as pool:
-            list(pool.map(verify, self._shards))
+        if self._load is None:
+            self._load = self._make_load()
+        of_groups: list[list[StoredFile]] = [[] for _ in self.groups]
+        for name, files in group_files.items():
+            for group in self._groups_like(name):
+                of_groups[group].extend(files)
+        arguments: list[tf.Tensor] = []
+        for files in of_groups:
+            # An int64 has the checksum's 64 bits.
+            sums = [int.from_bytes(bytes.fromhex(f.xxh3_64), signed=True) for f in files]
+            arguments += [
+                tf.constant([f.path for f in files], tf.string),
+                tf.constant(np.array([f.bytes for f in files], np.int64)),
+                tf.constant(np.array(sums, np.int64)),
+            ]
+        with _file_errors():
+            return int(np.sum(self._load(*arguments).numpy()))
 
     def clear(self) -> None:
         """Removes every row."""
@@ -454,13 +441,9 @@ class EmbeddingCollection:
     def _names(self) -> list[tuple[str, int]]:
         return [(group.name, shard) for group in self.groups for shard in self._shards]
 
-    def _stores_like(self, group_name: str) -> list[list[tf.Tensor]]:
-        """The stores of the groups that rows of a stored group may belong to."""
-        alike = [
-            stores
-            for group, stores in zip(self.groups, self._stores, strict=True)
-            if group.stem == stem_of(group_name)
-        ]
+    def _groups_like(self, group_name: str) -> list[int]:
+        """The groups that rows of a stored group may belong to."""
+        alike = [g for g, group in enumerate(self.groups) if group.stem == stem_of(group_name)]
         if not alike:
             raise DimMismatchError(
                 f"the checkpoint has rows of group {group_name!r}, the model has groups "
@@ -528,6 +511,37 @@ class EmbeddingCollection:
             tf.TensorSpec([], tf.float32),
         )
 
+    def _make_load(self) -> Callable[..., tf.Tensor]:
+        """One call for every group and shard: each one's records, int64 [num_groups * num_shards].
+
+        Its arguments are by group paths, bytes and checksums.
+        """
+
+        @tf.function(autograph=False)
+        def load(*files: tf.Tensor) -> tf.Tensor:
+            records = []
+            for g, stores in enumerate(self._stores):
+                paths, sizes, sums = files[3 * g : 3 * g + 3]
+                for shard, store in enumerate(stores):
+                    with tf.device(self.devices[shard]):
+                        records.append(
+                            kernels.load().embedps_load_rows(
+                                store,
+                                paths,
+                                sizes,
+                                sums,
+                                shard=shard,
+                                num_shards=self.num_shards,
+                                optimizer_slots=self.trainable,
+                            )
+                        )
+            return tf.stack(records)
+
+        of_group = [tf.TensorSpec([None], dtype) for dtype in (tf.string, tf.int64, tf.int64)]
+        return load.get_concrete_function(  # type: ignore[no-any-return]
+            *(of_group * len(self.groups))
+        )
+
 
 @contextmanager
 def _file_errors() -> Iterator[None]:
@@ -536,11 +550,11 @@ def _file_errors() -> Iterator[None]:
         yield
     except tf.errors.FailedPreconditionError as error:
         raise DimMismatchError(
-            f"{error.message}: restore with the tables it was written with, or start a new model "
-            "directory"
+            f"{own_words(error.message)}: restore with the tables it was written with, or start "
+            "a new model directory"
         ) from error
     except (tf.errors.DataLossError, tf.errors.NotFoundError) as error:
-        raise CorruptCheckpointError(error.message) from error
+        raise CorruptCheckpointError(own_words(error.message)) from error
 
 
 def _flatten(feature: FeatureSpec, ids: Mapping[str, Ids]) -> tuple[tf.Tensor, tf.Tensor]:

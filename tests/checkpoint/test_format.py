@@ -19,6 +19,7 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.follow import Rows, follow
 from embedps.checkpoint.replay import read_table
 from embedps.checkpoint.verify import verify
+from embedps.tables.collection import StoredFile
 from tests.checkpoint import store_chain
 from tests.tables.builders import make_collection, rows_of
 
@@ -214,9 +215,10 @@ def test_kernels_load_the_stored_chain_onto_other_shards(tmp_path):
     assert newest is not None
     collection = make_collection(store_chain.TABLES, num_shards=3)
     for save in newest.chain:
-        files: dict[str, list[str]] = {}
+        files: dict[str, list[StoredFile]] = {}
         for entry in save.files:
-            files.setdefault(entry.group, []).append(str(directory.file(entry)))
+            file = StoredFile(str(directory.file(entry)), entry.bytes, entry.xxh3_64)
+            files.setdefault(entry.group, []).append(file)
         collection.load(files)
     loaded = rows_of(collection, tmp_path)
     expected = replay(directory.path, read_manifest(directory.manifest_path(newest.number)))

@@ -1,6 +1,7 @@
 """Bases and deltas that shards write: replayed onto any number of shards they are the live rows."""
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,9 @@ import tensorflow as tf
 from embedps import kernels
 from embedps.errors import CheckpointError, CorruptCheckpointError, DimMismatchError, UsageError
 from embedps.tables import SGD, Adagrad, FeatureSpec, Ftrl, LazyAdam
+from embedps.tables.collection import StoredFile
 from tests.tables.builders import (
+    as_stored,
     cuts_of,
     group_files,
     ids,
@@ -82,6 +85,45 @@ def test_base_and_deltas_equal_live_rows_on_any_shards(num_shards, tmp_path):
             assert restored.load(group_files(part)) == num_records([f.path for f in part])
         assert rows_of(restored, tmp_path / f"on-{restored_shards}") == expected
         assert restored.stats().rows == live.stats().rows
+
+
+def test_shard_reads_its_own_file_alone_where_there_are_as_many(tmp_path):
+    live = make_collection(TABLES, num_shards=2)
+    _train_some(live, 1)
+    files = live.write("base", str(tmp_path / "base"), since={})
+    expected = rows_of(live, tmp_path / "full")
+    restored = make_collection(TABLES, num_shards=2)
+    assert restored.load(group_files(files)) == num_records([f.path for f in files])
+    assert rows_of(restored, tmp_path / "restored") == expected
+    # Under each other's names no shard finds a row of its own; of any other count, all do.
+    swapped: dict[str, list[StoredFile]] = {}
+    for f in files:
+        path = Path(f.path.replace("/base/", "/swapped/"))
+        path = path.with_name(f"shard-{1 - f.shard}-of-2.arrow")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(Path(f.path).read_bytes())
+        swapped.setdefault(f.group, []).append(as_stored(path))
+    assert make_collection(TABLES, num_shards=2).load(swapped) == 0
+    three = make_collection(TABLES, num_shards=3)
+    assert three.load(swapped) == num_records([f.path for f in files])
+    assert rows_of(three, tmp_path / "three") == expected
+
+
+def test_long_file_is_verified_while_it_is_loaded(tmp_path):
+    """Of more than the 4 MB that are read whole before any record is taken."""
+    live = make_collection([make_table("t", 64, optimizer=SGD())])
+    look(live, {"t": ids(*range(20_000))}, insert=True)
+    (file,) = live.write("base", str(tmp_path / "base"), since={})
+    assert file.bytes > 4 << 20
+    other = make_collection([make_table("t", 64, optimizer=SGD())])
+    assert other.load(group_files([file])) == 20_000
+    assert rows_of(other, tmp_path / "other") == rows_of(live, tmp_path / "live")
+    whole = Path(file.path).read_bytes()
+    for at in (file.bytes // 2, file.bytes - 1):
+        damaged = whole[:at] + bytes([whole[at] ^ 16]) + whole[at + 1 :]
+        Path(file.path).write_bytes(damaged)
+        with pytest.raises(CorruptCheckpointError, match=r"shard-0-of-1\.arrow'.*'xxh3_64': exp"):
+            other.load(group_files([file]))
 
 
 def test_training_goes_on_alike_after_restore_onto_other_shards(tmp_path):
@@ -203,17 +245,17 @@ def test_load_refuses_absent_corrupt_and_foreign_files(tmp_path):
     group = "dim4-adagrad"
 
     with pytest.raises(CorruptCheckpointError, match=r"absent\.arrow"):
-        source.load({group: [str(tmp_path / "absent.arrow")]})
+        source.load({group: [StoredFile(str(tmp_path / "absent.arrow"), 1, "0" * 16)]})
     torn = tmp_path / "torn.arrow"
     with open(file.path, "rb") as whole:
         torn.write_bytes(whole.read()[: file.bytes // 2])
     with pytest.raises(CorruptCheckpointError, match=r"torn\.arrow"):
-        source.load({group: [str(torn)]})
+        source.load({group: [as_stored(torn)]})
     for other in (make_table("t", 5, optimizer=Adagrad()), make_table("t", 4, optimizer=Ftrl())):
         target = make_collection([other])
         text = "dim 4.*has dim 5" if other.dim == 5 else "slots of another optimizer"
         with pytest.raises(DimMismatchError, match=f"{text}.*start a new model directory"):
-            target.load({target.groups[0].name: [file.path]})
+            target.load({target.groups[0].name: [file.stored]})
         assert target.stats().rows == {"t": 0}
 
 
@@ -299,7 +341,7 @@ def test_file_work_of_a_dropped_store_fails(tmp_path):
     with pytest.raises(CheckpointError, match="could not write the base"):
         collection.write("base", str(tmp_path), since={})
     with pytest.raises((CorruptCheckpointError, tf.errors.NotFoundError)):
-        collection.load({"dim4-rowwise_adagrad": [str(tmp_path / "x.arrow")]})
+        collection.load({"dim4-rowwise_adagrad": [StoredFile("x.arrow", 1, "0" * 16)]})
 
 
 def test_base_that_rests_while_rows_are_used_is_whole(tmp_path):

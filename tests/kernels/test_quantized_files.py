@@ -16,6 +16,7 @@ from embedps.checkpoint.rows import check_schema, read_row_file
 from embedps.tables import Adagrad
 from tests.checkpoint.builders import row_schema, some_rows
 from tests.tables.builders import (
+    as_stored,
     cuts_of,
     group_files,
     ids,
@@ -98,14 +99,14 @@ def test_ops_write_what_the_twin_encodes_and_load_what_it_decodes(
     write(folder / "exact.arrow", records)
     live = collection_of(values.shape[1])
     group = live.groups[0].name
-    live.load({group: [str(folder / "exact.arrow")]})
+    live.load({group: [as_stored(folder / "exact.arrow")]})
     (file,) = live.write("base", str(folder / "encoded"), since={}, encoding=encoding)
     assert encoding_of(file.path, stored(file.path).schema)[0] == encoding
     twin = encode(records, encoding)
     assert_same(stored(file.path), twin)
 
     other = collection_of(values.shape[1])
-    assert other.load({group: [file.path]}) == len(values)
+    assert other.load({group: [file.stored]}) == len(values)
     (again,) = other.write("base", str(folder / "again"), since={})
     assert_same(stored(again.path), decode("twin", twin))
     live.drop()

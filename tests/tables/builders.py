@@ -10,8 +10,9 @@ import pyarrow as pa
 import tensorflow as tf
 
 from embedps import kernels
+from embedps.checkpoint import io
 from embedps.tables import FeatureSpec, Initializer, TableSpec
-from embedps.tables.collection import EmbeddingCollection
+from embedps.tables.collection import EmbeddingCollection, StoredFile
 
 _containers = itertools.count()
 
@@ -146,12 +147,17 @@ def rows_of(collection: EmbeddingCollection, folder: Path, since=None) -> Rows:
     return rows_in([f.path for f in files])
 
 
-def group_files(files) -> dict[str, list[str]]:
+def group_files(files) -> dict[str, list[StoredFile]]:
     """`EmbeddingCollection.load`'s argument from `write`'s answer."""
-    by_group: dict[str, list[str]] = {}
+    by_group: dict[str, list[StoredFile]] = {}
     for file in files:
-        by_group.setdefault(file.group, []).append(file.path)
+        by_group.setdefault(file.group, []).append(file.stored)
     return by_group
+
+
+def as_stored(path: Path | str) -> StoredFile:
+    """A file as it is now."""
+    return StoredFile(str(path), *io.checksum_file(Path(path)))
 
 
 def cuts_of(files) -> dict[tuple[str, int], int]:

@@ -15,7 +15,7 @@ from pipelines import profile as profile_module
 from pipelines.describe import main
 from pipelines.profile import TopIds, make_profile
 from tests.pipelines.builders import read_split
-from tests.pipelines.test_ingest import load, make, make_records, write_csv
+from tests.pipelines.shop import load, make, make_records, write_csv
 
 
 @pytest.fixture(scope="module")

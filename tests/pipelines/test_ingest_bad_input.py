@@ -1,0 +1,201 @@
+"""Bad input of any declared table: set aside and counted, or one error."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from embedps.errors import DatasetError, UsageError
+from pipelines import stages
+from pipelines.lock import locked
+from pipelines.parse import LineParser
+from pipelines.table import Table
+from tests.pipelines.builders import make_lines, write_log
+from tests.pipelines.shop import NAMES, SHOP, bad_lines, load, make, make_records, write_csv
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("a,b,c", "must have 9 fields, got 3"),
+        ("zz,,1,1,1,s,1,t,1", "user must be a hexadecimal id or empty, got 'zz'"),
+        ("1,,2,1,1,s,1,t,1", "bought must be 0 or 1, got '2'"),
+        ("1,,,1,1,s,1,t,1", "bought must not be missing"),
+        ("1,,1,1e999,1,s,1,t,1", "price must be a finite number, got '1e999'"),
+        ("1,,1,nan,1,s,1,t,1", "price must be a number or empty, got 'nan'"),
+        ("1,,1,1,1.5,s,1,t,1", "age must be an integer or empty, got '1.5'"),
+        ("1,,1,1,1,s,9223372036854775808,t,1", "item must fit in 64 bits"),
+        ("1,,1,1,1,s,1,t,-1", "weight must be 0 or more, got '-1'"),
+        ("1,,1,1,1,s,1,t,", "weight must not be missing"),
+        ('1,"x,1,1,1,s,1,t,1', "must have 9 fields, got 2"),
+        ("1,,1,1,1,\udcff,1,t,1", "must be UTF-8: invalid start byte at byte 9"),
+    ],
+)
+def test_bad_line_is_set_aside_with_file_line_and_reason(tmp_path: Path, line: str, reason: str):
+    path = write_csv(tmp_path / "logs/a.csv", make_records(100))
+    good = path.read_bytes().split(b"\n")[:-1]
+    raw = line.encode("utf-8", errors="surrogateescape")
+    write_log(path, [*good[:41], raw, *good[41:]])
+    dataset = make(load(tmp_path), path, tmp_path / "out")
+    (record,) = bad_lines(dataset)
+    assert (record["file"], record["line"]) == ("a.csv", 42)
+    assert reason in record["reason"]
+    assert (dataset.input.lines_read, dataset.input.lines_bad) == (101, 1)
+    assert sum(split.rows for split in dataset.splits.values()) == 100
+
+
+def test_bad_rows_of_parquet_are_set_aside_by_number(tmp_path: Path):
+    table = Table.parse(
+        {
+            "format": "parquet",
+            "column": [
+                {"name": "y", "as": "label"},
+                {"name": "x", "as": "numeric"},
+                {"name": "c", "as": "categorical", "type": "integer"},
+            ],
+        }
+    )
+    columns = {
+        "y": pa.array([0.0, 1.0, 0.5, None, 1.0, 0.0]),
+        "x": pa.array([1.0, math.nan, 1.0, 1.0, math.inf, None]),
+        "c": pa.array([1, 2, 3, 4, 5, 1 << 63], pa.uint64()),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    dataset = make(table, tmp_path / "a.parquet", tmp_path / "out", max_bad_fraction=0.7)
+    reasons = {record["line"]: record["reason"] for record in bad_lines(dataset)}
+    assert reasons == {
+        3: "y must be 0 or 1, got 0.5",
+        4: "y must be 0 or 1, got nan",
+        5: "x must be a finite number, got inf",
+        6: f"c must fit in 64 bits with a sign, got {1 << 63}",
+    }
+    assert (dataset.input.lines_read, dataset.input.lines_bad) == (6, 4)
+    cut = (tmp_path / "a.parquet").read_bytes()
+    (tmp_path / "cut.parquet").write_bytes(cut[:-9])
+    both = make(table, tmp_path / "*.parquet", tmp_path / "both", max_bad_fraction=0.8)
+    assert "the Parquet file is damaged here" in bad_lines(both)[-1]["reason"]
+    assert (both.input.lines_read, both.input.lines_bad) == (7, 5)
+
+
+def test_column_of_another_type_is_one_error(tmp_path: Path):
+    pq.write_table(pa.table({"y": [0.0], "c": ["a"]}), tmp_path / "a.parquet")
+    node: dict[str, Any] = {"format": "parquet", "column": [{"name": "y", "as": "label"}]}
+    column = {"name": "c", "as": "numeric"}
+    with pytest.raises(DatasetError, match="1 of 1 are"):
+        make(
+            Table.parse(node | {"column": [*node["column"], column]}),
+            tmp_path / "a.parquet",
+            tmp_path / "o",
+        )
+    column = {"name": "y", "as": "categorical", "type": "hex"}
+    label = {"name": "c", "as": "label"}
+    with pytest.raises(DatasetError, match="must hold integers, it holds double"):
+        make(
+            Table.parse(node | {"column": [label, column]}), tmp_path / "a.parquet", tmp_path / "o"
+        )
+    absent = {"name": "z", "as": "numeric"}
+    with pytest.raises(DatasetError, match=r"a\.parquet: must have columns z, it has y, c"):
+        make(
+            Table.parse(node | {"column": [*node["column"], absent]}),
+            tmp_path / "a.parquet",
+            tmp_path / "o",
+        )
+
+
+def test_file_that_vanishes_and_empty_files_are_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("a", "b", "c"):
+        write_csv(tmp_path / f"logs/{name}.csv", make_records(50, seed=ord(name)))
+    (tmp_path / "logs/empty.csv").write_bytes(b"")
+    (tmp_path / "logs/header.csv").write_text(",".join(NAMES) + "\n")
+    opened = stages.open_input
+
+    def open_late(path: str) -> Any:
+        (tmp_path / "logs/b.csv").unlink(missing_ok=True)  # after it was listed
+        return opened(path)
+
+    monkeypatch.setattr(stages, "open_input", open_late)
+    dataset = make(load(tmp_path), tmp_path / "logs/*", tmp_path / "out")
+    assert [(r["file"], r["line"], r["reason"]) for r in bad_lines(dataset)] == [
+        ("b.csv", 0, "the file vanished after it was listed"),
+        ("empty.csv", 0, "the file has no rows"),
+        ("header.csv", 0, "the file has no rows"),
+    ]
+    assert [file.lines for file in dataset.input.files] == [50, 0, 50, 0, 0]
+    assert sum(split.rows for split in dataset.splits.values()) == 100
+
+
+def test_cut_zstd_keeps_its_rows_and_is_counted(tmp_path: Path):
+    log = write_log(tmp_path / "a.tsv.zst", make_lines(3000))
+    log.write_bytes(log.read_bytes()[:-3000])
+    dataset = make(Table.load("criteo"), log, tmp_path / "out")
+    (record,) = bad_lines(dataset)
+    rows = sum(split.rows for split in dataset.splits.values())
+    assert record["reason"] == "the zstd stream ends early: the file is cut off here"
+    assert record["line"] == rows + 1 == dataset.input.lines_read
+    assert rows > 500
+
+
+def test_too_many_bad_lines_fail_with_a_summary_and_no_dataset(tmp_path: Path):
+    write_log(tmp_path / "logs/a.tsv", [*make_lines(90), *[b"bad"] * 10])
+    write_log(tmp_path / "logs/b.tsv", make_lines(100))
+    table = Table.load("criteo")
+    with pytest.raises(DatasetError) as caught:
+        make(table, tmp_path / "logs/*", tmp_path / "out", max_bad_fraction=0.049)
+    assert "at most 4.900% of the lines may be bad" in str(caught.value)
+    assert "10 of 200 are (a.tsv: 10 of 100)" in str(caught.value)
+    assert os.listdir(tmp_path / "out") == ["_bad_lines.jsonl"]
+    assert len(bad_lines(tmp_path / "out")) == 10
+    dataset = make(table, tmp_path / "logs/*", tmp_path / "out", max_bad_fraction=0.05)
+    assert sum(split.rows for split in dataset.splits.values()) == 190
+
+
+def test_rows_that_do_not_add_up_fail_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    log = write_log(tmp_path / "a.tsv", make_lines(40))
+    parse = LineParser.parse
+    monkeypatch.setattr(
+        LineParser, "parse", lambda self, block: (parse(self, block)[0].slice(1), [])
+    )
+    with pytest.raises(DatasetError, match="40 were read, 39 written and 0 set aside"):
+        make(Table.load("criteo"), log, tmp_path / "out")
+    assert not (tmp_path / "out/_dataset.json").exists()
+
+
+def test_header_that_lacks_a_column_is_one_error(tmp_path: Path):
+    write_csv(tmp_path / "a.csv", [])
+    table = load(tmp_path, SHOP + '[[column]]\nname = "nope"\nas = "numeric"\n')
+    with pytest.raises(DatasetError, match=r"a\.csv: its first line must name.*'nope' is absent"):
+        make(table, tmp_path / "a.csv", tmp_path / "out")
+
+
+def test_second_run_on_a_directory_is_refused_while_the_first_holds_it(tmp_path: Path):
+    log = write_log(tmp_path / "a.tsv", make_lines(30))
+    output = tmp_path / "out"
+    output.mkdir()
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            make(Table.load("criteo"), log, output)
+        except UsageError as error:
+            failures.append(error)
+
+    with locked(output):
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    (failure,) = failures
+    assert f"is being written by process {os.getpid()} on " in str(failure)
+    assert os.listdir(output) == []
+    # A lock file that a killed run left is no lock.
+    (output / "_lock").write_text("process 1 on elsewhere")
+    make(Table.load("criteo"), log, output)
+    assert "_lock" not in os.listdir(output)

@@ -65,16 +65,18 @@ Status SyncDirectory(const std::filesystem::path& path) {
   return Status::Ok();
 }
 
-Status MakeDirectories(const std::filesystem::path& path) {
+Status MakeDirectories(const std::filesystem::path& path,
+                       std::vector<std::filesystem::path>* unsynced) {
   std::error_code error;
   if (path.empty() || std::filesystem::is_directory(path, error)) return Status::Ok();
-  EMBEDPS_RETURN_IF_ERROR(MakeDirectories(path.parent_path()));
+  EMBEDPS_RETURN_IF_ERROR(MakeDirectories(path.parent_path(), unsynced));
   DieIfFault("mkdir");
   if (::mkdir(path.c_str(), 0777) != 0) {
     if (errno == EEXIST) return Status::Ok();  // another shard made it meanwhile
     return Errno("cannot make directory", path.string(), errno);
   }
-  return SyncDirectory(path.parent_path());
+  unsynced->insert(unsynced->begin(), path.parent_path());
+  return Status::Ok();
 }
 
 }  // namespace embedps

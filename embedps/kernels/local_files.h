@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "embedps/kernels/status.h"
 
@@ -45,8 +46,10 @@ void DieIfFault(const char* point);
 
 Status SyncDirectory(const std::filesystem::path& path);
 
-// mkdir -p whose new entries survive a power cut.
-Status MakeDirectories(const std::filesystem::path& path);
+// mkdir -p. Adds to `unsynced` the directories with new entries, the innermost first: these survive
+// a power cut once each is synced.
+Status MakeDirectories(const std::filesystem::path& path,
+                       std::vector<std::filesystem::path>* unsynced);
 
 }  // namespace embedps
 

@@ -31,7 +31,8 @@ void PaceClock::Sleep(double secs) {
 }
 
 double Pace::DefaultCores() {
-  return kShareOfCores * std::max(1u, std::thread::hardware_concurrency());
+  static const unsigned cores = std::thread::hardware_concurrency();  // it reads a file of /sys
+  return kShareOfCores * std::max(1u, cores);
 }
 
 Pace::Pace(double cores, double rest_secs, std::function<bool()> is_busy, PaceClock* clock)

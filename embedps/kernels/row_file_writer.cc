@@ -70,7 +70,8 @@ class ArrowRowFileWriter final : public RowFileWriter {
       file_ = std::make_unique<ChecksummedFile>(*std::move(upload));
       return Wrap(Start(codec));
     }
-    EMBEDPS_RETURN_IF_ERROR(MakeDirectories(std::filesystem::path(path_).parent_path()));
+    EMBEDPS_RETURN_IF_ERROR(
+        MakeDirectories(std::filesystem::path(path_).parent_path(), &unsynced_));
     const std::string temporary = TemporaryPath();
     const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (fd < 0) return Errno("cannot create", temporary, errno);
@@ -116,7 +117,13 @@ class ArrowRowFileWriter final : public RowFileWriter {
       return Errno("cannot rename the finished row file to", path_, errno);
     }
     finished_ = true;
-    return SyncDirectory(std::filesystem::path(path_).parent_path());
+    // Nothing counts before a manifest names it, so the directories that were made are synced here,
+    // with the file's own: that is one write of a file system's journal, and not one for each.
+    EMBEDPS_RETURN_IF_ERROR(SyncDirectory(std::filesystem::path(path_).parent_path()));
+    for (const std::filesystem::path& directory : unsynced_) {
+      EMBEDPS_RETURN_IF_ERROR(SyncDirectory(directory));
+    }
+    return Status::Ok();
   }
 
   Status Wrap(const arrow::Status& status) const {
@@ -243,6 +250,7 @@ class ArrowRowFileWriter final : public RowFileWriter {
   const std::string path_;
   const RowFileSchema schema_;
   const std::shared_ptr<arrow::Schema> arrow_schema_;
+  std::vector<std::filesystem::path> unsynced_;
   std::shared_ptr<arrow::Array> tables_;
   // Of one batch, encoded.
   std::vector<uint8_t> codes_;

@@ -239,11 +239,14 @@ def errors(
 
 
 def placed(work: workload.Workload, num_ps: int) -> list[list[int]]:
-    """Floats of the network's variables on each server: in turn, as the strategy places them."""
+    """Floats of the network's variables on each server, as `embedps.placement` places them."""
     interactions = protocol.num_interactions(len(work.cardinalities), work.dim)
     widths = [(work.num_numerics, *work.bottom_mlp), (interactions, *work.top_mlp)]
     sizes = [n for w in widths for a, b in itertools.pairwise(w) for n in (a * b, b)]
-    return [sizes[server::num_ps] for server in range(num_ps)]
+    servers: list[list[int]] = [[] for _ in range(num_ps)]
+    for size in sizes:
+        min(servers, key=sum).append(size)
+    return servers
 
 
 def project(model: dict[str, list[float]], point: Point, rates: Sequence[float]) -> dict[str, Any]:

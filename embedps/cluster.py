@@ -6,7 +6,8 @@ import concurrent.futures
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import tensorflow as tf
@@ -16,6 +17,7 @@ from embedps import kernels
 from embedps.errors import ClusterError, ServerLostError, UsageError
 from embedps.health import Health, Task
 from embedps.listen import check_listening, listen_at
+from embedps.placement import Placement
 
 if TYPE_CHECKING:
     from embedps.local import LocalProcesses
@@ -51,7 +53,7 @@ class Cluster(Protocol):
     """Runs functions on workers, tables and variables being elsewhere.
 
     Attributes:
-      strategy: whose scope variables are made in, and whose `run` a step is called by.
+      strategy: whose `run` a step is called by.
       shard_devices: a device for each shard of the tables.
       num_workers: functions that run at once.
       can_lose_workers: a worker may be slow or gone while the others are well.
@@ -61,6 +63,9 @@ class Cluster(Protocol):
     shard_devices: Sequence[str]
     num_workers: int
     can_lose_workers: bool
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """Where variables are made."""
 
     def schedule(
         self,
@@ -116,6 +121,10 @@ class EmbeddedCluster:
         self._pool = concurrent.futures.ThreadPoolExecutor(num_workers, "worker")
         self._lock = threading.Lock()
         self._running: set[concurrent.futures.Future[Any]] = set()
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """TensorFlow's default one."""
+        return nullcontext()
 
     def schedule(
         self,
@@ -222,6 +231,7 @@ class CoordinatorCluster:
         if own is not None:
             check_listening(own)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
+        self._num_ps = jobs["ps"]
         self.num_workers = jobs["worker"]
         self.can_lose_workers = True
         self.shard_devices: Sequence[str] = [
@@ -244,6 +254,13 @@ class CoordinatorCluster:
         self._closed = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
         self._watcher.start()
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """The strategy's; a variable is placed where the least of this scope's are by then."""
+        placement = Placement(self._num_ps)
+        with self.strategy.scope(), tf.variable_creator_scope(placement.create):
+            yield
 
     def schedule(
         self,

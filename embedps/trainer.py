@@ -105,7 +105,7 @@ class Trainer:
             container=f"embedps-{os.getpid()}-{id(self)}" if _is_local(cluster) else "embedps",
         )
         tf.keras.utils.set_random_seed(config.seed)
-        with cluster.strategy.scope():
+        with cluster.scope():
             network = recommender.build_network()
             optimizer = make_dense_optimizer(
                 config.dense_optimizer, config.dense_learning_rate, network

@@ -39,6 +39,9 @@ class FakeCluster:
         self.scheduled: list[Attempt] = []
         self._more = threading.Condition()
 
+    def scope(self):
+        raise NotImplementedError
+
     def schedule(self, function, args, *, began=lambda: None):
         attempt = Attempt()
         attempt.position, attempt.began = args[0], began

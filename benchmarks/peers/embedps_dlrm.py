@@ -90,7 +90,7 @@ class Embedps:
         unit_rows = min(rows, _STEPS_A_UNIT * variant.batch)
         shuffle = self._work.settings.get("shuffle", True)
         dense = "sgd" if variant.kind == "sgd" else "adagrad"
-        with self._cluster.strategy.scope():
+        with self._cluster.scope():
             self.network = recommender.build_network()
             optimizer = make_dense_optimizer(dense, 0.01, self.network)
         train_unit = make_train_unit(

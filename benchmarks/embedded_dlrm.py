@@ -69,6 +69,7 @@ def make(
         collection,
         cluster.strategy,
         recommender.input(batch_rows=batch, shuffle_rows=unit_batches * batch),
+        overlap=False,
     )
     eval_unit = make_eval_unit(
         recommender, network, collection, recommender.input(batch_rows=batch, shuffle_rows=0)

@@ -81,15 +81,13 @@ class Shard:
     Attributes:
       ids: distinct ids.
       dim: floats of each.
-      variables: the network's variables there.
-      floats: their floats.
+      floats: of the network's variables there.
       bytes_in, bytes_out: of TCP payload.
       calls: gRPC's, served and made.
     """
 
     ids: float
     dim: int
-    variables: int
     floats: int
     bytes_in: float
     bytes_out: float
@@ -98,7 +96,7 @@ class Shard:
     def terms(self, what: str) -> list[float]:
         """What `what` is a linear function of; `TERMS` says what each is."""
         if what == "calls":
-            return [1.0, float(self.variables > 0)]
+            return [1.0]  # whatever the tables and variables: exchange.py
         ids = [self.ids] if what == "bytes_in" else []
         return [1.0, *ids, self.ids * self.dim, float(self.floats)]
 
@@ -111,7 +109,7 @@ TERMS = {
         "a float of the network",
     ),
     "bytes_out": ("a step", "a float of a row", "a float of the network"),
-    "calls": ("a step", "where the network has variables"),
+    "calls": ("a step",),
 }
 
 
@@ -170,7 +168,6 @@ def _measure(
             Shard(
                 ids=ids,
                 dim=point.dim,
-                variables=len(own),
                 floats=sum(int(np.prod(v.shape)) for v in own),
                 bytes_in=counts[0],
                 bytes_out=counts[1],
@@ -263,7 +260,6 @@ def project(model: dict[str, list[float]], point: Point, rates: Sequence[float])
     shard = Shard(
         ids=distinct_ids(batches.ids, point.batch) / LARGE_PS,
         dim=point.dim,
-        variables=len(fullest),
         floats=sum(fullest),
         bytes_in=0,
         bytes_out=0,

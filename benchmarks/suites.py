@@ -93,6 +93,9 @@ def _clusters(workload: Workload, choice: Choice) -> list[Meeting]:
     stock = PEERS["tf-ps"].title
     entrants = (
         Entrant(title="embedps, 2 PS + 2 workers", peer=OURS, settings=two),
+        Entrant(
+            title="embedps, 2 PS + 2 workers, overlap", peer=OURS, settings={**two, "overlap": 1}
+        ),
         Entrant(title="embedps", peer=OURS),
         Entrant(title=f"{stock}, 2 + 2", peer="tf-ps", settings=two),
         Entrant(title=f"{stock}, 1 + 1", peer="tf-ps", settings={"num_ps": 1, "num_workers": 1}),

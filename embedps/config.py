@@ -38,6 +38,11 @@ class TrainConfig:
     dense_optimizer: str = _option("adam", "of the network", choices=("sgd", "adagrad", "adam"))
     num_ps: int = _option(0, "parameter servers of a local cluster; 0 trains in this process")
     num_workers: int = _option(1, "workers of a local cluster, or units at once in this process")
+    overlap: bool = _option(
+        False,
+        "on a cluster, ask for a step's rows and variables while the step before it computes; they "
+        "lack the gradients of that step",
+    )
     num_shards: int = _option(0, "shards of a table; 0 is one a parameter server")
     delta_secs: float = _option(15.0, "seconds from one checkpoint delta to the next")
     delta_steps: int = _option(0, "or steps, if they are done sooner; 0 is seconds alone")

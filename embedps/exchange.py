@@ -11,8 +11,8 @@ step and server exchange three messages, whatever the tables and variables are:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
@@ -51,17 +51,17 @@ class Exchange(Protocol):
 
     steps_a_turn: int
 
-    @contextmanager
-    def begin(
-        self, ids: Mapping[str, Ids], *, number: tf.Tensor, learning_rate: tf.Tensor
-    ) -> Iterator[Step]:
-        """Gets what a batch needs; within the block the network computes with it.
+    def begin(self, ids: Mapping[str, Ids], *, number: tf.Tensor, learning_rate: tf.Tensor) -> Step:
+        """Gets what a batch needs.
 
         Args:
           ids: as `EmbeddingCollection.lookup` takes them; absent rows are created.
           number: of the step, int64 scalar in [0, 2^32).
           learning_rate: of the tables, float32 scalar.
         """
+
+    def computing(self, step: Step) -> AbstractContextManager[None]:
+        """Has the network compute with what a step got, within the block."""
 
     def end(
         self,
@@ -104,13 +104,14 @@ class LocalExchange:
         self._optimizer = optimizer
         self._collection = collection
 
-    @contextmanager
-    def begin(
-        self, ids: Mapping[str, Ids], *, number: tf.Tensor, learning_rate: tf.Tensor
-    ) -> Iterator[Step]:
+    def begin(self, ids: Mapping[str, Ids], *, number: tf.Tensor, learning_rate: tf.Tensor) -> Step:
         """The variables are themselves."""
         looked = self._collection.lookup(ids, insert=True)
-        yield Step(looked, list(self._network.trainable_variables), number, learning_rate, {}, {})
+        return Step(looked, list(self._network.trainable_variables), number, learning_rate, {}, {})
+
+    def computing(self, step: Step) -> AbstractContextManager[None]:
+        """It does so anyway."""
+        return nullcontext()
 
     def end(
         self,
@@ -154,10 +155,7 @@ class RemoteExchange:
         for device in self._variables.devices:
             self._on.setdefault(device, [])
 
-    @contextmanager
-    def begin(
-        self, ids: Mapping[str, Ids], *, number: tf.Tensor, learning_rate: tf.Tensor
-    ) -> Iterator[Step]:
+    def begin(self, ids: Mapping[str, Ids], *, number: tf.Tensor, learning_rate: tf.Tensor) -> Step:
         """Tensors of this device."""
         looked = self._collection.route(ids)
         rows: list[list[Any]] = [[None] * self._collection.num_shards for _ in looked.routed]
@@ -187,8 +185,11 @@ class RemoteExchange:
                 rows[g][shard] = found
             read[device] = answer[len(shards) :]
         looked.rows.extend(rows)
-        with self._variables.using(read) as weights:
-            yield Step(looked, weights, number, learning_rate, sent, read)
+        return Step(looked, self._variables.weights(read), number, learning_rate, sent, read)
+
+    def computing(self, step: Step) -> AbstractContextManager[None]:
+        """Of the variables with what was read of them."""
+        return self._variables.using(step.weights)
 
     def end(
         self,

@@ -33,6 +33,10 @@ class Counts(NamedTuple):
     sums: tf.Tensor
     histograms: tf.Tensor
 
+    def plus(self, more: Counts) -> Counts:
+        """Those of both."""
+        return Counts(self.sums + more.sums, self.histograms + more.histograms)
+
 
 def zero_counts() -> Counts:
     """The counts of no examples."""

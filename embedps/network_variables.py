@@ -12,8 +12,9 @@ import tensorflow as tf
 class RemoteVariables:
     """Variables that are read and updated a server at a time, as the Keras optimizer would.
 
-    What belongs to a server: its variables' values and, where they are, the optimizer's learning
-    rate and its count of steps. Constants of the optimizer come from the worker, so that nothing of
+    What belongs to a server: its variables' values and, each where it is, the optimizer's count of
+    steps and its learning rate: read at another server, it would be two messages between these, of
+    each step. Constants of the optimizer come from the worker, so that nothing of
     a step begins at a server by itself: that would be a message too.
     """
 
@@ -26,8 +27,9 @@ class RemoteVariables:
         """
         self._variables = list(network.trainable_variables)
         self._optimizer = optimizer
-        self._home = optimizer.iterations.device
-        self._on: dict[str, list[int]] = {self._home: []}
+        self._count_at = optimizer.iterations.device
+        self._rate_at = optimizer.learning_rate.device
+        self._on: dict[str, list[int]] = {self._count_at: [], self._rate_at: []}
         for i, variable in enumerate(self._variables):
             self._on.setdefault(variable.device, []).append(i)
 
@@ -40,35 +42,41 @@ class RemoteVariables:
         """Of what `read` gives."""
         at = [self._variables[i] for i in self._on.get(device, [])]
         specs = [tf.TensorSpec(v.shape, v.dtype) for v in at]
-        if device == self._home:
-            specs += [tf.TensorSpec([], tf.float32), tf.TensorSpec([], tf.int64)]
+        if device == self._rate_at:
+            specs.append(tf.TensorSpec([], tf.float32))
+        if device == self._count_at:
+            specs.append(tf.TensorSpec([], tf.int64))
         return specs
 
     def read(self, device: str) -> list[tf.Tensor]:
         """Reads what belongs to a server, which must be the current device."""
         parts = [self._variables[i].read_value() for i in self._on.get(device, [])]
-        if device == self._home:
-            learning_rate = self._optimizer._get_hyper("learning_rate", tf.float32)
-            parts += [learning_rate, self._optimizer.iterations.read_value()]
+        if device == self._rate_at:
+            parts.append(self._optimizer._get_hyper("learning_rate", tf.float32))
+        if device == self._count_at:
+            parts.append(self._optimizer.iterations.read_value())
         return parts
 
-    @contextmanager
-    def using(self, read: Mapping[str, Sequence[tf.Tensor]]) -> Iterator[list[Any]]:
-        """Has the network compute with what was read of each server, within the block.
+    def weights(self, read: Mapping[str, Sequence[tf.Tensor]]) -> list[Any]:
+        """What to take gradients of: the values that were read of each server, and the variables.
 
-        Gives what to take gradients of.
+        The variables too, because what reads by the handle, as tf.gather does, reads it there.
         """
         values: list[Any] = [None] * len(self._variables)
         for device, indices in self._on.items():
             for i, value in zip(indices, read[device][: len(indices)], strict=True):
                 values[i] = value
+        return [*values, *self._variables]
+
+    @contextmanager
+    def using(self, weights: Sequence[Any]) -> Iterator[None]:
+        """Has the network compute with the values of `weights`, within the block."""
         # What Keras' layers read of a variable is its cached value, where there is one.
         wrapped = [v.get() if hasattr(v, "get") else v for v in self._variables]
-        for variable, value in zip(wrapped, values, strict=True):
+        for variable, value in zip(wrapped, weights, strict=False):
             variable._cached_value = value
         try:
-            # The variables too: what reads by the handle, as tf.gather does, reads it there.
-            yield [*values, *self._variables]
+            yield
         finally:
             for variable in wrapped:
                 variable._cached_value = None
@@ -79,16 +87,17 @@ class RemoteVariables:
         """What `update` takes, by server.
 
         Args:
-          gradients: of what `using` gave; None is of a variable without influence.
-          read: what `using` took.
+          gradients: of what `weights` gave; None is of a variable without influence.
+          read: what `weights` took.
         """
         count = len(self._variables)
         sums = [_add(*both) for both in zip(gradients[:count], gradients[count:], strict=True)]
-        settings = self._settings(*read[self._home][-2:])
+        learning_rate = read[self._rate_at][len(self._on[self._rate_at])]
+        settings = self._settings(learning_rate, read[self._count_at][-1])
         updates: dict[str, list[tf.Tensor | None]] = {}
         for device, indices in self._on.items():
             updates[device] = [*(sums[i] for i in indices), settings]
-            if device == self._home:
+            if device == self._count_at:
                 updates[device].append(tf.ones([], tf.int64))  # one step more
         return updates
 
@@ -102,7 +111,7 @@ class RemoteVariables:
         for i, gradient in zip(indices, gradients, strict=True):
             if gradient is not None:
                 self._apply(self._variables[i], gradient, *scalars)
-        if device == self._home:
+        if device == self._count_at:
             self._optimizer.iterations.assign_add(update[-1], read_value=False)
 
     def _settings(self, learning_rate: tf.Tensor, iterations: tf.Tensor) -> tf.Tensor:

@@ -133,6 +133,7 @@ class Trainer:
             recommender.input(
                 batch_rows=config.batch_size, shuffle_rows=config.unit_rows if config.shuffle else 0
             ),
+            overlap=config.overlap,
         )
         self._loss = loss
         self._recoveries: list[dict[str, Any]] = list(

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 
 from embedps.errors import DatasetError, ServerLostError
-from embedps.exchange import make_exchange
+from embedps.exchange import Step, make_exchange
 from embedps.input import Batch, UnitInput
 from embedps.metrics import Counts, count, zero_counts
 from embedps.quiet import own_words
@@ -26,12 +26,17 @@ def make_train_unit(
     collection: EmbeddingCollection,
     strategy: tf.distribute.Strategy,
     unit_input: UnitInput,
+    *,
+    overlap: bool,
 ) -> UnitFunction:
     """Makes the function that trains on a unit.
 
     It loops over the unit's batches in one call: a call a step was measured at 0.77 of the
     throughput. Each step looks rows up on their shards, runs the network forward and backward,
     and applies the rows' summed gradients and the network's; workers do not wait for each other.
+    With `overlap`, a step of a cluster begins before the one before it ends, so that the worker
+    computes while the servers look up: what it gets lacks the gradients of that one step, besides
+    those that other workers are about to send. The first step of a turn begins after all of them.
 
     Args:
       recommender: the columns and tables.
@@ -40,6 +45,8 @@ def make_train_unit(
       collection: the tables.
       strategy: the cluster's.
       unit_input: how a unit is read.
+      overlap: ask for the next step's rows and variables while a step computes; it changes nothing
+        in one process.
 
     Returns:
       A tf.function of (path string, first_row, num_rows, seed, first_step: int64 scalars,
@@ -50,11 +57,8 @@ def make_train_unit(
         network, optimizer, collection, wire_dtype=tf.as_dtype(recommender.wire_dtype)
     )
 
-    def step(batch: Batch, number: tf.Tensor, learning_rate: tf.Tensor) -> Counts:
-        with (
-            exchange.begin(batch.ids, number=number, learning_rate=learning_rate) as begun,
-            tf.GradientTape() as tape,
-        ):
+    def train(batch: Batch, begun: Step) -> Counts:
+        with exchange.computing(begun), tf.GradientTape() as tape:
             watched = (begun.looked.rows, begun.weights)
             tape.watch(watched)
             embeddings = collection.combine(begun.looked)
@@ -63,6 +67,21 @@ def make_train_unit(
             loss = tf.reduce_mean(losses)
         exchange.end(begun, *tape.gradient(loss, watched))
         return count(batch.labels, logits)
+
+    steps_ahead = 1 if overlap else 0
+
+    def turn(batches: list[Batch], first_step: tf.Tensor, learning_rate: tf.Tensor) -> Counts:
+        counts = zero_counts()
+        begun: list[Step] = []
+        for k, batch in enumerate(batches):
+            for j in range(len(begun), min(k + steps_ahead + 1, len(batches))):
+                begun.append(
+                    exchange.begin(
+                        batches[j].ids, number=first_step + j, learning_rate=learning_rate
+                    )
+                )
+            counts = counts.plus(train(batch, begun[k]))
+        return counts
 
     @tf.function
     def train_unit(
@@ -79,15 +98,14 @@ def make_train_unit(
         num_whole = num_batches // exchange.steps_a_turn * exchange.steps_a_turn
         # Several steps a turn of the loop: a turn costs messages to and from each server.
         for i in tf.range(0, num_whole, exchange.steps_a_turn):
-            for k in range(exchange.steps_a_turn):
-                batch = unit_input.next(reader)
-                more = strategy.run(step, args=(batch, first_step + i + k, learning_rate))
-                counts = Counts(counts.sums + more.sums, counts.histograms + more.histograms)
+            batches = [unit_input.next(reader) for _ in range(exchange.steps_a_turn)]
+            more = strategy.run(turn, args=(batches, first_step + i, learning_rate))
+            counts = counts.plus(more)
         if exchange.steps_a_turn > 1:
             for i in tf.range(num_whole, num_batches):
-                batch = unit_input.next(reader)
-                more = strategy.run(step, args=(batch, first_step + i, learning_rate))
-                counts = Counts(counts.sums + more.sums, counts.histograms + more.histograms)
+                batches = [unit_input.next(reader)]
+                more = strategy.run(turn, args=(batches, first_step + i, learning_rate))
+                counts = counts.plus(more)
         return counts
 
     return train_unit  # type: ignore[no-any-return]
@@ -115,7 +133,7 @@ def make_eval_unit(
             looked = collection.lookup(batch.ids, insert=False)
             embeddings = collection.combine(looked)
             more = count(batch.labels, recommender.logits(network, batch.numerics, embeddings))
-            counts = Counts(counts.sums + more.sums, counts.histograms + more.histograms)
+            counts = counts.plus(more)
         return counts
 
     return eval_unit  # type: ignore[no-any-return]

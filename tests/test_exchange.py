@@ -1,16 +1,24 @@
 """What a step exchanges with servers trains tables and network as it does in one process."""
 
+import collections
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from embedps import local
-from embedps.cluster import EmbeddedCluster
+from embedps import local, units
+from embedps.cluster import Cluster, EmbeddedCluster
+from embedps.dataset import Dataset
 from embedps.exchange import LocalExchange, RemoteExchange, make_exchange
+from embedps.network_variables import RemoteVariables
+from embedps.recommender import Recommender
 from embedps.tables import FeatureSpec
 from embedps.tables.collection import EmbeddingCollection
 from embedps.units import make_dense_optimizer, make_train_unit
@@ -55,10 +63,8 @@ def train(
     @tf.function
     def step(a: tf.Tensor, b: tf.RaggedTensor, number: tf.Tensor) -> tf.Tensor:
         rate = tf.constant(0.3)
-        with (
-            exchange.begin({"a": a, "b": b}, number=number, learning_rate=rate) as begun,
-            tf.GradientTape() as tape,
-        ):
+        begun = exchange.begin({"a": a, "b": b}, number=number, learning_rate=rate)
+        with exchange.computing(begun), tf.GradientTape() as tape:
             watched = (begun.looked.rows, begun.weights)
             tape.watch(watched)
             vectors = collection.combine(begun.looked)
@@ -106,6 +112,19 @@ def test_bfloat16_on_the_way_is_a_rounding_of_the_same(tmp_path):
         np.testing.assert_allclose(row.embedding, exact_rows[key].embedding, rtol=0.03, atol=0.003)
 
 
+def test_the_rate_and_the_count_are_of_the_servers_that_have_them():
+    def on(server: str) -> Any:
+        return SimpleNamespace(device=server, shape=tf.TensorShape([2, 3]), dtype=tf.float32)
+
+    network: Any = SimpleNamespace(trainable_variables=[on("a"), on("b"), on("a")])
+    optimizer = SimpleNamespace(iterations=on("b"), learning_rate=on("c"))
+    variables = RemoteVariables(network, optimizer)
+    matrix, rate = tf.TensorSpec([2, 3], tf.float32), tf.TensorSpec([], tf.float32)
+    specs = {server: variables.specs(server) for server in variables.devices}
+    count = tf.TensorSpec([], tf.int64)
+    assert specs == {"a": [matrix, matrix], "b": [matrix, count], "c": [rate]}
+
+
 def test_variables_of_this_process_are_left_to_keras():
     network = Network()
     network(tf.zeros([1, 3]))
@@ -115,28 +134,155 @@ def test_variables_of_this_process_are_left_to_keras():
     assert isinstance(exchange, LocalExchange)
 
 
-def tensors_between_tasks(unit, arguments) -> tuple[set[str], set[str]]:
-    """Tensors that the body of a unit's last loop, of a step, sends to a server, and gets."""
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_unit_that_overlaps_steps_lacks_the_gradients_of_one(tmp_path, monkeypatch, overlap):
+    dataset = write_dataset(tmp_path / "data", train=(600,))
+    results = []
+    for name, exchange in (("unit", RemoteExchange), ("by hand", LocalExchange)):
+        model = make_model(dataset, EmbeddedCluster(num_shards=2), container=f"{name}-{overlap}")
+        path, *numbers = unit_arguments(dataset)
+        if exchange is RemoteExchange:
+            force_messages(monkeypatch)
+            make_unit(model, overlap=overlap)(path, *numbers)
+        else:
+            train_by_hand(model, path, numbers, overlap=overlap)
+        weights = [v.numpy() for v in (*model.network.variables, *model.optimizer.variables())]
+        results.append((weights, rows_of(model.collection, tmp_path / name)))
+    (weights, rows), (expected, expected_rows) = results
+    for ours, theirs in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+    assert rows.keys() == expected_rows.keys()
+    for key, row in rows.items():
+        theirs = expected_rows[key]
+        assert (row.last_step, row.frequency) == (theirs.last_step, theirs.frequency)
+        np.testing.assert_allclose(row.embedding, theirs.embedding, rtol=1e-4, atol=1e-6)
+
+
+class Model(NamedTuple):
+    recommender: Recommender
+    collection: EmbeddingCollection
+    network: tf.keras.Model
+    optimizer: Any
+    cluster: Cluster
+
+
+def make_model(
+    dataset: Dataset, cluster: Cluster, *, container: str, kind: str = "adagrad"
+) -> Model:
+    recommender = make_dlrm(dataset)
+    collection = EmbeddingCollection(
+        recommender.tables,
+        recommender.features,
+        devices=cluster.shard_devices,
+        container=f"test-{container}",
+    )
+    tf.keras.utils.set_random_seed(5)
+    with cluster.scope():
+        network = recommender.build_network()
+        optimizer = make_dense_optimizer(kind, 0.05, network)
+    return Model(recommender, collection, network, optimizer, cluster)
+
+
+def make_unit(model: Model, *, overlap: bool) -> Any:
+    return make_train_unit(
+        model.recommender,
+        model.network,
+        model.optimizer,
+        model.collection,
+        model.cluster.strategy,
+        model.recommender.input(batch_rows=60, shuffle_rows=0),
+        overlap=overlap,
+    )
+
+
+def unit_arguments(dataset: Dataset) -> tuple[tf.Tensor, ...]:
+    """Those of a unit that is the first file."""
+    file = dataset.split("train").files[0]
+    numbers = [tf.constant(n, tf.int64) for n in (0, file.rows, 0, 0)]
+    return (tf.constant(str(dataset.absolute_path(file))), *numbers, tf.constant(0.1))
+
+
+def force_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has units of this process do as on a cluster."""
+    make = lambda *parts, wire_dtype: RemoteExchange(*parts, wire_dtype=wire_dtype)  # noqa: E731
+    monkeypatch.setattr(units, "make_exchange", make)
+
+
+def train_by_hand(
+    model: Model, path: tf.Tensor, numbers: Sequence[tf.Tensor], *, overlap: bool
+) -> None:
+    """Steps of the tables and Keras, each with the rows and values of before, or two before.
+
+    The first step of each four, and those after the last four, have those of before.
+    """
+    first_row, num_rows, seed, _, rate = numbers
+    unit_input = model.recommender.input(batch_rows=60, shuffle_rows=0)
+    reader = unit_input.open(path, first_row, num_rows, seed)
+    batches = [unit_input.next(reader) for _ in range(-(-int(num_rows) // 60))]
+    variables = model.network.trainable_variables
+    exchange = LocalExchange(model.network, model.optimizer, model.collection)
+
+    def begin(k: int) -> tuple[Any, list[np.ndarray]]:
+        number = tf.constant(k, tf.int64)
+        begun = exchange.begin(batches[k].ids, number=number, learning_rate=rate)
+        return begun, [v.numpy() for v in variables]
+
+    early = None
+    for k, batch in enumerate(batches):
+        begun, values = early or begin(k)
+        is_last = k % 4 == 3 or k >= len(batches) // 4 * 4
+        early = begin(k + 1) if overlap and not is_last else None
+        now = [v.numpy() for v in variables]
+        assign(variables, values)
+        with tf.GradientTape() as tape:
+            tape.watch(begun.looked.rows)
+            embeddings = model.collection.combine(begun.looked)
+            logits = model.recommender.logits(model.network, batch.numerics, embeddings)
+            losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=batch.labels, logits=logits)
+            loss = tf.reduce_mean(losses)
+        gradients = tape.gradient(loss, (begun.looked.rows, variables))
+        assign(variables, now)
+        exchange.end(begun, *gradients)
+
+
+def assign(variables: Sequence[tf.Variable], values: Sequence[np.ndarray]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def tensors_between_tasks(unit: Any, arguments: Sequence[tf.Tensor]) -> dict[tuple[str, str], int]:
+    """How many tensors the body of a unit's last loop, of a step, sends from which task to which.
+
+    The worker is "".
+    """
     graph = unit.get_concrete_function(*arguments).graph
     loop = [op for op in graph.get_operations() if op.type in ("While", "StatelessWhile")][-1]
     body = graph._get_function(loop.get_attr("body").name).graph
+    outside = {id(inside): external.device for external, inside in graph.captures}
+    passed = {  # the loop's own counters come first, what its body captures last
+        inside.name: outside.get(id(given), "")
+        for inside, given in zip(body.inputs, loop.inputs, strict=True)
+    }
 
-    def is_remote(op: tf.Operation) -> bool:
-        # A read of a variable is placed where that is, whatever device it names.
-        return "/job:ps" in op.device or op.type == "ReadVariableOp"
+    def task(op: tf.Operation) -> str:
+        device = op.device
+        if op.type == "ReadVariableOp":  # is placed where the variable is, whatever it names
+            device = passed[op.inputs[0].name]
+        found = re.search(r"/job:ps.*/task:\d+", device)
+        return found.group() if found else ""
 
-    sent: set[str] = set()
-    got: set[str] = set()
-    for op in body.get_operations():
-        for tensor in op.inputs:
-            if is_remote(op) != is_remote(tensor.op) and tensor.dtype != tf.resource:
-                (sent if is_remote(op) else got).add(tensor.name)
-    return sent, got
+    tensors = {
+        (task(tensor.op), task(op), tensor.name)
+        for op in body.get_operations()
+        for tensor in op.inputs
+        if tensor.dtype != tf.resource and task(tensor.op) != task(op)
+    }
+    return dict(collections.Counter((source, target) for source, target, _ in tensors))
 
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
-def test_one_server_and_worker_train_as_this_process_does(tmp_path):
+def test_servers_and_a_worker_train_as_this_process_does(tmp_path):
     # In a client of its own: TensorFlow never leaves a cluster that it has connected to.
     done = subprocess.run(
         [sys.executable, "-m", "tests.test_exchange", str(tmp_path)],
@@ -148,47 +294,38 @@ def test_one_server_and_worker_train_as_this_process_does(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def check_one_server_and_worker(directory: Path) -> None:
+def check_servers_and_worker(directory: Path) -> None:
     """Checks losses, rows and variables, for each of the network's optimizers."""
     dataset = write_dataset(directory / "data")
-    file = dataset.split("train").files[0]
-    path = str(dataset.absolute_path(file))
-    remote, _ = local.start(num_ps=1, num_workers=1, num_shards=2, log_dir=directory / "logs")
-    here = EmbeddedCluster(num_shards=2)
+    arguments = unit_arguments(dataset)
+    remote, _ = local.start(num_ps=3, num_workers=1, num_shards=4, log_dir=directory / "logs")
+    here = EmbeddedCluster(num_shards=4)
+    monkeypatch = pytest.MonkeyPatch()
     try:
-        for kind in KINDS:
+        for kind, overlap in zip(KINDS, (False, True, False), strict=True):
             results = []
             for cluster in (remote, here):
-                recommender = make_dlrm(dataset)
-                collection = EmbeddingCollection(
-                    recommender.tables,
-                    recommender.features,
-                    devices=cluster.shard_devices,
-                    container=f"test-{kind}",
-                )
-                tf.keras.utils.set_random_seed(5)
-                with cluster.strategy.scope():
-                    network = recommender.build_network()
-                    optimizer = make_dense_optimizer(kind, 0.05, network)
-                unit = make_train_unit(
-                    recommender,
-                    network,
-                    optimizer,
-                    collection,
-                    cluster.strategy,
-                    recommender.input(batch_rows=60, shuffle_rows=0),
-                )
-                numbers = [tf.constant(n, tf.int64) for n in (0, file.rows, 0, 0)]
-                arguments = (tf.constant(path), *numbers, tf.constant(0.1))
+                name = f"{kind}-{overlap}-{cluster is here}"
+                model = make_model(dataset, cluster, container=name, kind=kind)
+                if cluster is here:
+                    force_messages(monkeypatch)
+                unit = make_unit(model, overlap=overlap)
+                monkeypatch.undo()
                 if cluster is remote:
+                    check_placement(model)
                     # Whatever the shards: ids, gradients; rows with the variables.
-                    assert len(collection.groups) == 1
-                    sent, got = tensors_between_tasks(unit, arguments)
-                    assert (len(sent), len(got)) == (2, 1), (sent, got)
+                    assert len(model.collection.groups) == 1
+                    servers = [f"/job:ps/replica:0/task:{task}" for task in range(3)]
+                    assert tensors_between_tasks(unit, arguments) == {
+                        **{("", server): 2 for server in servers},
+                        **{(server, ""): 1 for server in servers},
+                    }
                 call = cluster.schedule(unit, arguments)
                 losses = cluster.fetch(call).sums
-                weights = [v.numpy() for v in (*network.variables, *optimizer.variables())]
-                results.append((losses, weights, collection.stats().rows))
+                weights = [
+                    v.numpy() for v in (*model.network.variables, *model.optimizer.variables())
+                ]
+                results.append((losses, weights, model.collection.stats().rows))
             (losses, weights, rows), (expected, expected_weights, expected_rows) = results
             np.testing.assert_allclose(losses, expected, rtol=1e-5)
             assert rows == expected_rows
@@ -199,5 +336,18 @@ def check_one_server_and_worker(directory: Path) -> None:
         here.close()
 
 
+def check_placement(model: Model) -> None:
+    """No server's variables are more than the least server's and one variable."""
+    floats: collections.Counter[str] = collections.Counter()
+    for variable in model.network.variables:
+        floats[variable.device] += variable.shape.num_elements()
+    largest = max(v.shape.num_elements() for v in model.network.variables)
+    assert len(floats) == 3
+    assert max(floats.values()) <= min(floats.values()) + largest, floats
+    for variable in model.network.trainable_variables:
+        for slot in model.optimizer.get_slot_names():
+            assert model.optimizer.get_slot(variable, slot).device == variable.device
+
+
 if __name__ == "__main__":
-    check_one_server_and_worker(Path(sys.argv[1]))
+    check_servers_and_worker(Path(sys.argv[1]))

@@ -249,6 +249,7 @@ def test_train_unit_issues_one_lookup_and_one_update_a_group_and_shard(
         collection,
         cluster.strategy,
         recommender.input(batch_rows=64, shuffle_rows=0),
+        overlap=True,
     )
     number = tf.TensorSpec([], tf.int64)
     graph = unit.get_concrete_function(

@@ -1,7 +1,7 @@
 """embedps itself: the trainer's own unit, embedded or on a local cluster.
 
-Settings: num_ps (0 is embedded), num_workers, shuffle. It reads its examples from Parquet as it
-trains, with shuffling as in a run; the peers have theirs in memory.
+Settings: num_ps (0 is embedded), num_workers, shuffle, overlap. It reads its examples from Parquet
+as it trains, with shuffling as in a run; the peers have theirs in memory.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import tensorflow as tf
 from benchmarks.peers import embedps_files, protocol
 from embedps import local
 from embedps.cluster import Cluster, EmbeddedCluster
+from embedps.config import TrainConfig
 from embedps.recommender import Recommender
 from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.collection import EmbeddingCollection
@@ -100,6 +101,7 @@ class Embedps:
             collection,
             self._cluster.strategy,
             recommender.input(batch_rows=variant.batch, shuffle_rows=unit_rows if shuffle else 0),
+            overlap=self._work.settings.get("overlap", TrainConfig.overlap),
         )
         path = tf.constant(str(self._work.folder / "batches.parquet"))
         numbers = itertools.count()

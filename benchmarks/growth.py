@@ -7,11 +7,17 @@ lookup in the grown table against the small one. For the last, what the caches h
 before each timed lookup, so that every row and index entry comes from memory in both, and both are
 asked for as many distinct rows.
 
-A page's translation is a cache miss too, and a table of many pages has one a row, where the rows of
-a small one share theirs. So the grown table is asked in two ways: for rows anywhere in it, and, at
-an equal count of misses, for rows of a stretch of as many rows as the small table has, which lie in
-as many pages; the index entries of both are anywhere in the whole index. (Processors of virtual
-machines often have no counters of misses to read, so they are made equal rather than counted.)
+A page's translation is a cache miss too, and a table of many pages has one a row and one an index
+entry, where those of a small one share theirs. So the grown table is asked in three ways: for rows
+anywhere; for rows of a stretch of as many as the small table has, inserted one after the other,
+which lie in as many pages as the small table's, while their index entries are anywhere in an index
+that is as much larger as the table; and, at an equal count of misses, for those rows of such a
+stretch whose entries lie in a part of the index that is as large as the small table's: as many
+distinct lines and pages as the small table is asked for, of rows and of the index. (Processors of
+virtual machines often have no counters of misses to read, so they are made equal, not counted.)
+
+Beside the lookups, a thread touches a new page of memory every few milliseconds and does nothing
+else: its longest time is what the host of a virtual machine takes to give one.
 
 Python's collector is off while latencies are taken: a full collection of TensorFlow's objects stops
 the client for 120 ms, and a server's lookups run no Python.
@@ -21,9 +27,10 @@ from __future__ import annotations
 
 import argparse
 import gc
+import mmap
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,15 +57,31 @@ _READ_EVERY_SECS = 0.001  # the cores are for the growth
 _TIMED_IDS = 8192
 _ROWS_BETWEEN_CUTS = 5_000_000
 _EVICT_BYTES = 1 << 30
+_TOUCH_EVERY_SECS = 0.004
+_TOUCHED_PAGES = 1 << 16
+_INDEX_PART_BIT = 18
+"""The lowest bit of a row's hash that tells segments of an index apart (kernels/stripe.h)."""
 
 
 def ids_of(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Distinct 64-bit ids of distinct numbers: SplitMix64's finalizer, which is a permutation."""
-    x = numbers.astype(np.uint64)
+    return _mix(numbers.astype(np.uint64)).view(np.int64)
+
+
+def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     with np.errstate(over="ignore"):
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (x ^ (x >> np.uint64(31))).view(np.int64)
+    return x ^ (x >> np.uint64(31))
+
+
+def row_hashes(table: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    """uint64 [n], what decides a row's place, as kernels/hash.h has it."""
+    salt = 0xCBF29CE484222325
+    for byte in table.encode():
+        salt = (salt ^ byte) * 0x100000001B3 % 2**64
+    with np.errstate(over="ignore"):
+        return _mix((ids.view(np.uint64) ^ np.uint64(salt)) + np.uint64(0x9E3779B97F4A7C15))
 
 
 class OneTable:
@@ -66,6 +89,7 @@ class OneTable:
 
     def __init__(self, name: str) -> None:
         self.rows = 0
+        self._name = name
         self._store = ops.row_store(
             container=f"growth-{name}",
             shared_name=name,
@@ -110,6 +134,16 @@ class OneTable:
         numbers = np.unique(rng.integers(first, first + among, size=count + count // 4 + 16))
         return ids_of(rng.permutation(numbers)[:count])
 
+    def some_ids_of_index_part(
+        self, rng: np.random.Generator, count: int, *, among: int
+    ) -> npt.NDArray[np.int64]:
+        """As `some_ids` of `among` rows, with index entries in `among / rows` of the index."""
+        parts = 1 << (self.rows // among).bit_length() - 1
+        first = rng.integers(0, self.rows - among + 1)
+        ids = ids_of(np.arange(first, first + among, dtype=np.int64))
+        part = row_hashes(self._name, ids) >> np.uint64(_INDEX_PART_BIT) & np.uint64(parts - 1)
+        return rng.permutation(ids[part == rng.integers(parts)])[:count]
+
     def mark_clean(self) -> None:
         """As a committed checkpoint does: forgets which rows were touched."""
         kernels.load().embedps_mark_clean(self._store)
@@ -141,11 +175,34 @@ class Reader(threading.Thread):
         self.join()
 
 
+class Toucher(threading.Thread):
+    """Times the first touch of single pages of memory."""
+
+    def __init__(self) -> None:
+        super().__init__(name="toucher")
+        self.secs: list[float] = []
+        self._end = threading.Event()
+
+    def run(self) -> None:
+        with mmap.mmap(-1, _TOUCHED_PAGES * mmap.PAGESIZE) as pages:
+            for at in range(0, len(pages), mmap.PAGESIZE):
+                if self._end.wait(_TOUCH_EVERY_SECS):
+                    return
+                began = time.perf_counter()
+                pages[at] = 1
+                self.secs.append(time.perf_counter() - began)
+
+    def end(self) -> None:
+        """Stops and waits."""
+        self._end.set()
+        self.join()
+
+
 def latencies(secs: Sequence[float]) -> dict[str, float]:
     """Milliseconds: median, p99, p99.9 and the longest."""
     ms = np.asarray(secs) * 1e3
     marks = {"median_ms": 50, "p99_ms": 99, "p999_ms": 99.9, "max_ms": 100}
-    return {"lookups": len(secs)} | {
+    return {"count": len(secs)} | {
         k: round(float(np.percentile(ms, q)), 4) for k, q in marks.items()
     }
 
@@ -162,7 +219,9 @@ def grow(table: OneTable, small: OneTable, rows: int) -> dict[str, Any]:
     began = time.perf_counter()
     inserts = [table.grow(_INSERT_IDS)]
     reader = Reader([table, small])
+    toucher = Toucher()
     reader.start()
+    toucher.start()
     steps: list[tuple[int, float]] = []
     gc.collect()
     gc.disable()
@@ -174,6 +233,7 @@ def grow(table: OneTable, small: OneTable, rows: int) -> dict[str, Any]:
                 steps.append((table.rows, table.memory_bytes() / (NEED_BYTES * table.rows)))
     finally:
         reader.end()
+        toucher.end()
         gc.enable()
     secs = time.perf_counter() - began
     table.mark_clean()
@@ -190,6 +250,7 @@ def grow(table: OneTable, small: OneTable, rows: int) -> dict[str, Any]:
         "insert_lookups": latencies(inserts),
         "lookups_while_growing": latencies(reader.secs[0]),
         "lookups_of_the_other_table": latencies(reader.secs[1]),
+        "first_touches_of_pages": latencies(toucher.secs),
     }
 
 
@@ -197,21 +258,23 @@ def time_cold(small: OneTable, table: OneTable, rounds: int) -> dict[str, Any]:
     """Microseconds an id with cold caches, in turn; the grown table's against the small one's."""
     rng = np.random.default_rng(11)
     junk = np.zeros(_EVICT_BYTES // 8)
-    kinds: dict[str, tuple[OneTable, int | None]] = {
-        "small": (small, None),
-        "anywhere": (table, None),
-        "equal_misses": (table, small.rows),
+    among = small.rows
+    kinds: dict[str, tuple[OneTable, Callable[[], npt.NDArray[np.int64]]]] = {
+        "small": (small, lambda: small.some_ids(rng, _TIMED_IDS)),
+        "anywhere": (table, lambda: table.some_ids(rng, _TIMED_IDS)),
+        "stretch": (table, lambda: table.some_ids(rng, _TIMED_IDS, among=among)),
+        "equal_misses": (table, lambda: table.some_ids_of_index_part(rng, _TIMED_IDS, among=among)),
     }
     micros: dict[str, list[float]] = {kind: [] for kind in kinds}
     for _ in range(rounds):
-        for kind, (asked, among) in kinds.items():
-            ids = asked.some_ids(rng, _TIMED_IDS, among=among)
+        for kind, (asked, draw) in kinds.items():
+            ids = draw()
             junk += 1.0
             micros[kind].append(asked.lookup(ids, insert=False) / len(ids) * 1e6)
     results: dict[str, Any] = {
         "cold_micros_an_id": {kind: report.spread(values) for kind, values in micros.items()}
     }
-    for kind in ("anywhere", "equal_misses"):
+    for kind in ("anywhere", "stretch", "equal_misses"):
         ratios = [b / a for a, b in zip(micros["small"], micros[kind], strict=True)]
         results[f"cold_ratio_{kind}"] = report.spread(ratios)
     return results
@@ -238,6 +301,7 @@ def show(results: dict[str, Any]) -> None:
     cold = results["cold_micros_an_id"]
     lookups = {
         "equal_misses": ("cold lookup at equal misses", "under 1.3 x"),
+        "stretch": ("cold lookup of rows of a stretch", ""),
         "anywhere": ("cold lookup of rows anywhere", ""),
     }
     for kind, (name, wanted) in lookups.items():
@@ -252,13 +316,14 @@ def show(results: dict[str, Any]) -> None:
         "insert_lookups": f"training lookup of {_INSERT_IDS} new ids",
         "lookups_while_growing": f"lookup of {_READ_IDS} ids while it grows",
         "lookups_of_the_other_table": "the same of a table that does not grow",
+        "first_touches_of_pages": "first touch of a page of memory, beside",
     }
     for key, name in kinds.items():
         ms = results[key]
         table.add_row(
             name,
             f"p99.9 {ms['p999_ms']:.2f} ms, longest {ms['max_ms']:.2f} ms",
-            "longest under 50 ms",
+            "longest under 50 ms" if key.endswith(("insert_lookups", "growing")) else "",
         )
     Console().print(table)
 
@@ -271,7 +336,7 @@ def main(arguments: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--rows", type=int, default=100_000_000, help="default: 100 million")
-    parser.add_argument("--rounds", type=int, default=20, help="of cold lookups (default: 20)")
+    parser.add_argument("--rounds", type=int, default=40, help="of cold lookups (default: 40)")
     parser.add_argument("--output", type=report.output_file, default=report.RESULTS / "growth.json")
     options = parser.parse_args(arguments)
     environment = report.environment()

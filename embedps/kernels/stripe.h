@@ -81,6 +81,7 @@ class Stripe {
     if (probably == kNone) return;
     const char* row = reinterpret_cast<const char*>(Row(probably));
     for (size_t byte = 0; byte < row_bytes_; byte += 64) __builtin_prefetch(row + byte, 1);
+    __builtin_prefetch(row + row_bytes_ - 1, 1);  // a row may end in one line more
   }
 
   // Find, where PrefetchChunk gave `probably`.

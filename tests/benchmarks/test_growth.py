@@ -1,12 +1,32 @@
 import numpy as np
 
 from benchmarks import growth
+from tests.kernels import twins
 
 
 def test_ids_are_distinct_and_spread():
     ids = growth.ids_of(np.arange(100_000))
     assert len(np.unique(ids)) == 100_000
     assert (ids < 0).sum() > 40_000  # all 64 bits are used
+
+
+def test_row_hashes_are_the_kernels():
+    ids = growth.ids_of(np.arange(1000))
+    shards = [int(h) >> 32 for h in growth.row_hashes("grown", ids)]
+    assert [s * 7 >> 32 for s in shards] == twins.shard_of("grown", ids, 7).tolist()
+
+
+def test_ids_at_equal_misses_are_rows_of_one_stretch_and_one_part_of_the_index():
+    table = growth.OneTable("parts")
+    while table.rows < 64_000:
+        table.grow(8_000)
+    ids = table.some_ids_of_index_part(np.random.default_rng(1), 500, among=9_000)
+    assert len(np.unique(ids)) == 500
+    rows = np.flatnonzero(np.isin(growth.ids_of(np.arange(64_000)), ids))
+    assert len(rows) == 500
+    assert np.ptp(rows) < 9_000
+    parts = growth.row_hashes("parts", ids) >> np.uint64(growth._INDEX_PART_BIT)
+    assert len(np.unique(parts % 4)) == 1  # 64,000 of 9,000 are 7: parts of a quarter
 
 
 def test_a_table_is_measured_while_it_grows(monkeypatch):
@@ -18,9 +38,15 @@ def test_a_table_is_measured_while_it_grows(monkeypatch):
     assert results["need_bytes"] == 40_000 * (16 * 4 + 4 + 8)
     assert results["memory_ratio"] == round(results["memory_bytes"] / results["need_bytes"], 4)
     assert results["memory_ratio"] > 1  # it cannot hold them in less
-    assert results["insert_lookups"]["lookups"] == -(-40_000 // 8192)
-    for name in ("insert_lookups", "lookups_while_growing", "lookups_of_the_other_table"):
+    assert results["insert_lookups"]["count"] == -(-40_000 // 8192)
+    for name in (
+        "insert_lookups",
+        "lookups_while_growing",
+        "lookups_of_the_other_table",
+        "first_touches_of_pages",
+    ):
         ms = results[name]
         assert 0 < ms["median_ms"] <= ms["p99_ms"] <= ms["p999_ms"] <= ms["max_ms"]
     assert len(results["memory_ratio_while_growing"]) == 2
-    assert list(results["cold_micros_an_id"]) == ["small", "anywhere", "equal_misses"]
+    kinds = ["small", "anywhere", "stretch", "equal_misses"]
+    assert list(results["cold_micros_an_id"]) == kinds

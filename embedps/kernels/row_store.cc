@@ -90,7 +90,8 @@ RowStore::RowStore(RowStoreConfig config)
   const size_t row_bytes = kHeaderBytes + sizeof(float) * (config_.dim + num_slot_floats_);
   for (const TableConfig& table : config_.tables) {
     salts_.push_back(TableSalt(table.name));
-    for (int i = 0; i < kStripes; ++i) stripes_.push_back(std::make_unique<Stripe>(row_bytes));
+    for (int i = 0; i < kStripes; ++i)
+      stripes_.push_back(std::make_unique<Stripe>(row_bytes, &pool_));
   }
 }
 
@@ -572,6 +573,7 @@ RowStoreStats RowStore::Stats() const {
     std::lock_guard<std::mutex> lock(s->mutex);
     stats.memory_bytes += s->MemoryBytes();
   }
+  stats.memory_bytes += pool_.SpareBytes();
   stats.rejected_inserts = rejected_inserts_.load(std::memory_order_relaxed);
   stats.skipped_updates = skipped_updates_.load(std::memory_order_relaxed);
   return stats;

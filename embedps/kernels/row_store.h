@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "embedps/kernels/optimizers.h"
+#include "embedps/kernels/page_pool.h"
 #include "embedps/kernels/parallel.h"
 #include "embedps/kernels/row_file.h"
 #include "embedps/kernels/status.h"
@@ -62,7 +63,7 @@ struct RowStoreStats {
 class Stripe;
 
 // A table's rows are striped by the hash of their id; each stripe has one lock, an index from id to
-// row, chunks of rows that never move, and a list of the rows first touched since the last cut.
+// row, chunks of rows, and a list of the rows first touched since the last cut.
 class RowStore {
  public:
   enum class CutKind { kBase, kDelta };
@@ -141,6 +142,7 @@ class RowStore {
   const RowStoreConfig config_;
   const int num_slot_floats_;
   std::vector<uint64_t> salts_;                                  // of each table
+  PagePool pool_;                                                // of the stripes' rows and indexes
   std::vector<std::unique_ptr<Stripe>> stripes_;                 // kStripes a table
   std::vector<std::atomic<int64_t>> table_rows_;                 // live rows of each table
   std::atomic<std::chrono::steady_clock::duration> last_use_{};  // of a lookup or an update

@@ -1,16 +1,18 @@
-// One stripe of a table: an index from id to row, and the rows in chunks that never move.
+// One stripe of a table: an index from id to row, and the rows in chunks.
 #ifndef EMBEDPS_KERNELS_STRIPE_H_
 #define EMBEDPS_KERNELS_STRIPE_H_
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
 
 #include "embedps/kernels/hash.h"
+#include "embedps/kernels/page_pool.h"
 
 namespace embedps {
 
@@ -42,7 +44,7 @@ static_assert(sizeof(RowHeader) == kHeaderBytes);
 // one segment's rows to be hashed again, however many rows there are.
 class Stripe {
  public:
-  explicit Stripe(size_t row_bytes) : row_bytes_(row_bytes) {}
+  Stripe(size_t row_bytes, PagePool* pool) : row_bytes_(row_bytes), pool_(pool) {}
 
   std::mutex mutex;
 
@@ -111,10 +113,8 @@ class Stripe {
       free_.pop_back();
     } else {
       if (used_ >= kMaxStripeRows) return kNone;
+      if (used_ == room_) AddRoom();
       number = used_++;
-      if (number >> kChunkBits == chunks_.size()) {
-        chunks_.emplace_back(new char[kChunkRows * row_bytes_]);  // untouched pages cost nothing
-      }
     }
     RowHeader* row = Row(number);
     row->id = id;
@@ -161,7 +161,7 @@ class Stripe {
   }
 
   RowHeader* Row(uint32_t number) const {
-    return reinterpret_cast<RowHeader*>(chunks_[number >> kChunkBits].get() +
+    return reinterpret_cast<RowHeader*>(chunks_[number >> kChunkBits] +
                                         (number & (kChunkRows - 1)) * row_bytes_);
   }
   float* Embedding(uint32_t number) const {
@@ -172,11 +172,21 @@ class Stripe {
   int64_t live() const { return live_; }
 
   void Clear() {
+    if (mask_ + 1 == kSegmentEntries) {
+      for (Segment* segment : segments_) {
+        pool_->GiveBack(reinterpret_cast<char*>(segment), SegmentBytes(kSegmentEntries));
+      }
+    }
+    if (room_ >= kChunkRows) {
+      for (char* chunk : chunks_) pool_->GiveBack(chunk, kChunkRows * row_bytes_);
+    }
     directory_ = {};
-    segments_.clear();
-    chunks_.clear();
+    segments_ = {};
+    first_segment_.reset();
+    chunks_ = {};
+    first_chunk_.reset();
     free_ = {};
-    mask_ = used_ = 0;
+    mask_ = used_ = room_ = 0;
     live_ = 0;
     open = {};
     open_removed = {};
@@ -201,8 +211,8 @@ class Stripe {
 
   int64_t MemoryBytes() const {
     return static_cast<int64_t>(
-        sizeof(*this) + chunks_.size() * (kChunkRows * row_bytes_ + sizeof(void*)) +
-        segments_.size() * (sizeof(Segment) + (mask_ + 1) * sizeof(uint32_t) + sizeof(void*)) +
+        sizeof(*this) + room_ * row_bytes_ + chunks_.size() * sizeof(void*) +
+        segments_.size() * (SegmentBytes(mask_ + 1) + sizeof(void*)) +
         directory_.size() * sizeof(void*) +
         (free_.capacity() + open.capacity() + pending.capacity()) * sizeof(uint32_t) +
         (open_removed.capacity() + pending_removed.capacity()) * sizeof(int64_t));
@@ -222,13 +232,36 @@ class Stripe {
     uint32_t* entries() { return reinterpret_cast<uint32_t*>(this + 1); }
     const uint32_t* entries() const { return reinterpret_cast<const uint32_t*>(this + 1); }
   };
-  using SegmentMemory = std::unique_ptr<uint32_t[]>;
+  static size_t SegmentBytes(uint32_t size) { return sizeof(Segment) + size * sizeof(uint32_t); }
 
-  // Without entries.
-  static SegmentMemory NewSegment(uint32_t size, uint32_t depth) {
-    SegmentMemory memory(new uint32_t[sizeof(Segment) / sizeof(uint32_t) + size]());
-    reinterpret_cast<Segment*>(memory.get())->depth = depth;
-    return memory;
+  // Without entries. The first ones, which are smaller, are of the heap: one at a time.
+  Segment* NewSegment(uint32_t size, uint32_t depth) {
+    const size_t bytes = SegmentBytes(size);
+    std::unique_ptr<char[]> small(size < kSegmentEntries ? new char[bytes] : nullptr);
+    char* memory = small ? small.get() : pool_->Take(bytes);
+    std::memset(memory, 0, bytes);
+    first_segment_ = std::move(small);
+    auto* segment = reinterpret_cast<Segment*>(memory);
+    segment->depth = depth;
+    return segment;
+  }
+
+  // Chunks never move, but for the first, which doubles up to its full size: a small table would
+  // leave most of one empty in each of its stripes.
+  void AddRoom() {
+    if (room_ >= kChunkRows) {
+      chunks_.push_back(pool_->Take(kChunkRows * row_bytes_));
+      room_ += kChunkRows;
+      return;
+    }
+    const uint32_t room = std::max(uint32_t{16}, 2 * room_);
+    const size_t bytes = room * row_bytes_;
+    std::unique_ptr<char[]> small(room < kChunkRows ? new char[bytes] : nullptr);
+    char* chunk = small ? small.get() : pool_->Take(bytes);
+    if (room_ > 0) std::memcpy(chunk, chunks_[0], used_ * row_bytes_);
+    chunks_.assign(1, chunk);
+    first_chunk_ = std::move(small);
+    room_ = room;
   }
 
   // An index entry: tag in the upper 8 bits, row number + 1 in the lower 24; 0 is empty.
@@ -252,7 +285,7 @@ class Stripe {
     if (directory_.empty()) {
       mask_ = 7;
       segments_.push_back(NewSegment(mask_ + 1, 0));
-      directory_.push_back(reinterpret_cast<Segment*>(segments_.back().get()));
+      directory_.push_back(segments_.back());
       return;
     }
     const uint32_t old_size = mask_ + 1;
@@ -261,7 +294,7 @@ class Stripe {
     if (old_size < kSegmentEntries) {
       mask_ = 2 * old_size - 1;
       segments_[0] = NewSegment(mask_ + 1, 0);
-      directory_[0] = reinterpret_cast<Segment*>(segments_[0].get());
+      directory_[0] = segments_[0];
     } else {
       Split(SegmentOf(hash), DirectoryBits(hash));
     }
@@ -285,7 +318,7 @@ class Stripe {
       std::copy_n(directory_.begin(), step, directory_.begin() + step);
     }
     for (size_t i = (bits & (step - 1)) + step; i < directory_.size(); i += 2 * step) {
-      directory_[i] = reinterpret_cast<Segment*>(segments_.back().get());
+      directory_[i] = segments_.back();
     }
   }
 
@@ -304,10 +337,14 @@ class Stripe {
   }
 
   const size_t row_bytes_;
+  PagePool* const pool_;
   std::vector<Segment*> directory_;  // by the hash's bits after the segment's; 2^n of them
-  std::vector<SegmentMemory> segments_;
-  uint32_t mask_ = 0;  // a segment's entries - 1
-  std::vector<std::unique_ptr<char[]>> chunks_;
+  std::vector<Segment*> segments_;
+  std::unique_ptr<char[]> first_segment_;  // while it is smaller than others
+  uint32_t mask_ = 0;                      // a segment's entries - 1
+  std::vector<char*> chunks_;
+  std::unique_ptr<char[]> first_chunk_;  // while it is smaller than others
+  uint32_t room_ = 0;                    // rows in the chunks, used or not
   std::vector<uint32_t> free_;
   uint32_t used_ = 0;
   int64_t live_ = 0;

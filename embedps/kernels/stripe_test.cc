@@ -26,7 +26,8 @@ std::vector<int64_t> IdsOfAStripe(size_t n) {
 
 TEST(RowsAreFoundThroughEveryGrowthOfTheIndexAndEveryRemoval) {
   const std::vector<int64_t> ids = IdsOfAStripe(60000);
-  Stripe stripe(kRowBytes);
+  PagePool pool;
+  Stripe stripe(kRowBytes, &pool);
   std::unordered_map<int64_t, uint32_t> numbers;  // the plain twin
   uint64_t random = 1;
   for (size_t i = 0; i < ids.size(); ++i) {
@@ -49,7 +50,8 @@ TEST(RowsAreFoundThroughEveryGrowthOfTheIndexAndEveryRemoval) {
 
 TEST(AnInsertNeverMovesMoreThanASegmentsEntries) {
   const std::vector<int64_t> ids = IdsOfAStripe(60000);
-  Stripe stripe(kRowBytes);
+  PagePool pool;
+  Stripe stripe(kRowBytes, &pool);
   int64_t before = stripe.MemoryBytes(), most = 0;
   for (const int64_t id : ids) {
     stripe.Insert(Hash(id), id, kSalt);
@@ -63,7 +65,8 @@ TEST(AnInsertNeverMovesMoreThanASegmentsEntries) {
 }
 
 TEST(ARowIsListedOnceACutAndAnewWhenItComesBack) {
-  Stripe stripe(kRowBytes);
+  PagePool pool;
+  Stripe stripe(kRowBytes, &pool);
   const uint32_t number = stripe.Insert(Hash(64), 64, kSalt);
   stripe.Touch(number);
   stripe.Touch(number);
@@ -79,7 +82,8 @@ TEST(ARowIsListedOnceACutAndAnewWhenItComesBack) {
 
 TEST(ARowTakesSixteenBytesBesideItsFloats) {
   const std::vector<int64_t> ids = IdsOfAStripe(50000);
-  Stripe stripe(kRowBytes);
+  PagePool pool;
+  Stripe stripe(kRowBytes, &pool);
   for (const int64_t id : ids) stripe.Insert(Hash(id), id, kSalt);
   // And an index entry of 4 bytes at a load between 0.4 and 0.8.
   EXPECT_TRUE(stripe.MemoryBytes() < 50000 * static_cast<int64_t>(kRowBytes + 10) + 100000);

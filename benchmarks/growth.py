@@ -59,7 +59,7 @@ _ROWS_BETWEEN_CUTS = 5_000_000
 _EVICT_BYTES = 1 << 30
 _TOUCH_EVERY_SECS = 0.004
 _TOUCHED_PAGES = 1 << 16
-_INDEX_PART_BIT = 18
+_INDEX_PART_BIT = 24
 """The lowest bit of a row's hash that tells segments of an index apart (kernels/stripe.h)."""
 
 

@@ -107,7 +107,7 @@ RowFileSchema RowStore::FileSchema() const {
 }
 
 Stripe& RowStore::stripe(int table, uint64_t row_hash) const {
-  return *stripes_[table * kStripes + (row_hash & (kStripes - 1))];
+  return *stripes_[table * kStripes + StripeOf(row_hash)];
 }
 
 void RowStore::Arrange(const IdBatch& batch, const ParallelFor& parallel, Order* order) const {
@@ -123,12 +123,12 @@ void RowStore::Arrange(const IdBatch& batch, const ParallelFor& parallel, Order*
       for (int32_t i = first; i < last; ++i) {
         const uint64_t hash = RowHash(salts_[t], batch.ids[i]);
         hashes[i - first] = hash;
-        ++starts[(hash & (kStripes - 1)) + 1];
+        ++starts[StripeOf(hash) + 1];
       }
       for (int k = 0; k < kStripes; ++k) starts[k + 1] += starts[k];
       for (int32_t i = first; i < last; ++i) {
         const uint64_t hash = hashes[i - first];
-        const int k = static_cast<int>(hash & (kStripes - 1));
+        const int k = StripeOf(hash);
         order->entries[first + starts[k]++] = {hash, i, t * kStripes + k};
       }
     }
@@ -476,7 +476,7 @@ int64_t RowStore::Load(const RowColumns& columns, const std::vector<int>& tables
     if (t < 0) continue;
     const uint64_t hash = RowHash(salts_[t], columns.id[i]);
     if (ShardOf(hash, num_shards) != shard) continue;
-    const int bin = t * kStripes + static_cast<int>(hash & (kStripes - 1));
+    const int bin = t * kStripes + StripeOf(hash);
     ours.push_back({hash, static_cast<int32_t>(i), bin});
     ++starts[bin + 1];
   }

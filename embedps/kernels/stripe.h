@@ -16,8 +16,8 @@
 
 namespace embedps {
 
-inline constexpr int kStripeBits = 6;
-inline constexpr int kStripes = 1 << kStripeBits;  // a table
+inline constexpr int kStripeBits = 12;  // of a row's hash, which decide its stripe
+inline constexpr int kStripes = 64;     // a table
 inline constexpr int kChunkBits = 10;
 inline constexpr uint32_t kChunkRows = 1u << kChunkBits;
 inline constexpr int kSegmentBits = 12;
@@ -35,6 +35,16 @@ struct __attribute__((packed, aligned(4))) RowHeader {
   uint32_t listed : 1;  // in the open list, or in one whose cut has yet to copy the row
 };
 inline constexpr size_t kHeaderBytes = 16;
+
+// The stripe of a row. The last one has twice the rows of the first, and those between lie evenly
+// between: were all of a size, every segment of a table's indexes would be full, and split, at the
+// same time, and a lookup that inserts would wait for a split in each stripe.
+inline int StripeOf(uint64_t row_hash) {
+  constexpr uint64_t kOne = uint64_t{1} << kStripeBits;
+  const uint64_t x = row_hash & (kOne - 1);
+  return static_cast<int>(kStripes * x * (4 * kOne - x) / (3 * kOne * kOne));
+}
+
 static_assert(sizeof(RowHeader) == kHeaderBytes);
 
 // One table's rows of one stripe. Everything but the constants is guarded by `mutex`.

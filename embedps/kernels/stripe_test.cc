@@ -1,6 +1,7 @@
 #include "embedps/kernels/stripe.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <unordered_map>
 #include <vector>
@@ -19,7 +20,7 @@ uint64_t Hash(int64_t id) { return RowHash(kSalt, id); }
 std::vector<int64_t> IdsOfAStripe(size_t n) {
   std::vector<int64_t> ids;
   for (int64_t id = 0; ids.size() < n; ++id) {
-    if ((Hash(id) & (kStripes - 1)) == 0) ids.push_back(id);
+    if (StripeOf(Hash(id)) == 0) ids.push_back(id);
   }
   return ids;
 }
@@ -78,6 +79,19 @@ TEST(ARowIsListedOnceACutAndAnewWhenItComesBack) {
   stripe.ForgetTouches();
   stripe.Touch(number);
   EXPECT_EQ(stripe.open.size(), size_t{1});
+}
+
+TEST(TheLastStripeHasTwiceTheRowsOfTheFirst) {
+  constexpr int kRows = 1 << 20;
+  std::vector<int> rows(kStripes, 0);
+  for (int id = 0; id < kRows; ++id) ++rows[StripeOf(Hash(id))];
+  for (int k = 0; k < kStripes; ++k) {
+    // The share's integral from 0 to x is x (4 - x) / 3, of which the stripes are equal parts.
+    const auto below = [](double part) { return 2 - std::sqrt(4 - 3 * part); };
+    const double share = below((k + 1.0) / kStripes) - below(static_cast<double>(k) / kStripes);
+    EXPECT_TRUE(std::abs(rows[k] - share * kRows) < 0.05 * share * kRows);
+  }
+  EXPECT_TRUE(rows[kStripes - 1] > 1.8 * rows[0]);
 }
 
 TEST(ARowTakesSixteenBytesBesideItsFloats) {

@@ -178,7 +178,7 @@ def _scaling(result: dict[str, Any]) -> str:
     parts.append(
         "Predictions at 4 and 8 parameter servers are within "
         f"{result['largest_error']:.1%} (of the shard that is furthest off "
-        f"{result['largest_shard_error']:.1%}: the one that counts the steps serves a call more). "
+        f"{result['largest_shard_error']:.1%}). "
         "The model, fitted on 1 and 2:"
     )
     rows = [

@@ -4,8 +4,8 @@ One worker trains DLRM over 1, 2, 4 and 8 parameter-server processes of this mac
 numbers of tables, dims and batch sizes. Counted at each parameter server, in the kernel and by gRPC
 itself: bytes of its TCP connections (`ss -ti`), and calls that it serves and makes
 (GRPC_TRACE=http). A model of these, fitted on 1 and 2 parameter servers only, must predict 4 and 8;
-it then says where the network becomes the limit of a large cluster. Counts do not depend on how
-fast or busy the machine is.
+it then says where the network becomes the limit of a large cluster. Bytes do not depend on how fast
+or busy the machine is; of the calls, those that ask whether a server is there go by the clock.
 """
 
 from __future__ import annotations

@@ -18,8 +18,6 @@
 namespace embedps {
 namespace {
 
-// So much is asked of the disk ahead of what is read: a batch or two of records.
-constexpr int64_t kAheadBytes = 8 << 20;
 // Between two messages there is padding, and before the first one the schema.
 constexpr int64_t kMaxGapBytes = 64 << 10;
 constexpr int64_t kChunkBytes = 1 << 20;
@@ -101,9 +99,6 @@ arrow::Status InputFile::Follow(int64_t position, int64_t nbytes, const void* da
   checksum_.Update(static_cast<const char*>(data) + (hashed_ - position),
                    static_cast<size_t>(position + nbytes - hashed_));
   hashed_ = position + nbytes;
-  if (fd_.get() >= 0 && hashed_ < size_) {
-    (void)::posix_fadvise(fd_.get(), hashed_, kAheadBytes, POSIX_FADV_WILLNEED);
-  }
   return arrow::Status::OK();
 }
 

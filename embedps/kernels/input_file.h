@@ -23,7 +23,8 @@ namespace embedps {
 //
 // A small file is read whole when it is opened, in one request of the disk, and what is read of it
 // is a view. Of a larger one the checksum is taken while it is read from its beginning on, so that
-// to verify it is not to read it a second time; and the disk is asked ahead.
+// to verify it is not to read it a second time. The kernel reads ahead by itself; asking it to
+// (POSIX_FADV_WILLNEED) took a load of 86 MB an eighth longer.
 class InputFile final : public arrow::io::RandomAccessFile {
  public:
   // A file of at most `max_whole_bytes` is read whole.

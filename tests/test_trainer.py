@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -306,6 +307,12 @@ def test_crash_repeats_what_was_in_progress_at_the_last_checkpoint_and_counts_it
     trainer: Any = None
 
     def die():
+        deadline = time.monotonic() + 60
+        while (
+            trainer.ledger.num_done < 4
+        ):  # the other thread has its unit's counts, and is to say so
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
         trainer._save(final=False)  # what the clock would have done
         raise RuntimeError("killed")
 
@@ -415,7 +422,7 @@ def test_base_and_deltas_equal_a_full_save_after_a_quiet_point(tmp_path, dataset
 
 def test_deltas_are_written_while_training_goes_on(tmp_path, dataset):
     trainer = make_trainer(
-        dataset, tmp_path, epochs=12, delta_secs=0.05, unit_rows=128, num_shards=2
+        dataset, tmp_path, epochs=40, delta_secs=0.05, unit_rows=128, num_shards=2
     )
     summary = trainer.run()
     written = summary["checkpoint"]["bases"]["count"] + summary["checkpoint"]["deltas"]["count"]
@@ -428,7 +435,8 @@ def test_deltas_are_written_while_training_goes_on(tmp_path, dataset):
 
 
 def test_checkpoints_are_due_by_steps_too(tmp_path, dataset):
-    fields: dict[str, Any] = {"epochs": 6, "unit_rows": 128, "rebase": "one-shot"}
+    # Of 2 steps a unit, as many as take longer than a few saves on any machine.
+    fields: dict[str, Any] = {"epochs": 60, "unit_rows": 128, "rebase": "one-shot"}
     summary = make_trainer(dataset, tmp_path, delta_steps=20, **fields).run()["checkpoint"]
     assert summary["bases"]["count"] == 1
     assert summary["deltas"]["count"] >= 2

@@ -143,6 +143,16 @@ class Checkpoints(Protocol):
     def restore(self) -> Callable[[], None]: ...
 
 
+def sync(*files: Path) -> None:
+    """Waits until files are on the disk: a save that is lost with the power is none."""
+    for file in files:
+        at = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(at)
+        finally:
+            os.close(at)
+
+
 def checkpointer(checkpoints: Checkpoints, kind: str) -> Measure:
     """Measures saves or restores, one at least; a row of the table is an example."""
 

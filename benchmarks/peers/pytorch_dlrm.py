@@ -66,7 +66,11 @@ class Checkpoints:
         self._state = {"weight": _uniform(rows, work.dim), "sum": _uniform(rows, work.dim)}
 
     def save(self) -> Callable[[], None]:
-        return lambda: torch.save(self._state, self._path)
+        def save() -> None:
+            torch.save(self._state, self._path)
+            protocol.sync(self._path)
+
+        return save
 
     def delta(self) -> Callable[[], None]:
         self._state["weight"][::100] += 1.0

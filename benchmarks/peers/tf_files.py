@@ -19,13 +19,18 @@ class Checkpoints:
 
     def __init__(self, work: protocol.Work) -> None:
         shape = (protocol.CHECKPOINT_ROWS, work.dim)
-        self._path = str(work.folder / "tensorflow" / "checkpoint")
+        self._folder = work.folder / "tensorflow"
+        self._path = str(self._folder / "checkpoint")
         self._weight = tf.Variable(tf.random.uniform(shape))
         accumulator = tf.Variable(tf.random.uniform(shape))
         self._checkpoint = tf.train.Checkpoint(weight=self._weight, accumulator=accumulator)
 
     def save(self) -> Callable[[], None]:
-        return lambda: self._checkpoint.write(self._path)
+        def save() -> None:
+            self._checkpoint.write(self._path)
+            protocol.sync(*self._folder.iterdir())
+
+        return save
 
     def delta(self) -> Callable[[], None]:
         rows = tf.range(0, protocol.CHECKPOINT_ROWS, 100)

@@ -22,36 +22,79 @@ inline Lane& LaneAt(float* at) { return *reinterpret_cast<Lane*>(at); }
 
 int Padded(int n) { return (n + kLane - 1) / kLane * kLane; }
 
-// One example. `transposed` is scratch [dim, Padded(n)]: with features along its rows, one multiply
-// and add serves a lane of pairs, and nothing is summed across a register. `out` has room for a
-// lane past its pairs: a row's last lane runs over into the next row, which is written after it.
+// Vectors whose sums are made side by side: one sum alone would wait at each addition for the one
+// before. With more, AVX2 runs out of registers.
+constexpr int kRows = 4;
+
+int PaddedRows(int n) { return (n + kRows - 1) / kRows * kRows; }
+
+// One example. Scratch is `transposed` [Padded(n) / kLane, Padded(dim), kLane]: with features along
+// its rows, one multiply and add serves a lane of pairs, and nothing is summed across a register;
+// and `products` [PaddedRows(n), Padded(n)]. `out` has room for a lane past its pairs: a row's last
+// lane runs over into the next row, which is written after it.
 EMBEDPS_SIMD void Forward(const float* const* __restrict x, int n, int dim,
-                          float* __restrict transposed, float* __restrict out) {
-  const int width = Padded(n);
-  for (int j = 0; j < n; ++j) {
-    for (int d = 0; d < dim; ++d) transposed[d * width + j] = x[j][d];
+                          float* __restrict transposed, float* __restrict products,
+                          float* __restrict out) {
+  const int width = Padded(n), depth = Padded(dim);
+  for (int first = 0; first < n; first += kLane) {
+    for (int d = 0; d < dim; d += kLane) {
+      float block[kLane * kLane] = {};
+      for (int j = first; j < std::min(first + kLane, n); ++j) {
+        float* __restrict row = block + (j - first) * kLane;
+        if (d + kLane <= dim) {
+          LaneAt(row) = LaneAt(x[j] + d);
+        } else {
+          for (int k = 0; k < dim - d; ++k) row[k] = x[j][d + k];
+        }
+      }
+      TransposeWords(reinterpret_cast<const uint32_t*>(block),
+                     reinterpret_cast<uint32_t*>(transposed + first * depth + d * kLane));
+    }
+  }
+  for (int i = 0; i < n; i += kRows) {
+    const int last = std::min(i + kRows, n) - 1;
+    const float* rows[kRows];
+    for (int r = 0; r < kRows; ++r) rows[r] = x[std::min(i + r, last)];
+    for (int first = 0; first < last; first += kLane) {
+      const float* __restrict columns = transposed + first * depth;
+      Lane sums[kRows] = {};
+      for (int d = 0; d < dim; ++d) {
+        const Lane& lane = LaneAt(columns + d * kLane);
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) sums[r] += rows[r][d] * lane;
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) LaneAt(&products[(i + r) * width + first]) = sums[r];
+    }
   }
   for (int i = 1; i < n; ++i) {
-    const float* __restrict xi = x[i];
     for (int first = 0; first < i; first += kLane) {
-      Lane sums = {};
-      for (int d = 0; d < dim; ++d) sums += xi[d] * LaneAt(&transposed[d * width + first]);
-      LaneAt(out + first) = sums;
+      LaneAt(out + first) = LaneAt(products + i * width + first);
     }
     out += i;
   }
 }
 
-// One example. x[j] and gradients[j] have Padded(dim) floats.
+// One example. x[j] and gradients[j] have Padded(dim) floats. `square` is scratch
+// [PaddedRows(n), n], whose diagonal and rows past n are zero.
 EMBEDPS_SIMD void Backward(const float* const* __restrict x, const float* __restrict upstream,
-                           int n, int dim, float* const* gradients) {
+                           int n, int dim, float* __restrict square, float* const* gradients) {
   for (int i = 0; i < n; ++i) {
+    for (int j = 0; j < i; ++j) square[i * n + j] = square[j * n + i] = *upstream++;
+  }
+  for (int i = 0; i < n; i += kRows) {
+    const float* __restrict rows = square + i * n;
     for (int first = 0; first < dim; first += kLane) {
-      Lane sums = {};
-      const float* __restrict pair = upstream + NumPairs(i);  // (i, 0)
-      for (int j = 0; j < i; ++j) sums += *pair++ * LaneAt(x[j] + first);
-      for (int j = i + 1; j < n; ++j) sums += upstream[NumPairs(j) + i] * LaneAt(x[j] + first);
-      LaneAt(gradients[i] + first) = sums;
+      Lane sums[kRows] = {};
+      for (int j = 0; j < n; ++j) {
+        const Lane& lane = LaneAt(x[j] + first);
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) sums[r] += rows[r * n + j] * lane;
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        if (i + r < n) LaneAt(gradients[i + r] + first) = sums[r];
+      }
     }
   }
 }
@@ -130,12 +173,13 @@ void DotInteraction(const std::vector<InteractionMatrix>& features, int dim, int
                     int64_t end, const InteractionMatrix& out) {
   const int n = static_cast<int>(features.size());
   const int64_t pairs = NumPairs(n);
-  std::vector<float> transposed(static_cast<size_t>(dim) * Padded(n), 0.0f);
+  std::vector<float> transposed(static_cast<size_t>(Padded(dim)) * Padded(n));
+  std::vector<float> products(static_cast<size_t>(PaddedRows(n)) * Padded(n));
   std::vector<float> row(pairs + kLane), copies(static_cast<size_t>(n) * dim);
   std::vector<const float*> x(n);
   for (int64_t b = begin; b < end; ++b) {
     for (int i = 0; i < n; ++i) x[i] = Read(features[i], b, dim, false, &copies[i * dim]);
-    Forward(x.data(), n, dim, transposed.data(), row.data());
+    Forward(x.data(), n, dim, transposed.data(), products.data(), row.data());
     Write(row.data(), b, pairs, out);
   }
 }
@@ -149,6 +193,7 @@ void DotInteractionGradient(const std::vector<InteractionMatrix>& features,
   // Vectors that do not fill their lanes go through padded copies.
   const bool pad = width != dim;
   std::vector<float> copies(2 * static_cast<size_t>(n) * width, 0.0f), g(pairs);
+  std::vector<float> square(static_cast<size_t>(PaddedRows(n)) * n, 0.0f);
   std::vector<const float*> x(n);
   std::vector<float*> out(n);
   for (int64_t b = begin; b < end; ++b) {
@@ -157,7 +202,8 @@ void DotInteractionGradient(const std::vector<InteractionMatrix>& features,
       out[i] = pad || gradients[i].is_bf16 ? &copies[(n + i) * width]
                                            : static_cast<float*>(gradients[i].data) + b * dim;
     }
-    Backward(x.data(), Read(upstream, b, pairs, false, g.data()), n, dim, out.data());
+    Backward(x.data(), Read(upstream, b, pairs, false, g.data()), n, dim, square.data(),
+             out.data());
     for (int i = 0; i < n; ++i) {
       if (out[i] == &copies[(n + i) * width]) Write(out[i], b, dim, gradients[i]);
     }

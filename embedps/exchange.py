@@ -7,10 +7,16 @@ step and server exchange three messages, whatever the tables and variables are:
     worker ── step, learning rate, ids ──► server
            ◄── rows, variables ──
            ── gradients of both ──►
+
+A unit may be attempted again where its worker is lost or slow, and the first attempt may go on
+beside that. Rows that are trained on twice within minutes are learned by heart: one unit of 32
+visited twice in a row took 0.03 to 0.05 of a held-out AUC of 0.78. So a server logs the steps it
+has applied, and the gradients of one that is in the log change nothing.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
@@ -56,7 +62,7 @@ class Exchange(Protocol):
 
         Args:
           ids: as `EmbeddingCollection.lookup` takes them; absent rows are created.
-          number: of the step, int64 scalar in [0, 2^32).
+          number: of the step, int64 scalar in [0, 2^32), in every attempt at it the same.
           learning_rate: of the tables, float32 scalar.
         """
 
@@ -69,7 +75,10 @@ class Exchange(Protocol):
         row_gradients: Sequence[Sequence[tf.Tensor | None]],
         gradients: Sequence[tf.Tensor | None],
     ) -> None:
-        """Applies the gradients of `step.looked.rows` and of `step.weights`."""
+        """Applies the gradients of `step.looked.rows` and of `step.weights`.
+
+        A parameter server that has applied a step of this number leaves all as it is.
+        """
 
 
 def make_exchange(
@@ -79,7 +88,7 @@ def make_exchange(
     *,
     wire_dtype: tf.DType,
 ) -> Exchange:
-    """Picks the way by where the network's variables are.
+    """Picks the way by where the tables and the network's variables are.
 
     Args:
       network: built.
@@ -87,7 +96,8 @@ def make_exchange(
       collection: the tables.
       wire_dtype: of rows, matrices and their gradients between tasks: float32 or bfloat16.
     """
-    if any("/job:ps" in v.device for v in network.trainable_variables):
+    devices = [*collection.devices, *(v.device for v in network.trainable_variables)]
+    if any("/job:ps" in device for device in devices):
         return RemoteExchange(network, optimizer, collection, wire_dtype=wire_dtype)
     return LocalExchange(network, optimizer, collection)
 
@@ -154,6 +164,13 @@ class RemoteExchange:
             )
         for device in self._variables.devices:
             self._on.setdefault(device, [])
+        # In the tables' container: with what was applied goes the log of it.
+        self._logs = {}
+        for device in self._on:
+            with tf.device(device):
+                self._logs[device] = ops.step_log(
+                    container=collection.container, shared_name=f"steps/{uuid.uuid4().hex}"
+                )
 
     def begin(self, ids: Mapping[str, Ids], *, number: tf.Tensor, learning_rate: tf.Tensor) -> Step:
         """Tensors of this device."""
@@ -210,14 +227,26 @@ class RemoteExchange:
                 arrived = iter(ops.unpack(message, specs))
                 there = [None if part is None else next(arrived) for part in parts]
                 number, learning_rate, *wanted = step.sent[device]
-                for (g, shard), pair, gradient in zip(
-                    shards, _pairs(wanted), there[: len(shards)], strict=True
-                ):
-                    if gradient is not None:
-                        self._collection.update_shard(
-                            g, shard, *pair, gradient, learning_rate=learning_rate, step=number
-                        )
-                self._variables.update(device, there[len(shards) :])
+                is_new = ops.step_is_new(self._logs[device], number)
+                applied = [
+                    self._collection.update_shard(
+                        g,
+                        shard,
+                        *pair,
+                        gradient,
+                        learning_rate=learning_rate,
+                        step=number,
+                        is_new=is_new,
+                    )
+                    for (g, shard), pair, gradient in zip(
+                        shards, _pairs(wanted), there[: len(shards)], strict=True
+                    )
+                    if gradient is not None
+                ]
+                applied += self._variables.update(device, there[len(shards) :], is_new=is_new)
+                # Not before: what is lost half-way is to be applied by another attempt.
+                with tf.control_dependencies(applied):
+                    ops.step_applied(self._logs[device], number)
 
     def _travels_as(self, part: tf.Tensor) -> tf.DType:
         """Vectors stay as they are: there are few, and what is added up at the end is exact."""

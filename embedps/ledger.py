@@ -3,7 +3,8 @@
 A unit is a row range of one file. Units of an epoch are visited in an order drawn from the seed,
 one epoch after the other, and a unit's place in that sequence is its `position`. A position in
 progress when its worker or its run dies is visited again, so every row is visited at least once an
-epoch; each attempt at a unit is counted, and those that may have visited rows again as repeated.
+epoch; each attempt at a unit is counted, and those that may have visited rows again as repeated,
+though a step that servers have applied they do not apply again (`exchange`).
 """
 
 from __future__ import annotations

@@ -96,68 +96,87 @@ class RemoteVariables:
         settings = self._settings(learning_rate, read[self._count_at][-1])
         updates: dict[str, list[tf.Tensor | None]] = {}
         for device, indices in self._on.items():
-            updates[device] = [*(sums[i] for i in indices), settings]
-            if device == self._count_at:
-                updates[device].append(tf.ones([], tf.int64))  # one step more
+            updates[device] = [*(sums[i] for i in indices), *settings]
         return updates
 
-    def update(self, device: str, update: Sequence[tf.Tensor | None]) -> None:
-        """Applies gradients by the op that Keras would call; the server is the current device."""
+    def update(
+        self, device: str, update: Sequence[tf.Tensor | None], *, is_new: tf.Tensor
+    ) -> list[tf.Operation]:
+        """Applies gradients by the op that Keras would call; the server is the current device.
+
+        Args:
+          device: the server's.
+          update: what `updates` gave for it.
+          is_new: bool scalar of the server; otherwise its variables stay as they are. By other
+            settings and not by a condition, which would be messages.
+
+        Returns:
+          What applies them.
+        """
         indices = self._on.get(device, [])
         if not update:
-            return
-        *gradients, settings = update[: len(indices) + 1]
-        scalars = tf.unstack(settings)
-        for i, gradient in zip(indices, gradients, strict=True):
-            if gradient is not None:
-                self._apply(self._variables[i], gradient, *scalars)
+            return []
+        *gradients, settings, none = update
+        scalars = tf.unstack(tf.where(is_new, settings, none))
+        applied = [
+            self._apply(self._variables[i], gradient, *scalars)
+            for i, gradient in zip(indices, gradients, strict=True)
+            if gradient is not None
+        ]
         if device == self._count_at:
-            self._optimizer.iterations.assign_add(update[-1], read_value=False)
+            steps = tf.cast(is_new, tf.int64)
+            applied.append(self._optimizer.iterations.assign_add(steps, read_value=False))
+        return applied
 
-    def _settings(self, learning_rate: tf.Tensor, iterations: tf.Tensor) -> tf.Tensor:
-        """The scalars that `_apply` takes, float32 [n]."""
+    def _settings(
+        self, learning_rate: tf.Tensor, iterations: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """The scalars that `_apply` takes, and those by which it changes nothing: float32 [n]."""
         optimizer = self._optimizer
         legacy = tf.keras.optimizers.legacy
         if isinstance(optimizer, legacy.SGD):
-            return tf.stack([learning_rate])
+            return tf.stack([learning_rate]), tf.zeros([1])
         if isinstance(optimizer, legacy.Adagrad):
-            return tf.stack([learning_rate, optimizer.epsilon])
+            epsilon = optimizer.epsilon
+            return tf.stack([1.0, learning_rate, epsilon]), tf.stack([0.0, 0.0, epsilon])
         step = tf.cast(iterations + 1, tf.float32)
         config = optimizer.get_config()
         betas = [tf.constant(config[beta], tf.float32) for beta in ("beta_1", "beta_2")]
         powers = [tf.pow(beta, step) for beta in betas]
-        return tf.stack([learning_rate, *powers, *betas, optimizer.epsilon])
+        same = [*powers, optimizer.epsilon]
+        return tf.stack([*same, learning_rate, *betas]), tf.stack([*same, 0.0, 1.0, 1.0])
 
-    def _apply(self, variable: tf.Variable, gradient: tf.Tensor, *settings: tf.Tensor) -> None:
+    def _apply(
+        self, variable: tf.Variable, gradient: tf.Tensor, *settings: tf.Tensor
+    ) -> tf.Operation:
         optimizer, handle = self._optimizer, variable.handle
         legacy = tf.keras.optimizers.legacy
         if isinstance(optimizer, legacy.SGD):
-            tf.raw_ops.ResourceApplyGradientDescent(
+            return tf.raw_ops.ResourceApplyGradientDescent(
                 var=handle, alpha=settings[0], delta=gradient, use_locking=True
             )
-        elif isinstance(optimizer, legacy.Adagrad):
-            tf.raw_ops.ResourceApplyAdagradV2(
+        if isinstance(optimizer, legacy.Adagrad):
+            return tf.raw_ops.ResourceApplyAdagradV2(
                 var=handle,
                 accum=optimizer.get_slot(variable, "accumulator").handle,
-                lr=settings[0],
-                epsilon=settings[1],
-                grad=gradient,
+                lr=settings[1],
+                epsilon=settings[2],
+                grad=settings[0] * gradient,  # the accumulator takes it whatever the rate is
                 use_locking=True,
             )
-        else:
-            tf.raw_ops.ResourceApplyAdam(
-                var=handle,
-                m=optimizer.get_slot(variable, "m").handle,
-                v=optimizer.get_slot(variable, "v").handle,
-                lr=settings[0],
-                beta1_power=settings[1],
-                beta2_power=settings[2],
-                beta1=settings[3],
-                beta2=settings[4],
-                epsilon=settings[5],
-                grad=gradient,
-                use_locking=True,
-            )
+        return tf.raw_ops.ResourceApplyAdam(
+            var=handle,
+            m=optimizer.get_slot(variable, "m").handle,
+            v=optimizer.get_slot(variable, "v").handle,
+            beta1_power=settings[0],
+            beta2_power=settings[1],
+            epsilon=settings[2],
+            lr=settings[3],
+            beta1=settings[4],
+            beta2=settings[5],
+            grad=gradient,
+            use_locking=True,
+        )
 
 
 def _add(first: tf.Tensor | None, second: tf.Tensor | tf.IndexedSlices | None) -> tf.Tensor | None:

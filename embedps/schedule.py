@@ -30,7 +30,8 @@ class Schedule:
     Use as a context manager: its end waits for the units in progress. A unit that fails is given
     back to the ledger, and stops all slots. A unit whose worker does not answer is attempted once
     more on another; so is, once, a straggler's where nothing is left to hand out and a worker is
-    idle. The first attempt that ends is recorded, the others' counts are dropped.
+    idle. The first attempt that ends is recorded, the others' counts are dropped; a step that they
+    have in common is applied once (`exchange`).
     """
 
     def __init__(

@@ -158,6 +158,34 @@ def test_a_unit_that_overlaps_steps_lacks_the_gradients_of_one(tmp_path, monkeyp
         np.testing.assert_allclose(row.embedding, theirs.embedding, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_second_attempt_at_a_unit_applies_only_what_the_first_did_not(
+    tmp_path, monkeypatch, overlap, kind
+):
+    force_messages(monkeypatch)
+    dataset = write_dataset(tmp_path / "data", train=(600,))
+    path, first_row, num_rows, seed, first_step, rate = unit_arguments(dataset)
+
+    def train(name: str, *attempts: int) -> tuple[list[np.ndarray], Rows]:
+        """Attempts that end after so many rows."""
+        container = f"{name}-{overlap}-{kind}"
+        model = make_model(dataset, EmbeddedCluster(num_shards=2), container=container, kind=kind)
+        unit = make_unit(model, overlap=overlap)
+        for rows in attempts:
+            unit(path, first_row, tf.constant(rows, tf.int64), seed, first_step, rate)
+        weights = [v.numpy() for v in (*model.network.variables, *model.optimizer.variables())]
+        return weights, rows_of(model.collection, tmp_path / name)
+
+    whole = int(num_rows)
+    weights, rows = train("once", whole)
+    for name, attempts in (("twice", (whole, whole)), ("cut short", (240, whole, 420))):
+        again, rows_again = train(name, *attempts)
+        assert rows_again == rows, name
+        for ours, once in zip(again, weights, strict=True):
+            np.testing.assert_array_equal(ours, once, name)
+
+
 class Model(NamedTuple):
     recommender: Recommender
     collection: EmbeddingCollection

@@ -219,9 +219,10 @@ REGISTER_OP("EmbedpsUpdate")
     .Input("gradients: float")
     .Input("learning_rate: float")
     .Input("step: int64")
+    .Input("is_new: bool")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
-    .Doc("Applies summed gradients to the rows that are there.");
+    .Doc("Applies summed gradients to the rows that are there, of a step that is new.");
 
 class UpdateOp : public OpKernel {
  public:
@@ -250,9 +251,10 @@ class UpdateOp : public OpKernel {
                                            " but got " + std::to_string(learning_rate)));
     int64_t step = 0;
     OP_REQUIRES_OK(context, ReadScalar(context, 5, "step", &step));
-    OP_REQUIRES(
-        context, step >= 0 && step <= UINT32_MAX,
-        absl::InvalidArgumentError("step must be in [0, 2^32) but got " + std::to_string(step)));
+    OP_REQUIRES_OK(context, CheckStep(step));
+    bool is_new = false;
+    OP_REQUIRES_OK(context, ReadScalar(context, 6, "is_new", &is_new));
+    if (!is_new) return;
     store.Update(batch, gradients.flat<float>().data(), learning_rate, static_cast<uint32_t>(step),
                  DeviceThreads(context));
   }

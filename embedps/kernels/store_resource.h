@@ -37,6 +37,11 @@ absl::Status ReadScalar(tensorflow::OpKernelContext* context, int at, const char
   return absl::OkStatus();
 }
 
+inline absl::Status CheckStep(int64_t step) {
+  if (step >= 0 && step <= UINT32_MAX) return absl::OkStatus();
+  return absl::InvalidArgumentError("step must be in [0, 2^32) but got " + std::to_string(step));
+}
+
 }  // namespace embedps
 
 #endif  // EMBEDPS_KERNELS_STORE_RESOURCE_H_

@@ -209,15 +209,20 @@ class EmbeddingCollection:
         *,
         learning_rate: tf.Tensor,
         step: tf.Tensor,
-    ) -> None:
-        """Applies gradients to rows of one shard on the current device, which must be its own."""
-        ops.update(
+        is_new: tf.Tensor | bool = True,
+    ) -> tf.Operation:
+        """Applies gradients to rows of one shard on the current device, which must be its own.
+
+        Where `is_new`, a bool scalar, is false, the rows stay as they are.
+        """
+        return ops.update(
             self._stores[group][shard],
             ids,
             splits,
             gradients,
             learning_rate=learning_rate,
             step=step,
+            is_new=is_new,
         )
 
     def combine(self, looked: Looked) -> dict[str, tf.Tensor]:

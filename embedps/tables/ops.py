@@ -69,9 +69,20 @@ def update(
     *,
     learning_rate: tf.Tensor,
     step: tf.Tensor,
+    is_new: tf.Tensor | bool = True,
 ) -> tf.Operation:
-    """Applies summed gradients float32 [n, dim] to the rows that are there; `step` is int64."""
-    return kernels.load().embedps_update(store, ids, splits, gradients, learning_rate, step)
+    """Applies summed gradients to the rows that are there.
+
+    Args:
+      store: a resource, as `row_store` returns.
+      ids: as `lookup` took them.
+      splits: the same.
+      gradients: float32 [n, dim].
+      learning_rate: float32 scalar.
+      step: int64 scalar in [0, 2^32).
+      is_new: bool scalar; otherwise the rows stay as they are.
+    """
+    return kernels.load().embedps_update(store, ids, splits, gradients, learning_rate, step, is_new)
 
 
 def combine(
@@ -151,6 +162,21 @@ def unpack(message: tf.Tensor, specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor
             message=message, types=[s.dtype for s in specs], shapes=[s.shape for s in specs]
         )
     )
+
+
+def step_log(*, container: str, shared_name: str) -> tf.Tensor:
+    """Finds or creates a log of applied steps on the current device."""
+    return kernels.load().embedps_step_log(container=container, shared_name=shared_name)
+
+
+def step_is_new(log: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    """Whether a step, int64 in [0, 2^32), is not in a log: bool scalar."""
+    return kernels.load().embedps_step_is_new(log, step)
+
+
+def step_applied(log: tf.Tensor, step: tf.Tensor) -> tf.Operation:
+    """Enters a step in a log."""
+    return kernels.load().embedps_step_applied(log, step)
 
 
 def row_store(**attributes: Any) -> tf.Tensor:

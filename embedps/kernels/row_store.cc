@@ -287,7 +287,8 @@ class RowStore::Outgoing {
   // Makes room for so many more, giving what is there where it is not enough.
   void Reserve(uint32_t num_records) {
     if (columns_.num_rows + num_records > kBatchRows) (void)Flush();
-    Resize(columns_.num_rows + num_records);
+    const int64_t rows = columns_.num_rows + num_records;
+    if (rows > static_cast<int64_t>(columns_.id.size())) Resize(rows);
   }
 
   void AppendRow(int table, const RowHeader& row, const float* floats) {
@@ -368,16 +369,18 @@ void RowStore::CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pend
     num_rows = stripe.used();
   }
   // Not under the lock, or a lookup would wait for the sorting. Only a cut uses what is pending.
-  const auto merge = [drop_pending](auto* pending, auto* open) {
+  const auto merge = [drop_pending](auto* pending, auto* open, const auto& sort) {
     if (drop_pending) pending->clear();
     pending->insert(pending->end(), open->begin(), open->end());
-    std::sort(pending->begin(), pending->end());
-    pending->erase(std::unique(pending->begin(), pending->end()), pending->end());
+    sort(pending);
     pending->shrink_to_fit();
     *open = *pending;
   };
-  merge(&rows, &open);
-  merge(&removed, &open_removed);
+  merge(&rows, &open, [num_rows](auto* numbers) { SortRows(num_rows, numbers); });
+  merge(&removed, &open_removed, [](auto* ids) {
+    std::sort(ids->begin(), ids->end());
+    ids->erase(std::unique(ids->begin(), ids->end()), ids->end());
+  });
   if (!open.empty() || !open_removed.empty()) {
     std::lock_guard<std::mutex> lock(stripe.mutex);
     stripe.pending.swap(open);
@@ -404,8 +407,8 @@ void RowStore::CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pend
         stripe.PrefetchRow(rows[i + kAheadRows]);
       }
       RowHeader* row = stripe.Row(number);
-      if (row->listed) row->listed = 0;  // few are, and most lines of a base stay clean
       if (row->live) outgoing->AppendRow(table, *row, stripe.Embedding(number));
+      if (row->listed) row->listed = 0;  // few are, and most lines of a base stay clean
     }
   }
 }

@@ -325,6 +325,26 @@ TEST(CutsOfManySlicesGiveEachRowOnce) {
   EXPECT_TRUE(rows == BaseOf(&store));
 }
 
+TEST(DeltasOfAnyShareOfTheRowsGiveEachOnce) {
+  RowStore store(MakeConfig(3, 1, OptimizerKind::kAdagrad));
+  constexpr int64_t kRows = 200000;
+  Lookup(&store, Batch{Range(0, kRows)});
+  Rows rows;
+  int64_t cut = CutOnto(&store, CutKind::kBase, -1, &rows);
+  for (const int64_t stride : {20000, 300, 7, 1}) {
+    std::vector<int64_t> touched;
+    for (int64_t id = 0; id < kRows; id += stride) touched.push_back(id);
+    Update(&store, Batch{touched}, 1, -1, static_cast<uint32_t>(stride));
+    Rows lost;  // not committed: its rows come again, among others
+    CutOnto(&store, CutKind::kDelta, cut, &lost);
+    Update(&store, Batch{{0, 1}}, 1, -1, static_cast<uint32_t>(stride));
+    int64_t records;
+    cut = CutOnto(&store, CutKind::kDelta, cut, &rows, &records);
+    EXPECT_EQ(records, static_cast<int64_t>(touched.size()) + (stride > 1 ? 1 : 0));
+  }
+  EXPECT_TRUE(rows == BaseOf(&store));
+}
+
 TEST(CopyBesideDeltasIsBroughtUpToDateByThem) {
   RowStore store(MakeConfig(1, 1, OptimizerKind::kAdagrad));
   constexpr int64_t kRows = 64 * 1024 * 3;

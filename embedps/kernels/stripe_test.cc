@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <set>
 #include <unordered_map>
 #include <vector>
 
@@ -23,6 +24,26 @@ std::vector<int64_t> IdsOfAStripe(size_t n) {
     if (StripeOf(Hash(id)) == 0) ids.push_back(id);
   }
   return ids;
+}
+
+TEST(RowNumbersAreSortedAndEachOnceHoweverManyTheyAre) {
+  uint64_t random = 1;
+  for (const uint32_t limit : {1u, 63u, 64u, 65u, 5000u, 200000u}) {
+    for (const uint32_t count :
+         {0u, 1u, limit / 2048, limit / 1024, limit / 64, limit, 2 * limit}) {
+      std::vector<uint32_t> numbers = {0, limit - 1, 0};
+      for (uint32_t i = 0; i < count; ++i) {
+        random = Mix64(random);
+        numbers.push_back(random % limit);
+      }
+      const std::set<uint32_t> sorted(numbers.begin(), numbers.end());
+      SortRows(limit, &numbers);
+      EXPECT_TRUE(numbers == std::vector<uint32_t>(sorted.begin(), sorted.end()));
+    }
+  }
+  std::vector<uint32_t> none;
+  SortRows(0, &none);
+  EXPECT_TRUE(none.empty());
 }
 
 TEST(RowsAreFoundThroughEveryGrowthOfTheIndexAndEveryRemoval) {

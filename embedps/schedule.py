@@ -19,7 +19,7 @@ from embedps.units import UnitFunction
 _UNITS_IN_FLIGHT = 2  # a worker: one running, one queued behind it
 _TICK_SECS = 0.2
 _STRAGGLER_SECS = 1.0  # no unit is a straggler's before so long
-_STRAGGLER_TIMES = 2.0  # a usual unit's time
+_STRAGGLER_TIMES = 2.0  # what as many rows usually take
 _STUCK_SECS = 600.0  # a unit that runs for longer, and for that many times the usual, is stuck
 _STUCK_TIMES = 20.0
 
@@ -69,7 +69,7 @@ class Schedule:
         self._error: BaseException | None = None
         self._stopped_at: float | None = None
         self._in_progress = 0
-        self._num_done = 0
+        self._rows_done = 0
         self._secs_done = 0.0
         self.second_attempts = 0
         slots = _UNITS_IN_FLIGHT * cluster.num_workers
@@ -159,13 +159,13 @@ class Schedule:
             for attempt in filter(Running.done, attempts):
                 counts: Counts = self._cluster.fetch(attempt)
                 with self._lock:
-                    self._num_done += 1
+                    self._rows_done += unit.num_rows
                     self._secs_done += time.monotonic() - attempt.since
                 return counts
             if self._is_over():
                 return None
-            lost = all(self._is_stuck(attempt) for attempt in attempts)
-            if lost or (not helped and self._is_straggler(attempts)):
+            lost = all(self._is_stuck(unit, attempt) for attempt in attempts)
+            if lost or (not helped and self._is_straggler(unit, attempts)):
                 helped |= not lost
                 attempts.append(self._attempt(unit))
                 with self._lock:
@@ -183,15 +183,15 @@ class Schedule:
                 self._stopped_at = now
             return now - self._stopped_at > self._finish_secs
 
-    def _is_stuck(self, attempt: Running) -> bool:
+    def _is_stuck(self, unit: Unit, attempt: Running) -> bool:
         """Whether its worker does not answer, or has been at it for far too long."""
         worker = attempt.worker
         if worker is None or not self._cluster.can_lose_workers:
             return False
-        limit = max(_STUCK_SECS, _STUCK_TIMES * self._usual_secs())
+        limit = max(_STUCK_SECS, _STUCK_TIMES * self._usual_secs(unit))
         return worker in self._cluster.silent_workers() or time.monotonic() > attempt.since + limit
 
-    def _is_straggler(self, attempts: list[Running]) -> bool:
+    def _is_straggler(self, unit: Unit, attempts: list[Running]) -> bool:
         """Whether a worker is idle that could do what this one is slow at."""
         if not self._cluster.can_lose_workers or not self._ledger.exhausted:
             return False
@@ -202,12 +202,13 @@ class Schedule:
             idle = self._in_progress < (
                 self._cluster.num_workers - len(self._cluster.silent_workers())
             )
-        limit = max(_STRAGGLER_SECS, _STRAGGLER_TIMES * self._usual_secs())
+        limit = max(_STRAGGLER_SECS, _STRAGGLER_TIMES * self._usual_secs(unit))
         return idle and time.monotonic() > attempt.since + limit
 
-    def _usual_secs(self) -> float:
+    def _usual_secs(self, unit: Unit) -> float:
+        """By its rows: the last unit of a file may have few."""
         with self._lock:
-            return self._secs_done / max(1, self._num_done)
+            return self._secs_done / max(1, self._rows_done) * unit.num_rows
 
     def _fail(self, unit: Unit, error: BaseException) -> None:
         self._ledger.give_back(unit)

@@ -81,10 +81,18 @@ class FakeCluster:
 class Run:
     """A schedule of units over a fake cluster, and what it recorded."""
 
-    def __init__(self, *, units: int, num_workers: int, finish_secs: float = 30.0) -> None:
+    def __init__(
+        self,
+        *,
+        units: int = 0,
+        rows: tuple[int, ...] = (),
+        num_workers: int,
+        finish_secs: float = 30.0,
+    ) -> None:
+        """Units of so many rows, at most 10; without them so many units of 10."""
         self.cluster = FakeCluster(num_workers)
         self.ledger = Ledger(
-            make_dataset([(10,) * units]),
+            make_dataset([rows or (10,) * units]),
             LedgerOptions(batch_rows=10, unit_rows=10, shuffle=False),
             epochs=1,
         )
@@ -172,6 +180,20 @@ def test_unit_as_fast_as_the_others_is_no_stragglers():
     with run.schedule:
         first, last = run.cluster.attempts(2)
         first.start(0, ago=50)
+        first.end(zero_counts())
+        last.start(1, ago=50)
+        assert run.schedule.wait(0.6)
+        assert len(run.cluster.scheduled) == 2
+        last.end(zero_counts())
+        run.wait()
+    assert run.ledger.num_repeated == 0
+
+
+def test_unit_that_has_more_rows_than_the_others_is_no_stragglers():
+    run = Run(rows=(2, 10), num_workers=2)
+    with run.schedule:
+        first, last = run.cluster.attempts(2)
+        first.start(0, ago=10)
         first.end(zero_counts())
         last.start(1, ago=50)
         assert run.schedule.wait(0.6)

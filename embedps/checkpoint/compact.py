@@ -1,7 +1,9 @@
 """Base and deltas merged into a new base, offline or while training goes on.
 
 The new base takes the number of the chain's last save, whose rows it holds: readers go on from
-that number as if nothing had happened. See "Compaction" in docs/checkpoint-format.md.
+that number as if nothing had happened. So a row is what it was to the last bit: quantized ones
+keep their codes, scales and offsets, as quantizing what they restore to would move them again. See
+"Compaction" in docs/checkpoint-format.md.
 """
 
 from __future__ import annotations
@@ -98,7 +100,7 @@ def _write_base(directory: CheckpointDirectory, manifest: Manifest, work: Path) 
     for part in make_parts(directory, manifest.chain):
         final = directory.shard_path("base", number, part.group, part.shard, part.num_shards)
         path = directory.relative(final)
-        digest, num_rows = _write_part(part, work / path)
+        digest, num_rows = _write_part(part.as_stored(), work / path)
         entries.append(FileEntry.of(path, digest, rows=num_rows))
     step = manifest.chain[-1].step
     return SaveSet(kind="base", number=number, step=step, since=None, files=tuple(entries))

@@ -88,6 +88,17 @@ class Part:
         """Of a row file that holds the rows of all."""
         return with_tables(self._metadata, self.tables)
 
+    def as_stored(self) -> Part:
+        """The same part with its floats as the files store them, where all have one encoding.
+
+        Where they have several, itself: what stands for a row's floats in one encoding stands for
+        others, or for none, in another.
+        """
+        if len({file.encoding for file in self.files}) > 1:
+            return self
+        files = [RowFile(file.path, decoded=False) for file in self.files]
+        return Part(self.group, self.shard, self.num_shards, files)
+
     def of(self, files: Sequence[RowFile]) -> Part:
         """A part of some of its files, with the same tables."""
         return Part(self.group, self.shard, self.num_shards, files, like=self)

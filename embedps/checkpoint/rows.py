@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from embedps.checkpoint import io, lengths
 from embedps.checkpoint.objects import as_path
-from embedps.checkpoint.quantize import decode, encoding_of, stored_type
+from embedps.checkpoint.quantize import Encoding, decode, encoding_of, stored_type
 from embedps.errors import CorruptCheckpointError
 
 _FIRST = {"table": pa.dictionary(pa.int16(), pa.string()), "id": pa.int64()}
@@ -28,11 +28,16 @@ class RowFile:
     """A row file, mapped: what it holds, and its batches as they are asked for.
 
     Attributes:
-      schema: of the batches: all floats are float32, whatever the file's encoding.
+      schema: of the batches.
+      encoding: of the file.
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, *, decoded: bool = True) -> None:
         """Opens it.
+
+        Args:
+          decoded: the batches have all floats as float32, whatever the file's encoding; else they
+            are as they are stored.
 
         Raises:
           CorruptCheckpointError: it is absent, or not a row file; names path, field, expected,
@@ -52,7 +57,9 @@ class RowFile:
                 self._check_length(block, "dictionary")
         except _ARROW_ERRORS as error:
             raise _unreadable(self.path, error) from error
-        self.schema: pa.Schema = decode(self.path, empty).schema
+        self.encoding: Encoding = encoding_of(self.path, stored)[0]
+        self._decoded = decoded
+        self.schema: pa.Schema = decode(self.path, empty).schema if decoded else stored
 
     @property
     def num_batches(self) -> int:
@@ -101,6 +108,8 @@ class RowFile:
                 f"{self.path}: {where}: field 'table': expected the dictionary {self.tables}, "
                 f"found {tables}"
             )
+        if not self._decoded:
+            return batch
         table = decode(self.path, pa.Table.from_batches([batch]))
         return table.combine_chunks().to_batches()[0] if batch.num_rows else batch
 

@@ -13,6 +13,7 @@ from embedps.checkpoint import io
 from embedps.checkpoint.dense import write_dense
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.manifest import FileEntry, Manifest, SaveKind, SaveSet
+from embedps.checkpoint.quantize import FLOAT32, Encoding, encode
 
 DIM = 2
 GROUP = "dim2"
@@ -82,12 +83,15 @@ def write_rows(
     shard: int = 0,
     num_shards: int = 1,
     tables: Sequence[str] = TABLES,
+    encoding: Encoding = FLOAT32,
 ) -> FileEntry:
     path = directory.shard_path(kind, number, GROUP, shard, num_shards)
+    batches = [row_batch(records, tables)] if records else []
+    stored = encode(pa.Table.from_batches(batches, row_schema(tables=tables)), encoding)
     with io.write_atomically(path) as file:
-        with pa.ipc.new_file(file, row_schema(tables=tables)) as writer:
+        with pa.ipc.new_file(file, stored.schema) as writer:
             if records:
-                writer.write_batch(row_batch(records, tables))
+                writer.write_table(stored)
         removed = sum(record.value is None for record in records)
         return FileEntry.of(
             directory.relative(path), file.digest, rows=len(records) - removed, removed=removed
@@ -101,11 +105,13 @@ def write_save(
     records: Sequence[Record],
     num_shards: int = 2,
     since: int | None = None,
+    encoding: Encoding = FLOAT32,
 ) -> SaveSet:
     """`since` is the save just before, if not given."""
     shards = [[r for r in records if r.id % num_shards == s] for s in range(num_shards)]
     files = [
-        write_rows(directory, kind, number, some, s, num_shards) for s, some in enumerate(shards)
+        write_rows(directory, kind, number, some, s, num_shards, encoding=encoding)
+        for s, some in enumerate(shards)
     ]
     return SaveSet(
         kind=kind,
@@ -139,8 +145,9 @@ def make_manifest(
 class Run:
     """Commits checkpoints one after the other, as a training run does."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, encoding: Encoding = FLOAT32) -> None:
         self.directory = CheckpointDirectory(path)
+        self.encoding = encoding
         self.chain: list[SaveSet] = []
 
     def base(self, records: Sequence[Record]) -> Manifest:
@@ -152,7 +159,9 @@ class Run:
     def _commit(self, kind: SaveKind, records: Sequence[Record]) -> Manifest:
         number = self.directory.next_number()
         since = self.chain[-1].number if kind == "delta" else None
-        save = write_save(self.directory, kind, number, records, since=since)
+        save = write_save(
+            self.directory, kind, number, records, since=since, encoding=self.encoding
+        )
         self.chain = [save] if kind == "base" else [*self.chain, save]
         arrays = {"w": np.full((2, 3), number, np.float32)}
         dense = write_dense(self.directory.dense_path(number), arrays, root=self.directory.path)

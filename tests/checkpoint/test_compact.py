@@ -15,8 +15,11 @@ from embedps.checkpoint import io, replay
 from embedps.checkpoint.compact import compact
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.lease import lease_manifest, read_leases
+from embedps.checkpoint.manifest import SaveSet
+from embedps.checkpoint.quantize import FLOAT32, Encoding
 from embedps.checkpoint.replay import make_parts, read_chain
 from embedps.checkpoint.retention import KeepNewest, collect_garbage
+from embedps.checkpoint.rows import RowFile
 from embedps.checkpoint.verify import verify
 from embedps.errors import CheckpointError, CorruptCheckpointError
 from tests.checkpoint.builders import GROUP, Record, Run, make_run, write_save
@@ -82,6 +85,52 @@ def test_not_a_number_keeps_its_bits(tmp_path):
     before = rows_of(run.directory)
     assert int(np.array([NAN_BITS]).view(np.uint32)[0]) in before[0]
     assert compact(run.directory) is not None
+    assert rows_of(run.directory) == before
+
+
+ENCODINGS = [
+    Encoding(rows="int8", slots="bfloat16"),
+    Encoding(rows="int4"),
+    Encoding(slots="bfloat16"),
+]
+
+
+def stored_rows(run: Run, save: SaveSet) -> set[str]:
+    """Every row's columns as the files have them: codes, scales and offsets."""
+    files = [RowFile(run.directory.file(entry), decoded=False) for entry in save.files]
+    rows = [row for file in files for batch in file.batches() for row in batch.to_pylist()]
+    return {str(row) for row in rows if not row["removed"]}
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_quantized_chain_keeps_its_encoding_codes_scales_and_offsets(tmp_path, encoding):
+    run = Run(tmp_path, encoding)
+    values = [0.1, -3.7, 255.0, 1e-30, 7.0, 0.0]
+    run.base([Record("C1", i, value) for i, value in enumerate(values)])
+    run.delta([Record("C2", 3, NAN_BITS), Record("C1", 2, -0.3), Record("C1", 0, None)])
+    run.delta([])
+    read = set().union(*(stored_rows(run, save) for save in run.chain))
+    before = rows_of(run.directory)
+    made = compact(run.directory)
+    assert made is not None
+    assert {RowFile(run.directory.file(f)).encoding for f in made.base.files} == {encoding}
+    kept = stored_rows(run, made.base)
+    assert len(kept) == made.base.rows == len(values)
+    assert kept <= read
+    assert rows_of(run.directory) == before
+    assert not verify(run.directory, run.directory.numbers()).problems
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_chain_of_several_encodings_becomes_the_floats_that_it_restores_to(tmp_path, encoding):
+    run = Run(tmp_path, encoding)
+    run.base([Record("C1", i, i / 7) for i in range(9)])
+    run.encoding = FLOAT32
+    run.delta([Record("C1", 2, 0.3), Record("C2", 4, 0.1)])
+    before = rows_of(run.directory)
+    made = compact(run.directory)
+    assert made is not None
+    assert {RowFile(run.directory.file(f)).encoding for f in made.base.files} == {FLOAT32}
     assert rows_of(run.directory) == before
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -79,12 +80,13 @@ class Contestant:
         Raises:
           PeerError: it failed.
         """
-        busy, own = _busy_secs(), _tree_secs(self._process.pid)
+        began, busy, own = time.monotonic(), _busy_secs(), _tree_secs(self._process.pid)
         answer = self._ask("measure", variant, secs=secs)
         foreign = _busy_secs() - busy - (_tree_secs(self._process.pid) - own)
+        wall = time.monotonic() - began  # more than what was timed, where a save is prepared
         examples, took = answer.pop("examples"), answer.pop("secs")
         return Measured(
-            rate=examples / took, foreign_cores=round(max(0.0, foreign) / took, 2), more=answer
+            rate=examples / took, foreign_cores=round(max(0.0, foreign) / wall, 2), more=answer
         )
 
     def close(self) -> None:

@@ -219,8 +219,9 @@ def _micro(result: dict[str, Any]) -> str:
         ]
         for bench in result["benchmarks"]
     ]
-    commit = result["commit_info"]["id"][:7]
+    commit, cpu = result["commit_info"]["id"][:7], result["machine_info"]["cpu"]
     return (
         _table(["kernel", "median ms", "least ms", "rounds"], rows)
-        + f"\n\n`make bench-micro` at {commit}, {result['datetime'][:19]}Z."
+        + f"\n\n`make bench-micro` at {commit}, {result['datetime'][:19]}Z: {cpu['count']} cores, "
+        f"{cpu['brand_raw']}."
     )

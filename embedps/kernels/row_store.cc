@@ -497,6 +497,7 @@ int64_t RowStore::Load(const RowColumns& columns, const std::vector<int>& tables
                const int t = static_cast<int>(bin) / kStripes;
                Stripe& s = *stripes_[bin];
                std::lock_guard<std::mutex> lock(s.mutex);
+               s.Reserve(last - first);
                constexpr int kAhead = 8;
                for (const Record* r = first; r < last; ++r) {
                  if (last - r > 2 * kAhead) s.PrefetchEntry(r[2 * kAhead].hash);

@@ -26,6 +26,14 @@ std::vector<int64_t> IdsOfAStripe(size_t n) {
   return ids;
 }
 
+// What a stripe holds of memory for so many rows, besides its index.
+int64_t RowsBytes(size_t count) {
+  size_t room = 16;
+  while (room < count) room = room < kChunkRows ? 2 * room : room + kChunkRows;
+  return static_cast<int64_t>(room * kRowBytes +
+                              (room + kChunkRows - 1) / kChunkRows * sizeof(char*));
+}
+
 TEST(RowNumbersAreSortedAndEachOnceHoweverManyTheyAre) {
   uint64_t random = 1;
   for (const uint32_t limit : {1u, 63u, 64u, 65u, 5000u, 200000u}) {
@@ -67,6 +75,32 @@ TEST(RowsAreFoundThroughEveryGrowthOfTheIndexAndEveryRemoval) {
     const auto expected = numbers.find(ids[i]);
     EXPECT_EQ(found, expected == numbers.end() ? kNone : expected->second);
     if (found != kNone) EXPECT_EQ(*stripe.Embedding(found), static_cast<float>(i));
+  }
+}
+
+TEST(AnIndexThatWasReservedHoldsItsRowsAsOneThatGrew) {
+  const std::vector<int64_t> ids = IdsOfAStripe(30000);
+  for (const size_t count : {1, 6, 7, 12, 3000, 3200, 3277, 6144, 6145, 30000}) {
+    PagePool pool;
+    Stripe grown(kRowBytes, &pool), reserved(kRowBytes, &pool);
+    reserved.Reserve(count);
+    const int64_t index_bytes = reserved.MemoryBytes();
+    EXPECT_TRUE(index_bytes < static_cast<int64_t>(sizeof(Stripe) + 100 + 12 * count));
+    for (size_t i = 0; i < count; ++i) {
+      EXPECT_EQ(grown.Insert(Hash(ids[i]), ids[i], kSalt), i);
+      EXPECT_EQ(reserved.Insert(Hash(ids[i]), ids[i], kSalt), i);
+    }
+    // It did not grow: what came are the rows, in chunks as the other's.
+    EXPECT_EQ(reserved.MemoryBytes() - index_bytes, RowsBytes(count));
+    for (size_t i = 0; i < ids.size(); ++i) {
+      const uint32_t found = reserved.Find(Hash(ids[i]), ids[i]);
+      EXPECT_EQ(found, grown.Find(Hash(ids[i]), ids[i]));
+      EXPECT_EQ(found, i < count ? i : kNone);
+    }
+    reserved.Reserve(10 * count);  // changes nothing where there is an index
+    EXPECT_EQ(reserved.MemoryBytes() - index_bytes, RowsBytes(count));
+    reserved.Clear();
+    EXPECT_EQ(reserved.Find(Hash(ids[0]), ids[0]), kNone);
   }
 }
 

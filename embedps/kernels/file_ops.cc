@@ -3,6 +3,7 @@
 
 #include <cfenv>
 #include <cstdio>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -239,10 +240,18 @@ class LoadRowsOp : public FileOp {
     TF_RETURN_IF_ERROR(ToTensorFlow(RowFileReader::Open(path, expected, &reader)));
     std::vector<int> tables;
     TF_RETURN_IF_ERROR(Match(path, reader->schema(), *store, &tables));
-    RowColumns columns;
+    // One record batch is read while the one before it is taken: neither the disk waits for the
+    // processor nor this for the disk.
+    RowColumns columns[2];
+    const auto read = [&](int i) {
+      return std::async(std::launch::async, [&, i] { return reader->Read(i, &columns[i % 2]); });
+    };
+    std::future<Status> next;
+    if (reader->num_batches() > 0) next = read(0);
     for (int i = 0; i < reader->num_batches(); ++i) {
-      TF_RETURN_IF_ERROR(ToTensorFlow(reader->Read(i, &columns)));
-      *records += store->Load(columns, tables, shard_, num_shards_, slots_, parallel);
+      TF_RETURN_IF_ERROR(ToTensorFlow(next.get()));
+      if (i + 1 < reader->num_batches()) next = read(i + 1);
+      *records += store->Load(columns[i % 2], tables, shard_, num_shards_, slots_, parallel);
     }
     return ToTensorFlow(reader->Finish());
   }

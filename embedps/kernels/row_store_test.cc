@@ -434,11 +434,12 @@ TEST(DeltaGivesWhatWasTouchedAndRemoved) {
 }
 
 TEST(MemoryOfACutIsABatchAndFourBytesATouchedRow) {
-  constexpr int kDim = 16;
-  constexpr int64_t kRows = 200000;
+  constexpr int kDim = 2;
+  constexpr int64_t kRows = 100000;            // too little for a thread that makes pages meanwhile
   constexpr int64_t kBatchRows = 32768 + 256;  // what is given at once, and what a slice adds
   RowStore store(MakeConfig(kDim, 1, OptimizerKind::kAdagrad));
   Lookup(&store, Batch{Range(0, kRows)});
+  EXPECT_TRUE(store.Stats().memory_bytes < static_cast<int64_t>(PagePool::kMakeFromBytes));
   for (const CutKind kind : {CutKind::kBase, CutKind::kDelta}) {
     int64_t since = -1, given = 0;
     if (kind == CutKind::kDelta) {

@@ -175,25 +175,12 @@ def test_stragglers_unit_at_the_end_is_not_waited_for_where_a_worker_is_idle():
     assert len(run.cluster.scheduled) == 4
 
 
-def test_unit_as_fast_as_the_others_is_no_stragglers():
-    run = Run(units=2, num_workers=2)
+@pytest.mark.parametrize(("rows", "first_took"), [((10, 10), 50), ((2, 10), 10)])
+def test_unit_as_fast_by_its_rows_as_the_others_is_no_stragglers(rows, first_took):
+    run = Run(rows=rows, num_workers=2)
     with run.schedule:
         first, last = run.cluster.attempts(2)
-        first.start(0, ago=50)
-        first.end(zero_counts())
-        last.start(1, ago=50)
-        assert run.schedule.wait(0.6)
-        assert len(run.cluster.scheduled) == 2
-        last.end(zero_counts())
-        run.wait()
-    assert run.ledger.num_repeated == 0
-
-
-def test_unit_that_has_more_rows_than_the_others_is_no_stragglers():
-    run = Run(rows=(2, 10), num_workers=2)
-    with run.schedule:
-        first, last = run.cluster.attempts(2)
-        first.start(0, ago=10)
+        first.start(0, ago=first_took)
         first.end(zero_counts())
         last.start(1, ago=50)
         assert run.schedule.wait(0.6)

@@ -13,7 +13,6 @@ namespace {
 using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
-using tensorflow::ResourceHandle;
 using tensorflow::Tensor;
 
 class StepLogResource : public tensorflow::ResourceBase {
@@ -50,17 +49,8 @@ class StepLogOp : public OpKernel {
     OP_REQUIRES_OK(c, c->GetAttr("shared_name", &name_));
   }
   void Compute(OpKernelContext* context) override {
-    StepLogResource* found = nullptr;
-    OP_REQUIRES_OK(context, context->resource_manager()->LookupOrCreate<StepLogResource>(
-                                container_, name_, &found, [](StepLogResource** created) {
-                                  *created = new StepLogResource;
-                                  return absl::OkStatus();
-                                }));
-    LogPtr release(found);
-    Tensor* handle;
-    OP_REQUIRES_OK(context, context->allocate_output(0, {}, &handle));
-    handle->scalar<ResourceHandle>()() =
-        tensorflow::MakeResourceHandle<StepLogResource>(context, container_, name_);
+    OP_REQUIRES_OK(context, FindOrCreate<StepLogResource>(context, container_, name_,
+                                                          [] { return new StepLogResource; }));
   }
 
  private:

@@ -14,7 +14,6 @@ namespace {
 using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
-using tensorflow::ResourceHandle;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::shape_inference::InferenceContext;
@@ -128,17 +127,9 @@ class RowStoreOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
-    StoreResource* found = nullptr;
-    OP_REQUIRES_OK(context, context->resource_manager()->LookupOrCreate<StoreResource>(
-                                container_, name_, &found, [this](StoreResource** created) {
-                                  *created = new StoreResource(config_);
-                                  return absl::OkStatus();
-                                }));
-    StorePtr release(found);
-    Tensor* handle;
-    OP_REQUIRES_OK(context, context->allocate_output(0, {}, &handle));
-    handle->scalar<ResourceHandle>()() =
-        tensorflow::MakeResourceHandle<StoreResource>(context, container_, name_);
+    OP_REQUIRES_OK(context, FindOrCreate<StoreResource>(context, container_, name_, [this] {
+                     return new StoreResource(config_);
+                   }));
   }
 
  private:
@@ -151,7 +142,7 @@ REGISTER_OP("EmbedpsDropStores")
     .Attr("container: string")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
-    .Doc("Removes every store of a container from this device.");
+    .Doc("Removes every store and log of a container from this device.");
 
 class DropStoresOp : public OpKernel {
  public:

@@ -1,4 +1,4 @@
-// The row store as a TensorFlow resource, and how its ops read their inputs.
+// The row store as a TensorFlow resource, how resources are found, and how ops read their inputs.
 #ifndef EMBEDPS_KERNELS_STORE_RESOURCE_H_
 #define EMBEDPS_KERNELS_STORE_RESOURCE_H_
 
@@ -24,6 +24,24 @@ using StorePtr = tensorflow::core::RefCountPtr<StoreResource>;
 
 inline absl::Status FindStore(tensorflow::OpKernelContext* context, StorePtr* store) {
   return tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 0), store);
+}
+
+// Finds a resource of this device, or makes it, and gives its handle as the op's only output.
+template <typename Resource, typename Make>
+absl::Status FindOrCreate(tensorflow::OpKernelContext* context, const std::string& container,
+                          const std::string& name, const Make& make) {
+  Resource* found = nullptr;
+  TF_RETURN_IF_ERROR(context->resource_manager()->LookupOrCreate<Resource>(
+      container, name, &found, [&make](Resource** created) {
+        *created = make();
+        return absl::OkStatus();
+      }));
+  const tensorflow::core::RefCountPtr<Resource> release(found);
+  tensorflow::Tensor* handle;
+  TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &handle));
+  handle->scalar<tensorflow::ResourceHandle>()() =
+      tensorflow::MakeResourceHandle<Resource>(context, container, name);
+  return absl::OkStatus();
 }
 
 template <typename T>

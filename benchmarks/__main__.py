@@ -49,8 +49,8 @@ def main(arguments: Sequence[str]) -> int:
     run.add_argument(
         "--batch-sizes", type=_numbers, default=(2048, 8192), help="default: 2048,8192"
     )
-    run.add_argument("--rounds", type=int, default=3, help="default: 3")
-    run.add_argument("--secs", type=float, default=1.5, help="of a lane in a round (default: 1.5)")
+    run.add_argument("--rounds", type=int, default=7, help="default: 7")
+    run.add_argument("--secs", type=float, default=1.0, help="of a lane in a round (default: 1)")
     run.add_argument("--output", type=Path, default=report.RESULTS, help="folder of the JSON")
     options = parser.parse_args(arguments)
     if options.command == "docs":

@@ -169,7 +169,7 @@ def _run_group(
     ready = {(race, lane) for race, lane in _lanes(races) if field.prepare(lane, number)}
     measured: dict[tuple[Race, Lane], list[Measured]] = {key: [] for key in ready}
     for k in range(timing.rounds):
-        for key in _lanes(races):
+        for key in _order(_lanes(races), k):
             found = field.measure(key[1], timing.secs) if key in ready else None
             if found is not None:
                 measured[key].append(found)
@@ -191,6 +191,12 @@ def _run_group(
 
 def _lanes(races: Iterable[Race]) -> list[tuple[Race, Lane]]:
     return [(race, lane) for race in races for lane in race.lanes]
+
+
+def _order(lanes: list[tuple[Race, Lane]], round_: int) -> list[tuple[Race, Lane]]:
+    """Another begins each round: the machine slows down and recovers within one, too."""
+    first = round_ % len(lanes)
+    return lanes[first:] + lanes[:first]
 
 
 def _result(lane: Lane, found: Sequence[Measured], ours: Sequence[float]) -> dict[str, Any]:

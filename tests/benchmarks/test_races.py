@@ -55,6 +55,23 @@ def test_ours_races_beside_a_peer_that_cannot_be_installed(monkeypatch, tmp_path
 
 
 @pytest.mark.multiprocess
+def test_another_lane_begins_each_round(monkeypatch):
+    order = []
+    measure = races._Field.measure
+
+    def noted(field, its, secs):
+        order.append(its.variant.kind)
+        return measure(field, its, secs)
+
+    monkeypatch.setattr(races._Field, "measure", noted)
+    hold(
+        [races.Entrant(title="embedps", peer=races.OURS)],
+        [lane("embedps"), lane("embedps", "adagrad")],
+    )
+    assert order == ["sgd", "adagrad", "adagrad", "sgd"]
+
+
+@pytest.mark.multiprocess
 def test_a_peer_that_fails_is_said_and_the_others_go_on(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     # Installed, by its stamp; its interpreter ends at once.

@@ -1,11 +1,11 @@
 #include "embedps/kernels/row_store.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <utility>
 
 #include "embedps/kernels/hash.h"
+#include "embedps/kernels/outgoing_rows.h"
 #include "embedps/kernels/stripe.h"
 
 namespace embedps {
@@ -14,80 +14,17 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr Clock::duration kBusy = std::chrono::seconds(1);  // after a lookup or an update
-constexpr int64_t kBatchRows = 32768;                       // records given to a sink at once
 constexpr uint32_t kSliceRows = 256;  // rows copied under one hold of a stripe's lock
 constexpr uint32_t kAheadRows = 16;   // brought to the caches before a delta copies them
 
 }  // namespace
 
-void InitializeEmbedding(const TableConfig& table, int64_t id, int dim, float* embedding) {
-  const InitializerConfig& init = table.initializer;
-  const uint64_t base = Mix64(Mix64(static_cast<uint64_t>(table.seed) ^ TableSalt(table.name)) ^
-                              static_cast<uint64_t>(id));
-  const auto word = [base](int j) {
-    return Mix64(base + static_cast<uint64_t>(j) * 0x9E3779B97F4A7C15ull);
-  };
-  switch (init.kind) {
-    case InitializerConfig::Kind::kConstant:
-      std::fill_n(embedding, dim, init.low);
-      return;
-    case InitializerConfig::Kind::kUniform:
-      for (int j = 0; j < dim; ++j) {
-        const float u = static_cast<float>(word(j) >> 40) * 0x1p-24f;
-        embedding[j] = init.low + (init.high - init.low) * u;
-      }
-      return;
-    case InitializerConfig::Kind::kNormal:
-      for (int j = 0; j < dim; j += 2) {
-        const double u = (static_cast<double>(word(j) >> 11) + 1) * 0x1p-53;
-        const double angle = 2 * M_PI * (static_cast<double>(word(j + 1) >> 11) * 0x1p-53);
-        const double radius = std::sqrt(-2 * std::log(u));
-        embedding[j] = static_cast<float>(init.low + init.high * radius * std::cos(angle));
-        if (j + 1 < dim) {
-          embedding[j + 1] = static_cast<float>(init.low + init.high * radius * std::sin(angle));
-        }
-      }
-      return;
-  }
-}
-
-// A batch's ids arranged by stripe: entries[k] stands at position `at` of the batch; the entries of
-// one stripe are together.
-struct RowStore::Order {
-  struct Entry {
-    uint64_t hash;
-    int32_t at;
-    int32_t bin;  // table * kStripes + stripe
-  };
-  std::vector<Entry> entries;
-
-  // Calls visit(bin, first entry, last entry) for each stripe that has ids, in parallel.
-  template <typename Visit>
-  void ForEachBin(const ParallelFor& parallel, int64_t cost, const Visit& visit) const {
-    const int64_t n = static_cast<int64_t>(entries.size());
-    parallel(n, cost, [&](int64_t begin, int64_t end) {
-      // A bin belongs to the range in which it begins.
-      while (begin > 0 && begin < n && entries[begin].bin == entries[begin - 1].bin) ++begin;
-      while (begin < end) {
-        int64_t last = begin + 1;
-        while (last < n && entries[last].bin == entries[begin].bin) ++last;
-        visit(entries[begin].bin, &entries[begin], &entries[begin] + (last - begin));
-        begin = last;
-      }
-    });
-  }
-};
-
 RowStore::RowStore(RowStoreConfig config)
-    : config_(std::move(config)),
-      num_slot_floats_([this] {
-        int floats = 0;
-        for (const auto& slot : OptimizerSlots(config_.optimizer, config_.dim))
-          floats += slot.width;
-        return floats;
-      }()),
-      table_rows_(config_.tables.size()) {
-  const size_t row_bytes = kHeaderBytes + sizeof(float) * (config_.dim + num_slot_floats_);
+    : config_(std::move(config)), table_rows_(config_.tables.size()) {
+  size_t row_bytes = kHeaderBytes + sizeof(float) * config_.dim;
+  for (const OptimizerSlot& slot : OptimizerSlots(config_.optimizer, config_.dim)) {
+    row_bytes += sizeof(float) * slot.width;
+  }
   for (const TableConfig& table : config_.tables) {
     salts_.push_back(TableSalt(table.name));
     for (int i = 0; i < kStripes; ++i)
@@ -110,78 +47,19 @@ Stripe& RowStore::stripe(int table, uint64_t row_hash) const {
   return *stripes_[table * kStripes + StripeOf(row_hash)];
 }
 
-void RowStore::Arrange(const IdBatch& batch, const ParallelFor& parallel, Order* order) const {
-  order->entries.resize(batch.num_ids);
-  const int64_t cost = 20 * batch.num_ids / num_tables();
-  parallel(num_tables(), cost, [&](int64_t begin, int64_t end) {
-    std::vector<uint64_t> hashes;
-    for (int t = static_cast<int>(begin); t < end; ++t) {
-      // Ids come ordered by table: a counting sort by stripe within each is all that is wanted.
-      const int32_t first = batch.splits[t], last = batch.splits[t + 1];
-      hashes.resize(last - first);
-      int32_t starts[kStripes + 1] = {};
-      for (int32_t i = first; i < last; ++i) {
-        const uint64_t hash = RowHash(salts_[t], batch.ids[i]);
-        hashes[i - first] = hash;
-        ++starts[StripeOf(hash) + 1];
-      }
-      for (int k = 0; k < kStripes; ++k) starts[k + 1] += starts[k];
-      for (int32_t i = first; i < last; ++i) {
-        const uint64_t hash = hashes[i - first];
-        const int k = StripeOf(hash);
-        order->entries[first + starts[k]++] = {hash, i, t * kStripes + k};
-      }
-    }
-  });
-}
-
-// Finds the rows of a stripe's entries in order, having brought them to the caches step by step
-// some entries before. The stripe's lock is held.
-class RowStore::Finder {
- public:
-  using Entry = Order::Entry;
-  Finder(const Stripe& stripe, const Entry* first, const Entry* last)
-      : stripe_(stripe), last_(last) {
-    const auto begin = [&](int ahead, const auto& step) {
-      for (const Entry* e = first; e < std::min(last, first + ahead); ++e) step(e);
-    };
-    begin(kSegments, [&](const Entry* e) { stripe.PrefetchSegment(e->hash); });
-    begin(kEntries, [&](const Entry* e) { stripe.PrefetchEntry(e->hash); });
-    begin(kChunks, [&](const Entry* e) { probably_[e - first] = stripe.PrefetchChunk(e->hash); });
-    begin(kRows, [&](const Entry* e) { stripe.PrefetchRow(probably_[e - first]); });
-  }
-  // The number of the next entry's row, whose id is `id`, or kNone.
-  uint32_t Next(const Entry* e, int64_t id) {
-    const uint32_t number = stripe_.Find(e->hash, id, probably_[at_ % kChunks]);
-    if (last_ - e > kSegments) stripe_.PrefetchSegment(e[kSegments].hash);
-    if (last_ - e > kEntries) stripe_.PrefetchEntry(e[kEntries].hash);
-    if (last_ - e > kChunks) probably_[at_ % kChunks] = stripe_.PrefetchChunk(e[kChunks].hash);
-    if (last_ - e > kRows) stripe_.PrefetchRow(probably_[(at_ + kRows) % kChunks]);
-    ++at_;
-    return number;
-  }
-
- private:
-  static constexpr int kRows = 8, kChunks = 16, kEntries = 24, kSegments = 32;
-  const Stripe& stripe_;
-  const Entry* const last_;
-  uint32_t probably_[kChunks];  // of the entries to come
-  uint32_t at_ = 0;
-};
-
 void RowStore::Lookup(const IdBatch& batch, bool insert, const ParallelFor& parallel,
                       float* embeddings) {
   last_use_.store(Clock::now().time_since_epoch(), std::memory_order_relaxed);
-  Order order;
-  Arrange(batch, parallel, &order);
+  const StripeOrder order(batch, salts_, parallel);
   const int dim = config_.dim;
   order.ForEachBin(
-      parallel, 100 + dim, [&](int bin, const Order::Entry* first, const Order::Entry* last) {
+      parallel, 100 + dim,
+      [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
         Stripe& stripe = *stripes_[bin];
         const int t = bin / kStripes;
         const TableConfig& table = config_.tables[t];
         std::lock_guard<std::mutex> lock(stripe.mutex);
-        Finder finder(stripe, first, last);
+        RowFinder finder(stripe, first, last);
         for (const auto* e = first; e < last; ++e) {
           const int64_t id = batch.ids[e->at];
           float* out = embeddings + int64_t{e->at} * dim;
@@ -194,11 +72,11 @@ void RowStore::Lookup(const IdBatch& batch, bool insert, const ParallelFor& para
             if (number == kNone) {
               table_rows_[t].fetch_sub(1, std::memory_order_relaxed);
               rejected_inserts_.fetch_add(1, std::memory_order_relaxed);
-              InitializeEmbedding(table, id, dim, out);
+              InitializeEmbedding(table.initializer, table.seed, salts_[t], id, dim, out);
               continue;
             }
             float* embedding = stripe.Embedding(number);
-            InitializeEmbedding(table, id, dim, embedding);
+            InitializeEmbedding(table.initializer, table.seed, salts_[t], id, dim, embedding);
             InitializeSlots(config_.optimizer, dim, embedding + dim);
             stripe.Touch(number);
           }
@@ -214,14 +92,13 @@ void RowStore::Lookup(const IdBatch& batch, bool insert, const ParallelFor& para
 void RowStore::Update(const IdBatch& batch, const float* gradients, float learning_rate,
                       uint32_t step, const ParallelFor& parallel) {
   last_use_.store(Clock::now().time_since_epoch(), std::memory_order_relaxed);
-  Order order;
-  Arrange(batch, parallel, &order);
+  const StripeOrder order(batch, salts_, parallel);
   const int dim = config_.dim;
   order.ForEachBin(parallel, 150 + 4 * dim,
-                   [&](int bin, const Order::Entry* first, const Order::Entry* last) {
+                   [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
                      Stripe& stripe = *stripes_[bin];
                      std::lock_guard<std::mutex> lock(stripe.mutex);
-                     Finder finder(stripe, first, last);
+                     RowFinder finder(stripe, first, last);
                      for (const auto* e = first; e < last; ++e) {
                        const uint32_t number = finder.Next(e, batch.ids[e->at]);
                        if (number == kNone) {
@@ -275,86 +152,8 @@ int64_t RowStore::Evict(int table, uint32_t step, uint32_t max_frequency) {
   return removed;
 }
 
-// A cut's records on their way to its sink: columns of kBatchRows, made once, and filled from the
-// start again after each time that they are given.
-class RowStore::Outgoing {
- public:
-  Outgoing(const RowStoreConfig& config, const Sink& sink)
-      : dim_(config.dim), slots_(OptimizerSlots(config.optimizer, config.dim)), sink_(sink) {
-    columns_.optimizer_slots.resize(slots_.size());
-  }
-
-  // Makes room for so many more, giving what is there where it is not enough.
-  void Reserve(uint32_t num_records) {
-    if (columns_.num_rows + num_records > kBatchRows) (void)Flush();
-    const int64_t rows = columns_.num_rows + num_records;
-    if (rows > static_cast<int64_t>(columns_.id.size())) Resize(rows);
-  }
-
-  void AppendRow(int table, const RowHeader& row, const float* floats) {
-    Append(table, row.id, row.last_step, row.frequency, false);
-    const auto take = [&floats](std::vector<float>* to, int64_t width, int64_t i) {
-      std::memcpy(to->data() + i * width, floats, sizeof(float) * width);
-      floats += width;
-    };
-    const int64_t i = columns_.num_rows++;
-    take(&columns_.embedding, dim_, i);
-    for (size_t s = 0; s < slots_.size(); ++s) {
-      take(&columns_.optimizer_slots[s], slots_[s].width, i);
-    }
-  }
-
-  void AppendRemoval(int table, int64_t id) {
-    Append(table, id, 0, 0, true);
-    const int64_t i = columns_.num_rows++;
-    std::fill_n(columns_.embedding.data() + i * dim_, dim_, 0.0f);
-    for (size_t s = 0; s < slots_.size(); ++s) {
-      const int64_t width = slots_[s].width;
-      std::fill_n(columns_.optimizer_slots[s].data() + i * width, width, 0.0f);
-    }
-  }
-
-  // After a failure nothing more is given.
-  Status Flush() {
-    if (columns_.num_rows > 0 && status_.ok()) {
-      Resize(columns_.num_rows);
-      status_ = sink_(columns_);
-    }
-    columns_.num_rows = 0;
-    return status_;
-  }
-
- private:
-  void Append(int table, int64_t id, uint32_t last_step, uint32_t frequency, bool removed) {
-    const int64_t i = columns_.num_rows;
-    columns_.table[i] = static_cast<int16_t>(table);
-    columns_.id[i] = id;
-    columns_.last_step[i] = last_step;
-    columns_.frequency[i] = frequency;
-    columns_.removed[i] = removed;
-  }
-
-  void Resize(int64_t rows) {
-    columns_.table.resize(rows);
-    columns_.id.resize(rows);
-    columns_.embedding.resize(rows * dim_);
-    for (size_t s = 0; s < slots_.size(); ++s) {
-      columns_.optimizer_slots[s].resize(rows * slots_[s].width);
-    }
-    columns_.last_step.resize(rows);
-    columns_.frequency.resize(rows);
-    columns_.removed.resize(rows);
-  }
-
-  const int64_t dim_;
-  const std::vector<OptimizerSlot> slots_;
-  const Sink& sink_;
-  RowColumns columns_;
-  Status status_;
-};
-
 void RowStore::CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pending,
-                         Outgoing* outgoing) {
+                         OutgoingRows* outgoing) {
   // Take the open list. A row stays listed until it is copied: what changes it before then is in
   // the copy, and what changes it later lists it anew. So the copying may go slice by slice.
   std::vector<uint32_t> rows, open;
@@ -413,7 +212,7 @@ void RowStore::CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pend
   }
 }
 
-Status RowStore::Cut(CutKind kind, int64_t since, const Sink& sink, int64_t* cut) {
+Status RowStore::Cut(CutKind kind, int64_t since, const RowSink& sink, int64_t* cut) {
   std::lock_guard<std::mutex> cut_lock(cut_mutex_);
   const bool drop_pending = since == last_cut_;
   // A base gives every row, so it may follow any cut: it keeps what is pending and lists on.
@@ -427,7 +226,7 @@ Status RowStore::Cut(CutKind kind, int64_t since, const Sink& sink, int64_t* cut
   // was not committed, and the next one gives its rows again.
   if (drop_pending) pending_since_ = last_cut_;
   const uint32_t this_cut = ++last_cut_;
-  Outgoing outgoing(config_, sink);
+  OutgoingRows outgoing(config_.dim, OptimizerSlots(config_.optimizer, config_.dim), sink);
   for (size_t i = 0; i < stripes_.size(); ++i) {
     // Every stripe closes its list even when the sink has failed, or the lists would be of
     // different cuts.
@@ -438,9 +237,9 @@ Status RowStore::Cut(CutKind kind, int64_t since, const Sink& sink, int64_t* cut
   return status;
 }
 
-Status RowStore::Copy(const Sink& sink) {
+Status RowStore::Copy(const RowSink& sink) {
   const int64_t stopped = copies_stopped_;
-  Outgoing outgoing(config_, sink);
+  OutgoingRows outgoing(config_.dim, OptimizerSlots(config_.optimizer, config_.dim), sink);
   for (size_t i = 0; i < stripes_.size(); ++i) {
     Stripe& stripe = *stripes_[i];
     uint32_t num_rows;

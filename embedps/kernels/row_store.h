@@ -6,26 +6,22 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "embedps/kernels/initializers.h"
 #include "embedps/kernels/optimizers.h"
+#include "embedps/kernels/outgoing_rows.h"
 #include "embedps/kernels/page_pool.h"
 #include "embedps/kernels/parallel.h"
 #include "embedps/kernels/row_file.h"
 #include "embedps/kernels/status.h"
+#include "embedps/kernels/stripe.h"
+#include "embedps/kernels/stripe_order.h"
 
 namespace embedps {
-
-struct InitializerConfig {
-  enum class Kind { kConstant, kUniform, kNormal };
-  Kind kind = Kind::kConstant;
-  float low = 0;   // constant: the value; uniform: the lower bound; normal: the mean
-  float high = 0;  // uniform: the upper bound; normal: the standard deviation
-};
 
 struct TableConfig {
   std::string name;
@@ -41,18 +37,6 @@ struct RowStoreConfig {
   std::vector<TableConfig> tables;
 };
 
-// A new row's embedding: a pure function of (seed, table name, id). Uniform values have 24 random
-// bits; normal ones are Box-Muller in double.
-void InitializeEmbedding(const TableConfig& table, int64_t id, int dim, float* embedding);
-
-// Ids of a step on one shard, ordered by table: those of table t are ids[splits[t], splits[t+1]),
-// without repeats within a table.
-struct IdBatch {
-  const int64_t* ids = nullptr;
-  int64_t num_ids = 0;
-  const int32_t* splits = nullptr;  // num_tables + 1, from 0 to num_ids
-};
-
 struct RowStoreStats {
   std::vector<int64_t> rows;     // of each table
   int64_t memory_bytes = 0;      // chunks, indices and dirty lists
@@ -60,14 +44,11 @@ struct RowStoreStats {
   int64_t skipped_updates = 0;   // for rows that were not there
 };
 
-class Stripe;
-
 // A table's rows are striped by the hash of their id; each stripe has one lock, an index from id to
 // row, chunks of rows, and a list of the rows first touched since the last cut.
 class RowStore {
  public:
   enum class CutKind { kBase, kDelta };
-  using Sink = std::function<Status(const RowColumns&)>;
 
   explicit RowStore(RowStoreConfig config);
   ~RowStore();
@@ -100,12 +81,12 @@ class RowStore {
   // it did not cover is given again. A delta since a cut that the lists no longer go back to is
   // refused; a base always works. Memory: one batch of rows, and 4 bytes a touched row.
   // One cut at a time; a second waits.
-  Status Cut(CutKind kind, int64_t since, const Sink& sink, int64_t* cut);
+  Status Cut(CutKind kind, int64_t since, const RowSink& sink, int64_t* cut);
 
   // Gives every row to `sink` beside the cuts, which it takes no part in: each row whole, as of
   // some moment of the copying. With the records of deltas since a cut before its beginning, up to
   // one that began after its end, it is the rows of the last.
-  Status Copy(const Sink& sink);
+  Status Copy(const RowSink& sink);
 
   // Copies under way end as failures.
   void StopCopies() { ++copies_stopped_; }
@@ -129,18 +110,13 @@ class RowStore {
   bool IsBusy() const;
 
  private:
-  struct Order;
-  class Finder;
-  class Outgoing;
-
-  void Arrange(const IdBatch& batch, const ParallelFor& parallel, Order* order) const;
   Stripe& stripe(int table, uint64_t row_hash) const;
   void LoadRecord(const RowColumns& columns, int64_t i, int table, uint64_t hash, bool slots,
                   Stripe* stripe);
-  void CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pending, Outgoing* outgoing);
+  void CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pending,
+                 OutgoingRows* outgoing);
 
   const RowStoreConfig config_;
-  const int num_slot_floats_;
   std::vector<uint64_t> salts_;                                  // of each table
   PagePool pool_;                                                // of the stripes' rows and indexes
   std::vector<std::unique_ptr<Stripe>> stripes_;                 // kStripes a table

@@ -26,7 +26,8 @@ from rich.table import Table
 
 from embedps.checkpoint import io
 from embedps.tables import FeatureSpec, RowwiseAdagrad, TableSpec
-from embedps.tables.collection import EmbeddingCollection, ShardFile, StoredFile
+from embedps.tables.collection import EmbeddingCollection
+from embedps.tables.row_files import ShardFile, StoredFile
 
 _CHUNK_BYTES = 1 << 20
 _FILL_ROWS = 200_000
@@ -123,7 +124,7 @@ class _Measured:
 
         def write() -> None:
             files.extend(
-                self._collection.write(
+                self._collection.files.write(
                     "base" if kind == "base" else "delta", folder, since=self._since
                 )
             )
@@ -138,11 +139,11 @@ class _Measured:
         What TensorFlow makes at a process's first load, as at its first write, is made before.
         """
         other = self._make("loaded")
-        other.load({})
+        other.files.load({})
         groups: dict[str, list[StoredFile]] = {}
         for f in files:
             groups.setdefault(f.group, []).append(f.stored)
-        secs = _timed(lambda: other.load(groups), _dropped([Path(f.path) for f in files]))
+        secs = _timed(lambda: other.files.load(groups), _dropped([Path(f.path) for f in files]))
         other.drop()
         return secs
 

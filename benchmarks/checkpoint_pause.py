@@ -156,7 +156,7 @@ class _Cuts:
 
     def write(self, kind: Kind) -> None:
         began = time.perf_counter()
-        files = self._collection.write(
+        files = self._collection.files.write(
             "base" if kind == "base" else "delta",
             str(self._folder / "cut"),
             since=self._since,

@@ -23,7 +23,8 @@ from embedps.checkpoint.quantize import FLOAT32, Encoding
 from embedps.checkpoint.retention import DEFAULT_KEEP, KeepPolicy, collect_garbage
 from embedps.errors import CheckpointError, CorruptCheckpointError, DimMismatchError
 from embedps.failing import in_background
-from embedps.tables.collection import EmbeddingCollection, ShardFile, StoredFile, WriteKind
+from embedps.tables.collection import EmbeddingCollection
+from embedps.tables.row_files import ShardFile, StoredFile, WriteKind
 from embedps.tables.specs import TableSpec
 
 # Of the time from one save to the next, what its writers may rest while training needs the cores.
@@ -75,7 +76,7 @@ class Saver:
         self._rebase = rebase or Consecutive()
         self._keep = tuple(keep)
         self._encoding = encoding
-        collection.prepare_writes(encoding)
+        collection.files.prepare_writes(encoding)
         self._last: Manifest | None = None
         self._new_base: _Rebase | None = None
         self._history = secrets.token_hex(8)
@@ -304,7 +305,7 @@ class Saver:
     ) -> tuple[SaveSet, dict[tuple[str, int], int]]:
         kind: SaveKind = "delta" if what == "delta" else "base"
         folder = self._directory.path / f"{kind}-{number}"
-        files = self._collection.write(
+        files = self._collection.files.write(
             what,
             str(folder.absolute()),
             since=self._cuts,
@@ -392,7 +393,7 @@ def load_rows(
             files.setdefault(entry.group, []).append(
                 StoredFile(path=path, bytes=entry.bytes, xxh3_64=entry.xxh3_64)
             )
-        records = collection.load(files)
+        records = collection.files.load(files)
         if records != save.rows + save.removed:
             raise CorruptCheckpointError(
                 f"{directory.path}/{save.kind}-{save.number} must give its {save.rows} rows and "

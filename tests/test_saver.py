@@ -147,7 +147,7 @@ class HeldBases:
 
     def __init__(self, monkeypatch, collection):
         self.copied, self.go_on = threading.Event(), threading.Event()
-        write = collection.write
+        write = collection.files.write
 
         def held(kind, *args, **kwargs):
             files = write(kind, *args, **kwargs)
@@ -156,7 +156,7 @@ class HeldBases:
                 assert self.go_on.wait(60)
             return files
 
-        monkeypatch.setattr(collection, "write", held)
+        monkeypatch.setattr(collection.files, "write", held)
 
 
 @pytest.mark.parametrize("policy", POLICIES[1:], ids=lambda p: p.kind)
@@ -235,7 +235,7 @@ def test_chain_of_runs_that_save_once_does_not_grow_without_end(tmp_path):
 def test_compaction_beside_the_saver_loses_and_brings_back_nothing(tmp_path, policy):
     """Between saves, and while one is written: it is committed before the saver commits."""
     model, reader = Model(tmp_path, policy), Reader()
-    write = model.collection.write
+    write = model.collection.files.write
     compacted = []
     for step in range(12):
         model.train(most=1400 if step == 0 else 80)
@@ -247,7 +247,7 @@ def test_compaction_beside_the_saver_loses_and_brings_back_nothing(tmp_path, pol
                 return files
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(model.collection, "write", write_and_compact)
+                patch.setattr(model.collection.files, "write", write_and_compact)
                 number = model.save().number
             assert number == max(model.directory.numbers())
         else:

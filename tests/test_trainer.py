@@ -408,7 +408,7 @@ def test_base_and_deltas_equal_a_full_save_after_a_quiet_point(tmp_path, dataset
     trainer.collection.evict("wide", before_step=2**31, max_frequency=2)
     trainer.saver.save(**save, final=True)
 
-    full = trainer.collection.write("base", str(tmp_path / "full"), since={})
+    full = trainer.collection.files.write("base", str(tmp_path / "full"), since={})
     for group in groups_of(model_dir):
         tables = [read_row_file(Path(f.path)) for f in full if f.group == group]
         names = {f.schema.field("table").type for f in tables}

@@ -154,13 +154,13 @@ def test_row_file(benchmark, tmp_path, what):
         folder = tmp_path / str(next(numbers))
         for group in collection.groups:
             (folder / group.name).mkdir(parents=True)
-        return collection.write("base", str(folder), since={})
+        return collection.files.write("base", str(folder), since={})
 
     if what == "write":
         files = benchmark.pedantic(write, rounds=5, warmup_rounds=1)
         assert files[0].rows == FILE_ROWS
     else:
         files = {f.group: [f.stored] for f in write()}
-        taken = benchmark.pedantic(lambda: collection.load(files), rounds=5, warmup_rounds=1)
+        taken = benchmark.pedantic(lambda: collection.files.load(files), rounds=5, warmup_rounds=1)
         assert taken == FILE_ROWS
     collection.drop()

@@ -16,7 +16,8 @@ import tensorflow as tf
 from benchmarks.peers import protocol
 from embedps.input import UnitInput
 from embedps.tables import Adagrad, FeatureSpec, TableSpec
-from embedps.tables.collection import EmbeddingCollection, ShardFile
+from embedps.tables.collection import EmbeddingCollection
+from embedps.tables.row_files import ShardFile
 
 _INSERT_IDS = 1 << 16
 _UNIT_ROWS = 32768
@@ -55,7 +56,7 @@ class Checkpoints:
 
         def restore() -> None:
             self._collection.clear()
-            self._collection.load({f.group: [f.stored] for f in self._files})
+            self._collection.files.load({f.group: [f.stored] for f in self._files})
 
         return restore
 
@@ -70,7 +71,7 @@ class Checkpoints:
         folder = self._folder / str(next(self._numbers))
         for group in self._collection.groups:
             (folder / group.name).mkdir(parents=True)
-        return self._collection.write(kind, str(folder), since=since)
+        return self._collection.files.write(kind, str(folder), since=since)
 
     def _keep(self, files: list[ShardFile]) -> None:
         self._files = files

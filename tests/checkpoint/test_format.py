@@ -19,7 +19,7 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.follow import Rows, follow
 from embedps.checkpoint.replay import read_table
 from embedps.checkpoint.verify import verify
-from embedps.tables.collection import StoredFile
+from embedps.tables.row_files import StoredFile
 from tests.checkpoint import store_chain
 from tests.tables.builders import make_collection, rows_of
 
@@ -219,7 +219,7 @@ def test_kernels_load_the_stored_chain_onto_other_shards(tmp_path):
         for entry in save.files:
             file = StoredFile(str(directory.file(entry)), entry.bytes, entry.xxh3_64)
             files.setdefault(entry.group, []).append(file)
-        collection.load(files)
+        collection.files.load(files)
     loaded = rows_of(collection, tmp_path)
     expected = replay(directory.path, read_manifest(directory.manifest_path(newest.number)))
     assert loaded.keys() == expected.keys()

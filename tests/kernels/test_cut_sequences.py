@@ -118,7 +118,7 @@ class Chain(RuleBasedStateMachine):
     def cut(self, kind, commits):
         if self.committed is None:
             kind = "base"
-        files = self.live.write(kind, self._new_folder(), since=self.since)
+        files = self.live.files.write(kind, self._new_folder(), since=self.since)
         if not commits:
             return
         self.files = [files] if kind == "base" else [*self.files, files]
@@ -131,7 +131,7 @@ class Chain(RuleBasedStateMachine):
             return
         restored = make_collection(TABLES, num_shards=num_shards)
         for files in self.files:
-            restored.load(group_files(files))
+            restored.files.load(group_files(files))
         since = restored.mark_clean()
         assert rows_of(restored, Path(self._new_folder()), since=since) == self.committed
         if not goes_on:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from embedps import kernels
 from embedps.errors import CheckpointError, CorruptCheckpointError, DimMismatchError, UsageError
 from embedps.tables import SGD, Adagrad, FeatureSpec, Ftrl, LazyAdam
-from embedps.tables.collection import StoredFile
+from embedps.tables.row_files import StoredFile
 from tests.tables.builders import (
     as_stored,
     cuts_of,
@@ -51,10 +51,10 @@ def _written_chain(collection, folder):
     files = []
     for step in range(1, 4):
         _train_some(collection, step)
-    files.append(collection.write("base", str(folder / "base"), since={}))
+    files.append(collection.files.write("base", str(folder / "base"), since={}))
     for step in range(4, 6):
         _train_some(collection, step, span=50)
-    files.append(collection.write("delta", str(folder / "delta-1"), since=cuts_of(files[-1])))
+    files.append(collection.files.write("delta", str(folder / "delta-1"), since=cuts_of(files[-1])))
 
     assert remove(collection, "a", range(40)) > 10
     assert remove(collection, "c", [-1, -(2**63), 2**63 - 1]) == 3
@@ -62,12 +62,12 @@ def _written_chain(collection, folder):
     assert collection.evict("b", before_step=3, max_frequency=2) > 0
     assert collection.evict("e", before_step=100, max_frequency=2**32 - 1) > 100
     _train_some(collection, 6, span=20)  # some of the removed come back, new
-    files.append(collection.write("delta", str(folder / "delta-2"), since=cuts_of(files[-1])))
+    files.append(collection.files.write("delta", str(folder / "delta-2"), since=cuts_of(files[-1])))
 
     remove(collection, "a", range(10))
     _train_some(collection, 7, span=8)
     remove(collection, "d", range(3))
-    files.append(collection.write("delta", str(folder / "delta-3"), since=cuts_of(files[-1])))
+    files.append(collection.files.write("delta", str(folder / "delta-3"), since=cuts_of(files[-1])))
     return files
 
 
@@ -82,7 +82,7 @@ def test_base_and_deltas_equal_live_rows_on_any_shards(num_shards, tmp_path):
     for restored_shards in (1, 2, 3, 5):
         restored = make_collection(TABLES, num_shards=restored_shards)
         for part in files:
-            assert restored.load(group_files(part)) == num_records([f.path for f in part])
+            assert restored.files.load(group_files(part)) == num_records([f.path for f in part])
         assert rows_of(restored, tmp_path / f"on-{restored_shards}") == expected
         assert restored.stats().rows == live.stats().rows
 
@@ -90,10 +90,10 @@ def test_base_and_deltas_equal_live_rows_on_any_shards(num_shards, tmp_path):
 def test_shard_reads_its_own_file_alone_where_there_are_as_many(tmp_path):
     live = make_collection(TABLES, num_shards=2)
     _train_some(live, 1)
-    files = live.write("base", str(tmp_path / "base"), since={})
+    files = live.files.write("base", str(tmp_path / "base"), since={})
     expected = rows_of(live, tmp_path / "full")
     restored = make_collection(TABLES, num_shards=2)
-    assert restored.load(group_files(files)) == num_records([f.path for f in files])
+    assert restored.files.load(group_files(files)) == num_records([f.path for f in files])
     assert rows_of(restored, tmp_path / "restored") == expected
     # Under each other's names no shard finds a row of its own; of any other count, all do.
     swapped: dict[str, list[StoredFile]] = {}
@@ -103,9 +103,9 @@ def test_shard_reads_its_own_file_alone_where_there_are_as_many(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(Path(f.path).read_bytes())
         swapped.setdefault(f.group, []).append(as_stored(path))
-    assert make_collection(TABLES, num_shards=2).load(swapped) == 0
+    assert make_collection(TABLES, num_shards=2).files.load(swapped) == 0
     three = make_collection(TABLES, num_shards=3)
-    assert three.load(swapped) == num_records([f.path for f in files])
+    assert three.files.load(swapped) == num_records([f.path for f in files])
     assert rows_of(three, tmp_path / "three") == expected
 
 
@@ -113,17 +113,17 @@ def test_long_file_is_verified_while_it_is_loaded(tmp_path):
     """Of more than the 4 MB that are read whole before any record is taken."""
     live = make_collection([make_table("t", 64, optimizer=SGD())])
     look(live, {"t": ids(*range(20_000))}, insert=True)
-    (file,) = live.write("base", str(tmp_path / "base"), since={})
+    (file,) = live.files.write("base", str(tmp_path / "base"), since={})
     assert file.bytes > 4 << 20
     other = make_collection([make_table("t", 64, optimizer=SGD())])
-    assert other.load(group_files([file])) == 20_000
+    assert other.files.load(group_files([file])) == 20_000
     assert rows_of(other, tmp_path / "other") == rows_of(live, tmp_path / "live")
     whole = Path(file.path).read_bytes()
     for at in (file.bytes // 2, file.bytes - 1):
         damaged = whole[:at] + bytes([whole[at] ^ 16]) + whole[at + 1 :]
         Path(file.path).write_bytes(damaged)
         with pytest.raises(CorruptCheckpointError, match=r"shard-0-of-1\.arrow'.*'xxh3_64': exp"):
-            other.load(group_files([file]))
+            other.files.load(group_files([file]))
 
 
 def test_training_goes_on_alike_after_restore_onto_other_shards(tmp_path):
@@ -131,12 +131,12 @@ def test_training_goes_on_alike_after_restore_onto_other_shards(tmp_path):
     files = _written_chain(live, tmp_path)
     restored = make_collection(TABLES, num_shards=3)
     for part in files:
-        restored.load(group_files(part))
+        restored.files.load(group_files(part))
     clean = restored.mark_clean()
     for step in range(10, 13):
         _train_some(live, step)
         _train_some(restored, step)
-    delta = restored.write("delta", str(tmp_path / "next"), since=clean)
+    delta = restored.files.write("delta", str(tmp_path / "next"), since=clean)
     assert rows_of(restored, tmp_path / "restored", since=cuts_of(delta)) == rows_of(
         live, tmp_path / "live"
     )
@@ -148,15 +148,15 @@ def test_training_goes_on_alike_after_restore_onto_other_shards(tmp_path):
 def test_delta_holds_what_was_touched_and_no_more(tmp_path):
     collection = make_collection([make_table("t", 4)], num_shards=2)
     look(collection, {"t": ids(*range(10_000))}, insert=True)
-    base = collection.write("base", str(tmp_path / "base"), since={})
+    base = collection.files.write("base", str(tmp_path / "base"), since={})
     assert sum(f.rows for f in base) == 10_000
     look(collection, {"t": ids(*range(10_000))}, insert=True)  # reading touches nothing
-    quiet = collection.write("delta", str(tmp_path / "quiet"), since=cuts_of(base))
+    quiet = collection.files.write("delta", str(tmp_path / "quiet"), since=cuts_of(base))
     assert sum(f.rows + f.removed for f in quiet) == 0
     for step in (1, 2):  # twice touched is once listed
         train(collection, {"t": ids(*range(50))}, {"t": np.ones((50, 4), np.float32)}, step=step)
     remove(collection, "t", range(100, 107))
-    delta = collection.write("delta", str(tmp_path / "delta"), since=cuts_of(quiet))
+    delta = collection.files.write("delta", str(tmp_path / "delta"), since=cuts_of(quiet))
     assert (sum(f.rows for f in delta), sum(f.removed for f in delta)) == (50, 7)
     assert sum(f.bytes for f in delta) < sum(f.bytes for f in base) / 20
     assert {i for _, i in rows_in([f.path for f in delta])} == set(range(50))
@@ -165,17 +165,17 @@ def test_delta_holds_what_was_touched_and_no_more(tmp_path):
 def test_uncommitted_cuts_are_given_again(tmp_path):
     collection = make_collection([make_table("t", 2)], num_shards=2)
     train(collection, {"t": ids(*range(20))}, {"t": np.ones((20, 2), np.float32)})
-    base = collection.write("base", str(tmp_path / "base"), since={})
+    base = collection.files.write("base", str(tmp_path / "base"), since={})
     train(collection, {"t": ids(1, 2, 3)}, {"t": np.ones((3, 2), np.float32)}, step=2)
     remove(collection, "t", [9])
-    collection.write("delta", str(tmp_path / "lost-1"), since=cuts_of(base))
+    collection.files.write("delta", str(tmp_path / "lost-1"), since=cuts_of(base))
     train(collection, {"t": ids(3, 4)}, {"t": np.ones((2, 2), np.float32)}, step=3)
     blocked = tmp_path / "blocked"
     blocked.write_text("a file where a folder must be")
     with pytest.raises(CheckpointError, match=r"could not write the delta in .*blocked"):
-        collection.write("delta", str(blocked), since=cuts_of(base))
+        collection.files.write("delta", str(blocked), since=cuts_of(base))
     remove(collection, "t", [10])
-    delta = collection.write("delta", str(tmp_path / "kept"), since=cuts_of(base))
+    delta = collection.files.write("delta", str(tmp_path / "kept"), since=cuts_of(base))
     assert {i for _, i in rows_in([f.path for f in delta])} == {1, 2, 3, 4}
     assert sum(f.removed for f in delta) == 2
     chain = [f.path for f in [*base, *delta]]
@@ -197,18 +197,18 @@ def test_every_compression_gives_the_same_rows(compression, tmp_path):
 def test_delta_since_unknown_cut_is_refused_and_a_base_helps(tmp_path):
     collection = make_collection([make_table("t", 2)])
     look(collection, {"t": ids(1, 2)}, insert=True)
-    since = cuts_of(collection.write("base", str(tmp_path / "0"), since={}))
+    since = cuts_of(collection.files.write("base", str(tmp_path / "0"), since={}))
     for i in range(1, 4):
-        since = cuts_of(collection.write("delta", str(tmp_path / str(i)), since=since))
+        since = cuts_of(collection.files.write("delta", str(tmp_path / str(i)), since=since))
     with pytest.raises(CheckpointError, match=r"must be since 4 .* but got 77: write a base"):
-        collection.write("delta", str(tmp_path / "no"), since=dict.fromkeys(since, 77))
+        collection.files.write("delta", str(tmp_path / "no"), since=dict.fromkeys(since, 77))
     with pytest.raises(CheckpointError, match="but got -1: write a base"):
-        collection.write("delta", str(tmp_path / "no"), since={})
+        collection.files.write("delta", str(tmp_path / "no"), since={})
     assert len(rows_of(collection, tmp_path / "base")) == 2
     # A base whose `since` is of another life of the store: the chain goes on from it all the same.
-    base = collection.write("base", str(tmp_path / "again"), since=dict.fromkeys(since, 77))
+    base = collection.files.write("base", str(tmp_path / "again"), since=dict.fromkeys(since, 77))
     look(collection, {"t": ids(3)}, insert=True)
-    delta = collection.write("delta", str(tmp_path / "after"), since=cuts_of(base))
+    delta = collection.files.write("delta", str(tmp_path / "after"), since=cuts_of(base))
     assert {i for _, i in rows_in([f.path for f in base])} == {1, 2}
     assert {i for _, i in rows_in([f.path for f in delta])} == {3}
 
@@ -218,7 +218,7 @@ def test_untrainable_collection_follows_deltas_without_slots(tmp_path):
     files = _written_chain(live, tmp_path)
     reader = make_collection(TABLES, num_shards=1, trainable=False)
     for part in files:
-        reader.load(group_files(part))
+        reader.files.load(group_files(part))
     expected = rows_of(live, tmp_path / "full", since=cuts_of(files[-1]))
     found = rows_of(reader, tmp_path / "reader")
     assert found.keys() == expected.keys()
@@ -241,21 +241,21 @@ def test_clear_and_drop_leave_nothing(tmp_path):
 def test_load_refuses_absent_corrupt_and_foreign_files(tmp_path):
     source = make_collection([make_table("t", 4, optimizer=Adagrad())])
     look(source, {"t": ids(*range(100))}, insert=True)
-    (file,) = source.write("base", str(tmp_path / "base"), since={})
+    (file,) = source.files.write("base", str(tmp_path / "base"), since={})
     group = "dim4-adagrad"
 
     with pytest.raises(CorruptCheckpointError, match=r"absent\.arrow"):
-        source.load({group: [StoredFile(str(tmp_path / "absent.arrow"), 1, "0" * 16)]})
+        source.files.load({group: [StoredFile(str(tmp_path / "absent.arrow"), 1, "0" * 16)]})
     torn = tmp_path / "torn.arrow"
     with open(file.path, "rb") as whole:
         torn.write_bytes(whole.read()[: file.bytes // 2])
     with pytest.raises(CorruptCheckpointError, match=r"torn\.arrow"):
-        source.load({group: [as_stored(torn)]})
+        source.files.load({group: [as_stored(torn)]})
     for other in (make_table("t", 5, optimizer=Adagrad()), make_table("t", 4, optimizer=Ftrl())):
         target = make_collection([other])
         text = "dim 4.*has dim 5" if other.dim == 5 else "slots of another optimizer"
         with pytest.raises(DimMismatchError, match=f"{text}.*start a new model directory"):
-            target.load({target.groups[0].name: [file.stored]})
+            target.files.load({target.groups[0].name: [file.stored]})
         assert target.stats().rows == {"t": 0}
 
 
@@ -267,19 +267,19 @@ def test_load_finds_tables_in_whichever_group_they_are_stacked_now(merges, tmp_p
     batch = {"a": ids(*range(100)), "b": ids(*range(50, 200))}
     upstream = {n: np.ones((len(i), 4), np.float32) for n, i in batch.items()}
     train(source, batch, upstream)
-    files = source.write("base", str(tmp_path / "base"), since={})
+    files = source.files.write("base", str(tmp_path / "base"), since={})
     assert {f.group for f in files} == {"dim4-adagrad", "dim4-adagrad-2"}
     expected = rows_of(source, tmp_path / "source")
 
     now = [make_table("b", 4, optimizer=first if merges else second), tables[0]]
     target = make_collection(now)
     assert len(target.groups) == (1 if merges else 2)
-    assert target.load(group_files(files)) == 250
+    assert target.files.load(group_files(files)) == 250
     assert rows_of(target, tmp_path / "target") == expected
 
     other = make_collection([make_table("a", 4, optimizer=Ftrl())])
     with pytest.raises(DimMismatchError, match=r"rows of group 'dim4-adagrad'.*\['dim4-ftrl'\]"):
-        other.load(group_files(files))
+        other.files.load(group_files(files))
 
 
 def test_evict_names_unknown_table():
@@ -317,21 +317,21 @@ def test_cuts_while_training_replay_to_the_last_row(tmp_path):
     for thread in threads:
         thread.start()
     started.wait(timeout=60)
-    files = [collection.write("base", str(tmp_path / "0"), since={})]
+    files = [collection.files.write("base", str(tmp_path / "0"), since={})]
     while any(thread.is_alive() for thread in threads):
         folder = str(tmp_path / str(len(files)))
-        files.append(collection.write("delta", folder, since=cuts_of(files[-1])))
+        files.append(collection.files.write("delta", folder, since=cuts_of(files[-1])))
     for thread in threads:
         thread.join()
     assert not failures
-    last = collection.write("delta", str(tmp_path / "last"), since=cuts_of(files[-1]))
+    last = collection.files.write("delta", str(tmp_path / "last"), since=cuts_of(files[-1]))
     files.append(last)
     expected = rows_of(collection, tmp_path / "full", since=cuts_of(last))
     assert len(expected) > 1000
     assert rows_in([f.path for part in files for f in part]) == expected
     restored = make_collection(tables, features, num_shards=5)
     for part in files:
-        restored.load(group_files(part))
+        restored.files.load(group_files(part))
     assert rows_of(restored, tmp_path / "restored") == expected
 
 
@@ -339,9 +339,9 @@ def test_file_work_of_a_dropped_store_fails(tmp_path):
     collection = make_collection([make_table("t", 4)])
     collection.drop()
     with pytest.raises(CheckpointError, match="could not write the base"):
-        collection.write("base", str(tmp_path), since={})
+        collection.files.write("base", str(tmp_path), since={})
     with pytest.raises((CorruptCheckpointError, tf.errors.NotFoundError)):
-        collection.load({"dim4-rowwise_adagrad": [StoredFile("x.arrow", 1, "0" * 16)]})
+        collection.files.load({"dim4-rowwise_adagrad": [StoredFile("x.arrow", 1, "0" * 16)]})
 
 
 def test_base_that_rests_while_rows_are_used_is_whole(tmp_path):
@@ -356,7 +356,7 @@ def test_base_that_rests_while_rows_are_used_is_whole(tmp_path):
     user = threading.Thread(target=use)
     user.start()
     try:
-        files = collection.write("base", str(tmp_path / "base"), since={}, rest_secs=60.0)
+        files = collection.files.write("base", str(tmp_path / "base"), since={}, rest_secs=60.0)
     finally:
         done.set()
         user.join()

@@ -70,7 +70,7 @@ def test_seed_makes_another_table():
 def test_shards_hold_the_ids_that_the_hash_gives_them(tmp_path):
     collection = make_collection([make_table("C7", 2)], num_shards=3)
     look(collection, {"C7": ids(*IDS)}, insert=True)
-    files = collection.write("base", str(tmp_path), since={})
+    files = collection.files.write("base", str(tmp_path), since={})
     shards = shard_of("C7", IDS, 3)
     for file in files:
         expected = {i for i, s in zip(IDS, shards, strict=True) if s == file.shard}

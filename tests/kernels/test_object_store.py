@@ -10,7 +10,7 @@ from embedps.checkpoint.objects import as_path
 from embedps.checkpoint.quantize import Encoding
 from embedps.errors import CheckpointError, CorruptCheckpointError
 from embedps.tables import Adagrad
-from embedps.tables.collection import StoredFile
+from embedps.tables.row_files import StoredFile
 from tests.tables.builders import (
     cuts_of,
     group_files,
@@ -33,10 +33,10 @@ def step(collection, used, number):
 def test_chain_in_a_bucket_is_loaded_onto_other_shards(s3_dir, tmp_path):
     live = make_collection(TABLES, num_shards=2)
     step(live, range(300), 1)
-    parts = [live.write("base", f"{s3_dir}/base-1", since={})]
+    parts = [live.files.write("base", f"{s3_dir}/base-1", since={})]
     step(live, range(0, 300, 7), 2)
     remove(live, "t", [1, 2, 14])
-    parts.append(live.write("delta", f"{s3_dir}/delta-2", since=cuts_of(parts[-1])))
+    parts.append(live.files.write("delta", f"{s3_dir}/delta-2", since=cuts_of(parts[-1])))
     for part in parts:
         for file in part:
             assert file.path.startswith("s3://bucket/")
@@ -44,7 +44,7 @@ def test_chain_in_a_bucket_is_loaded_onto_other_shards(s3_dir, tmp_path):
             assert io.checksum_file(as_path(file.path)) == (file.bytes, file.xxh3_64)
     restored = make_collection(TABLES, num_shards=3)
     for part in parts:
-        restored.load(group_files(part))
+        restored.files.load(group_files(part))
     assert rows_of(restored, tmp_path / "restored") == rows_of(live, tmp_path / "live")
 
 
@@ -53,42 +53,42 @@ def test_large_file_is_uploaded_in_parts(s3_dir):
     live = make_collection([make_table("t", 64, optimizer=Adagrad())])
     used = np.arange(60_000)
     train(live, {"t": ids(*used)}, {"t": np.ones((len(used), 64), np.float32)})
-    (file,) = live.write("base", f"{s3_dir}/base", since={})
+    (file,) = live.files.write("base", f"{s3_dir}/base", since={})
     assert file.bytes > 30 << 20
-    (small,) = live.write("base", f"{s3_dir}/small", since={}, encoding=Encoding(rows="int4"))
+    (small,) = live.files.write("base", f"{s3_dir}/small", since={}, encoding=Encoding(rows="int4"))
     assert small.bytes < file.bytes * 0.65
     other = make_collection([make_table("t", 64, optimizer=Adagrad())])
-    assert other.load(group_files([file])) == len(used)
+    assert other.files.load(group_files([file])) == len(used)
 
 
 def test_damaged_and_absent_objects_are_named(s3_dir):
     live = make_collection(TABLES)
     step(live, range(100), 1)
-    (file,) = live.write("base", f"{s3_dir}/base", since={})
+    (file,) = live.files.write("base", f"{s3_dir}/base", since={})
     path = as_path(file.path)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(
         CorruptCheckpointError, match=rf"{file.path}.*'bytes': expected {len(whole)}"
     ):
-        live.load(group_files([file]))
+        live.files.load(group_files([file]))
     with pytest.raises(CorruptCheckpointError, match=rf"{file.path}.*cannot be decoded"):
-        live.load({file.group: [StoredFile(file.path, *io.checksum_file(path))]})
+        live.files.load({file.group: [StoredFile(file.path, *io.checksum_file(path))]})
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(CorruptCheckpointError, match=rf"{file.path}.*'xxh3_64': expected"):
-        live.load(group_files([file]))
+        live.files.load(group_files([file]))
     path.unlink()
     with pytest.raises(CorruptCheckpointError, match=file.path):
-        live.load(group_files([file]))
+        live.files.load(group_files([file]))
 
 
 def test_failed_upload_is_an_error_and_the_next_has_its_rows(s3_dir, tmp_path):
     live = make_collection(TABLES)
     step(live, range(10), 1)
-    base = live.write("base", f"{s3_dir}/base", since={})
+    base = live.files.write("base", f"{s3_dir}/base", since={})
     step(live, [3, 4], 2)
     with pytest.raises(CheckpointError, match=r"could not write the delta in s3://no-such-bucket"):
-        live.write("delta", "s3://no-such-bucket/delta", since=cuts_of(base))
-    (delta,) = live.write("delta", f"{s3_dir}/delta", since=cuts_of(base))
+        live.files.write("delta", "s3://no-such-bucket/delta", since=cuts_of(base))
+    (delta,) = live.files.write("delta", f"{s3_dir}/delta", since=cuts_of(base))
     assert delta.rows == 2
     assert os.listdir(tmp_path) == []

@@ -99,15 +99,15 @@ def test_ops_write_what_the_twin_encodes_and_load_what_it_decodes(
     write(folder / "exact.arrow", records)
     live = collection_of(values.shape[1])
     group = live.groups[0].name
-    live.load({group: [as_stored(folder / "exact.arrow")]})
-    (file,) = live.write("base", str(folder / "encoded"), since={}, encoding=encoding)
+    live.files.load({group: [as_stored(folder / "exact.arrow")]})
+    (file,) = live.files.write("base", str(folder / "encoded"), since={}, encoding=encoding)
     assert encoding_of(file.path, stored(file.path).schema)[0] == encoding
     twin = encode(records, encoding)
     assert_same(stored(file.path), twin)
 
     other = collection_of(values.shape[1])
-    assert other.load({group: [file.stored]}) == len(values)
-    (again,) = other.write("base", str(folder / "again"), since={})
+    assert other.files.load({group: [file.stored]}) == len(values)
+    (again,) = other.files.write("base", str(folder / "again"), since={})
     assert_same(stored(again.path), decode("twin", twin))
     live.drop()
     other.drop()
@@ -124,12 +124,12 @@ def test_chain_of_mixed_encodings_is_loaded_onto_other_shards(encoding, tmp_path
         train(live, {"C1": ids(*used)}, {"C1": gradients}, step=number)
 
     step(range(100), 1)
-    base = live.write("base", str(tmp_path / "1"), since={}, encoding=encoding)
+    base = live.files.write("base", str(tmp_path / "1"), since={}, encoding=encoding)
     step(range(0, 100, 3), 2)
     remove(live, "C1", [3, 4])
-    delta = live.write("delta", str(tmp_path / "2"), since=cuts_of(base))
+    delta = live.files.write("delta", str(tmp_path / "2"), since=cuts_of(base))
     step([0, 4], 3)
-    last = live.write("delta", str(tmp_path / "3"), since=cuts_of(delta), encoding=encoding)
+    last = live.files.write("delta", str(tmp_path / "3"), since=cuts_of(delta), encoding=encoding)
 
     files = [f for part in (base, delta, last) for f in part]
     expected: dict[int, dict] = {}
@@ -141,8 +141,8 @@ def test_chain_of_mixed_encodings_is_loaded_onto_other_shards(encoding, tmp_path
     assert sorted(expected) == [i for i in range(100) if i != 3]
     restored = collection_of(dim, num_shards=3)
     for part in (base, delta, last):
-        restored.load(group_files(part))
-    found = rows_in([f.path for f in restored.write("base", str(tmp_path / "all"), since={})])
+        restored.files.load(group_files(part))
+    found = rows_in([f.path for f in restored.files.write("base", str(tmp_path / "all"), since={})])
     assert {i for _, i in found} == expected.keys()
     for (_, i), row in found.items():
         assert list(row.embedding) == expected[i]["embedding"]
@@ -164,5 +164,7 @@ def test_bytes_of_dim_16_shrink_as_stated(tmp_path):
         Encoding(rows="int4", slots="bfloat16"): 16 + 32,
     }
     for encoding, floats in expected.items():
-        (file,) = live.write("base", str(tmp_path / name_of(encoding)), since={}, encoding=encoding)
+        (file,) = live.files.write(
+            "base", str(tmp_path / name_of(encoding)), since={}, encoding=encoding
+        )
         assert abs(file.bytes / 20_000 - (floats + 2 + 8 + 4 + 4 + 1 / 8)) < 0.5

@@ -16,7 +16,8 @@ from embedps.checkpoint.replay import read_chain, read_table
 from embedps.checkpoint.rows import read_row_file
 from embedps.errors import CheckpointError, CorruptCheckpointError, DimMismatchError
 from embedps.tables import SGD, Adagrad, Ftrl, LazyAdam, Optimizer, RowwiseAdagrad
-from embedps.tables.collection import EmbeddingCollection, StoredFile
+from embedps.tables.collection import EmbeddingCollection
+from embedps.tables.row_files import StoredFile
 from tests.checkpoint.builders import row_schema
 from tests.tables.builders import as_stored, ids, make_collection, make_table, remove, train
 
@@ -55,7 +56,7 @@ class Writer:
     def save(self, kind: SaveKind) -> Manifest:
         number = len(self.chain) + 1
         folder = self.directory.path / f"{kind}-{number}"
-        written = self.collection.write(kind, str(folder), since=self.cuts)
+        written = self.collection.files.write(kind, str(folder), since=self.cuts)
         self.cuts = {(file.group, file.shard): file.cut for file in written}
         files = tuple(
             FileEntry(
@@ -178,7 +179,7 @@ def test_chain_replayed_here_equals_a_full_save_and_the_loaders_rows(tmp_path, k
         other = make_collection(tables, num_shards=num_shards)
         for save in manifest.chain:
             files = [as_stored(writer.directory.file(file)) for file in save.files]
-            other.load({writer.group: files})
+            other.files.load({writer.group: files})
         assert replayed.equals(full_rows(tmp_path / f"loaded-{num_shards}", other))
 
 
@@ -193,7 +194,7 @@ def test_quiet_shards_write_files_without_records(tmp_path):
     assert rows.schema.field("embedding").type.list_size == DIM
     assert read_table(writer.directory, manifest, "C1").num_rows == 0
     assert (
-        collection.load(
+        collection.files.load(
             {writer.group: [as_stored(writer.directory.file(f)) for f in manifest.files]}
         )
         == 0
@@ -216,7 +217,7 @@ def test_compressed_files_hold_the_same_records(tmp_path, compression):
     assert text.equals(plain.set_column(0, "table", plain["table"].cast(pa.string())).sort_by(keys))
 
     other = make_collection(make_tables(RowwiseAdagrad()))
-    assert other.load({collection.groups[0].name: [as_stored(path)]}) == 10_000
+    assert other.files.load({collection.groups[0].name: [as_stored(path)]}) == 10_000
     assert full_rows(tmp_path / "other", other).equals(plain)
 
 
@@ -238,7 +239,7 @@ def test_files_that_pyarrow_wrote_are_loaded(tmp_path, compression):
     ) as w:
         w.write_table(pa.table(arrays, schema=schema), max_chunksize=33)
     other = make_collection(tables, num_shards=2)
-    assert other.load({collection.groups[0].name: [as_stored(path)]}) == len(rows)
+    assert other.files.load({collection.groups[0].name: [as_stored(path)]}) == len(rows)
     assert full_rows(tmp_path / "again", other).equals(rows)
 
 
@@ -251,7 +252,7 @@ def test_damaged_files_are_refused_with_their_path(tmp_path):
 
     def load() -> int:
         file = as_stored(path) if path.exists() else StoredFile(str(path), 1, "0" * 16)
-        return make_collection(make_tables(RowwiseAdagrad())).load({writer.group: [file]})
+        return make_collection(make_tables(RowwiseAdagrad())).files.load({writer.group: [file]})
 
     assert load() == 200
     for damaged in (b"", whole[:-1], whole[: len(whole) // 2], b"x" * 1000):
@@ -270,12 +271,12 @@ def test_files_of_another_shape_are_refused(tmp_path):
     file = as_stored(writer.directory.file(writer.save("base").files[0]))
     wider = make_collection([make_table("C1", DIM + 1, optimizer=RowwiseAdagrad())])
     with pytest.raises(DimMismatchError, match=r"dim 3.*has dim 4"):
-        wider.load({wider.groups[0].name: [file]})
+        wider.files.load({wider.groups[0].name: [file]})
     adam = make_collection(make_tables(LazyAdam()))
     with pytest.raises(DimMismatchError, match="slots of another optimizer"):
-        adam.load({adam.groups[0].name: [file]})
+        adam.files.load({adam.groups[0].name: [file]})
     frozen = make_collection(make_tables(LazyAdam()), trainable=False)
-    assert frozen.load({frozen.groups[0].name: [file]}) == 2
+    assert frozen.files.load({frozen.groups[0].name: [file]}) == 2
 
 
 def test_save_that_cannot_be_written_is_an_error_and_the_next_has_its_rows(tmp_path):

@@ -12,7 +12,8 @@ import tensorflow as tf
 from embedps import kernels
 from embedps.checkpoint import io
 from embedps.tables import FeatureSpec, Initializer, TableSpec
-from embedps.tables.collection import EmbeddingCollection, StoredFile
+from embedps.tables.collection import EmbeddingCollection
+from embedps.tables.row_files import StoredFile
 
 _containers = itertools.count()
 
@@ -142,7 +143,7 @@ def num_records(paths: Sequence[str]) -> int:
 
 def rows_of(collection: EmbeddingCollection, folder: Path, since=None) -> Rows:
     """Every row, by a base written for the purpose."""
-    files = collection.write("base", str(folder), since=since or {})
+    files = collection.files.write("base", str(folder), since=since or {})
     assert sum(f.rows for f in files) == num_records([f.path for f in files])
     return rows_in([f.path for f in files])
 

@@ -1,7 +1,6 @@
 """The native unit reader against pyarrow's reading of the same rows."""
 
 import os
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -10,49 +9,16 @@ import pytest
 import tensorflow as tf
 
 from embedps import kernels
-from embedps.errors import UsageError
-from embedps.input import Batch, UnitInput
-
-NUM_ROWS = 1000
-ROW_GROUP_ROWS = 230  # does not divide anything else here
-
-
-def make_table(num_rows: int = NUM_ROWS) -> pa.Table:
-    """Columns of a dataset (required) and the same kinds with nulls."""
-    rng = np.random.default_rng(7)
-    fields = [
-        pa.field("label", pa.float32(), nullable=False),
-        pa.field("I1", pa.float32(), nullable=False),
-        pa.field("I2", pa.float64()),
-        pa.field("C1", pa.int64(), nullable=False),
-        pa.field("C2", pa.int32()),
-        pa.field("tags", pa.list_(pa.int64())),
-        pa.field("row", pa.int64(), nullable=False),
-    ]
-    i1 = rng.normal(size=num_rows).astype(np.float32)
-    i1[::7] = np.nan
-    i2 = [None if i % 5 == 0 else float(x) for i, x in enumerate(rng.normal(size=num_rows))]
-    c2 = [None if i % 11 == 3 else int(x) for i, x in enumerate(rng.integers(0, 99, num_rows))]
-    tags = [make_list(i, rng) for i in range(num_rows)]
-    columns = [
-        pa.array(rng.integers(0, 2, num_rows), pa.float32()),
-        pa.array(i1),
-        pa.array(i2, pa.float64()),
-        pa.array(rng.integers(-(2**63), 2**63 - 1, num_rows)),
-        pa.array(c2, pa.int32()),
-        pa.array(tags, pa.list_(pa.int64())),
-        pa.array(np.arange(num_rows)),
-    ]
-    return pa.table(columns, pa.schema(fields))
-
-
-def make_list(i: int, rng: np.random.Generator) -> list[int | None] | None:
-    if i % 13 == 0:
-        return None
-    values: list[int | None] = [int(x) for x in rng.integers(0, 1 << 40, i % 6)]
-    if i % 17 == 0 and values:
-        values[0] = None
-    return values
+from embedps.input import UnitInput
+from tests.kernels.unit_files import (
+    NUM_ROWS,
+    column,
+    make_input,
+    make_table,
+    numerics,
+    read_batches,
+    write_table,
+)
 
 
 @pytest.fixture(scope="module")
@@ -62,42 +28,7 @@ def table() -> pa.Table:
 
 @pytest.fixture(scope="module")
 def path(table: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> str:
-    file = tmp_path_factory.mktemp("unit") / "rows.parquet"
-    pq.write_table(table, file, row_group_size=ROW_GROUP_ROWS, data_page_size=512)
-    return str(file)
-
-
-def make_input(**changes: object) -> UnitInput:
-    settings: dict = {
-        "batch_rows": 64,
-        "label": "label",
-        "numerics": ("I1", "I2"),
-        "ids": ("C1", "C2", "row"),
-        "id_lists": ("tags",),
-        **changes,
-    }
-    return UnitInput(**settings)
-
-
-def read_batches(
-    unit: UnitInput, path: str, first_row: int, num_rows: int, seed: int = 0
-) -> tuple[list[Batch], Batch]:
-    """All batches of rows, and the empty one after them."""
-    reader = unit.open(path, first_row, num_rows, seed)
-    batches: list[Batch] = []
-    while True:
-        batch = unit.next(reader)
-        if int(batch.num_rows) == 0:
-            return batches, batch
-        batches.append(batch)
-
-
-def column(batches: list[Batch], name: str) -> np.ndarray:
-    return np.concatenate([batch.ids[name].numpy() for batch in batches])
-
-
-def numerics(batches: list[Batch]) -> np.ndarray:
-    return np.concatenate([batch.numerics.numpy() for batch in batches])
+    return write_table(table, tmp_path_factory.mktemp("unit"))
 
 
 def expected_lists(rows: pa.Table, missing: int) -> list[list[int]]:
@@ -361,147 +292,3 @@ def test_readers_end_when_their_step_fails(path):
     with pytest.raises(tf.errors.InvalidArgumentError):
         fail(tf.constant(path))
     assert live_readers() == before
-
-
-def test_absent_file_is_not_found(tmp_path):
-    absent = str(tmp_path / "absent.parquet")
-    with pytest.raises(
-        tf.errors.NotFoundError, match=r"cannot open Parquet file '.*absent.parquet'"
-    ):
-        make_input().open(absent, 0, 1)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"ids": ("nope",)}, "no column 'nope': the file has 'label', 'I1', 'I2', 'C1'"),
-        ({"ids": ("tags",), "id_lists": ()}, "'tags' must be one number a row but is a list"),
-        ({"id_lists": ("C1",), "ids": ()}, "'C1' must be a list of integers but is INT64"),
-    ],
-)
-def test_wrong_columns_are_named(path, changes, message):
-    with pytest.raises(tf.errors.InvalidArgumentError, match=message) as error:
-        make_input(**changes).open(path, 0, 1)
-    assert path in str(error.value)
-
-
-@pytest.mark.parametrize("array", [pa.array(["a"]), pa.array([{"a": 1, "b": 2}])], ids=str)
-def test_columns_that_are_no_numbers_are_refused(tmp_path, array):
-    file = tmp_path / "x.parquet"
-    pq.write_table(pa.table({"x": array}), file)
-    for unit in (
-        UnitInput(batch_rows=1, numerics=("x",)),
-        UnitInput(batch_rows=1, id_lists=("x",)),
-    ):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="column 'x' must be"):
-            unit.open(str(file), 0, 1)
-
-
-def test_timestamps_are_not_taken_for_integers(tmp_path):
-    file = tmp_path / "x.parquet"
-    pq.write_table(pa.table({"x": pa.array([1], pa.timestamp("us"))}), file)
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match=r"one number a row but is INT64 .Time"
-    ):
-        UnitInput(batch_rows=1, ids=("x",)).open(str(file), 0, 1)
-
-
-@pytest.mark.parametrize(("first_row", "num_rows"), [(0, 1001), (1001, 0), (999, 2), (2**62, -1)])
-def test_rows_beyond_the_file_are_refused(path, first_row, num_rows):
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"has 1000 rows: the unit's \["):
-        make_input().open(path, first_row, num_rows)
-
-
-@pytest.mark.parametrize(("first_row", "num_rows"), [(-1, 5), (0, -2)])
-def test_negative_ranges_are_refused(path, first_row, num_rows):
-    with pytest.raises(tf.errors.InvalidArgumentError, match="must be at least 0"):
-        make_input().open(path, first_row, num_rows)
-
-
-def test_null_label_is_data_loss(tmp_path):
-    file = tmp_path / "x.parquet"
-    pq.write_table(pa.table({"label": pa.array([1.0, None]), "x": [1, 2]}), file)
-    unit = UnitInput(batch_rows=1, label="label", ids=("x",))
-    reader = unit.open(str(file), 0, -1)
-    with pytest.raises(tf.errors.DataLossError, match="row group 0: column 'label' must not have"):
-        unit.next(reader)
-
-
-def test_id_that_is_no_integer_is_data_loss(tmp_path):
-    file = tmp_path / "x.parquet"
-    pq.write_table(pa.table({"x": [1.0, 2.5]}), file)
-    unit = UnitInput(batch_rows=1, ids=("x",))
-    reader = unit.open(str(file), 0, -1)
-    with pytest.raises(tf.errors.DataLossError, match=r"column 'x' is read as int64.*2\.5"):
-        unit.next(reader)
-
-
-@pytest.mark.parametrize("damage", ["empty", "text", "footer", "truncated"])
-def test_file_that_is_not_parquet_is_data_loss(tmp_path, path, damage):
-    whole = Path(path).read_bytes()
-    footer_bytes = int.from_bytes(whole[-8:-4], "little") + 8
-    content = {
-        "empty": b"",
-        "text": b"label\tI1\tI2\n" * 100,
-        "footer": whole[:-footer_bytes] + bytes(64) + whole[64 - footer_bytes :],
-        "truncated": whole[: len(whole) // 2],
-    }[damage]
-    file = tmp_path / "bad.parquet"
-    file.write_bytes(content)
-    with pytest.raises(tf.errors.DataLossError, match=r"bad.parquet', footer: "):
-        make_input().open(str(file), 0, 1)
-
-
-def test_flipped_bytes_end_in_rows_or_in_data_loss(tmp_path):
-    """No damage to the pages crashes or hangs the reader; with page checksums none passes."""
-    good = tmp_path / "good.parquet"
-    pq.write_table(make_table(400), good, row_group_size=150, write_page_checksum=True)
-    data_end = max(
-        group.column(c).total_compressed_size
-        + (group.column(c).dictionary_page_offset or group.column(c).data_page_offset)
-        for group in [pq.read_metadata(good).row_group(g) for g in range(3)]
-        for c in range(group.num_columns)
-    )
-    whole = good.read_bytes()
-    unit = make_input()
-    wanted = numerics(read_batches(unit, str(good), 0, -1)[0])
-    num_refused = 0
-    file = tmp_path / "bad.parquet"
-    for at in range(4, data_end, 97):
-        damaged = bytearray(whole)
-        damaged[at] ^= 0x55
-        file.write_bytes(damaged)
-        try:
-            batches, _ = read_batches(unit, str(file), 0, -1)
-        except tf.errors.DataLossError:
-            num_refused += 1
-        else:  # a byte of a page header that nothing depends on
-            np.testing.assert_array_equal(numerics(batches), wanted)
-    assert num_refused > 0.9 * len(range(4, data_end, 97))
-
-
-def test_error_comes_again_at_the_next_call(tmp_path):
-    file = tmp_path / "x.parquet"
-    pq.write_table(pa.table({"x": [2.5]}), file)
-    unit = UnitInput(batch_rows=1, ids=("x",))
-    reader = unit.open(str(file), 0, -1)
-    for _ in range(2):
-        with pytest.raises(tf.errors.DataLossError, match=r"2\.5"):
-            unit.next(reader)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"batch_rows": 0}, "batch_rows must be at least 1 but is 0"),
-        ({"shuffle_rows": -1}, "shuffle_rows must be at least 0 but is -1"),
-        ({"prefetch_batches": 0}, "prefetch_batches must be at least 1"),
-        ({"ids": ("C1", "I1")}, r"name a column once, it repeats \['I1'\]"),
-        ({"ids": ("label",)}, r"repeats \['label'\]"),
-        ({"ids": ("",)}, "empty name"),
-        ({"ids": (), "numerics": (), "id_lists": ()}, "must have a column"),
-    ],
-)
-def test_wrong_settings_are_refused(changes, message):
-    with pytest.raises(UsageError, match=message):
-        make_input(**changes)

@@ -1,0 +1,168 @@
+"""What the native unit reader refuses: files, columns, values, ranges and settings."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+
+from embedps.errors import UsageError
+from embedps.input import UnitInput
+from tests.kernels.unit_files import (
+    make_input,
+    make_table,
+    numerics,
+    read_batches,
+    write_table,
+)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_table(make_table(), tmp_path_factory.mktemp("unit"))
+
+
+def test_absent_file_is_not_found(tmp_path):
+    absent = str(tmp_path / "absent.parquet")
+    with pytest.raises(
+        tf.errors.NotFoundError, match=r"cannot open Parquet file '.*absent.parquet'"
+    ):
+        make_input().open(absent, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ids": ("nope",)}, "no column 'nope': the file has 'label', 'I1', 'I2', 'C1'"),
+        ({"ids": ("tags",), "id_lists": ()}, "'tags' must be one number a row but is a list"),
+        ({"id_lists": ("C1",), "ids": ()}, "'C1' must be a list of integers but is INT64"),
+    ],
+)
+def test_wrong_columns_are_named(path, changes, message):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message) as error:
+        make_input(**changes).open(path, 0, 1)
+    assert path in str(error.value)
+
+
+@pytest.mark.parametrize("array", [pa.array(["a"]), pa.array([{"a": 1, "b": 2}])], ids=str)
+def test_columns_that_are_no_numbers_are_refused(tmp_path, array):
+    file = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"x": array}), file)
+    for unit in (
+        UnitInput(batch_rows=1, numerics=("x",)),
+        UnitInput(batch_rows=1, id_lists=("x",)),
+    ):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="column 'x' must be"):
+            unit.open(str(file), 0, 1)
+
+
+def test_timestamps_are_not_taken_for_integers(tmp_path):
+    file = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"x": pa.array([1], pa.timestamp("us"))}), file)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"one number a row but is INT64 .Time"
+    ):
+        UnitInput(batch_rows=1, ids=("x",)).open(str(file), 0, 1)
+
+
+@pytest.mark.parametrize(("first_row", "num_rows"), [(0, 1001), (1001, 0), (999, 2), (2**62, -1)])
+def test_rows_beyond_the_file_are_refused(path, first_row, num_rows):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"has 1000 rows: the unit's \["):
+        make_input().open(path, first_row, num_rows)
+
+
+@pytest.mark.parametrize(("first_row", "num_rows"), [(-1, 5), (0, -2)])
+def test_negative_ranges_are_refused(path, first_row, num_rows):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must be at least 0"):
+        make_input().open(path, first_row, num_rows)
+
+
+def test_null_label_is_data_loss(tmp_path):
+    file = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"label": pa.array([1.0, None]), "x": [1, 2]}), file)
+    unit = UnitInput(batch_rows=1, label="label", ids=("x",))
+    reader = unit.open(str(file), 0, -1)
+    with pytest.raises(tf.errors.DataLossError, match="row group 0: column 'label' must not have"):
+        unit.next(reader)
+
+
+def test_id_that_is_no_integer_is_data_loss(tmp_path):
+    file = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"x": [1.0, 2.5]}), file)
+    unit = UnitInput(batch_rows=1, ids=("x",))
+    reader = unit.open(str(file), 0, -1)
+    with pytest.raises(tf.errors.DataLossError, match=r"column 'x' is read as int64.*2\.5"):
+        unit.next(reader)
+
+
+@pytest.mark.parametrize("damage", ["empty", "text", "footer", "truncated"])
+def test_file_that_is_not_parquet_is_data_loss(tmp_path, path, damage):
+    whole = Path(path).read_bytes()
+    footer_bytes = int.from_bytes(whole[-8:-4], "little") + 8
+    content = {
+        "empty": b"",
+        "text": b"label\tI1\tI2\n" * 100,
+        "footer": whole[:-footer_bytes] + bytes(64) + whole[64 - footer_bytes :],
+        "truncated": whole[: len(whole) // 2],
+    }[damage]
+    file = tmp_path / "bad.parquet"
+    file.write_bytes(content)
+    with pytest.raises(tf.errors.DataLossError, match=r"bad.parquet', footer: "):
+        make_input().open(str(file), 0, 1)
+
+
+def test_flipped_bytes_end_in_rows_or_in_data_loss(tmp_path):
+    """No damage to the pages crashes or hangs the reader; with page checksums none passes."""
+    good = tmp_path / "good.parquet"
+    pq.write_table(make_table(400), good, row_group_size=150, write_page_checksum=True)
+    data_end = max(
+        group.column(c).total_compressed_size
+        + (group.column(c).dictionary_page_offset or group.column(c).data_page_offset)
+        for group in [pq.read_metadata(good).row_group(g) for g in range(3)]
+        for c in range(group.num_columns)
+    )
+    whole = good.read_bytes()
+    unit = make_input()
+    wanted = numerics(read_batches(unit, str(good), 0, -1)[0])
+    num_refused = 0
+    file = tmp_path / "bad.parquet"
+    for at in range(4, data_end, 97):
+        damaged = bytearray(whole)
+        damaged[at] ^= 0x55
+        file.write_bytes(damaged)
+        try:
+            batches, _ = read_batches(unit, str(file), 0, -1)
+        except tf.errors.DataLossError:
+            num_refused += 1
+        else:  # a byte of a page header that nothing depends on
+            np.testing.assert_array_equal(numerics(batches), wanted)
+    assert num_refused > 0.9 * len(range(4, data_end, 97))
+
+
+def test_error_comes_again_at_the_next_call(tmp_path):
+    file = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"x": [2.5]}), file)
+    unit = UnitInput(batch_rows=1, ids=("x",))
+    reader = unit.open(str(file), 0, -1)
+    for _ in range(2):
+        with pytest.raises(tf.errors.DataLossError, match=r"2\.5"):
+            unit.next(reader)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_rows": 0}, "batch_rows must be at least 1 but is 0"),
+        ({"shuffle_rows": -1}, "shuffle_rows must be at least 0 but is -1"),
+        ({"prefetch_batches": 0}, "prefetch_batches must be at least 1"),
+        ({"ids": ("C1", "I1")}, r"name a column once, it repeats \['I1'\]"),
+        ({"ids": ("label",)}, r"repeats \['label'\]"),
+        ({"ids": ("",)}, "empty name"),
+        ({"ids": (), "numerics": (), "id_lists": ()}, "must have a column"),
+    ],
+)
+def test_wrong_settings_are_refused(changes, message):
+    with pytest.raises(UsageError, match=message):
+        make_input(**changes)

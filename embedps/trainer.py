@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import math
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence, Set
 from contextlib import closing, suppress
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -24,8 +22,7 @@ from embedps.checkpoint.retention import KeepPolicy
 from embedps.cluster import Cluster
 from embedps.config import TrainConfig
 from embedps.dataset import Dataset
-from embedps.errors import CheckpointError, EmbedpsError, ServerLostError
-from embedps.failing import FailingSaves, in_background
+from embedps.errors import EmbedpsError, ServerLostError
 from embedps.health import Task
 from embedps.inline import InlineEvaluation
 from embedps.ledger import Ledger, LedgerOptions, Unit
@@ -34,7 +31,8 @@ from embedps.notice import notices
 from embedps.progress import ProgressLine
 from embedps.recommender import Recommender
 from embedps.recovery import Loss
-from embedps.saver import REST_SHARE, Saver
+from embedps.saver import Saver
+from embedps.saves import Saves
 from embedps.schedule import Schedule
 from embedps.tables.collection import EmbeddingCollection
 from embedps.units import explain, make_dense_optimizer, make_train_unit
@@ -225,17 +223,15 @@ class Trainer:
             notices(self._end, grace_secs=self._config.grace_secs),
             ProgressLine("units", self._ledger.num_units, log_secs=self._config.log_secs) as line,
         ):
-            self._failing = FailingSaves(
-                max_secs=self._config.max_secs_without_checkpoint, say=line.say
-            )
+            self._saves = Saves(self._config, self._ledger, self._save, say=line.say)
             self._score(line)  # what was saved and not scored when the run before ended
             while not self.finished and not self._stop.is_set():
                 self._train(line)
-                self._save_last()
+                self._saves.save_last(final=self.finished, stop=self._stop)
                 self._let_go()
                 self._score(line)
             if self.finished and self._saver.last is not None and not self._saver.last.final:
-                self._save_last()
+                self._saves.save_last(final=True, stop=self._stop)
         secs = time.monotonic() - began
         stats = self._collection.stats()
         training = self._all.result()
@@ -348,26 +344,18 @@ class Trainer:
             self._all.add(counts)
             self._examples += unit.num_rows
 
-    def _watch(
-        self,
-        schedule: Schedule,
-        line: ProgressLine,
-    ) -> None:
+    def _watch(self, schedule: Schedule, line: ProgressLine) -> None:
         """Saves when due and shows how it goes, until no unit is left to do."""
-        last_save = last_shown = time.monotonic()
-        shown_examples, first_units = 0, self._ledger.num_done
-        saved_units, saved_steps = first_units, self._ledger.steps_done()
-        cuts = self._config.cut_policy()
+        last_shown, shown_examples = time.monotonic(), 0
+        first_units = self._ledger.num_done
         acted = -math.inf
         noticed: Set[Task] = set()
-        at_once = False
-        retry_at = -math.inf
-        saving: concurrent.futures.Future[Manifest] | None = None
+        self._saves.count_from_now()
         running = True
-        while running or saving is not None:
+        while running or self._saves.under_way:
             running = schedule.wait(_TICK_SECS)
-            if not running and saving is not None:
-                concurrent.futures.wait([saving], timeout=_TICK_SECS)
+            if not running:
+                self._saves.wait(_TICK_SECS)
             if self._ledger.num_done > first_units:
                 self._recovered(line)
             if time.monotonic() - acted >= _ACT_SECS:
@@ -375,41 +363,17 @@ class Trainer:
                 self._act(line.say)
             leaving = self._cluster.leaving()
             if leaving - noticed:
-                at_once = True
                 line.say(f"{_names(leaving - noticed)} was told to end: saving a checkpoint")
+                self._saves.hurry()
                 self._leaving = {task for task in leaving if task[0] == "ps"}
                 if self._leaving:
                     self._stop.set()
             noticed = leaving
             if self._stopping:
                 schedule.end()
-            if saving is not None and saving.done():
-                problem = saving.exception()
-                if problem is not None and not isinstance(problem, CheckpointError):
-                    raise problem
-                saving = None
-                if problem is None:
-                    self._failing.committed()
-                else:
-                    self._failing.failed(problem)
-                    retry_at = time.monotonic() + self._failing.retry_secs
-            self._failing.check()
-            now = time.monotonic()
-            if self._failing.since is not None:
-                due = now >= retry_at
-            else:
-                due = self._ledger.num_done > saved_units and (
-                    at_once
-                    or cuts.due(secs=now - last_save, steps=self._ledger.steps_done() - saved_steps)
-                )
-            if due and saving is None and running and not (self._stop.is_set() or self._stopping):
-                interval = min(self._config.delta_secs, now - last_save)
-                rest = 0.0 if at_once else REST_SHARE * interval
-                at_once = False
-                last_save, saved_units = now, self._ledger.num_done
-                saved_steps = self._ledger.steps_done()
-                self._failing.began()
-                saving = in_background(partial(self._save, final=False, rest_secs=rest))
+            self._saves.poll()
+            if running and not (self._stop.is_set() or self._stopping):
+                self._saves.begin_if_due()
             if line.due() or not running:
                 now = time.monotonic()
                 with self._lock:
@@ -454,29 +418,6 @@ class Trainer:
                 tf.summary.scalar("train/auc", recent.auc)
                 tf.summary.scalar("train/examples_per_sec", rate)
             writer.flush()
-
-    def _save_last(self) -> None:
-        """Saves what was trained, again and again until it is written, unless a signal is waiting.
-
-        Raises:
-          CheckpointError: it cannot be written.
-        """
-        while True:
-            self._failing.began()
-            saving = in_background(lambda: self._save(final=self.finished))
-            while not saving.done():
-                concurrent.futures.wait([saving], timeout=_TICK_SECS)
-                self._failing.check()
-            try:
-                saving.result()
-            except CheckpointError as error:
-                if self._stop.is_set():
-                    raise
-                self._failing.failed(error)
-                self._stop.wait(self._failing.retry_secs)
-            else:
-                self._failing.committed()
-                return
 
     def _save(self, *, final: bool, rest_secs: float = 0.0) -> Manifest:
         # The ledger first: a unit that it lists as done is then in the tables that are cut.

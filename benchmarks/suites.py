@@ -41,6 +41,18 @@ def _embedded(task: str, workload: Workload, choice: Choice) -> Meeting:
     entrants += [
         Entrant(title=PEERS[name].title, peer=name) for name in choice.peers if name != "tf-ps"
     ]
+    titles = [e.title for e in entrants]
+    # A step of either lacks a step of the other's: told beside ours, and not counted as it.
+    two = Entrant(title="embedps, two units at once", peer=OURS, settings={"num_workers": 2})
+    if task == "train":
+        entrants.append(two)
+
+    def lanes(kinds: Sequence[str], precision: str, batch: int) -> tuple[Lane, ...]:
+        found = _all_lanes(task, titles, kinds, precision=precision, batch=batch)
+        if task == "train":
+            found += _all_lanes(task, [two.title], kinds[:1], precision=precision, batch=batch)
+        return found
+
     precisions = choice.precisions if task == "train" else ("float32",)
     what = {"train": "training", "lookup": "lookup and update alone"}[task]
     return Meeting(
@@ -51,9 +63,7 @@ def _embedded(task: str, workload: Workload, choice: Choice) -> Meeting:
             Race(
                 group=family,
                 name=f"{precision} {batch}",
-                lanes=_all_lanes(
-                    task, [e.title for e in entrants], kinds, precision=precision, batch=batch
-                ),
+                lanes=lanes(kinds, precision, batch),
             )
             for family, kinds in _FAMILIES.items()
             for precision in precisions

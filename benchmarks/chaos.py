@@ -35,7 +35,6 @@ from embedps.summary import read_json
 
 UNIT_ROWS = 4096
 MAX_AUC_DIFFERENCE = 0.005
-SERVERS = ("ps-0", "ps-1", "worker-0", "worker-1", "evaluator")
 # Workers die often on a cluster, clients are few; parameter servers as often as 5 minutes need.
 TARGETS = {"worker-0": 3, "worker-1": 3, "ps-0": 2, "ps-1": 2, "evaluator": 2, "client": 1}
 ACTIONS = {"kill": 3, "stop": 2, "end": 1}

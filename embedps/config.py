@@ -24,9 +24,11 @@ class TrainConfig:
     """A training run."""
 
     model: str = _option("dlrm", "a module of models/, or your own as package.module")
-    data: str = dataclasses.field(metadata={"help": "the dataset's directory, as Beam wrote it"})
-    model_dir: str = dataclasses.field(
-        metadata={"help": "checkpoints, summaries and scores; run again to resume"}
+    data: str = _option(
+        dataclasses.MISSING, "the dataset's directory, as Beam wrote it", metavar="DIR"
+    )
+    model_dir: str = _option(
+        dataclasses.MISSING, "checkpoints, summaries and scores; run again to resume", metavar="DIR"
     )
     epochs: int = _option(1, "passes over the training split")
     batch_size: int = _option(2048, "examples a step")

@@ -357,17 +357,22 @@ def _check_file(dataset: Dataset, file: DataFile) -> None:
             f"make the dataset again"
         ) from None
     if size != file.bytes:
-        raise DatasetError(f"{path}: must have {file.bytes} bytes, has {size}: it is damaged")
+        raise DatasetError(
+            f"{path}: must have {file.bytes} bytes, has {size}: make the dataset again"
+        )
     try:
         with pq.ParquetFile(path) as parquet:
             arrow_schema = parquet.schema_arrow
             metadata = parquet.metadata
             groups = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
     except (pa.ArrowException, OSError) as error:
-        raise DatasetError(f"{path}: must be a Parquet file: {error}") from None
+        raise DatasetError(
+            f"{path}: must be a Parquet file, make the dataset again: {error}"
+        ) from None
     if groups != file.row_groups:
         raise DatasetError(
-            f"{path}: row groups must be {file.row_groups}, the footer has {groups}: it is damaged"
+            f"{path}: row groups must be {file.row_groups}, the footer has {groups}: "
+            "make the dataset again"
         )
     for name in dataset.columns:
         index = arrow_schema.get_field_index(name)

@@ -104,8 +104,8 @@ class FailingSaves:
         if secs >= self._max_secs:
             raise CheckpointsStalledError(
                 f"no checkpoint could be written since {self._since_text}, {secs:.0f} s, which is "
-                f"longer than --max-secs-without-checkpoint: {problem}; the last one that was "
-                "written is good: run the same command again to resume from it"
+                f"longer than --max-secs-without-checkpoint: {problem}; what was written "
+                "before is whole: run the same command again to resume from it"
             )
         if hangs and secs < _REPEAT_SECS:
             return  # a save may take its time

@@ -28,7 +28,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_flags(parser: argparse.ArgumentParser, config: type, title: str) -> None:
-    """Adds a flag for each field of a config dataclass, with the field's `help` metadata."""
+    """Adds a flag for each field of a config dataclass, by its metadata.
+
+    These are `help` and, where they are wanted, `choices` and `metavar`.
+    """
     group = parser.add_argument_group(title)
     hints = typing.get_type_hints(config)
     for field in dataclasses.fields(config):
@@ -38,7 +41,7 @@ def add_flags(parser: argparse.ArgumentParser, config: type, title: str) -> None
             kwargs["action"] = argparse.BooleanOptionalAction
         else:
             kwargs["type"] = _reader(hints[field.name])
-            kwargs["metavar"] = _metavar(hints[field.name])
+            kwargs["metavar"] = field.metadata.get("metavar") or _metavar(hints[field.name])
         if "choices" in field.metadata:
             kwargs["choices"] = field.metadata["choices"]
             del kwargs["metavar"]

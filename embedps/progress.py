@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 class ProgressLine:
     """Shows how far a run is. Use as a context manager; call `update` as often as you like."""
 
-    def __init__(self, what: str, total: int, *, log_secs: float) -> None:
+    def __init__(self, what: str, total: int, *, log_secs: float, completed: int = 0) -> None:
         """Shows WHAT, of TOTAL units of it; plain lines come no faster than `log_secs`."""
         self._what = what
         self._total = total
@@ -30,7 +30,7 @@ class ProgressLine:
                 TextColumn("{task.fields[detail]}"),
                 console=console,
             )
-            self._task = self._bar.add_task(what, total=total, detail="")
+            self._task = self._bar.add_task(what, total=total, completed=completed, detail="")
 
     def __enter__(self) -> ProgressLine:
         if self._bar:

@@ -65,13 +65,12 @@ class Schedule:
         self._over = threading.Event()  # of this schedule alone
         self._finish_secs = finish_secs
         self._order = threading.Lock()
-        self._lock = threading.Lock()  # guards the five below
+        self._lock = threading.Lock()  # guards the four below
         self._error: BaseException | None = None
         self._stopped_at: float | None = None
         self._in_progress = 0
         self._rows_done = 0
         self._secs_done = 0.0
-        self.second_attempts = 0
         slots = _UNITS_IN_FLIGHT * cluster.num_workers
         self._pool = concurrent.futures.ThreadPoolExecutor(slots, "slot")
         self._slots = [self._pool.submit(self._run_slot) for _ in range(slots)]
@@ -168,8 +167,6 @@ class Schedule:
             if lost or (not helped and self._is_straggler(unit, attempts)):
                 helped |= not lost
                 attempts.append(self._attempt(unit))
-                with self._lock:
-                    self.second_attempts += 1
 
     def _is_over(self) -> bool:
         """Whether the run was stopped longer ago than units have to finish."""

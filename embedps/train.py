@@ -231,8 +231,10 @@ def _check_directory(model_dir: Path) -> None:
         return
     try:
         model_dir.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise UsageError(f"--model-dir must be a directory, {model_dir} is a file") from error
     except OSError as error:
-        raise UsageError(f"--model-dir {model_dir} cannot be made: {error}") from error
+        raise UsageError(f"--model-dir {model_dir} cannot be made: {error.strerror}") from error
     if not os.access(model_dir, os.W_OK | os.X_OK):
         raise UsageError(f"--model-dir {model_dir} must be a directory that can be written")
 

@@ -221,8 +221,19 @@ class Trainer:
         with (
             closing(self._saver),
             notices(self._end, grace_secs=self._config.grace_secs),
-            ProgressLine("units", self._ledger.num_units, log_secs=self._config.log_secs) as line,
+            ProgressLine(
+                "units",
+                self._ledger.num_units,
+                log_secs=self._config.log_secs,
+                completed=self._ledger.num_done,
+            ) as line,
         ):
+            last = self._saver.last
+            if last is not None and not self.finished:
+                line.say(
+                    f"resumes from checkpoint {last.number}, step {last.step}: "
+                    f"{self._ledger.num_done}/{self._ledger.num_units} units are done"
+                )
             self._saves = Saves(self._config, self._ledger, self._save, say=line.say)
             self._score(line)  # what was saved and not scored when the run before ended
             while not self.finished and not self._stop.is_set():
@@ -350,6 +361,7 @@ class Trainer:
         first_units = self._ledger.num_done
         acted = -math.inf
         noticed: Set[Task] = set()
+        told = False
         self._saves.count_from_now()
         running = True
         while running or self._saves.under_way:
@@ -369,6 +381,9 @@ class Trainer:
                 if self._leaving:
                     self._stop.set()
             noticed = leaving
+            if self._told_to_end and not told:  # not in the signal's handler, which may not print
+                told = True
+                line.say("told to end: finishing and saving what was begun; Ctrl-C again ends now")
             if self._stopping:
                 schedule.end()
             self._saves.poll()

@@ -162,8 +162,9 @@ def explain(error: BaseException) -> BaseException:
     if isinstance(error, lost) or cluster_coordinator._is_ps_failure(error):
         why = own_words(str(getattr(error, "message", error)))[:200] or type(error).__name__
         return ServerLostError(f"a parameter server is not there any more ({why})")
+    wrong = tf.errors.DataLossError | tf.errors.NotFoundError | tf.errors.InvalidArgumentError
+    if isinstance(error, wrong) and ".parquet" in error.message:
+        return DatasetError(f"{own_words(error.message)}: make the dataset again")
     if isinstance(error, tf.errors.DataLossError | tf.errors.NotFoundError):
-        return DatasetError(own_words(error.message))
-    if isinstance(error, tf.errors.InvalidArgumentError) and ".parquet" in error.message:
         return DatasetError(own_words(error.message))
     return error

@@ -2,7 +2,6 @@
 
 NUM_INTEGERS = 13
 NUM_IDS = 26
-NUM_FIELDS = 1 + NUM_INTEGERS + NUM_IDS
 
 LABEL = "label"
 INTEGERS = tuple(f"I{i}" for i in range(1, NUM_INTEGERS + 1))

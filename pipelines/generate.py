@@ -110,6 +110,10 @@ def generate(options: Options) -> dict[str, Any]:
         # The log comes last: where it is, so is its report.
         _write_report(options.report_path, report)
         os.replace(temporary, options.output)
+    except OSError as error:
+        if error.errno is not None and error.filename is None:  # of a write
+            error.filename = str(options.output)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
     return report

@@ -271,7 +271,7 @@ def test_train_unit_issues_one_lookup_and_one_update_a_group_and_shard(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_ends_the_run_in_good_order_and_a_rerun_finishes(tmp_path, dataset, number):
+def test_signal_ends_the_run_in_good_order_and_a_rerun_finishes(tmp_path, dataset, number, capfd):
     def send():
         os.kill(os.getpid(), number)
         assert trainer._stop.wait(60)
@@ -286,11 +286,19 @@ def test_signal_ends_the_run_in_good_order_and_a_rerun_finishes(tmp_path, datase
     assert not manifest.final
     assert manifest.ledger["doing"] == []  # what was begun was finished
     assert sum(visits(tmp_path).values()) == first["examples"]
+    said = capfd.readouterr().out
+    assert said.count("told to end: finishing and saving what was begun") == 1
+    assert "resumes" not in said
 
     second = make_trainer(dataset, tmp_path, **fields).run()
     assert second["finished"]
     assert second["units"]["done"] == second["units"]["total"]
     assert second["units"]["repeated"] == 0
+    units = first["units"]
+    assert (
+        f"resumes from checkpoint {manifest.number}, step {manifest.step}: "
+        f"{units['done']}/{units['total']} units are done\n"
+    ) in capfd.readouterr().out
     assert second["examples"] == 2 * dataset.split("train").rows  # of both runs
     assert visits(tmp_path) == dict.fromkeys(range(dataset.split("train").rows), 2)
     assert signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)

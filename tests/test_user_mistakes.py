@@ -139,6 +139,7 @@ def test_absent_or_short_shard_is_named(tmp_path, dataset, fails):
     shard.write_bytes(data[:-1])
     code, line = fails(train_command.main, *train_flags(tmp_path / "set", tmp_path / "m"))
     assert (code, str(shard) in line, f"{len(data)} bytes" in line) == (1, True, True)
+    assert line.endswith("make the dataset again")
     shard.unlink()
     code, line = fails(train_command.main, *train_flags(tmp_path / "set", tmp_path / "m"))
     assert (code, str(shard) in line) == (1, True)
@@ -146,10 +147,13 @@ def test_absent_or_short_shard_is_named(tmp_path, dataset, fails):
 
 def test_model_directory_that_is_a_file_is_refused(tmp_path, dataset, fails):
     (tmp_path / "file").write_text("")
-    for model_dir in (tmp_path / "file", tmp_path / "file" / "below"):
+    for model_dir, message in (
+        (tmp_path / "file", f"must be a directory, {tmp_path}/file is a file"),
+        (tmp_path / "file" / "below", f"{tmp_path}/file/below cannot be made: Not a directory"),
+    ):
         code, line = fails(train_command.main, *train_flags(dataset.directory, model_dir))
         assert code == 2
-        assert str(model_dir) in line
+        assert line.endswith(message)
 
 
 def test_model_directory_of_another_dim_is_refused_and_left_as_it_is(trained, dataset, fails):
@@ -323,6 +327,7 @@ def test_damaged_shard_is_one_line_of_the_command(tmp_path):
     (line,) = done.stderr.splitlines()
     assert line.startswith("embedps: ")
     assert str(path) in line
+    assert line.endswith("make the dataset again")
 
 
 def test_configs_of_this_file_are_what_the_commands_resolve(dataset, trained):

@@ -126,7 +126,9 @@ def sanitize(tests: list[Path], sanitizer: Sanitizer, compiler: str) -> int:
 
 def main() -> int:
     """Returns 0 if every test passed under every sanitizer."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.sanitize", description=(__doc__ or "").split("\n", 1)[0]
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help="such as row_store_test")
     names = parser.parse_args().names
     tests = [

@@ -26,12 +26,13 @@ from embedps.checkpoint.manifest import Manifest
 from embedps.checkpoint.replay import stream_table
 from embedps.checkpoint.verify import verify
 from embedps.errors import CheckpointError, EmbedpsError, UsageError
+from embedps.flags import Parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; its exit code."""
-    args = _parser().parse_args(argv)
     try:
+        args = _parser().parse_args(argv)
         directory = CheckpointDirectory(args.directory)
         if not directory.path.is_dir():
             raise UsageError(f"there is no directory {str(directory.path)!r}")
@@ -41,8 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="python -m embedps.checkpoint", description="Looks into a checkpoint directory."
     )
     commands = parser.add_subparsers(dest="command", required=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -16,6 +17,7 @@ import pytest
 from embedps.errors import UsageError
 from pipelines import generate as generate_module
 from pipelines import planted
+from pipelines.cli import run
 from pipelines.click_rows import COUNT_COLUMNS, ID_COLUMNS, MISSING_RANK, draw_rows
 from pipelines.generate import CHUNK_ROWS, Options, generate, main, parse_options
 from pipelines.line_blocks import LineBlock
@@ -219,6 +221,19 @@ def test_truncated_log_is_not_taken_for_finished(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("small_chunks")
+def test_full_disk_is_one_line_with_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    output = tmp_path / "log.tsv"
+    assert run(main, ["--rows=10", f"--output={output}"]) == 1
+    assert capsys.readouterr().err == f"error: {output}: No space left on device\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_failure_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def fail(*_: object, **__: object) -> None:
         raise OSError("no space left on the device")

@@ -1,6 +1,5 @@
 """Whoever dies, hangs or is told to end: every row is visited, the repeats are counted."""
 
-import json
 import os
 import signal
 import subprocess
@@ -20,7 +19,7 @@ from embedps.checkpoint.verify import verify
 from embedps.dataset import Dataset
 from embedps.local import _free_ports
 from tests.builders import ROOT, latest
-from tests.test_train_cli import processes_with, wait_until_gone
+from tests.commands import processes_with, summary_of, tf_config, wait_until_gone
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
@@ -117,12 +116,6 @@ def pid_of(model_dir: Path, what: str) -> int:
     """The process of a task of the run: "ps 0", "worker 1", or "evaluator"."""
     (pid,) = processes_with(f"{model_dir}/logs/{what.replace(' ', '-')}.log")
     return pid
-
-
-def summary_of(model_dir: Path) -> dict[str, Any]:
-    summary = json.loads((model_dir / "summary.json").read_text())
-    assert isinstance(summary, dict)
-    return summary
 
 
 def check(
@@ -261,10 +254,6 @@ def test_client_that_is_killed_leaves_nobody_and_resumes(tmp_path, dataset, prog
     finish_in_one_process(programs, dataset, model_dir)
     summary = check(model_dir, dataset, within_units=len(killed.ledger["doing"]))
     assert summary["units"]["repeated"] == killed.ledger["repeated"] + len(killed.ledger["doing"])
-
-
-def tf_config(cluster: dict[str, Sequence[str]], job: str, index: int = 0) -> str:
-    return json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
 
 
 def test_cluster_of_tf_config_outlives_its_servers_and_its_client(tmp_path, dataset, programs):

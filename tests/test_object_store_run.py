@@ -10,7 +10,7 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.lease import read_leases
 from embedps.checkpoint.objects import as_path, local_dir
 from tests.builders import write_dataset
-from tests.test_train_cli import SMALL, finish, start
+from tests.commands import SMALL, finish, start
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 

@@ -34,16 +34,19 @@ void InitializeSlots(const OptimizerConfig& config, int dim, float* slots);
 
 // Applies the gradient [dim] of a row's `update_number`-th update (1 is the first).
 //
-// SGD:              w -= lr g
-// Adagrad:          a += g^2;           w -= lr g / (sqrt(a) + eps)     (Duchi et al. 2011)
-// row-wise Adagrad: a += mean(g^2);     w -= lr g / (sqrt(a) + eps)     (one accumulator a row, as
-// FBGEMM) lazy Adam:        m, v of touched rows only, bias corrected by the row's own number of
-// updates, as
-//                   many as its moments have seen: w -= lr m' / (sqrt(v') + eps)   (Kingma, Ba
-//                   2015)
-// FTRL-proximal:    McMahan et al. 2013 with power 1/2, as tf.keras.optimizers.Ftrl:
-//                   s = (sqrt(n + g^2) - sqrt(n)) / lr; z += g - s w; n += g^2;
-//                   w = |z| <= l1 ? 0 : (sign(z) l1 - z) / (sqrt(n) / lr + 2 l2)
+// SGD: w -= lr g.
+//
+// Adagrad (Duchi et al. 2011): a += g^2; w -= lr g / (sqrt(a) + eps).
+//
+// Row-wise Adagrad, with one accumulator a row, as FBGEMM: a += mean(g^2);
+// w -= lr g / (sqrt(a) + eps).
+//
+// Lazy Adam (Kingma, Ba 2015): m and v of touched rows only, bias corrected by the row's own number
+// of updates, as many as its moments have seen: w -= lr m' / (sqrt(v') + eps).
+//
+// FTRL-proximal (McMahan et al. 2013) with power 1/2, as tf.keras.optimizers.Ftrl:
+// s = (sqrt(n + g^2) - sqrt(n)) / lr; z += g - s w; n += g^2;
+// w = |z| <= l1 ? 0 : (sign(z) l1 - z) / (sqrt(n) / lr + 2 l2).
 void ApplyUpdate(const OptimizerConfig& config, int dim, float learning_rate,
                  uint32_t update_number, const float* gradient, float* embedding, float* slots);
 

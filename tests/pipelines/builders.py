@@ -1,4 +1,4 @@
-"""Builders of Criteo lines and logs, and of datasets made of them."""
+"""Builders of Criteo lines and logs, of datasets made of them, and of parsed rows."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import zstandard
 
 from embedps.dataset import Dataset
 from pipelines.criteo_format import NUM_IDS, NUM_INTEGERS
+from pipelines.table import LIST_TYPE, Table
 
 
 def make_line(
@@ -50,3 +51,38 @@ def write_log(path: Path, lines: Sequence[bytes]) -> Path:
 def read_split(dataset: Dataset, split: str) -> pa.Table:
     """All rows of a split, in the order of its shards."""
     return pa.concat_tables([pq.read_table(path) for path in dataset.paths(split)])
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """The files below a folder, by their paths in it."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def make_table(timed: bool) -> Table:
+    """A table of every kind that needs no statistics."""
+    columns = [
+        {"name": "label", "as": "label"},
+        {"name": "id", "as": "categorical", "type": "integer"},
+        {"name": "tags", "as": "list", "type": "integer"},
+        {"name": "weight", "as": "weight"},
+    ]
+    columns += [{"name": "time", "as": "timestamp", "type": "milliseconds"}] if timed else []
+    return Table.parse({"column": columns})
+
+
+def make_rows(table: Table, first: int, times: list[int]) -> pa.RecordBatch:
+    """Rows first, first + 1, … by id; every third is a click; a row has `id % 3` tags."""
+    index = np.arange(first, first + len(times))
+    columns = [
+        pa.array((index % 3 == 0).astype(np.float32)),
+        pa.array(index),
+        pa.array([[i] * (i % 3) for i in index.tolist()], LIST_TYPE),
+        pa.array(index.astype(np.float32)),
+        pa.array(times, pa.int64()),
+    ]
+    schema = table.row_schema
+    return pa.record_batch(columns[: len(schema)], schema=schema)

@@ -24,7 +24,7 @@ from pipelines.job import find_inputs, make_dataset
 from pipelines.options import Options, parse_options
 from pipelines.splits import SplitRule
 from pipelines.table import Table
-from tests.pipelines.builders import make_line, make_lines, read_split, write_log
+from tests.pipelines.builders import files_of, make_line, make_lines, read_split, write_log
 
 ROOT = Path(__file__).resolve().parents[2]
 TWO_WORKERS = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
@@ -44,14 +44,6 @@ def options_of(logs: Path | str, output: Path, **settings: object) -> Options:
 def make(logs: Path | str, output: Path, **settings: object) -> Dataset:
     dataset, _ = make_dataset(options_of(logs, output, **settings))
     return dataset
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 def run_cli(*args: str | Path) -> subprocess.CompletedProcess[str]:

@@ -16,7 +16,7 @@ from pipelines.first_pass import FirstPass, Moments
 from pipelines.mixing import mix, unmix
 from pipelines.table import Table
 from pipelines.work_dir import WorkDir
-from tests.pipelines.test_shards import make_rows, make_table
+from tests.pipelines.builders import make_rows, make_table
 
 
 @given(st.lists(st.integers(0, (1 << 64) - 1), max_size=20))

@@ -16,34 +16,10 @@ from pipelines import runs as runs_module
 from pipelines import shards
 from pipelines.runs import RunWriter, SortedRows
 from pipelines.shards import ShardTask, columns_for_dictionary, write_shard
-from pipelines.table import LIST_TYPE, Table
+from pipelines.table import Table
 from pipelines.transforms import Transforms
 from pipelines.work_dir import SPLITS, RunRecord, WorkDir
-
-
-def make_table(timed: bool) -> Table:
-    columns = [
-        {"name": "label", "as": "label"},
-        {"name": "id", "as": "categorical", "type": "integer"},
-        {"name": "tags", "as": "list", "type": "integer"},
-        {"name": "weight", "as": "weight"},
-    ]
-    columns += [{"name": "time", "as": "timestamp", "type": "milliseconds"}] if timed else []
-    return Table.parse({"column": columns})
-
-
-def make_rows(table: Table, first: int, times: list[int]) -> pa.RecordBatch:
-    """Rows first, first + 1, … by id; every third is a click; a row has `id % 3` tags."""
-    index = np.arange(first, first + len(times))
-    columns = [
-        pa.array((index % 3 == 0).astype(np.float32)),
-        pa.array(index),
-        pa.array([[i] * (i % 3) for i in index.tolist()], LIST_TYPE),
-        pa.array(index.astype(np.float32)),
-        pa.array(times, pa.int64()),
-    ]
-    schema = table.row_schema
-    return pa.record_batch(columns[: len(schema)], schema=schema)
+from tests.pipelines.builders import make_rows, make_table
 
 
 def write_runs(

@@ -21,8 +21,7 @@ from pipelines.job import find_inputs, make_dataset
 from pipelines.options import Options
 from pipelines.stages import Job, ParseFile, WriteShard, build, fit_transforms
 from pipelines.table import Table
-from tests.pipelines.builders import make_lines, write_log
-from tests.pipelines.test_criteo import files_of
+from tests.pipelines.builders import files_of, make_lines, write_log
 
 NUM_LINES = (50, 70)
 

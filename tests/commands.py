@@ -1,0 +1,103 @@
+"""What the tests of whole commands share: to start one, to wait for it, to read what it left."""
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embedps.dataset import Dataset
+from tests.builders import ROOT, TINY_DLRM_FLAGS
+
+LEARN = ("--sparse-learning-rate=0.2", "--dense-learning-rate=0.05", "--dense-optimizer=adagrad")
+SMALL = (*TINY_DLRM_FLAGS, *LEARN, "--batch-size=64", "--unit-rows=512")
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONUNBUFFERED": "1", **more}
+
+
+def start(module: str, *arguments: str, **more: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        cwd=ROOT,
+        env=environment(**more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], code: int = 0) -> str:
+    """Its output; nothing on stderr where it ends well."""
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == code, f"{out}\n{err}"
+    if code == 0:
+        assert [x for x in err.splitlines() if not x.startswith("embedps: building ")] == []
+    return out
+
+
+def train(dataset: Dataset, model_dir: Path, *more: str, **env: str) -> subprocess.Popen[str]:
+    where = (f"--data={dataset.directory}", f"--model-dir={model_dir}")
+    return start("embedps.train", *where, *more, **env)
+
+
+def summary_of(model_dir: Path) -> dict[str, Any]:
+    summary = json.loads((model_dir / "summary.json").read_text())
+    assert isinstance(summary, dict)
+    return summary
+
+
+def evaluations_of(model_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (model_dir / "evaluation.jsonl").open()]
+
+
+def processes_with(text: str) -> dict[int, str]:
+    """The live processes whose command line, environment or output's path has a text."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        try:
+            if not folder.name.isdigit() or int(folder.name) == os.getpid():
+                continue
+            seen = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
+            seen += os.readlink(folder / "fd" / "1").encode()
+            state = (folder / "stat").read_text().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            continue
+        if text.encode() in seen and state not in ("Z", "X"):
+            found[int(folder.name)] = (folder / "cmdline").read_text()
+    return found
+
+
+def wait_until_gone(text: str) -> None:
+    """Returns once no such process lives; each is waited for by its own descriptor."""
+    for pid in processes_with(text):
+        try:
+            handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            assert select.select([handle], [], [], 30)[0], f"{pid} lives on"
+        finally:
+            os.close(handle)
+    assert processes_with(text) == {}
+
+
+def read_until(process: subprocess.Popen[str], text: str) -> str:
+    """Reads lines until one has a text."""
+    seen = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        seen.append(line)
+        if text in line:
+            return "".join(seen)
+    pytest.fail(f"ended with {process.wait()} before {text!r}: {''.join(seen)}")
+
+
+def tf_config(cluster: dict[str, Sequence[str]], job: str, index: int = 0) -> str:
+    return json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})

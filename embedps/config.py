@@ -2,10 +2,11 @@
 
 import dataclasses
 import math
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.policies import REBASE_KINDS, CutPolicy, RebasePolicy, make_rebase
+from embedps.checkpoint.quantize import Encoding, RowEncoding, SlotEncoding
 from embedps.checkpoint.retention import KeepPolicy, make_keep
 from embedps.errors import UsageError
 
@@ -167,6 +168,13 @@ class TrainConfig:
     def rebase_policy(self) -> RebasePolicy:
         """When one begins with a new base."""
         return make_rebase(self.rebase, max_read_cost=self.max_read_cost)
+
+    def encoding(self) -> Encoding:
+        """Of the rows in checkpoints."""
+        return Encoding(
+            rows=cast(RowEncoding, self.checkpoint_rows),
+            slots=cast(SlotEncoding, self.checkpoint_slots),
+        )
 
     def keep_policies(self) -> tuple[KeepPolicy, ...]:
         """Which checkpoints stay."""

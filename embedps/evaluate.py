@@ -39,51 +39,7 @@ _LOG_SECS = 5.0
 
 def main(arguments: Sequence[str]) -> int:
     """`python -m embedps.evaluate`."""
-    parser = flags.Parser(
-        prog="python -m embedps.evaluate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--model-dir", required=True, metavar="DIR", help="what embedps.train was given"
-    )
-    parser.add_argument(
-        "--model",
-        metavar="NAME",
-        help="the run's; needed where it is a module of your own, package.module",
-    )
-    parser.add_argument(
-        "--data", metavar="DIR", help="the dataset's directory (default: the run's)"
-    )
-    parser.add_argument(
-        "--split", default="eval", metavar="NAME", help="which split to score (default: eval)"
-    )
-    parser.add_argument("--batch-size", type=int, default=4096, metavar="N", help="(default: 4096)")
-    parser.add_argument(
-        "--num-shards",
-        type=int,
-        default=1,
-        metavar="N",
-        help="of the tables in this process (default: 1)",
-    )
-    parser.add_argument(
-        "--once", action="store_true", help="score the newest checkpoint once, and end"
-    )
-    parser.add_argument(
-        "--resumed-after",
-        type=int,
-        default=-1,
-        metavar="N",
-        help="a checkpoint up to number N that says it is the last is not: the run was resumed",
-    )
-    parser.add_argument(
-        "--idle-secs",
-        type=float,
-        default=math.inf,
-        metavar="X",
-        help="end when nothing new came for so long",
-    )
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     if options.batch_size < 1 or options.num_shards < 1:
         raise UsageError("--batch-size and --num-shards must be at least 1")
     parent = os.environ.get("EMBEDPS_PARENT_PID")
@@ -130,6 +86,54 @@ def main(arguments: Sequence[str]) -> int:
     )
     _complete_summary(model_dir)
     return 0
+
+
+def _parser() -> flags.Parser:
+    parser = flags.Parser(
+        prog="python -m embedps.evaluate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--model-dir", required=True, metavar="DIR", help="what embedps.train was given"
+    )
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        help="the run's; needed where it is a module of your own, package.module",
+    )
+    parser.add_argument(
+        "--data", metavar="DIR", help="the dataset's directory (default: the run's)"
+    )
+    parser.add_argument(
+        "--split", default="eval", metavar="NAME", help="which split to score (default: eval)"
+    )
+    parser.add_argument("--batch-size", type=int, default=4096, metavar="N", help="(default: 4096)")
+    parser.add_argument(
+        "--num-shards",
+        type=int,
+        default=1,
+        metavar="N",
+        help="of the tables in this process (default: 1)",
+    )
+    parser.add_argument(
+        "--once", action="store_true", help="score the newest checkpoint once, and end"
+    )
+    parser.add_argument(
+        "--resumed-after",
+        type=int,
+        default=-1,
+        metavar="N",
+        help="a checkpoint up to number N that says it is the last is not: the run was resumed",
+    )
+    parser.add_argument(
+        "--idle-secs",
+        type=float,
+        default=math.inf,
+        metavar="X",
+        help="end when nothing new came for so long",
+    )
+    return parser
 
 
 class _Scoring:

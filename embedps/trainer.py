@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence, Set
 from contextlib import closing, suppress
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -17,7 +17,6 @@ from embedps.callbacks import Callback, Callbacks, stock
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.manifest import Manifest
 from embedps.checkpoint.objects import local_dir
-from embedps.checkpoint.quantize import Encoding, RowEncoding, SlotEncoding
 from embedps.checkpoint.retention import KeepPolicy
 from embedps.cluster import Cluster
 from embedps.config import TrainConfig
@@ -83,16 +82,7 @@ class Trainer:
         self._config = config
         self._cluster = cluster
         self._directory = CheckpointDirectory(config.model_dir)
-        self._ledger = Ledger(
-            dataset,
-            LedgerOptions(
-                batch_rows=config.batch_size,
-                unit_rows=config.unit_rows,
-                shuffle=config.shuffle,
-                seed=config.seed,
-            ),
-            epochs=config.epochs,
-        )
+        self._ledger = _make_ledger(dataset, config)
         last = self._directory.latest()
         if last is not None:
             self._ledger.restore(last.ledger)
@@ -114,10 +104,7 @@ class Trainer:
             [*network.variables, *optimizer.variables()],
             rebase=config.rebase_policy(),
             keep=(*config.keep_policies(), *keep),
-            encoding=Encoding(
-                rows=cast(RowEncoding, config.checkpoint_rows),
-                slots=cast(SlotEncoding, config.checkpoint_slots),
-            ),
+            encoding=config.encoding(),
         )
         self._examples_before = self._ledger.rows_done()
         if last is not None:
@@ -450,6 +437,16 @@ class Trainer:
             final=final,
             rest_secs=rest_secs,
         )
+
+
+def _make_ledger(dataset: Dataset, config: TrainConfig) -> Ledger:
+    options = LedgerOptions(
+        batch_rows=config.batch_size,
+        unit_rows=config.unit_rows,
+        shuffle=config.shuffle,
+        seed=config.seed,
+    )
+    return Ledger(dataset, options, epochs=config.epochs)
 
 
 def _names(tasks: Set[Task]) -> str:

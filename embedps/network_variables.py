@@ -14,8 +14,8 @@ class RemoteVariables:
 
     What belongs to a server: its variables' values and, each where it is, the optimizer's count of
     steps and its learning rate: read at another server, it would be two messages between these, of
-    each step. Constants of the optimizer come from the worker, so that nothing of
-    a step begins at a server by itself: that would be a message too.
+    each step. Constants of the optimizer come from the worker, so that nothing of a step begins at
+    a server by itself: that would be a message too.
     """
 
     def __init__(self, network: tf.keras.Model, optimizer: Any) -> None:

@@ -132,7 +132,7 @@ class Saver:
           progress: the run's counters.
           final: nothing follows.
           rest_secs: so long, in all, the shards' writers rest at most while training needs the
-            cores (`EmbeddingCollection.write`); 0 is as fast as they can.
+            cores (`RowFiles.write`); 0 is as fast as they can.
 
         Raises:
           CheckpointError: a file could not be written; what was committed before still stands,

@@ -50,9 +50,6 @@ class CheckpointDirectory:
     def base_dir(self, number: int) -> Path:
         return self.path / f"base-{number}"
 
-    def delta_dir(self, number: int) -> Path:
-        return self.path / f"delta-{number}"
-
     def dense_path(self, number: int) -> Path:
         return self.path / f"dense-{number}" / "dense.arrow"
 

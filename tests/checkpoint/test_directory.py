@@ -16,7 +16,6 @@ def test_paths_are_those_of_the_format(tmp_path):
     directory = CheckpointDirectory(tmp_path)
     assert directory.manifest_path(12) == tmp_path / "manifests" / "00000012.json"
     assert directory.base_dir(3) == tmp_path / "base-3"
-    assert directory.delta_dir(4) == tmp_path / "delta-4"
     assert directory.dense_path(4) == tmp_path / "dense-4" / "dense.arrow"
     shard = directory.shard_path("delta", 4, "dim16-adagrad", 1, 5)
     assert shard == tmp_path / "delta-4" / "dim16-adagrad" / "shard-1-of-5.arrow"
@@ -81,7 +80,7 @@ def test_commit_refuses_a_manifest_of_absent_or_short_files(tmp_path):
 
 def test_next_number_skips_leftovers_of_failed_commits(tmp_path):
     run = make_run(tmp_path)
-    run.directory.delta_dir(9).mkdir()
+    (run.directory.path / "delta-9").mkdir()
     (tmp_path / "delta-x").mkdir()
     (tmp_path / "base-77").write_text("a file, not a save")
     assert run.directory.next_number() == 10

@@ -149,7 +149,7 @@ def rows_of(collection: EmbeddingCollection, folder: Path, since=None) -> Rows:
 
 
 def group_files(files) -> dict[str, list[StoredFile]]:
-    """`EmbeddingCollection.load`'s argument from `write`'s answer."""
+    """`RowFiles.load`'s argument from `write`'s answer."""
     by_group: dict[str, list[StoredFile]] = {}
     for file in files:
         by_group.setdefault(file.group, []).append(file.stored)

@@ -247,7 +247,7 @@ def _finish(run: Any, model_dir: Path, summary: dict[str, Any]) -> None:
     evaluations = read_evaluations(model_dir)
     path = model_dir / SUMMARY_NAME
     before = read_json(path)
-    if not summary["wall_secs"] and before:
+    if not summary["examples_per_sec"] and before:
         # Nothing was left to do: what the run that did it measured still stands.
         measured = ("wall_secs", "examples_per_sec", "training", "checkpoint")
         summary = {**summary, **{k: before[k] for k in measured if k in before}}

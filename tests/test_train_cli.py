@@ -137,9 +137,13 @@ def test_run_leaves_scores_and_a_summary(embedded, dataset):
 
 
 def test_rerun_of_a_finished_run_does_nothing(embedded, dataset):
-    manifest, scores = latest(embedded), evaluations_of(embedded)
+    manifest, scores, summary = latest(embedded), evaluations_of(embedded), summary_of(embedded)
     out = finish(train(dataset, embedded, *SMALL, "--epochs=3", "--delta-secs=0.3"))
     assert out.splitlines()[-1].startswith("done: ")
+    assert "resumes" not in out
+    again = summary_of(embedded)
+    for measured in ("wall_secs", "examples_per_sec", "training", "checkpoint"):
+        assert again[measured] == summary[measured], measured
     assert latest(embedded) == manifest
     assert evaluations_of(embedded) == scores
     assert summary_of(embedded)["evaluation"] == scores[-1]

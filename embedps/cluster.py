@@ -98,6 +98,12 @@ class Cluster(Protocol):
     def worker_restarts(self) -> int:
         """How often a worker's process was started again."""
 
+    def done(self) -> bool:
+        """Whether nothing scheduled is left to run."""
+
+    def join(self) -> None:
+        """Waits until nothing scheduled is left to run."""
+
     def close(self) -> None:
         """Ends what this object started."""
 
@@ -113,6 +119,8 @@ class EmbeddedCluster:
         self.can_lose_workers = False
         self.worker_restarts = 0
         self._pool = concurrent.futures.ThreadPoolExecutor(num_workers, "worker")
+        self._lock = threading.Lock()
+        self._running: set[concurrent.futures.Future[Any]] = set()
 
     def scope(self) -> AbstractContextManager[Any]:
         """TensorFlow's default one."""
@@ -138,7 +146,10 @@ class EmbeddedCluster:
             except BaseException as error:
                 running.end(error=error)
 
-        self._pool.submit(run)
+        future = self._pool.submit(run)
+        with self._lock:
+            self._running.add(future)
+        future.add_done_callback(self._forget)
         return running
 
     def fetch(self, result: Running) -> Any:
@@ -156,9 +167,24 @@ class EmbeddedCluster:
     def release(self, task: Task) -> None:
         """There are no servers."""
 
+    def done(self) -> bool:
+        """Whether the threads are idle."""
+        with self._lock:
+            return not self._running
+
+    def join(self) -> None:
+        """Waits until the threads are idle."""
+        with self._lock:
+            running = set(self._running)
+        concurrent.futures.wait(running)
+
     def close(self) -> None:
         """Ends the threads, each after what it runs."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _forget(self, future: concurrent.futures.Future[Any]) -> None:
+        with self._lock:
+            self._running.discard(future)
 
 
 class CoordinatorCluster:
@@ -297,6 +323,14 @@ class CoordinatorCluster:
     def worker_restarts(self) -> int:
         """How often a worker's process was started again."""
         return self._processes.restarts if self._processes else 0
+
+    def done(self) -> bool:
+        """Whether every scheduled function has run."""
+        return bool(self._coordinator.done())
+
+    def join(self) -> None:
+        """Waits until every scheduled function has run."""
+        self._coordinator.join()
 
     def close(self) -> None:
         """Ends the local processes, if any."""

@@ -20,7 +20,7 @@ from embedps.tables.collection import EmbeddingCollection
 
 
 def use(cluster: Cluster) -> dict[str, Any]:
-    """What any cluster does: `schedule`, `fetch`, and the error of a function."""
+    """What any cluster does: `schedule`, `fetch`, `done`, `join`, and the error of a function."""
 
     @tf.function
     def square(x):
@@ -32,7 +32,8 @@ def use(cluster: Cluster) -> dict[str, Any]:
             return tf.identity(x)
 
     results = [cluster.schedule(square, (tf.constant(i),)) for i in range(8)]
-    found: dict[str, Any] = {}
+    cluster.join()
+    found: dict[str, Any] = {"done": cluster.done()}
     values = [cluster.fetch(result) for result in results]
     found["squares"] = [int(value["square"]) for value in values]
     found["processes"] = sorted({int(value["process"]) for value in values})
@@ -65,9 +66,9 @@ def shard_rows(cluster: Cluster) -> dict[str, Any]:
     def touch(ids):
         return tf.reduce_sum(collection.combine(collection.lookup({"t": ids}, insert=True))["t"])
 
-    ranges = [tf.range(first, first + 20, dtype=tf.int64) for first in range(0, 100, 20)]
-    for result in [cluster.schedule(touch, (ids,)) for ids in ranges]:
-        cluster.fetch(result)
+    for first in range(0, 100, 20):
+        cluster.schedule(touch, (tf.range(first, first + 20, dtype=tf.int64),))
+    cluster.join()
     return {"rows": collection.stats().rows}
 
 

@@ -68,6 +68,12 @@ class FakeCluster:
     def release(self, task):
         raise NotImplementedError
 
+    def done(self):
+        raise NotImplementedError
+
+    def join(self):
+        raise NotImplementedError
+
     def close(self):
         raise NotImplementedError
 

@@ -99,15 +99,19 @@ def _mlp_gradient(op: tf.Operation, upstream: tf.Tensor, _: tf.Tensor) -> list[t
     num_layers = op.get_attr("num_layers")
     num_inputs = len(op.get_attr("input_types"))
     inputs = list(op.inputs)
+    # What a tape does not watch, such as numeric features, needs no gradient.
+    skipped = set(getattr(op, "skip_input_indices", None) or ())
+    wanted = not skipped.issuperset(range(num_inputs))
     gradients = kernels.load().embedps_mlp_grad(
         upstream=upstream,
         inputs=inputs[:num_inputs],
         kernels=inputs[num_inputs : num_inputs + num_layers],
         saved=op.outputs[1],
         final_relu=op.get_attr("final_relu"),
+        gradient_types=op.get_attr("input_types") if wanted else [],
     )
     return [
-        *gradients.input_gradients,
+        *(gradients.input_gradients if wanted else [None] * num_inputs),
         *gradients.kernel_gradients,
         *gradients.bias_gradients,
     ]

@@ -125,6 +125,28 @@ def test_bfloat16_mlp_equals_its_twin_forward_and_backward(
         close(ours, theirs)
 
 
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_bfloat16_mlp_of_inputs_that_nobody_watches_has_the_same_gradients(in_graph: bool) -> None:
+    rng = np.random.default_rng(3)
+    x = tf.constant(rng.normal(size=(70, 13)), tf.float32)
+    mlp = MLP([40, 16], final_activation="relu", compute_dtype="bfloat16", out_dtype="float32")
+    mlp(x)
+
+    def gradients(watched: bool) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            if watched:
+                tape.watch(x)
+            loss = tf.reduce_sum(mlp(x))
+        of_x, of_weights = tape.gradient(loss, (x, mlp.trainable_variables))
+        assert (of_x is not None) == watched
+        return list(of_weights)
+
+    run = tf.function(gradients) if in_graph else gradients
+    for alone, beside in zip(run(False), run(True), strict=True):
+        assert np.abs(beside).max() > 0
+        np.testing.assert_array_equal(alone, beside)
+
+
 def test_mlp_has_the_weights_of_tfrs_in_either_dtype() -> None:
     names, shapes, values = [], [], []
     for make in (

@@ -19,14 +19,30 @@ inline constexpr int64_t kStepValues = kBlock * kBlock;  // of a panel
 
 inline int64_t NumBlocks(int64_t n) { return (n + kBlock - 1) / kBlock; }
 
+// How much of panels is more than padding, which is zero: products that nothing comes of are left
+// out where that saves time.
+struct Extent {
+  int64_t inner;         // contraction values; the panels have NumBlocks(inner) steps
+  int rows = kBlock;     // of the left panel
+  int columns = kBlock;  // of the right panel
+};
+
 // One way to multiply. A thread calls `begin` before its products and `end` after them.
 struct BlockGemm {
   const char* name;
   bool has_tiles;  // multiplies a step in some tens of cycles
   void (*begin)();
   void (*end)();
-  // sums [32][32] = the product of a left and a right panel of `steps` steps.
-  void (*multiply)(const Bf16* left, const Bf16* right, int64_t steps, float* sums);
+  // sums [32][32] = the product of a left and a right panel.
+  void (*multiply)(const Bf16* left, const Bf16* right, const Extent& extent, float* sums);
+  // The same of a left panel whose steps `turn` made.
+  void (*multiply_turned)(const Bf16* turned, const Bf16* right, const Extent& extent, float* sums);
+  // Of a step of a left panel, whose rows are the contraction now, a step for `multiply_turned`
+  // whose rows are its columns.
+  void (*turn)(const Bf16* left, Bf16* turned);
+  // A step of a right panel from a step of a left one, whose rows are the contraction now. `sums`
+  // [32], unless null, become the columns' sums.
+  void (*left_to_right)(const Bf16* left, Bf16* right, float* sums);
   // Rounds sums [32][32]. Denormal ones may become zero, as the products take them.
   void (*round)(const float* sums, Bf16* to);
 };

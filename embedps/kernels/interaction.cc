@@ -227,7 +227,7 @@ void DotInteractionByBlocks(const std::vector<InteractionMatrix>& features, int 
       TransposeWords(reinterpret_cast<const uint32_t*>(left + half * kStepValues / 2),
                      reinterpret_cast<uint32_t*>(right + half * kStepValues / 2));
     }
-    gemm.multiply(left, right, steps, sums);
+    gemm.multiply(left, right, {dim, n, n}, sums);
     if (!out.is_bf16) {
       for (int i = 1; i < n; ++i) std::copy_n(sums + i * kBlock, i, &wide[NumPairs(i)]);
       Write(wide.data(), b, pairs, out);
@@ -254,7 +254,6 @@ void DotInteractionGradientByBlocks(const std::vector<InteractionMatrix>& featur
   std::vector<float> out(static_cast<size_t>(n) * NumBlocks(dim) * kBlock);
   alignas(64) float sums[kStepValues];
   alignas(64) Bf16 g[kStepValues] = {}, transposed[kStepValues], right[kStepValues];
-  float unused[kBlock] = {};
   gemm.begin();
   for (int64_t b = begin; b < end; ++b) {
     ReadBf16(upstream, b, pairs, 0, pairs, row.data());
@@ -264,8 +263,8 @@ void DotInteractionGradientByBlocks(const std::vector<InteractionMatrix>& featur
     const Bf16* left = vectors.Read(b);
     const int stride = static_cast<int>(NumBlocks(dim)) * kBlock;
     for (int first = 0; first < dim; first += kBlock) {
-      LeftToRight(left + first * kBlock, right, unused);
-      gemm.multiply(g, right, 1, sums);
+      gemm.left_to_right(left + first * kBlock, right, nullptr);
+      gemm.multiply(g, right, {n, n, std::min(kBlock, dim - first)}, sums);
       for (int i = 0; i < n; ++i) {
         std::memcpy(&out[i * stride + first], sums + i * kBlock, sizeof(float) * kBlock);
       }

@@ -14,6 +14,11 @@ namespace {
 // so many as the second-level cache holds.
 constexpr int64_t kChunkBlocks = 16;
 
+// How many of n values stand in block `block`.
+int InBlock(int64_t n, int64_t block) {
+  return static_cast<int>(std::min<int64_t>(kBlock, n - block * kBlock));
+}
+
 // sums [32][32] + bias, through ReLU.
 EMBEDPS_SIMD void AddBias(const float* __restrict bias, bool relu, float* __restrict sums) {
   for (int row = 0; row < kBlock; ++row) {
@@ -183,7 +188,7 @@ void Mlp::Forward(const std::vector<MlpMatrix>& inputs, int64_t batch, const Par
     const int64_t out_stride = NumBlocks(out.width) * kBlock;
     for (int64_t b = begin; b < end; ++b) {
       Bf16* panels = saved + b * panels_.back();
-      const int num_rows = static_cast<int>(std::min<int64_t>(kBlock, batch - b * kBlock));
+      const int num_rows = InBlock(batch, b);
       PackLeft(inputs, b * kBlock, num_rows, NumBlocks(layers_[0].num_inputs), row.data(), panels);
       for (int l = 0; l < num_layers(); ++l) {
         const MlpLayer& layer = layers_[l];
@@ -192,9 +197,9 @@ void Mlp::Forward(const std::vector<MlpMatrix>& inputs, int64_t batch, const Par
         const bool relu = !last || final_relu_;
         for (int64_t n = 0; n < blocks[l]; ++n) {
           float bias[kBlock] = {};
-          std::memcpy(bias, layer.bias + n * kBlock,
-                      sizeof(float) * std::min<int64_t>(kBlock, layer.num_outputs - n * kBlock));
-          gemm_.multiply(panels + panels_[l], kernels[l] + n * steps * kStepValues, steps, sums);
+          std::memcpy(bias, layer.bias + n * kBlock, sizeof(float) * InBlock(layer.num_outputs, n));
+          gemm_.multiply(panels + panels_[l], kernels[l] + n * steps * kStepValues,
+                         {layer.num_inputs, kBlock, InBlock(layer.num_outputs, n)}, sums);
           AddBias(bias, relu, sums);
           if (relu) gemm_.round(sums, panels + panels_[l + 1] + n * kStepValues);
           for (int r = 0; last && r < num_rows; ++r) {
@@ -258,7 +263,7 @@ void Mlp::Backward(const MlpMatrix& upstream, const Bf16* saved, int64_t batch,
     std::vector<float> rows(kBlock * stride);
     for (int64_t b = begin; b < end; ++b) {
       const Bf16* panels = saved + b * panels_.back();
-      const int num_rows = static_cast<int>(std::min<int64_t>(kBlock, batch - b * kBlock));
+      const int num_rows = InBlock(batch, b);
       const int64_t last_blocks = NumBlocks(layers_.back().num_outputs);
       PackLeft({upstream}, b * kBlock, num_rows, last_blocks, row.data(), gradient);
       for (int64_t n = 0; final_relu_ && n < last_blocks; ++n) {
@@ -267,15 +272,17 @@ void Mlp::Backward(const MlpMatrix& upstream, const Bf16* saved, int64_t batch,
       for (int l = num_layers() - 1; l >= 0; --l) {
         const int64_t steps = NumBlocks(layers_[l].num_outputs);
         float* bias_sums = sums_of[l] + b * steps * kBlock;
-        std::fill_n(bias_sums, steps * kBlock, 0.0f);
         for (int64_t n = 0; n < steps; ++n) {
-          LeftToRight(gradient + n * kStepValues, outputs[l] + (n * row_blocks + b) * kStepValues,
-                      bias_sums + n * kBlock);
+          gemm_.left_to_right(gradient + n * kStepValues,
+                              outputs[l] + (n * row_blocks + b) * kStepValues,
+                              bias_sums + n * kBlock);
         }
         for (int64_t k = 0; k < blocks[l]; ++k) {
           const Bf16* input = panels + panels_[l] + k * kStepValues;
-          TransposeLeft(input, inputs[l] + (k * row_blocks + b) * kStepValues);
-          gemm_.multiply(gradient, kernels[l] + k * steps * kStepValues, steps, sums);
+          gemm_.turn(input, inputs[l] + (k * row_blocks + b) * kStepValues);
+          if (l == 0 && input_gradients.empty()) continue;
+          gemm_.multiply(gradient, kernels[l] + k * steps * kStepValues,
+                         {layers_[l].num_outputs, kBlock, InBlock(layers_[l].num_inputs, k)}, sums);
           if (l > 0) {
             gemm_.round(sums, next + k * kStepValues);
             Mask(input, next + k * kStepValues);
@@ -288,7 +295,9 @@ void Mlp::Backward(const MlpMatrix& upstream, const Bf16* saved, int64_t batch,
         }
         std::swap(gradient, next);
       }
-      Unpack(rows.data(), stride, b * kBlock, num_rows, input_gradients);
+      if (!input_gradients.empty()) {
+        Unpack(rows.data(), stride, b * kBlock, num_rows, input_gradients);
+      }
     }
   });
 
@@ -298,21 +307,26 @@ void Mlp::Backward(const MlpMatrix& upstream, const Bf16* saved, int64_t batch,
     const MlpLayer& layer = layers_[l];
     const int64_t out_blocks = NumBlocks(layer.num_outputs);
     float* to = gradients[l].kernel;
-    const int64_t first = begin * kBlock;
-    const int64_t last = std::min<int64_t>(end * kBlock, layer.num_inputs);
-    std::fill(to + first * layer.num_outputs, to + last * layer.num_outputs, 0.0f);
+    if (row_blocks == 0) {
+      const int64_t last = std::min<int64_t>(end * kBlock, layer.num_inputs);
+      std::fill(to + begin * kBlock * layer.num_outputs, to + last * layer.num_outputs, 0.0f);
+    }
     for (int64_t chunk = 0; chunk < row_blocks; chunk += kChunkBlocks) {
       const int64_t steps = std::min(kChunkBlocks, row_blocks - chunk);
       for (int64_t k = begin; k < end; ++k) {
-        const int num_rows =
-            static_cast<int>(std::min<int64_t>(kBlock, layer.num_inputs - k * kBlock));
+        const int num_rows = InBlock(layer.num_inputs, k);
         for (int64_t n = 0; n < out_blocks; ++n) {
-          gemm_.multiply(inputs[l] + (k * row_blocks + chunk) * kStepValues,
-                         outputs[l] + (n * row_blocks + chunk) * kStepValues, steps, sums);
-          const int columns =
-              static_cast<int>(std::min<int64_t>(kBlock, layer.num_outputs - n * kBlock));
+          const int columns = InBlock(layer.num_outputs, n);
+          gemm_.multiply_turned(inputs[l] + (k * row_blocks + chunk) * kStepValues,
+                                outputs[l] + (n * row_blocks + chunk) * kStepValues,
+                                {steps * kBlock, num_rows, columns}, sums);
           for (int r = 0; r < num_rows; ++r) {
-            Add(sums + r * kBlock, columns, to + (k * kBlock + r) * layer.num_outputs + n * kBlock);
+            float* row = to + (k * kBlock + r) * layer.num_outputs + n * kBlock;
+            if (chunk == 0) {
+              std::memcpy(row, sums + r * kBlock, sizeof(float) * columns);
+            } else {
+              Add(sums + r * kBlock, columns, row);
+            }
           }
         }
       }

@@ -46,6 +46,7 @@ class Mlp {
   void Forward(const std::vector<MlpMatrix>& inputs, int64_t batch, const ParallelFor& parallel,
                Bf16* scratch, Bf16* saved, const MlpMatrix& out) const;
 
+  // `input_gradients` are as many as Forward's inputs, or none.
   void Backward(const MlpMatrix& upstream, const Bf16* saved, int64_t batch,
                 const ParallelFor& parallel, Bf16* scratch,
                 const std::vector<MlpMatrix>& input_gradients,

@@ -1,4 +1,5 @@
 // The multilayer perceptron in bfloat16 as TensorFlow ops.
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -149,22 +150,29 @@ REGISTER_OP("EmbedpsMlpGrad")
     .Attr("num_layers: int >= 1")
     .Attr("final_relu: bool")
     .Attr("out_type: {float, bfloat16}")
-    .Output("input_gradients: input_types")
+    .Attr("gradient_types: list({float, bfloat16}) >= 0")
+    .Output("input_gradients: gradient_types")
     .Output("kernel_gradients: num_layers * float")
     .Output("bias_gradients: num_layers * float")
     .SetShapeFn([](InferenceContext* c) {
       int num_layers;
       TF_RETURN_IF_ERROR(c->GetAttr("num_layers", &num_layers));
       const int num_inputs = c->num_inputs() - num_layers - 2;
-      for (int i = 0; i < num_inputs + num_layers; ++i) c->set_output(i, c->input(1 + i));
+      const int num_gradients = c->num_outputs() - 2 * num_layers;
+      for (int i = 0; i < std::min(num_gradients, num_inputs); ++i) {
+        c->set_output(i, c->input(1 + i));
+      }
       for (int l = 0; l < num_layers; ++l) {
         tensorflow::shape_inference::ShapeHandle kernel;
         TF_RETURN_IF_ERROR(c->WithRank(c->input(1 + num_inputs + l), 2, &kernel));
-        c->set_output(num_inputs + num_layers + l, c->Vector(c->Dim(kernel, 1)));
+        c->set_output(num_gradients + l, kernel);
+        c->set_output(num_gradients + num_layers + l, c->Vector(c->Dim(kernel, 1)));
       }
       return absl::OkStatus();
     })
-    .Doc("The gradient of EmbedpsMlp; inputs give shapes only.");
+    .Doc(
+        "The gradient of EmbedpsMlp; inputs give shapes only. gradient_types: of the inputs, or "
+        "none where nobody wants their gradients.");
 
 class MlpGradOp : public OpKernel {
  public:
@@ -191,8 +199,12 @@ class MlpGradOp : public OpKernel {
                 absl::InvalidArgumentError("saved must be what EmbedpsMlp gave, [" +
                                            std::to_string(mlp.SavedSize(batch)) + "], but is " +
                                            saved[0].shape().DebugString()));
+    OP_REQUIRES(context, input_gradients.size() == 0 || input_gradients.size() == inputs.size(),
+                absl::InvalidArgumentError("gradient_types must be none or as many as the " +
+                                           std::to_string(inputs.size()) + " inputs but are " +
+                                           std::to_string(input_gradients.size())));
     std::vector<MlpMatrix> to_inputs;
-    for (int i = 0; i < inputs.size(); ++i) {
+    for (int i = 0; i < input_gradients.size(); ++i) {
       Tensor* out;
       OP_REQUIRES_OK(context, input_gradients.allocate(i, inputs[i].shape(), &out));
       to_inputs.push_back(ToMatrix(*out));

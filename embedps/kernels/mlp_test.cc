@@ -50,31 +50,75 @@ struct AlignedBf16 {
   Bf16* data;
 };
 
-TEST(EveryBlockProductEqualsPlainLoops) {
-  for (const BlockGemm& gemm : BlockGemms()) {
-    for (const int64_t steps : {1, 2, 7}) {
-      AlignedBf16 left(steps * kStepValues), right(steps * kStepValues);
-      for (int64_t i = 0; i < steps * kStepValues; ++i) {
-        left.data[i] = ToBf16(Noise(1, i));
-        right.data[i] = ToBf16(Noise(2, i));
-      }
-      std::vector<float> sums(kStepValues);
-      gemm.begin();
-      gemm.multiply(left.data, right.data, steps, sums.data());
-      gemm.end();
+// Where value (k, n) of a right panel's step stands.
+int InRight(int k, int n) { return n / 16 * 512 + k / 2 * 32 + n % 16 * 2 + k % 2; }
+
+// A product both ways, of panels that are zero past the extent.
+void CheckProduct(const BlockGemm& gemm, const Extent& extent) {
+  const int64_t steps = NumBlocks(extent.inner);
+  AlignedBf16 left(steps * kStepValues), right(steps * kStepValues);
+  AlignedBf16 upright(kStepValues), turned(steps * kStepValues);
+  std::vector<double> expected(kStepValues, 0.0);
+  for (int64_t s = 0; s < steps; ++s) {
+    Bf16* l = left.data + s * kStepValues;
+    Bf16* r = right.data + s * kStepValues;
+    for (int k = 0; k < kBlock; ++k) {
+      const bool within = s * kBlock + k < extent.inner;
       for (int m = 0; m < kBlock; ++m) {
-        for (int n = 0; n < kBlock; ++n) {
-          double expected = 0;
-          for (int64_t s = 0; s < steps; ++s) {
-            for (int k = 0; k < kBlock; ++k) {
-              const int at = n / 16 * 512 + k / 2 * 32 + n % 16 * 2 + k % 2;
-              expected += double{FromBf16(left.data[s * kStepValues + m * kBlock + k])} *
-                          FromBf16(right.data[s * kStepValues + at]);
-            }
-          }
-          EXPECT_NEAR(sums[m * kBlock + n], expected, 1e-4);
+        const float x = within && m < extent.rows ? Noise(1 + s, m * kBlock + k) : 0;
+        const float y = within && m < extent.columns ? Noise(99 + s, m * kBlock + k) : 0;
+        l[m * kBlock + k] = upright.data[k * kBlock + m] = ToBf16(x);
+        r[InRight(k, m)] = ToBf16(y);
+      }
+    }
+    gemm.turn(upright.data, turned.data + s * kStepValues);
+    for (int m = 0; m < kBlock; ++m) {
+      for (int n = 0; n < kBlock; ++n) {
+        for (int k = 0; k < kBlock; ++k) {
+          expected[m * kBlock + n] +=
+              double{FromBf16(l[m * kBlock + k])} * FromBf16(r[InRight(k, n)]);
         }
       }
+    }
+  }
+  for (const bool by_turned : {false, true}) {
+    std::vector<float> sums(kStepValues, NAN);
+    gemm.begin();
+    if (by_turned) {
+      gemm.multiply_turned(turned.data, right.data, extent, sums.data());
+    } else {
+      gemm.multiply(left.data, right.data, extent, sums.data());
+    }
+    gemm.end();
+    for (int i = 0; i < kStepValues; ++i) EXPECT_NEAR(sums[i], expected[i], 1e-4);
+  }
+}
+
+TEST(EveryBlockProductEqualsPlainLoops) {
+  for (const BlockGemm& gemm : BlockGemms()) {
+    for (const int64_t inner : {1, 2, 13, 31, 32, 33, 64, 215}) {
+      for (const int rows : {1, 8, 9, 16, 27, 32}) {
+        for (const int columns : {1, 16, 17, 32}) CheckProduct(gemm, {inner, rows, columns});
+      }
+    }
+  }
+}
+
+TEST(EveryRightPanelOfALeftOneHasItsValuesAndSums) {
+  for (const BlockGemm& gemm : BlockGemms()) {
+    AlignedBf16 left(kStepValues), right(kStepValues), again(kStepValues);
+    for (int i = 0; i < kStepValues; ++i) left.data[i] = ToBf16(Noise(5, i));
+    std::vector<float> sums(kBlock, NAN);
+    gemm.left_to_right(left.data, right.data, sums.data());
+    gemm.left_to_right(left.data, again.data, nullptr);
+    for (int n = 0; n < kBlock; ++n) {
+      double sum = 0;
+      for (int k = 0; k < kBlock; ++k) {
+        EXPECT_EQ(right.data[InRight(k, n)], left.data[k * kBlock + n]);
+        EXPECT_EQ(again.data[InRight(k, n)], left.data[k * kBlock + n]);
+        sum += FromBf16(left.data[k * kBlock + n]);
+      }
+      EXPECT_NEAR(sums[n], sum, 1e-5);
     }
   }
 }
@@ -138,6 +182,20 @@ void CheckAgainstPlainLoops(const BlockGemm& gemm, const Case& c) {
               {out.data(), false, c.widths.back()});
   mlp.Backward({upstream.data(), false, c.widths.back()}, saved.data, batch, TwoThreads,
                backward.data, {{dx.data(), false, c.widths[0]}}, gradients);
+  // Without the inputs' gradients the others are the same.
+  std::vector<std::vector<float>> kernels_alone = kernel_gradients, biases_alone = bias_gradients;
+  std::vector<MlpLayerGradient> alone;
+  for (int l = 0; l < num_layers; ++l) {
+    std::fill(kernels_alone[l].begin(), kernels_alone[l].end(), NAN);
+    std::fill(biases_alone[l].begin(), biases_alone[l].end(), NAN);
+    alone.push_back({kernels_alone[l].data(), biases_alone[l].data()});
+  }
+  mlp.Backward({upstream.data(), false, c.widths.back()}, saved.data, batch, TwoThreads,
+               backward.data, {}, alone);
+  for (int l = 0; l < num_layers; ++l) {
+    EXPECT_TRUE(kernels_alone[l] == kernel_gradients[l]);
+    EXPECT_TRUE(biases_alone[l] == bias_gradients[l]);
+  }
 
   std::vector<std::vector<double>> activations(1);
   for (const float v : x) activations[0].push_back(Rounded(v));
@@ -193,7 +251,7 @@ void CheckAgainstPlainLoops(const BlockGemm& gemm, const Case& c) {
 TEST(EveryMlpEqualsPlainLoops) {
   const std::vector<Case> cases = {
       {{13, 40, 16}, true, 70},  {{33, 64, 1}, false, 64},     {{3, 2}, true, 1},
-      {{32, 32, 32}, false, 33}, {{70, 65, 31, 5}, true, 600},
+      {{32, 32, 32}, false, 33}, {{70, 65, 31, 5}, true, 600}, {{5, 40, 2}, false, 0},
   };
   for (const BlockGemm& gemm : BlockGemms()) {
     for (const Case& c : cases) CheckAgainstPlainLoops(gemm, c);

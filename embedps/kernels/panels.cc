@@ -104,7 +104,7 @@ EMBEDPS_SIMD void LeftToRight(const Bf16* __restrict left, Bf16* __restrict righ
     std::memcpy(right + pair * 32, words, sizeof(words) / 2);
     std::memcpy(right + kHalf + pair * 32, words + 16, sizeof(words) / 2);
   }
-  for (int n = 0; n < kBlock; ++n) sums[n] += columns[n];
+  if (sums != nullptr) std::memcpy(sums, columns, sizeof(columns));
 }
 
 EMBEDPS_SIMD void TransposeLeft(const Bf16* __restrict from, Bf16* __restrict to) {

@@ -24,8 +24,7 @@ void PackRight(const float* from, int64_t stride, int rows, int columns, Bf16* t
 // A step of a right panel from the transpose of float32 [columns, rows].
 void PackRightTransposed(const float* from, int64_t stride, int rows, int columns, Bf16* to);
 
-// A step of a right panel from a step of a left one, whose rows are the contraction now; adds the
-// columns' sums to `sums` [32].
+// As BlockGemm::left_to_right, for any CPU.
 void LeftToRight(const Bf16* left, Bf16* right, float* sums);
 
 // The transpose of a step of a left panel.

@@ -238,7 +238,9 @@ def _read_json(root: Path, path: Path) -> dict[str, Any]:
             f"{path}: absent, so {root} is no finished dataset: run python -m pipelines.criteo or "
             "pipelines.ingest"
         ) from None
-    except (ValueError, RecursionError, OSError) as error:
+    except OSError as error:
+        raise DatasetError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:
         raise DatasetError(f"{path}: must be a JSON document: {error}") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         found = document.get("format") if isinstance(document, dict) else type(document).__name__
@@ -351,11 +353,12 @@ def _check_file(dataset: Dataset, file: DataFile) -> None:
     path = dataset.absolute_path(file)
     try:
         size = path.stat().st_size
-    except OSError as error:
+    except FileNotFoundError:
         raise DatasetError(
-            f"{path}: listed in {FILE_NAME} but cannot be read ({error.strerror}): "
-            f"make the dataset again"
+            f"{path}: listed in {FILE_NAME} but absent: make the dataset again"
         ) from None
+    except OSError as error:
+        raise DatasetError(f"{path}: cannot be read ({error.strerror})") from None
     if size != file.bytes:
         raise DatasetError(
             f"{path}: must have {file.bytes} bytes, has {size}: make the dataset again"

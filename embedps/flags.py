@@ -93,16 +93,30 @@ def read_file(path: str | None, *configs: type) -> dict[str, Any]:
 
 
 def run(main: Callable[[Sequence[str]], int]) -> NoReturn:
-    """Runs a command: an EmbedpsError becomes one line on stderr and its exit code."""
+    """Runs a command: what a user can mend becomes one line on stderr and an exit code."""
     try:
         code = main(sys.argv[1:])
-    except EmbedpsError as error:
-        print(f"embedps: {error}", file=sys.stderr, flush=True)
-        code = error.exit_code
+    except (EmbedpsError, OSError) as error:
+        code = complain(error)
     except KeyboardInterrupt:
         print("embedps: interrupted", file=sys.stderr, flush=True)
         code = 130
     sys.exit(code)
+
+
+def complain(error: EmbedpsError | OSError) -> int:
+    """Prints an error as one line on stderr; returns the exit code.
+
+    Raises:
+      OSError: the error itself, if it is not of a file.
+    """
+    if isinstance(error, EmbedpsError):
+        print(f"embedps: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    if error.filename is None:
+        raise error
+    print(f"embedps: {error.filename}: {error.strerror}", file=sys.stderr, flush=True)
+    return 1
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

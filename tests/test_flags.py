@@ -1,6 +1,7 @@
 """Configs from defaults, a TOML file and flags: each default told once."""
 
 import dataclasses
+import errno
 import sys
 
 import pytest
@@ -187,6 +188,11 @@ def test_unit_must_hold_a_batch():
         (lambda: 0, 0, ""),
         (lambda: flags.Parser(prog="p").parse_args(["--x"]), 2, "embedps: p: unrecognized"),
         (lambda: raise_(EmbedpsError("broken")), 1, "embedps: broken\n"),
+        (
+            lambda: raise_(PermissionError(errno.EACCES, "Permission denied", "/d/f")),
+            1,
+            "embedps: /d/f: Permission denied\n",
+        ),
         (lambda: raise_(KeyboardInterrupt()), 130, "embedps: interrupted\n"),
     ],
 )

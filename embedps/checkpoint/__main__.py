@@ -26,7 +26,7 @@ from embedps.checkpoint.manifest import Manifest
 from embedps.checkpoint.replay import stream_table
 from embedps.checkpoint.verify import verify
 from embedps.errors import CheckpointError, EmbedpsError, UsageError
-from embedps.flags import Parser
+from embedps.flags import Parser, complain
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,9 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not directory.path.is_dir():
             raise UsageError(f"there is no directory {str(directory.path)!r}")
         return _COMMANDS[args.command](directory, args)
-    except EmbedpsError as error:
-        print(f"embedps: {error}", file=sys.stderr)
-        return error.exit_code
+    except (EmbedpsError, OSError) as error:
+        return complain(error)
 
 
 def _parser() -> Parser:

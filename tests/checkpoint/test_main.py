@@ -1,6 +1,7 @@
 """`python -m embedps.checkpoint`: what it prints, and its exit codes."""
 
 import dataclasses
+import errno
 import os
 import subprocess
 import sys
@@ -235,6 +236,16 @@ def test_directory_without_a_manifest_is_one_error(tmp_path, capsys, command):
     assert err == f"embedps: {tmp_path} holds no manifest: nothing was committed there\n"
     assert main([command, str(tmp_path / "absent"), *more]) == 2
     assert "there is no directory" in capsys.readouterr().err
+
+
+def test_directory_that_may_not_be_read_is_one_line(directory, capsys, monkeypatch):
+    def refuse(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert main(["inspect", str(directory.path)]) == 1
+    err = capsys.readouterr().err
+    assert err == f"embedps: {directory.manifests_dir}: Permission denied\n"
 
 
 def test_wrong_arguments_exit_with_two(directory, capsys):

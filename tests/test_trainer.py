@@ -24,17 +24,13 @@ from embedps.cluster import EmbeddedCluster
 from embedps.config import TrainConfig
 from embedps.dataset import Dataset
 from embedps.errors import DatasetError, DimMismatchError, UsageError
-from embedps.runs import Run
-from embedps.summary import SUMMARY_NAME, read_json
 from embedps.tables.collection import EmbeddingCollection
-from embedps.train import _finish
 from embedps.trainer import Trainer, TrainingError
 from embedps.units import make_dense_optimizer, make_train_unit
 from models import dlrm
 from tests.builders import (
     TINY_DLRM,
     latest,
-    make_config,
     make_dlrm,
     make_mixed,
     make_trainer,
@@ -361,19 +357,6 @@ def test_rerun_of_a_finished_run_changes_nothing(tmp_path, dataset):
     assert summary["examples_per_sec"] == 0
     assert summary["checkpoint"]["bases"]["count"] == summary["checkpoint"]["deltas"]["count"] == 0
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()} == before
-
-
-def test_summary_keeps_what_the_run_measured_that_had_something_to_do(tmp_path, dataset):
-    run = Run(config=make_config(dataset, tmp_path), model_config=TINY_DLRM)
-    _finish(run, tmp_path, make_trainer(dataset, tmp_path).run())
-    first = read_json(tmp_path / SUMMARY_NAME)
-    nothing = make_trainer(dataset, tmp_path).run()
-    # On a terminal, the bar alone takes some time.
-    _finish(run, tmp_path, {**nothing, "wall_secs": nothing["wall_secs"] + 0.01})
-    again = read_json(tmp_path / SUMMARY_NAME)
-    assert first["training"]["auc"] is not None
-    for measured in ("wall_secs", "examples_per_sec", "training", "checkpoint"):
-        assert again[measured] == first[measured], measured
 
 
 def test_resumed_run_has_the_rows_and_the_network_of_the_last_checkpoint(tmp_path, dataset):

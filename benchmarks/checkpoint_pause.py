@@ -194,13 +194,8 @@ def _window(trainer: _Trainer, cuts: _Cuts, kind: Kind | None, secs: float) -> t
     thread = threading.Thread(target=cut)
     thread.start()
     while time.perf_counter() - began < secs:
-        peak = max(peak, _resident_bytes())
+        peak = max(peak, report.rss_bytes())
         time.sleep(0.005)
     ending.set()
     thread.join()
     return trainer.rate(began, time.perf_counter()), peak
-
-
-def _resident_bytes() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096

@@ -207,15 +207,9 @@ def latencies(secs: Sequence[float]) -> dict[str, float]:
     }
 
 
-def rss_bytes() -> int:
-    """This process's resident memory."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096
-
-
 def grow(table: OneTable, small: OneTable, rows: int) -> dict[str, Any]:
     """Fills the table while another thread looks rows up; bytes and latencies."""
-    before = rss_bytes()
+    before = report.rss_bytes()
     began = time.perf_counter()
     inserts = [table.grow(_INSERT_IDS)]
     reader = Reader([table, small])
@@ -244,8 +238,8 @@ def grow(table: OneTable, small: OneTable, rows: int) -> dict[str, Any]:
         "need_bytes": need,
         "memory_bytes": table.memory_bytes(),
         "memory_ratio": round(table.memory_bytes() / need, 4),
-        "resident_bytes": rss_bytes() - before,
-        "resident_ratio": round((rss_bytes() - before) / need, 4),
+        "resident_bytes": report.rss_bytes() - before,
+        "resident_ratio": round((report.rss_bytes() - before) / need, 4),
         "memory_ratio_while_growing": [[n, round(ratio, 4)] for n, ratio in steps],
         "insert_lookups": latencies(inserts),
         "lookups_while_growing": latencies(reader.secs[0]),

@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import tensorflow as tf
-from tensorflow.python.distribute.coordinator import cluster_coordinator, coordinator_context
+from tensorflow.python.distribute.coordinator import cluster_coordinator
 
 from embedps import kernels
 from embedps.errors import ClusterError, ServerLostError, UsageError
-from embedps.health import Health, Task
+from embedps.health import Health, Task, use_own_executor
 from embedps.listen import check_listening, listen_at
 from embedps.placement import Placement
 
@@ -187,6 +187,25 @@ class EmbeddedCluster:
             self._running.discard(future)
 
 
+class _Attempts(cluster_coordinator.Closure):
+    """A function that the coordinator's thread of a worker calls with its index, in each attempt.
+
+    A coordinator's public `schedule` takes tf.functions only, and tells nobody who runs one, how
+    often. And the closures of its own have a thread wait, after each, for all that is under way on
+    the executor that threads share. That a worker's tensors are not needed any more is said there:
+    a worker that was stopped just then, and never answered, held up all the others.
+    """
+
+    def __init__(self, run: Callable[[int], None]) -> None:
+        super().__init__(run, cancellation_mgr=None)
+
+    def execute_on(self, worker: Any) -> None:
+        """Runs one attempt."""
+        use_own_executor()
+        with tf.device(worker.device_name):
+            self._function(worker.worker_index)
+
+
 class CoordinatorCluster:
     """Workers and parameter servers over gRPC, through TensorFlow's ClusterCoordinator.
 
@@ -274,10 +293,9 @@ class CoordinatorCluster:
         with self._schedule_lock, self.strategy.scope():
             concrete = function.get_concrete_function(*args)
 
-        def run() -> None:  # on the thread that the coordinator has for a worker, for each attempt
+        def run(worker: int) -> None:
             if running.cancelled():
                 return
-            worker = int(coordinator_context.get_current_dispatch_context().worker_index)
             if ("worker", worker) in self._health.leaving():
                 self._health.release(("worker", worker))
                 raise tf.errors.UnavailableError(None, None, f"/job:worker/task:{worker} leaves")
@@ -294,8 +312,7 @@ class CoordinatorCluster:
             finally:
                 self._busy.pop(worker, None)
 
-        # Its public `schedule` takes tf.functions only, and tells nobody who runs one, how often.
-        self._coordinator._cluster.schedule(run, args=(), kwargs={})
+        self._coordinator._cluster.closure_queue.put(_Attempts(run))
         with self._lock:
             if not self._open:
                 self._last_end = time.monotonic()

@@ -58,13 +58,10 @@ def wait_until_serving(
 
 
 def use_own_executor() -> None:
-    """Has this thread's calls of servers wait for nothing but themselves, nor others for them.
-
-    The threads of a ClusterCoordinator wait, after each function, for what runs on the executor
-    that threads share: for a call of a server that hangs, for a cut that is being written.
-    """
-    _own.executor = executor.new_executor(enable_async=False)  # kept as long as the thread
-    context.context().executor = _own.executor
+    """Has this thread's calls of servers wait for nothing but themselves, nor others for them."""
+    if not hasattr(_own, "executor"):
+        _own.executor = executor.new_executor(enable_async=False)  # kept as long as the thread
+        context.context().executor = _own.executor
 
 
 class Health:

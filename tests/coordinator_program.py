@@ -3,9 +3,12 @@
 A program of its own: a coordinator changes its process's TensorFlow for good.
 """
 
+import gc
 import json
 import os
+import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +75,26 @@ def shard_rows(cluster: Cluster) -> dict[str, Any]:
     return {"rows": collection.stats().rows}
 
 
+def stop_a_worker(cluster: Cluster, pid: int) -> int:
+    """Stops worker 0 just before it is told that a tensor is not needed; what ends after that."""
+
+    @tf.function
+    def square(x):
+        return x * x
+
+    cluster.fetch(cluster.schedule(square, (tf.constant(0),)))
+    gc.collect()  # every server is told of a function that is made or gone, and must answer
+    with tf.device("/job:worker/replica:0/task:0/device:CPU:0"):
+        tensor = tf.constant(1) + 1
+    os.kill(pid, signal.SIGSTOP)
+    del tensor
+    results = [cluster.schedule(square, (tf.constant(i),)) for i in range(8)]
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and sum(r.done() for r in results) < 7:
+        time.sleep(0.05)
+    return sum(r.done() for r in results)
+
+
 def main() -> None:
     """`coordinator_program LOG_DIR NUM_PS NUM_WORKERS NUM_SHARDS MODE`."""
     log_dir, num_ps, num_workers, num_shards, mode = sys.argv[1:]
@@ -80,9 +103,12 @@ def main() -> None:
         num_workers=int(num_workers),
         num_shards=int(num_shards),
         log_dir=Path(log_dir),
+        server_timeout_secs=600,
     )
     found = {"ps": processes.pid("ps", 0), "worker": processes.pid("worker", 0)}
     found |= shard_rows(cluster) | use(cluster)
+    if mode == "stop":
+        found["ended"] = stop_a_worker(cluster, processes.pid("worker", 0))
     print(json.dumps(found), flush=True)
     if mode == "wait":
         sys.stdin.read()  # until it is killed

@@ -199,3 +199,13 @@ def test_processes_of_a_local_cluster_end_with_a_client_that_is_killed(tmp_path)
     assert all(has_ended(handle) for handle in handles)
     for handle in handles:
         os.close(handle)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_worker_that_is_stopped_holds_no_other_up(tmp_path):
+    """Its thread takes one function, which does not end; the other worker runs the other seven."""
+    process, found = start(tmp_path, 1, 2, 0, "stop")
+    process.communicate("")
+    assert process.returncode == 0
+    assert found["ended"] == 7

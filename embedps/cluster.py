@@ -290,8 +290,17 @@ class CoordinatorCluster:
     ) -> Running:
         """Queues a function for any worker."""
         running = Running()
-        with self._schedule_lock, self.strategy.scope():
-            concrete = function.get_concrete_function(*args)
+        with self._lock:
+            if not self._open:
+                self._last_end = time.monotonic()
+            self._open += 1
+        running.add_done_callback(self._count_end)
+        try:  # every server is told of a function that is traced, and must answer
+            with self._schedule_lock, self.strategy.scope():
+                concrete = function.get_concrete_function(*args)
+        except BaseException:
+            running.cancel()
+            raise
 
         def run(worker: int) -> None:
             if running.cancelled():
@@ -313,11 +322,6 @@ class CoordinatorCluster:
                 self._busy.pop(worker, None)
 
         self._coordinator._cluster.closure_queue.put(_Attempts(run))
-        with self._lock:
-            if not self._open:
-                self._last_end = time.monotonic()
-            self._open += 1
-        running.add_done_callback(self._count_end)
         return running
 
     def fetch(self, result: Running) -> Any:

@@ -125,6 +125,33 @@ def test_cluster_in_which_no_unit_ends_is_lost(monkeypatch, silent, told):
     assert cluster._look_after() is None
 
 
+def test_wait_for_a_function_that_is_traced_counts(monkeypatch):
+    """Every server is told of it: one that hangs does not answer."""
+    cluster = object.__new__(CoordinatorCluster)
+    state: dict[str, Any] = {"_health": Health(), "_processes": None, "_busy": {}}
+    locks = {"_lock": threading.Lock(), "_schedule_lock": threading.Lock()}
+    vars(cluster).update(state, **locks, _open=0, _last_end=0.0, _wait_secs=600.0)
+    cluster.strategy = tf.distribute.get_strategy()
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    lost: list[ClusterError | None] = []
+
+    class Function:
+        def get_concrete_function(self):
+            nonlocal now
+            lost.append(cluster._look_after())
+            now += 601
+            lost.append(cluster._look_after())
+            raise ValueError("cannot be traced")
+
+    with pytest.raises(ValueError, match="cannot be traced"):
+        cluster.schedule(Function(), ())
+    assert lost[0] is None
+    assert isinstance(lost[1], ServerLostError)
+    now += 601  # nothing is waited for
+    assert cluster._look_after() is None
+
+
 def test_process_that_cannot_start_is_named_with_its_log(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     processes = local.LocalProcesses(

@@ -28,6 +28,7 @@ CARDINALITIES = {"C1": 40, "C2": 300, "C3": 2000}
 NUMERICS = ("I1", "I2")
 TINY_DLRM = dlrm.Config(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,))
 TINY_DLRM_FLAGS = ("--embedding-dim=4", "--bottom-mlp=8", "--top-mlp=8")
+UNEVEN = ((100, 100, 37), (250,), (1,), (64, 64, 64, 64, 3), (999,))
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -97,6 +98,34 @@ def write_dataset(
         splits=splits,
     ).save()
     return Dataset.open(directory)
+
+
+def make_listed(
+    files: Sequence[Sequence[int]] = UNEVEN, directory: str = "/data", checksum: int = 0
+) -> Dataset:
+    """A dataset that is not on disk: its training files by the rows of their row groups."""
+    return Dataset(
+        directory=Path(directory),
+        numeric=(),
+        categorical=(),
+        schema={"label": "float"},
+        splits={
+            "train": Split(
+                rows=sum(map(sum, files)),
+                positives=0,
+                files=tuple(
+                    DataFile(
+                        path=f"train/{i}.parquet",
+                        rows=sum(groups),
+                        bytes=1,
+                        xxh3_64=f"{i + checksum:016x}",
+                        row_groups=tuple(groups),
+                    )
+                    for i, groups in enumerate(files)
+                ),
+            )
+        },
+    )
 
 
 def make_dlrm(dataset: Dataset) -> Recommender:

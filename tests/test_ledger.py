@@ -1,47 +1,20 @@
 """The ledger: every row once an epoch, in an order of its own, over any number of runs."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedps.dataset import DataFile, Dataset, Split
+from embedps.dataset import Split
 from embedps.errors import UsageError
 from embedps.ledger import Ledger, LedgerOptions, Unit
-
-UNEVEN = ((100, 100, 37), (250,), (1,), (64, 64, 64, 64, 3), (999,))
-
-
-def make_dataset(files=UNEVEN, directory="/data", checksum=0):
-    return Dataset(
-        directory=Path(directory),
-        numeric=(),
-        categorical=(),
-        schema={"label": "float"},
-        splits={
-            "train": Split(
-                rows=sum(map(sum, files)),
-                positives=0,
-                files=tuple(
-                    DataFile(
-                        path=f"train/{i}.parquet",
-                        rows=sum(groups),
-                        bytes=1,
-                        xxh3_64=f"{i + checksum:016x}",
-                        row_groups=tuple(groups),
-                    )
-                    for i, groups in enumerate(files)
-                ),
-            )
-        },
-    )
+from tests.builders import UNEVEN, make_listed
 
 
 def make_ledger(dataset=None, *, epochs=1, **fields):
     values = {"batch_rows": 10, "unit_rows": 100} | fields
-    return Ledger(dataset or make_dataset(), LedgerOptions(**values), epochs=epochs)
+    return Ledger(dataset or make_listed(), LedgerOptions(**values), epochs=epochs)
 
 
 def begin(ledger):
@@ -71,7 +44,7 @@ row_groups = st.lists(st.lists(st.integers(1, 90), min_size=1, max_size=6), min_
 )
 @settings(max_examples=60, deadline=None)
 def test_every_row_is_in_one_unit_an_epoch(files, batch, extra, seed):
-    dataset = make_dataset(files)
+    dataset = make_listed(files)
     ledger = make_ledger(dataset, epochs=3, batch_rows=batch, unit_rows=batch + extra, seed=seed)
     units = take_all(ledger)
     expected = [
@@ -89,12 +62,12 @@ def test_every_row_is_in_one_unit_an_epoch(files, batch, extra, seed):
 
 
 def test_units_end_at_row_groups_where_these_fit():
-    units = take_all(make_ledger(make_dataset([(40, 40, 40, 40)]), unit_rows=100, shuffle=False))
+    units = take_all(make_ledger(make_listed([(40, 40, 40, 40)]), unit_rows=100, shuffle=False))
     assert [(u.first_row, u.num_rows) for u in units] == [(0, 80), (80, 80)]
 
 
 def test_row_group_greater_than_a_unit_is_split():
-    units = take_all(make_ledger(make_dataset([(250, 40)]), unit_rows=100, shuffle=False))
+    units = take_all(make_ledger(make_listed([(250, 40)]), unit_rows=100, shuffle=False))
     assert [(u.first_row, u.num_rows) for u in units] == [
         (0, 100), (100, 100), (200, 50), (250, 40)
     ]  # fmt: skip
@@ -152,7 +125,7 @@ def test_given_back_unit_comes_first_and_is_counted():
 
 
 def test_take_ends_where_all_is_handed_out_though_not_done():
-    ledger = make_ledger(make_dataset([(10,), (10,)]))
+    ledger = make_ledger(make_listed([(10,), (10,)]))
     a, b = ledger.take(), ledger.take()
     assert ledger.take() is None
     assert not ledger.finished
@@ -324,8 +297,8 @@ def test_steps_and_rows_done_do_not_depend_on_the_order():
         {"unit_rows": 99},
         {"seed": 1},
         {"shuffle": False},
-        {"dataset": make_dataset(UNEVEN[:-1])},
-        {"dataset": make_dataset(checksum=1)},
+        {"dataset": make_listed(UNEVEN[:-1])},
+        {"dataset": make_listed(checksum=1)},
     ],
     ids=["batch", "unit", "seed", "shuffle", "fewer files", "other bytes"],
 )
@@ -335,7 +308,7 @@ def test_state_of_other_units_is_refused(other):
 
 
 def test_moved_dataset_goes_on():
-    ledger = make_ledger(make_dataset(directory="/elsewhere"))
+    ledger = make_ledger(make_listed(directory="/elsewhere"))
     ledger.restore(make_ledger().state())
     assert ledger.take().path.startswith("/elsewhere/train/")
 
@@ -370,7 +343,7 @@ def test_epochs_and_rows_must_be_there():
     with pytest.raises(UsageError, match="epochs must be at least 1 but got 0"):
         make_ledger(epochs=0)
     empty = dataclasses.replace(
-        make_dataset(), splits={"train": Split(rows=0, positives=0, files=())}
+        make_listed(), splits={"train": Split(rows=0, positives=0, files=())}
     )
     with pytest.raises(UsageError, match="split 'train' has no rows"):
         make_ledger(empty)

@@ -11,7 +11,7 @@ from embedps.cluster import Running
 from embedps.ledger import Ledger, LedgerOptions, Unit
 from embedps.metrics import Counts, zero_counts
 from embedps.schedule import Schedule
-from tests.test_ledger import make_dataset
+from tests.builders import make_listed
 
 
 class Attempt(Running):
@@ -92,7 +92,7 @@ class Run:
         """Units of so many rows, at most 10; without them so many units of 10."""
         self.cluster = FakeCluster(num_workers)
         self.ledger = Ledger(
-            make_dataset([rows or (10,) * units]),
+            make_listed([rows or (10,) * units]),
             LedgerOptions(batch_rows=10, unit_rows=10, shuffle=False),
             epochs=1,
         )

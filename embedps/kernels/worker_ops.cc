@@ -45,8 +45,7 @@ REGISTER_OP("EmbedpsRoute")
     })
     .Doc(
         "Deduplicates each table's ids over its features and routes them to shards. positions: "
-        "where "
-        "each id's row stands in the shards' rows, concatenated.");
+        "where each id's row stands in the shards' rows, concatenated.");
 
 class RouteOp : public OpKernel {
  public:
@@ -221,9 +220,8 @@ REGISTER_OP("EmbedpsCombine")
     })
     .Doc(
         "One vector a feature and example from the shards' rows: [batch, dim]. A feature with "
-        "empty "
-        "row_splits has one id an example; otherwise row_splits [batch + 1] bounds each one's "
-        "ids.");
+        "empty row_splits has one id an example; otherwise row_splits [batch + 1] bounds each "
+        "one's ids.");
 
 class CombineOp : public CombineBase {
  public:

@@ -9,7 +9,7 @@ from benchmarks import environments, races, report, tables, workload
 from benchmarks.__main__ import main
 from benchmarks.peers.protocol import Variant
 from embedps.errors import UsageError
-from tests.benchmarks.test_workload import TINY
+from tests.benchmarks.builders import TINY
 
 
 def lane(entrant, kind="sgd", precision="float32", batch=64):

@@ -10,10 +10,7 @@ from benchmarks.peers import protocol
 from embedps.errors import UsageError
 from pipelines.criteo import main as criteo
 from pipelines.generate import main as generate
-
-TINY = dataclasses.replace(
-    workload.W1, cardinalities=(3, 1000), dim=4, bottom_mlp=(8, 4), top_mlp=(8, 1)
-)
+from tests.benchmarks.builders import TINY
 
 
 def test_batches_are_zipf_over_the_whole_cardinality():

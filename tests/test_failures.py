@@ -1,5 +1,6 @@
 """Whoever dies, hangs or is told to end: every row is visited, the repeats are counted."""
 
+import itertools
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ import pytest
 
 from benchmarks.numbered import visits, write_dataset
 from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.manifest import Manifest
 from embedps.checkpoint.verify import verify
 from embedps.dataset import Dataset
 from embedps.local import _free_ports
@@ -32,6 +34,7 @@ FLAGS = (
     "--keep-secs=3600",  # each that is resumed from can be read at a test's end
 )
 LOCAL = ("--num-ps=2", "--num-workers=2", "--server-timeout-secs=4")
+IN_FLIGHT = 2 * 2  # units: two a worker
 EPOCHS = 80  # more than the fastest machine is done with before the last of a test's losses
 
 
@@ -125,6 +128,11 @@ def pid_of(model_dir: Path, what: str) -> int:
     return pid
 
 
+def _not_done(units: Sequence[int], manifest: Manifest) -> set[int]:
+    """Those that a checkpoint does not list as done."""
+    return {u for u in units if u >= manifest.ledger["prefix"]} - set(manifest.ledger["beyond"])
+
+
 def check(
     model_dir: Path,
     dataset: Dataset,
@@ -137,12 +145,17 @@ def check(
     """All visited, repeats counted and within a bound, the checkpoint whole, nobody left.
 
     Beyond `within_units` are those in doubt: a checkpoint that is restored names the units begun
-    before it was written, and by how long that takes they may be many. Where none was restored,
-    attempts are repeated but only so many rows are visited again.
+    before it was written. Of those that none resumes from, all but what is in flight must be done
+    by the next. Where none was restored, attempts are repeated but only so many rows are visited
+    again.
     """
     directory = CheckpointDirectory(model_dir)
-    resumed = [directory.read(n) for program in programs for n in program.resumed_from]
-    in_doubt = sum(len(manifest.ledger["doing"]) for manifest in resumed)
+    manifests = {n: directory.read(n) for n in directory.numbers()}
+    resumed = [n for program in programs for n in program.resumed_from]
+    in_doubt = sum(len(manifests[n].ledger["doing"]) for n in resumed)
+    for n, following in itertools.pairwise(sorted(manifests)):
+        if n not in resumed:
+            assert len(_not_done(manifests[n].ledger["doing"], manifests[following])) <= IN_FLIGHT
     summary = summary_of(model_dir)
     assert summary["finished"]
     assert summary["units"]["done"] == summary["units"]["total"]

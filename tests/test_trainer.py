@@ -273,6 +273,7 @@ def test_train_unit_issues_one_lookup_and_one_update_a_group_and_shard(
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_ends_the_run_in_good_order_and_a_rerun_finishes(tmp_path, dataset, number, capfd):
     before = signal.getsignal(number)  # ignored, where a shell's "&" began the tests
+    assert before in (signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler)
 
     def send():
         os.kill(os.getpid(), number)

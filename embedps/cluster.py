@@ -56,12 +56,17 @@ class Cluster(Protocol):
       strategy: whose `run` a step is called by.
       shard_devices: a device for each shard of the tables.
       num_workers: functions that run at once.
+      num_ps: parameter servers; 0 where this process holds the tables.
+      server_timeout_secs: a server that does not answer for so long is taken as dead; 0 where there
+        is none.
       can_lose_workers: a worker may be slow or gone while the others are well.
     """
 
     strategy: tf.distribute.Strategy
     shard_devices: Sequence[str]
     num_workers: int
+    num_ps: int
+    server_timeout_secs: float
     can_lose_workers: bool
 
     def scope(self) -> AbstractContextManager[Any]:
@@ -116,6 +121,8 @@ class EmbeddedCluster:
         self.strategy = tf.distribute.get_strategy()
         self.shard_devices: Sequence[str] = ["/device:CPU:0"] * num_shards
         self.num_workers = num_workers
+        self.num_ps = 0
+        self.server_timeout_secs = 0.0
         self.can_lose_workers = False
         self.worker_restarts = 0
         self._pool = concurrent.futures.ThreadPoolExecutor(num_workers, "worker")
@@ -250,7 +257,7 @@ class CoordinatorCluster:
         if own is not None:
             check_listening(own)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
-        self._num_ps = jobs["ps"]
+        self.num_ps = jobs["ps"]
         self.num_workers = jobs["worker"]
         self.can_lose_workers = True
         self.shard_devices: Sequence[str] = [
@@ -258,7 +265,7 @@ class CoordinatorCluster:
             for shard in range(num_shards or jobs["ps"])
         ]
         self._schedule_lock = threading.Lock()  # the first call of a function traces it
-        self._server_timeout_secs = server_timeout_secs
+        self.server_timeout_secs = server_timeout_secs
         self._wait_secs = wait_secs
         self._lock = threading.Lock()  # guards the two below
         self._open = 0
@@ -277,7 +284,7 @@ class CoordinatorCluster:
     @contextmanager
     def scope(self) -> Iterator[None]:
         """The strategy's; a variable is placed where the least of this scope's are by then."""
-        placement = Placement(self._num_ps)
+        placement = Placement(self.num_ps)
         with self.strategy.scope(), tf.variable_creator_scope(placement.create):
             yield
 
@@ -384,7 +391,7 @@ class CoordinatorCluster:
             elif job == "ps":
                 return ServerLostError(
                     f"parameter server {index} has not answered for "
-                    f"{self._server_timeout_secs:.0f} s"
+                    f"{self.server_timeout_secs:.0f} s"
                 )
         with self._lock:
             stuck = self._open and time.monotonic() > self._last_end + self._wait_secs
@@ -393,11 +400,18 @@ class CoordinatorCluster:
             return ServerLostError(
                 f"waited {self._wait_secs:.0f} s for any unit to end, "
                 + (f"while {silent} did not answer" if silent else "though every server answers")
+                + f"; {self._describe_busy()}"
             )
         for job, index in self._health.unreachable() - leaving:
             if job == "ps" and self._processes is None:
                 return ServerLostError(f"parameter server {index} cannot be reached")
         return None
+
+    def _describe_busy(self) -> str:
+        """Says which workers run a unit, and since when."""
+        now = time.monotonic()
+        busy = [f"worker {w} for {now - r.since:.0f} s" for w, r in sorted(self._busy.items())]
+        return f"running one: {', '.join(busy)}" if busy else "no worker runs one"
 
 
 def _is_of_worker(error: BaseException) -> bool:

@@ -11,6 +11,8 @@ from embedps.checkpoint.retention import KeepPolicy, make_keep
 from embedps.errors import UsageError
 
 EVAL_KINDS = ("sidecar", "inline", "none")
+DEFAULT_MODEL = "dlrm"
+"""The model of a run that names none and is given no recommender."""
 
 Metric: TypeAlias = Literal["auc", "logloss", "normalized_entropy"]
 """Of an evaluation, to be improved: the AUC upwards, the others downwards."""
@@ -24,7 +26,9 @@ def _option(default: Any, text: str, **metadata: Any) -> Any:
 class TrainConfig:
     """A training run."""
 
-    model: str = _option("dlrm", "a module of models/, or your own as package.module")
+    model: str | None = _option(
+        None, f"a module of models/, or your own as package.module (default: {DEFAULT_MODEL})"
+    )
     data: str = _option(
         dataclasses.MISSING, "the dataset's directory, as Beam wrote it", metavar="DIR"
     )

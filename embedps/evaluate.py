@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,13 +19,12 @@ from typing import TYPE_CHECKING
 from embedps import flags, quiet
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.manifest import Manifest
-from embedps.checkpoint.objects import as_path, local_dir
+from embedps.checkpoint.objects import as_path
 from embedps.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.progress import ProgressLine
 from embedps.summary import (
     SUMMARY_NAME,
-    append_evaluation,
     read_evaluations,
     read_json,
     write_json,
@@ -33,7 +33,10 @@ from embedps.summary import (
 if TYPE_CHECKING:  # these import TensorFlow, which main does in silence
     from embedps.evaluator import Evaluation, Evaluator
     from embedps.metrics import Metrics
+    from embedps.recommender import Recommender
 
+RECOMMENDER_VARIABLE = "EMBEDPS_RECOMMENDER"
+"""Set by a trainer that sends its model, pickled, to this process's standard input."""
 _LOG_SECS = 5.0
 
 
@@ -58,11 +61,16 @@ def main(arguments: Sequence[str]) -> int:
     from embedps.runs import read_run
 
     model_dir = as_path(options.model_dir)
-    run = read_run(model_dir, model=options.model)
-    dataset = Dataset.open(options.data or run.config.data)
+    recommender = _sent_recommender()
+    if recommender is None:
+        run = read_run(model_dir, model=options.model)
+        dataset = Dataset.open(options.data or run.config.data)
+        recommender = run.recommender(dataset)
+    else:
+        dataset = Dataset.open(options.data)
     scoring = _Scoring(model_dir)
     evaluator = Evaluator(
-        run.recommender(dataset),
+        recommender,
         dataset,
         CheckpointDirectory(model_dir),
         split=options.split,
@@ -86,6 +94,16 @@ def main(arguments: Sequence[str]) -> int:
     )
     _complete_summary(model_dir)
     return 0
+
+
+def _sent_recommender() -> Recommender | None:
+    """Reads the model that a trainer sent to its evaluator, if it did: see `sidecar`."""
+    if os.environ.pop(RECOMMENDER_VARIABLE, None) is None:
+        return None
+    import cloudpickle
+
+    found: Recommender = cloudpickle.load(sys.stdin.buffer)
+    return found
 
 
 def _parser() -> flags.Parser:
@@ -140,12 +158,9 @@ class _Scoring:
     """What the user sees of a scoring, and what stays of it."""
 
     def __init__(self, model_dir: Path) -> None:
-        import tensorflow as tf
+        from embedps.evaluator import EvaluationLog
 
-        self._model_dir = model_dir
-        self._writer = tf.summary.create_file_writer(
-            str(local_dir(model_dir) / "tensorboard" / "eval")
-        )
+        self._log = EvaluationLog(model_dir)
         self._line: ProgressLine | None = None
 
     def show(
@@ -168,23 +183,16 @@ class _Scoring:
         )
 
     def report(self, evaluation: Evaluation) -> None:
-        """The scores: a line here, one in evaluation.jsonl, a point in TensorBoard."""
-        import tensorflow as tf
-
+        """The scores: a line here, and what the log keeps."""
         if self._line is not None:
             self._line.__exit__(None, None, None)
             self._line = None
-        m = evaluation.metrics
         print(
             f"step {evaluation.step}: {evaluation.metrics.describe()} in {evaluation.secs:.1f} s, "
             f"{evaluation.lag_secs:.1f} s behind training",
             flush=True,
         )
-        append_evaluation(self._model_dir, evaluation.to_json())
-        with self._writer.as_default(step=evaluation.step):
-            for name in ("auc", "logloss", "normalized_entropy", "calibration"):
-                tf.summary.scalar(f"eval/{name}", getattr(m, name))
-        self._writer.flush()
+        self._log.add(evaluation)
 
 
 def _complete_summary(model_dir: Path) -> None:

@@ -8,6 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -17,11 +18,13 @@ from embedps.checkpoint.chain import continuation
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.follow import Follower, Step
 from embedps.checkpoint.manifest import Manifest
+from embedps.checkpoint.objects import local_dir
 from embedps.dataset import Dataset
 from embedps.ledger import Ledger, LedgerOptions, Unit
 from embedps.metrics import Accumulator, Metrics
 from embedps.recommender import Recommender
 from embedps.saver import check_tables, load_dense, load_rows
+from embedps.summary import append_evaluation
 from embedps.tables.collection import EmbeddingCollection
 from embedps.units import explain, make_eval_unit
 
@@ -67,6 +70,30 @@ class Evaluation:
         }
 
 
+class EvaluationLog:
+    """Keeps a run's scores: each is a line of evaluation.jsonl and a point in TensorBoard."""
+
+    def __init__(self, model_dir: Path) -> None:
+        self._model_dir = model_dir
+        self._writer: tf.summary.SummaryWriter | None = None
+
+    def add(self, evaluation: Evaluation) -> None:
+        """Writes one.
+
+        Raises:
+          CheckpointError: evaluation.jsonl cannot be written.
+        """
+        append_evaluation(self._model_dir, evaluation.to_json())
+        folder = str(local_dir(self._model_dir) / "tensorboard" / "eval")
+        # A full disk ends no run by this: the scores are in evaluation.jsonl.
+        with contextlib.suppress(tf.errors.OpError), tf.device("/device:CPU:0"):
+            writer = self._writer = self._writer or tf.summary.create_file_writer(folder)
+            with writer.as_default(step=evaluation.step):
+                for name in ("auc", "logloss", "normalized_entropy", "calibration"):
+                    tf.summary.scalar(f"eval/{name}", getattr(evaluation.metrics, name))
+            writer.flush()
+
+
 def eval_ledger(dataset: Dataset, *, split: str, batch_rows: int) -> Ledger:
     """The units of one scoring, the same whoever scores."""
     options = LedgerOptions(
@@ -108,8 +135,14 @@ class Evaluator:
           batch_rows: examples scored at once.
           num_shards: of the tables here; any number gives the same scores.
           watch: called after each unit scored for a manifest.
+
+        Raises:
+          UsageError: the split has no rows.
+          DatasetError: there is no such split.
         """
         kernels.load()
+        self._ledger = lambda: eval_ledger(dataset, split=split, batch_rows=batch_rows)
+        self._ledger()  # now, and not once there is a checkpoint to score
         self._directory = directory
         self._collection = EmbeddingCollection(
             recommender.tables,
@@ -125,7 +158,6 @@ class Evaluator:
             self._collection,
             recommender.input(batch_rows=batch_rows, shuffle_rows=0),
         )
-        self._ledger = lambda: eval_ledger(dataset, split=split, batch_rows=batch_rows)
         self._watch = watch
         self._applied: Manifest | None = None
         self._follower = Follower(directory, holder="evaluator")

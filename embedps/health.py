@@ -15,6 +15,9 @@ from embedps import kernels
 from embedps.errors import ServerLostError
 
 _ASK_SECS = 1.0
+# An HTTP/2 client's first bytes: its preface and an empty SETTINGS frame (RFC 9113, 3.4). A server
+# that runs answers by its own SETTINGS. The kernel takes connections for one that is stopped too.
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _own = threading.local()
 
 Task: TypeAlias = tuple[str, int]
@@ -30,7 +33,7 @@ def device_of(task: Task) -> str:
 def wait_until_serving(
     addresses: Mapping[Task, str], *, secs: float, check: Callable[[Task], None]
 ) -> None:
-    """Waits until every server's port answers.
+    """Waits until every server answers.
 
     Args:
       addresses: of each, "host:port".
@@ -46,9 +49,12 @@ def wait_until_serving(
         while True:
             check(task)
             try:
-                socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
-                break
-            except OSError as error:  # no process yet, no such host yet
+                with socket.create_connection((host.strip("[]"), int(port)), timeout=1) as link:
+                    link.sendall(_HELLO)
+                    if link.recv(1):
+                        break
+                    raise ConnectionError("it closes connections")
+            except OSError as error:  # no process yet, no such host yet, or one that is stopped
                 if time.monotonic() > deadline:
                     raise ServerLostError(
                         f"waited {secs:.0f} s for {task[0]} {task[1]} to serve at {address} "

@@ -16,12 +16,17 @@ import tensorflow as tf
 from embedps.checkpoint.manifest import Manifest
 from embedps.cluster import Cluster
 from embedps.dataset import Dataset
-from embedps.evaluator import EVAL_BATCH_ROWS, Evaluation, eval_arguments, eval_ledger
+from embedps.evaluator import (
+    EVAL_BATCH_ROWS,
+    Evaluation,
+    EvaluationLog,
+    eval_arguments,
+    eval_ledger,
+)
 from embedps.ledger import Unit
 from embedps.metrics import Accumulator, Counts
 from embedps.recommender import Recommender
 from embedps.schedule import Schedule
-from embedps.summary import append_evaluation
 from embedps.tables.collection import EmbeddingCollection
 from embedps.units import explain, make_eval_unit
 
@@ -54,6 +59,7 @@ class InlineEvaluation:
         self._dataset = dataset
         self._split = split
         self._every_units = every_units
+        self._log: EvaluationLog | None = None
         self._eval_unit = make_eval_unit(
             recommender,
             network,
@@ -103,7 +109,7 @@ class InlineEvaluation:
     def score(
         self, model_dir: Path, manifest: Manifest, stop: threading.Event
     ) -> Evaluation | None:
-        """Scores what a manifest has just saved, and writes the line of evaluation.jsonl."""
+        """Scores what a manifest has just saved, and logs the scores as the sidecar does."""
         began = time.time()
         counts = self.count(stop)
         if counts is None:
@@ -119,5 +125,6 @@ class InlineEvaluation:
             secs=now - began,
             lag_secs=now - manifest.wall_time,
         )
-        append_evaluation(model_dir, evaluation.to_json())
+        self._log = self._log or EvaluationLog(model_dir)
+        self._log.add(evaluation)
         return evaluation

@@ -19,8 +19,8 @@ from embedps.cluster import CoordinatorCluster
 from embedps.config import TrainConfig
 from embedps.errors import ClusterError, ServerLostError
 from embedps.health import Task, wait_until_serving
+from embedps.notice import within
 
-_START_SECS = 120.0
 _TICK_SECS = 0.2
 _WELL_SECS = 60.0  # a process that lived for so long did not fail at its start
 _MAX_FAILED_STARTS = 5
@@ -103,8 +103,8 @@ class LocalProcesses:
             self._spawn(task)
         return None
 
-    def wait_until_serving(self) -> None:
-        """Waits until every task's port answers.
+    def wait_until_serving(self, secs: float) -> None:
+        """Waits until every task answers, for so long at most.
 
         Raises:
           ClusterError: a task ended, or did not answer in time.
@@ -122,7 +122,7 @@ class LocalProcesses:
 
         wait_until_serving(
             {(job, index): self.cluster[job][index] for job, index in self._processes},
-            secs=_START_SECS,
+            secs=secs,
             check=check,
         )
 
@@ -184,7 +184,8 @@ def start(
       log_dir: for the processes' output.
       grace_secs: a server that is told to end has so long for it.
       server_timeout_secs: one that does not answer for so long is killed.
-      wait_secs: the cluster is lost where no function ends for so long.
+      wait_secs: the longest wait for the servers to come up; then, the cluster is lost where no
+        function ends for so long.
       on_lost: told, on another thread, that the cluster cannot go on.
 
     Raises:
@@ -194,19 +195,20 @@ def start(
         num_ps=num_ps, num_workers=num_workers, log_dir=log_dir, grace_secs=grace_secs
     )
     try:
-        processes.wait_until_serving()
+        processes.wait_until_serving(wait_secs)
         processes.watch(on_lost)
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec(processes.cluster), task_type="chief", task_id=0, rpc_layer="grpc"
         )
-        cluster = CoordinatorCluster(
-            resolver,
-            num_shards=num_shards,
-            processes=processes,
-            server_timeout_secs=server_timeout_secs,
-            wait_secs=wait_secs,
-            on_lost=on_lost,
-        )
+        with within(wait_secs, "the servers of the local cluster to take a client"):
+            cluster = CoordinatorCluster(
+                resolver,
+                num_shards=num_shards,
+                processes=processes,
+                server_timeout_secs=server_timeout_secs,
+                wait_secs=wait_secs,
+                on_lost=on_lost,
+            )
     except BaseException:
         processes.close()
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
@@ -9,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 # Where several ops failed: "2 root error(s) found.", then "  (0) CODE: message", and so on.
 _FIRST_ROOT = re.compile(
@@ -33,16 +35,30 @@ def _take_unraisable(problem: sys.UnraisableHookArgs) -> None:
         sys.__unraisablehook__(problem)
 
 
-def silence_native_stderr() -> None:
+@functools.cache
+def silence_native_stderr() -> int:
     """Drops what TensorFlow's threads print from here on: servers that it ends are not news.
 
     What Python prints to sys.stderr still comes out.
+
+    Returns:
+      A descriptor of what standard error was.
     """
     sys.stderr.flush()
-    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
+    kept = os.dup(2)
+    if _descriptor_of(sys.stderr) == 2:  # not a notebook's
+        sys.stderr = os.fdopen(kept, "w", buffering=1)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     os.close(null)
+    return kept
+
+
+def _descriptor_of(stream: Any) -> int | None:
+    try:
+        return int(stream.fileno())
+    except (AttributeError, OSError, ValueError):
+        return None
 
 
 def own_words(message: str) -> str:

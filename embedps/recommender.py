@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -38,6 +39,9 @@ class Recommender:
       missing_id: the id a null becomes; it has a row of its own like any other.
       wire_dtype: of rows, the network's matrices and the gradients of both on their way between
         workers and parameter servers, "float32" or "bfloat16"; both ends keep float32.
+      model: the name of the module that made it, as --model takes it, if there is one: other
+        processes make the model again by it. Otherwise only this process knows the model.
+      config: of that module's class `Config`, from which `make` made it.
     """
 
     tables: tuple[TableSpec, ...]
@@ -47,6 +51,8 @@ class Recommender:
     build: Callable[[], tf.keras.Model]
     missing_id: int = -1
     wire_dtype: str = "float32"
+    model: str | None = None
+    config: Any = None
 
     def __post_init__(self) -> None:
         check(self.tables, self.features)

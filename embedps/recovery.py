@@ -14,7 +14,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from embedps import quiet
@@ -73,22 +72,20 @@ def take_loss() -> Loss | None:
 class Recovery:
     """Ends this process, or begins it anew, once any of its threads finds the cluster lost."""
 
-    def __init__(self, before: Loss | None, *, again: bool, end: Callable[[], None]) -> None:
+    def __init__(self, before: Loss | None, *, again: bool) -> None:
         """Prepares for a loss.
 
         Args:
           before: the loss that this process goes on from.
           again: begin anew, rather than end.
-          end: ends the processes that this one started.
         """
         self._before = before
         self._again = again
-        self._end = end
         self._once = threading.Lock()
         self._trainer: Trainer | None = None
 
     def follow(self, trainer: Trainer) -> None:
-        """Knows from then on what would be lost."""
+        """Knows from then on what would be lost, and what processes are to be ended."""
         self._trainer = trainer
 
     def begin(self, error: ClusterError) -> NoReturn:
@@ -120,9 +117,9 @@ class Recovery:
         if sys.stdout.isatty():
             print("\x1b[?25h", end="")  # the cursor that a live line hides
         print(loss.describe(), flush=True)
-        kept = os.dup(2)
-        quiet.silence_native_stderr()
-        self._end()
+        kept = quiet.silence_native_stderr()
+        if trainer is not None:
+            trainer.close()
         os.dup2(kept, 2)  # for the process to come
         os.environ[_VARIABLE] = json.dumps(dataclasses.asdict(loss))
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

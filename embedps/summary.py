@@ -17,6 +17,7 @@ from embedps.errors import CheckpointError
 
 SUMMARY_NAME = "summary.json"
 EVALUATIONS_NAME = "evaluation.jsonl"
+RESTARTS_NAME = "restarts.json"
 _KEYS = ("number", "step")
 
 
@@ -102,6 +103,53 @@ def append_evaluation(model_dir: Path, evaluation: dict[str, Any]) -> None:
             file.write(line)
     except OSError as error:
         raise CheckpointError(f"cannot write {str(path)!r}: {error}") from error
+
+
+class Restarts:
+    """Counts how often a model directory's workers and evaluator were started again.
+
+    The counts are of all its runs: each change is written to MODEL_DIR/restarts.json at once, so
+    that a client that is killed forgets none.
+    """
+
+    def __init__(self, model_dir: Path) -> None:
+        self._path = model_dir / RESTARTS_NAME
+        stored = read_json(self._path)
+        self._before = {
+            name: count if isinstance(count := stored.get(name), int) else 0
+            for name in ("worker_restarts", "evaluator_restarts")
+        }
+        self._total = dict(self._before)
+
+    def count(self, *, workers: int, evaluator: int) -> dict[str, int]:
+        """Takes the counts of this process; returns those of all of them.
+
+        A directory that cannot be written is no error: the next call tries again.
+        """
+        now = {"worker_restarts": workers, "evaluator_restarts": evaluator}
+        total = {name: self._before[name] + more for name, more in now.items()}
+        if total != self._total:
+            with suppress(CheckpointError, OSError):
+                write_json(self._path, total)
+                self._total = total
+        return total
+
+
+def complete(
+    result: dict[str, Any], before: dict[str, Any], config: dict[str, Any]
+) -> dict[str, Any]:
+    """Makes summary.json's content.
+
+    Args:
+      result: of the run.
+      before: what summary.json held. Where the run had nothing left to do, what was measured by
+        the run that did it still stands.
+      config: the run's, as config.json has it.
+    """
+    if not result["examples_per_sec"] and before:
+        measured = ("wall_secs", "examples_per_sec", "training", "checkpoint")
+        result = {**result, **{k: before[k] for k in measured if k in before}}
+    return {**result, "versions": versions(), "config": config}
 
 
 def versions() -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence, Set
@@ -13,26 +14,39 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from embedps import quiet
 from embedps.callbacks import Callback, Callbacks, stock
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.manifest import Manifest
 from embedps.checkpoint.objects import local_dir
 from embedps.checkpoint.retention import KeepPolicy
 from embedps.cluster import Cluster
-from embedps.config import TrainConfig
+from embedps.clusters import check_cluster, make_cluster
+from embedps.config import DEFAULT_MODEL, TrainConfig
 from embedps.dataset import Dataset
-from embedps.errors import EmbedpsError, ServerLostError
+from embedps.errors import ClusterError, EmbedpsError, ServerLostError, UsageError
 from embedps.health import Task
 from embedps.inline import InlineEvaluation
 from embedps.ledger import Ledger, LedgerOptions, Unit
 from embedps.metrics import Accumulator, Counts, Metrics
-from embedps.notice import notices
+from embedps.notice import end_process, notices
 from embedps.progress import ProgressLine
 from embedps.recommender import Recommender
 from embedps.recovery import Loss
+from embedps.runs import Run, check_dataset, find_model, open_dataset, prepare_directory, run_of
 from embedps.saver import Saver
 from embedps.saves import Saves
 from embedps.schedule import Schedule
+from embedps.server import read_tf_config
+from embedps.sidecar import Sidecar
+from embedps.summary import (
+    SUMMARY_NAME,
+    Restarts,
+    complete,
+    read_evaluations,
+    read_json,
+    write_json,
+)
 from embedps.tables.collection import EmbeddingCollection
 from embedps.units import explain, make_dense_optimizer, make_train_unit
 
@@ -50,36 +64,103 @@ class Trainer:
 
     A run resumes from the last manifest of its model directory. SIGTERM and Ctrl-C finish what is
     in flight, commit a checkpoint and end the run; a second Ctrl-C ends it at once.
+
+    `python -m embedps.train` is this class: whatever a config's field does there, it does here.
     """
+
+    @classmethod
+    def from_config(
+        cls, config: TrainConfig, model_config: Any = None, **arguments: Any
+    ) -> Trainer:
+        """Makes a trainer of the model and the dataset that a config names.
+
+        Args:
+          config: `config.model` is a module of models/, or package.module; dlrm if it is None.
+          model_config: of the class `Config` of that module; by default one of its defaults.
+          arguments: of the constructor, by name.
+
+        Raises:
+          UsageError: there is no such model, or it has another Config.
+          DatasetError: the dataset cannot be read.
+        """
+        made = find_model(config.model or DEFAULT_MODEL).Config
+        if model_config is None:
+            model_config = made()
+        if not isinstance(model_config, made):
+            raise UsageError(
+                f"model_config must be a {made.__module__}.{made.__qualname__} but got a "
+                f"{type(model_config).__module__}.{type(model_config).__qualname__}"
+            )
+        dataset = open_dataset(config)
+        recommender = Run(config=config, model_config=model_config).recommender(dataset)
+        return cls(recommender, dataset, config, **arguments)
 
     def __init__(
         self,
         recommender: Recommender,
         dataset: Dataset,
         config: TrainConfig,
-        cluster: Cluster,
+        cluster: Cluster | None = None,
         *,
         loss: Loss | None = None,
         callbacks: Sequence[Callback] = (),
         keep: Sequence[KeepPolicy] = (),
+        on_lost: Callable[[ClusterError], None] | None = None,
     ) -> None:
-        """Makes the tables and the network, and restores the last checkpoint if there is one.
+        """Makes the cluster, the tables and the network, and restores the last checkpoint.
 
         Args:
           recommender: the model.
-          dataset: of which the split "train" is read; its files as the workers see them.
+          dataset: that of `config.data`; its split "train" is read, its files as the workers see
+            them.
           config: how to train.
-          cluster: where.
+          cluster: where; by default what `config` or TF_CONFIG asks for, which `run` closes.
           loss: what an earlier process lost, that this one goes on from.
           callbacks: what acts on evaluations, besides what the config asks for.
           keep: which checkpoints stay, besides those that the config asks for.
+          on_lost: told, on another thread, that the cluster cannot go on; by default `run` raises
+            that error.
 
         Raises:
-          UsageError: the model directory is of another dataset or way to cut it.
-          DimMismatchError: it is of another model.
+          UsageError: the model directory is of another dataset or way to cut it; the config asks
+            for something that another argument contradicts, or that cannot end well.
+          DimMismatchError: the model directory is of another model.
           CheckpointError: its last checkpoint cannot be read.
+          ClusterError: a server did not come up, or was lost.
         """
+        check_dataset(dataset, config)
+        self._run = run_of(recommender, config)
+        self._recommender = recommender
+        prepare_directory(config)
         self._config = config
+        self._lost: ClusterError | None = None
+        self._lost_timer: threading.Timer | None = None
+        self._sidecar: Sidecar | None = None
+        self._own_cluster: Cluster | None = None
+        if cluster is None:
+            cluster = make_cluster(config, on_lost=on_lost or self._note_loss)
+            self._own_cluster = cluster
+        else:
+            check_cluster(cluster, config)
+        try:
+            self._set_up(recommender, dataset, config, cluster, loss, callbacks, keep)
+        except BaseException as error:
+            self.close()
+            explained = explain(error) if isinstance(error, tf.errors.OpError) else error
+            if explained is not error:
+                raise explained from error
+            raise
+
+    def _set_up(
+        self,
+        recommender: Recommender,
+        dataset: Dataset,
+        config: TrainConfig,
+        cluster: Cluster,
+        loss: Loss | None,
+        callbacks: Sequence[Callback],
+        keep: Sequence[KeepPolicy],
+    ) -> None:
         self._cluster = cluster
         self._directory = CheckpointDirectory(config.model_dir)
         self._ledger = _make_ledger(dataset, config)
@@ -151,6 +232,7 @@ class Trainer:
         self._stop = threading.Event()  # a signal came, or a parameter server is to end
         self._told_to_end = False
         self._leaving: set[Task] = set()
+        self._restarts = Restarts(self._directory.path)
 
     @property
     def ledger(self) -> Ledger:
@@ -193,9 +275,12 @@ class Trainer:
     def run(self) -> dict[str, Any]:
         """Trains until the ledger is done, or a signal or an error stops it.
 
+        With `eval="sidecar"` an evaluator's process scores the checkpoints meanwhile, but in a
+        cluster of TF_CONFIG, where it is a task of its own. A run that finishes waits for its last
+        scores.
+
         Returns:
-          The run's part of summary.json: examples, units, wall_secs, examples_per_sec, tables,
-          checkpoint, training, recoveries, worker_restarts.
+          What MODEL_DIR/summary.json then holds; `evaluator_problem` says why scores are absent.
 
         Raises:
           ServerLostError: a parameter server was lost, or told to end; run again to resume.
@@ -204,10 +289,95 @@ class Trainer:
           CheckpointsStalledError: no checkpoint could be written for too long.
           CheckpointError: the last checkpoint could not be written when a signal ended the run.
         """
+        try:
+            with notices(self._end, grace_secs=self._config.grace_secs):
+                self._run.save()  # the directory's checkpoint has proved to be of this model
+                self._start_evaluator()
+                result = self._train_to_the_end()
+                self._close_cluster()
+                problem = self._wait_for_scores()
+                return self._write_summary({**result, "evaluator_problem": problem})
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Ends the processes that this object started; `run` does it too."""
+        if self._lost_timer is not None:
+            self._lost_timer.cancel()
+        if self._sidecar is not None:
+            self._sidecar.close()
+        self._close_cluster()
+
+    def _close_cluster(self) -> None:
+        """Ends a cluster of our own: a server of it that ends is no loss any more."""
+        cluster, self._own_cluster = self._own_cluster, None
+        if cluster is not None:
+            if cluster.num_ps:
+                quiet.silence_native_stderr()
+            cluster.close()
+
+    def _start_evaluator(self) -> None:
+        if self._config.eval != "sidecar" or read_tf_config() is not None or self._is_scored():
+            return
+        last = self._saver.last
+        self._sidecar = Sidecar(
+            self._run.config,
+            # Up to this number, a final checkpoint is not the last one of this run.
+            resumed_after=-1 if last is None or self.finished else last.number,
+            recommender=self._recommender if self._run.config.model is None else None,
+        )
+
+    def _is_scored(self) -> bool:
+        """Whether nothing is left to train and the last checkpoint is scored."""
+        scored = [e["number"] for e in read_evaluations(self._directory.path)[-1:]]
+        last = self._saver.last
+        return self.finished and last is not None and last.final and scored == [last.number]
+
+    def _wait_for_scores(self) -> str | None:
+        """Waits for the evaluator where the run is finished; returns why there are no scores."""
+        if self._sidecar is None or not self.finished or self._stop.is_set():
+            return None
+        print("waiting for the evaluator to score the last checkpoint", flush=True)
+        try:
+            self._sidecar.finish(
+                wait_secs=self._config.wait_secs,
+                stop=self._stop,
+                say=lambda text: print(text, flush=True),
+            )
+        except ClusterError as error:
+            print(f"embedps: {error}", file=sys.stderr, flush=True)
+            return str(error)
+        return None
+
+    def _write_summary(self, result: dict[str, Any]) -> dict[str, Any]:
+        path = self._directory.path / SUMMARY_NAME
+        evaluations = read_evaluations(self._directory.path)
+        result["evaluation"] = evaluations[-1] if evaluations else None
+        write_json(
+            path,
+            complete({**result, **self._count_restarts()}, read_json(path), self._run.to_json()),
+        )
+        return read_json(path)
+
+    def _count_restarts(self) -> dict[str, int]:
+        return self._restarts.count(
+            workers=self._cluster.worker_restarts,
+            evaluator=0 if self._sidecar is None else self._sidecar.restarts,
+        )
+
+    def _note_loss(self, error: ClusterError) -> None:
+        """Has `run` raise an error; if it waits for a server for ever, ends the process."""
+        self._lost = error
+        self._lost_timer = threading.Timer(
+            self._config.grace_secs, end_process, (str(error), error.exit_code)
+        )
+        self._lost_timer.daemon = True
+        self._lost_timer.start()
+
+    def _train_to_the_end(self) -> dict[str, Any]:
         began = time.monotonic()
         with (
             closing(self._saver),
-            notices(self._end, grace_secs=self._config.grace_secs),
             ProgressLine(
                 "units",
                 self._ledger.num_units,
@@ -254,7 +424,6 @@ class Trainer:
             },
             "training": {"auc": training.auc, "logloss": training.logloss},
             "recoveries": self._recoveries,
-            "worker_restarts": self._cluster.worker_restarts,
         }
 
     def _train(self, line: ProgressLine) -> None:
@@ -357,9 +526,14 @@ class Trainer:
                 self._saves.wait(_TICK_SECS)
             if self._ledger.num_done > first_units:
                 self._recovered(line)
+            if self._lost is not None:
+                raise self._lost
             if time.monotonic() - acted >= _ACT_SECS:
                 acted = time.monotonic()
                 self._act(line.say)
+                self._count_restarts()
+                for news in self._sidecar.news() if self._sidecar is not None else ():
+                    line.say(news)
             leaving = self._cluster.leaving()
             if leaving - noticed:
                 line.say(f"{_names(leaving - noticed)} was told to end: saving a checkpoint")

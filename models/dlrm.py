@@ -111,4 +111,6 @@ def make(config: Config, dataset: Dataset) -> Recommender:
         build=lambda: DLRM(config),
         missing_id=dataset.missing_id,
         wire_dtype=config.dtype_between_tasks,
+        model="dlrm",
+        config=config,
     )

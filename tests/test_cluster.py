@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from embedps import local
-from embedps.cluster import CoordinatorCluster, EmbeddedCluster
+from embedps.cluster import CoordinatorCluster, EmbeddedCluster, Running
 from embedps.errors import ClusterError, ServerLostError, UsageError
 from tests.builders import ROOT
 from tests.coordinator_program import use
@@ -104,7 +104,8 @@ class Health:
         (set(), "though every server answers"),
     ],
 )
-def test_cluster_in_which_no_unit_ends_is_lost(monkeypatch, silent, told):
+@pytest.mark.parametrize("running", [(), (1,)])
+def test_cluster_in_which_no_unit_ends_is_lost(monkeypatch, silent, told, running):
     cluster = object.__new__(CoordinatorCluster)
     health = Health()
     monkeypatch.setattr(Health, "silent_tasks", silent)
@@ -112,9 +113,12 @@ def test_cluster_in_which_no_unit_ends_is_lost(monkeypatch, silent, told):
         "_health": health,
         "_processes": None,
         "_lock": threading.Lock(),
-        "_busy": {},
+        "_busy": dict.fromkeys(running, Running()),
     }
-    vars(cluster).update(state, _open={1}, _wait_secs=600.0, _server_timeout_secs=15.0)
+    for attempt in state["_busy"].values():
+        attempt.since = time.monotonic() - 700
+    told += "; running one: worker 1 for 700 s" if running else "; no worker runs one"
+    vars(cluster).update(state, _open={1}, _wait_secs=600.0, server_timeout_secs=15.0)
     cluster._last_end = time.monotonic() - 590
     assert cluster._look_after() is None
     cluster._last_end = time.monotonic() - 601
@@ -159,7 +163,7 @@ def test_process_that_cannot_start_is_named_with_its_log(tmp_path, monkeypatch):
     )
     try:
         with pytest.raises(ClusterError, match=r"ps 0 ended with code 1 .*/logs/ps-0.log"):
-            processes.wait_until_serving()
+            processes.wait_until_serving(60)
     finally:
         processes.close()
 

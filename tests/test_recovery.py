@@ -18,10 +18,11 @@ number, kind = int(sys.argv[1]), sys.argv[2]
 loss = take_loss()
 known = None if loss is None else [loss.checkpoint, loss.units, loss.fruitless]
 print(json.dumps(known), flush=True)
-recovery = Recovery(loss, again=kind != "cluster", end=lambda: print("ended", flush=True))
+recovery = Recovery(loss, again=kind != "cluster")
 if kind != "early":
     recovery.follow(types.SimpleNamespace(
         told_to_end=kind == "told",
+        close=lambda: print("ended", flush=True),
         unsaved=lambda: {"checkpoint": number, "units": 2, "steps": 8, "examples": 99},
     ))
 if loss is not None and kind == "once":

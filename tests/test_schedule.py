@@ -32,6 +32,8 @@ class FakeCluster:
     shard_devices: Sequence[str] = ("ps",)
     can_lose_workers = True
     worker_restarts = 0
+    num_ps = 0
+    server_timeout_secs = 0.0
 
     def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,11 @@ def test_evaluator_is_not_waited_for_without_end(tmp_path: Path):
     try:
         pid = sidecar._process.pid
         with pytest.raises(ClusterError, match=r"waited 1 s for the evaluator to score .*\.log; "):
-            sidecar.finish(wait_secs=1)
-        assert sidecar.finish(wait_secs=0) == 0
+            sidecar.finish(wait_secs=1, stop=threading.Event(), say=print)
+        told = threading.Event()
+        told.set()
+        sidecar.finish(wait_secs=60, stop=told, say=print)  # a user who ends it waits for nothing
+        assert sidecar.restarts == 0
     finally:
         sidecar.close()
     with pytest.raises(ProcessLookupError):

@@ -1,20 +1,37 @@
-"""What summary.json has of a run."""
+"""What summary.json and restarts.json have of a run."""
 
-from embedps.runs import Run
-from embedps.summary import SUMMARY_NAME, read_json
-from embedps.train import _finish
-from tests.builders import TINY_DLRM, make_config, make_trainer, write_dataset
+import json
+
+from embedps.summary import RESTARTS_NAME, SUMMARY_NAME, Restarts, read_json
+from tests.builders import make_trainer, write_dataset
 
 
 def test_summary_keeps_what_the_run_measured_that_had_something_to_do(tmp_path):
     dataset = write_dataset(tmp_path / "data")
-    run = Run(config=make_config(dataset, tmp_path / "m"), model_config=TINY_DLRM)
-    _finish(run, tmp_path / "m", make_trainer(dataset, tmp_path / "m").run())
-    first = read_json(tmp_path / "m" / SUMMARY_NAME)
-    nothing = make_trainer(dataset, tmp_path / "m").run()
-    # On a terminal, the bar alone takes some time.
-    _finish(run, tmp_path / "m", {**nothing, "wall_secs": nothing["wall_secs"] + 0.01})
-    again = read_json(tmp_path / "m" / SUMMARY_NAME)
+    first = make_trainer(dataset, tmp_path / "m").run()
+    assert first == read_json(tmp_path / "m" / SUMMARY_NAME)
+    again = make_trainer(dataset, tmp_path / "m").run()
+    assert again == read_json(tmp_path / "m" / SUMMARY_NAME)
     assert first["training"]["auc"] is not None
     for measured in ("wall_secs", "examples_per_sec", "training", "checkpoint"):
         assert again[measured] == first[measured], measured
+
+
+def test_restarts_of_all_runs_are_counted_and_kept_at_once(tmp_path):
+    restarts = Restarts(tmp_path)
+    assert restarts.count(workers=0, evaluator=0) == {
+        "worker_restarts": 0,
+        "evaluator_restarts": 0,
+    }
+    assert not (tmp_path / RESTARTS_NAME).exists()
+    restarts.count(workers=2, evaluator=0)  # and then it is killed
+    assert Restarts(tmp_path).count(workers=1, evaluator=3) == {
+        "worker_restarts": 3,
+        "evaluator_restarts": 3,
+    }
+    assert json.loads((tmp_path / RESTARTS_NAME).read_text())["worker_restarts"] == 3
+
+
+def test_counts_that_are_none_are_taken_as_zero(tmp_path):
+    (tmp_path / RESTARTS_NAME).write_text('{"worker_restarts": "x", "evaluator_restarts": null}')
+    assert Restarts(tmp_path).count(workers=1, evaluator=0)["worker_restarts"] == 1

@@ -11,12 +11,13 @@ import tensorflow as tf
 
 from benchmarks.workload import W1
 from embedps.cluster import EmbeddedCluster
+from embedps.dense_optimizer import make_dense_optimizer
 from embedps.metrics import Accumulator, Metrics
 from embedps.recommender import Recommender
 from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.optimizers import make as make_optimizer
-from embedps.units import make_dense_optimizer, make_eval_unit, make_train_unit
+from embedps.units import make_eval_unit, make_train_unit
 from models.dlrm import DLRM, Config
 
 

@@ -24,6 +24,7 @@ from embedps.ledger import Ledger, LedgerOptions, Unit
 from embedps.metrics import Accumulator, Metrics
 from embedps.recommender import Recommender
 from embedps.saver import check_tables, load_dense, load_rows
+from embedps.signature import check_signature, signature_of
 from embedps.summary import append_evaluation
 from embedps.tables.collection import EmbeddingCollection
 from embedps.units import explain, make_eval_unit
@@ -151,6 +152,7 @@ class Evaluator:
             container=f"embedps-eval-{os.getpid()}-{id(self)}",
             trainable=False,
         )
+        self._signature = signature_of(recommender)
         self._network = recommender.build_network()
         self._eval_unit = make_eval_unit(
             recommender,
@@ -189,6 +191,7 @@ class Evaluator:
     def _apply(self, step: Step) -> int:
         manifest = step.manifest
         check_tables(manifest, self._collection)
+        check_signature(manifest, self._signature)
         self._directory.check_present(manifest)
         self._applied = None
         self._follower.forget()  # until all of it is in

@@ -92,7 +92,7 @@ def make_exchange(
 
     Args:
       network: built.
-      optimizer: as `units.make_dense_optimizer` makes it, its variables made.
+      optimizer: as `dense_optimizer.make_dense_optimizer` makes it, its variables made.
       collection: the tables.
       wire_dtype: of rows, matrices and their gradients between tasks: float32 or bfloat16.
     """

@@ -23,7 +23,7 @@ class RemoteVariables:
 
         Args:
           network: built.
-          optimizer: as `units.make_dense_optimizer` makes it, its variables made.
+          optimizer: as `dense_optimizer.make_dense_optimizer` makes it, its variables made.
         """
         self._variables = list(network.trainable_variables)
         self._optimizer = optimizer

@@ -56,6 +56,7 @@ class Saver:
         collection: EmbeddingCollection,
         variables: Sequence[tf.Variable],
         *,
+        model: Mapping[str, Any] | None = None,
         rebase: RebasePolicy | None = None,
         keep: Sequence[KeepPolicy] = DEFAULT_KEEP,
         encoding: Encoding = FLOAT32,
@@ -66,6 +67,7 @@ class Saver:
           directory: where; on a cluster, of a file system that the parameter servers see.
           collection: the tables.
           variables: of the network and its optimizer, in an order that a rerun has too.
+          model: what a manifest says of it besides its tables (`signature`).
           rebase: when a new base is written; `Consecutive()` if not given.
           keep: what stays of the older checkpoints, besides what someone leases.
           encoding: of the rows' floats in the files.
@@ -73,6 +75,7 @@ class Saver:
         self._directory = directory
         self._collection = collection
         self._variables = list(variables)
+        self._model = dict(model or {})
         self._rebase = rebase or Consecutive()
         self._keep = tuple(keep)
         self._encoding = encoding
@@ -102,9 +105,9 @@ class Saver:
         """
         check_tables(manifest, self._collection)
         self._directory.check_present(manifest)
-        load_rows(self._collection, self._directory, manifest.chain)
         if manifest.dense is not None:
-            load_dense(self._directory, manifest, self._variables)
+            load_dense(self._directory, manifest, self._variables, whole=True)
+        load_rows(self._collection, self._directory, manifest.chain)
         self._cuts = self._collection.mark_clean()
         self._since = manifest.save_number
         self._delta_bytes = [save.bytes for save in split_head(manifest.chain)[1]]
@@ -201,6 +204,7 @@ class Saver:
                 ledger={**ledger, **doing},
                 tables=tuple(describe_tables(self._collection)),
                 num_shards=self._collection.num_shards,
+                model=self._model,
                 history=self._history,
                 progress=dict(progress),
                 final=final,
@@ -405,26 +409,38 @@ def load_rows(
 
 
 def load_dense(
-    directory: CheckpointDirectory, manifest: Manifest, variables: Sequence[tf.Variable]
+    directory: CheckpointDirectory,
+    manifest: Manifest,
+    variables: Sequence[tf.Variable],
+    *,
+    whole: bool = False,
 ) -> None:
-    """Sets variables from a checkpoint; of a longer file, its first ones.
+    """Sets variables from a checkpoint's first ones.
+
+    Args:
+      directory: of the checkpoints.
+      manifest: one of them.
+      variables: of the network, or of the network and its optimizer.
+      whole: the checkpoint must have no more.
 
     Raises:
-      DimMismatchError: the file has fewer, or one is of another shape.
+      DimMismatchError: the file has fewer or, if `whole`, more; or one is of another shape or type.
     """
     if manifest.dense is None:
         raise DimMismatchError(f"manifest {manifest.number} has no dense variables")
     path = directory.file(manifest.dense)
     arrays: list[np.ndarray] = list(read_dense(path).values())
     advice = "use the network it was written with, or start a new model directory"
-    if len(arrays) < len(variables):
+    if len(arrays) < len(variables) or (whole and len(arrays) > len(variables)):
+        whose = "the network and its optimizer have" if whole else "the network has"
         raise DimMismatchError(
-            f"{path} has {len(arrays)} dense variables, the network has {len(variables)}: {advice}"
+            f"{path} has {len(arrays)} dense variables, {whose} {len(variables)}: {advice}"
         )
     for variable, array in zip(variables, arrays, strict=False):
-        if tuple(variable.shape) != array.shape:
+        ours = (tuple(variable.shape), np.dtype(variable.dtype.as_numpy_dtype))
+        if ours != (array.shape, array.dtype):
             raise DimMismatchError(
-                f"dense variable {variable.name!r} has shape {tuple(variable.shape)}, "
-                f"{path} has {array.shape}: {advice}"
+                f"dense variable {variable.name!r} has shape {ours[0]} of {ours[1].name}, "
+                f"{path} has {array.shape} of {array.dtype.name}: {advice}"
             )
         variable.assign(array)

@@ -23,6 +23,7 @@ from embedps.cluster import Cluster
 from embedps.clusters import check_cluster, make_cluster
 from embedps.config import DEFAULT_MODEL, TrainConfig
 from embedps.dataset import Dataset
+from embedps.dense_optimizer import make_dense_optimizer
 from embedps.errors import ClusterError, EmbedpsError, ServerLostError, UsageError
 from embedps.health import Task
 from embedps.inline import InlineEvaluation
@@ -33,11 +34,12 @@ from embedps.progress import ProgressLine
 from embedps.recommender import Recommender
 from embedps.recovery import Loss
 from embedps.runs import Run, check_dataset, find_model, open_dataset, prepare_directory, run_of
-from embedps.saver import Saver
+from embedps.saver import Saver, check_tables
 from embedps.saves import Saves
 from embedps.schedule import Schedule
 from embedps.server import read_tf_config
 from embedps.sidecar import Sidecar
+from embedps.signature import check_optimizer, check_signature, signature_of
 from embedps.summary import (
     SUMMARY_NAME,
     Restarts,
@@ -48,7 +50,7 @@ from embedps.summary import (
 )
 from embedps.tables.collection import EmbeddingCollection
 from embedps.training_log import TrainingLog
-from embedps.units import explain, make_dense_optimizer, make_train_unit
+from embedps.units import explain, make_train_unit
 
 _TICK_SECS = 0.2
 _ACT_SECS = 1.0  # from one look for new evaluations to the next
@@ -124,7 +126,8 @@ class Trainer:
         Raises:
           UsageError: the model directory is of another dataset or way to cut it; the config asks
             for something that another argument contradicts, or that cannot end well.
-          DimMismatchError: the model directory is of another model.
+          DimMismatchError: the model directory is of another model, or of another optimizer of its
+            network.
           CheckpointError: its last checkpoint cannot be read.
           ClusterError: a server did not come up, or was lost.
         """
@@ -179,16 +182,21 @@ class Trainer:
             optimizer = make_dense_optimizer(
                 config.dense_optimizer, config.dense_learning_rate, network
             )
+        signature = signature_of(recommender, config.dense_optimizer)
         self._saver = Saver(
             self._directory,
             self._collection,
             [*network.variables, *optimizer.variables()],
+            model=signature,
             rebase=config.rebase_policy(),
             keep=(*config.keep_policies(), *keep),
             encoding=config.encoding(),
         )
         self._examples_before = self._ledger.rows_done()
         if last is not None:
+            check_tables(last, self._collection)
+            check_signature(last, signature)
+            check_optimizer(last, self._directory, config.dense_optimizer, network)
             self._saver.restore(last)
         self._train_unit = make_train_unit(
             recommender,

@@ -139,22 +139,6 @@ def make_eval_unit(
     return eval_unit  # type: ignore[no-any-return]
 
 
-def make_dense_optimizer(kind: str, learning_rate: float, network: tf.keras.Model) -> Any:
-    """A Keras optimizer with its variables made; call it in the strategy's scope.
-
-    Args:
-      kind: "sgd", "adagrad" or "adam".
-      learning_rate: its rate.
-      network: whose variables it updates.
-    """
-    # The legacy optimizers are those that ParameterServerStrategy works with.
-    legacy = tf.keras.optimizers.legacy
-    kinds = {"sgd": legacy.SGD, "adagrad": legacy.Adagrad, "adam": legacy.Adam}
-    optimizer = kinds[kind](learning_rate)
-    optimizer._create_all_weights(network.trainable_variables)
-    return optimizer
-
-
 def explain(error: BaseException) -> BaseException:
     """What a unit's failure means to the user."""
     # Cancelled: what was running beside the function that met the loss.

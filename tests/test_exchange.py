@@ -16,12 +16,13 @@ import tensorflow as tf
 from embedps import local, units
 from embedps.cluster import Cluster, EmbeddedCluster
 from embedps.dataset import Dataset
+from embedps.dense_optimizer import make_dense_optimizer
 from embedps.exchange import LocalExchange, RemoteExchange, make_exchange
 from embedps.network_variables import RemoteVariables
 from embedps.recommender import Recommender
 from embedps.tables import FeatureSpec
 from embedps.tables.collection import EmbeddingCollection
-from embedps.units import make_dense_optimizer, make_train_unit
+from embedps.units import make_train_unit
 from tests.builders import ROOT, make_dlrm, write_dataset
 from tests.tables.builders import Rows, make_collection, make_table, ragged, rows_of
 

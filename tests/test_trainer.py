@@ -23,10 +23,11 @@ from embedps.checkpoint.verify import verify
 from embedps.cluster import EmbeddedCluster
 from embedps.config import TrainConfig
 from embedps.dataset import Dataset
+from embedps.dense_optimizer import make_dense_optimizer
 from embedps.errors import DatasetError, DimMismatchError, UsageError
 from embedps.tables.collection import EmbeddingCollection
 from embedps.trainer import Trainer, TrainingError
-from embedps.units import make_dense_optimizer, make_train_unit
+from embedps.units import make_train_unit
 from models import dlrm
 from tests.builders import (
     TINY_DLRM,

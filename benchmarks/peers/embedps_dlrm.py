@@ -22,11 +22,12 @@ from benchmarks.peers import embedps_files, protocol
 from embedps import local
 from embedps.cluster import Cluster, EmbeddedCluster
 from embedps.config import TrainConfig
+from embedps.dense_optimizer import make_dense_optimizer
 from embedps.recommender import Recommender
 from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.optimizers import make as make_optimizer
-from embedps.units import make_dense_optimizer, make_train_unit
+from embedps.units import make_train_unit
 from models.dlrm import DLRM, Config
 
 _STEPS_A_UNIT = 16

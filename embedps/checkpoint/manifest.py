@@ -149,6 +149,8 @@ class Manifest:
       ledger: the input position, as the trainer writes it.
       tables: for each table at least name, dim, optimizer, group.
       num_shards: of the saves; a restore may have another number.
+      model: what besides its tables must be the same to go on, as the trainer writes it; what is
+        not in it is not known.
       progress: the run's counters, as the trainer writes them.
       final: the run is over: nothing follows.
     """
@@ -162,6 +164,7 @@ class Manifest:
     tables: tuple[dict[str, Any], ...]
     num_shards: int
     history: str = ""
+    model: dict[str, Any] = dataclasses.field(default_factory=dict)
     progress: dict[str, Any] = dataclasses.field(default_factory=dict)
     final: bool = False
     version: int = VERSION
@@ -272,6 +275,7 @@ def from_json(data: bytes, path: Path) -> Manifest:
             ledger=fields.take("ledger", dict),
             tables=tuple(fields.take("tables", list)),
             num_shards=fields.take("num_shards", int),
+            model=fields.take("model", dict, absent={}),
             progress=fields.take("progress", dict),
             final=fields.take("final", bool),
         )

@@ -17,8 +17,8 @@ has applied, and the gradients of one that is in the log change nothing.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
@@ -204,9 +204,11 @@ class RemoteExchange:
         looked.rows.extend(rows)
         return Step(looked, self._variables.weights(read), number, learning_rate, sent, read)
 
-    def computing(self, step: Step) -> AbstractContextManager[None]:
-        """Of the variables with what was read of them."""
-        return self._variables.using(step.weights)
+    @contextmanager
+    def computing(self, step: Step) -> Iterator[None]:
+        """Of the variables with what was read of them, and random numbers of each worker's own."""
+        with self._variables.using(step.weights), unseeded():
+            yield
 
     def end(
         self,
@@ -252,6 +254,20 @@ class RemoteExchange:
         """Vectors stay as they are: there are few, and what is added up at the end is exact."""
         matrix = part.dtype == tf.float32 and part.shape.rank is not None and part.shape.rank > 1
         return self._wire_dtype if matrix else part.dtype
+
+
+@contextmanager
+def unseeded() -> Iterator[None]:
+    """Has random ops draw otherwise in each process and run, where the network gives no seed.
+
+    By TensorFlow's global seed, every worker would draw the same dropout masks.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    before, graph.seed = graph.seed, None
+    try:
+        yield
+    finally:
+        graph.seed = before
 
 
 def _pairs(parts: Sequence[tf.Tensor]) -> list[tuple[tf.Tensor, tf.Tensor]]:

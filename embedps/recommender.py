@@ -1,6 +1,7 @@
 """What a model is to the trainer and the evaluator: columns, tables, and a dense network."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +36,10 @@ class Recommender:
       label: the column of 0 and 1.
       build: makes the dense network. Called once a process, inside the strategy's scope. The
         network is called with (numerics float32 [batch, len(numerics)] where NaN is missing,
-        embeddings by feature name float32 [batch, dim]) and returns logits [batch] or [batch, 1].
+        embeddings by feature name float32 [batch, dim]) and returns logits, float32 [batch] or
+        [batch, 1]. Where its call, or a layer's, takes `training`, that is True in training alone.
+        What its layers add as losses is minimized too. Its variables are updated by gradients
+        alone: see `trial`.
       missing_id: the id a null becomes; it has a row of its own like any other.
       wire_dtype: of rows, the network's matrices and the gradients of both on their way between
         workers and parameter servers, "float32" or "bfloat16"; both ends keep float32.
@@ -73,15 +77,72 @@ class Recommender:
         )
 
     def build_network(self) -> tf.keras.Model:
-        """Makes the dense network and its variables."""
+        """Makes the dense network and its variables.
+
+        Raises:
+          UsageError: it is no network as `build` must make.
+        """
         network = self.build()
+        _check_network(network)
         dims = {t.name: t.dim for t in self.tables}
-        embeddings = {f.name: tf.zeros([1, dims[f.table]]) for f in self.features}
-        network(tf.zeros([1, len(self.numerics)]), embeddings)
+        embeddings = {f.name: tf.fill([2, dims[f.table]], 0.01) for f in self.features}
+        answer = network(tf.ones([2, len(self.numerics)]), embeddings, training=False)
+        _check_answer(answer, batch_rows=2)
         return network
 
     def logits(
-        self, network: tf.keras.Model, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]
+        self,
+        network: tf.keras.Model,
+        numerics: tf.Tensor,
+        embeddings: dict[str, tf.Tensor],
+        *,
+        training: bool,
     ) -> tf.Tensor:
         """The network's answer as float32 [batch]."""
-        return tf.cast(tf.reshape(network(numerics, embeddings), [-1]), tf.float32)
+        return tf.reshape(network(numerics, embeddings, training=training), [-1])
+
+    def loss(self, network: tf.keras.Model, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+        """What a step minimizes: the mean log loss, and what the network added in its last call.
+
+        Args:
+          network: that gave `logits` just now.
+          labels: float32 [batch].
+          logits: float32 [batch].
+        """
+        log_losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
+        added = [tf.reduce_sum(tf.cast(each, tf.float32)) for each in network.losses]
+        return tf.add_n([tf.reduce_mean(log_losses), *added])
+
+
+def _check_network(network: Any) -> None:
+    if not isinstance(network, tf.keras.layers.Layer):
+        kind = type(network)
+        raise UsageError(
+            "a recommender's build must return a tf.keras.Model (Keras 2) but returned a "
+            f"{kind.__module__}.{kind.__qualname__}"
+        )
+    call = inspect.signature(network.call)
+    try:
+        taken = call.bind(None, None).arguments
+    except TypeError:
+        taken = {}
+    if not taken or {"training", "mask"} & taken.keys():
+        raise UsageError(
+            "the network's call must take (numerics, embeddings) but that of "
+            f"{type(network).__name__} takes {call}: make it a subclass of tf.keras.Model"
+        )
+
+
+def _check_answer(answer: Any, *, batch_rows: int) -> None:
+    must = "the network must return its logits, float32 [batch] or [batch, 1], but returned"
+    if not isinstance(answer, tf.Tensor):
+        raise UsageError(f"{must} {'None' if answer is None else f'a {type(answer).__name__}'}")
+    if answer.dtype != tf.float32:
+        raise UsageError(f"{must} {answer.dtype.name}: end its call with tf.cast(x, tf.float32)")
+    if answer.shape.as_list() not in ([batch_rows], [batch_rows, 1]):
+        raise UsageError(f"{must} {answer.shape.as_list()} for a batch of {batch_rows}")
+    if not bool(tf.reduce_all(tf.math.is_finite(answer))):
+        raise UsageError(
+            f"{must} {answer.numpy().ravel().tolist()} for numerics of 1 and embeddings of 0.01, "
+            "which is not finite"
+        )

@@ -50,6 +50,7 @@ from embedps.summary import (
 )
 from embedps.tables.collection import EmbeddingCollection
 from embedps.training_log import TrainingLog
+from embedps.trial import check_missing, try_step
 from embedps.units import explain, make_train_unit
 
 _TICK_SECS = 0.2
@@ -125,7 +126,8 @@ class Trainer:
 
         Raises:
           UsageError: the model directory is of another dataset or way to cut it; the config asks
-            for something that another argument contradicts, or that cannot end well.
+            for something that another argument contradicts, or that cannot end well; the network
+            is none that can be trained.
           DimMismatchError: the model directory is of another model, or of another optimizer of its
             network.
           CheckpointError: its last checkpoint cannot be read.
@@ -176,9 +178,11 @@ class Trainer:
             devices=cluster.shard_devices,
             container=f"embedps-{os.getpid()}-{id(self)}" if _is_local(cluster) else "embedps",
         )
-        tf.keras.utils.set_random_seed(config.seed)
+        tf.keras.utils.set_random_seed(_random_seed(config.seed, last))
         with cluster.scope():
             network = recommender.build_network()
+            try_step(recommender, network, cluster.strategy, on_servers=not _is_local(cluster))
+            self._nan_where_missing = not check_missing(recommender, network, dataset)
             optimizer = make_dense_optimizer(
                 config.dense_optimizer, config.dense_learning_rate, network
             )
@@ -506,9 +510,14 @@ class Trainer:
 
     def _record(self, unit: Unit, counts: Counts) -> None:
         if not math.isfinite(float(counts.sums[2])):
+            advice = (
+                "the network gives NaN where a numeric column is missing: have its call replace NaN"
+                if self._nan_where_missing
+                else "lower --sparse-learning-rate or --dense-learning-rate"
+            )
             raise TrainingError(
-                f"the loss is not a number in the steps from {unit.first_step} on: lower "
-                "--sparse-learning-rate or --dense-learning-rate, and start a new model directory"
+                f"the loss is not a number in the steps from {unit.first_step} on: {advice}, and "
+                "start a new model directory"
             )
         self._log.add(counts, rows=unit.num_rows)
 
@@ -597,6 +606,13 @@ def _make_ledger(dataset: Dataset, config: TrainConfig) -> Ledger:
         seed=config.seed,
     )
     return Ledger(dataset, options, epochs=config.epochs)
+
+
+def _random_seed(seed: int, last: Manifest | None) -> int:
+    """That of the network's initial values; one that goes on draws no dropout mask again."""
+    if last is None:
+        return seed
+    return int(np.random.SeedSequence([seed, last.step]).generate_state(1)[0])
 
 
 def _names(tasks: Set[Task]) -> str:

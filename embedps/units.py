@@ -62,9 +62,8 @@ def make_train_unit(
             watched = (begun.looked.rows, begun.weights)
             tape.watch(watched)
             embeddings = collection.combine(begun.looked)
-            logits = recommender.logits(network, batch.numerics, embeddings)
-            losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=batch.labels, logits=logits)
-            loss = tf.reduce_mean(losses)
+            logits = recommender.logits(network, batch.numerics, embeddings, training=True)
+            loss = recommender.loss(network, batch.labels, logits)
         exchange.end(begun, *tape.gradient(loss, watched))
         return count(batch.labels, logits)
 
@@ -132,8 +131,8 @@ def make_eval_unit(
             batch = unit_input.next(reader)
             looked = collection.lookup(batch.ids, insert=False)
             embeddings = collection.combine(looked)
-            more = count(batch.labels, recommender.logits(network, batch.numerics, embeddings))
-            counts = counts.plus(more)
+            logits = recommender.logits(network, batch.numerics, embeddings, training=False)
+            counts = counts.plus(count(batch.labels, logits))
         return counts
 
     return eval_unit  # type: ignore[no-any-return]

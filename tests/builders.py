@@ -159,9 +159,7 @@ def make_mixed(**fields: Any) -> Recommender:
             FeatureSpec(name="tags", table="wide", ragged=True, combiner="mean"),
             FeatureSpec(name="row", table="row"),
         ),
-        numerics=NUMERICS,
-        build=SumNetwork,
-        **fields,
+        **{"numerics": NUMERICS, "build": SumNetwork, **fields},
     )
 
 

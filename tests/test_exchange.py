@@ -266,7 +266,9 @@ def train_by_hand(
         with tf.GradientTape() as tape:
             tape.watch(begun.looked.rows)
             embeddings = model.collection.combine(begun.looked)
-            logits = model.recommender.logits(model.network, batch.numerics, embeddings)
+            logits = model.recommender.logits(
+                model.network, batch.numerics, embeddings, training=True
+            )
             losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=batch.labels, logits=logits)
             loss = tf.reduce_mean(losses)
         gradients = tape.gradient(loss, (begun.looked.rows, variables))

@@ -1,5 +1,7 @@
 """What a recommender declares, and what it reads of a dataset."""
 
+from typing import Any
+
 import pytest
 import tensorflow as tf
 
@@ -24,14 +26,56 @@ def test_network_has_its_variables_once_built():
     assert [v.shape.as_list() for v in network.variables] == [[2 + 3 * 3 + 2 * 6, 1], [1]]
 
 
-@pytest.mark.parametrize("shape", [[4], [4, 1]])
-def test_logits_are_float32_of_rank_1_whatever_the_network_returns(shape):
-    def network(numerics, embeddings):
-        return tf.reshape(tf.cast(tf.reduce_sum(numerics, 1), tf.float16), shape)
+class Answering(tf.keras.Model):
+    """Gives what a function makes of the sums over the numerics, and says in which mode."""
 
-    logits = make_mixed().logits(network, tf.ones([4, 2]), {})
-    assert logits.dtype == tf.float32
-    assert logits.numpy().tolist() == [2.0] * 4
+    def __init__(self, answer) -> None:
+        super().__init__()
+        self._answer = answer
+
+    def call(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor], training=None) -> Any:
+        return self._answer(tf.reduce_sum(numerics, 1) + (100.0 if training else 0.0))
+
+
+@pytest.mark.parametrize("shape", [[-1], [-1, 1]])
+@pytest.mark.parametrize("training", [False, True])
+def test_logits_are_of_rank_1_and_of_their_mode(shape, training):
+    network = Answering(lambda sums: tf.reshape(sums, shape))
+    assert make_mixed(build=lambda: network).build_network() is network
+    logits = make_mixed().logits(network, tf.ones([4, 2]), {}, training=training)
+    assert logits.numpy().tolist() == [102.0 if training else 2.0] * 4
+
+
+def two_inputs() -> tf.keras.Model:
+    numerics, rows = tf.keras.Input([2]), tf.keras.Input([3])
+    out = tf.keras.layers.Dense(1)(tf.concat([numerics, rows], 1))
+    return tf.keras.Model([numerics, {"C1": rows}], out)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: None, "build must return a tf.keras.Model .* but returned a builtins.NoneType"),
+        (lambda: lambda numerics, embeddings: numerics, "returned a builtins.function"),
+        (lambda: tf.keras.Sequential(), r"Sequential takes \(inputs, training=None, mask=None\)"),
+        (two_inputs, r"take \(numerics, embeddings\) but that of Functional takes \(inputs, "),
+        (lambda: Answering(lambda sums: None), "logits, .* but returned None"),
+        (lambda: Answering(lambda sums: {"logits": sums}), "but returned a dict"),
+        (lambda: Answering(lambda sums: [sums]), "but returned a list"),
+        (lambda: Answering(lambda sums: (sums, sums)), "but returned a tuple"),
+        (lambda: Answering(tf.reduce_mean), r"but returned \[\] for a batch of 2"),
+        (lambda: Answering(lambda sums: sums[:1]), r"but returned \[1\] for a batch of 2"),
+        (lambda: Answering(lambda sums: tf.stack([sums] * 3, 1)), r"but returned \[2, 3\] for"),
+        (lambda: Answering(lambda sums: sums[None, :]), r"but returned \[1, 2\] for"),
+        (lambda: Answering(lambda sums: tf.cast(sums, tf.bfloat16)), "but returned bfloat16: end"),
+        (lambda: Answering(lambda sums: tf.cast(sums, tf.int32)), "but returned int32: end its"),
+        (lambda: Answering(lambda sums: tf.math.log(-sums)), r"returned \[nan, nan\] for numerics"),
+    ],
+)
+def test_network_that_gives_no_logits_is_refused(build, message):
+    with pytest.raises(UsageError, match=message) as refused:
+        make_mixed(build=build).build_network()
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

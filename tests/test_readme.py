@@ -10,13 +10,25 @@ from tests.builders import write_dataset
 README = Path(__file__).parent.parent / "README.md"
 
 
+# As an evaluation whose labels are all the same has it, and others.
+CALLS = """
+from embedps.callbacks import RunControl
+control = RunControl()
+for auc in (None, 0.7, None):
+    StopAtGoal().on_evaluation(control, {"auc": auc})
+assert control.reason is None
+StopAtGoal().on_evaluation(control, {"auc": 0.9})
+assert control.reason
+"""
+
+
 def test_library_examples_train_and_the_last_follows(tmp_path: Path) -> None:
     callbacks, train, follow = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     dataset = write_dataset(tmp_path / "data")
     train = train.replace('"DATA"', repr(str(dataset.directory)))
     begin = train[: train.index("trainer = ")].replace('"WIDE"', repr(str(tmp_path / "other")))
     begin += "dataset, cluster = Dataset.open(config.data), EmbeddedCluster()\n"
-    assert "'finished': True" in run(f"{begin}{callbacks}\nprint(trainer.run())")
+    assert "'finished': True" in run(f"{begin}{callbacks}\nprint(trainer.run()){CALLS}")
     model_dir = repr(str(tmp_path / "model"))
     out = run(train.replace('"WIDE"', model_dir))
     assert "'finished': True" in out

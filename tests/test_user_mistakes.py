@@ -174,6 +174,67 @@ def test_model_directory_of_another_batch_size_is_refused(trained, dataset, fail
     assert "another batch size" in line
 
 
+def test_model_directory_of_another_dense_optimizer_is_refused(trained, dataset, fails):
+    before = (trained / "config.json").read_bytes()
+    flag = "--dense-optimizer=sgd"
+    code, line = fails(train_command.main, *train_flags(dataset.directory, trained, flag))
+    assert code == 1
+    assert "the network's optimizer is 'sgd', the checkpoint has 'adam'" in line
+    assert "(--dense-optimizer adam), or start a new model directory" in line
+    assert (trained / "config.json").read_bytes() == before
+
+
+NETWORK = """
+import dataclasses
+
+import tensorflow as tf
+
+from embedps.recommender import Recommender
+from embedps.tables import FeatureSpec, TableSpec
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    how: str = "well"
+
+
+class Network(tf.keras.Model):
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.last = how, tf.keras.layers.Dense(1)
+        self.norm = tf.keras.layers.BatchNormalization(trainable=how == "normalized")
+
+    def call(self, numerics, embeddings):
+        out = self.last(self.norm(embeddings["C1"]))
+        return {"output": out} if self.how == "dict" else out
+
+
+def make(config, dataset):
+    return Recommender(
+        tables=(TableSpec(name="t", dim=4),),
+        features=(FeatureSpec(name="C1", table="t"),),
+        build=lambda: Network(config.how),
+    )
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [("normalized", "updates variable '"), ("dict", "but returned a dict")],
+)
+def test_network_that_cannot_be_trained_is_refused(
+    tmp_path, monkeypatch, dataset, fails, how, message
+):
+    (tmp_path / "networks_of_a_user").mkdir()
+    (tmp_path / "networks_of_a_user" / "network.py").write_text(NETWORK)
+    monkeypatch.syspath_prepend(tmp_path)
+    where = [f"--data={dataset.directory}", f"--model-dir={tmp_path / 'm'}", "--eval=none"]
+    model = ["--model=networks_of_a_user.network", f"--how={how}"]
+    code, line = fails(train_command.main, *where, *model)
+    assert code == 2
+    assert message in line
+
+
 @pytest.mark.parametrize("command", ["train", "evaluate"])
 def test_manifest_that_names_an_absent_file_is_refused(tmp_path, trained, dataset, fails, command):
     model_dir = tmp_path / "m"

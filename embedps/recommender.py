@@ -123,10 +123,11 @@ def _check_network(network: Any) -> None:
         )
     call = inspect.signature(network.call)
     try:
-        taken = call.bind(None, None).arguments
+        mode = {"training": True} if "training" in call.parameters else {}
+        fits = "mask" not in call.bind(None, None, **mode).arguments
     except TypeError:
-        taken = {}
-    if not taken or {"training", "mask"} & taken.keys():
+        fits = False
+    if not fits:
         raise UsageError(
             "the network's call must take (numerics, embeddings) but that of "
             f"{type(network).__name__} takes {call}: make it a subclass of tf.keras.Model"

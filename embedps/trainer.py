@@ -178,7 +178,7 @@ class Trainer:
             devices=cluster.shard_devices,
             container=f"embedps-{os.getpid()}-{id(self)}" if _is_local(cluster) else "embedps",
         )
-        tf.keras.utils.set_random_seed(_random_seed(config.seed, last))
+        tf.keras.utils.set_random_seed(config.seed)
         with cluster.scope():
             network = recommender.build_network()
             try_step(recommender, network, cluster.strategy, on_servers=not _is_local(cluster))
@@ -186,6 +186,8 @@ class Trainer:
             optimizer = make_dense_optimizer(
                 config.dense_optimizer, config.dense_learning_rate, network
             )
+        if last is not None:  # no dropout mask is drawn again
+            tf.random.set_seed(_random_seed(config.seed, last.step))
         signature = signature_of(recommender, config.dense_optimizer)
         self._saver = Saver(
             self._directory,
@@ -608,11 +610,8 @@ def _make_ledger(dataset: Dataset, config: TrainConfig) -> Ledger:
     return Ledger(dataset, options, epochs=config.epochs)
 
 
-def _random_seed(seed: int, last: Manifest | None) -> int:
-    """That of the network's initial values; one that goes on draws no dropout mask again."""
-    if last is None:
-        return seed
-    return int(np.random.SeedSequence([seed, last.step]).generate_state(1)[0])
+def _random_seed(seed: int, step: int) -> int:
+    return int(np.random.SeedSequence([seed, step]).generate_state(1)[0])
 
 
 def _names(tasks: Set[Task]) -> str:

@@ -46,6 +46,32 @@ def test_logits_are_of_rank_1_and_of_their_mode(shape, training):
     assert logits.numpy().tolist() == [102.0 if training else 2.0] * 4
 
 
+class Positional(tf.keras.Model):
+    """Takes its mode without a default."""
+
+    def call(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor], training: bool) -> Any:
+        return tf.reduce_sum(numerics, 1) + float(training)
+
+
+class Masking(tf.keras.Model):
+    """Takes a mask where the embeddings should be."""
+
+    def call(self, inputs: tf.Tensor, mask=None) -> Any:
+        return inputs
+
+
+class Greedy(tf.keras.Model):
+    """Needs more than there is."""
+
+    def call(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor], weights: Any) -> Any:
+        return tf.reduce_sum(numerics, 1)
+
+
+def test_mode_may_be_an_argument_without_a_default():
+    network = Positional()
+    assert make_mixed(build=lambda: network).build_network() is network
+
+
 def two_inputs() -> tf.keras.Model:
     numerics, rows = tf.keras.Input([2]), tf.keras.Input([3])
     out = tf.keras.layers.Dense(1)(tf.concat([numerics, rows], 1))
@@ -59,6 +85,8 @@ def two_inputs() -> tf.keras.Model:
         (lambda: lambda numerics, embeddings: numerics, "returned a builtins.function"),
         (lambda: tf.keras.Sequential(), r"Sequential takes \(inputs, training=None, mask=None\)"),
         (two_inputs, r"take \(numerics, embeddings\) but that of Functional takes \(inputs, "),
+        (Masking, r"that of Masking takes \(inputs: .*, mask=None\)"),
+        (Greedy, r"that of Greedy takes \(numerics: .*, weights: "),
         (lambda: Answering(lambda sums: None), "logits, .* but returned None"),
         (lambda: Answering(lambda sums: {"logits": sums}), "but returned a dict"),
         (lambda: Answering(lambda sums: [sums]), "but returned a list"),

@@ -22,6 +22,7 @@ from embedps.trainer import TrainingError
 from embedps.trial import try_step
 from embedps.units import make_eval_unit, make_train_unit
 from tests.builders import ROOT, make_mixed, make_trainer, write_dataset
+from tests.test_exchange import tensors_between_tasks
 
 layers = tf.keras.layers
 
@@ -317,6 +318,43 @@ def test_added_losses_are_minimized_and_the_log_loss_is_reported(dataset):
     assert float(total) > float(tf.reduce_mean(log_losses)) + 0.01
 
 
+class Summing(tf.keras.Model):
+    """Has no variable."""
+
+    def call(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> tf.Tensor:
+        return tf.add_n([tf.reduce_sum(each, axis=1) for each in embeddings.values()])
+
+
+def test_network_without_variables_trains_the_rows(tmp_path, dataset):
+    summing = make_mixed(build=Summing)
+    for kind in ("adam", "sgd", "adagrad"):  # none of which has anything to say
+        trained = make_trainer(dataset, tmp_path / kind, recommender=summing, dense_optimizer=kind)
+        assert trained.run()["training"]["logloss"] < 0.75
+
+
+class Projecting(Base):
+    """Draws a constant when it is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection = tf.random.normal([21 + 2, 4])
+
+    def call(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> tf.Tensor:
+        return self.last(self.inputs_of(numerics, embeddings) @ self.projection)
+
+
+def test_resumed_run_makes_its_network_by_the_same_seed(tmp_path, dataset):
+    made = []
+
+    def build() -> tf.keras.Model:
+        made.append(Projecting())
+        return made[-1]
+
+    for epochs in (1, 2):
+        make_trainer(dataset, tmp_path, recommender=make_mixed(build=build), epochs=epochs).run()
+    np.testing.assert_array_equal(made[0].projection, made[1].projection)
+
+
 def test_scoring_is_in_the_other_mode(dataset):
     cluster = EmbeddedCluster()
     parts = make_parts(Regularized, cluster, "mode")
@@ -401,6 +439,12 @@ def check_cluster(folder: Path) -> None:
                 name = f"{wire_dtype}-{cluster is here}"
                 parts = make_parts(Regularized, cluster, name, wire_dtype=wire_dtype)
                 unit = make_unit(parts, cluster, 60)
+                if cluster is remote:  # whatever is computed of a variable, it is sent once
+                    servers = [f"/job:ps/replica:0/task:{task}" for task in range(2)]
+                    assert tensors_between_tasks(unit, unit_arguments(dataset, 600)) == {
+                        **{("", server): 2 for server in servers},
+                        **{(server, ""): 1 for server in servers},
+                    }
                 counts = cluster.fetch(cluster.schedule(unit, unit_arguments(dataset, 600)))
                 weights = [v.numpy() for v in parts.network.variables]
                 results.append((counts.sums[2], weights))

@@ -9,7 +9,6 @@ from tests.builders import write_dataset
 
 README = Path(__file__).parent.parent / "README.md"
 
-
 # As an evaluation whose labels are all the same has it, and others.
 CALLS = """
 from embedps.callbacks import RunControl
@@ -27,11 +26,12 @@ def test_library_examples_train_and_the_last_follows(tmp_path: Path) -> None:
     dataset = write_dataset(tmp_path / "data")
     train = train.replace('"DATA"', repr(str(dataset.directory)))
     begin = train[: train.index("trainer = ")].replace('"WIDE"', repr(str(tmp_path / "other")))
-    begin += "dataset, cluster = Dataset.open(config.data), EmbeddedCluster()\n"
+    begin += "dataset = Dataset.open(config.data)\n"
     assert "'finished': True" in run(f"{begin}{callbacks}\nprint(trainer.run()){CALLS}")
     model_dir = repr(str(tmp_path / "model"))
     out = run(train.replace('"WIDE"', model_dir))
     assert "'finished': True" in out
+    assert (tmp_path / "model/evaluation.jsonl").exists()  # by the evaluator beside it
     out = run(follow.replace('"MODEL"', model_dir) + "\nprint(len(rows), stored)")
     assert re.search(rf"'ids': {out.split()[0]}\b", run(train.replace('"WIDE"', model_dir)))
     assert '"number": ' in out

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embedps import flags, quiet
+from embedps import flags
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.manifest import Manifest
 from embedps.checkpoint.objects import as_path
@@ -51,7 +51,6 @@ def main(arguments: Sequence[str]) -> int:
 
         end_with_parent(int(parent))
         os.nice(10)  # training comes first
-    quiet.import_tensorflow()
     import tensorflow as tf
 
     if parent is not None:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from embedps import flags, quiet
+from embedps import flags
 from embedps.config import TrainConfig
 from embedps.errors import ClusterError, UsageError
 from embedps.listen import check_listening, listen_at
@@ -90,7 +90,6 @@ def serve(*, grace_secs: float) -> NoReturn:
     if parent is not None:
         end_with_parent(int(parent))
     keep_freed_memory()
-    quiet.import_tensorflow()
     from embedps import kernels
 
     library = kernels.library()

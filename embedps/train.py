@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from embedps import flags, quiet
+from embedps import flags
 from embedps.checkpoint.objects import ObjectPath, local_dir
 from embedps.config import DEFAULT_MODEL, TrainConfig
 from embedps.errors import ClusterError, ServerLostError, UsageError
@@ -37,7 +37,6 @@ def main(arguments: Sequence[str]) -> NoReturn:
         parser = flags.Parser(prog="python -m embedps.train", add_help=False)
         add_grace_flag(parser)
         serve(grace_secs=parser.parse_known_args(arguments)[0].grace_secs)
-    quiet.import_tensorflow()
     run = parse(arguments)
     from embedps.runs import open_dataset, prepare_directory
 

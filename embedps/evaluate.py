@@ -23,6 +23,8 @@ from embedps.checkpoint.objects import as_path
 from embedps.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.progress import ProgressLine
+from embedps.recommender import Recommender
+from embedps.runs import read_run
 from embedps.summary import (
     SUMMARY_NAME,
     read_evaluations,
@@ -30,10 +32,9 @@ from embedps.summary import (
     write_json,
 )
 
-if TYPE_CHECKING:  # these import TensorFlow, which main does in silence
+if TYPE_CHECKING:  # these import TensorFlow, which --help does not wait for
     from embedps.evaluator import Evaluation, Evaluator
     from embedps.metrics import Metrics
-    from embedps.recommender import Recommender
 
 RECOMMENDER_VARIABLE = "EMBEDPS_RECOMMENDER"
 """Set by a trainer that sends its model, pickled, to this process's standard input."""
@@ -51,14 +52,6 @@ def main(arguments: Sequence[str]) -> int:
 
         end_with_parent(int(parent))
         os.nice(10)  # training comes first
-    import tensorflow as tf
-
-    if parent is not None:
-        tf.config.threading.set_intra_op_parallelism_threads(1)
-
-    from embedps.evaluator import Evaluator
-    from embedps.runs import read_run
-
     model_dir = as_path(options.model_dir)
     recommender = _sent_recommender()
     if recommender is None:
@@ -67,6 +60,14 @@ def main(arguments: Sequence[str]) -> int:
         recommender = run.recommender(dataset)
     else:
         dataset = Dataset.open(options.data)
+    dataset.split(options.split)
+    # Below what the flags and the files can be refused for: that comes at once.
+    import tensorflow as tf
+
+    from embedps.evaluator import Evaluator
+
+    if parent is not None:
+        tf.config.threading.set_intra_op_parallelism_threads(1)
     scoring = _Scoring(model_dir)
     evaluator = Evaluator(
         recommender,

@@ -1,15 +1,19 @@
 """What a model is to the trainer and the evaluator: columns, tables, and a dense network."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable
-from typing import Any
-
-import tensorflow as tf
+from typing import TYPE_CHECKING, Any
 
 from embedps.errors import UsageError
-from embedps.input import UnitInput
 from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.specs import check
+
+if TYPE_CHECKING:  # these import TensorFlow, which a model's flags do not wait for
+    import tensorflow as tf
+
+    from embedps.input import UnitInput
 
 WIRE_DTYPES = ("float32", "bfloat16")
 
@@ -62,6 +66,8 @@ class Recommender:
 
     def input(self, *, batch_rows: int, shuffle_rows: int) -> UnitInput:
         """The columns to read, batched and shuffled so."""
+        from embedps.input import UnitInput
+
         return UnitInput(
             batch_rows=batch_rows,
             label=self.label,
@@ -74,6 +80,8 @@ class Recommender:
 
     def build_network(self) -> tf.keras.Model:
         """Makes the dense network and its variables."""
+        import tensorflow as tf
+
         network = self.build()
         dims = {t.name: t.dim for t in self.tables}
         embeddings = {f.name: tf.zeros([1, dims[f.table]]) for f in self.features}
@@ -84,4 +92,6 @@ class Recommender:
         self, network: tf.keras.Model, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]
     ) -> tf.Tensor:
         """The network's answer as float32 [batch]."""
+        import tensorflow as tf
+
         return tf.cast(tf.reshape(network(numerics, embeddings), [-1]), tf.float32)

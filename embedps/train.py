@@ -26,6 +26,7 @@ from embedps import flags
 from embedps.checkpoint.objects import ObjectPath, local_dir
 from embedps.config import DEFAULT_MODEL, TrainConfig
 from embedps.errors import ClusterError, ServerLostError, UsageError
+from embedps.runs import Run, chief_task, find_model, open_dataset, prepare_directory
 from embedps.server import add_grace_flag, read_tf_config, serve
 from embedps.summary import SUMMARY_NAME, read_evaluations
 
@@ -38,13 +39,14 @@ def main(arguments: Sequence[str]) -> NoReturn:
         add_grace_flag(parser)
         serve(grace_secs=parser.parse_known_args(arguments)[0].grace_secs)
     run = parse(arguments)
-    from embedps.runs import open_dataset, prepare_directory
-
+    chief_task(run.config)
     dataset = open_dataset(run.config)
+    recommender = run.recommender(dataset)
     model_dir = prepare_directory(run.config)
     if isinstance(model_dir, ObjectPath):
         print(f"logs and TensorBoard's events are in {local_dir(model_dir)}", flush=True)
 
+    # Below what the flags and the dataset can be refused for: that comes at once.
     import tensorflow as tf
 
     from embedps.recovery import Recovery, take_loss
@@ -55,9 +57,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     recovery = Recovery(loss, again=run.config.num_ps > 0)
     try:
         with _ends_in_good_order(run.config.grace_secs):
-            trainer = Trainer(
-                run.recommender(dataset), dataset, run.config, loss=loss, on_lost=recovery.begin
-            )
+            trainer = Trainer(recommender, dataset, run.config, loss=loss, on_lost=recovery.begin)
             recovery.follow(trainer)
             summary = trainer.run()
             _show(summary, model_dir)
@@ -92,14 +92,12 @@ def _ends_in_good_order(grace_secs: float) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def parse(arguments: Sequence[str]) -> Any:
+def parse(arguments: Sequence[str]) -> Run:
     """Reads the flags of a run and of its model.
 
     Raises:
       UsageError: a flag is unknown, or has a value that it may not have.
     """
-    from embedps.runs import Run, find_model
-
     # The model's module first: its config's fields are flags too.
     first = flags.Parser(prog="python -m embedps.train", add_help=False)
     first.add_argument("--model")

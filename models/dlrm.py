@@ -1,16 +1,17 @@
 """DLRM (Naumov et al. 2019, arXiv:1906.00091): bottom MLP, dot interaction, top MLP."""
 
 import dataclasses
-from typing import Any
-
-import tensorflow as tf
+from typing import TYPE_CHECKING
 
 from embedps.dataset import Dataset
+from embedps.dtypes import COMPUTE_DTYPES, check_compute_dtype
 from embedps.errors import UsageError
-from embedps.layers import COMPUTE_DTYPES, MLP, check_compute_dtype, dot_interaction
 from embedps.recommender import Recommender, check_wire_dtype
 from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.optimizers import make as make_optimizer
+
+if TYPE_CHECKING:  # it imports TensorFlow, which the flags' help does not wait for
+    from models.dlrm_network import DLRM
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,35 +62,11 @@ class Config:
         return self.compute_dtype if self.wire_dtype == "compute" else self.wire_dtype
 
 
-class DLRM(tf.keras.Model):
-    """The dense network: logits from numeric features and embeddings of one dim."""
+def build(config: Config) -> "DLRM":
+    """Makes the dense network."""
+    from models.dlrm_network import DLRM
 
-    def __init__(self, config: Config, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._interaction_dtype = config.compute_dtype
-        self._bottom = MLP(
-            [*config.bottom_mlp, config.embedding_dim],
-            final_activation="relu",
-            compute_dtype=config.compute_dtype,
-        )
-        self._top = MLP(
-            [*config.top_mlp, 1], compute_dtype=config.compute_dtype, out_dtype="float32"
-        )
-
-    def call(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> tf.Tensor:
-        """Scores a batch.
-
-        Args:
-          numerics: float32 [batch, n]; NaN, which is missing, counts as 0.
-          embeddings: by feature float32 [batch, embedding_dim].
-
-        Returns:
-          float32 [batch, 1], logits.
-        """
-        numerics = tf.where(tf.math.is_nan(numerics), tf.zeros_like(numerics), numerics)
-        bottom = self._bottom(numerics)
-        interactions = dot_interaction([bottom, *embeddings.values()], self._interaction_dtype)
-        return self._top([bottom, interactions])
+    return DLRM(config)
 
 
 def make(config: Config, dataset: Dataset) -> Recommender:
@@ -108,7 +85,7 @@ def make(config: Config, dataset: Dataset) -> Recommender:
         ),
         numerics=tuple(f.name for f in dataset.numeric),
         label=dataset.label,
-        build=lambda: DLRM(config),
+        build=lambda: build(config),
         missing_id=dataset.missing_id,
         wire_dtype=config.dtype_between_tasks,
         model="dlrm",

@@ -19,6 +19,7 @@ SUMMARY_NAME = "summary.json"
 EVALUATIONS_NAME = "evaluation.jsonl"
 RESTARTS_NAME = "restarts.json"
 _KEYS = ("number", "step")
+_MEASURED = ("wall_secs", "examples_per_sec", "training", "checkpoint", "tables_memory_bytes")
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -147,8 +148,7 @@ def complete(
       config: the run's, as config.json has it.
     """
     if not result["examples_per_sec"] and before:
-        measured = ("wall_secs", "examples_per_sec", "training", "checkpoint")
-        result = {**result, **{k: before[k] for k in measured if k in before}}
+        result = {**result, **{k: before[k] for k in _MEASURED if k in before}}
     return {**result, "versions": versions(), "config": config}
 
 

@@ -103,7 +103,9 @@ def parse(arguments: Sequence[str]) -> Run:
     first.add_argument("--model")
     first.add_argument("--config")
     early, _ = first.parse_known_args(arguments)
-    model = early.model or str(flags.read_file(early.config).get("model", DEFAULT_MODEL))
+    model = early.model
+    if model is None:
+        model = str(flags.read_file(early.config).get("model", DEFAULT_MODEL))
     module = find_model(model)
     parser = flags.Parser(
         prog="python -m embedps.train",

@@ -118,6 +118,7 @@ class EmbeddedCluster:
 
     def __init__(self, *, num_workers: int = 1, num_shards: int = 1) -> None:
         kernels.load()
+        quiet.own_errors_alone()
         self.strategy = tf.distribute.get_strategy()
         self.shard_devices: Sequence[str] = ["/device:CPU:0"] * num_shards
         self.num_workers = num_workers

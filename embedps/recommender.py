@@ -62,6 +62,8 @@ class Recommender:
         check(self.tables, self.features)
         if not self.label:
             raise UsageError("a recommender must name its label's column")
+        if not -(2**63) <= self.missing_id < 2**63:
+            raise UsageError(f"missing_id must be a signed 64-bit number but got {self.missing_id}")
         check_wire_dtype(self.wire_dtype)
 
     def input(self, *, batch_rows: int, shuffle_rows: int) -> UnitInput:

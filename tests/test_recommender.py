@@ -40,6 +40,7 @@ def test_logits_are_float32_of_rank_1_whatever_the_network_returns(shape):
         ({"label": ""}, "must name its label's column"),
         ({"features": (FeatureSpec(name="a", table="u"),)}, "table 'u', which is not among"),
         ({"features": ()}, "at least one feature"),
+        ({"missing_id": 2**70}, "missing_id must be a signed 64-bit number but got 1180591620"),
     ],
 )
 def test_declaration_must_be_consistent(fields, message):

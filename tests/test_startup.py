@@ -1,5 +1,6 @@
 """TensorFlow's start: nothing of it on stderr, nothing of it in the temporary folder."""
 
+import json
 import os
 import re
 import subprocess
@@ -13,14 +14,15 @@ from tests.builders import ROOT, write_dataset
 from tests.commands import SMALL, read_until, train, wait_until_gone
 
 TRAINS = """
+import json
 import sys
 from embedps.config import TrainConfig
 from embedps.trainer import Trainer
 from models import dlrm
 
-data, model_dir = sys.argv[1:]
+data, model_dir, more = sys.argv[1:]
 config = TrainConfig(
-    data=data, model_dir=model_dir, batch_size=64, unit_rows=512, num_ps=1, log_secs=1e6
+    data=data, model_dir=model_dir, batch_size=64, unit_rows=512, log_secs=1e6, **json.loads(more)
 )
 model = dlrm.Config(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,))
 Trainer.from_config(config, model).run()
@@ -69,12 +71,12 @@ def run_script(text: str, *arguments: str, tmp_path: Path, **more: str) -> tuple
 
 
 @pytest.mark.multiprocess
-def test_run_from_python_is_quiet_and_leaves_no_file(tmp_path):
-    dataset = write_dataset(tmp_path / "set")
-    model_dir = tmp_path / "m"
-    _, err = run_script(TRAINS, str(dataset.directory), str(model_dir), tmp_path=tmp_path)
+@pytest.mark.parametrize("more", [{"num_ps": 1}, {"num_workers": 8, "eval": "none"}])
+def test_run_from_python_is_quiet_and_leaves_no_file(tmp_path, more):
+    data, model_dir = write_dataset(tmp_path / "set").directory, tmp_path / "m"
+    _, err = run_script(TRAINS, str(data), str(model_dir), json.dumps(more), tmp_path=tmp_path)
     assert err == ""
-    assert (model_dir / "evaluation.jsonl").exists()
+    assert (model_dir / "evaluation.jsonl").exists() == ("eval" not in more)
 
 
 @pytest.mark.multiprocess

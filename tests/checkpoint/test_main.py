@@ -308,7 +308,7 @@ def test_empty_directory_or_output_is_refused(directory, capsys, given):
     assert "argument --output: it must not " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", [2**70, -1, 10**4000])
+@pytest.mark.parametrize("number", [2**70, -1, 10**4000], ids=["large", "negative", "long"])
 def test_number_of_no_manifest_is_one_line(directory, capsys, number):
     for arguments in (["inspect", f"--number={number}"], ["diff", "1", str(number)]):
         assert main([arguments[0], str(directory.path), *arguments[1:]]) in (1, 2)

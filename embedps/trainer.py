@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence, Set
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from embedps import quiet
 from embedps.callbacks import Callback, Callbacks, stock
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.manifest import Manifest
-from embedps.checkpoint.objects import local_dir
 from embedps.checkpoint.retention import KeepPolicy
 from embedps.cluster import Cluster
 from embedps.clusters import check_cluster, make_cluster
@@ -28,7 +27,7 @@ from embedps.errors import ClusterError, EmbedpsError, ServerLostError, UsageErr
 from embedps.health import Task
 from embedps.inline import InlineEvaluation
 from embedps.ledger import Ledger, LedgerOptions, Unit
-from embedps.metrics import Accumulator, Counts, Metrics
+from embedps.metrics import Counts
 from embedps.notice import end_process, notices
 from embedps.progress import ProgressLine
 from embedps.recommender import Recommender
@@ -48,6 +47,7 @@ from embedps.summary import (
     write_json,
 )
 from embedps.tables.collection import EmbeddingCollection
+from embedps.training_log import TrainingLog
 from embedps.units import explain, make_dense_optimizer, make_train_unit
 
 _TICK_SECS = 0.2
@@ -223,12 +223,8 @@ class Trainer:
         self._callbacks = Callbacks(self._directory.path, [*stock(config), *callbacks])
         self._rate_factor = 1.0
         self._stopping = False
-        self._writer: tf.summary.SummaryWriter | None = None
+        self._log = TrainingLog(self._directory.path)
         self._act(say=lambda text: None)
-        self._lock = threading.Lock()  # guards the three below
-        self._recent = Accumulator()
-        self._all = Accumulator()
-        self._examples = 0  # in this run
         self._stop = threading.Event()  # a signal came, or a parameter server is to end
         self._told_to_end = False
         self._leaving: set[Task] = set()
@@ -402,9 +398,9 @@ class Trainer:
                 self._saves.save_last(final=True, stop=self._stop)
         secs = time.monotonic() - began
         stats = self._collection.stats()
-        training = self._all.result()
+        examples, training = self._log.result()
         return {
-            "examples": self._examples_before + self._examples,
+            "examples": self._examples_before + examples,
             "units": {
                 "done": self._ledger.num_done,
                 "repeated": self._ledger.num_repeated,
@@ -415,7 +411,7 @@ class Trainer:
             "stopped_early": self._callbacks.control.reason,
             "learning_rate_factor": self._rate_factor,
             "wall_secs": round(secs, 3),
-            "examples_per_sec": round(self._examples / secs, 1) if self._examples else 0.0,
+            "examples_per_sec": round(examples / secs, 1) if examples else 0.0,
             "tables": stats.rows,
             "tables_memory_bytes": stats.memory_bytes,
             "checkpoint": {
@@ -506,14 +502,11 @@ class Trainer:
                 f"the loss is not a number in the steps from {unit.first_step} on: lower "
                 "--sparse-learning-rate or --dense-learning-rate, and start a new model directory"
             )
-        with self._lock:
-            self._recent.add(counts)
-            self._all.add(counts)
-            self._examples += unit.num_rows
+        self._log.add(counts, rows=unit.num_rows)
 
     def _watch(self, schedule: Schedule, line: ProgressLine) -> None:
         """Saves when due and shows how it goes, until no unit is left to do."""
-        last_shown, shown_examples = time.monotonic(), 0
+        self._log.count_from_now()
         first_units = self._ledger.num_done
         acted = -math.inf
         noticed: Set[Task] = set()
@@ -551,17 +544,13 @@ class Trainer:
             if running and not (self._stop.is_set() or self._stopping):
                 self._saves.begin_if_due()
             if line.due() or not running:
-                now = time.monotonic()
-                with self._lock:
-                    recent, self._recent = self._recent.result(), Accumulator()
-                    examples = self._examples
-                rate = (examples - shown_examples) / max(1e-9, now - last_shown)
-                if recent.examples:
-                    last_shown, shown_examples = now, examples
-                    line.update(
-                        self._ledger.num_done, self._describe(recent, rate), force=not running
-                    )
-                    self._summarize(recent, rate)
+                text = self._log.show(
+                    step=self._ledger.steps_done(),
+                    rows=sum(self._collection.stats().rows.values()),
+                    last=self._saver.last,
+                )
+                if text is not None:
+                    line.update(self._ledger.num_done, text, force=not running)
 
     def _recovered(self, line: ProgressLine) -> None:
         """Says once how long it took from a loss to the first unit done after it."""
@@ -572,35 +561,14 @@ class Trainer:
         self._recoveries.append(loss.record(secs))
         line.say(f"recovered: the first unit is done {secs} s after {loss.why}")
 
-    def _describe(self, recent: Metrics, rate: float) -> str:
-        rows = sum(self._collection.stats().rows.values())
-        text = (
-            f"{self._examples:,} examples, {rate:,.0f}/s, loss {recent.logloss:.4f}, "
-            f"AUC {recent.auc:.4f}, {rows:,} rows"
-        )
-        last = self._saver.last
-        if last is not None:
-            saved, age = last.chain[-1], time.time() - last.wall_time
-            text += f", {saved.kind} {saved.bytes / 1e6:.1f} MB {age:.0f} s ago"
-        return text
-
-    def _summarize(self, recent: Metrics, rate: float) -> None:
-        folder = str(local_dir(self._directory.path) / "tensorboard")
-        # A full disk ends no run by this: the checkpoints say so.
-        with suppress(tf.errors.OpError), tf.device("/device:CPU:0"):
-            writer = self._writer = self._writer or tf.summary.create_file_writer(folder)
-            with writer.as_default(step=self._ledger.steps_done()):
-                tf.summary.scalar("train/logloss", recent.logloss)
-                tf.summary.scalar("train/auc", recent.auc)
-                tf.summary.scalar("train/examples_per_sec", rate)
-            writer.flush()
-
     def _save(self, *, final: bool, rest_secs: float = 0.0) -> Manifest:
         # The ledger first: a unit that it lists as done is then in the tables that are cut.
         ledger = self._ledger.state()
-        with self._lock:
-            examples = self._examples_before + self._examples
-            progress: dict[str, Any] = {"examples": examples, "logloss": self._all.result().logloss}
+        examples, metrics = self._log.result()
+        progress: dict[str, Any] = {
+            "examples": self._examples_before + examples,
+            "logloss": metrics.logloss,
+        }
         progress = {k: v for k, v in progress.items() if math.isfinite(v)}
         progress["recoveries"] = list(self._recoveries)
         return self._saver.save(

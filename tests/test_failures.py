@@ -4,6 +4,7 @@ import itertools
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -261,6 +262,9 @@ def test_client_that_is_killed_leaves_nobody_and_resumes(tmp_path, dataset, prog
     run = train(programs, dataset, model_dir, *LOCAL, f"--epochs={EPOCHS}")
     run.wait_for("delta")
     assert len(processes_with(str(model_dir))) == 6  # servers and evaluator too
+    os.kill(pid_of(model_dir, "worker 0"), signal.SIGKILL)
+    while not (model_dir / "restarts.json").exists():
+        run.wait_for("units ")
     os.kill(run.process.pid, signal.SIGKILL)
     wait_until_gone(str(model_dir))
     killed = latest(model_dir)
@@ -279,6 +283,7 @@ def test_client_that_is_killed_leaves_nobody_and_resumes(tmp_path, dataset, prog
     finish_in_one_process(programs, dataset, model_dir)
     summary = check(model_dir, dataset, programs, within_units=0)
     assert summary["units"]["repeated"] == killed.ledger["repeated"] + len(killed.ledger["doing"])
+    assert summary["worker_restarts"] == 1  # what the killed client had counted
 
 
 def test_cluster_of_tf_config_outlives_its_servers_and_its_client(tmp_path, dataset, programs):
@@ -346,14 +351,20 @@ def test_cluster_of_tf_config_outlives_its_servers_and_its_client(tmp_path, data
     check(model_dir, dataset, programs, within_units=2 * 2)
 
 
-def test_client_says_which_server_it_waits_for(tmp_path, dataset, programs):
-    (port,) = _free_ports(1)
-    cluster: dict[str, Sequence[str]] = {
-        "chief": ["127.0.0.1:1"],
-        "ps": [f"127.0.0.1:{port}"],
-        "worker": ["127.0.0.1:2"],
-    }
-    config = tf_config(cluster, "chief")
-    out = train(programs, dataset, tmp_path / "m", "--wait-secs=1", TF_CONFIG=config).finish(75)
-    assert f"waited 1 s for ps 0 to serve at 127.0.0.1:{port}" in out.splitlines()[-1]
+@pytest.mark.parametrize("there", [False, True], ids=["absent", "stopped"])
+def test_client_says_which_server_it_waits_for(tmp_path, dataset, programs, there):
+    """The kernel takes connections for a server that is stopped: they alone say nothing."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if there:
+            server.listen()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        cluster: dict[str, Sequence[str]] = {
+            "chief": ["127.0.0.1:1"],
+            "ps": [address],
+            "worker": ["127.0.0.1:2"],
+        }
+        config = tf_config(cluster, "chief")
+        out = train(programs, dataset, tmp_path / "m", "--wait-secs=1", TF_CONFIG=config).finish(75)
+    assert f"waited 1 s for ps 0 to serve at {address}" in out.splitlines()[-1]
     assert "Traceback" not in out

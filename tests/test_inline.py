@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.cluster import EmbeddedCluster
@@ -47,6 +48,20 @@ def test_scores_are_those_of_the_sidecar(tmp_path, dataset, num_workers):
     assert last.keys() == wanted.keys()
     assert last["examples"] == sum(EVALUATION)
     assert latest(tmp_path).final
+    shown = points_of(tmp_path / "tensorboard/eval")
+    assert shown["eval/auc"] == {e["step"]: np.float32(e["auc"]) for e in (first, last)}
+    assert len(shown) == 4
+
+
+def points_of(folder: Path) -> dict[str, dict[int, Any]]:
+    """TensorBoard's scalars by their names and steps."""
+    found: dict[str, dict[int, Any]] = {}
+    for path in folder.glob("events.*"):
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                number = tf.make_ndarray(value.tensor)
+                found.setdefault(value.tag, {})[event.step] = number
+    return found
 
 
 def test_scoring_is_due_at_the_end_of_each_epoch_and_every_so_many_units(tmp_path, dataset):

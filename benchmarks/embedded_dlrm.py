@@ -18,7 +18,8 @@ from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.optimizers import make as make_optimizer
 from embedps.units import make_eval_unit, make_train_unit
-from models.dlrm import DLRM, Config
+from models.dlrm import Config
+from models.dlrm_network import DLRM
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -35,17 +35,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tensorflow as tf
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks import report
-from embedps import flags, kernels, quiet
-
-quiet.import_tensorflow()
-
-import tensorflow as tf  # noqa: E402  in silence, above
-
-from embedps.tables import RowwiseAdagrad, ops  # noqa: E402
+from embedps import flags, kernels
+from embedps.tables import RowwiseAdagrad, ops
 
 DIM = 16
 SMALL_ROWS = 1_000_000

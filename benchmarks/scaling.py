@@ -29,12 +29,9 @@ from rich.table import Table
 
 from benchmarks import report, workload
 from benchmarks.peers import protocol
+from benchmarks.peers.embedps_dlrm import Embedps
 from embedps import flags, local, quiet
-
-quiet.import_tensorflow()
-
-from benchmarks.peers.embedps_dlrm import Embedps  # noqa: E402  in silence, above
-from embedps.cluster import CoordinatorCluster  # noqa: E402
+from embedps.cluster import CoordinatorCluster
 
 _UNITS = 4  # the first is not counted
 _STEPS_A_UNIT = 16

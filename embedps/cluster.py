@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 
-from embedps import kernels
+from embedps import kernels, quiet
 from embedps.errors import ClusterError, ServerLostError, UsageError
 from embedps.health import Health, Task, use_own_executor
 from embedps.listen import check_listening, listen_at
@@ -118,6 +118,7 @@ class EmbeddedCluster:
 
     def __init__(self, *, num_workers: int = 1, num_shards: int = 1) -> None:
         kernels.load()
+        quiet.own_errors_alone()
         self.strategy = tf.distribute.get_strategy()
         self.shard_devices: Sequence[str] = ["/device:CPU:0"] * num_shards
         self.num_workers = num_workers
@@ -249,6 +250,7 @@ class CoordinatorCluster:
         if not jobs.get("ps") or not jobs.get("worker"):
             raise UsageError(f"a cluster must have a ps and a worker at least but has {jobs}")
         kernels.load()
+        quiet.own_errors_alone()
         # The client serves too: workers and parameter servers call it back.
         own = spec.task_address("chief", 0) if "chief" in jobs else None
         if own is not None:

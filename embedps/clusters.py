@@ -14,7 +14,7 @@ from embedps.config import TrainConfig
 from embedps.errors import ClusterError, UsageError
 from embedps.health import wait_until_serving
 from embedps.notice import within
-from embedps.server import read_tf_config
+from embedps.runs import chief_task
 
 
 def make_cluster(config: TrainConfig, *, on_lost: Callable[[ClusterError], None]) -> Cluster:
@@ -28,7 +28,7 @@ def make_cluster(config: TrainConfig, *, on_lost: Callable[[ClusterError], None]
       UsageError: TF_CONFIG is wrong, or names a local cluster's flags or another task than a chief.
       ClusterError: a server did not come up.
     """
-    task = read_tf_config()
+    task = chief_task(config)
     if task is not None:
         return _join(config, task, on_lost)
     if config.num_ps:
@@ -72,14 +72,6 @@ def _join(
     config: TrainConfig, task: dict[str, Any], on_lost: Callable[[ClusterError], None]
 ) -> CoordinatorCluster:
     """Connects to the servers that TF_CONFIG names, once each of them answers."""
-    if config.num_ps:
-        raise UsageError("--num-ps is of a local cluster; TF_CONFIG already names one")
-    kind, index = task["task"]["type"], task["task"]["index"]
-    if kind != "chief":
-        raise UsageError(
-            f"TF_CONFIG says that this process is {kind} {index}; only the chief trains: start a "
-            "worker or a parameter server by `python -m embedps.server`"
-        )
     addresses = {
         (job, index): address
         for job in ("ps", "worker")

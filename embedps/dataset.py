@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from embedps.checkpoint.io import write_bytes
 from embedps.errors import DatasetError
+from embedps.fields import check_text
 
 FORMAT = "embedps.dataset"
 VERSION = 1
@@ -180,7 +181,8 @@ class Dataset:
 
     def save(self, directory: Path | str | None = None) -> Path:
         """Commits the dataset: writes `_dataset.json`, whole or not at all."""
-        target = Path(directory if directory is not None else self.directory) / FILE_NAME
+        place = directory if directory is not None else self.directory
+        target = Path(check_text("a dataset's directory", place)) / FILE_NAME
         document: dict[str, Any] = {"format": FORMAT, "version": VERSION, **asdict(self)}
         del document["directory"]
         document["schema"] = dict(self.schema)
@@ -194,8 +196,9 @@ class Dataset:
         Raises:
           DatasetError: the directory, the JSON or a file is absent, wrong or of another size, or a
             file lacks a column.
+          UsageError: the directory's path is blank or has a NUL.
         """
-        root = Path(directory)
+        root = Path(check_text("a dataset's directory", directory))
         path = root / FILE_NAME
         document = _read_json(root, path)
         try:

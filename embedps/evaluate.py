@@ -16,13 +16,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embedps import flags, quiet
+from embedps import flags
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.manifest import Manifest
 from embedps.checkpoint.objects import as_path
+from embedps.config import MAX_SHARDS
 from embedps.dataset import Dataset
 from embedps.errors import UsageError
+from embedps.fields import MAX_COUNT
 from embedps.progress import ProgressLine
+from embedps.recommender import Recommender
+from embedps.runs import read_run
 from embedps.summary import (
     SUMMARY_NAME,
     read_evaluations,
@@ -30,10 +34,9 @@ from embedps.summary import (
     write_json,
 )
 
-if TYPE_CHECKING:  # these import TensorFlow, which main does in silence
+if TYPE_CHECKING:  # these import TensorFlow, which --help does not wait for
     from embedps.evaluator import Evaluation, Evaluator
     from embedps.metrics import Metrics
-    from embedps.recommender import Recommender
 
 RECOMMENDER_VARIABLE = "EMBEDPS_RECOMMENDER"
 """Set by a trainer that sends its model, pickled, to this process's standard input."""
@@ -43,23 +46,12 @@ _LOG_SECS = 5.0
 def main(arguments: Sequence[str]) -> int:
     """`python -m embedps.evaluate`."""
     options = _parser().parse_args(arguments)
-    if options.batch_size < 1 or options.num_shards < 1:
-        raise UsageError("--batch-size and --num-shards must be at least 1")
     parent = os.environ.get("EMBEDPS_PARENT_PID")
     if parent is not None:
         from embedps.server import end_with_parent
 
         end_with_parent(int(parent))
         os.nice(10)  # training comes first
-    quiet.import_tensorflow()
-    import tensorflow as tf
-
-    if parent is not None:
-        tf.config.threading.set_intra_op_parallelism_threads(1)
-
-    from embedps.evaluator import Evaluator
-    from embedps.runs import read_run
-
     model_dir = as_path(options.model_dir)
     recommender = _sent_recommender()
     if recommender is None:
@@ -68,6 +60,14 @@ def main(arguments: Sequence[str]) -> int:
         recommender = run.recommender(dataset)
     else:
         dataset = Dataset.open(options.data)
+    dataset.split(options.split)
+    # Below what the flags and the files can be refused for: that comes at once.
+    import tensorflow as tf
+
+    from embedps.evaluator import Evaluator
+
+    if parent is not None:
+        tf.config.threading.set_intra_op_parallelism_threads(1)
     scoring = _Scoring(model_dir)
     evaluator = Evaluator(
         recommender,
@@ -113,7 +113,11 @@ def _parser() -> flags.Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--model-dir", required=True, metavar="DIR", help="what embedps.train was given"
+        "--model-dir",
+        type=flags.path,
+        required=True,
+        metavar="DIR",
+        help="what embedps.train was given",
     )
     parser.add_argument(
         "--model",
@@ -121,15 +125,24 @@ def _parser() -> flags.Parser:
         help="the run's; needed where it is a module of your own, package.module",
     )
     parser.add_argument(
-        "--data", metavar="DIR", help="the dataset's directory (default: the run's)"
+        "--data",
+        type=flags.path,
+        metavar="DIR",
+        help="the dataset's directory (default: the run's)",
     )
     parser.add_argument(
         "--split", default="eval", metavar="NAME", help="which split to score (default: eval)"
     )
-    parser.add_argument("--batch-size", type=int, default=4096, metavar="N", help="(default: 4096)")
+    parser.add_argument(
+        "--batch-size",
+        type=flags.number(int, least=1, most=MAX_COUNT),
+        default=4096,
+        metavar="N",
+        help="(default: 4096)",
+    )
     parser.add_argument(
         "--num-shards",
-        type=int,
+        type=flags.number(int, least=1, most=MAX_SHARDS),
         default=1,
         metavar="N",
         help="of the tables in this process (default: 1)",
@@ -146,7 +159,7 @@ def _parser() -> flags.Parser:
     )
     parser.add_argument(
         "--idle-secs",
-        type=float,
+        type=flags.number(float, above=0, most=math.inf),
         default=math.inf,
         metavar="X",
         help="end when nothing new came for so long",

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from embedps import kernels
+from embedps import kernels, quiet
 from embedps.checkpoint.chain import continuation
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.follow import Follower, Step
@@ -142,6 +142,7 @@ class Evaluator:
           DatasetError: there is no such split.
         """
         kernels.load()
+        quiet.own_errors_alone()
         self._ledger = lambda: eval_ledger(dataset, split=split, batch_rows=batch_rows)
         self._ledger()  # now, and not once there is a checkpoint to score
         self._directory = directory

@@ -6,13 +6,13 @@ import argparse
 import dataclasses
 import sys
 import tomllib
-import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from embedps.errors import EmbedpsError, UsageError
+from embedps.fields import check_text, check_value, shown, without_none
 
 C = TypeVar("C")
 
@@ -82,14 +82,41 @@ def read_file(path: str | None, *configs: type) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        values = tomllib.loads(Path(path).read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        values = tomllib.loads(Path(check_text("--config", path)).read_text())
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: what is not TOML, too
         raise UsageError(f"--config {path} must be a readable TOML file: {error}") from error
     known = {f.name for config in configs for f in dataclasses.fields(config)}
     unknown = sorted(set(values) - known) if configs else []
     if unknown:
         raise UsageError(f"--config {path} has keys {unknown}; it may have {sorted(known)}")
     return values
+
+
+def number(kind: type, **bounds: float) -> Callable[[str], Any]:
+    """Reads a flag's number for argparse, within `fields.check_value`'s bounds."""
+
+    def read(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(
+                f"invalid {kind.__name__} value: {shown(text)}"
+            ) from None
+        return _told(lambda: check_value("it", kind, value, bounds))
+
+    return read
+
+
+def path(text: str) -> str:
+    """Reads a flag's path for argparse."""
+    return str(_told(lambda: check_text("it", text)))
+
+
+def _told(check: Callable[[], Any]) -> Any:
+    try:
+        return check()
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def run(main: Callable[[Sequence[str]], int]) -> NoReturn:
@@ -136,15 +163,8 @@ def _help(field: dataclasses.Field[Any], default: Any) -> str:
     return f"{text} (default: {default})"
 
 
-def _bare(hint: Any) -> Any:
-    """The type behind `X | None`."""
-    if isinstance(hint, types.UnionType):
-        return next(h for h in typing.get_args(hint) if h is not type(None))
-    return hint
-
-
 def _reader(hint: Any) -> Callable[[str], Any]:
-    bare = _bare(hint)
+    bare = without_none(hint)
     if typing.get_origin(bare) is tuple:
         item = typing.get_args(bare)[0]
 
@@ -156,20 +176,27 @@ def _reader(hint: Any) -> Callable[[str], Any]:
 
 
 def _metavar(hint: Any) -> str:
-    bare = _bare(hint)
+    bare = without_none(hint)
     if typing.get_origin(bare) is tuple:
         return "N,N,…"
     return {int: "N", float: "X", str: "NAME"}.get(bare, "VALUE")
 
 
 def _convert(name: str, hint: Any, value: Any) -> Any:
-    bare = _bare(hint)
+    bare = without_none(hint)
     if typing.get_origin(bare) is tuple and isinstance(value, list):
         return tuple(_convert(name, typing.get_args(bare)[0], item) for item in value)
     if bare is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise UsageError(
+                f"{name} in the config file must be a float's number but got {shown(value)}"
+            ) from None
     if not isinstance(value, typing.get_origin(bare) or bare) or (
         bare is int and isinstance(value, bool)
     ):
-        raise UsageError(f"{name} in the config file must be {bare.__name__} but got {value!r}")
+        raise UsageError(
+            f"{name} in the config file must be {bare.__name__} but got {shown(value)}"
+        )
     return value

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from embedps import kernels
 from embedps.errors import UsageError
+from embedps.fields import MAX_COUNT
 
 
 class Batch(NamedTuple):
@@ -51,8 +52,8 @@ class UnitInput:
     def __post_init__(self) -> None:
         for name, least in (("batch_rows", 1), ("shuffle_rows", 0), ("prefetch_batches", 1)):
             value = getattr(self, name)
-            if value < least:
-                raise UsageError(f"{name} must be at least {least} but is {value}")
+            if not least <= value <= MAX_COUNT:
+                raise UsageError(f"{name} must be in [{least}, {MAX_COUNT}] but is {value}")
         features = [*self.numerics, *self.ids, *self.id_lists]
         if not features:
             raise UsageError("a unit's input must have a column of numerics, ids or id_lists")

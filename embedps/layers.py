@@ -7,19 +7,8 @@ import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
 from embedps import kernels
+from embedps.dtypes import check_compute_dtype
 from embedps.errors import UsageError
-
-COMPUTE_DTYPES = ("float32", "bfloat16")
-
-
-def check_compute_dtype(name: str) -> None:
-    """Refuses what is not a dtype to compute in.
-
-    Raises:
-      UsageError: it is not one of COMPUTE_DTYPES.
-    """
-    if name not in COMPUTE_DTYPES:
-        raise UsageError(f"compute_dtype must be one of {', '.join(COMPUTE_DTYPES)} but got {name}")
 
 
 class MLP(tfrs.layers.blocks.MLP):
@@ -44,7 +33,7 @@ class MLP(tfrs.layers.blocks.MLP):
         Args:
           units: outputs of each layer.
           final_activation: "relu" or None, of the last layer.
-          compute_dtype: one of COMPUTE_DTYPES.
+          compute_dtype: one of dtypes.COMPUTE_DTYPES.
           out_dtype: of the output; by default the compute dtype.
 
         Raises:

@@ -20,6 +20,8 @@ import numpy as np
 from embedps.dataset import Dataset
 from embedps.errors import UsageError
 
+_MAX_STEPS = 2**32  # a row keeps the step of its last update in 32 bits
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Unit:
@@ -70,6 +72,12 @@ class Ledger:
         self._ranges = _cut(dataset, options)
         self._fingerprint = _fingerprint(dataset, options)
         self._epochs = epochs
+        if epochs * self.steps_per_epoch >= _MAX_STEPS:
+            raise UsageError(
+                f"a run must have fewer than 2^32 steps but {epochs} epochs of "
+                f"{self.steps_per_epoch} are {epochs * self.steps_per_epoch}: use fewer epochs or "
+                "larger batches"
+            )
         self._lock = threading.Lock()
         self._prefix = 0  # every position below is done
         self._beyond: list[int] = []  # done positions from there on, sorted

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import ipaddress
 import os
+import re
 import socket
 from pathlib import Path
 
@@ -27,10 +28,15 @@ def listen_at(address: str) -> None:
 
     Raises:
       UsageError: the host is a wildcard, cannot be resolved or is not of this machine, and
-        EMBEDPS_BIND does not say where to listen.
+        EMBEDPS_BIND does not say where to listen; or the port is none.
     """
     told = os.environ.get(VARIABLE, "")
     ip = _told(told) if told else _resolve(address)
+    port = address.rpartition(":")[2]
+    if not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
+        raise UsageError(
+            f"a task's own address must be HOST:PORT with a port in [1, 65535] but is {address!r}"
+        )
     if not ip.is_unspecified:
         _check_local(ip, address)
     library = ctypes.CDLL(str(build.build()))
@@ -94,7 +100,7 @@ def _resolve(address: str) -> _Address:
     host = address.rpartition(":")[0].strip("[]")
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if host else []
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise UsageError(
             f"{host!r}, this task's host, cannot be resolved ({error}): set {VARIABLE} to the IP "
             "address to listen at"

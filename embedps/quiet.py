@@ -1,4 +1,4 @@
-"""TensorFlow without its greetings, which it prints before it reads any log level."""
+"""What TensorFlow says of failures, which are ours to tell; `startup` is about its greetings."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ import logging
 import os
 import re
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 # Where several ops failed: "2 root error(s) found.", then "  (0) CODE: message", and so on.
@@ -18,15 +15,16 @@ _FIRST_ROOT = re.compile(
 )
 
 
-def import_tensorflow() -> None:
-    """Imports TensorFlow and looks for devices in silence; what it said comes out if that fails."""
-    with _stderr_aside():
-        import tensorflow as tf
+def own_errors_alone() -> None:
+    """Has TensorFlow's Python say no more of units and servers that fail.
 
-        tf.config.list_physical_devices()
-    sys.unraisablehook = _take_unraisable
-    # A unit that fails is an error of the command's own, said once.
+    Such a failure is an error of ours, said once.
+    """
+    import tensorflow as tf
+
     tf.get_logger().setLevel(logging.CRITICAL)
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = _take_unraisable
 
 
 def _take_unraisable(problem: sys.UnraisableHookArgs) -> None:
@@ -79,21 +77,3 @@ def own_words(message: str) -> str:
     lines = (line.rstrip() for line in message.splitlines())
     own = [x for x in lines if x and not x.startswith((" ", "\t", "[[", "<stack", *around))]
     return " ".join(own)
-
-
-@contextmanager
-def _stderr_aside() -> Iterator[None]:
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as aside:
-        os.dup2(aside.fileno(), 2)
-        try:
-            yield
-        except BaseException:
-            aside.seek(0)
-            os.write(kept, aside.read())
-            raise
-        finally:
-            sys.stderr.flush()
-            os.dup2(kept, 2)
-            os.close(kept)

@@ -1,16 +1,19 @@
 """What a model is to the trainer and the evaluator: columns, tables, and a dense network."""
 
-import dataclasses
-import inspect
-from collections.abc import Callable
-from typing import Any
+from __future__ import annotations
 
-import tensorflow as tf
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from embedps.errors import UsageError
-from embedps.input import UnitInput
 from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.specs import check
+
+if TYPE_CHECKING:  # these import TensorFlow, which a model's flags do not wait for
+    import tensorflow as tf
+
+    from embedps.input import UnitInput
 
 WIRE_DTYPES = ("float32", "bfloat16")
 
@@ -62,10 +65,14 @@ class Recommender:
         check(self.tables, self.features)
         if not self.label:
             raise UsageError("a recommender must name its label's column")
+        if not -(2**63) <= self.missing_id < 2**63:
+            raise UsageError(f"missing_id must be a signed 64-bit number but got {self.missing_id}")
         check_wire_dtype(self.wire_dtype)
 
     def input(self, *, batch_rows: int, shuffle_rows: int) -> UnitInput:
         """The columns to read, batched and shuffled so."""
+        from embedps.input import UnitInput
+
         return UnitInput(
             batch_rows=batch_rows,
             label=self.label,
@@ -82,12 +89,16 @@ class Recommender:
         Raises:
           UsageError: it is no network as `build` must make.
         """
+        import tensorflow as tf
+
+        from embedps.trial import check_answer, check_network
+
         network = self.build()
-        _check_network(network)
+        check_network(network)
         dims = {t.name: t.dim for t in self.tables}
         embeddings = {f.name: tf.fill([2, dims[f.table]], 0.01) for f in self.features}
         answer = network(tf.ones([2, len(self.numerics)]), embeddings, training=False)
-        _check_answer(answer, batch_rows=2)
+        check_answer(answer, batch_rows=2)
         return network
 
     def logits(
@@ -99,6 +110,8 @@ class Recommender:
         training: bool,
     ) -> tf.Tensor:
         """The network's answer as float32 [batch]."""
+        import tensorflow as tf
+
         return tf.reshape(network(numerics, embeddings, training=training), [-1])
 
     def loss(self, network: tf.keras.Model, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
@@ -109,41 +122,8 @@ class Recommender:
           labels: float32 [batch].
           logits: float32 [batch].
         """
+        import tensorflow as tf
+
         log_losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
         added = [tf.reduce_sum(tf.cast(each, tf.float32)) for each in network.losses]
         return tf.add_n([tf.reduce_mean(log_losses), *added])
-
-
-def _check_network(network: Any) -> None:
-    if not isinstance(network, tf.keras.layers.Layer):
-        kind = type(network)
-        raise UsageError(
-            "a recommender's build must return a tf.keras.Model (Keras 2) but returned a "
-            f"{kind.__module__}.{kind.__qualname__}"
-        )
-    call = inspect.signature(network.call)
-    try:
-        mode = {"training": True} if "training" in call.parameters else {}
-        fits = "mask" not in call.bind(None, None, **mode).arguments
-    except TypeError:
-        fits = False
-    if not fits:
-        raise UsageError(
-            "the network's call must take (numerics, embeddings) but that of "
-            f"{type(network).__name__} takes {call}: make it a subclass of tf.keras.Model"
-        )
-
-
-def _check_answer(answer: Any, *, batch_rows: int) -> None:
-    must = "the network must return its logits, float32 [batch] or [batch, 1], but returned"
-    if not isinstance(answer, tf.Tensor):
-        raise UsageError(f"{must} {'None' if answer is None else f'a {type(answer).__name__}'}")
-    if answer.dtype != tf.float32:
-        raise UsageError(f"{must} {answer.dtype.name}: end its call with tf.cast(x, tf.float32)")
-    if answer.shape.as_list() not in ([batch_rows], [batch_rows, 1]):
-        raise UsageError(f"{must} {answer.shape.as_list()} for a batch of {batch_rows}")
-    if not bool(tf.reduce_all(tf.math.is_finite(answer))):
-        raise UsageError(
-            f"{must} {answer.numpy().ravel().tolist()} for numerics of 1 and embeddings of 0.01, "
-            "which is not finite"
-        )

@@ -16,6 +16,7 @@ from embedps.config import DEFAULT_MODEL, TrainConfig
 from embedps.dataset import Dataset
 from embedps.errors import CheckpointError, UsageError
 from embedps.recommender import Recommender
+from embedps.server import read_tf_config
 
 FILE_NAME = "config.json"
 _ZOO = "models"
@@ -109,6 +110,26 @@ def check_dataset(dataset: Dataset, config: TrainConfig) -> None:
             f"{dataset.directory} has no rows in split 'eval', so --eval {config.eval} has nothing "
             "to score: use --eval none, or make the dataset with --eval-fraction above 0"
         )
+
+
+def chief_task(config: TrainConfig) -> dict[str, Any] | None:
+    """Gives TF_CONFIG, where it is set.
+
+    Raises:
+      UsageError: it is wrong, names another task than a chief, or the config a local cluster.
+    """
+    task = read_tf_config()
+    if task is None:
+        return None
+    if config.num_ps:
+        raise UsageError("--num-ps is of a local cluster; TF_CONFIG already names one")
+    kind, index = task["task"]["type"], task["task"]["index"]
+    if kind != "chief":
+        raise UsageError(
+            f"TF_CONFIG says that this process is {kind} {index}; only the chief trains: start a "
+            "worker or a parameter server by `python -m embedps.server`"
+        )
+    return task
 
 
 def prepare_directory(config: TrainConfig) -> Path:

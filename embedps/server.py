@@ -19,9 +19,10 @@ import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from embedps import flags, quiet
+from embedps import flags
 from embedps.config import TrainConfig
 from embedps.errors import ClusterError, UsageError
+from embedps.fields import MAX_SECS
 from embedps.listen import check_listening, listen_at
 
 _PR_SET_PDEATHSIG = 1
@@ -46,7 +47,7 @@ def read_tf_config() -> dict[str, Any] | None:
         int(task["index"])
         if not isinstance(addresses, list):
             raise TypeError(f"the addresses of {task['type']} must be a list")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise UsageError(
             'TF_CONFIG must be {"cluster": {"chief": […], "worker": […], "ps": […]}, "task": '
             f'{{"type": "worker", "index": 0}}}} but is {text[:200]!r} ({error!r})'
@@ -63,7 +64,11 @@ def add_grace_flag(parser: argparse.ArgumentParser) -> None:
     """The flag that a server shares with `embedps.train`."""
     default = TrainConfig.grace_secs
     parser.add_argument(
-        "--grace-secs", type=float, default=default, metavar="X", help=f"(default: {default})"
+        "--grace-secs",
+        type=flags.number(float, above=0, most=MAX_SECS),
+        default=default,
+        metavar="X",
+        help=f"(default: {default})",
     )
 
 
@@ -90,7 +95,6 @@ def serve(*, grace_secs: float) -> NoReturn:
     if parent is not None:
         end_with_parent(int(parent))
     keep_freed_memory()
-    quiet.import_tensorflow()
     from embedps import kernels
 
     library = kernels.library()

@@ -22,10 +22,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from embedps import flags, quiet
+from embedps import flags
 from embedps.checkpoint.objects import ObjectPath, local_dir
 from embedps.config import DEFAULT_MODEL, TrainConfig
 from embedps.errors import ClusterError, ServerLostError, UsageError
+from embedps.runs import Run, chief_task, find_model, open_dataset, prepare_directory
 from embedps.server import add_grace_flag, read_tf_config, serve
 from embedps.summary import SUMMARY_NAME, read_evaluations
 
@@ -37,15 +38,15 @@ def main(arguments: Sequence[str]) -> NoReturn:
         parser = flags.Parser(prog="python -m embedps.train", add_help=False)
         add_grace_flag(parser)
         serve(grace_secs=parser.parse_known_args(arguments)[0].grace_secs)
-    quiet.import_tensorflow()
     run = parse(arguments)
-    from embedps.runs import open_dataset, prepare_directory
-
+    chief_task(run.config)
     dataset = open_dataset(run.config)
+    recommender = run.recommender(dataset)
     model_dir = prepare_directory(run.config)
     if isinstance(model_dir, ObjectPath):
         print(f"logs and TensorBoard's events are in {local_dir(model_dir)}", flush=True)
 
+    # Below what the flags and the dataset can be refused for: that comes at once.
     import tensorflow as tf
 
     from embedps.recovery import Recovery, take_loss
@@ -56,9 +57,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     recovery = Recovery(loss, again=run.config.num_ps > 0)
     try:
         with _ends_in_good_order(run.config.grace_secs):
-            trainer = Trainer(
-                run.recommender(dataset), dataset, run.config, loss=loss, on_lost=recovery.begin
-            )
+            trainer = Trainer(recommender, dataset, run.config, loss=loss, on_lost=recovery.begin)
             recovery.follow(trainer)
             summary = trainer.run()
             _show(summary, model_dir)
@@ -93,20 +92,20 @@ def _ends_in_good_order(grace_secs: float) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def parse(arguments: Sequence[str]) -> Any:
+def parse(arguments: Sequence[str]) -> Run:
     """Reads the flags of a run and of its model.
 
     Raises:
       UsageError: a flag is unknown, or has a value that it may not have.
     """
-    from embedps.runs import Run, find_model
-
     # The model's module first: its config's fields are flags too.
     first = flags.Parser(prog="python -m embedps.train", add_help=False)
     first.add_argument("--model")
     first.add_argument("--config")
     early, _ = first.parse_known_args(arguments)
-    model = early.model or str(flags.read_file(early.config).get("model", DEFAULT_MODEL))
+    model = early.model
+    if model is None:
+        model = str(flags.read_file(early.config).get("model", DEFAULT_MODEL))
     module = find_model(model)
     parser = flags.Parser(
         prog="python -m embedps.train",

@@ -1,59 +1,57 @@
 """DLRM (Naumov et al. 2019, arXiv:1906.00091): bottom MLP, dot interaction, top MLP."""
 
 import dataclasses
-from typing import Any
-
-import tensorflow as tf
+from typing import TYPE_CHECKING
 
 from embedps.dataset import Dataset
-from embedps.errors import UsageError
-from embedps.layers import COMPUTE_DTYPES, MLP, check_compute_dtype, dot_interaction
-from embedps.recommender import Recommender, check_wire_dtype
+from embedps.dtypes import COMPUTE_DTYPES
+from embedps.fields import check, option
+from embedps.recommender import Recommender
 from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.optimizers import make as make_optimizer
+from embedps.tables.specs import MAX_DIM
+
+if TYPE_CHECKING:  # it imports TensorFlow, which the flags' help does not wait for
+    from models.dlrm_network import DLRM
+
+_MAX_WIDTH = 65536  # of a layer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
     """DLRM's shape; the defaults are facebookresearch/dlrm's for Criteo Kaggle."""
 
-    embedding_dim: int = dataclasses.field(default=16, metadata={"help": "floats of a row"})
-    bottom_mlp: tuple[int, ...] = dataclasses.field(
-        default=(512, 256, 64),
-        metadata={"help": "layers over the numeric features; one of --embedding-dim is added"},
+    embedding_dim: int = option(16, "floats of a row", least=1, most=MAX_DIM)
+    bottom_mlp: tuple[int, ...] = option(
+        (512, 256, 64),
+        "layers over the numeric features; one of --embedding-dim is added",
+        least=1,
+        most=_MAX_WIDTH,
     )
-    top_mlp: tuple[int, ...] = dataclasses.field(
-        default=(512, 256),
-        metadata={"help": "layers over the interactions; one of a single logit is added"},
+    top_mlp: tuple[int, ...] = option(
+        (512, 256),
+        "layers over the interactions; one of a single logit is added",
+        least=1,
+        most=_MAX_WIDTH,
     )
-    sparse_optimizer: str = dataclasses.field(
-        default="rowwise_adagrad",
-        metadata={"help": "sgd, adagrad, rowwise_adagrad, lazy_adam or ftrl"},
+    sparse_optimizer: str = option(
+        "rowwise_adagrad", "sgd, adagrad, rowwise_adagrad, lazy_adam or ftrl"
     )
-    compute_dtype: str = dataclasses.field(
-        default="float32",
-        metadata={
-            "help": "of the dense network's products; weights and rows are float32",
-            "choices": COMPUTE_DTYPES,
-        },
+    compute_dtype: str = option(
+        "float32",
+        "of the dense network's products; weights and rows are float32",
+        choices=COMPUTE_DTYPES,
     )
-    wire_dtype: str = dataclasses.field(
-        default="compute",
-        metadata={
-            "help": "of rows, matrices and their gradients between workers and parameter servers; "
-            "compute: the compute dtype",
-            "choices": ("compute", *COMPUTE_DTYPES),
-        },
+    wire_dtype: str = option(
+        "compute",
+        "of rows, matrices and their gradients between workers and parameter servers; compute: the "
+        "compute dtype",
+        choices=("compute", *COMPUTE_DTYPES),
     )
 
     def __post_init__(self) -> None:
-        for name in ("embedding_dim", "bottom_mlp", "top_mlp"):
-            value = getattr(self, name)
-            if min(value if isinstance(value, tuple) else (value,), default=1) < 1:
-                raise UsageError(f"{name} must be at least 1 but got {value}")
+        check(self)
         make_optimizer(self.sparse_optimizer)
-        check_compute_dtype(self.compute_dtype)
-        check_wire_dtype(self.dtype_between_tasks)
 
     @property
     def dtype_between_tasks(self) -> str:
@@ -61,35 +59,11 @@ class Config:
         return self.compute_dtype if self.wire_dtype == "compute" else self.wire_dtype
 
 
-class DLRM(tf.keras.Model):
-    """The dense network: logits from numeric features and embeddings of one dim."""
+def build(config: Config) -> "DLRM":
+    """Makes the dense network."""
+    from models.dlrm_network import DLRM
 
-    def __init__(self, config: Config, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._interaction_dtype = config.compute_dtype
-        self._bottom = MLP(
-            [*config.bottom_mlp, config.embedding_dim],
-            final_activation="relu",
-            compute_dtype=config.compute_dtype,
-        )
-        self._top = MLP(
-            [*config.top_mlp, 1], compute_dtype=config.compute_dtype, out_dtype="float32"
-        )
-
-    def call(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> tf.Tensor:
-        """Scores a batch.
-
-        Args:
-          numerics: float32 [batch, n]; NaN, which is missing, counts as 0.
-          embeddings: by feature float32 [batch, embedding_dim].
-
-        Returns:
-          float32 [batch, 1], logits.
-        """
-        numerics = tf.where(tf.math.is_nan(numerics), tf.zeros_like(numerics), numerics)
-        bottom = self._bottom(numerics)
-        interactions = dot_interaction([bottom, *embeddings.values()], self._interaction_dtype)
-        return self._top([bottom, interactions])
+    return DLRM(config)
 
 
 def make(config: Config, dataset: Dataset) -> Recommender:
@@ -108,7 +82,7 @@ def make(config: Config, dataset: Dataset) -> Recommender:
         ),
         numerics=tuple(f.name for f in dataset.numeric),
         label=dataset.label,
-        build=lambda: DLRM(config),
+        build=lambda: build(config),
         missing_id=dataset.missing_id,
         wire_dtype=config.dtype_between_tasks,
         model="dlrm",

@@ -50,7 +50,12 @@ def test_default_is_the_fields():
 @pytest.mark.parametrize("field", dataclasses.fields(TrainConfig), ids=lambda f: f.name)
 def test_every_field_is_a_flag_and_a_key(field, tmp_path):
     word = field.metadata.get("choices", ["sgd"])[-1]
-    values = {str: word, int: 70_000, float: 1.25, bool: False}
+    values = {
+        str: word,
+        int: min(70_000, field.metadata.get("most", 70_000)),
+        float: 1.25,
+        bool: False,
+    }
     kind = eval(field.type) if isinstance(field.type, str) else field.type
     kind = str if kind == str | None else kind
     value = 0.75 if field.name == "reduce_factor" else values[kind]

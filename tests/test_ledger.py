@@ -342,6 +342,8 @@ def test_unit_must_hold_a_batch(batch, unit):
 def test_epochs_and_rows_must_be_there():
     with pytest.raises(UsageError, match="epochs must be at least 1 but got 0"):
         make_ledger(epochs=0)
+    with pytest.raises(UsageError, match=r"fewer than 2\^32 steps but 2147483647 epochs of"):
+        make_ledger(epochs=2**31 - 1)
     empty = dataclasses.replace(
         make_listed(), splits={"train": Split(rows=0, positives=0, files=())}
     )

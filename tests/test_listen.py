@@ -80,6 +80,15 @@ def test_address_of_another_machine_is_refused(monkeypatch):
         listen_at("127.0.0.1:1")
 
 
+@pytest.mark.parametrize("port", ["", "0", "-1", "65536", "99999999", "1e4", "9" * 5000, "x"])
+def test_port_must_be_one(monkeypatch, port):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with pytest.raises(UsageError, match=r"must be HOST:PORT with a port in \[1, 65535\]"):
+        listen_at(f"127.0.0.1:{port}")
+    with pytest.raises(UsageError, match="cannot be resolved"):
+        listen_at(f"{'a' * 300}.{port}:1")
+
+
 def test_own_listening_sockets_are_seen():
     with socket.socket() as one, socket.socket(socket.AF_INET) as other:
         one.bind(("127.0.0.1", 0))

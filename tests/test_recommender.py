@@ -112,6 +112,7 @@ def test_network_that_gives_no_logits_is_refused(build, message):
         ({"label": ""}, "must name its label's column"),
         ({"features": (FeatureSpec(name="a", table="u"),)}, "table 'u', which is not among"),
         ({"features": ()}, "at least one feature"),
+        ({"missing_id": 2**70}, "missing_id must be a signed 64-bit number but got 1180591620"),
     ],
 )
 def test_declaration_must_be_consistent(fields, message):

@@ -8,15 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from embedps.config import TrainConfig
 from embedps.errors import ClusterError
+from embedps.runs import Run
 from embedps.sidecar import Sidecar
+from tests.builders import TINY_DLRM, make_config, write_dataset
 
 
 @pytest.mark.multiprocess
 def test_evaluator_is_not_waited_for_without_end(tmp_path: Path):
     """It waits for a first checkpoint, which nobody writes."""
-    config = TrainConfig(data=str(tmp_path / "data"), model_dir=str(tmp_path / "model"))
+    dataset = write_dataset(tmp_path / "data")
+    config = make_config(dataset, tmp_path / "model", model="dlrm")
+    (tmp_path / "model").mkdir()
+    Run(config=config, model_config=TINY_DLRM).save()
     sidecar = Sidecar(config, resumed_after=-1)
     try:
         pid = sidecar._process.pid

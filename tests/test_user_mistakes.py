@@ -279,6 +279,9 @@ def test_damaged_manifest_is_named(tmp_path, trained, dataset, fails, command):
         ("[]", "TF_CONFIG must be"),
         ('{"cluster": {"ps": 5}, "task": {"type": "ps", "index": 0}}', "TF_CONFIG must be"),
         ('{"cluster": {"ps": ["a"]}, "task": {"type": "ps", "index": "x"}}', "TF_CONFIG must be"),
+        ('{"cluster": {"ps": ["a"]}, "task": {"type": "ps", "index": 1e400}}', "TF_CONFIG must be"),
+        ('{"cluster": {"ps": ["a"]}, "task": {"type": "ps", "index": -1}}', "must be under 1"),
+        ("[" * 100_000, "TF_CONFIG must be"),
     ],
 )
 def test_bad_tf_config_is_refused(monkeypatch, fails, main, config, message):
@@ -286,6 +289,13 @@ def test_bad_tf_config_is_refused(monkeypatch, fails, main, config, message):
     code, line = fails(main)
     assert code == 2
     assert message in line
+
+
+@pytest.mark.parametrize("secs", ["0", "-1", "nan", "inf", "1e400", "9" * 400])
+def test_server_s_grace_must_be_a_time(fails, secs):
+    code, line = fails(server.main, f"--grace-secs={secs}")
+    assert code == 2
+    assert "--grace-secs: it must be" in line
 
 
 def test_server_must_be_told_its_task(monkeypatch, fails):
@@ -350,7 +360,13 @@ def test_evaluate_once_needs_a_checkpoint(tmp_path, dataset, fails):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--num-shards=0"], "--batch-size and --num-shards must be at least 1"),
+        (["--num-shards=0"], "--num-shards: it must be at least 1 but got 0"),
+        (["--num-shards=1025"], "--num-shards: it must be at most 1024 but got 1025"),
+        ([f"--batch-size={2**70}"], "--batch-size: it must be at most"),
+        (["--idle-secs=nan"], "--idle-secs: it must be above 0 but got nan"),
+        (["--data="], "--data: it must not be empty but got ''"),
+        (["--model-dir= "], "--model-dir: it must not be empty but got ' '"),
+        (["--model="], "give --model dlrm"),
         (["--split=test", "--once"], "no split 'test', there is train, eval"),
         (["--data=nowhere"], "nowhere: no such dataset directory"),
         (["--resumed-after=x"], "--resumed-after: invalid int value"),

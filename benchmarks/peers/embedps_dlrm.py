@@ -28,7 +28,8 @@ from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.optimizers import make as make_optimizer
 from embedps.units import make_train_unit
-from models.dlrm import DLRM, Config
+from models.dlrm import Config
+from models.dlrm_network import DLRM
 
 _STEPS_A_UNIT = 16
 _INSERT_ROWS = 32768

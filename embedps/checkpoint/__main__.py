@@ -26,7 +26,7 @@ from embedps.checkpoint.manifest import Manifest
 from embedps.checkpoint.replay import stream_table
 from embedps.checkpoint.verify import verify
 from embedps.errors import CheckpointError, EmbedpsError, UsageError
-from embedps.flags import Parser, complain
+from embedps.flags import Parser, complain, path
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,14 +62,14 @@ def _parser() -> Parser:
             command.add_argument("--all", action="store_true", help="every manifest there is")
         if name == "export":
             command.add_argument("--table", required=True, metavar="NAME")
-            command.add_argument("--output", required=True, type=Path, metavar="FILE.parquet")
+            command.add_argument("--output", required=True, type=path, metavar="FILE.parquet")
         if name == "diff":
             command.add_argument("before", type=int, metavar="A", help="a manifest's number")
             command.add_argument("after", type=int, metavar="B", help="another's")
             command.add_argument("--table", metavar="NAME", help="of this table only")
             command.add_argument(
                 "--output",
-                type=Path,
+                type=path,
                 metavar="FILE.parquet",
                 help="the rows themselves; of one table",
             )
@@ -116,7 +116,7 @@ def _export(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
     saved = (file for save in manifest.chain for file in save.files)
     directory.check_content(manifest, [file for file in saved if file.group == groups[args.table]])
     schema, batches = stream_table(directory, manifest, args.table)
-    num_rows = write_parquet(args.output, schema, batches)
+    num_rows = write_parquet(Path(args.output), schema, batches)
     print(
         f"{args.output}: {num_rows:,} rows of {args.table} "
         f"from manifest {manifest.number}, step {manifest.step:,}"
@@ -153,7 +153,7 @@ def _diff(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
     else:
         first = next(changes, None)
         if first is not None:
-            write_parquet(args.output, first.schema, itertools.chain([first], changes))
+            write_parquet(Path(args.output), first.schema, itertools.chain([first], changes))
     for name in names if args.table is None else [args.table]:
         told = (f"{counts[name, change]:,} {change}" for change in CHANGES)
         print(f"{name}: {', '.join(told)}")

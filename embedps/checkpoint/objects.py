@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from embedps.errors import UsageError
+from embedps.fields import check_text
 
 SCHEMES = ("s3", "gs")
 _CHUNK_BYTES = 1 << 20
@@ -132,15 +133,18 @@ def as_path(location: str | Path) -> Path:
     """A path of a local path or file:// URL, an `ObjectPath` of an s3:// or gs:// URL.
 
     Raises:
-      UsageError: the URL is of another scheme, or has what a URL here may not have.
+      UsageError: it is blank or has a NUL; the URL is of another scheme, or has what a URL here may
+        not have.
     """
+    location = check_text("a directory", location) if isinstance(location, str) else location
     if isinstance(location, Path):
+        check_text("a directory", location)
         return location
     scheme, separator, rest = location.partition("://")
     if not separator:
         return Path(location)
     if scheme == "file" and rest.startswith("/"):
-        return Path(unquote(urlsplit(location).path))
+        return Path(check_text("a directory", unquote(urlsplit(location).path)))
     if scheme not in SCHEMES:
         raise UsageError(
             "a directory must be a local path or a file:///, s3:// or gs:// URL "

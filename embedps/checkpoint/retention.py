@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -59,7 +58,7 @@ class KeepChains(KeepPolicy):
 
     def select(self, manifests: Mapping[int, Manifest], now: float) -> set[int]:
         last = _last_of_chains(manifests)
-        return {last[base] for base in sorted(last)[len(last) - self.count :]}
+        return {last[base] for base in sorted(last)[max(0, len(last) - self.count) :]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +80,7 @@ class KeepEvery(KeepPolicy):
     def select(self, manifests: Mapping[int, Manifest], now: float) -> set[int]:
         first: dict[float, int] = {}
         for number in sorted(manifests):
-            period = math.floor(manifests[number].wall_time / (3600 * self.hours))
+            period = manifests[number].wall_time // (3600 * self.hours)
             first.setdefault(period, number)
         return set(first.values())
 

@@ -5,6 +5,7 @@ the kernels do the same. What is built is known by a digest over sources, flags 
 so nothing is compiled twice and a new pyarrow major version is never met with an old library.
 """
 
+import argparse
 import concurrent.futures
 import fcntl
 import hashlib
@@ -14,8 +15,10 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from embedps import flags
 from embedps.errors import KernelBuildError
 
 HERE = Path(__file__).resolve().parent
@@ -188,15 +191,16 @@ def build(*, verbose: bool = False) -> Path:
     return LIBRARY
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
     """`python -m embedps.kernels.build`."""
-    try:
-        print(build(verbose=True))
-    except KernelBuildError as error:
-        print(f"embedps: {error}", file=sys.stderr)
-        return error.exit_code
+    flags.Parser(
+        prog="python -m embedps.kernels.build",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    ).parse_args(arguments)
+    print(build(verbose=True))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    flags.run(main)

@@ -1,7 +1,6 @@
 """What a user declares: tables of rows, and the features that look them up."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -10,6 +9,7 @@ from embedps.tables.optimizers import Optimizer, RowwiseAdagrad
 
 Combiner = Literal["sum", "mean", "sqrtn"]
 COMBINERS: tuple[Combiner, ...] = ("sum", "mean", "sqrtn")
+_MAX_FLOAT32 = 3.4028234e38
 MAX_DIM = 65536  # of a row file's columns: kMaxRowFileWidth
 
 
@@ -31,8 +31,8 @@ class Initializer:
             raise UsageError(
                 f"Initializer.kind must be constant, uniform or normal but got {self.kind!r}"
             )
-        if not (math.isfinite(self.low) and math.isfinite(self.high)):
-            raise UsageError(f"an initializer's numbers must be finite but got {self}")
+        if not all(abs(number) <= _MAX_FLOAT32 for number in (self.low, self.high)):
+            raise UsageError(f"an initializer's numbers must be finite as float32 but got {self}")
         if self.kind == "uniform" and not self.low <= self.high:
             raise UsageError(f"a uniform initializer must have low <= high but got {self}")
         if self.kind == "normal" and self.high < 0:
@@ -81,9 +81,9 @@ class TableSpec:
             raise UsageError(
                 f"table {self.name!r}: seed must be a signed 64-bit number but got {self.seed}"
             )
-        if self.capacity < 0:
+        if not 0 <= self.capacity < 2**63:
             raise UsageError(
-                f"table {self.name!r}: capacity must be at least 0 but got {self.capacity}"
+                f"table {self.name!r}: capacity must be in [0, 2^63) but got {self.capacity}"
             )
         if self.initializer is None:
             object.__setattr__(self, "initializer", Initializer.uniform(self.dim**-0.5))

@@ -298,3 +298,19 @@ def test_every_command_runs_without_tensorflow_in_under_a_second(directory, tmp_
     damage_flip(directory)
     assert run("verify", path, "--all")[0] == 1
     assert run("verify", str(directory.path / "absent"))[0] == 2
+
+
+@pytest.mark.parametrize("given", ["", " ", "a\0b"])
+def test_empty_directory_or_output_is_refused(directory, capsys, given):
+    assert main(["inspect", given]) == 2
+    assert "embedps: a directory must not " in capsys.readouterr().err
+    assert main(["export", str(directory.path), "--table=C1", f"--output={given}"]) == 2
+    assert "argument --output: it must not " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [2**70, -1, 10**4000], ids=["large", "negative", "long"])
+def test_number_of_no_manifest_is_one_line(directory, capsys, number):
+    for arguments in (["inspect", f"--number={number}"], ["diff", "1", str(number)]):
+        assert main([arguments[0], str(directory.path), *arguments[1:]]) in (1, 2)
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("embedps: ")

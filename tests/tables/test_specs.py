@@ -13,7 +13,8 @@ from embedps.tables.specs import check
         ({"name": ""}, "name must not be empty"),
         ({"dim": 0}, r"'C1': dim must be in \[1, 65536\] but got 0"),
         ({"dim": 65537}, r"'C1': dim must be in \[1, 65536\] but got 65537"),
-        ({"capacity": -1}, "'C1': capacity must be at least 0 but got -1"),
+        ({"capacity": -1}, r"'C1': capacity must be in \[0, 2\^63\) but got -1"),
+        ({"capacity": 2**63}, "'C1': capacity must be in"),
         ({"seed": 2**63}, "'C1': seed must be a signed 64-bit number"),
     ],
 )
@@ -52,6 +53,7 @@ def test_table_spec_json_tells_specs_apart():
         ({"kind": "normal", "high": -1.0}, "deviation must be >= 0 but got -1"),
         ({"low": math.nan}, "must be finite"),
         ({"kind": "normal", "high": math.inf}, "must be finite"),
+        ({"low": -1e300}, "must be finite as float32"),
     ],
 )
 def test_initializer_refuses_wrong_field(fields, text):

@@ -1,0 +1,118 @@
+"""TensorFlow's first import: without greetings on stderr and without files that stay behind.
+
+`import embedps` sees to it, whoever imports TensorFlow then: a command, a script or a user's model.
+A TF_CPP_MIN_LOG_LEVEL of 0 or 1 asks for the greetings, and gets them.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import itertools
+import linecache
+import os
+import re
+import sys
+import tempfile
+import types
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+# A C++ log line below a fatal one, and the words that come around such lines.
+_GREETING = re.compile(
+    rb"[IWE]\d{4} \d\d:\d\d:|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWE] "
+    rb"|WARNING: All log messages before absl::|To enable the following instructions:"
+)
+_generated = itertools.count(1)
+
+
+def watch() -> None:
+    """Waits for TensorFlow's first import; prepares it at once where it was imported before."""
+    loaded = sys.modules.get("tensorflow")
+    if loaded is not None:
+        with _without_greetings():
+            _prepare(loaded)
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds TensorFlow where it is, and has it loaded quietly."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != "tensorflow":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        load = spec.loader.exec_module
+
+        def load_quietly(module: types.ModuleType) -> None:
+            with _without_greetings():
+                load(module)
+                _prepare(module)
+
+        spec.loader.exec_module = load_quietly  # type: ignore[method-assign]
+        return spec
+
+
+def _prepare(tensorflow: types.ModuleType) -> None:
+    """Has TensorFlow look for devices, which greets too, and keep AutoGraph's code in memory."""
+    from tensorflow.python.autograph.pyct import loader
+
+    loader.load_source = _load_source
+    tensorflow.config.list_physical_devices()
+
+
+def _load_source(source: str, delete_on_exit: bool) -> tuple[types.ModuleType, str]:
+    """Loads code that AutoGraph made, as its own function does, but without a file.
+
+    A process that is killed, or ends by os._exit as ours do, would leave that file. `linecache` has
+    the code's lines, so that tracebacks and `inspect` show them all the same.
+    """
+    name = f"__autograph_generated_{next(_generated)}"
+    path = f"<{name}>"
+    linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
+    module = types.ModuleType(name)
+    module.__file__ = path
+    exec(compile(source, path, "exec"), module.__dict__)
+    sys.modules[name] = module
+    return module, path
+
+
+@contextmanager
+def _without_greetings() -> Iterator[None]:
+    """Holds back what comes on stderr meanwhile, then drops the greetings among it.
+
+    They come before TensorFlow reads any log level. Nothing is dropped where the block fails.
+    """
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL") in ("0", "1"):
+        yield
+        return
+    try:
+        kept = os.dup(2)
+    except OSError:  # there is no stderr
+        yield
+        return
+    failed = True
+    with tempfile.TemporaryFile() as aside:
+        _flush_stderr()
+        os.dup2(aside.fileno(), 2)
+        try:
+            yield
+            failed = False
+        finally:
+            _flush_stderr()
+            os.dup2(kept, 2)
+            aside.seek(0)
+            for line in aside:
+                if failed or not _GREETING.match(line):
+                    os.write(kept, line)
+            os.close(kept)
+
+
+def _flush_stderr() -> None:
+    if sys.stderr is not None:
+        sys.stderr.flush()

@@ -1,0 +1,39 @@
+"""DLRM's dense network, apart from its flags, which do not wait for TensorFlow."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from embedps.layers import MLP, dot_interaction
+from models.dlrm import Config
+
+
+class DLRM(tf.keras.Model):
+    """The dense network: logits from numeric features and embeddings of one dim."""
+
+    def __init__(self, config: Config, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._interaction_dtype = config.compute_dtype
+        self._bottom = MLP(
+            [*config.bottom_mlp, config.embedding_dim],
+            final_activation="relu",
+            compute_dtype=config.compute_dtype,
+        )
+        self._top = MLP(
+            [*config.top_mlp, 1], compute_dtype=config.compute_dtype, out_dtype="float32"
+        )
+
+    def call(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> tf.Tensor:
+        """Scores a batch.
+
+        Args:
+          numerics: float32 [batch, n]; NaN, which is missing, counts as 0.
+          embeddings: by feature float32 [batch, embedding_dim].
+
+        Returns:
+          float32 [batch, 1], logits.
+        """
+        numerics = tf.where(tf.math.is_nan(numerics), tf.zeros_like(numerics), numerics)
+        bottom = self._bottom(numerics)
+        interactions = dot_interaction([bottom, *embeddings.values()], self._interaction_dtype)
+        return self._top([bottom, interactions])

@@ -1,0 +1,116 @@
+"""What every command answers at once: its help and its complaints do not wait for TensorFlow."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import models
+from embedps.runs import Run
+from tests.builders import ROOT, TINY_DLRM, make_config, write_dataset
+from tests.commands import environment
+
+MODULES = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
+    for path in (ROOT / "embedps").rglob("*.py")
+    if '__name__ == "__main__"' in path.read_text()
+)
+MODELS = sorted(
+    path.stem
+    for path in Path(models.__file__).parent.glob("*.py")
+    if "def make(" in path.read_text()
+)
+
+
+def run(module: str, *arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
+    """A command that must end before it imports TensorFlow."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", module, *map(str, arguments)],
+        cwd=ROOT,
+        env=environment(**more),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    imports = [x for x in done.stderr.splitlines() if x.startswith("import time:")]
+    assert len(imports) > 50
+    assert [x for x in imports if "tensorflow" in x or "keras" in x] == []
+    said = [x for x in done.stderr.splitlines() if not x.startswith("import time:")]
+    done.stderr = "\n".join(said)
+    return done
+
+
+def complaint(code: int, module: str, *arguments: object, **more: str) -> str:
+    """The line of a command that must fail so."""
+    done = run(module, *arguments, **more)
+    assert done.returncode == code, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("embedps: ")
+    return line
+
+
+def test_all_commands_and_models_are_known():
+    assert {"embedps.train", "embedps.evaluate", "embedps.server"} < set(MODULES)
+    assert {"embedps.checkpoint", "embedps.kernels.build"} < set(MODULES)
+    assert "dlrm" in MODELS
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_help_and_an_unknown_flag_do_not_import_tensorflow(module):
+    done = run(module, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"usage: python -m {module}" in done.stdout
+    assert complaint(2, module, "--bogus").endswith("(--help lists the flags)")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_flags_of_a_built_in_model_do_not_import_tensorflow(model):
+    done = run("embedps.train", f"--model={model}", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"model {model}:" in done.stdout
+
+
+def test_help_is_there_within_a_second():
+    """The least of a few runs: the machine may have other work."""
+    secs = []
+    for _ in range(5):
+        began = time.perf_counter()
+        command = [sys.executable, "-m", "embedps.train", "--model=dlrm", "--help"]
+        subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+        secs.append(time.perf_counter() - began)
+        if secs[-1] < 1:
+            return
+    pytest.fail(f"--help took {secs} s")
+
+
+def test_what_flags_and_files_can_be_refused_for_comes_before_tensorflow(tmp_path):
+    dataset = write_dataset(tmp_path / "set")
+    (tmp_path / "file").write_text("")
+    data, model_dir = f"--data={dataset.directory}", f"--model-dir={tmp_path / 'm'}"
+    train = "embedps.train"
+    assert "no such dataset" in complaint(1, train, f"--data={tmp_path / 'no'}", model_dir)
+    assert "is a file" in complaint(2, train, data, f"--model-dir={tmp_path / 'file'}")
+    assert "stop_patience" in complaint(
+        2, train, data, model_dir, "--eval=none", "--stop-patience=1"
+    )
+    chief = {"cluster": {"chief": ["localhost:1"]}, "task": {"type": "chief", "index": 0}}
+    line = complaint(2, train, data, model_dir, "--num-ps=1", TF_CONFIG=json.dumps(chief))
+    assert "TF_CONFIG already names one" in line
+    path = dataset.directory / "_dataset.json"
+    path.write_text(path.read_text().replace('"version": 1', '"version": 9'))
+    assert "version must be 1, got 9" in complaint(1, train, data, model_dir)
+    assert not (tmp_path / "m").exists()
+
+
+def test_what_an_evaluator_can_be_refused_for_comes_before_tensorflow(tmp_path):
+    dataset = write_dataset(tmp_path / "set")
+    evaluate, model_dir = "embedps.evaluate", f"--model-dir={tmp_path / 'm'}"
+    assert "config.json is not there" in complaint(2, evaluate, model_dir)
+    (tmp_path / "m").mkdir()
+    Run(config=make_config(dataset, tmp_path / "m", model="dlrm"), model_config=TINY_DLRM).save()
+    assert "no such dataset" in complaint(1, evaluate, model_dir, "--data=nowhere")
+    assert "no split 'test'" in complaint(1, evaluate, model_dir, "--split=test")

@@ -17,6 +17,8 @@ from embedps.errors import UsageError
 from embedps.exchange import unseeded
 from embedps.recommender import Recommender
 
+# TensorFlow says of no table's op whether it writes.
+_TABLE_READS = {"LookupTableFindV2", "LookupTableSizeV2", "LookupTableExportV2"}
 _GENERATORS = ("Rng", "Stateful")  # ops that advance the state of a tf.random.Generator
 
 
@@ -97,7 +99,8 @@ def try_step(
         if variable.trainable and id(variable.handle) not in known:
             raise UsageError(
                 f"the network uses {_describe(network, variable)}, which is not among its "
-                "variables, so it is neither trained nor saved: keep its layer in an attribute"
+                "variables, so it is neither trained nor saved: keep its layer in an attribute, or "
+                "make it trainable=False"
             )
     handles = {id(inside): outside for outside, inside in graph.captures}
     for op, resources in _operations(graph, handles):
@@ -178,7 +181,7 @@ def _check_writes(
     network: tf.keras.Model,
     variables: Sequence[tf.Variable],
 ) -> None:
-    if op.type.startswith(_GENERATORS) or any(_functions(op)):
+    if op.type.startswith(_GENERATORS) or op.type in _TABLE_READS or any(_functions(op)):
         return
     _, written = get_read_write_resource_inputs(op)
     for handle in (resources.get(id(tensor)) for tensor in written):

@@ -80,6 +80,17 @@ class Table(tf.keras.layers.Layer):
         return x
 
 
+class Known(tf.keras.layers.Layer):
+    """Looks up what it knows from the start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.look_up = layers.IntegerLookup(vocabulary=[1, 2, 3])
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return x * tf.cast(self.look_up(tf.cast(x, tf.int64)), tf.float32)
+
+
 class Elsewhere(Base):
     """Uses a layer that Keras does not know of."""
 
@@ -108,6 +119,18 @@ class Rounded(Base):
         return tf.round(self.last(self.inputs_of(numerics, embeddings)))
 
 
+class Inner(Base):
+    """Calls a layer within a function of its own."""
+
+    def __init__(self, between: tf.keras.layers.Layer) -> None:
+        super().__init__(between)
+        between.build([None, 23])
+        self.inner = tf.function(lambda x, training: between(x, training=training))
+
+    def call(self, numerics: Any, embeddings: dict[str, Any], training: Any = None) -> tf.Tensor:
+        return self.last(self.inner(self.inputs_of(numerics, embeddings), training))
+
+
 class Stateless(Base):
     """Draws one mask for ever, or a projection that is meant to stay."""
 
@@ -134,6 +157,10 @@ REFUSED: dict[str, tuple[Callable[[], tf.keras.Model], str]] = {
         )
         for where in ("call", "loop", "branch")
     },
+    "batch normalization in a function": (
+        lambda: Inner(layers.BatchNormalization()),
+        r"moving_mean:0' of layer 'batch_norm.*' \(BatchNormalization\) by itself",
+    ),
     "hash table": (lambda: Base(Table()), "updates what it reads by itself .*InsertV2"),
     "unused layer": (
         lambda: Unused(layers.Dense(2)),
@@ -170,6 +197,8 @@ TAKEN: dict[str, Callable[[], tf.keras.Model]] = {
     "fixed projection": lambda: Stateless(False),
     "dropout": lambda: Base(layers.Dropout(0.5)),
     "dropout of a generator": lambda: Base(layers.Dropout(0.5, rng_type="stateful")),
+    "table of what is known": lambda: Base(Known()),
+    "function of its own": lambda: Inner(layers.Dropout(0.5)),
     "noise": lambda: Base(layers.GaussianNoise(0.1)),
     "a loop": lambda: Base(
         tf.keras.Sequential([layers.Reshape([-1, 1]), layers.GRU(2), layers.LayerNormalization()])

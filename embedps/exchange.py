@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Protocol
 import tensorflow as tf
 
 from embedps.network_variables import RemoteVariables
+from embedps.randomness import unseeded
 from embedps.tables import ops
 from embedps.tables.collection import EmbeddingCollection, Ids, Looked
 
@@ -254,20 +255,6 @@ class RemoteExchange:
         """Vectors stay as they are: there are few, and what is added up at the end is exact."""
         matrix = part.dtype == tf.float32 and part.shape.rank is not None and part.shape.rank > 1
         return self._wire_dtype if matrix else part.dtype
-
-
-@contextmanager
-def unseeded() -> Iterator[None]:
-    """Has random ops draw otherwise in each process and run, where the network gives no seed.
-
-    By TensorFlow's global seed, every worker would draw the same dropout masks.
-    """
-    graph = tf.compat.v1.get_default_graph()
-    before, graph.seed = graph.seed, None
-    try:
-        yield
-    finally:
-        graph.seed = before
 
 
 def _pairs(parts: Sequence[tf.Tensor]) -> list[tuple[tf.Tensor, tf.Tensor]]:

@@ -31,6 +31,7 @@ from embedps.ledger import Ledger, LedgerOptions, Unit
 from embedps.metrics import Counts
 from embedps.notice import end_process, notices
 from embedps.progress import ProgressLine
+from embedps.randomness import draw_anew
 from embedps.recommender import Recommender
 from embedps.recovery import Loss
 from embedps.runs import Run, check_dataset, find_model, open_dataset, prepare_directory, run_of
@@ -186,8 +187,8 @@ class Trainer:
             optimizer = make_dense_optimizer(
                 config.dense_optimizer, config.dense_learning_rate, network
             )
-        if last is not None:  # no dropout mask is drawn again
-            tf.random.set_seed(_random_seed(config.seed, last.step))
+            if last is not None:
+                draw_anew(network, config.seed, last.step)
         signature = signature_of(recommender, config.dense_optimizer)
         self._saver = Saver(
             self._directory,
@@ -608,10 +609,6 @@ def _make_ledger(dataset: Dataset, config: TrainConfig) -> Ledger:
         seed=config.seed,
     )
     return Ledger(dataset, options, epochs=config.epochs)
-
-
-def _random_seed(seed: int, step: int) -> int:
-    return int(np.random.SeedSequence([seed, step]).generate_state(1)[0])
 
 
 def _names(tasks: Set[Task]) -> str:

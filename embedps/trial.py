@@ -14,7 +14,7 @@ from tensorflow.python.framework.auto_control_deps_utils import get_read_write_r
 
 from embedps.dataset import Dataset
 from embedps.errors import UsageError
-from embedps.exchange import unseeded
+from embedps.randomness import unseeded
 from embedps.recommender import Recommender
 
 # TensorFlow says of no table's op whether it writes.

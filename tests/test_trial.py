@@ -16,6 +16,7 @@ from embedps.cluster import Cluster, EmbeddedCluster
 from embedps.dataset import Dataset, NumericFeature
 from embedps.dense_optimizer import make_dense_optimizer
 from embedps.errors import UsageError
+from embedps.randomness import draw_anew
 from embedps.recommender import Recommender
 from embedps.tables.collection import EmbeddingCollection
 from embedps.trainer import TrainingError
@@ -408,6 +409,21 @@ def masked() -> tf.keras.Model:
     return Base(layers.Dropout(0.5))
 
 
+class Drawing(Base):
+    """Draws noise from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = tf.random.Generator.from_seed(1)
+
+    def call(self, numerics: Any, embeddings: dict[str, Any], training: Any = None) -> tf.Tensor:
+        x = self.inputs_of(numerics, embeddings)
+        return self.last(x + self.generator.normal(tf.shape(x)) if training else x)
+
+
+RANDOM = TAKEN | {"fixed seed": REFUSED_ON_SERVERS["fixed seed"][0], "own generator": Drawing}
+
+
 def test_masks_differ_by_step_attempt_and_run_and_follow_from_the_seed(tmp_path, dataset):
     cluster = EmbeddedCluster(num_workers=2)
     seen = {}
@@ -419,8 +435,8 @@ def test_masks_differ_by_step_attempt_and_run_and_follow_from_the_seed(tmp_path,
     assert len(set(seen["a"])) == 4
     assert seen["b"] == seen["a"]
 
-    def losses(model_dir: Path, *epochs: int) -> list[float]:
-        model = make_mixed(build=masked)
+    def losses(model_dir: Path, build: Callable[[], tf.keras.Model], *epochs: int) -> list[float]:
+        model = make_mixed(build=build)
         fields: dict[str, Any] = {"sparse_learning_rate": 1e-30, "dense_learning_rate": 1e-30}
         fields |= {"batch_size": 600, "unit_rows": 600, "shuffle": False, "dense_optimizer": "sgd"}
         return [
@@ -430,9 +446,11 @@ def test_masks_differ_by_step_attempt_and_run_and_follow_from_the_seed(tmp_path,
             for n in epochs
         ]
 
-    first, resumed = losses(tmp_path / "a", 1, 2)
-    assert resumed != first
-    assert losses(tmp_path / "b", 1, 2) == [first, resumed]
+    for name in ("dropout", "dropout of a generator", "fixed seed", "own generator"):
+        build = RANDOM[name]
+        first, resumed = losses(tmp_path / name / "a", build, 1, 2)
+        assert resumed != first, name
+    assert losses(tmp_path / "again", build, 1, 2) == [first, resumed]
 
 
 @pytest.mark.multiprocess
@@ -484,6 +502,8 @@ def check_cluster(folder: Path) -> None:
         for name in ("dropout", "dropout of a generator"):
             parts = make_parts(TAKEN[name], remote, name)
             parts.optimizer.learning_rate.assign(0.0)
+            with remote.scope():
+                draw_anew(parts.network, 3, 7)
             unit = make_unit(parts, remote, 600)
             arguments = unit_arguments(dataset, 600, 1e-30)
             runs = [remote.schedule(unit, arguments) for _ in range(16)]

@@ -1,0 +1,40 @@
+"""Random numbers that a network draws in training, such as dropout masks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import tensorflow as tf
+
+
+@contextmanager
+def unseeded() -> Iterator[None]:
+    """Has random ops draw otherwise in each process and run, where the network gives no seed.
+
+    By TensorFlow's global seed, every worker would draw the same dropout masks.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    before, graph.seed = graph.seed, None
+    try:
+        yield
+    finally:
+        graph.seed = before
+
+
+def draw_anew(network: tf.keras.Model, seed: int, step: int) -> None:
+    """Has a network that goes on from a step draw other numbers than it drew from the start.
+
+    Args:
+      network: built; its generators are seeded, besides TensorFlow's global seed.
+      seed: of the run.
+      step: from which it goes on.
+    """
+    seeds = np.random.SeedSequence([seed, step])
+    tf.random.set_seed(int(seeds.generate_state(1)[0]))
+    for layer in (network, *network.submodules):
+        for value in vars(layer).values():
+            generator = getattr(value, "_generator", value)  # Keras wraps a layer's
+            if isinstance(generator, tf.random.Generator):
+                generator.reset_from_seed(int(seeds.spawn(1)[0].generate_state(1)[0]))

@@ -114,6 +114,7 @@ const float* Read(const InteractionMatrix& matrix, int64_t row, int64_t width, b
 }
 
 void Write(const float* from, int64_t row, int64_t width, const InteractionMatrix& matrix) {
+  if (width == 0) return;  // the matrix may have no data
   if (matrix.is_bf16) {
     RoundToBf16(from, width, static_cast<Bf16*>(matrix.data) + row * width);
   } else {
@@ -178,7 +179,7 @@ void DotInteraction(const std::vector<InteractionMatrix>& features, int dim, int
   std::vector<float> row(pairs + kLane), copies(static_cast<size_t>(n) * dim);
   std::vector<const float*> x(n);
   for (int64_t b = begin; b < end; ++b) {
-    for (int i = 0; i < n; ++i) x[i] = Read(features[i], b, dim, false, &copies[i * dim]);
+    for (int i = 0; i < n; ++i) x[i] = Read(features[i], b, dim, false, copies.data() + i * dim);
     Forward(x.data(), n, dim, transposed.data(), products.data(), row.data());
     Write(row.data(), b, pairs, out);
   }
@@ -198,14 +199,14 @@ void DotInteractionGradient(const std::vector<InteractionMatrix>& features,
   std::vector<float*> out(n);
   for (int64_t b = begin; b < end; ++b) {
     for (int i = 0; i < n; ++i) {
-      x[i] = Read(features[i], b, dim, pad, &copies[i * width]);
-      out[i] = pad || gradients[i].is_bf16 ? &copies[(n + i) * width]
+      x[i] = Read(features[i], b, dim, pad, copies.data() + i * width);
+      out[i] = pad || gradients[i].is_bf16 ? copies.data() + (n + i) * width
                                            : static_cast<float*>(gradients[i].data) + b * dim;
     }
     Backward(x.data(), Read(upstream, b, pairs, false, g.data()), n, dim, square.data(),
              out.data());
     for (int i = 0; i < n; ++i) {
-      if (out[i] == &copies[(n + i) * width]) Write(out[i], b, dim, gradients[i]);
+      if (out[i] == copies.data() + (n + i) * width) Write(out[i], b, dim, gradients[i]);
     }
   }
 }
@@ -269,7 +270,7 @@ void DotInteractionGradientByBlocks(const std::vector<InteractionMatrix>& featur
         std::memcpy(&out[i * stride + first], sums + i * kBlock, sizeof(float) * kBlock);
       }
     }
-    for (int i = 0; i < n; ++i) Write(&out[i * stride], b, dim, gradients[i]);
+    for (int i = 0; i < n; ++i) Write(out.data() + i * stride, b, dim, gradients[i]);
   }
   gemm.end();
 }

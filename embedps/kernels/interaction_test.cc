@@ -102,16 +102,18 @@ void CheckBlocksAgainstFloat32(const BlockGemm& gemm, int n, int batch, int dim,
 TEST(InteractionByBlocksEqualsFloat32) {
   for (const BlockGemm& gemm : BlockGemms()) {
     for (const int n : {2, 3, 16, 17, 27, 32}) {
-      for (const int dim : {1, 5, 16, 32, 33, 64}) {
+      for (const int dim : {0, 1, 5, 16, 32, 33, 64}) {
         CheckBlocksAgainstFloat32(gemm, n, 5, dim, dim % 2 == 0);
       }
+      CheckBlocksAgainstFloat32(gemm, n, 0, 5, true);
     }
   }
 }
 
 TEST(InteractionEqualsPlainLoops) {
   for (const int n : {2, 3, 16, 17, 27}) {
-    for (const int dim : {1, 5, 16, 17, 48}) CheckAgainstPlainLoops(n, 5, dim);
+    for (const int dim : {0, 1, 5, 16, 17, 48}) CheckAgainstPlainLoops(n, 5, dim);
+    CheckAgainstPlainLoops(n, 0, 5);
   }
 }
 

@@ -54,6 +54,7 @@ void PackLeft(const std::vector<MlpMatrix>& matrices, int64_t first_row, int num
   for (int r = 0; r < kBlock; ++r) {
     int64_t at = 0;
     for (const MlpMatrix& m : matrices) {
+      if (m.width == 0) continue;  // it may have no data
       const int64_t from = (first_row + r) * m.width;
       if (r >= num_rows) {
         std::memset(row + at, 0, sizeof(Bf16) * m.width);
@@ -76,6 +77,7 @@ void Unpack(const float* rows, int64_t stride, int64_t first_row, int num_rows,
   for (int r = 0; r < num_rows; ++r) {
     const float* from = rows + r * stride;
     for (const MlpMatrix& m : matrices) {
+      if (m.width == 0) continue;
       const int64_t to = (first_row + r) * m.width;
       if (m.is_bf16) {
         RoundToBf16(from, m.width, static_cast<Bf16*>(m.data) + to);
@@ -301,7 +303,11 @@ void Mlp::Backward(const MlpMatrix& upstream, const Bf16* saved, int64_t batch,
     }
   });
 
-  ForEachBlock(blocks, row_blocks * 1500, parallel, [&](int l, int64_t begin, int64_t end) {
+  // A layer's first block sums its bias too: a layer without inputs has that one alone.
+  std::vector<int64_t> weight_blocks = blocks;
+  for (int64_t& n : weight_blocks) n = std::max<int64_t>(1, n);
+  ForEachBlock(weight_blocks, row_blocks * 1500, parallel, [&](int l, int64_t begin, int64_t end) {
+    end = std::min(end, blocks[l]);
     const Multiplying multiplying(gemm_);
     alignas(64) float sums[kStepValues];
     const MlpLayer& layer = layers_[l];

@@ -96,7 +96,7 @@ void CheckProduct(const BlockGemm& gemm, const Extent& extent) {
 
 TEST(EveryBlockProductEqualsPlainLoops) {
   for (const BlockGemm& gemm : BlockGemms()) {
-    for (const int64_t inner : {1, 2, 13, 31, 32, 33, 64, 215}) {
+    for (const int64_t inner : {0, 1, 2, 13, 31, 32, 33, 64, 215}) {
       for (const int rows : {1, 8, 9, 16, 27, 32}) {
         for (const int columns : {1, 16, 17, 32}) CheckProduct(gemm, {inner, rows, columns});
       }
@@ -252,6 +252,7 @@ TEST(EveryMlpEqualsPlainLoops) {
   const std::vector<Case> cases = {
       {{13, 40, 16}, true, 70},  {{33, 64, 1}, false, 64},     {{3, 2}, true, 1},
       {{32, 32, 32}, false, 33}, {{70, 65, 31, 5}, true, 600}, {{5, 40, 2}, false, 0},
+      {{0, 40, 2}, true, 70},    {{0, 3}, false, 33},          {{0, 3}, true, 0},
   };
   for (const BlockGemm& gemm : BlockGemms()) {
     for (const Case& c : cases) CheckAgainstPlainLoops(gemm, c);

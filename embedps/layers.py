@@ -37,8 +37,11 @@ class MLP(tfrs.layers.blocks.MLP):
           out_dtype: of the output; by default the compute dtype.
 
         Raises:
-          UsageError: a dtype or the final activation is not one of these.
+          UsageError: a dtype or the final activation is not one of these, or a layer has no
+            outputs.
         """
+        if not units or min(units) < 1:
+            raise UsageError(f"an MLP's layers must have at least 1 output but got {list(units)}")
         check_compute_dtype(compute_dtype)
         check_compute_dtype(out_dtype or compute_dtype)
         if final_activation not in (None, "relu"):
@@ -50,9 +53,18 @@ class MLP(tfrs.layers.blocks.MLP):
         self._out_dtype = tf.as_dtype(out_dtype or compute_dtype)
 
     def build(self, input_shape: Any) -> None:
-        """Makes the weights, named as a call of the layers would."""
+        """Makes the weights, named as a call of the layers would.
+
+        Raises:
+          UsageError: the inputs have no columns.
+        """
         shapes = [input_shape] if isinstance(input_shape, tf.TensorShape) else input_shape
         width = sum(shape[-1] for shape in shapes)
+        if width == 0:  # a product over nothing ends the process in some of TensorFlow's kernels
+            raise UsageError(
+                f"an MLP's inputs must have at least 1 column but {self.name}'s have none: leave "
+                "it out where there is nothing to compute with"
+            )
         for layer in self._sublayers:
             with tf.name_scope(layer.name):
                 layer.build(tf.TensorShape([None, width]))

@@ -87,7 +87,8 @@ class Recommender:
         """Makes the dense network and its variables.
 
         Raises:
-          UsageError: it is no network as `build` must make.
+          UsageError: it is no network as `build` must make, or a variable has no values, such as
+            the kernel of a layer over no columns.
         """
         import tensorflow as tf
 
@@ -98,6 +99,14 @@ class Recommender:
         dims = {t.name: t.dim for t in self.tables}
         embeddings = {f.name: tf.fill([2, dims[f.table]], 0.01) for f in self.features}
         answer = network(tf.ones([2, len(self.numerics)]), embeddings, training=False)
+        for variable in network.variables:
+            # In a graph, TensorFlow's product over nothing ends the process (oneDNN, float32).
+            if variable.shape.num_elements() == 0:
+                raise UsageError(
+                    f"the network's variable {variable.name!r} must have at least 1 value but is "
+                    f"of shape {variable.shape.as_list()}: leave a layer out whose inputs have no "
+                    f"columns (there are {len(self.numerics)} numerics)"
+                )
         check_answer(answer, batch_rows=2)
         return network
 

@@ -1,10 +1,16 @@
-"""DLRM (Naumov et al. 2019, arXiv:1906.00091): bottom MLP, dot interaction, top MLP."""
+"""DLRM (Naumov et al. 2019, arXiv:1906.00091): bottom MLP, dot interaction, top MLP.
+
+The top MLP gets the bottom MLP's output and the dot products of all vectors. Without numeric
+columns there is no bottom MLP: the embeddings themselves take the place of its output. Fewer than
+two vectors have no dot products.
+"""
 
 import dataclasses
 from typing import TYPE_CHECKING
 
 from embedps.dataset import Dataset
 from embedps.dtypes import COMPUTE_DTYPES
+from embedps.errors import UsageError
 from embedps.fields import check, option
 from embedps.recommender import Recommender
 from embedps.tables import FeatureSpec, TableSpec
@@ -59,15 +65,25 @@ class Config:
         return self.compute_dtype if self.wire_dtype == "compute" else self.wire_dtype
 
 
-def build(config: Config) -> "DLRM":
+def build(config: Config, *, has_numerics: bool) -> "DLRM":
     """Makes the dense network."""
     from models.dlrm_network import DLRM
 
-    return DLRM(config)
+    return DLRM(config, has_numerics=has_numerics)
 
 
 def make(config: Config, dataset: Dataset) -> Recommender:
-    """DLRM over a dataset's columns: a table for each categorical feature."""
+    """DLRM over a dataset's columns: a table for each categorical feature.
+
+    Raises:
+      UsageError: the dataset has no categorical column, so that there is no table to train.
+    """
+    if not dataset.categorical:
+        raise UsageError(
+            f"dlrm must have a categorical column, ragged or not, but the dataset "
+            f"{dataset.directory} has none beside {len(dataset.numeric)} numeric ones: declare one "
+            "in its schema and make it again"
+        )
     optimizer = make_optimizer(config.sparse_optimizer)
     names = tuple(f.name for f in dataset.categorical)
     return Recommender(
@@ -82,7 +98,7 @@ def make(config: Config, dataset: Dataset) -> Recommender:
         ),
         numerics=tuple(f.name for f in dataset.numeric),
         label=dataset.label,
-        build=lambda: build(config),
+        build=lambda: build(config, has_numerics=bool(dataset.numeric)),
         missing_id=dataset.missing_id,
         wire_dtype=config.dtype_between_tasks,
         model="dlrm",

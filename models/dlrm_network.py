@@ -11,14 +11,16 @@ from models.dlrm import Config
 class DLRM(tf.keras.Model):
     """The dense network: logits from numeric features and embeddings of one dim."""
 
-    def __init__(self, config: Config, **kwargs: Any) -> None:
+    def __init__(self, config: Config, *, has_numerics: bool = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._interaction_dtype = config.compute_dtype
-        self._bottom = MLP(
-            [*config.bottom_mlp, config.embedding_dim],
-            final_activation="relu",
-            compute_dtype=config.compute_dtype,
-        )
+        self._bottom: MLP | None = None
+        if has_numerics:
+            self._bottom = MLP(
+                [*config.bottom_mlp, config.embedding_dim],
+                final_activation="relu",
+                compute_dtype=config.compute_dtype,
+            )
         self._top = MLP(
             [*config.top_mlp, 1], compute_dtype=config.compute_dtype, out_dtype="float32"
         )
@@ -27,13 +29,19 @@ class DLRM(tf.keras.Model):
         """Scores a batch.
 
         Args:
-          numerics: float32 [batch, n]; NaN, which is missing, counts as 0.
+          numerics: float32 [batch, n]; NaN, which is missing, counts as 0. Not read where the
+            network has none.
           embeddings: by feature float32 [batch, embedding_dim].
 
         Returns:
           float32 [batch, 1], logits.
         """
-        numerics = tf.where(tf.math.is_nan(numerics), tf.zeros_like(numerics), numerics)
-        bottom = self._bottom(numerics)
-        interactions = dot_interaction([bottom, *embeddings.values()], self._interaction_dtype)
-        return self._top([bottom, interactions])
+        vectors = list(embeddings.values())
+        direct = vectors
+        if self._bottom is not None:
+            numerics = tf.where(tf.math.is_nan(numerics), tf.zeros_like(numerics), numerics)
+            direct = [self._bottom(numerics)]
+            vectors = [*direct, *vectors]
+        if len(vectors) == 1:
+            return self._top(direct)
+        return self._top([*direct, dot_interaction(vectors, self._interaction_dtype)])

@@ -1,10 +1,13 @@
 """The fused layers equal their plain twins."""
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
+from embedps.dtypes import COMPUTE_DTYPES
 from embedps.errors import UsageError
 from embedps.layers import MLP, dot_interaction
 
@@ -174,6 +177,21 @@ def test_mlp_refuses_inputs_that_its_weights_do_not_fit() -> None:
         mlp(tf.zeros([2, 7]))
     with pytest.raises(UsageError, match="compute_dtype must be one of float32, bfloat16"):
         MLP([4], compute_dtype="float16")
+
+
+@pytest.mark.parametrize("compute_dtype", COMPUTE_DTYPES)
+@pytest.mark.parametrize("widths", [(0,), (0, 0)])
+def test_mlp_refuses_inputs_without_columns(compute_dtype: str, widths: tuple[int, ...]) -> None:
+    mlp = MLP([4], compute_dtype=compute_dtype, name="bottom")
+    inputs = [tf.zeros([2, width]) for width in widths]
+    with pytest.raises(UsageError, match=r"at least 1 column but bottom's have none: leave it out"):
+        mlp(inputs if len(inputs) > 1 else inputs[0])
+
+
+@pytest.mark.parametrize("units", [[], [0], [4, 0], [-1, 4]])
+def test_mlp_refuses_layers_without_outputs(units: list[int]) -> None:
+    with pytest.raises(UsageError, match=re.escape(f"at least 1 output but got {units}")):
+        MLP(units)
 
 
 @pytest.mark.parametrize("dim", [5, 16, 64])

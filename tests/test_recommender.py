@@ -26,6 +26,21 @@ def test_network_has_its_variables_once_built():
     assert [v.shape.as_list() for v in network.variables] == [[2 + 3 * 3 + 2 * 6, 1], [1]]
 
 
+def test_network_with_a_layer_over_no_columns_is_refused():
+    class OverNumerics(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self._dense = tf.keras.layers.Dense(8, name="deep")
+
+        def call(self, numerics, embeddings):
+            return self._dense(numerics)
+
+    with pytest.raises(
+        UsageError, match=r"deep/kernel:0' must have .* is of shape \[0, 8\]: leave"
+    ):
+        make_mixed(numerics=(), build=OverNumerics).build_network()
+
+
 class Answering(tf.keras.Model):
     """Gives what a function makes of the sums over the numerics, and says in which mode."""
 

@@ -33,10 +33,12 @@ class Running(concurrent.futures.Future[Any]):
     Attributes:
       worker: the index of the worker that runs it; None where none does yet.
       since: when that worker began, as time.monotonic() says.
+      deaths: how many workers of ours have died while they ran it.
     """
 
     worker: int | None = None
     since: float = math.inf
+    deaths: int = 0
 
     def end(self, values: Any = None, error: BaseException | None = None) -> None:
         """Takes its values or its error, unless it was cancelled meanwhile."""
@@ -269,9 +271,10 @@ class CoordinatorCluster:
         self._schedule_lock = threading.Lock()  # the first call of a function traces it
         self.server_timeout_secs = server_timeout_secs
         self._wait_secs = wait_secs
-        self._lock = threading.Lock()  # guards the two below
+        self._lock = threading.Lock()  # guards the three below
         self._open = 0
         self._last_end = 0.0
+        self._lost_since = 0  # attempts, with their workers, since the last end
         self._processes = processes
         self._on_lost = on_lost
         self._busy: dict[int, Running] = {}
@@ -319,16 +322,22 @@ class CoordinatorCluster:
                 raise tf.errors.UnavailableError(None, None, f"/job:worker/task:{worker} leaves")
             self._busy[worker] = running
             running.worker, running.since = worker, time.monotonic()
+            if self._processes is not None:
+                self._processes.began(worker, running)
             began()
             try:
                 running.end(tf.nest.map_structure(lambda t: t.numpy(), concrete(*args)))
             except BaseException as error:
                 running.worker, running.since = None, math.inf
                 if _is_of_worker(error):
+                    with self._lock:
+                        self._lost_since += 1
                     raise  # the coordinator waits for the worker, and has another run this
                 running.end(error=error)
             finally:
                 self._busy.pop(worker, None)
+            if self._processes is not None:
+                self._processes.ended(worker)
 
         self._coordinator._cluster.closure_queue.put(_Attempts(run))
         return running
@@ -373,6 +382,7 @@ class CoordinatorCluster:
         with self._lock:
             self._open -= 1
             self._last_end = time.monotonic()
+            self._lost_since = 0
 
     def _watch(self) -> None:
         while not self._closed.wait(_TICK_SECS):
@@ -397,12 +407,14 @@ class CoordinatorCluster:
                 )
         with self._lock:
             stuck = self._open and time.monotonic() > self._last_end + self._wait_secs
+            lost = self._lost_since
         if stuck:
             silent = ", ".join(f"{job} {index}" for job, index in sorted(self._health.silent()))
             return ServerLostError(
                 f"waited {self._wait_secs:.0f} s for any unit to end, "
                 + (f"while {silent} did not answer" if silent else "though every server answers")
                 + f"; {self._describe_busy()}"
+                + (f"; {lost} attempts ended with their workers: see these' logs" if lost else "")
             )
         for job, index in self._health.unreachable() - leaving:
             if job == "ps" and self._processes is None:

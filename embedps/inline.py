@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import tensorflow as tf
@@ -73,11 +74,14 @@ class InlineEvaluation:
         every = self._every_units or units_per_epoch
         return epoch * units_per_epoch + min(units_per_epoch, (within // every + 1) * every)
 
-    def count(self, stop: threading.Event) -> dict[int, Counts] | None:
+    def count(
+        self, stop: threading.Event, check: Callable[[], None] = lambda: None
+    ) -> dict[int, Counts] | None:
         """Scores the split once.
 
         Args:
           stop: ends it without a result.
+          check: called all the while; may raise.
 
         Returns:
           The counts of every unit by its position, or None.
@@ -101,17 +105,21 @@ class InlineEvaluation:
             stop=stop,
         ) as schedule:
             while schedule.wait(_TICK_SECS):
-                pass
+                check()
         if schedule.error is not None:
             raise explain(schedule.error) from schedule.error
         return dict(sorted(found.items())) if ledger.finished else None
 
     def score(
-        self, model_dir: Path, manifest: Manifest, stop: threading.Event
+        self,
+        model_dir: Path,
+        manifest: Manifest,
+        stop: threading.Event,
+        check: Callable[[], None] = lambda: None,
     ) -> Evaluation | None:
         """Scores what a manifest has just saved, and logs the scores as the sidecar does."""
         began = time.time()
-        counts = self.count(stop)
+        counts = self.count(stop, check)
         if counts is None:
             return None
         total = Accumulator()

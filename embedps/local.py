@@ -9,21 +9,20 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import tensorflow as tf
 
-from embedps.cluster import CoordinatorCluster
+from embedps.cluster import CoordinatorCluster, Running
 from embedps.config import TrainConfig
 from embedps.errors import ClusterError, ServerLostError
 from embedps.health import Task, wait_until_serving
+from embedps.logs import last_line
 from embedps.notice import within
 
 _TICK_SECS = 0.2
-_WELL_SECS = 60.0  # a process that lived for so long did not fail at its start
-_MAX_FAILED_STARTS = 5
+_MAX_DEATHS = 3  # in a row: of a worker, or of those that run the same unit
 
 
 class LocalProcesses:
@@ -51,8 +50,8 @@ class LocalProcesses:
         self._log_dir = log_dir
         self._grace_secs = grace_secs
         self._processes: dict[Task, subprocess.Popen[bytes]] = {}
-        self._started: dict[Task, float] = {}
-        self._failed_starts: dict[Task, int] = {}
+        self._deaths: dict[Task, int] = {}  # since it finished a unit
+        self._units: dict[int, Running] = {}  # by the worker that runs it
         self._closed = threading.Event()
         self._lock = threading.Lock()  # that none starts once this is closed
         for job, count in (("ps", num_ps), ("worker", num_workers)):
@@ -73,11 +72,25 @@ class LocalProcesses:
         def keep() -> None:
             while not self._closed.wait(_TICK_SECS):
                 lost = self._look_after()
-                if lost is not None and not self._closed.is_set():
+                if lost is None or self._closed.is_set():
+                    continue
+                if isinstance(lost, ServerLostError):
                     self.close()  # nobody else may know of them yet
                     on_lost(lost)
+                else:
+                    on_lost(lost)  # before any server's end could be taken for the cause
+                    self.close()
 
         threading.Thread(target=keep, name="processes", daemon=True).start()
+
+    def began(self, worker: int, unit: Running) -> None:
+        """A worker begins a unit."""
+        self._units[worker] = unit
+
+    def ended(self, worker: int) -> None:
+        """A worker has ended its unit."""
+        self._units.pop(worker, None)
+        self._deaths["worker", worker] = 0
 
     def _look_after(self) -> ClusterError | None:
         """Starts workers that ended again; returns an error for what cannot go on like that."""
@@ -86,22 +99,28 @@ class LocalProcesses:
             code = process.poll()
             if code is None:
                 continue
-            how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
             if job == "ps":
-                return ServerLostError(f"parameter server {index} ended {how}")
-            lived = time.monotonic() - self._started[task]
-            failed = 0  # unlike one that was killed, or told to end
-            if code > 0 and lived < _WELL_SECS:
-                failed = self._failed_starts.get(task, 0) + 1
-            if failed >= _MAX_FAILED_STARTS:
+                return ServerLostError(f"parameter server {index} ended {_how(code)}")
+            if code != 0 and (cause := self._count_death(task)):
                 return ClusterError(
-                    f"worker {index} ended {how}, {failed} times in a row within "
-                    f"{_WELL_SECS:.0f} s of its start: see {self._log(*task)}"
+                    f"worker {index} ended {_how(code)}, {cause}: {last_line(self._log(*task))}; "
+                    f"see {self._log(*task)}"
                 )
-            self._failed_starts[task] = failed
             self.restarts += 1
             self._spawn(task)
         return None
+
+    def _count_death(self, task: Task) -> str:
+        """Counts a process that was not told to end; why it is the last one, if it is."""
+        self._deaths[task] = self._deaths.get(task, 0) + 1
+        unit = self._units.pop(task[1], None) if task[0] == "worker" else None
+        if unit is not None:
+            unit.deaths += 1
+            if unit.deaths >= _MAX_DEATHS:  # of several workers one after the other
+                return f"as did the {_MAX_DEATHS - 1} that attempted the same unit before"
+        if self._deaths[task] >= _MAX_DEATHS:
+            return f"{_MAX_DEATHS} times in a row without finishing a unit"
+        return ""
 
     def wait_until_serving(self, secs: float) -> None:
         """Waits until every task answers, for so long at most.
@@ -112,13 +131,14 @@ class LocalProcesses:
 
         def check(task: Task) -> None:
             code = self._processes[task].poll()
-            if code is not None and code <= 0:  # killed, or told to end: it held nothing yet
-                self._spawn(task)
-            elif code is not None:
+            if code is None:
+                return
+            if code > 0 or (code < 0 and self._count_death(task)):
                 raise ClusterError(
-                    f"{task[0]} {task[1]} ended with code {code} before it served: "
-                    f"see {self._log(*task)}"
+                    f"{task[0]} {task[1]} ended {_how(code)} before it served: "
+                    f"{last_line(self._log(*task))}; see {self._log(*task)}"
                 )
+            self._spawn(task)  # killed, or told to end: it held nothing yet
 
         wait_until_serving(
             {(job, index): self.cluster[job][index] for job, index in self._processes},
@@ -161,7 +181,11 @@ class LocalProcesses:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-        self._started[task] = time.monotonic()
+
+
+def _how(code: int) -> str:
+    """How a process ended."""
+    return f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
 
 
 def start(

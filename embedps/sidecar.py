@@ -10,7 +10,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import IO
 
 import cloudpickle
@@ -19,6 +18,7 @@ from embedps.checkpoint.objects import as_path, local_dir
 from embedps.config import TrainConfig
 from embedps.errors import ClusterError, UsageError
 from embedps.evaluate import RECOMMENDER_VARIABLE
+from embedps.logs import last_line
 from embedps.recommender import Recommender
 
 _WELL_SECS = 60.0  # a process that lived for so long did not fail at its start
@@ -168,18 +168,6 @@ class Sidecar:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-
-
-def last_line(log: Path) -> str:
-    """The last line of a process's log that is not empty, without our prefix."""
-    try:
-        with open(log, "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
-            lines = file.read().decode(errors="replace").split("\n")
-    except OSError as error:
-        return f"its log cannot be read ({error.strerror})"
-    found = [line.strip() for line in lines if line.strip()]
-    return found[-1].removeprefix("embedps: ")[:500] if found else "it said nothing"
 
 
 def _pickled(recommender: Recommender) -> IO[bytes]:

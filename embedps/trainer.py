@@ -385,6 +385,11 @@ class Trainer:
         self._lost_timer.daemon = True
         self._lost_timer.start()
 
+    def _check_cluster(self) -> None:
+        """Raises what made the cluster unable to go on."""
+        if self._lost is not None:
+            raise self._lost
+
     def _train_to_the_end(self) -> dict[str, Any]:
         began = time.monotonic()
         with (
@@ -458,6 +463,7 @@ class Trainer:
             except tf.errors.OpError as lost:  # a lost server may be met here before a unit fails
                 error = lost
                 schedule.abandon()
+        self._check_cluster()  # which knows the cause of what failed after it
         error = schedule.error or error
         if error is not None:
             raise explain(error) from error
@@ -485,7 +491,7 @@ class Trainer:
         at_pause = self._inline.next_pause(done - 1, per_epoch) == done
         if not at_pause or last.step <= self._callbacks.last_step:
             return
-        found = self._inline.score(self._directory.path, last, self._stop)
+        found = self._inline.score(self._directory.path, last, self._stop, self._check_cluster)
         if found is not None:
             line.say(f"step {found.step}: {found.metrics.describe()} in {found.secs:.1f} s")
         self._act(line.say)
@@ -539,8 +545,7 @@ class Trainer:
                 self._saves.wait(_TICK_SECS)
             if self._ledger.num_done > first_units:
                 self._recovered(line)
-            if self._lost is not None:
-                raise self._lost
+            self._check_cluster()
             if time.monotonic() - acted >= _ACT_SECS:
                 acted = time.monotonic()
                 self._act(line.say)

@@ -118,13 +118,18 @@ def test_cluster_in_which_no_unit_ends_is_lost(monkeypatch, silent, told, runnin
     for attempt in state["_busy"].values():
         attempt.since = time.monotonic() - 700
     told += "; running one: worker 1 for 700 s" if running else "; no worker runs one"
-    vars(cluster).update(state, _open={1}, _wait_secs=600.0, server_timeout_secs=15.0)
+    vars(cluster).update(
+        state, _open={1}, _wait_secs=600.0, server_timeout_secs=15.0, _lost_since=0
+    )
     cluster._last_end = time.monotonic() - 590
     assert cluster._look_after() is None
     cluster._last_end = time.monotonic() - 601
     error = cluster._look_after()
     assert isinstance(error, ServerLostError)
     assert str(error) == f"waited 600 s for any unit to end, {told}"
+    vars(cluster)["_lost_since"] = 7
+    lost = "; 7 attempts ended with their workers: see these' logs"
+    assert str(cluster._look_after()) == f"waited 600 s for any unit to end, {told}{lost}"
     vars(cluster)["_open"] = set()  # nothing is waited for
     assert cluster._look_after() is None
 
@@ -135,6 +140,7 @@ def test_wait_for_a_function_that_is_traced_counts(monkeypatch):
     state: dict[str, Any] = {"_health": Health(), "_processes": None, "_busy": {}}
     locks = {"_lock": threading.Lock(), "_schedule_lock": threading.Lock()}
     vars(cluster).update(state, **locks, _open=0, _last_end=0.0, _wait_secs=600.0)
+    cluster._lost_since = 0
     cluster.strategy = tf.distribute.get_strategy()
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)

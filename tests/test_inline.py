@@ -69,9 +69,9 @@ def test_scoring_is_due_at_the_end_of_each_epoch_and_every_so_many_units(tmp_pat
     pauses: list[int] = []
     count = trainer._inline.count  # type: ignore[union-attr]
 
-    def counted(stop):
+    def counted(*arguments):
         pauses.append(trainer.ledger.num_done)
-        return count(stop)
+        return count(*arguments)
 
     trainer._inline.count = counted  # type: ignore[union-attr, method-assign]
     trainer.run()

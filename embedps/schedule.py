@@ -178,7 +178,7 @@ class Schedule:
                 return True
             if self._stopped_at is None:
                 self._stopped_at = now
-            return now - self._stopped_at > self._finish_secs
+            return now - self._stopped_at >= self._finish_secs  # both are infinite once abandoned
 
     def _is_stuck(self, unit: Unit, attempt: Running) -> bool:
         """Whether its worker does not answer, or has been at it for far too long."""

@@ -1,5 +1,6 @@
 """Units on workers that are slow, hung or gone, on a cluster whose attempts end when told to."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -118,6 +119,15 @@ class Run:
             if not self.schedule.wait(0.1):
                 return
         pytest.fail("a slot waits for ever")
+
+
+@pytest.mark.parametrize("finish_secs", [30.0, math.inf])
+def test_schedule_that_is_abandoned_waits_for_no_unit(finish_secs):
+    run = Run(units=3, num_workers=1, finish_secs=finish_secs)
+    run.cluster.attempts(2)[0].start(0)
+    run.schedule.abandon()
+    run.wait()
+    assert (run.recorded, run.ledger.num_done) == ([], 0)
 
 
 def test_unit_of_a_worker_that_is_silent_is_done_by_another_and_recorded_once():

@@ -25,6 +25,10 @@ class CheckpointError(EmbedpsError):
     """A checkpoint directory cannot be read, written or restored."""
 
 
+class DirectoryTakenError(CheckpointError):
+    """Another run commits to the model directory: this one's saves can never succeed again."""
+
+
 class CorruptCheckpointError(CheckpointError):
     """A checkpoint file is missing, truncated or differs from its checksum."""
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from embedps.errors import CheckpointError
+from embedps.errors import CheckpointError, DirectoryTakenError
 from embedps.health import use_own_executor
 
 _T = TypeVar("_T")
@@ -80,7 +80,14 @@ class FailingSaves:
         self._problem = ""
 
     def failed(self, error: CheckpointError) -> None:
-        """The save failed."""
+        """The save failed.
+
+        Raises:
+          DirectoryTakenError: it is that error: no later save can succeed.
+          CheckpointsStalledError: saves have failed for too long.
+        """
+        if isinstance(error, DirectoryTakenError):
+            raise error
         self._problem = str(error)
         self.check()
 

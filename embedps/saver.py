@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import functools
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +19,16 @@ from embedps.checkpoint.chain import extend, rebase, replace_start, split_head
 from embedps.checkpoint.dense import read_dense, write_dense
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.manifest import FileEntry, Manifest, SaveKind, SaveSet
+from embedps.checkpoint.objects import ObjectPath
 from embedps.checkpoint.policies import Consecutive, RebasePolicy
 from embedps.checkpoint.quantize import FLOAT32, Encoding
 from embedps.checkpoint.retention import DEFAULT_KEEP, KeepPolicy, collect_garbage
-from embedps.errors import CheckpointError, CorruptCheckpointError, DimMismatchError
+from embedps.errors import (
+    CheckpointError,
+    CorruptCheckpointError,
+    DimMismatchError,
+    DirectoryTakenError,
+)
 from embedps.failing import in_background
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.row_files import ShardFile, StoredFile, WriteKind
@@ -30,6 +37,7 @@ from embedps.tables.specs import TableSpec
 # Of the time from one save to the next, what its writers may rest while training needs the cores.
 REST_SHARE = 0.25
 _BASE_RESTS = 16  # a base's writers may rest for so much longer than a delta's
+_MAX_SAVES_BEFORE_BASE = 64
 _STOP_SECS = 5.0  # for a base that is given up; a disk may hang
 
 
@@ -48,6 +56,9 @@ class Saver:
     commit begins the chain with it. It holds each row as of some moment while it was written, so
     the deltas from before its beginning on follow it, and readers of the chain before go on by
     them. Not thread-safe: one save at a time.
+
+    What changed is committed first. A base that fails, or for which there is no room beside it, is
+    removed; the run goes on by deltas and tries again some saves later.
     """
 
     def __init__(
@@ -87,9 +98,16 @@ class Saver:
         self._cuts: dict[tuple[str, int], int] = {}
         self._since = -1
         self._delta_bytes: list[int] = []  # of those since the base
+        self._tried: Manifest | None = None  # whose commit was begun last
+        self._highest = -1  # number that a save here had, committed or not
+        self._failed: set[str] = set()  # directories that failed saves may have left
+        self._failed_bases = 0  # in a row
+        self._saves_before_base = 0  # after one that failed
+        self._news: list[str] = []
         self.counts = {
             kind: {"count": 0, "bytes": 0, "rows": 0, "secs": 0.0} for kind in ("base", "delta")
         }
+        self._remove_leftovers()
 
     @property
     def last(self) -> Manifest | None:
@@ -138,42 +156,75 @@ class Saver:
             cores (`RowFiles.write`); 0 is as fast as they can.
 
         Raises:
-          CheckpointError: a file could not be written; what was committed before still stands,
-            and the next save holds what this one would have.
+          CheckpointError: what changed could not be written; what was committed before still
+            stands, nothing of this save stays, and the next one holds what this would have.
+          DirectoryTakenError: another run commits here.
         """
-        if final:
-            self._begin_base_if_due(step, rest_secs)
-        number = self._next_number()
+        self._remove_failed()
+        attempt = functools.partial(
+            self._attempt,
+            step=step,
+            ledger=ledger,
+            in_doubt=in_doubt,
+            progress=progress,
+            final=final,
+            rest_secs=rest_secs,
+        )
+        base = self._take_base()
+        due = self._is_base_due()
         try:
-            base = self._take_base(wait=final)
-            manifest = self._save(
-                number,
-                base,
-                step=step,
-                ledger=ledger,
-                in_doubt=in_doubt,
-                progress=progress,
-                final=final,
-                rest_secs=rest_secs,
-            )
-        except OSError as error:
-            self._discard(number)
-            raise CheckpointError(f"cannot write in {self._directory.path}: {error}") from error
-        except BaseException:
-            self._discard(number)
-            raise
-        if not final:
+            manifest = attempt(base)
+        except CheckpointError as error:
+            if isinstance(error, DirectoryTakenError) or (base is None and self._new_base is None):
+                raise
+            # What changed may fit where that base was.
+            self._give_up_base()
+            self._base_failed(error)
+            manifest = attempt(None)
+        if due or not final:
             self._begin_base_if_due(step, rest_secs)
+        if final and self._new_base is not None:
+            manifest = self._rebase_last(attempt) or manifest
         return manifest
+
+    def news(self) -> list[str]:
+        """Gives the lines to show a user since the last call: why a new base failed."""
+        news, self._news = self._news, []
+        return news
 
     def close(self) -> None:
         """Gives up a base that is being written; what was committed stands."""
-        base, self._new_base = self._new_base, None
+        self._give_up_base()
+
+    def _rebase_last(self, attempt: Callable[[SaveSet], Manifest]) -> Manifest | None:
+        """Commits the new base of a run whose last save is committed; None where that fails."""
+        if self._new_base is not None:
+            concurrent.futures.wait([self._new_base.save])
+        base = self._take_base()
         if base is None:
-            return
-        in_background(self._collection.stop_copies)  # which a server that hangs does not answer
-        if not concurrent.futures.wait([base.save], timeout=_STOP_SECS).not_done:
-            self._discard_base(base.number)
+            return None
+        try:
+            return attempt(base)
+        except DirectoryTakenError:
+            raise
+        except CheckpointError as error:
+            self._base_failed(error)
+            return None
+
+    def _attempt(self, base: SaveSet | None, **what: Any) -> Manifest:
+        """Writes and commits a save, or leaves nothing of it, nor of the new base."""
+        number = self._next_number()
+        self._highest = number
+        written = [f"{kind}-{number}" for kind in ("base", "delta", "dense")]
+        written += [] if base is None else [f"base-{base.number}"]
+        try:
+            return self._save(number, base, **what)
+        except OSError as error:
+            self._discard(*written)
+            raise CheckpointError(f"cannot write in {self._directory.path}: {error}") from error
+        except BaseException:
+            self._discard(*written)
+            raise
 
     def _save(
         self,
@@ -209,9 +260,11 @@ class Saver:
                 progress=dict(progress),
                 final=final,
             )
+            self._tried = manifest
             self._directory.commit(manifest)
             self._last = manifest
             if base is not None:
+                self._failed_bases = self._saves_before_base = 0
                 self._delta_bytes = [each.bytes for each in split_head(manifest.chain)[1]]
             elif save.kind == "delta":
                 self._delta_bytes.append(save.bytes)
@@ -230,16 +283,23 @@ class Saver:
         counts["secs"] = round(counts["secs"] + secs, 3)
 
     def _next_number(self) -> int:
-        number = self._directory.next_number()
-        return number if self._new_base is None else max(number, self._new_base.number + 1)
+        """A number that no save here had: a writer of one that failed may still be at work."""
+        return max(self._directory.next_number(), self._highest + 1)
+
+    def _is_base_due(self) -> bool:
+        if self._new_base is not None or self._last is None:
+            return False
+        head, _ = split_head(self._last.chain)
+        return self._rebase.due(sum(save.bytes for save in head), self._delta_bytes)
 
     def _begin_base_if_due(self, step: int, rest_secs: float) -> None:
-        if self._new_base is not None or self._last is None:
+        if not self._is_base_due():
             return
-        head, _ = split_head(self._last.chain)
-        if not self._rebase.due(sum(save.bytes for save in head), self._delta_bytes):
+        if self._saves_before_base > 0:
+            self._saves_before_base -= 1
             return
         number = self._next_number()
+        self._highest = number
 
         def write() -> SaveSet:
             began = time.monotonic()
@@ -249,47 +309,96 @@ class Saver:
 
         self._new_base = _Rebase(number=number, save=in_background(write))
 
-    def _take_base(self, *, wait: bool) -> SaveSet | None:
+    def _take_base(self) -> SaveSet | None:
         """The new base, once it is written: what is cut from now on brings it up to date.
 
-        Raises:
-          CheckpointError: it could not be written; another is begun after the next save.
+        One that could not be written is removed, and the deltas go on without it.
         """
         base = self._new_base
-        if base is None or not (wait or base.save.done()):
+        if base is None or not base.save.done():
             return None
         self._new_base = None
         try:
             return base.save.result()
+        except CheckpointError as error:
+            self._base_failed(error)
         except tf.errors.OpError:
-            return None  # its shard is gone, as the next delta finds out
+            pass  # its shard is gone, as the next delta finds out
         except BaseException:
-            self._discard_base(base.number)
+            self._discard(f"base-{base.number}")
             raise
+        self._discard(f"base-{base.number}")
+        return None
 
-    def _discard_base(self, number: int) -> None:
-        """Removes a base that no manifest names."""
-        with suppress(OSError, CheckpointError):
-            io.remove_directory(self._directory.base_dir(number))
+    def _base_failed(self, error: CheckpointError) -> None:
+        """Has the next one be tried later each time: it costs as much as one that is written."""
+        self._failed_bases += 1
+        self._saves_before_base = min(_MAX_SAVES_BEFORE_BASE, 2**self._failed_bases)
+        self._news.append(f"the new base is given up, and the deltas go on without it: {error}")
 
-    def _discard(self, number: int) -> None:
+    def _give_up_base(self) -> None:
+        base, self._new_base = self._new_base, None
+        if base is None:
+            return
+        in_background(self._collection.stop_copies)  # which a server that hangs does not answer
+        if concurrent.futures.wait([base.save], timeout=_STOP_SECS).not_done:
+            self._failed.add(f"base-{base.number}")  # the next save removes it
+        else:
+            self._discard(f"base-{base.number}")
+
+    def _discard(self, *names: str) -> None:
         """Removes what a save that failed has written: tries again must not fill a full disk."""
+        self._failed.update(names)
+        self._remove_failed()
+
+    def _remove_failed(self) -> None:
+        """Removes what failed saves left, now or with a later save; but what a manifest names."""
+        if not self._failed:
+            return
         with suppress(OSError, CheckpointError):
-            if max(self._directory.numbers(), default=-1) >= number:
-                return  # a manifest may name them; what none names is collected
-            for found, path in self._directory.save_directories():
-                if found == number:
+            lowest = min(int(name.rpartition("-")[2]) for name in self._failed)
+            manifests = (self._directory.read(n) for n in self._directory.numbers() if n >= lowest)
+            needed = {file.directory for manifest in manifests for file in manifest.files}
+            for name in sorted(self._failed):
+                path = self._directory.path / name
+                if name not in needed and path.is_dir():
                     io.remove_directory(path)
+                self._failed.discard(name)
+
+    def _remove_leftovers(self) -> None:
+        """Removes what a killed run wrote and did not commit, for which there may be no room.
+
+        Its dense files stay until the next commit: they tell how far it came.
+        """
+        if isinstance(self._directory.path, ObjectPath):  # no lock says that no other run is there
+            return
+        with suppress(OSError, CheckpointError):
+            newest = self._directory.latest()
+            committed = -1 if newest is None else newest.save_number
+            self._discard(
+                *(
+                    path.name
+                    for number, path in self._directory.save_directories()
+                    if number > committed and not path.name.startswith("dense-")
+                )
+            )
 
     def _chain(self) -> tuple[SaveSet, ...]:
         """The chain to go on with: the last commit's, or what a compaction made of it meanwhile.
 
         Raises:
-          CheckpointError: another run commits here.
+          DirectoryTakenError: another run commits here.
         """
-        if self._last is None:
-            return ()
         newest = self._directory.latest()
+        if newest is not None and newest == self._tried:
+            self._last = newest  # its commit failed once it was in place
+        if self._last is None:
+            if newest is not None:
+                raise DirectoryTakenError(
+                    f"{self._directory.path}: there must be no manifest before this run's first, "
+                    f"but there is {newest.number}: another run writes here"
+                )
+            return ()
         if newest is None or newest.number == self._last.number:
             return self._last.chain
         base = newest.chain[0]
@@ -297,9 +406,9 @@ class Saver:
             newest.history != self._last.history
             or replace_start(self._last.chain, base) != newest.chain
         ):
-            raise CheckpointError(
+            raise DirectoryTakenError(
                 f"{self._directory.path}: manifest {newest.number} must be this run's last, "
-                f"{self._last.number}, or a compaction of it: does another run write here?"
+                f"{self._last.number}, or a compaction of it: another run writes here"
             )
         self._delta_bytes = [save.bytes for save in split_head(newest.chain)[1]]
         return newest.chain

@@ -72,6 +72,7 @@ class Saves:
 
         Raises:
           CheckpointsStalledError: none could be written for too long.
+          DirectoryTakenError: another run commits to the model directory.
         """
         if self._under_way is not None and self._under_way.done():
             problem = self._under_way.exception()

@@ -298,6 +298,7 @@ class Trainer:
           DatasetError: a file of the dataset cannot be read.
           TrainingError: the loss is not a number.
           CheckpointsStalledError: no checkpoint could be written for too long.
+          DirectoryTakenError: another run commits to the model directory.
           CheckpointError: the last checkpoint could not be written when a signal ended the run.
         """
         try:
@@ -340,9 +341,9 @@ class Trainer:
 
     def _is_scored(self) -> bool:
         """Whether nothing is left to train and the last checkpoint is scored."""
-        scored = [e["number"] for e in read_evaluations(self._directory.path)[-1:]]
-        last = self._saver.last
-        return self.finished and last is not None and last.final and scored == [last.number]
+        scored = [e["step"] for e in read_evaluations(self._directory.path)[-1:]]
+        last = self._saver.last  # which may be what was scored, with a new base
+        return self.finished and last is not None and last.final and scored == [last.step]
 
     def _wait_for_scores(self) -> str | None:
         """Waits for the evaluator where the run is finished; returns why there are no scores."""
@@ -550,7 +551,8 @@ class Trainer:
                 acted = time.monotonic()
                 self._act(line.say)
                 self._count_restarts()
-                for news in self._sidecar.news() if self._sidecar is not None else ():
+                sidecar_news = self._sidecar.news() if self._sidecar is not None else []
+                for news in [*sidecar_news, *self._saver.news()]:
                     line.say(news)
             leaving = self._cluster.leaving()
             if leaving - noticed:

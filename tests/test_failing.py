@@ -1,14 +1,10 @@
 """Storage faults: training goes on, says so, and stops in time; what was committed stays good."""
 
-import ctypes
-import errno
-import os
 import resource
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +15,7 @@ from embedps.dataset import Dataset
 from embedps.errors import CheckpointError
 from embedps.failing import EXIT_CODE, CheckpointsStalledError, FailingSaves, in_background
 from tests.builders import ROOT, TINY_DLRM_FLAGS, latest, make_trainer, write_dataset
+from tests.disks import Disk, assert_nothing_is_left_over
 
 FIELDS: dict[str, Any] = {"delta_secs": 0.01, "unit_rows": 128, "epochs": 6}
 
@@ -109,37 +106,6 @@ def test_background_thread_gives_what_the_function_does():
 # ---- disks --------------------------------------------------------------------------------------
 
 
-class Disk:
-    """A small file system in memory, that can be filled and made read-only."""
-
-    def __init__(self, path: Path, size_bytes: int) -> None:
-        self.path = path
-        path.mkdir()
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self._mount(b"tmpfs", 0, f"size={size_bytes}".encode())
-
-    def _mount(self, kind: bytes, flags: int, options: bytes) -> None:
-        if self._libc.mount(b"tmpfs", os.fsencode(self.path), kind, flags, options) != 0:
-            number = ctypes.get_errno()
-            if number in (errno.EPERM, errno.EACCES, errno.ENOSYS):
-                pytest.skip("a file system can be mounted by root only")
-            raise OSError(number, os.strerror(number))
-
-    def fill(self) -> None:
-        with open(self.path / "filler", "wb", buffering=0) as file, suppress(OSError):
-            while True:
-                file.write(b"x" * 4096)
-
-    def free(self) -> None:
-        (self.path / "filler").unlink()
-
-    def read_only(self, value: bool) -> None:
-        self._mount(b"tmpfs", 32 | (1 if value else 0), b"")  # MS_REMOUNT, MS_RDONLY
-
-    def close(self) -> None:
-        self._libc.umount2(os.fsencode(self.path), 2)  # MNT_DETACH
-
-
 @pytest.fixture
 def disk(tmp_path) -> Iterator[Disk]:
     made = Disk(tmp_path / "disk", 16 << 20)
@@ -203,16 +169,6 @@ def test_run_goes_on_over_a_fault_and_its_checkpoints_too_when_that_is_over(
     assert latest(model_dir).final
     assert summary["units"]["done"] == summary["units"]["total"]
     assert_nothing_is_left_over(model_dir)
-
-
-def assert_nothing_is_left_over(model_dir: Path) -> None:
-    directory = CheckpointDirectory(model_dir)
-    named = {
-        model_dir / entry.path for n in directory.numbers() for entry in directory.read(n).files
-    }
-    found = {path for _, each in directory.save_directories() for path in each.rglob("*.*")}
-    assert found <= named
-    assert list(model_dir.rglob("*.tmp")) == []
 
 
 def test_failed_saves_leave_nothing_that_fills_the_disk_further(disk, dataset):

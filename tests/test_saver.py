@@ -26,7 +26,7 @@ from embedps.checkpoint.retention import (
     KeepYoung,
     collect_garbage,
 )
-from embedps.errors import CheckpointError
+from embedps.errors import DirectoryTakenError
 from embedps.saver import Saver
 from embedps.tables import Adagrad
 from tests.checkpoint.builders import Record, Run
@@ -275,7 +275,7 @@ def test_other_writer_is_told_apart_from_a_compaction(tmp_path):
     other._cuts = model.saver._cuts = model.collection.mark_clean()
     other.save(step=5, ledger={}, in_doubt=dict, progress={}, final=False)
     model.train()
-    with pytest.raises(CheckpointError, match="does another run write here"):
+    with pytest.raises(DirectoryTakenError, match="another run writes here"):
         model.save()
     model.collection.drop()
 

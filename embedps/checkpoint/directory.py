@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from embedps.checkpoint import io
 from embedps.checkpoint.manifest import FileEntry, Manifest, SaveKind, from_json, to_json
 from embedps.checkpoint.objects import as_path
-from embedps.errors import CheckpointError, CorruptCheckpointError
+from embedps.errors import CheckpointError, CorruptCheckpointError, DirectoryTakenError
 
 _MANIFEST_NAME = re.compile(r"(\d{8,})\.json")
 _SAVE_NAME = re.compile(r"(base|delta|dense)-(\d+)")
@@ -147,14 +147,15 @@ class CheckpointDirectory:
         """Makes a checkpoint be, by one atomic rename; to be called in `exclusive`.
 
         Raises:
-          CheckpointError: its number is not greater than the newest, or it cannot be written.
+          CheckpointError: it cannot be written.
+          DirectoryTakenError: its number is not greater than the newest.
           CorruptCheckpointError: a file it names is absent or of another size.
         """
         newest = max(self.numbers(), default=-1)
         if manifest.number <= newest:
-            raise CheckpointError(
+            raise DirectoryTakenError(
                 f"{self.path}: a commit's number must be greater than the newest manifest's, "
-                f"{newest}, but is {manifest.number}: does another run write here?"
+                f"{newest}, but is {manifest.number}: another run writes here"
             )
         self.check_present(manifest)
         io.write_once(self.manifest_path(manifest.number), to_json(manifest))

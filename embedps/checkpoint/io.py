@@ -25,7 +25,7 @@ import pyarrow as pa
 import xxhash
 
 from embedps.checkpoint.objects import ObjectPath
-from embedps.errors import CheckpointError
+from embedps.errors import CheckpointError, DirectoryTakenError
 
 TEMPORARY_SUFFIX = ".tmp"
 PIECE_BYTES = 65536
@@ -219,12 +219,13 @@ def write_once(path: Path, data: bytes) -> None:
     """Writes a small file whose name is this writer's alone, and sees that it is.
 
     Raises:
-      CheckpointError: it cannot be written, or another wrote it meanwhile.
+      CheckpointError: it cannot be written.
+      DirectoryTakenError: another wrote it meanwhile.
     """
     write_bytes(path, data)
     # Without locks and renames two writers may put one name; the later one's bytes are what stays.
     if isinstance(path, ObjectPath) and path.read_bytes() != data:
-        raise CheckpointError(
+        raise DirectoryTakenError(
             f"{path} was written by another run meanwhile: only one run may write to a directory"
         )
 

@@ -13,6 +13,12 @@ class UsageError(EmbedpsError):
     exit_code = 2
 
 
+class DirectoryInUseError(EmbedpsError):
+    """Another run trains in the model directory: nothing was started."""
+
+    exit_code = 75  # EX_TEMPFAIL of sysexits.h: it may have ended by the next try
+
+
 class KernelBuildError(EmbedpsError):
     """The C++ kernels cannot be built or loaded."""
 

@@ -25,6 +25,7 @@ from embedps.config import DEFAULT_MODEL, TrainConfig
 from embedps.dataset import Dataset
 from embedps.dense_optimizer import make_dense_optimizer
 from embedps.errors import ClusterError, EmbedpsError, ServerLostError, UsageError
+from embedps.exclusive import RunLock
 from embedps.health import Task
 from embedps.inline import InlineEvaluation
 from embedps.ledger import Ledger, LedgerOptions, Unit
@@ -126,6 +127,7 @@ class Trainer:
             that error.
 
         Raises:
+          DirectoryInUseError: another run trains in the model directory.
           UsageError: the model directory is of another dataset or way to cut it; the config asks
             for something that another argument contradicts, or that cannot end well; the network
             is none that can be trained.
@@ -137,18 +139,18 @@ class Trainer:
         check_dataset(dataset, config)
         self._run = run_of(recommender, config)
         self._recommender = recommender
-        prepare_directory(config)
+        self._run_lock = RunLock(prepare_directory(config))
         self._config = config
         self._lost: ClusterError | None = None
         self._lost_timer: threading.Timer | None = None
         self._sidecar: Sidecar | None = None
         self._own_cluster: Cluster | None = None
-        if cluster is None:
-            cluster = make_cluster(config, on_lost=on_lost or self._note_loss)
-            self._own_cluster = cluster
-        else:
-            check_cluster(cluster, config)
         try:
+            if cluster is None:
+                cluster = make_cluster(config, on_lost=on_lost or self._note_loss)
+                self._own_cluster = cluster
+            else:
+                check_cluster(cluster, config)
             self._set_up(recommender, dataset, config, cluster, loss, callbacks, keep)
         except BaseException as error:
             self.close()
@@ -313,12 +315,16 @@ class Trainer:
             self.close()
 
     def close(self) -> None:
-        """Ends the processes that this object started; `run` does it too."""
+        """Ends the processes that this object started, and lets others train in the directory.
+
+        `run` does it too.
+        """
         if self._lost_timer is not None:
             self._lost_timer.cancel()
         if self._sidecar is not None:
             self._sidecar.close()
         self._close_cluster()
+        self._run_lock.release()
 
     def _close_cluster(self) -> None:
         """Ends a cluster of our own: a server of it that ends is no loss any more."""

@@ -151,9 +151,14 @@ def test_run_goes_on_over_a_fault_and_its_checkpoints_too_when_that_is_over(
     elsewhere.mkdir()
     (model_dir / "tensorboard").symlink_to(elsewhere)  # an open file keeps a disk writable
     trainer = make_trainer(dataset, model_dir, **FIELDS, max_secs_without_checkpoint=40.0)
+
+    def read_only():
+        trainer._run_lock.release()  # an open file keeps a disk writable
+        disk.read_only(True)
+
     begin, end = {
         "full": (disk.fill, disk.free),
-        "read-only": (lambda: disk.read_only(True), lambda: disk.read_only(False)),
+        "read-only": (read_only, lambda: disk.read_only(False)),
     }[fault]
     outcomes = at_saves(trainer, at_2=begin, at_4=end)
     summary = trainer.run()

@@ -12,7 +12,6 @@ from embedps.errors import CheckpointError
 from tests.disks import PAGE_BYTES, Disk, assert_nothing_is_left_over
 from tests.test_saver import Model, stored
 
-
 # Pages that are free; what changed takes about 12, a base 30.
 LEVELS = (*range(0, 20, 2), 28, 40)
 

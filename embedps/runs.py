@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from embedps.checkpoint.io import write_bytes
+from embedps.checkpoint.io import read_bytes, write_bytes
 from embedps.checkpoint.objects import ObjectPath, as_path
 from embedps.config import DEFAULT_MODEL, TrainConfig
 from embedps.dataset import Dataset
@@ -199,7 +199,7 @@ def read_run(model_dir: Path, *, model: str | None = None) -> Run:
     """
     path = model_dir / FILE_NAME
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(read_bytes(path))
         config = TrainConfig(**content["train"])
         name, options = _model_of(config.model, content["model"], model, path)
         model_config = find_model(name).Config(
@@ -215,6 +215,7 @@ def read_run(model_dir: Path, *, model: str | None = None) -> Run:
         KeyError,
         TypeError,
         AttributeError,
+        OverflowError,
         RecursionError,
     ) as error:
         raise UsageError(f"{path} is not a run's config ({error!r}): train again") from error

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from embedps.checkpoint.io import write_bytes
+from embedps.checkpoint.io import NoFileError, open_file, read_bytes, write_bytes
 from embedps.checkpoint.objects import ObjectPath
 from embedps.errors import CheckpointError
 
@@ -38,7 +38,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; an empty one where there is none."""
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(read_bytes(path))
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -61,16 +61,21 @@ class EvaluationReader:
 
         Args:
           partial: take what stands after the last newline for a line too.
+
+        Raises:
+          CheckpointError: a directory or a FIFO lies there.
         """
         try:
             if isinstance(self._path, ObjectPath):
                 data = self._path.read_bytes()[self._offset :]
             else:
-                with open(self._path, "rb") as file:
+                with open_file(self._path) as file:
                     file.seek(self._offset)
                     data = file.read()
         except FileNotFoundError:
             return []
+        except NoFileError as error:
+            raise CheckpointError(f"{self._path}: {error.strerror}: remove it") from error
         if not partial:
             data = data[: data.rfind(b"\n") + 1]
         self._offset += len(data)

@@ -17,6 +17,7 @@ import tensorflow as tf
 from embedps import quiet
 from embedps.callbacks import Callback, Callbacks, stock
 from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.ledger_state import check_ledger
 from embedps.checkpoint.manifest import Manifest
 from embedps.checkpoint.retention import KeepPolicy
 from embedps.cluster import Cluster
@@ -174,6 +175,7 @@ class Trainer:
         self._ledger = _make_ledger(dataset, config)
         last = self._directory.latest()
         if last is not None:
+            check_ledger(last.ledger, self._directory.manifest_path(last.number))
             self._ledger.restore(last.ledger)
         self._collection = EmbeddingCollection(
             recommender.tables,

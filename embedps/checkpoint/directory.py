@@ -13,6 +13,7 @@ Numbers only grow, and a number is used once, whether or not its commit came abo
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
@@ -101,11 +102,13 @@ class CheckpointDirectory:
         """
         path = self.manifest_path(number)
         try:
-            data = path.read_bytes()
+            data = io.read_bytes(path)
         except FileNotFoundError:
             raise CheckpointError(
                 f"{path}: there is no manifest {number}, there are {self.numbers()}"
             ) from None
+        except io.NoFileError as error:
+            raise CorruptCheckpointError(f"{path}: {error.strerror}: remove it") from error
         except OSError as error:
             raise CheckpointError(f"cannot read manifest {path}: {error}") from error
         manifest = from_json(data, path)
@@ -169,11 +172,16 @@ class CheckpointDirectory:
         for entry in manifest.files:
             path = self.file(entry)
             try:
-                found = path.stat().st_size
+                found = path.stat()
             except OSError as error:
                 raise _absent(path, manifest, error) from error
-            if found != entry.bytes:
-                raise _differs(path, manifest, "bytes", entry.bytes, found)
+            if not stat.S_ISREG(found.st_mode):
+                raise CorruptCheckpointError(
+                    f"{path}: manifest {manifest.number} names it, but it is not a regular file: "
+                    "restore another manifest"
+                )
+            if found.st_size != entry.bytes:
+                raise _differs(path, manifest, "bytes", entry.bytes, found.st_size)
 
     def check_content(self, manifest: Manifest, entries: Iterable[FileEntry]) -> None:
         """Reads files of a manifest whole and checks their size and checksum.

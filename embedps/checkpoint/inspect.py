@@ -110,8 +110,7 @@ def _age(path: Path, now: float) -> str:
 def _tables(manifest: Manifest) -> Table:
     table = _right("tables", "table", "group", "dim", "optimizer")
     for each in manifest.tables:
-        optimizer = each["optimizer"]
-        name = optimizer.get("kind", optimizer) if isinstance(optimizer, dict) else optimizer
+        name = each["optimizer"]["kind"]
         table.add_row(*(escape(str(x)) for x in (each["name"], each["group"], each["dim"], name)))
     return table
 

@@ -10,16 +10,18 @@ io.any; the kernels have the same as row_file.write and so on).
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fcntl
 import io
 import os
 import shutil
 import signal
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import xxhash
@@ -44,9 +46,49 @@ def checksum_bytes(data: bytes) -> str:
     return format_checksum(xxhash.xxh3_64_intdigest(data))
 
 
+class NoFileError(OSError):
+    """A FIFO, a directory or a device lies where a file is to be read."""
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Opens a local file to read.
+
+    Raises:
+      NoFileError: it is something else, which might have the reader wait for ever.
+      OSError: it cannot be opened.
+    """
+    # A FIFO without a writer is opened at once.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NoFileError(errno.EINVAL, "must be a file but is not a regular one", str(path))
+    return open(descriptor, "rb")
+
+
+def read_bytes(path: Path) -> bytes:
+    """Reads a whole file, local or of an object store.
+
+    Raises:
+      NoFileError: what lies there is no file.
+      OSError: it cannot be read.
+    """
+    if isinstance(path, ObjectPath):
+        return path.read_bytes()
+    with open_file(path) as file:
+        return file.read()
+
+
 def open_arrow(path: Path) -> pa.NativeFile:
-    """Opens a file for Arrow's readers; a local one is mapped."""
-    return path.open_input() if isinstance(path, ObjectPath) else pa.memory_map(str(path))
+    """Opens a file for Arrow's readers; a local one is mapped.
+
+    Raises:
+      NoFileError: what lies there is no file.
+      OSError: it cannot be opened.
+    """
+    if isinstance(path, ObjectPath):
+        return path.open_input()
+    open_file(path).close()
+    return pa.memory_map(str(path))
 
 
 def block_bytes(num_bytes: int) -> int:
@@ -101,7 +143,7 @@ class Digest:
 def digest_file(path: Path) -> Digest:
     """Reads a file once."""
     digest = Digest()
-    with path.open_input() if isinstance(path, ObjectPath) else open(path, "rb") as file:
+    with path.open_input() if isinstance(path, ObjectPath) else open_file(path) as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest

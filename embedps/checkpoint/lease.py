@@ -198,10 +198,10 @@ def read_leases(directory: CheckpointDirectory) -> list[Lease]:
     leases = []
     for path in sorted(directory.leases_dir.glob("*.json")):
         try:
-            leases.append(Lease(**json.loads(path.read_bytes())))
+            leases.append(Lease(**json.loads(io.read_bytes(path))))
         except FileNotFoundError:
             continue  # released meanwhile
-        except (ValueError, TypeError, RecursionError) as error:
+        except (io.NoFileError, ValueError, TypeError, RecursionError) as error:
             raise CorruptCheckpointError(
                 f"{path}: must be a lease but is not ({error}): remove it if its reader is gone"
             ) from error

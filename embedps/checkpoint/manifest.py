@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeGuard, TypeVar, cast
 
 from embedps.checkpoint import io
 from embedps.errors import CheckpointError, CorruptCheckpointError
@@ -19,7 +19,32 @@ SaveKind = Literal["base", "delta"]
 
 _T = TypeVar("_T")
 _CHECKSUM = re.compile(r"[0-9a-f]{16}")
+_DENSE = re.compile(r"dense-\d+")
+_MAX_INT = 2**63 - 1
+_MAX_TIME = 253_402_300_799  # the last second of the year 9999
 _CHECKSUMS = re.compile(r"([0-9a-f]{16})*")
+
+
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether it is an integer from 0 on that an int64 holds."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_INT
+
+
+def _check_counts(where: str, **values: object) -> None:
+    for name, value in values.items():
+        if not is_count(value):
+            limit = "at least 0" if isinstance(value, int) and value < 0 else "an int64 from 0 on"
+            raise CheckpointError(f"{where}: {name} must be {limit} but is {value!r:.60}")
+
+
+def _is_name(value: object) -> bool:
+    """Whether it is a text that a path and a terminal can take."""
+    return (
+        isinstance(value, str)
+        and value != ""
+        and "\0" not in value
+        and not any("\ud800" <= letter <= "\udfff" for letter in value)
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,15 +69,12 @@ class FileEntry:
 
     def __post_init__(self) -> None:
         parts = PurePosixPath(self.path).parts
-        if not parts or self.path.startswith("/") or ".." in parts or "\0" in self.path:
+        inside = parts and not self.path.startswith("/") and ".." not in parts
+        if not inside or not _is_name(self.path):
             raise CheckpointError(
                 f"a file's path must be inside the checkpoint directory but is {self.path!r}"
             )
-        for name in ("bytes", "rows", "removed"):
-            if getattr(self, name) < 0:
-                raise CheckpointError(
-                    f"{self.path}: {name} must be at least 0 but is {getattr(self, name)}"
-                )
+        _check_counts(self.path, bytes=self.bytes, rows=self.rows, removed=self.removed)
         if not _CHECKSUM.fullmatch(self.xxh3_64):
             raise CheckpointError(
                 f"{self.path}: xxh3_64 must be 16 hex digits but is {self.xxh3_64!r}"
@@ -114,6 +136,9 @@ class SaveSet:
                 f"but got {self.since}"
             )
         directory = f"{self.kind}-{self.number}"
+        _check_counts(f"save {directory}", number=self.number, step=self.step)
+        if self.since is not None:
+            _check_counts(f"save {directory}", since=self.since)
         for file in self.files:
             if file.directory != directory or len(PurePosixPath(file.path).parts) != 3:
                 raise CheckpointError(
@@ -171,8 +196,13 @@ class Manifest:
 
     def __post_init__(self) -> None:
         where = f"manifest {self.number}"
-        if self.number < 0:
-            raise CheckpointError(f"a manifest's number must be at least 0 but is {self.number}")
+        _check_counts(where, number=self.number, step=self.step)
+        if not 1 <= self.version <= VERSION:
+            raise CheckpointError(f"{where}: version must be from 1 to {VERSION}: {self.version}")
+        if not 0 <= self.wall_time <= _MAX_TIME:
+            raise CheckpointError(
+                f"{where}: wall_time must be seconds since the epoch but is {self.wall_time!r:.60}"
+            )
         if [save.kind for save in self.chain[:1]] != ["base"]:
             raise CheckpointError(f"{where}: its chain must begin with a base")
         if any(save.kind != "delta" for save in self.chain[1:]):
@@ -190,16 +220,17 @@ class Manifest:
                 )
         if self.history and not _CHECKSUM.fullmatch(self.history):
             raise CheckpointError(f"{where}: history must be 16 hex digits but is {self.history!r}")
-        if self.num_shards < 1:
+        if not 1 <= self.num_shards <= _MAX_INT:
             raise CheckpointError(
                 f"{where}: num_shards must be at least 1, it is {self.num_shards}"
             )
+        if self.dense is not None and not _DENSE.fullmatch(self.dense.directory):
+            raise CheckpointError(
+                f"{where}: the dense file must be dense-N/<file> but is {self.dense.path!r}"
+            )
         for table in self.tables:
-            if not isinstance(table, dict):
-                raise CheckpointError(f"{where}: a table must be an object but is {table!r:.60}")
-            missing = {"name", "dim", "optimizer", "group"} - table.keys()
-            if missing:
-                raise CheckpointError(f"{where}: table {table} must have {sorted(missing)}")
+            _check_table(where, table)
+        _check_progress(where, self.progress)
 
     @property
     def base_number(self) -> int:
@@ -221,6 +252,36 @@ class Manifest:
         """Every file that the checkpoint consists of."""
         files = [file for save in self.chain for file in save.files]
         return (*files, *([] if self.dense is None else [self.dense]))
+
+
+def _check_table(where: str, table: object) -> None:
+    if not isinstance(table, dict):
+        raise CheckpointError(f"{where}: a table must be an object but is {table!r:.60}")
+    missing = {"name", "dim", "optimizer", "group"} - table.keys()
+    if missing:
+        raise CheckpointError(f"{where}: table {table!r:.200} must have {sorted(missing)}")
+    for name in ("name", "group"):
+        if not _is_name(table[name]):
+            raise CheckpointError(
+                f"{where}: a table's {name} must be a text but is {table[name]!r:.60}"
+            )
+    _check_counts(f"{where}: table {table['name']!r}", dim=table["dim"])
+    optimizer = table["optimizer"]
+    if not isinstance(optimizer, dict) or not _is_name(optimizer.get("kind")):
+        raise CheckpointError(
+            f"{where}: table {table['name']!r}: optimizer must be an object with a kind but is "
+            f"{optimizer!r:.60}"
+        )
+
+
+def _check_progress(where: str, progress: dict[str, Any]) -> None:
+    """Checks the counters that a run goes on from, where they are there."""
+    _check_counts(f"{where}: progress", examples=progress.get("examples", 0))
+    recoveries = progress.get("recoveries", [])
+    if not isinstance(recoveries, list) or not all(isinstance(r, dict) for r in recoveries):
+        raise CheckpointError(
+            f"{where}: progress: recoveries must be a list of objects but is {recoveries!r:.60}"
+        )
 
 
 def to_json(manifest: Manifest) -> bytes:
@@ -249,20 +310,21 @@ def from_json(data: bytes, path: Path) -> Manifest:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CorruptCheckpointError(f"{path}: field 'format' must be {FORMAT!r}: not a manifest")
     version = content.get("version")
-    if isinstance(version, int) and version > VERSION:
+    if is_count(version) and version > VERSION:
         raise CheckpointError(
             f"{path}: its version is {version}, this embedps reads up to {VERSION}: upgrade"
         )
     stored = content.pop("xxh3_64", None)
     try:
         computed = io.checksum_bytes(_canonical(content))
-    except ValueError as error:  # 1e999 is read as an infinity
+    except (ValueError, RecursionError) as error:  # 1e999 is read as an infinity
         raise CorruptCheckpointError(f"{path}: must be JSON but is not: {error}") from error
     if stored != computed:
         raise CorruptCheckpointError(
             f"{path}: field 'xxh3_64': expected {computed}, found {stored}"
         )
     fields = _Fields(content, path)
+    dense = content.get("dense")
     try:
         return Manifest(
             version=fields.take("version", int),
@@ -271,7 +333,7 @@ def from_json(data: bytes, path: Path) -> Manifest:
             wall_time=float(fields.take("wall_time", (int, float))),
             history=fields.take("history", str) if version != 1 else "",
             chain=_chain(fields.take("chain", list), path, version == 1),
-            dense=_file(_Fields(content["dense"], path)) if content.get("dense") else None,
+            dense=None if dense is None else _file(_Fields(dense, path)),
             ledger=fields.take("ledger", dict),
             tables=tuple(fields.take("tables", list)),
             num_shards=fields.take("num_shards", int),
@@ -281,7 +343,7 @@ def from_json(data: bytes, path: Path) -> Manifest:
         )
     except CorruptCheckpointError:
         raise
-    except (CheckpointError, OverflowError) as error:
+    except (CheckpointError, OverflowError, RecursionError) as error:
         raise CorruptCheckpointError(f"{path}: {error}") from error
 
 
@@ -295,7 +357,7 @@ class _Fields:
     def __init__(self, content: Any, path: Path) -> None:
         self.path = path
         if not isinstance(content, dict):
-            raise CorruptCheckpointError(f"{path}: expected an object, found {content!r}")
+            raise CorruptCheckpointError(f"{path}: expected an object, found {content!r:.60}")
         self._content = content
 
     def since(self) -> int | None:
@@ -305,10 +367,10 @@ class _Fields:
         self, name: str, kind: type[_T] | tuple[type[_T], ...], *, absent: _T | None = None
     ) -> _T:
         value = self._content.get(name, absent)
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             wanted = kind.__name__ if isinstance(kind, type) else "number"
             raise CorruptCheckpointError(
-                f"{self.path}: field {name!r}: expected {wanted}, found {value!r}"
+                f"{self.path}: field {name!r}: expected {wanted}, found {value!r:.60}"
             )
         return value
 

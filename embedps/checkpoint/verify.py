@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from embedps.checkpoint import io
 from embedps.checkpoint.dense import read_dense
 from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.ledger_state import check_ledger
 from embedps.checkpoint.manifest import FileEntry, Manifest
 from embedps.checkpoint.rows import RowFile, table_codes
 from embedps.errors import CheckpointError, CorruptCheckpointError
@@ -49,6 +50,8 @@ def verify(directory: CheckpointDirectory, numbers: Sequence[int]) -> Verified:
         try:
             manifest = directory.read(number)
             problems += _check_manifest(directory.manifest_path(number))
+            if manifest.ledger:  # of a run, and not of who only writes rows
+                check_ledger(manifest.ledger, directory.manifest_path(number))
         except (CheckpointError, OSError) as error:
             problems.append(_unreadable(directory.manifest_path(number), error))
             continue
@@ -76,7 +79,7 @@ def verify(directory: CheckpointDirectory, numbers: Sequence[int]) -> Verified:
 
 def _check_manifest(path: Path) -> Iterator[Problem]:
     """What JSON's own checksum does not cover: how the same content is written."""
-    found = path.read_bytes()
+    found = io.read_bytes(path)
     content = json.loads(found)
     expected = (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
     if found != expected:

@@ -43,10 +43,13 @@ Status InputFile::Open(const std::string& path, int64_t max_whole_bytes,
     opened->object_ = *std::move(object);
     opened->size_ = *size;
   } else {
-    opened->fd_ = FileDescriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    opened->fd_ = FileDescriptor(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
     if (opened->fd_.get() < 0) return Errno("cannot open", path, errno);
     struct stat attributes;
     if (::fstat(opened->fd_.get(), &attributes) != 0) return Errno("cannot stat", path, errno);
+    if (!S_ISREG(attributes.st_mode)) {  // a FIFO would be waited for
+      return Status::DataLoss(Quoted(path) + " must be a file but is not a regular one");
+    }
     opened->size_ = attributes.st_size;
   }
   if (opened->size_ <= max_whole_bytes) {

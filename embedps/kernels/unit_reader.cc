@@ -237,6 +237,10 @@ class ParquetUnitReader final : public UnitReader {
       const bool absent = error == ENOENT || error == ENOTDIR;
       return absent ? Status::NotFound(message) : Status::IoError(message);
     }
+    if (!S_ISREG(attributes.st_mode)) {  // a FIFO would be waited for
+      return Status::DataLoss("Parquet file '" + options_.path +
+                              "' must be a file but is not a regular one");
+    }
     EMBEDPS_RETURN_IF_ERROR(Guard([&] { OpenFile(attributes.st_size); }));
     EMBEDPS_RETURN_IF_ERROR(CheckRange());
     thread_ = std::thread([this] { Produce(); });

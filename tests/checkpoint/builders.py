@@ -128,7 +128,8 @@ def make_manifest(
     dense: FileEntry | None = None,
     ledger: Mapping[str, object] | None = None,
 ) -> Manifest:
-    tables = [{"name": t, "dim": DIM, "optimizer": "adagrad", "group": GROUP} for t in TABLES]
+    optimizer = {"kind": "adagrad"}
+    tables = [{"name": t, "dim": DIM, "optimizer": optimizer, "group": GROUP} for t in TABLES]
     return Manifest(
         number=number,
         step=100 * number,

@@ -97,7 +97,7 @@ def save(directory: CheckpointDirectory, step: int, fault: str) -> None:
     io.arm_fault(fault)
     # A base that is due is waited for at a run's end, and left half-written where a run breaks off.
     final = step % 2 == 0
-    saver.save(step=step, ledger={"step": step}, in_doubt=dict, progress={}, final=final)
+    saver.save(step=step, ledger={}, in_doubt=dict, progress={"step": step}, final=final)
     if step % 3 == 0:
         compact(directory)
 
@@ -155,8 +155,8 @@ def main(path: Path, num_crashes: int) -> None:
         if dense is None or read_dense(directory.file(dense))["0000"].tolist() != [last_step]:
             raise SystemExit(f"another network than step {last_step}'s after {point}:{reached}")
         problems = verify(directory, directory.numbers()).problems
-        if problems or newest.ledger["step"] != last_step:
-            raise SystemExit(f"after {point}:{reached}: {problems}, ledger {newest.ledger}")
+        if problems or newest.progress["step"] != last_step:
+            raise SystemExit(f"after {point}:{reached}: {problems}, progress {newest.progress}")
         step += 1
     print(
         json.dumps({"killed": killed, "survived": survived, "steps": most, "rows": len(committed)})

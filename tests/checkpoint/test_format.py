@@ -193,7 +193,10 @@ def test_position_of_the_old_chain_goes_on_by_the_delta_since_it():
 def test_embedps_reads_the_same(encoding, tmp_path):
     shutil.copytree(STORED / encoding, tmp_path / "chain")  # a lease is written
     directory = CheckpointDirectory(tmp_path / "chain")
-    assert not verify(directory, directory.numbers()).problems
+    problems = [str(each) for each in verify(directory, directory.numbers()).problems]
+    # Their ledger is no run's; all else is as written.
+    assert [each for each in problems if "field 'ledger.dataset'" not in each] == []
+    assert len(problems) == len(directory.numbers())
     tables, _ = CHAINS[encoding]
     for number in directory.numbers():
         manifest = directory.read(number)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import xxhash
 
+from embedps.checkpoint.ledger_state import check_ledger
 from embedps.checkpoint.manifest import FileEntry, Manifest, SaveSet, from_json, to_json
 from embedps.errors import CheckpointError, CorruptCheckpointError
 from tests.checkpoint.builders import make_manifest
@@ -175,3 +176,97 @@ def test_ledger_that_is_no_json_is_refused():
     for bad in ({1, 2}, float("nan")):
         with pytest.raises(CheckpointError, match="must be JSON"):
             to_json(make_manifest(7, make_chain(), ledger={"x": bad}))
+
+
+NO_COUNTS: list[Any] = [None, "1", -1, 2**63, 2**70, 1.5, True, [], {}]
+NO_NAMES: list[Any] = [None, 1, "", "a\0b", "\ud800", [], {}]
+
+
+def replaced(content: Any, path: tuple, value: object) -> bytes:
+    """The example with one value changed, wherever that is, and a checksum that fits."""
+    content = json.loads(json.dumps(content))
+    inner = content
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    content.pop("xxh3_64", None)
+    return resealed(**content)
+
+
+COUNTS = [
+    *[("number",), ("step",), ("num_shards",), ("version",)],
+    *[("chain", 1, name) for name in ("number", "step", "since")],
+    *[("chain", 0, "files", 0, name) for name in ("bytes", "rows", "removed")],
+    *[("dense", name) for name in ("bytes", "rows", "removed")],
+    *[("tables", 0, "dim"), ("progress", "examples")],
+]
+NAMES = [
+    *[("tables", 0, "name"), ("tables", 0, "group"), ("tables", 0, "optimizer", "kind")],
+    *[("chain", 0, "files", 0, "path"), ("dense", "path"), ("chain", 0, "kind")],
+]
+
+
+OTHERS: dict[tuple, list[Any]] = {
+    ("wall_time",): [-1, 1e12, 2**70, "1", None, True],
+    ("history",): [1, None, "g" * 16, "0" * 17],
+    ("final",): [0, None, "false"],
+    ("chain", 0, "files"): [None, {}, [1], "x"],
+    ("progress", "recoveries"): [1, {}, [1], None],
+    ("dense",): [0, "", [], False],
+    ("dense", "path"): ["base-3/dim2/x"],
+    ("ledger",): [None, 1, []],
+    ("progress",): [None, 1, []],
+    ("tables",): [None, {}, [1]],
+    ("tables", 0, "optimizer"): ["adagrad"],
+}
+WRONG = [
+    (path, value)
+    for fields in (dict.fromkeys(COUNTS, NO_COUNTS), dict.fromkeys(NAMES, NO_NAMES), OTHERS)
+    for path, values in fields.items()
+    for value in values
+]
+
+
+@pytest.mark.parametrize(("path", "value"), WRONG)
+def test_each_field_of_a_wrong_type_or_range_is_refused(path, value):
+    content = json.loads(to_json(dataclasses.replace(example(), progress={"examples": 5})))
+    assert from_json(replaced(content, ("step",), 8), PATH).step == 8
+    with pytest.raises(CheckpointError, match=r"00000007\.json") as error:
+        from_json(replaced(content, path, value), PATH)
+    assert len(str(error.value)) < 400
+    assert "\n" not in str(error.value)
+
+
+def ledger(**changes: object) -> dict[str, Any]:
+    counts = {"units_per_epoch": 9, "prefix": 2, "num_attempts": 7, "repeated": 1}
+    lists = {"beyond": [4, 6], "doing": [3, 5], "attempts": [1, 2]}
+    return {"dataset": "0" * 32, **counts, **lists, **changes}
+
+
+def test_ledger_that_a_run_wrote_passes():
+    check_ledger(ledger(), PATH)
+    check_ledger(ledger(beyond=[], doing=[], attempts=[]), PATH)
+
+
+WRONG_LEDGERS: dict[str, list[Any]] = {
+    **dict.fromkeys(("prefix", "repeated", "num_attempts", "units_per_epoch"), NO_COUNTS),
+    **dict.fromkeys(("beyond", "doing", "attempts"), [None, 1, {}, *([v] for v in NO_COUNTS)]),
+    "dataset": [None, 1, []],
+    "disorder": [{"beyond": [6, 4]}, {"beyond": [4, 4]}, {"beyond": [2]}, {"doing": [3, 3]}],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, each in WRONG_LEDGERS.items() for value in each]
+)
+def test_each_field_of_a_ledger_is_checked(name, value):
+    changes = value if name == "disorder" else {name: value}
+    with pytest.raises(CorruptCheckpointError, match=r"00000007\.json: field 'ledger\."):
+        check_ledger(ledger(**changes), PATH)
+
+
+@pytest.mark.parametrize("name", sorted(ledger()))
+def test_absent_field_of_a_ledger_is_named(name):
+    without = {k: v for k, v in ledger().items() if k != name}
+    with pytest.raises(CorruptCheckpointError, match=rf"'ledger\.{name}': .* found nothing"):
+        check_ledger(without, PATH)

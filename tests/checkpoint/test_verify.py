@@ -1,5 +1,6 @@
 """Verification: every kind of damage is found, at any byte of a checkpoint, and its place told."""
 
+import dataclasses
 import os
 import re
 import shutil
@@ -16,7 +17,14 @@ from embedps.checkpoint.dense import write_dense
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.manifest import FileEntry, SaveSet
 from embedps.checkpoint.verify import _check_manifest, verify
-from tests.checkpoint.builders import GROUP, Record, make_manifest, row_batch, row_schema
+from tests.checkpoint.builders import (
+    GROUP,
+    Record,
+    make_manifest,
+    row_batch,
+    row_schema,
+    write_save,
+)
 
 NUM_ROWS = 9000  # some 400 kB: seven blocks
 
@@ -39,8 +47,8 @@ def whole(tmp_path_factory) -> CheckpointDirectory:
     }
     dense = write_dense(directory.dense_path(1), arrays, root=directory.path)
     save = SaveSet(kind="base", number=1, step=1, since=None, files=tuple(files))
-    ledger = {"é": [1e-05, "\u00e9"], "rate": 0.5}
-    directory.commit(make_manifest(1, [save], dense, ledger))
+    progress = {"é": [1e-05, "\u00e9"], "rate": 0.5}
+    directory.commit(dataclasses.replace(make_manifest(1, [save], dense), progress=progress))
     assert not verify(directory, [1]).problems
     return directory
 
@@ -162,3 +170,14 @@ def test_blocks_are_the_checksums_of_pieces_checksums(whole):
         assert digest.blocks == expected
         assert digest.xxh3_64 == f"{xxhash.xxh3_64_intdigest(data):016x}"
         assert io.block_bytes(size) == block
+
+
+def test_ledger_that_no_run_can_go_on_from_is_named(tmp_path):
+    directory = CheckpointDirectory(tmp_path)
+    save = write_save(directory, "base", 1, [Record("C1", 1)])
+    directory.commit(make_manifest(1, [save], ledger={"x": 1}))
+    (problem,) = verify(directory, [1]).problems
+    assert str(problem) == (
+        f"{tmp_path}/manifests/00000001.json: content: expected a readable file, found "
+        "field 'ledger.dataset': expected a text, found nothing"
+    )

@@ -103,13 +103,16 @@ def test_newer_manifest_is_applied_by_its_deltas_alone(tmp_path, dataset):
     directory = CheckpointDirectory(tmp_path)
     follower = make_evaluator(dataset, tmp_path, num_shards=3)
     bases = set()
+    seen = -1
     for epochs in range(1, 5):
         make_trainer(dataset, tmp_path, epochs=epochs, **LEARN).run()
         manifest = latest(directory.path)
         taken = follower.apply(manifest)
         bases.add(manifest.base_number)
-        newest = manifest.chain[-1]
-        assert taken == newest.rows + newest.removed
+        lacking = [s for s in manifest.chain if s.number > seen]
+        applied = [s for s in lacking if s.kind == "delta" or seen < 0]
+        assert taken == sum(s.rows + s.removed for s in applied)
+        seen = manifest.save_number
         fresh = make_evaluator(dataset, tmp_path)
         assert fresh.apply(manifest) == sum(s.rows + s.removed for s in manifest.chain)
         assert follower.score() == fresh.score()
@@ -186,7 +189,7 @@ def test_follower_scores_while_training_goes_on_and_ends_with_the_last(
     assert numbers == sorted(set(numbers))
     assert len(numbers) >= 2
     last = latest(tmp_path)
-    assert (reports[-1].number, reports[-1].step) == (last.number, last.step)
+    assert reports[-1].step == last.step  # a new base of the same rows may have come after it
     assert reports[-1].metrics == score_latest(dataset, tmp_path)
     assert reports[-1].metrics.examples == 1133
 

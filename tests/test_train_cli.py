@@ -125,7 +125,7 @@ def test_run_leaves_scores_and_a_summary(embedded, dataset):
     last = latest(embedded)
     assert last.final
     assert summary["evaluation"] == scores[-1]
-    assert (scores[-1]["number"], scores[-1]["step"]) == (last.number, last.step)
+    assert scores[-1]["step"] == last.step
     assert scores[-1]["examples"] == dataset.split("eval").rows
     assert scores[-1]["normalized_entropy"] < 0.97
     assert scores[-1]["auc"] > 0.65
@@ -165,7 +165,7 @@ def test_evaluate_once_gives_the_same_scores_on_other_shards(embedded, dataset, 
         finish(process)
     found = evaluations_of(embedded)[-2:]
     for scores in found:
-        assert scores["number"] == expected["number"]
+        assert scores["step"] == expected["step"]
         assert scores["auc"] == pytest.approx(expected["auc"], abs=1e-6)
         assert scores["logloss"] == pytest.approx(expected["logloss"], abs=1e-6)
 

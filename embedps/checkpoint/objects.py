@@ -13,6 +13,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Generator
+from contextlib import suppress
 from pathlib import Path, PosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -161,11 +162,45 @@ def as_path(location: str | Path) -> Path:
 def local_dir(directory: Path) -> Path:
     """Where the logs and TensorBoard's events of a model directory are, which only files can be.
 
-    The directory itself; of one in an object store, one of this machine's temporary directory.
+    The directory itself; of one in an object store, one of this machine's temporary directory, in a
+    folder that only this user can enter.
+
+    Raises:
+      UsageError: that folder is another user's, or not private.
     """
     if not isinstance(directory, ObjectPath):
         return directory
-    return Path(tempfile.gettempdir(), "embedps", *directory.parts[1:])
+    private = Path(tempfile.gettempdir(), f"embedps-{os.geteuid()}")
+    _make_private(private)
+    return private.joinpath(*directory.parts[1:])
+
+
+def _make_private(folder: Path) -> None:
+    advice = "remove it, or set TMPDIR to a directory of your own"
+    try:
+        with suppress(FileExistsError):
+            folder.mkdir(0o700)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise UsageError(
+            f"{folder}, for logs, must be a directory and no link, but cannot be opened "
+            f"({error.strerror}): {advice}"
+        ) from error
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid():
+            raise UsageError(
+                f"{folder}, for logs, must be of user {os.geteuid()} but is of user "
+                f"{found.st_uid}: {advice}"
+            )
+        if found.st_mode & 0o022:  # others may have put there what this user would follow
+            raise UsageError(
+                f"{folder}, for logs, must be writable by its owner alone but has mode "
+                f"{stat.S_IMODE(found.st_mode):o}: {advice}"
+            )
+        os.fchmod(descriptor, 0o700)
+    finally:
+        os.close(descriptor)
 
 
 @functools.cache

@@ -250,7 +250,7 @@ def test_ledger_that_a_run_wrote_passes():
 
 WRONG_LEDGERS: dict[str, list[Any]] = {
     **dict.fromkeys(("prefix", "repeated", "num_attempts", "units_per_epoch"), NO_COUNTS),
-    **dict.fromkeys(("beyond", "doing", "attempts"), [None, 1, {}, *([v] for v in NO_COUNTS)]),
+    **{name: [None, 1, {}, *([v] for v in NO_COUNTS)] for name in ("beyond", "doing", "attempts")},
     "dataset": [None, 1, []],
     "disorder": [{"beyond": [6, 4]}, {"beyond": [4, 4]}, {"beyond": [2]}, {"doing": [3, 3]}],
 }

@@ -390,7 +390,7 @@ class Saver:
           DirectoryTakenError: another run commits here.
         """
         newest = self._directory.latest()
-        if newest is not None and newest == self._tried:
+        if newest != self._last and newest == self._tried:
             self._last = newest  # its commit failed once it was in place
         if self._last is None:
             if newest is not None:

@@ -26,7 +26,7 @@ from embedps.checkpoint.retention import (
     KeepYoung,
     collect_garbage,
 )
-from embedps.errors import DirectoryTakenError
+from embedps.errors import CheckpointError, DirectoryTakenError
 from embedps.saver import Saver
 from embedps.tables import Adagrad
 from tests.checkpoint.builders import Record, Run
@@ -277,6 +277,46 @@ def test_other_writer_is_told_apart_from_a_compaction(tmp_path):
     model.train()
     with pytest.raises(DirectoryTakenError, match="another run writes here"):
         model.save()
+    model.collection.drop()
+
+
+@pytest.mark.parametrize("at", ["first", "delta", "with a base"])
+def test_commit_that_fails_once_it_is_in_place_is_gone_on_from(tmp_path, monkeypatch, at):
+    """As when the sync of its directory fails, or an object store's answer is lost."""
+    model = Model(tmp_path, Consecutive(max_read_cost=1.01))
+    if at != "first":
+        model.train(most=1400)
+        model.save()
+        model.train()
+    if at == "with a base":
+        model.save()
+        model.settle()
+        model.train()
+    commit = model.directory.commit
+
+    def fail_late(manifest):
+        commit(manifest)
+        raise CheckpointError("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model.directory, "commit", fail_late)
+        model.train()
+        with pytest.raises(CheckpointError, match="no answer"):
+            model.saver._attempt(
+                model.saver._take_base(),
+                step=model.step,
+                ledger={},
+                in_doubt=dict,
+                progress={},
+                final=False,
+                rest_secs=0.0,
+            )
+    stands = model.directory.latest()
+    assert stands is not None
+    model.directory.check_present(stands)
+    model.train()
+    assert model.save().number > stands.number
+    assert stored(model.directory) == model.live()
     model.collection.drop()
 
 

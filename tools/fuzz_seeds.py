@@ -158,6 +158,8 @@ def _manifests() -> None:
         "prefix": 2,
         "beyond": [3],
         "doing": [2],
+        "attempts": [1],
+        "num_attempts": 4,
         "repeated": 1,
     }
     tables = {"name": "C1", "dim": 2, "optimizer": {"kind": "adagrad"}, "group": "g"}
@@ -183,6 +185,9 @@ def _manifests() -> None:
         ("found-nan", {"progress": "NaN"}),
         ("found-table-number", {"tables": "[1]"}),
         ("found-long-time", {"wall_time": "1" + "0" * 400}),
+        ("found-ledger", {"ledger": '{"x": 1}'}),
+        ("found-huge-number", {"step": str(2**70)}),
+        ("found-surrogate", {"tables": json.dumps([{**tables, "name": "\ud800"}])}),
         ("found-nested", {"progress": "[" * 3000 + "]" * 3000}),
     ):
         text = json.dumps(content | dict.fromkeys(change, "@"))

@@ -17,6 +17,7 @@ from embedps.checkpoint import io
 from embedps.checkpoint.dense import read_dense
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.lease import read_leases
+from embedps.checkpoint.ledger_state import check_ledger
 from embedps.checkpoint.manifest import from_json, to_json
 from embedps.checkpoint.rows import read_row_file
 from embedps.dataset import Dataset
@@ -31,6 +32,9 @@ def manifest(data: bytes) -> None:
             read = from_json(each, Path("00000003.json"))
             if from_json(to_json(read), Path("again")) != read:
                 raise AssertionError("a manifest that is read must be written and read again")
+            for file in read.files:
+                os.path.lexists(file.path)  # a path that none can be is a ValueError
+            check_ledger(read.ledger, Path("00000003.json"))
 
 
 def _signed(data: bytes) -> bytes:

@@ -98,7 +98,8 @@ class Saver:
         self._cuts: dict[tuple[str, int], int] = {}
         self._since = -1
         self._delta_bytes: list[int] = []  # of those since the base
-        self._tried: Manifest | None = None  # whose commit was begun last
+        # The manifest whose commit failed last, and what is to be done if it is in place.
+        self._tried: tuple[Manifest, Callable[[], None]] | None = None
         self._highest = -1  # number that a save here had, committed or not
         self._failed: set[str] = set()  # directories that failed saves may have left
         self._failed_bases = 0  # in a row
@@ -218,6 +219,7 @@ class Saver:
         written = [f"{kind}-{number}" for kind in ("base", "delta", "dense")]
         written += [] if base is None else [f"base-{base.number}"]
         try:
+            self._take_tried()
             return self._save(number, base, **what)
         except OSError as error:
             self._discard(*written)
@@ -260,20 +262,40 @@ class Saver:
                 progress=dict(progress),
                 final=final,
             )
-            self._tried = manifest
+            take = functools.partial(self._take, manifest, save, base, cuts)
+            self._tried = (manifest, take)
             self._directory.commit(manifest)
-            self._last = manifest
-            if base is not None:
-                self._failed_bases = self._saves_before_base = 0
-                self._delta_bytes = [each.bytes for each in split_head(manifest.chain)[1]]
-            elif save.kind == "delta":
-                self._delta_bytes.append(save.bytes)
-            if base is not None or save.kind == "base" or not self._rebase.cumulative:
-                self._cuts, self._since = cuts, number
+            self._tried = None
+            take()
             under_way = () if self._new_base is None else (f"base-{self._new_base.number}",)
             collect_garbage(self._directory, self._keep, under_way=under_way)
         self._count(save, time.monotonic() - began)
         return manifest
+
+    def _take(
+        self,
+        manifest: Manifest,
+        save: SaveSet,
+        base: SaveSet | None,
+        cuts: dict[tuple[str, int], int],
+    ) -> None:
+        """Goes on from a manifest that is committed."""
+        self._last = manifest
+        if base is not None:
+            self._failed_bases = self._saves_before_base = 0
+            self._delta_bytes = [each.bytes for each in split_head(manifest.chain)[1]]
+        elif save.kind == "delta":
+            self._delta_bytes.append(save.bytes)
+        if base is not None or save.kind == "base" or not self._rebase.cumulative:
+            self._cuts, self._since = cuts, save.number
+
+    def _take_tried(self) -> None:
+        """Goes on from a manifest whose commit failed once it was in place."""
+        if self._tried is not None:
+            manifest, take = self._tried
+            if self._directory.latest() == manifest:
+                take()
+            self._tried = None
 
     def _count(self, save: SaveSet, secs: float) -> None:
         counts = self.counts[save.kind]
@@ -390,8 +412,6 @@ class Saver:
           DirectoryTakenError: another run commits here.
         """
         newest = self._directory.latest()
-        if newest != self._last and newest == self._tried:
-            self._last = newest  # its commit failed once it was in place
         if self._last is None:
             if newest is not None:
                 raise DirectoryTakenError(

@@ -25,6 +25,7 @@ from embedps.config import TrainConfig
 from embedps.dataset import Dataset
 from embedps.dense_optimizer import make_dense_optimizer
 from embedps.errors import DatasetError, DimMismatchError, UsageError
+from embedps.exclusive import LOCK_NAME
 from embedps.tables.collection import EmbeddingCollection
 from embedps.trainer import Trainer, TrainingError
 from embedps.units import make_train_unit
@@ -358,7 +359,7 @@ def test_rerun_of_a_finished_run_changes_nothing(tmp_path, dataset):
         return {
             path: (path.read_bytes(), path.name in written_anew or path.stat().st_mtime_ns)
             for path in tmp_path.rglob("*")
-            if path.is_file()
+            if path.is_file() and path.name != LOCK_NAME
         }
 
     first = make_trainer(dataset, tmp_path).run()

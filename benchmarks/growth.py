@@ -33,6 +33,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import embedps  # noqa: F401  before TensorFlow: it has it start quietly
+
+# isort: split
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf

@@ -39,12 +39,13 @@ def _check_counts(where: str, **values: object) -> None:
 
 def _is_name(value: object) -> bool:
     """Whether it is a text that a path and a terminal can take."""
-    return (
-        isinstance(value, str)
-        and value != ""
-        and "\0" not in value
-        and not any("\ud800" <= letter <= "\udfff" for letter in value)
-    )
+    if not isinstance(value, str) or value == "" or "\0" in value:
+        return False
+    try:
+        value.encode()  # JSON may hold half of a surrogate pair
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

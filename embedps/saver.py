@@ -97,6 +97,7 @@ class Saver:
         # The next delta holds what changed since these cuts, which are those of save `_since`.
         self._cuts: dict[tuple[str, int], int] = {}
         self._since = -1
+        self._before = self._cuts, self._since  # of the save before that
         self._delta_bytes: list[int] = []  # of those since the base
         # The manifest whose commit failed last, and what is to be done if it is in place.
         self._tried: tuple[Manifest, Callable[[], None]] | None = None
@@ -185,6 +186,8 @@ class Saver:
         if due or not final:
             self._begin_base_if_due(step, rest_secs)
         if final and self._new_base is not None:
+            # So that who has not read what was committed just now goes on by the base's delta.
+            self._cuts, self._since = self._before
             manifest = self._rebase_last(attempt) or manifest
         return manifest
 
@@ -220,6 +223,7 @@ class Saver:
         written += [] if base is None else [f"base-{base.number}"]
         try:
             self._take_tried()
+            self._before = self._cuts, self._since
             return self._save(number, base, **what)
         except OSError as error:
             self._discard(*written)

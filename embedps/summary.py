@@ -19,6 +19,7 @@ SUMMARY_NAME = "summary.json"
 EVALUATIONS_NAME = "evaluation.jsonl"
 RESTARTS_NAME = "restarts.json"
 _KEYS = ("number", "step")
+_SCORES = ("auc", "logloss", "normalized_entropy", "calibration")
 _MEASURED = ("wall_secs", "examples_per_sec", "training", "checkpoint", "tables_memory_bytes")
 
 
@@ -83,9 +84,23 @@ class EvaluationReader:
         for line in data.decode(errors="replace").splitlines():
             with suppress(ValueError, RecursionError):
                 each = json.loads(line)
-                if isinstance(each, dict) and all(isinstance(each.get(k), int) for k in _KEYS):
+                if _is_evaluation(each):
                     evaluations.append(each)
         return evaluations
+
+
+def _is_evaluation(line: Any) -> bool:
+    """Whether a line is what an evaluation writes: the file is one that others may have changed."""
+
+    def is_number(value: Any, kind: type[int] | tuple[type, ...]) -> bool:
+        return isinstance(value, kind) and not isinstance(value, bool)
+
+    return (
+        isinstance(line, dict)
+        and all(is_number(line.get(k), int) for k in _KEYS)
+        and is_number(line.get("examples", 0), int)
+        and all(line.get(k) is None or is_number(line[k], (int, float)) for k in _SCORES)
+    )
 
 
 def append_evaluation(model_dir: Path, evaluation: dict[str, Any]) -> None:

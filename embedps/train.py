@@ -140,11 +140,11 @@ def _show(summary: dict[str, Any], model_dir: Path) -> None:
         for name in ("step", "AUC", "log loss", "NE", "calibration", "examples"):
             table.add_column(name, justify="right")
         for e in evaluations[-10:]:
-            scores = (e[k] for k in ("auc", "logloss", "normalized_entropy", "calibration"))
+            scores = (e.get(k) for k in ("auc", "logloss", "normalized_entropy", "calibration"))
             table.add_row(
                 f"{e['step']:,}",
                 *("-" if s is None else f"{s:.5f}" for s in scores),
-                f"{e['examples']:,}",
+                f"{e.get('examples', 0):,}",
             )
         console.print(table)
     units = summary["units"]

@@ -2,7 +2,13 @@
 
 import json
 
-from embedps.summary import RESTARTS_NAME, SUMMARY_NAME, Restarts, read_json
+from embedps.summary import (
+    RESTARTS_NAME,
+    SUMMARY_NAME,
+    Restarts,
+    read_evaluations,
+    read_json,
+)
 from tests.builders import make_trainer, write_dataset
 
 
@@ -35,3 +41,11 @@ def test_restarts_of_all_runs_are_counted_and_kept_at_once(tmp_path):
 def test_counts_that_are_none_are_taken_as_zero(tmp_path):
     (tmp_path / RESTARTS_NAME).write_text('{"worker_restarts": "x", "evaluator_restarts": null}')
     assert Restarts(tmp_path).count(workers=1, evaluator=0)["worker_restarts"] == 1
+
+
+def test_line_that_is_no_evaluation_is_passed_over(tmp_path):
+    good = {"number": 3, "step": 9, "auc": None, "logloss": 0.5, "examples": 4}
+    wrong = [{**good, "auc": "high"}, {**good, "examples": "4"}, {**good, "step": 9.5}, [good], 3]
+    lines = [json.dumps(line) for line in (*wrong, good, {**good, "number": True})]
+    (tmp_path / "evaluation.jsonl").write_text("\n".join(lines) + "\n")
+    assert read_evaluations(tmp_path) == [good]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ FORMAT = "embedps.dataset"
 VERSION = 1
 FILE_NAME = "_dataset.json"
 MISSING_ID = -1
+MIN_INT, MAX_INT = -(1 << 63), (1 << 63) - 1
 RARE_ID = -2
 """What ids below a frequency threshold become."""
 RAGGED_TYPE = "list<element: int64 not null>"
@@ -235,7 +237,9 @@ def _read_json(root: Path, path: Path) -> dict[str, Any]:
             "pipelines.ingest"
         )
     try:
+        check_regular(path)
         document = json.loads(path.read_bytes())
+        json.dumps(document, ensure_ascii=False).encode()  # a half of a surrogate pair is no text
     except FileNotFoundError:
         raise DatasetError(
             f"{path}: absent, so {root} is no finished dataset: run python -m pipelines.criteo or "
@@ -256,6 +260,14 @@ def _read_json(root: Path, path: Path) -> dict[str, Any]:
     return document
 
 
+def check_regular(path: Path) -> int:
+    """Returns a file's size; raises DatasetError for what may not end, such as a pipe."""
+    attributes = path.stat()
+    if not stat.S_ISREG(attributes.st_mode):
+        raise DatasetError(f"{path}: must be a regular file")
+    return attributes.st_size
+
+
 def _get(node: Any, key: str, kind: type[_T], where: str) -> _T:
     """Returns node[key] if it has the type `kind`, else raises what must hold."""
     if not isinstance(node, dict) or key not in node:
@@ -263,15 +275,22 @@ def _get(node: Any, key: str, kind: type[_T], where: str) -> _T:
     value = node[key]
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise DatasetError(f"{where}{key} must be {kind.__name__}, got {value!r:.60}")
-    if isinstance(value, int) and value < 0 and key != "missing_id":
-        raise DatasetError(f"{where}{key} must be 0 or more, got {value}")
+    if kind is int:
+        least = MIN_INT if key == "missing_id" else 0
+        if not least <= value <= MAX_INT:  # type: ignore[operator]
+            raise DatasetError(
+                f"{where}{key} must be within {least}..2**63-1, got {value!r:.60}: "
+                "make the dataset again"
+            )
+    if kind is str and "\0" in value:  # type: ignore[operator]
+        raise DatasetError(f"{where}{key} must be text without NUL, got {value!r:.60}")
     return value
 
 
 def _decode_file(node: Any, where: str) -> DataFile:
     groups = _get(node, "row_groups", list, where)
-    if not all(isinstance(rows, int) and rows > 0 for rows in groups):
-        raise DatasetError(f"{where}row_groups must be positive integers, got {groups!r:.60}")
+    for i in range(len(groups)):
+        _get({f"row_groups[{i}]": groups[i]}, f"row_groups[{i}]", int, where)
     return DataFile(
         path=_get(node, "path", str, where),
         rows=_get(node, "rows", int, where),
@@ -355,7 +374,7 @@ def _check_file(dataset: Dataset, file: DataFile) -> None:
 
     path = dataset.absolute_path(file)
     try:
-        size = path.stat().st_size
+        size = check_regular(path)
     except FileNotFoundError:
         raise DatasetError(
             f"{path}: listed in {FILE_NAME} but absent: make the dataset again"

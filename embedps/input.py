@@ -36,9 +36,9 @@ class UnitInput:
     batch_rows: int
     """Rows a batch; a unit's last may have fewer."""
     label: str | None = None
-    """A column of numbers without nulls."""
+    """A column of zeros and ones, without nulls."""
     numerics: tuple[str, ...] = ()
-    """Columns of numbers; a null becomes NaN."""
+    """Columns of finite numbers; NaN and null are NaN, which is missing."""
     ids: tuple[str, ...] = ()
     """Columns of one integer a row; a null becomes `missing_id`."""
     id_lists: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ class UnitInput:
 
         Raises:
           tf.errors.NotFoundError: there is no such file.
-          tf.errors.DataLossError: it is not a Parquet file.
+          tf.errors.DataLossError: it is not a Parquet file, or no regular file.
           tf.errors.InvalidArgumentError: a column is not in it or not of a type that fits, or the
             rows are not within it.
         """
@@ -102,7 +102,8 @@ class UnitInput:
         """Takes the next batch of a unit that `open` opened; one of no rows at its end.
 
         Raises:
-          tf.errors.DataLossError: the file's content cannot be read, or a label is null.
+          tf.errors.DataLossError: the file's content cannot be read, a label is neither 0 nor 1, or
+            a number is infinite.
         """
         out = kernels.load().embedps_unit_reader_next(
             reader,

@@ -308,13 +308,13 @@ def _cut(dataset: Dataset, options: LedgerOptions) -> list[tuple[str, int, int]]
         path = str(dataset.absolute_path(file))
         first = 0
         pending = 0
-        for group in [*file.row_groups, 0]:
-            if pending and (group == 0 or pending + group > options.unit_rows):
+        for group in [*file.row_groups, None]:  # None: the file's end
+            if group is None or pending + group > options.unit_rows:
                 for start in range(0, pending, options.unit_rows):
                     ranges.append((path, first + start, min(options.unit_rows, pending - start)))
                 first += pending
                 pending = 0
-            pending += group
+            pending += group or 0
     if not ranges:
         raise UsageError(f"{dataset.directory}: split {options.split!r} has no rows")
     return ranges

@@ -148,7 +148,7 @@ def test_bad_json_is_named(tmp_path: Path, text: str):
             lambda d: d["splits"]["train"].update(rows=True),
             "splits.train.rows must be int, got True",
         ),
-        (lambda d: d["splits"]["train"].update(rows=-1), "rows must be 0 or more, got -1"),
+        (lambda d: d["splits"]["train"].update(rows=-1), "rows must be within 0..2**63-1, got -1"),
         (lambda d: d["splits"]["train"].update(rows=11), "must hold its 11 rows, they hold 10"),
         (lambda d: d["splits"]["train"].update(positives=11), "positives must be within 0..10"),
         (
@@ -156,9 +156,32 @@ def test_bad_json_is_named(tmp_path: Path, text: str):
             "row groups must add up to its 3 rows, they give 2",
         ),
         (
-            lambda d: d["splits"]["eval"]["files"][0].update(row_groups=[3, 0]),
-            "files[0].row_groups must be positive integers",
+            lambda d: d["splits"]["eval"]["files"][0].update(row_groups=[3, -1, 1]),
+            "files[0].row_groups[1] must be within 0..2**63-1, got -1",
         ),
+        (
+            lambda d: d["splits"]["eval"]["files"][0].update(row_groups=[2, True]),
+            "files[0].row_groups[1] must be int, got True",
+        ),
+        (lambda d: d.update(missing_id=2**70), "missing_id must be within -9223372036854775808.."),
+        (lambda d: d.update(missing_id=-(2**63) - 1), "2**63-1, got -9223372036854775809"),
+        (lambda d: d.update(missing_id=10**4000), "2**63-1, got 1000000"),
+        (lambda d: d.update(missing_id=float("nan")), "missing_id must be int, got nan"),
+        (lambda d: d.update(missing_id=-1.0), "missing_id must be int, got -1.0"),
+        (lambda d: d["splits"]["train"].update(positives=2**63), "positives must be within 0.."),
+        (lambda d: d["categorical"][0].update(cardinality=2**70), "cardinality must be within 0"),
+        (lambda d: d["numeric"][0].update(missing=2**64), "numeric[0].missing must be within 0.."),
+        (lambda d: d["input"].update(lines_read=2**99), "input.lines_read must be within 0.."),
+        (lambda d: d["numeric"].append(7), "numeric[1].name must be there, it is absent"),
+        (lambda d: d["categorical"].append(None), "categorical[1].name must be there"),
+        (lambda d: d["splits"].update(train=[]), "splits.train.files must be there"),
+        (lambda d: d["schema"].update(C1=[]), "column 'C1' must have Arrow type int64, got []"),
+        (
+            lambda d: d["splits"]["eval"]["files"][0].update(path="eval/a\0b"),
+            "files[0].path must be text without NUL, got 'eval/a\\x00b'",
+        ),
+        (lambda d: d.update(label="a\0"), "label must be text without NUL"),
+        (lambda d: d.update(label="\ud800"), "must be a JSON document: 'utf-8' codec can't encode"),
         (
             lambda d: d["splits"]["eval"]["files"][0].update(path="../x.parquet"),
             "must be inside the dataset, got '../x.parquet'",
@@ -196,6 +219,43 @@ def test_absent_shard_is_named(tmp_path: Path):
     dataset.paths("eval")[0].unlink()
     with pytest.raises(DatasetError, match=r"eval/shard-00000-of-00001\.parquet: listed in"):
         Dataset.open(tmp_path)
+
+
+def test_shard_that_is_no_regular_file_is_named_and_not_waited_for(tmp_path: Path):
+    path = make_dataset(tmp_path).paths("train")[0]
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(DatasetError, match=r"train/shard.*\.parquet: must be a regular file"):
+        Dataset.open(tmp_path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(DatasetError, match=r"train/shard.*\.parquet: must be a regular file"):
+        Dataset.open(tmp_path)
+
+
+def test_commit_that_is_no_regular_file_is_named_and_not_waited_for(tmp_path: Path):
+    path = tmp_path / "_dataset.json"
+    os.mkfifo(path)
+    with pytest.raises(DatasetError, match=r"_dataset\.json: must be a regular file"):
+        Dataset.open(tmp_path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(DatasetError, match=r"_dataset\.json: must be a regular file"):
+        Dataset.open(tmp_path)
+
+
+@pytest.mark.parametrize("sizes", [(0,), (0, 3, 4), (3, 0, 0, 4), (3, 4, 0)])
+def test_empty_row_groups_are_opened(tmp_path: Path, sizes: tuple[int, ...]):
+    path = make_dataset(tmp_path).paths("train")[0]
+    rows = pq.read_table(path)
+    with pq.ParquetWriter(path, rows.schema) as writer:
+        for size in sizes:
+            writer.write_table(rows.slice(0, size))
+    count = sum(sizes)
+    node = {"rows": count, "bytes": path.stat().st_size, "row_groups": sizes}
+    edit(tmp_path, lambda d: d["splits"]["train"]["files"][0].update(node))
+    edit(tmp_path, lambda d: d["splits"]["train"].update(rows=count, positives=0))
+    assert Dataset.open(tmp_path).split("train").files[0].row_groups == sizes
 
 
 def test_cut_shard_is_named_with_its_sizes(tmp_path: Path):

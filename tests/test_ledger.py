@@ -36,7 +36,9 @@ def rows_of(units):
     return [(u.path, u.first_row + i) for u in units for i in range(u.num_rows)]
 
 
-row_groups = st.lists(st.lists(st.integers(1, 90), min_size=1, max_size=6), min_size=1, max_size=5)
+row_groups = st.lists(
+    st.lists(st.integers(1, 90) | st.just(0), min_size=0, max_size=6), min_size=1, max_size=5
+).filter(lambda files: any(map(sum, files)))
 
 
 @given(
@@ -64,6 +66,16 @@ def test_every_row_is_in_one_unit_an_epoch(files, batch, extra, seed):
 def test_units_end_at_row_groups_where_these_fit():
     units = take_all(make_ledger(make_listed([(40, 40, 40, 40)]), unit_rows=100, shuffle=False))
     assert [(u.first_row, u.num_rows) for u in units] == [(0, 80), (80, 80)]
+
+
+def test_empty_row_groups_cut_nothing():
+    files = [(), (0,), (0, 40, 0, 0, 40, 40, 0, 40, 0), (0, 0)]
+    units = take_all(make_ledger(make_listed(files), unit_rows=100, shuffle=False))
+    assert [(u.path[-9:], u.first_row, u.num_rows) for u in units] == [
+        ("2.parquet", 0, 80), ("2.parquet", 80, 80)
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match="has no rows"):
+        make_ledger(make_listed([(0,), (0, 0)]))
 
 
 def test_row_group_greater_than_a_unit_is_split():

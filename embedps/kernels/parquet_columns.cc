@@ -66,19 +66,20 @@ bool IsNumber(const parquet::ColumnDescriptor& column) {
   return type == nullptr || type->is_none() || type->is_int();
 }
 
-template <typename From>
+// Whether a stored value stands for none: an id that is NaN.
+template <typename To, typename From>
 bool IsNull(From value) {
-  if constexpr (std::is_floating_point_v<From>) return std::isnan(value);
+  if constexpr (std::is_floating_point_v<From> && std::is_integral_v<To>) return std::isnan(value);
   return false;
 }
 
 template <typename To, typename From>
-To Convert(const std::string& column, From value) {
+To Convert(const std::string& column, From value, int64_t row) {
   if constexpr (std::is_floating_point_v<From> && std::is_integral_v<To>) {
     constexpr From kLimit = static_cast<From>(9223372036854775808.0);  // 2^63
     if (std::trunc(value) != value || value < -kLimit || value >= kLimit) {
       throw DataError("column '" + column + "' is read as int64: its values must be integral and " +
-                      "in [-2^63, 2^63) but one is " + std::to_string(value));
+                      "in [-2^63, 2^63) but one is " + std::to_string(value) + AtRow(row));
     }
   }
   return static_cast<To>(value);
@@ -98,8 +99,9 @@ class TypedFlatColumn final : public FlatColumn<T> {
 
   const std::string& name() const override { return name_; }
 
-  void StartRowGroup(parquet::RowGroupReader* group) override {
+  void StartRowGroup(parquet::RowGroupReader* group, int64_t first_row) override {
     reader_ = std::static_pointer_cast<parquet::TypedColumnReader<DType>>(group->Column(leaf_));
+    row_ = first_row;
   }
 
   void Skip(int64_t rows) override {
@@ -107,6 +109,7 @@ class TypedFlatColumn final : public FlatColumn<T> {
       const int64_t skipped = reader_->Skip(rows);
       if (skipped <= 0) Ended(rows);
       rows -= skipped;
+      row_ += skipped;
     }
   }
 
@@ -115,6 +118,7 @@ class TypedFlatColumn final : public FlatColumn<T> {
       const int64_t read = ReadSome(rows, values);
       if (read <= 0) Ended(rows);
       rows -= read;
+      row_ += read;
       values += read;
     }
   }
@@ -129,7 +133,7 @@ class TypedFlatColumn final : public FlatColumn<T> {
     int64_t num_values = 0;
     // Straight into place where no value can be null and none needs another form.
     if constexpr (std::is_same_v<Physical, T> && std::is_same_v<Physical, Stored>) {
-      if (!optional_ && (std::is_integral_v<T> || on_null_.allowed)) {
+      if (!optional_) {
         reader_->ReadBatch(rows, nullptr, nullptr, values, &num_values);
         return num_values;
       }
@@ -138,7 +142,7 @@ class TypedFlatColumn final : public FlatColumn<T> {
     if (stored_ == nullptr) stored_ = std::make_unique<Physical[]>(kChunkRows);
     if (!optional_) {
       reader_->ReadBatch(chunk, nullptr, nullptr, stored_.get(), &num_values);
-      for (int64_t i = 0; i < num_values; ++i) values[i] = Value(stored_[i]);
+      for (int64_t i = 0; i < num_values; ++i) values[i] = Value(stored_[i], row_ + i);
       return num_values;
     }
     levels_.resize(kChunkRows);
@@ -147,9 +151,9 @@ class TypedFlatColumn final : public FlatColumn<T> {
     int64_t next = 0;
     for (int64_t i = 0; i < num_levels; ++i) {
       if (levels_[i] == 0) {
-        values[i] = Null();
+        values[i] = Null(row_ + i);
       } else if (next < num_values) {
-        values[i] = Value(stored_[next++]);
+        values[i] = Value(stored_[next++], row_ + i);
       } else {
         throw DataError("column '" + name_ + "' has fewer values than its levels say");
       }
@@ -157,15 +161,16 @@ class TypedFlatColumn final : public FlatColumn<T> {
     return num_levels;
   }
 
-  T Value(Physical physical) const {
+  T Value(Physical physical, int64_t row) const {
     const Stored value = static_cast<Stored>(physical);
-    if (IsNull(value)) return Null();
-    return Convert<T>(name_, value);
+    if (IsNull<T>(value)) return Null(row);
+    return Convert<T>(name_, value, row);
   }
 
-  T Null() const {
-    if (!on_null_.allowed)
-      throw DataError("column '" + name_ + "' must not have nulls but has one");
+  T Null(int64_t row) const {
+    if (!on_null_.allowed) {
+      throw DataError("column '" + name_ + "' must not have nulls but has one" + AtRow(row));
+    }
     return on_null_.value;
   }
 
@@ -176,6 +181,7 @@ class TypedFlatColumn final : public FlatColumn<T> {
   std::shared_ptr<parquet::TypedColumnReader<DType>> reader_;
   std::unique_ptr<Physical[]> stored_;
   std::vector<int16_t> levels_;
+  int64_t row_ = 0;  // of the file, the next to read
 };
 
 // The definition level from which a level stands for an element, not for an empty or null list.
@@ -211,7 +217,7 @@ class TypedListColumn final : public ListColumn {
 
   const std::string& name() const override { return name_; }
 
-  void StartRowGroup(parquet::RowGroupReader* group) override {
+  void StartRowGroup(parquet::RowGroupReader* group, int64_t) override {
     reader_ = std::static_pointer_cast<parquet::TypedColumnReader<DType>>(group->Column(leaf_));
     next_level_ = num_levels_ = next_value_ = num_values_ = 0;
   }
@@ -288,6 +294,10 @@ class TypedListColumn final : public ListColumn {
 };
 
 }  // namespace
+
+std::string AtRow(int64_t row) {
+  return " at row " + std::to_string(row) + " of the file, counted from 0";
+}
 
 template <typename T>
 std::unique_ptr<FlatColumn<T>> OpenFlatColumn(const parquet::SchemaDescriptor& schema,

@@ -35,8 +35,8 @@ class FlatColumn {
  public:
   virtual ~FlatColumn() = default;
   virtual const std::string& name() const = 0;
-  // Before the first Skip or Read of each row group.
-  virtual void StartRowGroup(parquet::RowGroupReader* group) = 0;
+  // Before the first Skip or Read of each row group; `first_row` is the group's first in the file.
+  virtual void StartRowGroup(parquet::RowGroupReader* group, int64_t first_row) = 0;
   virtual void Skip(int64_t rows) = 0;
   // Writes `rows` values.
   virtual void Read(int64_t rows, T* values) = 0;
@@ -47,13 +47,16 @@ class ListColumn {
  public:
   virtual ~ListColumn() = default;
   virtual const std::string& name() const = 0;
-  virtual void StartRowGroup(parquet::RowGroupReader* group) = 0;
+  virtual void StartRowGroup(parquet::RowGroupReader* group, int64_t first_row) = 0;
   virtual void Skip(int64_t rows) = 0;
   // Appends the values of `rows` lists and, for each, where it ends in `values`, which must not
   // grow past `max_values`: a DataError.
   virtual void Read(int64_t rows, size_t max_values, std::vector<int64_t>* values,
                     std::vector<int64_t>* ends) = 0;
 };
+
+// A row's number in its file, as errors tell it.
+std::string AtRow(int64_t row);
 
 // What a null becomes: the given value or, if nulls are not allowed, a DataError.
 template <typename T>
@@ -63,7 +66,7 @@ struct OnNull {
 };
 
 // Opens a top-level column of any integer, floating-point or boolean type. uint64 keeps its bits.
-// As int64, floating-point values must be integral, and NaN counts as null.
+// As int64, floating-point values must be integral, and NaN counts as null; as float it stays NaN.
 template <typename T>
 std::unique_ptr<FlatColumn<T>> OpenFlatColumn(const parquet::SchemaDescriptor& schema,
                                               const std::string& name, OnNull<T> on_null);

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cmath>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -18,6 +19,7 @@
 #include <limits>
 #include <mutex>
 #include <numeric>
+#include <sstream>
 #include <thread>
 #include <utility>
 
@@ -74,6 +76,33 @@ struct Block {
   std::vector<int64_t> order;
 };
 
+// As types of their own, so that CheckValues is compiled for each.
+constexpr auto kIsLabel = [](float value) { return (value == 0.0f) | (value == 1.0f); };
+constexpr auto kIsNumeric = [](float value) {
+  return std::abs(value) != std::numeric_limits<float>::infinity();
+};
+
+// Throws a DataError for the first value that is none of its kind.
+template <typename IsGood>
+void CheckValues(const std::string& column, const char* what, IsGood is_good, const float* values,
+                 int64_t count, int64_t first_row) {
+  // Without a branch for each value, so that the compiler makes vectors of it.
+  int32_t num_bad = 0;
+  for (int64_t i = 0; i < count; ++i) num_bad |= !is_good(values[i]);
+  if (num_bad == 0) return;
+  for (int64_t i = 0; i < count; ++i) {
+    if (is_good(values[i])) continue;
+    std::ostringstream found;
+    if (std::isnan(values[i])) {
+      found << "NaN";
+    } else {
+      found << values[i];
+    }
+    throw DataError("column '" + column + "' must be " + what + " but is " + found.str() +
+                    AtRow(first_row + i));
+  }
+}
+
 class Columns {
  public:
   Columns(const parquet::SchemaDescriptor& schema, const UnitReaderOptions& options) {
@@ -93,8 +122,8 @@ class Columns {
     }
   }
 
-  void StartRowGroup(parquet::RowGroupReader* group) {
-    ForEach([group](auto& column) { column.StartRowGroup(group); });
+  void StartRowGroup(parquet::RowGroupReader* group, int64_t first_row) {
+    ForEach([&](auto& column) { column.StartRowGroup(group, first_row); });
   }
 
   void Skip(int64_t rows) {
@@ -116,11 +145,19 @@ class Columns {
     }
   }
 
-  void Append(int64_t rows, Block* block) {
+  // Appends the next `rows`, which are the file's from `first_row` on.
+  void Append(int64_t rows, int64_t first_row, Block* block) {
     const int64_t at = block->num_rows;
-    if (label_ != nullptr) label_->Read(rows, block->labels.data() + at);
+    if (label_ != nullptr) {
+      float* values = block->labels.data() + at;
+      label_->Read(rows, values);
+      CheckValues(label_->name(), "0 or 1", kIsLabel, values, rows, first_row);
+    }
     for (size_t c = 0; c < floats_.size(); ++c) {
-      floats_[c]->Read(rows, block->floats[c].data() + at);
+      float* values = block->floats[c].data() + at;
+      floats_[c]->Read(rows, values);
+      CheckValues(floats_[c]->name(), "finite in float32, or NaN where it is missing,", kIsNumeric,
+                  values, rows, first_row);
     }
     for (size_t c = 0; c < ids_.size(); ++c) ids_[c]->Read(rows, block->ids[c].data() + at);
     for (size_t c = 0; c < lists_.size(); ++c) {
@@ -380,12 +417,12 @@ class ParquetUnitReader final : public UnitReader {
   void ReadBlock(int64_t rows, Block* block) {
     columns_->Prepare(rows, block);
     while (block->num_rows < rows) {
-      while (group_rows_left_ == 0) {
-        NextRowGroup();
+      if (group_rows_left_ == 0) {
+        while (group_rows_left_ == 0) NextRowGroup();
         OpenRowGroup();
       }
       const int64_t take = std::min(rows - block->num_rows, group_rows_left_);
-      columns_->Append(take, block);
+      columns_->Append(take, group_first_row_ + group_rows_ - group_rows_left_, block);
       group_rows_left_ -= take;
       rows_left_ -= take;
     }
@@ -398,15 +435,16 @@ class ParquetUnitReader final : public UnitReader {
                       std::to_string(metadata.num_rows()));
     }
     ++group_index_;
-    group_rows_left_ = metadata.RowGroup(group_index_)->num_rows();
-    if (group_rows_left_ < 0) {
-      throw DataError("must have at least 0 rows but has " + std::to_string(group_rows_left_));
+    group_first_row_ += group_rows_;
+    group_rows_left_ = group_rows_ = metadata.RowGroup(group_index_)->num_rows();
+    if (group_rows_ < 0) {
+      throw DataError("must have at least 0 rows but has " + std::to_string(group_rows_));
     }
   }
 
   void OpenRowGroup() {
     group_ = file_->RowGroup(group_index_);
-    columns_->StartRowGroup(group_.get());
+    columns_->StartRowGroup(group_.get(), group_first_row_);
   }
 
   const UnitReaderOptions options_;
@@ -418,6 +456,8 @@ class ParquetUnitReader final : public UnitReader {
   std::unique_ptr<Columns> columns_;
   std::shared_ptr<parquet::RowGroupReader> group_;
   int group_index_ = -1;
+  int64_t group_first_row_ = 0;  // of the file
+  int64_t group_rows_ = 0;
   int64_t group_rows_left_ = 0;
   int64_t rows_left_ = 0;  // of the unit
 

@@ -21,8 +21,8 @@ struct UnitReaderOptions {
   uint64_t seed = 0;                       // of the permutations: the same on every machine
   int64_t missing_id = -1;                 // what a null id becomes
   int prefetch_batches = 4;                // finished batches held ready
-  std::string label_column;                // empty: none
-  std::vector<std::string> float_columns;  // any number, a null becomes NaN
+  std::string label_column;                // 0 or 1; empty: none
+  std::vector<std::string> float_columns;  // any finite number, NaN and null are NaN
   std::vector<std::string> id_columns;     // one integer a row
   std::vector<std::string> list_columns;   // a list of integers a row
 };
@@ -45,8 +45,9 @@ class UnitReader {
  public:
   virtual ~UnitReader() = default;  // stops the thread
 
-  // Fails at once for an absent file (NotFound), one that is not Parquet (DataLoss), a column that
-  // is not there or of a type that does not fit, or rows past its end (InvalidArgument).
+  // Fails at once for an absent file (NotFound), one that is not Parquet or no regular file
+  // (DataLoss), a column that is not there or of a type that does not fit, or rows past its end
+  // (InvalidArgument).
   static Status Open(const UnitReaderOptions& options, std::unique_ptr<UnitReader>* reader);
 
   // The next batch; waits for it. DataLoss for content that cannot be read, again at every call.

@@ -292,3 +292,22 @@ def test_readers_end_when_their_step_fails(path):
     with pytest.raises(tf.errors.InvalidArgumentError):
         fail(tf.constant(path))
     assert live_readers() == before
+
+
+@pytest.mark.parametrize("sizes", [(0, 3, 4), (3, 0, 0, 4), (3, 4, 0), (0, 0, 7, 0, 0)])
+def test_empty_row_groups_are_passed_over(tmp_path, sizes):
+    file = tmp_path / "x.parquet"
+    schema = pa.schema([("id", pa.int64()), ("tags", pa.list_(pa.int64()))])
+    with pq.ParquetWriter(file, schema) as writer:
+        for size, first in zip(sizes, np.cumsum((0, *sizes)).tolist(), strict=False):
+            ids = list(range(first, first + size))
+            group = pa.table({"id": ids, "tags": [[i] * i for i in ids]}, schema)
+            writer.write_table(group)
+    assert [pq.read_metadata(file).row_group(i).num_rows for i in range(len(sizes))] == [*sizes]
+    unit = UnitInput(batch_rows=2, ids=("id",), id_lists=("tags",))
+    for first_row in range(8):
+        batches, _ = read_batches(unit, str(file), first_row, -1)
+        ids = [i for batch in batches for i in batch.ids["id"].numpy().tolist()]
+        lists = [row for batch in batches for row in batch.ids["tags"].to_list()]
+        assert ids == list(range(first_row, 7))
+        assert lists == [[i] * i for i in ids]

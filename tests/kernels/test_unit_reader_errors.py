@@ -1,5 +1,6 @@
 """What the native unit reader refuses: files, columns, values, ranges and settings."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -79,22 +80,50 @@ def test_negative_ranges_are_refused(path, first_row, num_rows):
         make_input().open(path, first_row, num_rows)
 
 
-def test_null_label_is_data_loss(tmp_path):
+@pytest.mark.parametrize("nullable", [True, False])
+@pytest.mark.parametrize(
+    ("column", "kind", "value", "message"),
+    [
+        ("label", pa.float32(), 2.0, "'label' must be 0 or 1 but is 2"),
+        ("label", pa.int8(), -1, "'label' must be 0 or 1 but is -1"),
+        ("label", pa.float64(), 0.5, "'label' must be 0 or 1 but is 0.5"),
+        ("label", pa.float32(), np.nan, "'label' must be 0 or 1 but is NaN"),
+        ("label", pa.float32(), np.inf, "'label' must be 0 or 1 but is inf"),
+        ("label", pa.float32(), None, "'label' must not have nulls but has one"),
+        ("x", pa.float32(), np.inf, "'x' must be finite in float32, or NaN .*, but is inf"),
+        ("x", pa.float64(), -np.inf, "'x' must be finite in float32, or NaN .*, but is -inf"),
+        ("x", pa.float64(), 1e300, "'x' must be finite in float32, or NaN .*, but is inf"),
+        ("id", pa.float64(), 2.5, r"'id' is read as int64.* but one is 2\.50*"),
+    ],
+)
+def test_wrong_value_is_named_with_its_file_and_row(
+    tmp_path, column, kind, value, message, nullable
+):
+    nullable = nullable or value is None
+    rows, at = 25_000, 17_003
+    columns = {"label": [0.0, 1.0] * (rows // 2), "x": [np.nan, -1.5] * (rows // 2)}
+    columns["id"] = list(range(rows))
+    columns[column][at] = value
+    kinds = {"label": pa.float32(), "x": pa.float32(), "id": pa.int64(), column: kind}
+    fields = [pa.field(name, kinds[name], nullable=nullable) for name in columns]
+    arrays = [pa.array(columns[f.name], f.type, from_pandas=False) for f in fields]
     file = tmp_path / "x.parquet"
-    pq.write_table(pa.table({"label": pa.array([1.0, None]), "x": [1, 2]}), file)
-    unit = UnitInput(batch_rows=1, label="label", ids=("x",))
-    reader = unit.open(str(file), 0, -1)
-    with pytest.raises(tf.errors.DataLossError, match="row group 0: column 'label' must not have"):
-        unit.next(reader)
+    pq.write_table(pa.table(arrays, pa.schema(fields)), file, row_group_size=7000)
+    unit = UnitInput(batch_rows=500, label="label", numerics=("x",), ids=("id",), shuffle_rows=2000)
+    message = f"x.parquet', row group 2: column {message} at row {at} of the file, counted from 0"
+    for first_row in (0, 3, 7000, 16_999):
+        with pytest.raises(tf.errors.DataLossError, match=message):
+            read_batches(unit, str(file), first_row, -1)
+    rest = read_batches(unit, str(file), at + 1, -1)[0]
+    assert sum(int(batch.num_rows) for batch in rest) == rows - at - 1
 
 
-def test_id_that_is_no_integer_is_data_loss(tmp_path):
+@pytest.mark.parametrize("kind", ["pipe", "directory"])
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path, kind):
     file = tmp_path / "x.parquet"
-    pq.write_table(pa.table({"x": [1.0, 2.5]}), file)
-    unit = UnitInput(batch_rows=1, ids=("x",))
-    reader = unit.open(str(file), 0, -1)
-    with pytest.raises(tf.errors.DataLossError, match=r"column 'x' is read as int64.*2\.5"):
-        unit.next(reader)
+    os.mkfifo(file) if kind == "pipe" else file.mkdir()
+    with pytest.raises(tf.errors.DataLossError, match=r"x.parquet' must be a file but is not"):
+        make_input().open(str(file), 0, 1)
 
 
 @pytest.mark.parametrize("damage", ["empty", "text", "footer", "truncated"])

@@ -14,6 +14,8 @@ class BadLine:
     line: int
     reason: str
     raw: bytes
+    ends_file: bool = False
+    """Whether the file is cut or damaged here: how many lines are lost with it is not known."""
 
     def to_json(self, file: str) -> str:
         """Returns one line of `_bad_lines.jsonl`; bytes that are not UTF-8 are also in base64."""

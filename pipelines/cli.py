@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -42,6 +43,20 @@ def positive_int(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of 1 or more, got {text!r}")
     return value
+
+
+def nonempty(text: str) -> str:
+    """Parses a name, path or pattern: an empty one comes of a shell variable that is not set."""
+    if not text or "\0" in text:
+        raise argparse.ArgumentTypeError(
+            f"must have a character, and none that is NUL, got {text!r}: is a shell variable unset?"
+        )
+    return text
+
+
+def path(text: str) -> Path:
+    """Parses a path; an empty one would be the working directory."""
+    return Path(nonempty(text))
 
 
 def seed_int(text: str) -> int:

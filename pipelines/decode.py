@@ -83,6 +83,8 @@ def decode_column(
     column: Column, array: pa.Array, missing: tuple[str, ...]
 ) -> tuple[pa.Array, Bad]:
     """Decodes one column to its row type; see `decode_batch`."""
+    if _is_list(array.type) and column.role != "list":
+        return _decode_lists_of_one(column, array, missing)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if column.role == "list":
@@ -97,6 +99,25 @@ def decode_column(
     else:
         values, bad = _decode_typed(column, array)
     return pa.array(values, column.row_type, from_pandas=False), bad
+
+
+def _decode_lists_of_one(
+    column: Column, array: pa.Array, missing: tuple[str, ...]
+) -> tuple[pa.Array, Bad]:
+    """Decodes lists of one value each as that value; a null list is a missing value."""
+    kind = array.type
+    of_other_size = pa.types.is_fixed_size_list(kind) and kind.list_size != 1
+    if of_other_size or pa.types.is_nested(kind.value_type):
+        raise _wrong_type(column, kind, "one value a row, or lists of one")
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+    places = pa.array(np.cumsum(lengths) - lengths, mask=lengths != 1)
+    values, bad = decode_column(column, array.flatten().take(places), missing)
+    wrong = (lengths != 1) & array.is_valid().to_numpy(zero_copy_only=False)
+    reasons = {
+        int(row): f"must be one value or a list of one, got a list of {lengths[row]}"
+        for row in np.flatnonzero(wrong)
+    }
+    return values, bad | reasons
 
 
 def _without_missing(array: pa.Array, missing: tuple[str, ...]) -> pa.Array:

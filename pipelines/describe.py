@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from embedps.dataset import Dataset
-from pipelines.cli import ArgumentParser, run
+from pipelines.cli import ArgumentParser, path, run
 from pipelines.page import make_page
 from pipelines.profile import Profile, make_profile
 
@@ -57,8 +56,8 @@ def main(argv: Sequence[str]) -> None:
         description="Shows what a dataset holds: label rate of each shard; of each column missing "
         "rate, spread, cardinality and the share of the most frequent ids.",
     )
-    parser.add_argument("directory", type=Path, metavar="DIR", help="a dataset")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with plots too")
+    parser.add_argument("directory", type=path, metavar="DIR", help="a dataset")
+    parser.add_argument("--html", type=path, metavar="FILE", help="write a page with plots too")
     options = parser.parse_args(argv)
     profile = make_profile(Dataset.open(options.directory))
     _print(profile)

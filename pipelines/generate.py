@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 
 from embedps.errors import UsageError
-from pipelines.cli import ArgumentParser, Reporter, positive_int, reporter, run, seed_int
+from pipelines.cli import ArgumentParser, Reporter, path, positive_int, reporter, run, seed_int
 from pipelines.click_rows import draw_rows
 from pipelines.planted import SHARES, PlantedModel, sigmoid
 from pipelines.score import Score
@@ -224,7 +224,7 @@ def parse_options(argv: Sequence[str]) -> Options:
         "--seed", type=seed_int, default=0, help="of rows and planted model (default: %(default)s)"
     )
     parser.add_argument(
-        "--output", type=Path, required=True, metavar="FILE", help="a .tsv.gz file, or .tsv"
+        "--output", type=path, required=True, metavar="FILE", help="a .tsv.gz file, or .tsv"
     )
     parser.add_argument(
         "--threads", type=positive_int, default=Options.threads, help="default: %(default)s"

@@ -9,7 +9,9 @@ import logging
 import os
 import shutil
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -41,6 +43,7 @@ from pipelines.work_dir import SPLITS
 DEFAULT_RUNNER = "FnApiRunner"
 """DirectRunner would look for a binary to download, and be another engine where it finds it."""
 _POLL_SECS = 0.5
+_POLL_TIMES = 50  # of the time that a look takes
 
 
 def make_dataset(options: Options) -> tuple[Dataset, bool]:
@@ -53,6 +56,11 @@ def make_dataset(options: Options) -> tuple[Dataset, bool]:
       UsageError: an input is absent, or the output holds another dataset.
       DatasetError: the pipeline failed, or no line was good.
     """
+    with _temporary_folder():
+        return _make_or_keep(options)
+
+
+def _make_or_keep(options: Options) -> tuple[Dataset, bool]:
     pipeline = _pipeline(options.beam_flags, options.verbose)
     inputs, sizes = find_inputs(options.input, options.eval_input)
     job = _job(options, inputs)
@@ -62,6 +70,25 @@ def make_dataset(options: Options) -> tuple[Dataset, bool]:
             return Dataset.open(options.output), False
         _make(pipeline, job, inputs, sum(sizes))
     return Dataset.open(options.output), True
+
+
+@contextlib.contextmanager
+def _temporary_folder() -> Iterator[None]:
+    """Gives Beam, and the processes that it starts, a temporary folder and removes it.
+
+    Some of its runners leave theirs.
+    """
+    before, before_variable = tempfile.tempdir, os.environ.get("TMPDIR")
+    with tempfile.TemporaryDirectory(prefix="embedps-", ignore_cleanup_errors=True) as folder:
+        tempfile.tempdir = os.environ["TMPDIR"] = folder
+        try:
+            yield
+        finally:
+            tempfile.tempdir = before
+            if before_variable is None:
+                del os.environ["TMPDIR"]
+            else:
+                os.environ["TMPDIR"] = before_variable
 
 
 def _make(pipeline: beam.Pipeline, job: Job, inputs: Sequence[InputTask], num_bytes: int) -> None:
@@ -91,6 +118,7 @@ def _job(options: Options, inputs: Sequence[InputTask]) -> Job:
         num_shards=options.num_shards,
         row_group_rows=options.row_group_rows,
         max_bad_fraction=options.max_bad_fraction,
+        allow_damaged_files=options.allow_damaged_files,
         split=options.split,
         eval_files=tuple(task.name for task in inputs if task.held_out),
     )
@@ -110,7 +138,11 @@ def find_inputs(
     folder = os.path.commonpath([os.path.dirname(path) for path in paths])
     inputs = [
         InputTask(
-            index=i, path=path, name=path[len(folder) :].lstrip("/"), held_out=path in held_out
+            index=i,
+            path=path,
+            name=path[len(folder) :].lstrip("/"),
+            bytes=sizes[path],
+            held_out=path in held_out,
         )
         for i, path in enumerate(paths)
     ]
@@ -126,8 +158,23 @@ def _match(flag: str, patterns: Sequence[str]) -> dict[str, int]:
             raise UsageError(f"{flag} {pattern}: cannot be listed: {error}") from None
         if not match.metadata_list:
             raise UsageError(f"{flag} {pattern}: must match a file, there is none")
-        sizes.update({file.path: file.size_in_bytes for file in match.metadata_list})
+        for file in match.metadata_list:
+            _check_readable(flag, pattern, file.path)
+            sizes[file.path] = file.size_in_bytes
     return sizes
+
+
+def _check_readable(flag: str, pattern: str, path: str) -> None:
+    """Raises UsageError for a local path that is no file to read: a directory, a pipe."""
+    if FileSystems.get_scheme(path) is not None:
+        return
+    hint = f"{flag} {pattern}: must match regular files that can be read"
+    if os.path.isdir(path):
+        raise UsageError(f"{hint}, {path} is a directory: give {path.rstrip('/')}/* for its files")
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise UsageError(f"{hint}, {path} is a pipe or a device")
+    if not os.access(path, os.R_OK):
+        raise UsageError(f"{hint}, {path} is not: give it read permission, or leave it out")
 
 
 def _holds(options: Options, job: Job, inputs: Sequence[InputTask], sizes: Sequence[int]) -> bool:
@@ -234,13 +281,17 @@ def _progress(job: Job, inputs: Sequence[InputTask], total_bytes: int) -> Iterat
     def watch() -> None:
         # Every row is parsed, then written: half of it is done when it is parsed.
         with reporter("parsing, then writing", 0, "rows") as report:
-            while not finished.wait(_POLL_SECS):
+            pause = _POLL_SECS
+            while not finished.wait(pause):
+                began = time.monotonic()
                 parsed = [numbers for path in paths if (numbers := _numbers_in(path))]
                 num_bytes = sum(numbers[0] for numbers in parsed)
                 rows = sum(numbers[1] for numbers in parsed)
                 written = sum(sum(_numbers_in(path)) for path in shard_paths)
                 total = rows if written else round(rows * total_bytes / max(num_bytes, 1))
                 report.update((rows + written) // 2, max(total, rows))
+                # A file each: with thousands of them, looking takes the pipeline's time.
+                pause = max(_POLL_SECS, _POLL_TIMES * (time.monotonic() - began))
 
     thread = threading.Thread(target=watch, name="progress", daemon=True)
     thread.start()

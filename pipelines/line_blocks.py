@@ -58,7 +58,7 @@ class LineBlockReader:
     """Iterates over a stream's blocks; afterwards knows its size, checksum and number of lines.
 
     A packed stream that ends early or is damaged gives the lines before the damage, then one bad
-    line that says so. A line over MAX_LINE_BYTES is bad, and set aside in parts.
+    line that says so and ends the file. A line over MAX_LINE_BYTES is bad, and set aside in parts.
     """
 
     def __init__(self, stream: ByteStream, *, block_bytes: int | None = None) -> None:
@@ -102,7 +102,9 @@ class LineBlockReader:
             data, cut_line = _cut_after_last_line(data)
             block = self._block(data, [])
             self.num_lines += 1
-            bad.append(BadLine(line=self.num_lines, reason=self._fault, raw=cut_line))
+            bad.append(
+                BadLine(line=self.num_lines, reason=self._fault, raw=cut_line, ends_file=True)
+            )
             yield replace(block, bad=tuple(bad))
             return
         if long_line_parts:

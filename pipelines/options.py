@@ -10,7 +10,7 @@ from pathlib import Path
 
 from embedps.dataset import ROW_GROUP_ROWS
 from embedps.errors import UsageError
-from pipelines.cli import ArgumentParser, positive_int, seed_int
+from pipelines.cli import ArgumentParser, nonempty, path, positive_int, seed_int
 from pipelines.splits import SplitRule
 from pipelines.table import Table
 
@@ -53,6 +53,7 @@ class Options:
     num_shards: int = 8
     row_group_rows: int = ROW_GROUP_ROWS
     max_bad_fraction: float = 0.05
+    allow_damaged_files: bool = False
     split: SplitRule = field(default_factory=SplitRule)
     force: bool = False
     verbose: bool = False
@@ -90,6 +91,7 @@ def parse_options(argv: Sequence[str], schema: str | None = None) -> Options:
         num_shards=known.num_shards,
         row_group_rows=known.row_group_rows,
         max_bad_fraction=known.max_bad_fraction,
+        allow_damaged_files=known.allow_damaged_files,
         split=_split_rule(known),
         force=known.force,
         verbose=known.verbose,
@@ -109,7 +111,7 @@ def _split_rule(known: argparse.Namespace) -> SplitRule:
     if known.eval_input:
         return SplitRule(seed=known.seed, fraction=None)
     fraction = SplitRule.fraction if known.eval_fraction is None else known.eval_fraction
-    return SplitRule(seed=known.seed, fraction=fraction, key=known.split_key)
+    return SplitRule(seed=known.seed, fraction=fraction, key=known.split_key or "")
 
 
 def _milliseconds(text: str) -> int:
@@ -133,12 +135,18 @@ def _parser(schema: str | None) -> ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--input", nargs="+", required=True, metavar="PATTERN", help="files, as quoted patterns"
+        "--input",
+        type=nonempty,
+        nargs="+",
+        required=True,
+        metavar="PATTERN",
+        help="files, as quoted patterns",
     )
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--output", type=path, required=True, metavar="DIR")
     if schema is None:
         parser.add_argument(
             "--schema",
+            type=nonempty,
             required=True,
             metavar="FILE",
             help="a TOML file, or one that comes along: criteo, avazu, movielens_100k, …",
@@ -164,19 +172,32 @@ def _parser(schema: str | None) -> ArgumentParser:
     )
     split.add_argument(
         "--split-key",
-        default="",
+        type=nonempty,
         metavar="COLUMN",
         help="hash this column instead: a key's rows stay together",
     )
-    split.add_argument("--eval-from", metavar="TIME", help="rows from this time on (UTC)")
     split.add_argument(
-        "--eval-input", nargs="+", default=[], metavar="PATTERN", help="the rows of other files"
+        "--eval-from", type=nonempty, metavar="TIME", help="rows from this time on (UTC)"
+    )
+    split.add_argument(
+        "--eval-input",
+        type=nonempty,
+        nargs="+",
+        default=[],
+        metavar="PATTERN",
+        help="the rows of other files",
     )
     parser.add_argument(
         "--max-bad-fraction",
         type=float,
         default=Options.max_bad_fraction,
         help="fail if more of the lines are bad (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--allow-damaged-files",
+        action="store_true",
+        help="use what can be read of a file that is cut, damaged or gone; without it such a file "
+        "fails the job, as how many rows are lost is not known",
     )
     parser.add_argument(
         "--seed",

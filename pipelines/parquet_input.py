@@ -47,7 +47,7 @@ def read_rows(
     except (pa.ArrowException, OSError) as error:
         reason = f"the Parquet file is damaged here: {' '.join(str(error).split())}"
         empty = pa.RecordBatch.from_pylist([], schema=table.row_schema)
-        yield empty, [BadLine(line=number, reason=reason, raw=b"")]
+        yield empty, [BadLine(line=number, reason=reason, raw=b"", ends_file=True)]
 
 
 def _text(batch: pa.RecordBatch, row: int) -> bytes:

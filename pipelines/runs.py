@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,7 @@ from pipelines.work_dir import RunRecord, WorkDir, replacing
 RUN_ROWS = 1 << 17
 BATCH_ROWS = 1 << 10
 """Of a batch in a run's file: what is read for a slice lies together, not a column apart."""
+_MAPPED_BYTES = 1 << 18
 KEY = "_key"
 _SIGN = np.uint64(1 << 63)
 
@@ -65,7 +67,8 @@ class RunWriter:
                 writer.write_table(split, max_chunksize=BATCH_ROWS)
                 counts.append(split.num_rows)
                 positives.append(int(np.count_nonzero(split.column(self._label).to_numpy())))
-                self._save_keys(path.name, index, split.column(KEY).to_numpy())
+                if split.num_rows:
+                    self._save_keys(path.name, index, split.column(KEY).to_numpy())
         self.records.append(
             RunRecord(file_name=path.name, rows=tuple(counts), positives=tuple(positives))
         )
@@ -113,7 +116,7 @@ class SortedRows:
         if not self._runs:
             return np.zeros((len(ranks), 0), np.int64)
         paths = [self._work.keys(run.file_name, self._split) for run in self._runs]
-        keys = [np.load(path, mmap_mode="r") for path in paths]
+        keys = [_load_keys(path) for path in paths]
         # The key of a rank's row is the least that so many rows are at or below.
         low = np.full(len(ranks), min(k[0] for k in keys), np.uint64)
         high = np.full(len(ranks), max(k[-1] for k in keys), np.uint64)
@@ -141,3 +144,9 @@ class SortedRows:
                 low = max(start - at, 0)
                 parts.append(batch.slice(low, min(stop - at, BATCH_ROWS) - low))
         return parts
+
+
+def _load_keys(path: Path) -> NDArray[np.uint64]:
+    """Reads a run's keys; maps many of them. A map holds a descriptor, of which there are few."""
+    mapped = path.stat().st_size > _MAPPED_BYTES
+    return np.asarray(np.load(path, mmap_mode="r" if mapped else None))

@@ -27,7 +27,13 @@ from embedps.dataset import (
 from embedps.errors import DatasetError
 from pipelines.bad_lines import BadLine
 from pipelines.first_pass import FirstPass, fit
-from pipelines.line_blocks import ByteStream, LineBlockReader, ReadAhead, checksum_of
+from pipelines.line_blocks import (
+    BLOCK_BYTES,
+    ByteStream,
+    LineBlockReader,
+    ReadAhead,
+    checksum_of,
+)
 from pipelines.parquet_input import read_rows
 from pipelines.parse import LineParser
 from pipelines.runs import RunWriter
@@ -40,6 +46,7 @@ from pipelines.work_dir import SPLITS, FileRecord, WorkDir, replacing
 
 BAD_LINES_NAME = "_bad_lines.jsonl"
 WORK_NAME = "_work"
+_LEAST_PACKED_BYTES = 9  # of an empty zstd frame; gzip's is longer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +58,7 @@ class Job:
     num_shards: int
     row_group_rows: int
     max_bad_fraction: float
+    allow_damaged_files: bool = False
     split: SplitRule = field(default_factory=SplitRule)
     eval_files: tuple[str, ...] = ()
     """Names of the files whose rows are held out, where that decides."""
@@ -87,6 +95,8 @@ class InputTask:
     index: int
     path: str
     name: str
+    bytes: int
+    """Its size when it was listed."""
     held_out: bool = False
 
 
@@ -117,7 +127,7 @@ class _FileParser:
         self._runs = RunWriter(job.work, task.index, job.table, job.split.seed)
         self._first_pass = FirstPass(job.table, job.work, task.index)
         self._bad = _DistinctLines()
-        self._fault = ""
+        self._damage = ""
 
     def run(self) -> FileRecord:
         try:
@@ -126,20 +136,23 @@ class _FileParser:
             # A file of the list that is gone is set aside; one that cannot be read fails the job.
             if FileSystems.exists(self._task.path):
                 raise
-            return self._record("the file vanished after it was listed", 0, checksum_of(_Empty()))
+            self._damage = "the file vanished after it was listed"
+            return self._record(0, checksum_of(_Empty()))
         is_parquet = self._job.table.format == "parquet"
         return self._parse_parquet(stream) if is_parquet else self._parse_lines(stream)
 
     def _parse_lines(self, stream: ByteStream) -> FileRecord:
         reader = LineBlockReader(stream)
         parser = LineParser(self._job.table, self._task.name)
-        for block in ReadAhead(reader):
+        # A thread takes longer to start than a small file to read.
+        blocks = ReadAhead(reader) if self._task.bytes > BLOCK_BYTES else reader
+        for block in blocks:
             rows, bad = parser.parse(block)
             self._add(rows, sorted((*bad, *block.bad), key=_line_number), block.bytes_read)
         # Not closed on an error: closing would wait for the thread that reads ahead.
         stream.close()
         lines = reader.num_lines - parser.num_header_lines
-        return self._record("", reader.num_bytes, reader.checksum, lines)
+        return self._record(reader.num_bytes, reader.checksum, lines)
 
     def _parse_parquet(self, stream: ByteStream) -> FileRecord:
         for rows, bad in read_rows(stream, self._job.table, self._task.name):
@@ -148,12 +161,14 @@ class _FileParser:
         whole = open_input(self._task.path)
         checksum, num_bytes = checksum_of(whole), whole.tell()  # type: ignore[attr-defined]
         whole.close()
-        return self._record("", num_bytes, checksum, self._runs.num_rows + self._bad.count)
+        return self._record(num_bytes, checksum, self._runs.num_rows + self._bad.count)
 
     def _add(self, rows: pa.RecordBatch, bad: Sequence[BadLine], bytes_read: int) -> None:
         for line in bad:
             self._bad_out.write(line.to_json(self._task.name) + "\n")
             self._bad.add(line.line)
+            if line.ends_file:
+                self._damage = line.reason
         if rows.num_rows:
             held_out = self._job.split.held_out(self._job.table, rows, self._task.held_out)
             self._runs.add(rows, held_out)
@@ -161,13 +176,14 @@ class _FileParser:
         progress = self._job.work.progress(f"{self._task.index:05d}")
         progress.write_text(f"{bytes_read} {self._runs.num_rows}")
 
-    def _record(self, fault: str, num_bytes: int, checksum: str, lines: int = 0) -> FileRecord:
+    def _record(self, num_bytes: int, checksum: str, lines: int = 0) -> FileRecord:
         self._runs.flush()
-        if not fault and not lines:
-            fault = "the file has no rows"
-        if fault:
-            self._bad_out.write(BadLine(line=0, reason=fault, raw=b"").to_json(self._task.name))
-            self._bad_out.write("\n")
+        is_packed = self._task.path.endswith((".gz", ".zst"))
+        if num_bytes < _LEAST_PACKED_BYTES and is_packed and not self._damage:
+            self._damage = f"the file must be gzip or zstd, it has {num_bytes} bytes"
+        if not lines:
+            fault = BadLine(line=0, reason=self._damage or "the file has no rows", raw=b"")
+            self._bad_out.write(fault.to_json(self._task.name) + "\n")
         return FileRecord(
             index=self._task.index,
             name=self._task.name,
@@ -176,7 +192,7 @@ class _FileParser:
             lines=lines,
             lines_bad=self._bad.count,
             runs=tuple(self._runs.records),
-            fault=fault,
+            damage=self._damage,
             moments=self._first_pass.moments,
             num_count_pieces=self._first_pass.finish(),
         )
@@ -214,6 +230,16 @@ def fit_transforms(_: None, job: Job, files: Sequence[FileRecord]) -> bool:
 def _failure(job: Job, files: Sequence[FileRecord]) -> str:
     lines, bad = sum(file.lines for file in files), sum(file.lines_bad for file in files)
     rows = sum(run.rows[0] for file in files for run in file.runs)
+    damaged = [file for file in files if file.damage]
+    if damaged and not job.allow_damaged_files:
+        shown = "; ".join(
+            f"{f.name} after {f.lines - f.lines_bad:,} good rows ({f.damage})" for f in damaged[:3]
+        )
+        return (
+            f"{len(damaged):,} of {len(files):,} input files are cut, damaged or gone, and how "
+            f"many rows are lost is not known: {shown}: give whole files, or --allow-damaged-files "
+            "to use what can be read of them"
+        )
     if bad > job.max_bad_fraction * lines:
         worst = sorted(files, key=lambda file: -file.lines_bad)[:3]
         shown = ", ".join(f"{f.name}: {f.lines_bad:,} of {f.lines:,}" for f in worst if f.lines_bad)

@@ -46,8 +46,8 @@ class FileRecord:
     """Lines that should be rows; a header is none."""
     lines_bad: int
     runs: tuple[RunRecord, ...]
-    fault: str = ""
-    """What is wrong with the file as a whole, such as that it vanished."""
+    damage: str = ""
+    """Why rows of it are lost, nobody knows how many: it is cut, damaged or gone."""
     moments: Mapping[str, Moments] = field(default_factory=dict)
     num_count_pieces: Mapping[str, int] = field(default_factory=dict)
 

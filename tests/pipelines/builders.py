@@ -43,7 +43,7 @@ def write_log(path: Path, lines: Sequence[bytes]) -> Path:
     if path.suffix == ".gz":
         data = gzip.compress(data, 1, mtime=0)
     elif path.suffix == ".zst":
-        data = zstandard.compress(data)
+        data = zstandard.ZstdCompressor(write_checksum=True).compress(data)  # as the command does
     path.write_bytes(data)
     return path
 

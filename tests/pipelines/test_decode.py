@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embedps.errors import DatasetError
 from pipelines.decode import decode_batch, decode_column
 from pipelines.line_blocks import LineBlock
 from pipelines.parse import LineParser
@@ -171,3 +172,58 @@ def test_quoted_field_holds_the_delimiter_and_quotes():
     assert bad == []
     assert rows.column("x").to_pylist() == [2.0, 3.0]
     assert rows.column("s").to_pylist() == [fingerprint("say"), fingerprint('a, "b"')]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [lambda value: pa.list_(value), lambda value: pa.large_list(value), lambda v: pa.list_(v, 1)],
+    ids=["list", "large_list", "fixed_size_list"],
+)
+@pytest.mark.parametrize(
+    ("role", "type_", "value_type", "values", "missing"),
+    [
+        ("label", "number", pa.float32(), [1, 0, 1, 0], None),
+        ("numeric", "float", pa.float64(), [1.5, -2.0, None, 0.25], math.nan),
+        ("categorical", "integer", pa.int32(), [7, -3, None, 2**30], -1),
+        ("categorical", "hex", pa.string(), ["ff", "0a", None, "1"], -1),
+        ("timestamp", "seconds", pa.int64(), [1, 2, 3, 4], None),
+    ],
+)
+def test_lists_of_one_are_read_as_the_value(
+    kind: Any, role: str, type_: str, value_type: pa.DataType, values: list[Any], missing: Any
+):
+    column = Column(name="c", role=role, type=type_)
+    flat, bad = decode_column(column, pa.array(values, value_type), ())
+    assert not bad
+    lists = pa.array([[value] for value in values], kind(value_type))
+    for array, rows in ((lists, flat), (lists.slice(1, 2), flat.slice(1, 2))):
+        decoded, bad = decode_column(column, array, ())
+        assert (decoded.type, bad) == (column.row_type, {})
+        np.testing.assert_array_equal(decoded.to_numpy(), rows.to_numpy())
+    with_null = pa.array([[values[0]], None], kind(value_type))
+    decoded, bad = decode_column(column, with_null, ())
+    if missing is None:
+        assert list(bad) == [1]
+    else:
+        assert not bad
+        np.testing.assert_array_equal(decoded.to_numpy()[1], missing)
+
+
+def test_lists_of_another_length_are_bad_rows_where_a_scalar_is_declared():
+    column = Column(name="c", role="categorical", type="integer")
+    array = pa.array([[5], [], None, [6, 7], [8]], pa.list_(pa.int64()))
+    decoded, bad = decode_column(column, array, ())
+    assert bad == {
+        1: "must be one value or a list of one, got a list of 0",
+        3: "must be one value or a list of one, got a list of 2",
+    }
+    assert [decoded[i].as_py() for i in (0, 2, 4)] == [5, -1, 8]
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.int64(), 2), pa.list_(pa.list_(pa.int64())), pa.list_(pa.list_(pa.int8()))]
+)
+def test_lists_that_cannot_be_one_value_are_one_error(kind: pa.DataType):
+    column = Column(name="c", role="categorical", type="integer")
+    with pytest.raises(DatasetError, match=r"must hold one value a row, or lists of one, it holds"):
+        decode_column(column, pa.nulls(2, kind), ())

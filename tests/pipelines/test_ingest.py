@@ -233,3 +233,23 @@ def test_ragged_and_weighted_dataset_is_trained_on(tmp_path: Path):
     assert [f.name for f in recommender.features if f.ragged] == ["tags"]
     summary = Trainer(recommender, dataset, config, EmbeddedCluster()).run()
     assert summary["examples"] == dataset.splits["train"].rows
+
+
+def test_parquet_of_empty_row_groups_and_lists_of_one_is_read(tmp_path: Path):
+    columns = [
+        {"name": "y", "as": "label"},
+        {"name": "x", "as": "numeric"},
+        {"name": "c", "as": "categorical", "type": "integer"},
+    ]
+    table = Table.parse({"format": "parquet", "column": columns})
+    kinds = {"y": pa.int8(), "x": pa.list_(pa.float32(), 1), "c": pa.list_(pa.int64())}
+    schema = pa.schema(list(kinds.items()))
+    for name, sizes in {"a": (0, 3, 0, 0, 4, 0), "b": (0,)}.items():
+        with pq.ParquetWriter(tmp_path / f"{name}.parquet", schema) as writer:
+            for size in sizes:
+                rows = {"y": [1] * size, "x": [[0.5]] * size, "c": [[9]] * size}
+                writer.write_table(pa.table(rows, schema))
+    dataset = make(table, tmp_path / "*.parquet", tmp_path / "out", split=SplitRule(fraction=0.0))
+    assert [file.lines for file in dataset.input.files] == [7, 0]
+    assert dataset.input.lines_bad == 0
+    assert read_split(dataset, "train").to_pylist() == [{"y": 1.0, "x": 0.5, "c": 9}] * 7

@@ -14,6 +14,7 @@ import pytest
 
 from embedps.errors import DatasetError, UsageError
 from pipelines import stages
+from pipelines.job import find_inputs
 from pipelines.lock import locked
 from pipelines.parse import LineParser
 from pipelines.table import Table
@@ -79,7 +80,8 @@ def test_bad_rows_of_parquet_are_set_aside_by_number(tmp_path: Path):
     assert (dataset.input.lines_read, dataset.input.lines_bad) == (6, 4)
     cut = (tmp_path / "a.parquet").read_bytes()
     (tmp_path / "cut.parquet").write_bytes(cut[:-9])
-    both = make(table, tmp_path / "*.parquet", tmp_path / "both", max_bad_fraction=0.8)
+    settings = {"max_bad_fraction": 0.8, "allow_damaged_files": True}
+    both = make(table, tmp_path / "*.parquet", tmp_path / "both", **settings)
     assert "the Parquet file is damaged here" in bad_lines(both)[-1]["reason"]
     assert (both.input.lines_read, both.input.lines_bad) == (7, 5)
 
@@ -123,7 +125,7 @@ def test_file_that_vanishes_and_empty_files_are_set_aside(
         return opened(path)
 
     monkeypatch.setattr(stages, "open_input", open_late)
-    dataset = make(load(tmp_path), tmp_path / "logs/*", tmp_path / "out")
+    dataset = make(load(tmp_path), tmp_path / "logs/*", tmp_path / "out", allow_damaged_files=True)
     assert [(r["file"], r["line"], r["reason"]) for r in bad_lines(dataset)] == [
         ("b.csv", 0, "the file vanished after it was listed"),
         ("empty.csv", 0, "the file has no rows"),
@@ -136,12 +138,104 @@ def test_file_that_vanishes_and_empty_files_are_set_aside(
 def test_cut_zstd_keeps_its_rows_and_is_counted(tmp_path: Path):
     log = write_log(tmp_path / "a.tsv.zst", make_lines(3000))
     log.write_bytes(log.read_bytes()[:-3000])
-    dataset = make(Table.load("criteo"), log, tmp_path / "out")
+    dataset = make(Table.load("criteo"), log, tmp_path / "out", allow_damaged_files=True)
     (record,) = bad_lines(dataset)
     rows = sum(split.rows for split in dataset.splits.values())
     assert record["reason"] == "the zstd stream ends early: the file is cut off here"
     assert record["line"] == rows + 1 == dataset.input.lines_read
     assert rows > 500
+
+
+def _damaged(packing: str, damage: str, tmp_path: Path) -> tuple[Table, Path]:
+    """A file of 3000 rows, packed somehow, cut in the middle or with bytes there that are wrong."""
+    table, path = Table.load("criteo"), tmp_path / f"a.tsv.{packing}"
+    if packing == "parquet":
+        columns = [{"name": "y", "as": "label"}, {"name": "x", "as": "numeric"}]
+        table = Table.parse({"format": "parquet", "column": columns})
+        rows = pa.table({"y": [0.0, 1.0] * 1500, "x": [i * 1.5 for i in range(3000)]})
+        pq.write_table(rows, path, row_group_size=1000, write_page_checksum=True)
+    else:
+        write_log(path, make_lines(3000))
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2
+    if damage == "cut":
+        del data[middle:]
+    elif damage == "emptied":
+        data.clear()
+    else:
+        data[middle : middle + 64] = b"\xff" * 64
+    path.write_bytes(data)
+    return table, path
+
+
+@pytest.mark.parametrize("damage", ["cut", "damaged", "emptied"])
+@pytest.mark.parametrize("packing", ["gz", "zst", "parquet"])
+def test_damaged_file_fails_the_job_unless_it_is_allowed(tmp_path: Path, packing: str, damage: str):
+    table, path = _damaged(packing, damage, tmp_path)
+    message = (
+        r"1 of 1 input files are cut, damaged or gone, and how many rows are lost is not known"
+    )
+    with pytest.raises(DatasetError, match=message) as caught:
+        make(table, path, tmp_path / "out", max_bad_fraction=1.0)
+    assert f"{path.name} after" in str(caught.value)
+    assert "--allow-damaged-files" in str(caught.value)
+    assert os.listdir(tmp_path / "out") == ["_bad_lines.jsonl"]
+    settings = {"max_bad_fraction": 1.0, "allow_damaged_files": True}
+    # A batch of Parquet is read whole or not, and a cut Parquet has no footer.
+    if packing == "parquet" or damage == "emptied":
+        with pytest.raises(DatasetError, match="no line is a good row"):
+            make(table, path, tmp_path / "out", **settings)
+        return
+    dataset = make(table, path, tmp_path / "out", **settings)
+    rows = sum(split.rows for split in dataset.splits.values())
+    assert 0 < rows < 3000
+    assert f"after {rows:,} good rows" in str(caught.value)
+
+
+def test_file_that_vanishes_fails_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    log = write_log(tmp_path / "logs/a.tsv", make_lines(30))
+    write_log(tmp_path / "logs/b.tsv", make_lines(30))
+    opened = stages.open_input
+
+    def open_late(path: str) -> Any:
+        log.unlink(missing_ok=True)  # after it was listed
+        return opened(path)
+
+    monkeypatch.setattr(stages, "open_input", open_late)
+    with pytest.raises(DatasetError, match=r"a\.tsv after 0 good rows \(the file vanished"):
+        make(Table.load("criteo"), tmp_path / "logs/*", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("directory", r"must match regular files .*/b\.tsv is a directory: give .*/b\.tsv/\*"),
+        ("pipe", r"must match regular files .*/b\.tsv is a pipe or a device"),
+    ],
+)
+@pytest.mark.parametrize("flag", ["--input", "--eval-input"])
+def test_match_that_is_no_file_is_one_error(tmp_path: Path, kind: str, message: str, flag: str):
+    good = write_log(tmp_path / "logs/a.tsv", make_lines(30))
+    other = tmp_path / "logs/b.tsv"
+    other.mkdir() if kind == "directory" else os.mkfifo(other)
+    patterns = {"--input": [str(good)], flag: [str(other)]}
+    with pytest.raises(UsageError, match=f"{flag} .*{message}"):
+        find_inputs(patterns["--input"], patterns.get("--eval-input", ()))
+
+
+def test_folder_is_passed_over_by_a_pattern(tmp_path: Path):
+    good = write_log(tmp_path / "logs/a.tsv", make_lines(30))
+    write_log(tmp_path / "logs/more/b.tsv", make_lines(30))
+    (task,), sizes = find_inputs([str(tmp_path / "logs/*")])
+    assert (task.path, task.bytes, sizes) == (str(good), good.stat().st_size, [task.bytes])
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_unreadable_file_is_one_error(tmp_path: Path):
+    log = write_log(tmp_path / "a.tsv", make_lines(3))
+    log.chmod(0)
+    with pytest.raises(UsageError, match="give it read permission"):
+        find_inputs([str(log)])
 
 
 def test_too_many_bad_lines_fail_with_a_summary_and_no_dataset(tmp_path: Path):

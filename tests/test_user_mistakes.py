@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from embedps import evaluate, flags, server
@@ -376,6 +378,40 @@ def test_bad_flag_of_evaluate_is_refused(trained, fails, more, message):
     code, line = fails(evaluate.main, f"--model-dir={trained}", *more)
     assert code in (1, 2)
     assert message in line
+
+
+def _with_bad_value(folder: Path, split: str, column: str, value: float) -> Dataset:
+    """A dataset by hand: one value of a shard is none that may be, and all sizes are right."""
+    dataset = write_dataset(folder)
+    path = dataset.paths(split)[0]
+    rows = pq.read_table(path)
+    values = rows[column].to_numpy().copy()
+    values[700] = value
+    at = rows.schema.get_field_index(column)
+    rows = rows.set_column(at, rows.schema.field(column), pa.array(values))
+    pq.write_table(rows, path, row_group_size=500, compression="zstd")
+    document = json.loads((folder / "_dataset.json").read_text())
+    document["splits"][split]["files"][0]["bytes"] = path.stat().st_size
+    (folder / "_dataset.json").write_text(json.dumps(document))
+    return Dataset.open(folder)
+
+
+def test_label_that_is_none_is_one_line_of_training(tmp_path, fails):
+    dataset = _with_bad_value(tmp_path / "set", "train", "label", 2.0)
+    code, line = fails(train_command.main, *train_flags(dataset.directory, tmp_path / "m"))
+    assert code == 1
+    assert f"'{dataset.paths('train')[0]}', row group 1: column 'label'" in line
+    assert "must be 0 or 1 but is 2 at row 700 of the file, counted from 0" in line
+
+
+@pytest.mark.parametrize(("column", "value"), [("label", float("nan")), ("I1", float("inf"))])
+def test_value_that_is_none_is_one_line_of_evaluation(tmp_path, fails, column, value):
+    dataset = _with_bad_value(tmp_path / "set", "eval", column, value)
+    given = train_flags(dataset.directory, tmp_path / "m")
+    code, line = fails(train_command.main, *given, "--eval=inline")
+    assert code == 1
+    assert f"'{dataset.paths('eval')[0]}', row group 1: column '{column}'" in line
+    assert "at row 700 of the file, counted from 0" in line
 
 
 @pytest.mark.multiprocess

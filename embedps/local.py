@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from embedps.cluster import CoordinatorCluster, Running
 from embedps.config import TrainConfig
 from embedps.errors import ClusterError, ServerLostError
 from embedps.health import Task, wait_until_serving
-from embedps.logs import last_line
+from embedps.logs import how_it_ended, last_line
 from embedps.notice import within
 
 _TICK_SECS = 0.2
@@ -100,11 +99,12 @@ class LocalProcesses:
             if code is None:
                 continue
             if job == "ps":
-                return ServerLostError(f"parameter server {index} ended {_how(code)}")
+                return ServerLostError(f"parameter server {index} ended {how_it_ended(code)}")
             if code != 0 and (cause := self._count_death(task)):
+                log = self._log(*task)
                 return ClusterError(
-                    f"worker {index} ended {_how(code)}, {cause}: {last_line(self._log(*task))}; "
-                    f"see {self._log(*task)}"
+                    f"worker {index} ended {how_it_ended(code)}, {cause}: {last_line(log)}; "
+                    f"see {log}"
                 )
             self.restarts += 1
             self._spawn(task)
@@ -135,7 +135,7 @@ class LocalProcesses:
                 return
             if code > 0 or (code < 0 and self._count_death(task)):
                 raise ClusterError(
-                    f"{task[0]} {task[1]} ended {_how(code)} before it served: "
+                    f"{task[0]} {task[1]} ended {how_it_ended(code)} before it served: "
                     f"{last_line(self._log(*task))}; see {self._log(*task)}"
                 )
             self._spawn(task)  # killed, or told to end: it held nothing yet
@@ -181,11 +181,6 @@ class LocalProcesses:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-
-
-def _how(code: int) -> str:
-    """How a process ended."""
-    return f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
 
 
 def start(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from embedps.checkpoint.objects import as_path, local_dir
 from embedps.config import TrainConfig
 from embedps.errors import ClusterError, UsageError
 from embedps.evaluate import RECOMMENDER_VARIABLE
-from embedps.logs import last_line
+from embedps.logs import how_it_ended, last_line
 from embedps.recommender import Recommender
 
 _WELL_SECS = 60.0  # a process that lived for so long did not fail at its start
@@ -74,7 +73,7 @@ class Sidecar:
             self._environment[RECOMMENDER_VARIABLE] = "stdin"
             self._stdin = _pickled(recommender)
         self._restarts = 0
-        self._code: int | None = None  # of the process that was the last
+        self._code = 0  # of the process that was the last
         self._closed = threading.Event()
         self._lock = threading.Lock()  # that no process starts once this is closed; of _news
         self._news: list[str] = []
@@ -152,10 +151,9 @@ class Sidecar:
                 self._restarts += 1
                 self._process = self._start()
 
-    def _how_it_ended(self, code: int | None) -> str:
-        if code is not None and code < 0:
-            return f"the evaluator ended by {signal.Signals(-code).name}"
-        return f"the evaluator ended with code {code}: {last_line(self.log)}"
+    def _how_it_ended(self, code: int) -> str:
+        said = f": {last_line(self.log)}" if code >= 0 else ""
+        return f"the evaluator ended {how_it_ended(code)}{said}"
 
     def _start(self) -> subprocess.Popen[bytes]:
         if self._stdin is not None:

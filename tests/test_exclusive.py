@@ -11,17 +11,21 @@ from typing import Any
 
 import pytest
 
+from embedps.checkpoint import Reset, follow
+from embedps.checkpoint.compact import compact
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.manifest import to_json
 from embedps.errors import DirectoryInUseError, DirectoryTakenError, UsageError
+from embedps.evaluator import Evaluator
 from embedps.exclusive import LOCK_NAME, RunLock
-from tests.builders import ROOT, latest, make_trainer, write_dataset
+from tests.builders import ROOT, latest, make_dlrm, make_trainer, write_dataset
 
 # Holds the lock, and a process of its own that outlives it.
 HOLDER = """
 import subprocess, sys, time
 from pathlib import Path
 from typing import Any
+from embedps.evaluator import Evaluator
 from embedps.exclusive import RunLock
 lock = RunLock(Path(sys.argv[1]))
 child = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL)
@@ -95,6 +99,20 @@ def test_trainer_holds_its_directory_until_it_is_closed_or_has_run(tmp_path, dat
     with pytest.raises(UsageError, match="other data, or with another batch size"):
         make_trainer(dataset, tmp_path, seed=7)  # one that cannot be made lets go too
     make_trainer(dataset, tmp_path).close()
+
+
+def test_readers_and_a_compaction_work_beside_a_run(tmp_path, dataset):
+    make_trainer(dataset, tmp_path, delta_steps=8, rebase="one-shot", unit_rows=128).run()
+    directory = CheckpointDirectory(tmp_path)
+    assert len(latest(tmp_path).chain) > 2
+    trainer = make_trainer(dataset, tmp_path, epochs=2)
+    scored = Evaluator(make_dlrm(dataset), dataset, directory).evaluate_latest(newer_than=-1)
+    assert scored is not None
+    changes = iter(follow(tmp_path, position=None))
+    assert isinstance(next(changes), Reset)
+    assert compact(directory) is not None
+    assert len(latest(tmp_path).chain) == 1
+    assert trainer.run()["finished"]  # it goes on from the compaction
 
 
 def test_loser_of_a_race_of_commits_ends_at_once(tmp_path, dataset):

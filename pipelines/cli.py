@@ -22,6 +22,7 @@ from rich.progress import (
 )
 
 from embedps.errors import EmbedpsError, UsageError
+from embedps.fields import check_text
 
 INTERRUPTED_EXIT_CODE = 130
 _PLAIN_EVERY_SECS = 5.0
@@ -47,11 +48,10 @@ def positive_int(text: str) -> int:
 
 def nonempty(text: str) -> str:
     """Parses a name, path or pattern: an empty one comes of a shell variable that is not set."""
-    if not text or "\0" in text:
-        raise argparse.ArgumentTypeError(
-            f"must have a character, and none that is NUL, got {text!r}: is a shell variable unset?"
-        )
-    return text
+    try:
+        return check_text("it", text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def path(text: str) -> Path:

@@ -77,9 +77,7 @@ def test_empty_path_or_nul_is_one_usage_error(
 ):
     monkeypatch.chdir(tmp_path)
     argv = [text for flag, value in flags.items() for text in dict.fromkeys((flag, value))]
-    with pytest.raises(
-        UsageError, match=f"argument {name}: must have a character, .*shell variable"
-    ):
+    with pytest.raises(UsageError, match=f"argument {name}: it must not (be empty|have a NUL)"):
         main(argv)
     assert not os.listdir(tmp_path)
 

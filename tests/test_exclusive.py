@@ -102,10 +102,11 @@ def test_trainer_holds_its_directory_until_it_is_closed_or_has_run(tmp_path, dat
 
 
 def test_readers_and_a_compaction_work_beside_a_run(tmp_path, dataset):
-    make_trainer(dataset, tmp_path, delta_steps=8, rebase="one-shot", unit_rows=128).run()
+    for epochs in (1, 2, 3):
+        make_trainer(dataset, tmp_path, epochs=epochs, rebase="one-shot").run()
     directory = CheckpointDirectory(tmp_path)
-    assert len(latest(tmp_path).chain) > 2
-    trainer = make_trainer(dataset, tmp_path, epochs=2)
+    assert len(latest(tmp_path).chain) == 3
+    trainer = make_trainer(dataset, tmp_path, epochs=4)
     scored = Evaluator(make_dlrm(dataset), dataset, directory).evaluate_latest(newer_than=-1)
     assert scored is not None
     changes = iter(follow(tmp_path, position=None))

@@ -53,13 +53,14 @@ def main(arguments: Sequence[str]) -> int:
         end_with_parent(int(parent))
         os.nice(10)  # training comes first
     model_dir = as_path(options.model_dir)
-    recommender = _sent_recommender()
-    if recommender is None:
+    sent = _sent_model()
+    if sent is None:
         run = read_run(model_dir, model=options.model)
         dataset = Dataset.open(options.data or run.config.data)
-        recommender = run.recommender(dataset)
+        recommender, seed = run.recommender(dataset), run.config.seed
     else:
         dataset = Dataset.open(options.data)
+        recommender, seed = sent
     dataset.split(options.split)
     # Below what the flags and the files can be refused for: that comes at once.
     import tensorflow as tf
@@ -76,6 +77,7 @@ def main(arguments: Sequence[str]) -> int:
         split=options.split,
         batch_rows=options.batch_size,
         num_shards=options.num_shards,
+        seed=seed,
         watch=lambda *progress: scoring.show(evaluator, *progress),
     )
 
@@ -96,14 +98,14 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _sent_recommender() -> Recommender | None:
-    """Reads the model that a trainer sent to its evaluator, if it did: see `sidecar`."""
+def _sent_model() -> tuple[Recommender, int] | None:
+    """Reads the model and seed that a trainer sent to its evaluator, if it did: see `sidecar`."""
     if os.environ.pop(RECOMMENDER_VARIABLE, None) is None:
         return None
     import cloudpickle
 
-    found: Recommender = cloudpickle.load(sys.stdin.buffer)
-    return found
+    recommender, seed = cloudpickle.load(sys.stdin.buffer)
+    return recommender, seed
 
 
 def _parser() -> flags.Parser:

@@ -124,6 +124,7 @@ class Evaluator:
         split: str = "eval",
         batch_rows: int = EVAL_BATCH_ROWS,
         num_shards: int = 1,
+        seed: int = 0,
         watch: Watch | None = None,
     ) -> None:
         """Makes empty tables and an untrained network.
@@ -135,6 +136,7 @@ class Evaluator:
           split: a name in the dataset.
           batch_rows: examples scored at once.
           num_shards: of the tables here; any number gives the same scores.
+          seed: the run's, for what the network draws at random as it is made and does not save.
           watch: called after each unit scored for a manifest.
 
         Raises:
@@ -154,6 +156,7 @@ class Evaluator:
             trainable=False,
         )
         self._signature = signature_of(recommender)
+        tf.keras.utils.set_random_seed(seed)
         self._network = recommender.build_network()
         self._eval_unit = make_eval_unit(
             recommender,

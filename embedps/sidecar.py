@@ -71,7 +71,7 @@ class Sidecar:
         self._stdin: IO[bytes] | None = None
         if recommender is not None:
             self._environment[RECOMMENDER_VARIABLE] = "stdin"
-            self._stdin = _pickled(recommender)
+            self._stdin = _pickled(recommender, config.seed)
         self._restarts = 0
         self._code = 0  # of the process that was the last
         self._closed = threading.Event()
@@ -168,9 +168,9 @@ class Sidecar:
             )
 
 
-def _pickled(recommender: Recommender) -> IO[bytes]:
+def _pickled(recommender: Recommender, seed: int) -> IO[bytes]:
     try:
-        data = cloudpickle.dumps(recommender)
+        data = cloudpickle.dumps((recommender, seed))
     except Exception as error:  # whatever a user's objects raise
         raise UsageError(
             f"eval='sidecar' scores in another process, and the recommender cannot be sent there "

@@ -18,7 +18,16 @@ from embedps.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.evaluator import Evaluator
 from embedps.summary import read_evaluations
-from tests.builders import ROOT, latest, make_config, make_dlrm, make_trainer, write_dataset
+from tests.builders import (
+    ROOT,
+    SumNetwork,
+    latest,
+    make_config,
+    make_dlrm,
+    make_mixed,
+    make_trainer,
+    write_dataset,
+)
 
 EVALUATION = (700, 433, 900)
 SAME = ("number", "step", "examples", "auc", "logloss", "normalized_entropy", "calibration")
@@ -51,6 +60,29 @@ def test_scores_are_those_of_the_sidecar(tmp_path, dataset, num_workers):
     shown = points_of(tmp_path / "tensorboard/eval")
     assert shown["eval/auc"] == {e["step"]: np.float32(e["auc"]) for e in (first, last)}
     assert len(shown) == 4
+
+
+class Projected(SumNetwork):
+    """Has a constant that is drawn at random, and is no variable: no checkpoint has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._mix = np.random.normal(size=2).astype(np.float32)
+
+    def call(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> tf.Tensor:
+        return super().call(numerics * self._mix, embeddings)
+
+
+def test_constant_that_a_network_draws_is_the_same_in_the_evaluators_process(tmp_path, dataset):
+    recommender = make_mixed(build=Projected)
+    fields: dict[str, Any] = {"eval": "inline", "seed": 3}
+    make_trainer(dataset, tmp_path, recommender=recommender, **fields).run()
+    (inline,) = read_evaluations(tmp_path)
+    np.random.seed(77)  # as another process has it
+    directory = CheckpointDirectory(tmp_path)
+    found = Evaluator(recommender, dataset, directory, seed=3).evaluate_latest(newer_than=-1)
+    assert found is not None
+    assert found[1].to_json()["logloss"] == inline["logloss"]
 
 
 def points_of(folder: Path) -> dict[str, dict[int, Any]]:

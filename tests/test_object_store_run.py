@@ -32,6 +32,7 @@ def test_run_in_a_bucket_is_scored_verified_and_resumed(s3_dir, tmp_path, capsys
         json.loads(x) for x in (as_path(s3_dir) / "evaluation.jsonl").read_text().splitlines()
     ]
     assert scores[-1]["step"] == last.step
+    assert last.number - scores[-1]["number"] in (0, 1)  # then came a new base of the same rows
     assert scores[-1]["auc"] > 0.55
     assert str(tmp_path) in out  # where the logs are
     assert not (tmp_path / "s3:").exists()

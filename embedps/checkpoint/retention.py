@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from embedps.checkpoint.chain import position_of, way
+from embedps.checkpoint.chain import position_of, shortest_path
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.lease import read_leases, release_lease
@@ -19,7 +19,7 @@ _REMOVED_SUFFIX = ".removed"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Collected:
+class CollectResult:
     """What a collection removed."""
 
     manifests: tuple[int, ...]
@@ -62,7 +62,7 @@ class KeepChains(KeepPolicy):
 
 
 @dataclasses.dataclass(frozen=True)
-class KeepYoung(KeepPolicy):
+class KeepRecent(KeepPolicy):
     """Those committed in the last `secs` seconds."""
 
     secs: float
@@ -122,7 +122,7 @@ def make_keep(
 ) -> tuple[KeepPolicy, ...]:
     """The policies that flags ask for; the newest two manifests stay in any case."""
     policies: list[KeepPolicy] = [KeepNewest(2), KeepChains(chains)]
-    policies += [KeepYoung(secs)] if secs else []
+    policies += [KeepRecent(secs)] if secs else []
     policies += [KeepEvery(every_hours)] if every_hours else []
     policies += [KeepBest(best, directory.path, metric)] if best else []
     return tuple(policies)
@@ -134,7 +134,7 @@ def collect_garbage(
     *,
     under_way: Collection[str] = (),
     now: float | None = None,
-) -> Collected:
+) -> CollectResult:
     """Removes the manifests and saves that nothing needs, and what failed commits left.
 
     Needed are the newest manifest, those that a policy keeps, every one under a live lease, and
@@ -160,18 +160,18 @@ def _collect(
     policies: Sequence[KeepPolicy],
     under_way: Collection[str],
     now: float,
-) -> Collected:
+) -> CollectResult:
     _restore_set_aside(directory)
     manifests = _readable(directory)
     if not manifests:
-        return Collected(manifests=(), directories=(), bytes=0)
+        return CollectResult(manifests=(), directories=(), bytes=0)
     keep = {max(manifests)}.union(*(policy.select(manifests, now) for policy in policies))
     keep |= _leased(directory, manifests, now)
     removed = _remove_manifests(directory, manifests, keep, now)
     kept = [manifests[n] for n in manifests if n not in removed]
     directories, num_bytes = _remove_saves(directory, kept, under_way)
     _remove_expired_leases(directory, now)
-    return Collected(manifests=tuple(removed), directories=tuple(directories), bytes=num_bytes)
+    return CollectResult(manifests=tuple(removed), directories=tuple(directories), bytes=num_bytes)
 
 
 def _last_of_chains(manifests: Mapping[int, Manifest]) -> dict[int, int]:
@@ -203,7 +203,10 @@ def _leased(
 ) -> set[int]:
     """The manifests under a lease, and those by which their readers go on."""
     leased = {lease.number for lease in read_leases(directory) if lease.is_live(now)}
-    ahead = (way(manifests.values(), position_of(manifests[n])) for n in leased & manifests.keys())
+    ahead = (
+        shortest_path(manifests.values(), position_of(manifests[n]))
+        for n in leased & manifests.keys()
+    )
     return leased.union(manifest.number for path in ahead for manifest in path)
 
 

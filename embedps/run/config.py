@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias, cast, get_args
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.quantize import Encoding, RowEncoding, SlotEncoding
-from embedps.checkpoint.policies import REBASE_KINDS, CutPolicy, RebasePolicy, make_rebase
+from embedps.checkpoint.policies import REBASE_KINDS, RebasePolicy, SavePolicy, make_rebase
 from embedps.checkpoint.retention import KeepPolicy, make_keep
 from embedps.config_fields import MAX_COUNT, MAX_SECS, check, option
 from embedps.errors import UsageError
@@ -178,9 +178,9 @@ class TrainConfig:
                 f"but got {self.unit_rows}"
             )
 
-    def cut_policy(self) -> CutPolicy:
+    def save_policy(self) -> SavePolicy:
         """When a checkpoint is due."""
-        return CutPolicy(secs=self.delta_secs, steps=self.delta_steps or math.inf)
+        return SavePolicy(secs=self.delta_secs, steps=self.delta_steps or math.inf)
 
     def rebase_policy(self) -> RebasePolicy:
         """When one begins with a new base."""

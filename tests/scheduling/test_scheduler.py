@@ -19,11 +19,11 @@ class Attempt(ScheduledCall):
     """Of a unit, by a worker that does with it what the test says."""
 
     position: int
-    began: Callable[[], None]
+    on_start: Callable[[], None]
 
     def start(self, worker: int, *, ago: float = 0.0) -> None:
-        self.worker, self.since = worker, time.monotonic() - ago
-        self.began()
+        self.worker, self.started_at = worker, time.monotonic() - ago
+        self.on_start()
 
 
 class FakeCluster:
@@ -45,9 +45,9 @@ class FakeCluster:
     def scope(self):
         raise NotImplementedError
 
-    def schedule(self, function, args, *, began=lambda: None):
+    def schedule(self, function, args, *, on_start=lambda: None):
         attempt = Attempt()
-        attempt.position, attempt.began = args[0], began
+        attempt.position, attempt.on_start = args[0], on_start
         with self._more:
             self.scheduled.append(attempt)
             self._more.notify_all()
@@ -62,13 +62,13 @@ class FakeCluster:
     def fetch(self, result):
         return result.result()
 
-    def silent_workers(self):
+    def unresponsive_workers(self):
         return self.silent
 
-    def leaving(self):
+    def draining(self):
         return frozenset()
 
-    def release(self, task):
+    def allow_shutdown(self, task):
         raise NotImplementedError
 
     def done(self):

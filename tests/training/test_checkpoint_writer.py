@@ -14,14 +14,14 @@ from embedps.checkpoint.chain import continuation, position_of
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.follow import Reached, Reset, Rows, follow
 from embedps.checkpoint.format.manifest import to_json
-from embedps.checkpoint.lease import Renewal
+from embedps.checkpoint.lease import LeaseRenewer
 from embedps.checkpoint.policies import Consecutive, Intermittent, OneShot
 from embedps.checkpoint.retention import (
     KeepBest,
     KeepChains,
     KeepEvery,
     KeepNewest,
-    KeepYoung,
+    KeepRecent,
     collect_garbage,
 )
 from embedps.checkpoint.tools.compact import compact
@@ -365,10 +365,10 @@ HOURS = (0.5, 1.1, 1.9, 3.0, 3.5, 5.2)
     [
         ([KeepNewest(1)], [6]),
         ([KeepChains(2)], [5, 6]),
-        ([KeepYoung(3600 * 2.6)], [4, 5, 6]),
+        ([KeepRecent(3600 * 2.6)], [4, 5, 6]),
         ([KeepEvery(1.0)], [1, 2, 4, 6]),
         ([KeepEvery(3.0)], [1, 4, 6]),
-        ([KeepNewest(1), KeepEvery(3.0), KeepYoung(3600 * 2.1)], [1, 4, 5, 6]),
+        ([KeepNewest(1), KeepEvery(3.0), KeepRecent(3600 * 2.1)], [1, 4, 5, 6]),
     ],
 )
 def test_policies_say_together_what_stays(tmp_path, policies, expected):
@@ -381,14 +381,14 @@ def test_best_by_evaluation_stays(tmp_path):
 
 
 def test_newest_stays_whatever_the_policies_say(tmp_path):
-    assert kept(tmp_path, [KeepYoung(1)], hours=HOURS, now=100) == [6]
+    assert kept(tmp_path, [KeepRecent(1)], hours=HOURS, now=100) == [6]
 
 
 def test_leased_stays_whatever_the_policies_say(tmp_path):
     run = RunConfig(tmp_path)
     for i in range(4):
         run.base([Record("C1", 1, float(i))])
-    with Renewal(run.directory, "reader", expire_secs=60, holder="reader") as lease:
+    with LeaseRenewer(run.directory, "reader", expire_secs=60, holder="reader") as lease:
         assert lease.take(2) is not None
         collect_garbage(run.directory, [KeepNewest(1)])
         assert run.directory.numbers() == [2, 4]

@@ -19,7 +19,7 @@ from embedps.checkpoint.retention import KeepNewest, collect_garbage
 from embedps.checkpoint.tools import compact as compact_module
 from embedps.checkpoint.tools import replay
 from embedps.checkpoint.tools.compact import compact
-from embedps.checkpoint.tools.replay import make_parts, read_chain
+from embedps.checkpoint.tools.replay import make_partitions, read_chain
 from embedps.checkpoint.tools.verify import verify
 from embedps.errors import CheckpointError, CorruptCheckpointError
 from embedps.storage import file_io
@@ -139,8 +139,8 @@ def test_shards_that_changed_along_the_chain_are_merged_into_one_file(tmp_path):
     run = make_run(tmp_path)
     save = write_save(run.directory, "delta", 4, [Record("C1", 0, 9.0)], num_shards=3, since=3)
     run.chain.append(save)
-    assert len(make_parts(run.directory, run.chain)) == 1
-    assert len(make_parts(run.directory, run.chain[:3])) == 2
+    assert len(make_partitions(run.directory, run.chain)) == 1
+    assert len(make_partitions(run.directory, run.chain[:3])) == 2
     run.delta([])
     before = rows_of(run.directory)
     made = compact(run.directory)

@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedps.checkpoint.format.dense import write_dense
-from embedps.checkpoint.format.manifest import FileEntry, Manifest, SaveSet, to_json
+from embedps.checkpoint.format.manifest import FileEntry, Manifest, SaveSet
+from embedps.checkpoint.format.manifest_json import to_json
 from embedps.checkpoint.format.quantize import Encoding, encode
 from embedps.checkpoint.lease import Lease
 from embedps.data.dataset import CategoricalFeature, DataFile, Dataset, NumericFeature, Split

@@ -14,7 +14,7 @@ import pytest
 
 from embedps.checkpoint.__main__ import main
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.format.manifest import to_json
+from embedps.checkpoint.format.manifest_json import to_json
 from embedps.checkpoint.lease import write_lease
 from tests.checkpoint.builders import make_run
 

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import FileEntry, Manifest, SaveSet
@@ -200,37 +199,6 @@ def make_partitions(directory: CheckpointDirectory, saves: Sequence[SaveSet]) ->
         else:
             found.append(Partition(name, 0, 1, [file for _, file in mine]))
     return found
-
-
-def read_chain(
-    directory: CheckpointDirectory, manifest: Manifest, group: str, *, table: str | None = None
-) -> pa.Table:
-    """Replays the chain of one group into memory: its rows, by table and id.
-
-    Raises:
-      CheckpointError: the manifest has no such group.
-      CorruptCheckpointError: a file is absent or not a row file.
-    """
-    groups = sorted({file.group for save in manifest.chain for file in save.files})
-    if group not in groups:
-        raise CheckpointError(f"manifest {manifest.number} has no group {group!r}, it has {groups}")
-    parts = [part for part in make_partitions(directory, manifest.chain) if part.group == group]
-    tables = [pa.Table.from_batches(part.rows(table), part.schema) for part in parts]
-    rows = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
-    names = rows["table"].cast(pa.string())
-    by = pa.table({"table": names, "id": rows["id"]})
-    return rows.take(pc.sort_indices(by, [("table", "ascending"), ("id", "ascending")]))
-
-
-def read_table(directory: CheckpointDirectory, manifest: Manifest, name: str) -> pa.Table:
-    """The rows of one table in memory, by id; column `table` left out.
-
-    Raises:
-      CheckpointError: the manifest has no such table.
-    """
-    schema, batches = stream_table(directory, manifest, name)
-    rows = pa.Table.from_batches(batches, schema)
-    return rows.take(pc.sort_indices(rows, [("id", "ascending")]))
 
 
 def stream_table(

@@ -19,7 +19,8 @@ import xxhash
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.tools.replay import stream_table
-from embedps.data.dataset import CategoricalFeature, DataFile, Dataset, NumericFeature, Split
+from embedps.data.dataset import Dataset
+from embedps.data.dataset_metadata import CategoricalFeature, DataFile, NumericFeature, Split
 from embedps.engine.recommender import Recommender
 from embedps.errors import CheckpointError
 from embedps.tables import FeatureSpec, TableSpec

@@ -16,9 +16,9 @@ import pyarrow as pa
 from apache_beam.io.filesystem import CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
-from embedps.data.dataset import (
+from embedps.data.dataset import Dataset
+from embedps.data.dataset_metadata import (
     CategoricalFeature,
-    Dataset,
     InputFile,
     InputSummary,
     NumericFeature,

@@ -144,7 +144,7 @@ def test_verify_names_file_field_expected_and_found(directory, capsys, damage):
 def test_verify_all_finds_manifests_that_contradict_each_other(directory, capsys):
     reseal(directory, xxh3_64="0" * 16)
     assert main(["verify", str(directory.path), "--all"]) == 1
-    assert f"entry of {SHARD}: expected that of the other manifests" in capsys.readouterr().out
+    assert f"entry of {SHARD}: expected the other manifests' entry" in capsys.readouterr().out
 
 
 def test_verify_reports_every_damaged_file(directory, capsys):

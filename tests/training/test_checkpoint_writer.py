@@ -12,6 +12,7 @@ from embedps.checkpoint.chain import continuation, position_of
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.follow import Reached, Reset, Rows, follow
 from embedps.checkpoint.policies import Consecutive, Intermittent, OneShot
+from embedps.checkpoint.retention import KeepNewest
 from embedps.checkpoint.tools.compact import compact
 from embedps.checkpoint.tools.replay import read_chain
 from embedps.errors import CheckpointError, DirectoryTakenError

@@ -132,7 +132,7 @@ class RemoteVariables:
     def _settings(
         self, learning_rate: tf.Tensor, iterations: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns settings for `_apply`, and settings with which it changes nothing: float32 [n]."""
+        """Returns settings for `_apply`, and settings that change nothing: float32 [n]."""
         optimizer = self._optimizer
         legacy = tf.keras.optimizers.legacy
         if isinstance(optimizer, legacy.SGD):

@@ -78,7 +78,9 @@ def check_optimizer(
     shapes = [tuple(v.shape) for v in network.variables]
     optimizer_slots = [tuple(v.shape) for v in network.trainable_variables]
     fitting = [
-        each for each, n in NUM_OPTIMIZER_SLOTS.items() if stored == [*shapes, (), *(optimizer_slots * n)]
+        each
+        for each, n in NUM_OPTIMIZER_SLOTS.items()
+        if stored == [*shapes, (), *(optimizer_slots * n)]
     ]
     if fitting and kind not in fitting:
         raise _differs("dense_optimizer", kind, fitting[0])

@@ -1,4 +1,4 @@
-"""A user's network trains as Keras would train it, or is refused before training, by one line."""
+"""A user's network trains as in Keras, or is refused before training with a one-line error."""
 
 import dataclasses
 import subprocess

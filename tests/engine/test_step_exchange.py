@@ -1,4 +1,4 @@
-"""What a step exchanges with servers trains tables and network as it does in one process."""
+"""Training through servers updates tables and network as training in one process does."""
 
 import collections
 import re

@@ -250,7 +250,9 @@ def _fast_hex(array: pa.Array) -> NDArray[np.int64] | None:
     return full
 
 
-def _decode_list(column: Column, array: pa.Array, missing: tuple[str, ...]) -> tuple[pa.Array, BadRows]:
+def _decode_list(
+    column: Column, array: pa.Array, missing: tuple[str, ...]
+) -> tuple[pa.Array, BadRows]:
     if not _is_list(array.type):
         array = pc.split_pattern(
             _without_missing(array.cast(pa.string()), missing), column.separator

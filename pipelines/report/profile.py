@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from embedps.data.dataset import Dataset
-from pipelines.ingestion.column_statistics import Moments
+from pipelines.moments import Moments
 
 MAX_IDS = 1 << 16
 NUM_BINS = 32

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from embedps.data.dataset import MISSING_ID
 from embedps.errors import DatasetError, UsageError
-from pipelines.ingestion.decode import bad_values, decode_batch
+from pipelines.ingestion.decode import decode_batch, first_bad_row
 from pipelines.ingestion.table_schema import LIST_TYPE, Feature, Table
 from pipelines.ingestion.transform_steps import MinCount, TransformStep
 from pipelines.ingestion.work_dir import replacing
@@ -63,7 +63,7 @@ class Transforms:
         """
         rows, bad = decode_batch(self.table, batch)
         if bad:
-            raise DatasetError(f"a batch must hold rows that can be read, {bad_values(bad)}")
+            raise DatasetError(f"every row of a batch must be readable, but {first_bad_row(bad)}")
         return self.apply_rows(rows)
 
     def apply_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -19,8 +18,10 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from embedps.config_fields import MAX_INT64
+from embedps.console.command_line import Parser, number, path, run
+from embedps.console.progress import ProgressLine
 from embedps.errors import UsageError
-from pipelines.cli import ArgumentParser, Reporter, path, positive_int, reporter, run, seed_int
 from pipelines.synthetic.click_rows import draw_rows
 from pipelines.synthetic.planted_model import SHARES, PlantedModel, sigmoid
 from pipelines.synthetic.scores import Score
@@ -105,7 +106,7 @@ def generate(options: Options) -> dict[str, Any]:
     options.output.unlink(missing_ok=True)
     temporary = options.output.with_name(f".{options.output.name}.{os.getpid()}.tmp")
     try:
-        with reporter("generating", options.rows, "rows") as progress:
+        with ProgressLine("generating", options.rows, unit="rows") as progress:
             report = _write_log(options, temporary, progress)
         # The log comes last: where it is, so is its report.
         _write_report(options.report_path, report)
@@ -119,7 +120,7 @@ def generate(options: Options) -> dict[str, Any]:
     return report
 
 
-def _write_log(options: Options, path: Path, progress: Reporter) -> dict[str, Any]:
+def _write_log(options: Options, path: Path, progress: ProgressLine) -> dict[str, Any]:
     model = PlantedModel.calibrated(options.seed)
     score = Score()
     digest = xxhash.xxh3_64()
@@ -213,21 +214,23 @@ def _entropy(rate: float) -> float:
 
 def parse_options(argv: Sequence[str]) -> Options:
     """Parses the command line; raises UsageError."""
-    parser = ArgumentParser(
+    parser = Parser(
         prog="python -m pipelines.generate",
         description=_HELP,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rows", type=positive_int, required=True, help="lines to write")
+    parser.add_argument("--rows", type=number(int, least=1), required=True, help="lines to write")
     parser.add_argument(
-        "--seed", type=seed_int, default=0, help="of rows and planted model (default: %(default)s)"
+        "--seed",
+        type=number(int, least=0, most=MAX_INT64),
+        default=0,
+        help="of rows and planted model (default: %(default)s)",
     )
     parser.add_argument(
         "--output", type=path, required=True, metavar="FILE", help="a .tsv.gz file, or .tsv"
     )
     parser.add_argument(
-        "--threads", type=positive_int, default=Options.threads, help="default: %(default)s"
+        "--threads", type=number(int, least=1), default=Options.threads, help="default: %(default)s"
     )
     parser.add_argument("--force", action="store_true", help="replace what is there")
     return Options(**vars(parser.parse_args(argv)))
@@ -252,4 +255,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, sys.argv[1:]))
+    sys.exit(run(main, sys.argv[1:], all_or_nothing=True))

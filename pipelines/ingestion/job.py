@@ -23,9 +23,9 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import create_runner
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
+from embedps.console.progress import ProgressLine
 from embedps.data.dataset import FILE_NAME, Dataset
 from embedps.errors import DatasetError, UsageError
-from pipelines.cli import reporter
 from pipelines.ingestion.beam_stages import (
     BAD_LINES_NAME,
     InputTask,
@@ -280,7 +280,7 @@ def _progress(job: Job, inputs: Sequence[InputTask], total_bytes: int) -> Iterat
 
     def watch() -> None:
         # Every row is parsed, then written: half of it is done when it is parsed.
-        with reporter("parsing, then writing", 0, "rows") as report:
+        with ProgressLine("parsing, then writing", 0, unit="rows") as line:
             pause = _POLL_SECS
             while not finished.wait(pause):
                 began = time.monotonic()
@@ -289,7 +289,7 @@ def _progress(job: Job, inputs: Sequence[InputTask], total_bytes: int) -> Iterat
                 rows = sum(numbers[1] for numbers in parsed)
                 written = sum(sum(_numbers_in(path)) for path in shard_paths)
                 total = rows if written else round(rows * total_bytes / max(num_bytes, 1))
-                report.update((rows + written) // 2, max(total, rows))
+                line.update((rows + written) // 2, total=max(total, rows))
                 # A file each: with thousands of them, looking takes the pipeline's time.
                 pause = max(_POLL_SECS, _POLL_TIMES * (time.monotonic() - began))
 

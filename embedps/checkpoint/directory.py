@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from embedps.checkpoint.format.manifest import FileEntry, Manifest, SaveKind, from_json, to_json
 from embedps.errors import CheckpointError, CorruptCheckpointError, DirectoryTakenError
 from embedps.storage import file_io
+from embedps.storage.file_lock import locked
 from embedps.storage.object_store import as_path
 
 _MANIFEST_NAME = re.compile(r"(\d{8,})\.json")
@@ -86,7 +87,7 @@ class CheckpointDirectory:
 
     def exclusive(self) -> AbstractContextManager[bool]:
         """Keeps other processes from committing and removing; not from reading."""
-        return file_io.locked(self.manifests_dir / ".lock")
+        return locked(self.manifests_dir / ".lock")
 
     def next_number(self) -> int:
         """A number that no manifest and no leftover of a failed commit has."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import fcntl
 import io
 import os
 import shutil
@@ -314,30 +313,6 @@ def remove_directory(path: Path) -> int:
     _die_if_fault("io.unlink")
     shutil.rmtree(path)
     return num_bytes
-
-
-@contextmanager
-def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Holds an exclusive lock on a file while the block runs; a killed holder's is free.
-
-    Yields:
-      Whether it is held: always, unless not to `wait` and another process has it. An object store
-        has no locks: one writer is all that there may be.
-    """
-    if isinstance(path, ObjectPath):
-        yield True
-        return
-    make_directories(path.parent)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(descriptor)
 
 
 def _discard(path: Path) -> None:

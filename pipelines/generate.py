@@ -22,6 +22,7 @@ from embedps.config_fields import MAX_INT64
 from embedps.console.command_line import Parser, number, path, run
 from embedps.console.progress import ProgressLine
 from embedps.errors import UsageError
+from embedps.storage.file_io import replacing
 from pipelines.synthetic.click_rows import draw_rows
 from pipelines.synthetic.planted_model import SHARES, PlantedModel, sigmoid
 from pipelines.synthetic.scores import Score
@@ -104,19 +105,17 @@ def generate(options: Options) -> dict[str, Any]:
         return report
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.unlink(missing_ok=True)
-    temporary = options.output.with_name(f".{options.output.name}.{os.getpid()}.tmp")
     try:
-        with ProgressLine("generating", options.rows, unit="rows") as progress:
-            report = _write_log(options, temporary, progress)
-        # The log comes last: where it is, so is its report.
-        _write_report(options.report_path, report)
-        os.replace(temporary, options.output)
+        with replacing(options.output) as temporary:
+            with ProgressLine("generating", options.rows, unit="rows") as progress:
+                report = _write_log(options, temporary, progress)
+            # The log comes last: where it is, so is its report.
+            with replacing(options.report_path, sync=True) as path:
+                path.write_text(json.dumps(report, indent=1) + "\n")
     except OSError as error:
         if error.errno is not None and error.filename is None:  # of a write
             error.filename = str(options.output)
         raise
-    finally:
-        temporary.unlink(missing_ok=True)
     return report
 
 
@@ -191,19 +190,6 @@ def _finished_report(options: Options) -> dict[str, Any] | None:
             f"report has {', '.join(differing)}: {hint}"
         )
     return dict(report)
-
-
-def _write_report(path: Path, report: dict[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "w", encoding="utf-8") as out:
-            json.dump(report, out, indent=1)
-            out.write("\n")
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _entropy(rate: float) -> float:

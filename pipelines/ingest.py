@@ -52,7 +52,7 @@ def main(argv: Sequence[str], schema: str | None = None) -> None:
     # Beam logs every failure with its traceback; ours is one line.
     logging.basicConfig(level=logging.DEBUG if options.verbose else logging.CRITICAL)
     # Beam takes seconds to import, and warns: flags are checked and the log level is set first.
-    from pipelines.ingestion.job import make_dataset
+    from pipelines.ingestion.make_dataset import make_dataset
 
     started = time.monotonic()
     dataset, made = make_dataset(options)

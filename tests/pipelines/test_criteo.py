@@ -20,7 +20,8 @@ import pytest
 from embedps.data.dataset import Dataset
 from embedps.errors import DatasetError, UsageError
 from pipelines.criteo_format import FIELDS
-from pipelines.ingestion.job import find_inputs, make_dataset
+from pipelines.ingestion.input_files import find_inputs
+from pipelines.ingestion.make_dataset import make_dataset
 from pipelines.ingestion.options import Options, parse_options
 from pipelines.ingestion.splits import SplitRule
 from pipelines.ingestion.table_schema import Table
@@ -313,9 +314,9 @@ def test_absent_input_is_a_usage_error(tmp_path: Path):
 def test_inputs_are_sorted_without_repeats(tmp_path: Path):
     for name in ("b/x.tsv", "a/x.tsv"):
         write_log(tmp_path / name, make_lines(1))
-    tasks, sizes = find_inputs([str(tmp_path / "*/x.tsv"), str(tmp_path / "b/x.tsv")])
+    tasks = find_inputs([str(tmp_path / "*/x.tsv"), str(tmp_path / "b/x.tsv")])
     assert [task.name for task in tasks] == ["a/x.tsv", "b/x.tsv"]
-    assert sizes == [(tmp_path / "a/x.tsv").stat().st_size] * 2
+    assert [task.bytes for task in tasks] == [(tmp_path / "a/x.tsv").stat().st_size] * 2
 
 
 def test_failing_pipeline_is_one_dataset_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

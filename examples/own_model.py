@@ -84,7 +84,7 @@ def main() -> None:
     )
     result = embedps.Trainer(recommender, dataset, config).fit()
     print(result)
-    print(f"best held-out AUC: {result.scores.best['auc']:.4f}")
+    print(f"best held-out AUC: {result.scores.best().auc:.4f}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Makes links of the pages to files outside of docs/ work on the site too: a hook of MkDocs.
 
-A page links to `../benchmarks/results/train.png`, which is right in the repository. On the site that
-file is a copy at `source/benchmarks/results/train.png`.
+A page links to `../benchmarks/results/train.png`, which is right in the repository. On the site
+this is a copy of the file at `source/benchmarks/results/train.png`.
 """
 
 from __future__ import annotations

@@ -24,28 +24,22 @@ from embedps.checkpoint.tools.diff import CHANGES, diff
 from embedps.checkpoint.tools.inspect import format_bytes, inspect
 from embedps.checkpoint.tools.replay import stream_table
 from embedps.checkpoint.tools.verify import verify
-from embedps.console.flags import Parser, complain, path
-from embedps.errors import CheckpointError, EmbedpsError, UsageError
+from embedps.console.command_line import Parser, run, text
+from embedps.errors import CheckpointError, UsageError
 from embedps.storage import file_io
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code."""
-    try:
-        args = _parser().parse_args(argv)
-        directory = CheckpointDirectory(args.directory)
-        if not directory.path.is_dir():
-            raise UsageError(f"there is no directory {str(directory.path)!r}")
-        return _COMMANDS[args.command](directory, args)
-    except (EmbedpsError, OSError) as error:
-        return complain(error)
+def main(arguments: Sequence[str], prog: str = "python -m embedps.checkpoint") -> int:
+    """Runs one command; returns its exit code."""
+    args = _parser(prog).parse_args(arguments)
+    directory = CheckpointDirectory(args.directory)
+    if not directory.path.is_dir():
+        raise UsageError(f"there is no directory {str(directory.path)!r}")
+    return _COMMANDS[args.command](directory, args)
 
 
-def _parser() -> Parser:
-    parser = Parser(
-        prog="python -m embedps.checkpoint",
-        description="Inspects and maintains a checkpoint directory.",
-    )
+def _parser(prog: str) -> Parser:
+    parser = Parser(prog=prog, description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     summaries = {
         "inspect": "show a manifest's chain, tables and leases",
@@ -63,14 +57,14 @@ def _parser() -> Parser:
             command.add_argument("--all", action="store_true", help="verify every manifest")
         if name == "export":
             command.add_argument("--table", required=True, metavar="NAME")
-            command.add_argument("--output", required=True, type=path, metavar="FILE.parquet")
+            command.add_argument("--output", required=True, type=text, metavar="FILE.parquet")
         if name == "diff":
             command.add_argument("before", type=int, metavar="A", help="a manifest's number")
             command.add_argument("after", type=int, metavar="B", help="another manifest's number")
             command.add_argument("--table", metavar="NAME", help="compare only this table")
             command.add_argument(
                 "--output",
-                type=path,
+                type=text,
                 metavar="FILE.parquet",
                 help="write the rows that differ; needs --table",
             )
@@ -202,4 +196,4 @@ def _write_parquet(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBat
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main, sys.argv[1:], all_or_nothing=True))

@@ -22,6 +22,7 @@ from embedps.checkpoint.format.manifest import FileEntry, Manifest, SaveKind
 from embedps.checkpoint.format.manifest_json import from_json, to_json
 from embedps.errors import CheckpointError, CorruptCheckpointError, DirectoryTakenError
 from embedps.storage import file_io
+from embedps.storage.file_lock import locked
 from embedps.storage.object_store import as_path
 
 _MANIFEST_NAME = re.compile(r"(\d{8,})\.json")
@@ -92,7 +93,7 @@ class CheckpointDirectory:
 
     def exclusive(self) -> AbstractContextManager[bool]:
         """Locks the directory: other processes can still read, but not commit or remove."""
-        return file_io.locked(self.manifests_dir / ".lock")
+        return locked(self.manifests_dir / ".lock")
 
     def next_number(self) -> int:
         """Returns a number that no manifest and no leftover of a failed commit has."""

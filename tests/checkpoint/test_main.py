@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from embedps.checkpoint.__main__ import main
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest_json import to_json
 from embedps.checkpoint.lease import write_lease
 from tests.checkpoint.builders import make_run
+from tests.commands import checkpoint_command as main
 
 SHARD = "delta-2/dim2/shard-0-of-2.arrow"
 

@@ -26,6 +26,7 @@ from embedps.checkpoint.lease import LeaseRenewer
 from embedps.checkpoint.tools.replay import Partition, make_partitions
 from embedps.errors import CheckpointError, CorruptCheckpointError
 from embedps.storage import file_io
+from embedps.storage.file_lock import locked
 from embedps.storage.object_store import ObjectPath
 
 WORK_NAME = "compacting"
@@ -69,7 +70,7 @@ def compact(directory: CheckpointDirectory) -> CompactResult | None:
     work = directory.path / WORK_NAME
     name = f"compaction-{socket.gethostname()}-{os.getpid()}"
     with (
-        file_io.locked(directory.manifests_dir / ".compact.lock", wait=False) as held,
+        locked(directory.manifests_dir / ".compact.lock", wait=False) as held,
         LeaseRenewer(directory, name, expire_secs=_LEASE_SECS, holder="compaction") as lease,
     ):
         if not held:

@@ -1,4 +1,4 @@
-"""The C++ kernels as TensorFlow ops, built when stale and loaded once a process."""
+"""The C++ kernels as TensorFlow ops, built if they are stale and loaded once per process."""
 
 import ctypes
 import functools
@@ -9,7 +9,7 @@ from embedps.errors import KernelBuildError
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The loaded kernels' plain C functions: `embedps_leave`, `embedps_released`, ..."""
+    """Returns the kernels' plain C functions: `embedps_leave`, `embedps_released` and so on."""
     from embedps.kernels import build as _build
 
     load()
@@ -23,11 +23,11 @@ def library() -> ctypes.CDLL:
 def load() -> Any:
     """Loads the kernels into this process's TensorFlow.
 
-    Every process that runs an op of embedps must call this before its tf.distribute.Server starts,
-    or the ops are "not registered" there.
+    A process that runs ops of embedps must call this before its tf.distribute.Server starts.
+    Otherwise TensorFlow reports the ops as "not registered".
 
     Returns:
-      The module of generated op functions (`embedps_lookup` and so on).
+      The module with the generated op functions: `embedps_lookup` and so on.
 
     Raises:
       KernelBuildError: the library cannot be built or loaded.
@@ -37,10 +37,10 @@ def load() -> Any:
     )  # not above: `python -m embedps.kernels.build` runs it
 
     library = _build.build(verbose=True)
-    # Before TensorFlow's first import anywhere: it reads the variables embedps/__init__.py sets.
+    # Imported late: TensorFlow reads environment variables that embedps/__init__.py sets.
     import tensorflow as tf
 
-    # A wheel built elsewhere knows the libraries by name only: have them loaded already.
+    # A wheel that was built elsewhere finds the libraries by name only: load them first.
     ctypes.CDLL(str(_build.arrow_library("libparquet")), mode=ctypes.RTLD_LOCAL)
     try:
         return tf.load_op_library(str(library))

@@ -1,4 +1,4 @@
-"""A mixing bijection of 64-bit values: hashes, shuffles and splits are made of it."""
+"""The splitmix64 bijection of 64-bit values; hashes, shuffles and splits use it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INVERSE_OF_FIRST, _INVERSE_OF_SECOND = (
 
 
 def mix(h: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Mixes in place (splitmix64's finalizer); returns `h`."""
+    """Applies splitmix64's finalizer in place; returns `h`."""
     h ^= h >> np.uint64(30)
     h *= _FIRST
     h ^= h >> np.uint64(27)
@@ -24,13 +24,13 @@ def mix(h: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return h
 
 
-def seeded(seed: int, num: int) -> NDArray[np.uint64]:
-    """Returns `num` times a value that depends on the seed."""
+def seed_hashes(seed: int, num: int) -> NDArray[np.uint64]:
+    """Returns an array of `num` equal hashes of the seed."""
     return mix(np.full(num, (seed * GOLDEN + 1) % (1 << 64), np.uint64))
 
 
 def unmix(h: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Returns what `mix` makes `h` of."""
+    """Inverts `mix`; does not change `h`."""
     h = (h ^ (h >> np.uint64(31)) ^ (h >> np.uint64(62))) * _INVERSE_OF_SECOND
     h = (h ^ (h >> np.uint64(27)) ^ (h >> np.uint64(54))) * _INVERSE_OF_FIRST
     return np.asarray(h ^ (h >> np.uint64(30)) ^ (h >> np.uint64(60)))

@@ -1,7 +1,7 @@
-"""Columns of texts, or of typed values, become rows without nulls; what cannot is told by row.
+"""Decodes columns of texts or typed values to rows without nulls; explains each bad row.
 
-Whole columns are decoded at once where their texts are plain; others value by value, each distinct
-one once. Both ways accept the same texts and give the same values.
+A column of plain texts is decoded at once. Any other column is decoded value by value, once per
+distinct value. Both paths accept the same texts and give the same values.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pipelines.ingestion.text_values import MAX_INT, text_decoder
 
 _ID_DIGITS = 8
 
-Bad = dict[int, str]
-"""The reason for each row that cannot be read."""
+BadRows = dict[int, str]
+"""The reason for each row that cannot be decoded."""
 
 
 def _is_one_of(characters: bytes) -> NDArray[np.bool_]:
@@ -50,21 +50,21 @@ _HEX_PAIRS = _hex_pairs()
 
 def decode_batch(
     table: Table, batch: pa.RecordBatch, *, has_nulls_for_missing: bool = False
-) -> tuple[pa.RecordBatch, Bad]:
+) -> tuple[pa.RecordBatch, BadRows]:
     """Decodes a batch of texts or typed values to rows of `table.row_schema`.
 
     Args:
-      table: what the columns are.
-      batch: the columns of the table by name; those that it lacks are left out.
-      has_nulls_for_missing: whether texts that mean missing are nulls already.
+      table: declares the columns.
+      batch: the table's columns by name; absent columns are skipped.
+      has_nulls_for_missing: whether texts that mean missing are already nulls.
 
     Returns:
-      the rows, those that are bad with a value of no meaning, and the reason for each bad row.
+      the rows, in which bad rows have arbitrary values, and the reason for each bad row.
 
     Raises:
-      DatasetError: a column has a type that cannot be read as what it is declared.
+      DatasetError: a column's type cannot hold what the table declares.
     """
-    bad: Bad = {}
+    bad: BadRows = {}
     names, arrays = [], []
     missing = () if has_nulls_for_missing else table.missing
     for column in table.read_columns:
@@ -81,8 +81,8 @@ def decode_batch(
 
 def decode_column(
     column: Column, array: pa.Array, missing: tuple[str, ...]
-) -> tuple[pa.Array, Bad]:
-    """Decodes one column to its row type; see `decode_batch`."""
+) -> tuple[pa.Array, BadRows]:
+    """Decodes one column to its row type, as `decode_batch` does."""
     if _is_list(array.type) and column.role != "list":
         return _decode_lists_of_one(column, array, missing)
     if pa.types.is_dictionary(array.type):
@@ -103,12 +103,12 @@ def decode_column(
 
 def _decode_lists_of_one(
     column: Column, array: pa.Array, missing: tuple[str, ...]
-) -> tuple[pa.Array, Bad]:
-    """Decodes lists of one value each as that value; a null list is a missing value."""
+) -> tuple[pa.Array, BadRows]:
+    """Decodes lists of one value each to that value; a null list is a missing value."""
     kind = array.type
     of_other_size = pa.types.is_fixed_size_list(kind) and kind.list_size != 1
     if of_other_size or pa.types.is_nested(kind.value_type):
-        raise _wrong_type(column, kind, "one value a row, or lists of one")
+        raise _wrong_type(column, kind, "one value per row, or lists of one")
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
     places = pa.array(np.cumsum(lengths) - lengths, mask=lengths != 1)
     values, bad = decode_column(column, array.flatten().take(places), missing)
@@ -121,7 +121,7 @@ def _decode_lists_of_one(
 
 
 def _without_missing(array: pa.Array, missing: tuple[str, ...]) -> pa.Array:
-    """Makes nulls of the texts that mean that there is no value."""
+    """Replaces texts that mean a missing value by nulls."""
     if not missing:
         return array
     absent = pc.is_in(array, value_set=pa.array(missing))
@@ -130,7 +130,7 @@ def _without_missing(array: pa.Array, missing: tuple[str, ...]) -> pa.Array:
     )
 
 
-def _decode_texts(column: Column, array: pa.Array) -> tuple[NDArray[Any], Bad]:
+def _decode_texts(column: Column, array: pa.Array) -> tuple[NDArray[Any], BadRows]:
     fast = {
         "hex": _fast_hex,
         "integer": _fast_integers,
@@ -140,7 +140,7 @@ def _decode_texts(column: Column, array: pa.Array) -> tuple[NDArray[Any], Bad]:
     }.get(column.type)
     values = fast(array) if fast is not None else None
     if values is not None and column.role == "numeric" and column.type == "integer":
-        values = _numbers_of(array, values)
+        values = _to_numbers(array, values)
     elif values is not None and column.type == "integer" and array.null_count:
         values = np.where(array.is_null().to_numpy(zero_copy_only=False), MISSING_ID, values)
     elif values is not None and column.role == "weight" and (~(values >= 0)).any():
@@ -155,7 +155,7 @@ def _decode_texts(column: Column, array: pa.Array) -> tuple[NDArray[Any], Bad]:
     return _decode_distinct(array, _missing_value(column), text_decoder(column))
 
 
-def _numbers_of(array: pa.Array, values: NDArray[Any]) -> NDArray[np.float64]:
+def _to_numbers(array: pa.Array, values: NDArray[Any]) -> NDArray[np.float64]:
     numbers = values.astype(np.float64)
     if array.null_count:
         numbers[array.is_null().to_numpy(zero_copy_only=False)] = np.nan
@@ -163,7 +163,7 @@ def _numbers_of(array: pa.Array, values: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _missing_value(column: Column) -> float | int | None:
-    """Returns what a missing value becomes; None where it makes the row bad."""
+    """Returns the value that replaces a missing one; None if a missing value makes the row bad."""
     if column.role == "numeric":
         return math.nan
     return MISSING_ID if column.role in ("categorical", "list", "key") else None
@@ -171,7 +171,7 @@ def _missing_value(column: Column) -> float | int | None:
 
 def _decode_distinct(
     array: pa.Array, missing: float | int | None, decode: Callable[[str], float | int]
-) -> tuple[NDArray[Any], Bad]:
+) -> tuple[NDArray[Any], BadRows]:
     """Decodes each distinct text once."""
     encoded = array.dictionary_encode()
     texts = encoded.dictionary.to_pylist()
@@ -188,7 +188,7 @@ def _decode_distinct(
     dtype = np.int64 if all(isinstance(v, int) for v in [*decoded, missing or 0]) else np.float64
     decoded.append(0 if missing is None else missing)
     codes = encoded.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False)
-    bad: Bad = {}
+    bad: BadRows = {}
     if reasons:
         is_bad = np.isin(codes, np.fromiter(reasons, np.int64))
         bad = {int(row): reasons[int(codes[row])] for row in np.flatnonzero(is_bad)}
@@ -196,7 +196,7 @@ def _decode_distinct(
 
 
 def _characters(array: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-    """Returns a string array's offsets and the characters between the first and the last."""
+    """Returns a string array's offsets and its characters."""
     _, offset_buffer, data_buffer = array.buffers()
     offsets = np.frombuffer(offset_buffer, np.int32, len(array) + 1, array.offset * 4)
     if data_buffer is None:
@@ -205,7 +205,7 @@ def _characters(array: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
 
 
 def _fast_integers(array: pa.Array) -> NDArray[np.int64] | None:
-    """Decodes plain integers, anything where missing; returns None where a text is another."""
+    """Decodes plain integers; None if a text is not one. Missing values become arbitrary."""
     values = _fast_cast(array, _INTEGER_BYTES, pa.int64())
     if values is None:
         return None
@@ -229,7 +229,7 @@ def _fast_cast(array: pa.Array, allowed: NDArray[np.bool_], kind: pa.DataType) -
 
 
 def _fast_hex(array: pa.Array) -> NDArray[np.int64] | None:
-    """Decodes ids of 8 digits or none; returns None where there are others."""
+    """Decodes ids of 8 hexadecimal digits or none; None if a text is another."""
     offsets, characters = _characters(array)
     lengths = np.diff(offsets)
     present = lengths == _ID_DIGITS
@@ -250,7 +250,9 @@ def _fast_hex(array: pa.Array) -> NDArray[np.int64] | None:
     return full
 
 
-def _decode_list(column: Column, array: pa.Array, missing: tuple[str, ...]) -> tuple[pa.Array, Bad]:
+def _decode_list(
+    column: Column, array: pa.Array, missing: tuple[str, ...]
+) -> tuple[pa.Array, BadRows]:
     if not _is_list(array.type):
         array = pc.split_pattern(
             _without_missing(array.cast(pa.string()), missing), column.separator
@@ -263,7 +265,7 @@ def _decode_list(column: Column, array: pa.Array, missing: tuple[str, ...]) -> t
     element = Column(name=column.name, role="categorical", type=column.type)
     values, bad_values = decode_column(element, array.flatten(), ())
     offsets = starts - starts[0]
-    bad: Bad = {}
+    bad: BadRows = {}
     for at, reason in bad_values.items():
         bad.setdefault(int(np.searchsorted(offsets, at, side="right")) - 1, reason)
     lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, type=LIST_TYPE)
@@ -282,7 +284,7 @@ def _is_list(kind: pa.DataType) -> bool:
     )
 
 
-def _decode_typed(column: Column, array: pa.Array) -> tuple[NDArray[Any], Bad]:
+def _decode_typed(column: Column, array: pa.Array) -> tuple[NDArray[Any], BadRows]:
     """Decodes numbers, booleans and timestamps."""
     kind = array.type
     if column.role in ("label", "numeric", "weight"):
@@ -305,7 +307,7 @@ def _decode_typed(column: Column, array: pa.Array) -> tuple[NDArray[Any], Bad]:
 def _wrong_type(column: Column, kind: pa.DataType, wanted: str) -> DatasetError:
     return DatasetError(
         f"column {column.name!r}, a {column.role} of type {column.type}, must hold {wanted}, "
-        f"it holds {kind}: declare what it is"
+        f"it holds {kind}: declare its real type"
     )
 
 
@@ -314,24 +316,24 @@ def _to_floats(array: pa.Array) -> NDArray[np.float64]:
     return np.asarray(values, np.float64)  # a null is NaN
 
 
-def _check_numbers(column: Column, values: NDArray[np.float64]) -> tuple[NDArray[Any], Bad]:
+def _check_numbers(column: Column, values: NDArray[np.float64]) -> tuple[NDArray[Any], BadRows]:
     wrong = np.isinf(values)
-    what = "must be a finite number"
+    rule = "must be a finite number"
     if column.role == "weight":
-        wrong, what = ~((values >= 0) & (values < math.inf)), "must be a number of 0 or more"
+        wrong, rule = ~((values >= 0) & (values < math.inf)), "must be a number of 0 or more"
     elif column.role == "label" and column.positive_from is None:
-        wrong, what = (values != 0) & (values != 1), "must be 0 or 1"
+        wrong, rule = (values != 0) & (values != 1), "must be 0 or 1"
     elif column.role == "label" and column.positive_from is not None:
         positive = (values >= column.positive_from).astype(np.float64)
-        return positive, _reasons(~np.isfinite(values), what, values)
-    return values, _reasons(wrong, what, values)
+        return positive, _reasons(~np.isfinite(values), rule, values)
+    return values, _reasons(wrong, rule, values)
 
 
-def _check_integers(column: Column, array: pa.Array, scale: int) -> tuple[NDArray[Any], Bad]:
+def _check_integers(column: Column, array: pa.Array, scale: int) -> tuple[NDArray[Any], BadRows]:
     absent = array.is_null().to_numpy(zero_copy_only=False)
     filled = array.fill_null(0)
     values = filled.to_numpy(zero_copy_only=False)
-    bad: Bad = {}
+    bad: BadRows = {}
     if values.dtype == np.uint64:
         bad = _reasons(values > MAX_INT, "must fit in 64 bits with a sign", values)
     values = values.astype(np.int64)
@@ -343,18 +345,18 @@ def _check_integers(column: Column, array: pa.Array, scale: int) -> tuple[NDArra
     return values, bad
 
 
-def _reasons(wrong: NDArray[np.bool_], what: str, values: NDArray[Any] | None) -> Bad:
+def _reasons(wrong: NDArray[np.bool_], rule: str, values: NDArray[Any] | None) -> BadRows:
     rows = np.flatnonzero(wrong)
-    return {int(r): what if values is None else f"{what}, got {values[r]}" for r in rows}
+    return {int(r): rule if values is None else f"{rule}, got {values[r]}" for r in rows}
 
 
-def bad_values(bad: Mapping[int, str]) -> str:
-    """Returns the first bad row and its reason, for an error."""
+def first_bad_row(bad: Mapping[int, str]) -> str:
+    """Formats the first bad row and its reason, for an error message."""
     row = min(bad)
     return f"row {row}: {bad[row]}"
 
 
 def _beyond_milliseconds(values: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which seconds (int64) do not fit as milliseconds; by both ends, as no int64 is -(-2^63)."""
+    """Tells which int64 seconds overflow as milliseconds; no abs(), as that of -2^63 overflows."""
     limit = MAX_INT // 1000
     return (values > limit) | (values < -limit)

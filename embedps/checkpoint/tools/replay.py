@@ -1,8 +1,8 @@
-"""Chains replayed without the kernels: what the C++ loader does, in plain Arrow, batch by batch.
+"""Replays chains without the kernels, in Arrow, batch by batch; the C++ loader does the same.
 
-The last record of a table's id wins, in the order of saves, files and records; of one that is a
-removal nothing is left. Which records win is found from the ids alone, some of them at a time, and
-held as a byte a record; then the files are read once, in order, and the winners let through.
+The last record of a table's id wins, in the order of saves, files and records. If it is a removal,
+the row is gone. A first pass finds the winning records from the ids alone, one bucket of ids at a
+time, and keeps one byte per record. A second pass reads the files in order and yields the winners.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from embedps import constants
 from embedps.checkpoint.directory import CheckpointDirectory
@@ -21,18 +20,18 @@ from embedps.checkpoint.format.manifest import FileEntry, Manifest, SaveSet
 from embedps.checkpoint.format.rows import RowFile, table_codes, with_tables
 from embedps.errors import CheckpointError, CorruptCheckpointError
 
-MAX_KEYS = 1 << 21  # sorted at once: some 100 MB
+MAX_KEYS = 1 << 21  # sorted at once; takes about 100 MB
 _SHARD_NAME = re.compile(re.escape(constants.SHARD_FILE_FORMAT).replace("%d", r"(\d+)"))
 
 
 @dataclasses.dataclass(frozen=True)
-class Records:
-    """A batch of records with the tables as indices of their part's.
+class NumberedBatch:
+    """A batch of records, numbered within a partition.
 
     Attributes:
-      first: the number of the first record among its part's.
-      tables: int64 [num_records].
-      batch: as in its file.
+      first: the number of its first record in the partition.
+      tables: each record's index into the partition's tables, int64 [num_records].
+      batch: the records as in the file.
     """
 
     first: int
@@ -41,19 +40,19 @@ class Records:
 
     @property
     def ids(self) -> np.ndarray:
-        """int64 [num_records]."""
+        """Returns the ids, int64 [num_records]."""
         ids: np.ndarray = self.batch["id"].to_numpy()
         return ids
 
     @property
     def removed(self) -> np.ndarray:
-        """Bool [num_records]."""
+        """Tells which records are removals: bool [num_records]."""
         removed: np.ndarray = self.batch["removed"].to_numpy(zero_copy_only=False)
         return removed
 
 
-class Part:
-    """Files of a chain that hold all records of their ids: a group's shard, in the saves' order."""
+class Partition:
+    """Files of a chain, in order, that hold all records of their ids; usually a group's shard."""
 
     def __init__(
         self,
@@ -62,9 +61,9 @@ class Part:
         num_shards: int,
         files: Sequence[RowFile],
         *,
-        like: Part | None = None,
+        like: Partition | None = None,
     ) -> None:
-        """Takes one file or more, or none if it is `like` another part, with its tables."""
+        """Takes at least one file; may take none if it is `like` another partition."""
         self.group = group
         self.shard = shard
         self.num_shards = num_shards
@@ -86,39 +85,39 @@ class Part:
 
     @property
     def metadata(self) -> dict[bytes, bytes]:
-        """Of a row file that holds the rows of all."""
+        """Returns the schema metadata of a row file with the rows of all files."""
         return with_tables(self._metadata, self.tables)
 
-    def as_stored(self) -> Part:
-        """The same part with its floats as the files store them, where all have one encoding.
+    def as_stored(self) -> Partition:
+        """Returns a partition that yields floats as the files store them.
 
-        Where they have several, itself: what stands for a row's floats in one encoding stands for
-        others, or for none, in another.
+        If the files have several encodings, returns this partition, which decodes floats: the
+        stored values of different encodings cannot be mixed in one file.
         """
         if len({file.encoding for file in self.files}) > 1:
             return self
         files = [RowFile(file.path, decoded=False) for file in self.files]
-        return Part(self.group, self.shard, self.num_shards, files)
+        return Partition(self.group, self.shard, self.num_shards, files)
 
-    def of(self, files: Sequence[RowFile]) -> Part:
-        """A part of some of its files, with the same tables."""
-        return Part(self.group, self.shard, self.num_shards, files, like=self)
+    def of(self, files: Sequence[RowFile]) -> Partition:
+        """Returns a partition of some of the files, with the same tables."""
+        return Partition(self.group, self.shard, self.num_shards, files, like=self)
 
     def as_rows(self, file: int, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Records of one of its files as rows: the part's tables, without column `removed`."""
+        """Turns records of a file into rows: the partition's tables, no column `removed`."""
         return self._rows(self._to_ours(self.files[file])[table_codes(batch)], batch)
 
-    def records(self) -> Iterator[Records]:
-        """Every record, removals too, in order."""
+    def records(self) -> Iterator[NumberedBatch]:
+        """Yields every record in order, removals too."""
         first = 0
         for file in self.files:
             to_ours = self._to_ours(file)
             for batch in file.batches():
-                yield Records(first, to_ours[table_codes(batch)], batch)
+                yield NumberedBatch(first, to_ours[table_codes(batch)], batch)
                 first += batch.num_rows
 
     def live(self, table: str | None = None) -> np.ndarray:
-        """Which records are rows: bool [num_records]."""
+        """Tells which records are live rows, of one table if given: bool [num_records]."""
         num_records = sum(records.batch.num_rows for records in self.records())
         live = np.zeros(num_records, bool)
         for _, winners, removed in winners_by_bucket([self], [num_records]):
@@ -132,7 +131,7 @@ class Part:
         return live
 
     def rows(self, table: str | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows, in the order of their last records; of one table only if that is given."""
+        """Yields the rows in the order of their last records, of one table if given."""
         live = self.live(table)
         for records in self.records():
             batch = records.batch
@@ -152,15 +151,19 @@ class Part:
 
 
 def winners_by_bucket(
-    parts: Sequence[Part], num_records: Sequence[int], max_keys: int = 0
+    parts: Sequence[Partition], num_records: Sequence[int]
 ) -> Iterator[tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]]:
-    """Goes through the keys of parts, some at a time: the same ones of each part.
+    """Finds the last record of each key, one bucket of keys at a time, the same in each partition.
+
+    Args:
+      parts: the partitions.
+      num_records: of each partition.
 
     Yields:
-      For each part the keys (int64 [n, 2]: table and id, ascending), the number of each key's last
-      record, and whether that is a removal.
+      For each partition: the keys (int64 [n, 2]: table and id, ascending), the number of each key's
+      last record, and whether that record is a removal.
     """
-    buckets = max(1, -(-sum(num_records) // (max_keys or MAX_KEYS)))
+    buckets = max(1, -(-sum(num_records) // MAX_KEYS))
     for bucket in range(buckets):
         keys, winners, removed = [], [], []
         for part in parts:
@@ -179,14 +182,16 @@ def winners_by_bucket(
         yield keys, winners, removed
 
 
-def make_parts(directory: CheckpointDirectory, saves: Sequence[SaveSet]) -> list[Part]:
-    """Splits a chain's files into parts that share no ids.
+def make_partitions(directory: CheckpointDirectory, saves: Sequence[SaveSet]) -> list[Partition]:
+    """Splits a chain's files into partitions that share no ids.
 
-    Where every save has the same groups and shards, a part is a shard of a group. Otherwise, as
-    after a restore onto other shards, all files of a group, and of those that share its tables.
+    If all saves have the same groups and shards, a partition is one shard of one group. Otherwise,
+    such as after a restore onto another number of shards, it is all files of a group and of the
+    groups that share tables with it.
 
     Raises:
-      CorruptCheckpointError: a file is absent, or not a row file, or unlike the others.
+      CorruptCheckpointError: a file is absent, is not a row file, or has other columns than the
+        first file of its partition.
     """
     files = [(entry, RowFile(directory.file(entry))) for save in saves for entry in save.files]
     found = []
@@ -197,47 +202,19 @@ def make_parts(directory: CheckpointDirectory, saves: Sequence[SaveSet]) -> list
         if len(groups) == 1 and len({of for _, of in shards}) == 1:
             for shard in sorted(set(shards)):
                 chosen = [file for (_, file), at in zip(mine, shards, strict=True) if at == shard]
-                found.append(Part(name, *shard, chosen))
+                found.append(Partition(name, *shard, chosen))
         else:
-            found.append(Part(name, 0, 1, [file for _, file in mine]))
+            found.append(Partition(name, 0, 1, [file for _, file in mine]))
     return found
-
-
-def read_chain(
-    directory: CheckpointDirectory, manifest: Manifest, group: str, *, table: str | None = None
-) -> pa.Table:
-    """Replays the chain of one group into memory: its rows, by table and id.
-
-    Raises:
-      CheckpointError: the manifest has no such group.
-      CorruptCheckpointError: a file is absent or not a row file.
-    """
-    groups = sorted({file.group for save in manifest.chain for file in save.files})
-    if group not in groups:
-        raise CheckpointError(f"manifest {manifest.number} has no group {group!r}, it has {groups}")
-    parts = [part for part in make_parts(directory, manifest.chain) if part.group == group]
-    tables = [pa.Table.from_batches(part.rows(table), part.schema) for part in parts]
-    rows = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
-    names = rows["table"].cast(pa.string())
-    by = pa.table({"table": names, "id": rows["id"]})
-    return rows.take(pc.sort_indices(by, [("table", "ascending"), ("id", "ascending")]))
-
-
-def read_table(directory: CheckpointDirectory, manifest: Manifest, name: str) -> pa.Table:
-    """The rows of one table in memory, by id; column `table` left out.
-
-    Raises:
-      CheckpointError: the manifest has no such table.
-    """
-    schema, batches = stream_table(directory, manifest, name)
-    rows = pa.Table.from_batches(batches, schema)
-    return rows.take(pc.sort_indices(rows, [("id", "ascending")]))
 
 
 def stream_table(
     directory: CheckpointDirectory, manifest: Manifest, name: str
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """The rows of one table, batch by batch, in no particular order; column `table` left out.
+    """Streams the rows of one table in batches, in no particular order, without column `table`.
+
+    Returns:
+      The batches' schema, and the batches.
 
     Raises:
       CheckpointError: the manifest has no such table.
@@ -245,7 +222,7 @@ def stream_table(
     names = sorted(table["name"] for table in manifest.tables)
     if name not in names:
         raise CheckpointError(f"manifest {manifest.number} has no table {name!r}, it has {names}")
-    parts = [part for part in make_parts(directory, manifest.chain) if name in part.tables]
+    parts = [part for part in make_partitions(directory, manifest.chain) if name in part.tables]
     if not parts:
         raise CheckpointError(f"manifest {manifest.number} has no files of table {name!r}")
     return parts[0].schema.remove(0), (
@@ -254,21 +231,21 @@ def stream_table(
 
 
 def _in_bucket(
-    records: Records, bucket: int, buckets: int
+    records: NumberedBatch, bucket: int, buckets: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Of the keys in a bucket: tables, ids, the records' numbers, removals."""
+    """Selects the records in a bucket: tables, ids, the records' numbers, removals."""
     tables, ids, removed = records.tables, records.ids, records.removed
     numbers = np.arange(records.first, records.first + len(ids))
     if buckets == 1:
         return tables, ids, numbers, removed
-    # The high half of a product: ids may share their low bits.
+    # The high bits of a product, because ids may share their low bits.
     mixed = (ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
     mine = mixed % np.uint64(buckets) == bucket
     return tables[mine], ids[mine], numbers[mine], removed[mine]
 
 
 def _linked(members: Sequence[tuple[str, Sequence[str]]]) -> list[set[str]]:
-    """Groups, in order, together with those that hold one of the same tables."""
+    """Merges groups that share a table: sets of groups, in order."""
     found: list[tuple[set[str], set[str]]] = []
     for group, tables in members:
         linked = [each for each in found if group in each[0] or each[1] & set(tables)]

@@ -10,13 +10,13 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from embedps.config_fields import check, option
+from embedps.constants import MAX_ROW_FILE_WIDTH
 from embedps.data.dataset import Dataset
 from embedps.dtypes import COMPUTE_DTYPES
 from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.optimizers import make as make_optimizer
-from embedps.tables.specs import MAX_DIM
 
 if TYPE_CHECKING:  # it imports TensorFlow, which the flags' help does not wait for
     from models.dlrm_network import DLRM
@@ -28,7 +28,7 @@ _MAX_WIDTH = 65536  # of a layer
 class Config:
     """DLRM's shape; the defaults are facebookresearch/dlrm's for Criteo Kaggle."""
 
-    embedding_dim: int = option(16, "floats of a row", least=1, most=MAX_DIM)
+    embedding_dim: int = option(16, "floats of a row", least=1, most=MAX_ROW_FILE_WIDTH)
     bottom_mlp: tuple[int, ...] = option(
         (512, 256, 64),
         "layers over the numeric features; one of --embedding-dim is added",

@@ -118,7 +118,7 @@ def train(dataset: Dataset, model_dir: Path, delta_secs: float) -> tuple[dict[st
     )
     cluster = TimedCluster(num_shards=2)
     recommender = dlrm.make(dlrm.Config(), dataset)
-    summary = Trainer(recommender, dataset, config, cluster).run()
+    summary = Trainer(recommender, dataset, config, cluster).fit().summary
     cluster.close()
     return summary, moments
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from embedps.tables.optimizers import SGD, Adagrad, Ftrl, LazyAdam, RowwiseAdagrad
     from embedps.tables.specs import FeatureSpec, Initializer, TableSpec
     from embedps.training.callbacks import Callback, EarlyStopping, ReduceLearningRate
+    from embedps.training.fit_result import FitResult
     from embedps.training.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -30,6 +31,7 @@ __all__ = [
     "Dataset",
     "EarlyStopping",
     "FeatureSpec",
+    "FitResult",
     "Ftrl",
     "Initializer",
     "LazyAdam",
@@ -51,6 +53,7 @@ _MODULE_OF = {
     "Dataset": "data.dataset",
     "EarlyStopping": "training.callbacks",
     "FeatureSpec": "tables.specs",
+    "FitResult": "training.fit_result",
     "Ftrl": "tables.optimizers",
     "Initializer": "tables.specs",
     "LazyAdam": "tables.optimizers",

@@ -34,7 +34,7 @@ def main() -> None:
                 **shipped.LEARN,
             )
             found = {"schema": dataset.source, "compute_dtype": compute_dtype}
-            print(json.dumps({**found, "result": trainer.run()}), flush=True)
+            print(json.dumps({**found, "result": trainer.fit().summary}), flush=True)
     cluster.close()
     # Not the coordinator's teardown: it waits for servers that are gone.
     os._exit(0)

@@ -202,7 +202,7 @@ def test_run_with_the_largest_numbers_trains(tmp_path, small):
     config = TrainConfig(
         data=str(small.directory), model_dir=str(tmp_path / "m"), eval="inline", **values
     )
-    summary = Trainer(make_dlrm(small), small, config).run()
+    summary = Trainer(make_dlrm(small), small, config).fit().summary
     assert summary["finished"]
     assert summary["examples"] == 24
 
@@ -214,7 +214,7 @@ def test_run_with_the_smallest_numbers_trains(tmp_path, small):
     config = TrainConfig(
         data=str(small.directory), model_dir=str(tmp_path / "m"), eval="inline", **values
     )
-    summary = Trainer(make_dlrm(small), small, config).run()
+    summary = Trainer(make_dlrm(small), small, config).fit().summary
     assert (summary["finished"], summary["examples"]) == (True, 24)
 
 
@@ -230,4 +230,4 @@ def test_learning_rate_that_leaves_no_numbers_is_one_error(tmp_path, small):
         dense_optimizer="sgd",
     )
     with pytest.raises(TrainingError, match="the loss is not a number"):
-        Trainer(make_dlrm(small), small, config).run()
+        Trainer(make_dlrm(small), small, config).fit()

@@ -16,6 +16,7 @@ NEED_NO_TENSORFLOW = (
     "Dataset",
     "EarlyStopping",
     "FeatureSpec",
+    "FitResult",
     "Ftrl",
     "Initializer",
     "LazyAdam",

@@ -24,10 +24,11 @@ assert control.reason
 def test_library_examples_train_and_the_last_follows(tmp_path: Path) -> None:
     callbacks, train, follow = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     dataset = write_dataset(tmp_path / "data")
+    train = train.replace("trainer.fit()", "trainer.fit().summary")
     train = train.replace('"DATA"', repr(str(dataset.directory)))
     begin = train[: train.index("trainer = ")].replace('"WIDE"', repr(str(tmp_path / "other")))
     begin += "dataset = Dataset.open(config.data)\n"
-    assert "'finished': True" in run(f"{begin}{callbacks}\nprint(trainer.run()){CALLS}")
+    assert "'finished': True" in run(f"{begin}{callbacks}\nprint(trainer.fit().summary){CALLS}")
     model_dir = repr(str(tmp_path / "model"))
     out = run(train.replace('"WIDE"', model_dir))
     assert "'finished': True" in out

@@ -9,7 +9,7 @@ A callback has one method, called with each new line of evaluation.jsonl, whoeve
             if (entry["auc"] or 0) > 0.8:
                 run.stop("the AUC is above 0.8")
 
-    Trainer(recommender, dataset, config, callbacks=[StopAtGoal()]).run()
+    Trainer(recommender, dataset, config, callbacks=[StopAtGoal()]).fit()
 
 A run that is resumed gives its callbacks the lines of before first, in order: a callback needs to
 keep nothing but what follows from these.

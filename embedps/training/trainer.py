@@ -61,6 +61,7 @@ from embedps.tables.collection import EmbeddingCollection
 from embedps.training.callbacks import Callback, Callbacks, stock
 from embedps.training.checkpoint_schedule import CheckpointSchedule
 from embedps.training.checkpoint_writer import CheckpointWriter
+from embedps.training.fit_result import FitResult
 from embedps.training.lost_progress import LostProgress
 from embedps.training.training_log import TrainingLog
 
@@ -116,7 +117,7 @@ class Trainer:
         config: TrainConfig,
         cluster: Cluster | None = None,
         *,
-        loss: LostProgress | None = None,
+        recovered_from: LostProgress | None = None,
         callbacks: Sequence[Callback] = (),
         keep: Sequence[KeepPolicy] = (),
         on_lost: Callable[[ClusterError], None] | None = None,
@@ -128,11 +129,11 @@ class Trainer:
           dataset: that of `config.data`; its split "train" is read, its files as the workers see
             them.
           config: how to train.
-          cluster: where; by default what `config` or TF_CONFIG asks for, which `run` closes.
-          loss: what an earlier process lost, that this one goes on from.
+          cluster: where; by default what `config` or TF_CONFIG asks for, which `fit` closes.
+          recovered_from: the progress that an earlier process lost; this run resumes after it.
           callbacks: what acts on evaluations, besides what the config asks for.
           keep: which checkpoints stay, besides those that the config asks for.
-          on_lost: told, on another thread, that the cluster cannot go on; by default `run` raises
+          on_lost: told, on another thread, that the cluster cannot go on; by default `fit` raises
             that error.
 
         Raises:
@@ -160,7 +161,7 @@ class Trainer:
                 self._own_cluster = cluster
             else:
                 check_cluster(cluster, config)
-            self._set_up(recommender, dataset, config, cluster, loss, callbacks, keep)
+            self._set_up(recommender, dataset, config, cluster, recovered_from, callbacks, keep)
         except BaseException as error:
             self.close()
             explained = explain(error) if isinstance(error, tf.errors.OpError) else error
@@ -174,7 +175,7 @@ class Trainer:
         dataset: Dataset,
         config: TrainConfig,
         cluster: Cluster,
-        loss: LostProgress | None,
+        recovered_from: LostProgress | None,
         callbacks: Sequence[Callback],
         keep: Sequence[KeepPolicy],
     ) -> None:
@@ -228,12 +229,12 @@ class Trainer:
             ),
             overlap=config.overlap,
         )
-        self._loss = loss
+        self._recovered_from = recovered_from
         self._recoveries: list[dict[str, Any]] = list(
             last.progress.get("recoveries", []) if last is not None else []
         )
-        if loss is not None:  # which knows of those since that checkpoint too
-            self._recoveries = list(loss.earlier)
+        if recovered_from is not None:  # which knows of those since that checkpoint too
+            self._recoveries = list(recovered_from.earlier)
         self._set_dense_rate = lambda factor: optimizer.learning_rate.assign(
             factor * config.dense_learning_rate
         )
@@ -282,7 +283,10 @@ class Trainer:
         last = self._saver.last
         done = 0 if last is None else last.ledger["prefix"] + len(last.ledger["beyond"])
         return {
-            "earlier": [*self._recoveries, *([self._loss.record(None)] if self._loss else [])],
+            "earlier": [
+                *self._recoveries,
+                *([self._recovered_from.record(None)] if self._recovered_from else []),
+            ],
             "checkpoint": None if last is None else last.number,
             "units": self._ledger.num_done - done,
             "steps": self._ledger.steps_done() - (0 if last is None else last.step),
@@ -295,7 +299,7 @@ class Trainer:
         """Whether nothing is left to train: every unit is done, or a callback stopped the run."""
         return self._ledger.finished or self._callbacks.control.reason is not None
 
-    def run(self) -> dict[str, Any]:
+    def fit(self) -> FitResult:
         """Trains until the ledger is done, or a signal or an error stops it.
 
         With `eval="sidecar"` an evaluator's process scores the checkpoints meanwhile, but in a
@@ -303,7 +307,7 @@ class Trainer:
         scores.
 
         Returns:
-          What MODEL_DIR/summary.json then holds; `evaluator_problem` says why scores are absent.
+          The scores, the speed, the last checkpoint, and what MODEL_DIR/summary.json then holds.
 
         Raises:
           ServerLostError: a parameter server was lost, or told to end; run again to resume.
@@ -327,7 +331,7 @@ class Trainer:
     def close(self) -> None:
         """Ends the processes that this object started, and lets others train in the directory.
 
-        `run` does it too.
+        `fit` does it too.
         """
         if self._lost_timer is not None:
             self._lost_timer.cancel()
@@ -377,7 +381,7 @@ class Trainer:
             return str(error)
         return None
 
-    def _write_summary(self, result: dict[str, Any]) -> dict[str, Any]:
+    def _write_summary(self, result: dict[str, Any]) -> FitResult:
         path = self._directory.path / SUMMARY_NAME
         evaluations = read_evaluations(self._directory.path)
         result["evaluation"] = evaluations[-1] if evaluations else None
@@ -385,7 +389,7 @@ class Trainer:
             path,
             complete({**result, **self._count_restarts()}, read_json(path), self._run.to_json()),
         )
-        return read_json(path)
+        return FitResult.of(read_json(path), evaluations, self._directory.path)
 
     def _count_restarts(self) -> dict[str, int]:
         return self._restarts.count(
@@ -394,7 +398,7 @@ class Trainer:
         )
 
     def _note_loss(self, error: ClusterError) -> None:
-        """Has `run` raise an error; if it waits for a server for ever, ends the process."""
+        """Has `fit` raise an error; if it waits for a server for ever, ends the process."""
         self._lost = error
         self._lost_timer = threading.Timer(
             self._config.grace_secs, end_process, (str(error), error.exit_code)
@@ -597,9 +601,9 @@ class Trainer:
 
     def _recovered(self, line: ProgressLine) -> None:
         """Says once how long it took from a loss to the first unit done after it."""
-        if self._loss is None:
+        if self._recovered_from is None:
             return
-        loss, self._loss = self._loss, None
+        loss, self._recovered_from = self._recovered_from, None
         secs = round(time.time() - loss.noticed_at, 1)
         self._recoveries.append(loss.record(secs))
         line.say(f"recovered: the first unit is done {secs} s after {loss.why}")

@@ -179,7 +179,7 @@ config = TrainConfig(
     num_ps=1, num_workers=1, eval="inline",
 )
 try:
-    Trainer.from_config(config, deadly.Config(deadly="eval")).run()
+    Trainer.from_config(config, deadly.Config(deadly="eval")).fit()
 except ClusterError as error:
     print(f"{type(error).__name__}: {error}", flush=True)
 os._exit(0)  # not the coordinator's teardown: it waits for servers that are gone

@@ -43,7 +43,7 @@ config = TrainConfig(
 )
 small = dlrm.Config(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,))
 if __name__ == "__main__":
-    summary = Trainer.from_config(config, small).run()
+    summary = Trainer.from_config(config, small).fit().summary
     print("stopped early:", summary["stopped_early"])
 """
 
@@ -78,7 +78,7 @@ def make(config, dataset):
 
 if __name__ == "__main__":
     config = TrainConfig(data=sys.argv[1], model_dir=sys.argv[2], batch_size=64, unit_rows=512)
-    print(Trainer(make(None, Dataset.open(config.data)), Dataset.open(config.data), config).run())
+    print(Trainer(make(None, Dataset.open(config.data)), Dataset.open(config.data), config).fit())
 """
 
 MODULE = """
@@ -284,7 +284,7 @@ def test_model_that_no_other_process_can_get_is_refused_before_anything_is_train
     )
     config = make_config(dataset, tmp_path, eval="sidecar")
     with pytest.raises(UsageError, match=r"cannot be sent there \(TypeError: .*lock.*\): put the"):
-        Trainer(unsendable, dataset, config).run()
+        Trainer(unsendable, dataset, config).fit()
     assert not list(tmp_path.glob("manifests/*"))
 
 
@@ -306,7 +306,7 @@ def test_run_that_would_score_nothing_is_refused_at_its_start(tmp_path, unscored
 
 
 def test_run_that_is_not_scored_needs_no_eval_rows(tmp_path, unscored):
-    summary = Trainer(make_dlrm(unscored), unscored, make_config(unscored, tmp_path)).run()
+    summary = Trainer(make_dlrm(unscored), unscored, make_config(unscored, tmp_path)).fit().summary
     assert summary["finished"]
     assert summary["evaluation"] is None
 

@@ -108,7 +108,7 @@ def train(dataset: Dataset, model_dir: Path, delta_secs: float) -> tuple[dict[st
 
             return super().schedule(function, args, on_start=noted)
 
-    config = TrainConfig(
+    config = TrainConfig.from_options(
         data=str(dataset.directory),
         model_dir=str(model_dir),
         batch_size=BATCH_ROWS,

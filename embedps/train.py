@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     from embedps.training.trainer import Trainer
 
     loss = take_loss()
-    recovery = Recovery(loss, again=run.config.num_ps > 0)
+    recovery = Recovery(loss, again=run.config.cluster.num_ps > 0)
     try:
         with _ends_in_good_order(run.config.grace_secs):
             trainer = Trainer(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from embedps.errors import UsageError
-from embedps.run.config import Metric
+from embedps.run.evaluation_config import Metric
 from embedps.run.summary import SUMMARY_NAME
 
 if TYPE_CHECKING:

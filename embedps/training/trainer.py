@@ -198,25 +198,25 @@ class Trainer:
             check_step(recommender, network, cluster.strategy, on_servers=not _is_local(cluster))
             self._nan_where_missing = not check_missing(recommender, network, dataset)
             optimizer = make_dense_optimizer(
-                config.dense_optimizer, config.dense_learning_rate, network
+                config.optimizer.dense_optimizer, config.optimizer.dense_learning_rate, network
             )
             if last is not None:
                 reseed_generators(network, config.seed, last.step)
-        signature = signature_of(recommender, config.dense_optimizer)
+        signature = signature_of(recommender, config.optimizer.dense_optimizer)
         self._saver = CheckpointWriter(
             self._directory,
             self._collection,
             [*network.variables, *optimizer.variables()],
             model=signature,
-            rebase=config.rebase_policy(),
+            rebase=config.checkpoint.rebase_policy(),
             keep=(*config.keep_policies(), *keep),
-            encoding=config.encoding(),
+            encoding=config.checkpoint.encoding(),
         )
         self._examples_before = self._ledger.rows_done()
         if last is not None:
             check_tables(last, self._collection)
             check_signature(last, signature)
-            check_optimizer(last, self._directory, config.dense_optimizer, network)
+            check_optimizer(last, self._directory, config.optimizer.dense_optimizer, network)
             self._saver.restore(last)
         self._train_unit = make_train_unit(
             recommender,
@@ -227,7 +227,7 @@ class Trainer:
             recommender.input(
                 batch_rows=config.batch_size, shuffle_rows=config.unit_rows if config.shuffle else 0
             ),
-            overlap=config.overlap,
+            overlap=config.cluster.overlap,
         )
         self._recovered_from = recovered_from
         self._recoveries: list[dict[str, Any]] = list(
@@ -236,19 +236,19 @@ class Trainer:
         if recovered_from is not None:  # which knows of those since that checkpoint too
             self._recoveries = list(recovered_from.earlier)
         self._set_dense_rate = lambda factor: optimizer.learning_rate.assign(
-            factor * config.dense_learning_rate
+            factor * config.optimizer.dense_learning_rate
         )
         self._inline: InlineEvaluation | None = None
-        if config.eval == "inline":
+        if config.evaluation.mode == "inline":
             self._inline = InlineEvaluation(
                 recommender,
                 network,
                 self._collection,
                 dataset,
                 cluster,
-                every_units=config.eval_units,
+                every_units=config.evaluation.every_units,
             )
-        self._callbacks = Callbacks(self._directory.path, [*stock(config), *callbacks])
+        self._callbacks = Callbacks(self._directory.path, [*stock(config.evaluation), *callbacks])
         self._rate_factor = 1.0
         self._stopping = False
         self._log = TrainingLog(self._directory.path)
@@ -349,7 +349,11 @@ class Trainer:
             cluster.close()
 
     def _start_evaluator(self) -> None:
-        if self._config.eval != "sidecar" or read_tf_config() is not None or self._is_scored():
+        if (
+            self._config.evaluation.mode != "sidecar"
+            or read_tf_config() is not None
+            or self._is_scored()
+        ):
             return
         last = self._saver.last
         self._sidecar = Sidecar(
@@ -372,7 +376,7 @@ class Trainer:
         print("waiting for the evaluator to score the last checkpoint", flush=True)
         try:
             self._sidecar.finish(
-                wait_secs=self._config.wait_secs,
+                wait_secs=self._config.cluster.wait_secs,
                 stop=self._stop,
                 say=lambda text: print(text, flush=True),
             )
@@ -428,7 +432,9 @@ class Trainer:
                     f"resumes from checkpoint {last.number}, step {last.step}: "
                     f"{self._ledger.num_done}/{self._ledger.num_units} units are done"
                 )
-            self._saves = CheckpointSchedule(self._config, self._ledger, self._save, say=line.say)
+            self._saves = CheckpointSchedule(
+                self._config.checkpoint, self._ledger, self._save, say=line.say
+            )
             self._score(line)  # what was saved and not scored when the run before ended
             while not self.finished and not self._stop.is_set():
                 self._train(line)
@@ -530,12 +536,13 @@ class Trainer:
             say(f"the run stops: {control.reason}")
 
     def _arguments(self, unit: Unit) -> tuple[tf.Tensor, ...]:
+        rate = self._rate_factor * self._config.optimizer.sparse_learning_rate
         numbers = (unit.first_row, unit.num_rows, unit.seed, unit.first_step)
         return (
             tf.constant(unit.path),
             # NumPy's numbers: TensorFlow keeps every Python one that it is given, for ever.
             *(tf.constant(np.int64(n)) for n in numbers),
-            tf.constant(np.float32(self._rate_factor * self._config.sparse_learning_rate)),
+            tf.constant(np.float32(rate)),
         )
 
     def _record(self, unit: Unit, counts: Counts) -> None:

@@ -174,7 +174,7 @@ from embedps.errors import ClusterError
 from embedps.training.trainer import Trainer
 from tests import deadly
 
-config = TrainConfig(
+config = TrainConfig.from_options(
     data=sys.argv[1], model_dir=sys.argv[2], model="tests.deadly", batch_size=64, unit_rows=256,
     num_ps=1, num_workers=1, eval="inline",
 )

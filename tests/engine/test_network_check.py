@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from embedps.cluster import local_cluster
 from embedps.cluster.embedded import EmbeddedCluster
 from embedps.cluster.interface import Cluster
+from embedps.cluster.local_cluster import LocalCluster
 from embedps.data.dataset import Dataset, NumericFeature
 from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.network_check import check_step
@@ -472,7 +472,7 @@ def test_servers_and_workers_do_the_same(tmp_path):
 def check_cluster(folder: Path) -> None:
     """Checks refusals, losses and masks on 2 parameter servers and 2 workers."""
     dataset = write_dataset(folder / "data", train=(600,))
-    remote, _ = local_cluster.start(num_ps=2, num_workers=2, num_shards=2, log_dir=folder / "logs")
+    remote = LocalCluster(num_ps=2, num_workers=2, log_dir=folder / "logs")
     here = EmbeddedCluster(num_shards=2)
     try:
         for name, (build, message) in (REFUSED | REFUSED_ON_SERVERS).items():

@@ -225,7 +225,7 @@ def test_ragged_and_weighted_dataset_is_trained_on(tmp_path: Path):
 
     write_csv(tmp_path / "a.csv", make_records(600))
     dataset = make(load(tmp_path), tmp_path / "a.csv", tmp_path / "out")
-    config = TrainConfig(
+    config = TrainConfig.from_options(
         data=str(tmp_path / "out"), model_dir=str(tmp_path / "model"), eval="none", batch_size=64
     )
     tiny = dlrm.Config(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,))

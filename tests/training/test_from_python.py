@@ -28,7 +28,7 @@ from embedps.run.config import TrainConfig
 from embedps.training.trainer import Trainer
 from models import dlrm
 
-config = TrainConfig(
+config = TrainConfig.from_options(
     data=sys.argv[1],
     model_dir=sys.argv[2],
     num_ps=2,
@@ -153,7 +153,11 @@ def test_script_gets_a_cluster_an_evaluator_and_its_stop_and_leaves_what_others_
     assert len(evaluations_of(model_dir)) >= 3
 
     run = read_run(model_dir)
-    assert (run.config.model, run.config.num_ps, run.config.num_shards) == ("dlrm", 2, 3)
+    assert (run.config.model, run.config.cluster.num_ps, run.config.cluster.num_shards) == (
+        "dlrm",
+        2,
+        3,
+    )
     assert run.model_config == TINY_DLRM
     assert summary_of(model_dir)["config"] == json.loads((model_dir / "config.json").read_text())
     code, out, err = python("-m", "embedps.evaluate", "--model-dir", model_dir, "--once")
@@ -221,9 +225,9 @@ def test_evaluator_that_ends_for_good_is_one_line_and_the_summary_is_written(tmp
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("num_ps", 2, "config.num_ps is 2, but the cluster that is given has 0"),
-        ("num_workers", 3, "config.num_workers is 3, but the cluster that is given has 2"),
-        ("num_shards", 5, "config.num_shards is 5, but the cluster that is given has 4"),
+        ("num_ps", 2, "config.cluster.num_ps is 2, but the cluster that is given has 0"),
+        ("num_workers", 3, "config.cluster.num_workers is 3, but the cluster that is given has 2"),
+        ("num_shards", 5, "config.cluster.num_shards is 5, but the cluster that is given has 4"),
         ("data", "elsewhere", "config.data is 'elsewhere', but the dataset that is given lies in"),
         ("model", "mine", "config.model is 'mine', but the recommender was made by module dlrm"),
     ],

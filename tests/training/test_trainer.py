@@ -210,7 +210,7 @@ def test_library_user_trains_a_model_of_their_own(tmp_path, dataset):
         Trainer(
             make_mixed(),
             dataset,
-            TrainConfig(
+            TrainConfig.from_options(
                 data=str(dataset.directory),
                 model_dir=str(tmp_path),
                 batch_size=64,

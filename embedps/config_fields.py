@@ -17,6 +17,7 @@ from embedps.errors import UsageError
 C = TypeVar("C")
 
 MAX_COUNT = 2**31 - 1
+MAX_INT64 = 2**63 - 1
 MAX_SECS = 1e9
 """About 30 years; the longest wait that the system takes is some times that."""
 

@@ -1,20 +1,18 @@
-"""Command lines from config dataclasses: one field, one flag, one default."""
+"""Makes flags of config dataclasses: each field is a flag, and its default is the flag's."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 import tomllib
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from embedps.config_fields import (
     Option,
     check_text,
-    check_value,
     choices_of,
     groups_of,
     options_of,
@@ -22,30 +20,21 @@ from embedps.config_fields import (
     without_none,
 )
 from embedps.config_fields import make as make_config
-from embedps.errors import EmbedpsError, UsageError
+from embedps.errors import UsageError
 
 C = TypeVar("C")
 
 
-class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose complaint is one line on stderr and exit code 2."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(allow_abbrev=False, **kwargs)
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{self.prog}: {message} (--help lists the flags)")
-
-
 def add_flags(parser: argparse.ArgumentParser, config: type, title: str) -> None:
-    """Adds a flag for each option of a config dataclass, with a section of --help per group.
+    """Adds a flag for each option of a config dataclass, and a section of --help per group.
 
     Args:
       parser: gets the flags.
-      config: its fields' metadata has `help` and, where they are wanted, `choices` and `metavar`.
+      config: a field's metadata has the flag's `help`, and its `choices` and `metavar` if it has
+        any.
       title: of the options that are in no group.
     """
-    sections = {None: parser.add_argument_group(title)}
+    sections: dict[str | None, Any] = {None: parser.add_argument_group(title)}
     for name, kind in groups_of(config).items():
         summary = (kind.__doc__ or "").partition("\n")[0]
         sections[name] = parser.add_argument_group(name, summary)
@@ -64,16 +53,16 @@ def add_flags(parser: argparse.ArgumentParser, config: type, title: str) -> None
 
 
 def flag_name(field: str) -> str:
-    """The flag of a field: `batch_size` is --batch-size."""
+    """Gives the flag of a field: `batch_size` is --batch-size."""
     return "--" + field.replace("_", "-")
 
 
 def make(config: type[C], flags: argparse.Namespace, file: Mapping[str, Any]) -> C:
-    """The config: its defaults, then the file's values, then the flags that were given.
+    """Makes a config from its defaults, the file's values over them, and the flags over both.
 
     Raises:
-      UsageError: a value in the file is not of its field's type, a required one is absent, or the
-        config's own check refuses it.
+      UsageError: a value in the file is not of its field's type, a required value is absent, or the
+        config's own check fails.
     """
     values: dict[str, Any] = {}
     for option in options_of(config):
@@ -88,33 +77,33 @@ def make(config: type[C], flags: argparse.Namespace, file: Mapping[str, Any]) ->
 
 
 def read_file(path: str | None, *configs: type) -> dict[str, Any]:
-    """Reads a TOML file whose keys are the options of some configs.
+    """Reads the values of a TOML file.
 
     An option is a key of the file, or a key of the table that has its group's name: `num_ps = 2`,
     or `[cluster]` with `num_ps = 2`.
 
     Args:
-      path: of the file; None is no file.
-      configs: whose options it may have; if there are none, any, and the tables stay.
+      path: of the file; None gives no values.
+      configs: whose options the keys must be; without any, every key is taken, and a table stays a
+        table.
 
     Returns:
       The values by the options' names.
 
     Raises:
-      UsageError: the file cannot be read, is not TOML, has a key that is no option, or has an
-        option twice.
+      UsageError: the file cannot be read, is not TOML, has an unknown key, or has an option twice.
     """
     if path is None:
         return {}
     try:
         values = tomllib.loads(Path(check_text("--config", path)).read_text())
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: what is not TOML, too
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: not TOML, or not UTF-8
         raise UsageError(f"--config {path} must be a readable TOML file: {error}") from error
     return _ungroup(path, values, configs) if configs else values
 
 
 def _ungroup(path: str, values: dict[str, Any], configs: Sequence[type]) -> dict[str, Any]:
-    """Gives a file's values by the options' names, those in tables too."""
+    """Gives the values of a file, and of its tables, by the names of the options."""
     options = [option for config in configs for option in options_of(config)]
     names = {option.name: option.name for option in options}
     names |= {f"{o.group}.{o.field.name}": o.name for o in options if o.group is not None}
@@ -134,60 +123,6 @@ def _ungroup(path: str, values: dict[str, Any], configs: Sequence[type]) -> dict
             raise UsageError(f"--config {path} has {names[key]} twice, once in a table: remove one")
         found[names[key]] = value
     return found
-
-
-def number(kind: type, **bounds: float) -> Callable[[str], Any]:
-    """Reads a flag's number for argparse, within `fields.check_value`'s bounds."""
-
-    def read(text: str) -> Any:
-        try:
-            value = kind(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(
-                f"invalid {kind.__name__} value: {shown(text)}"
-            ) from None
-        return _told(lambda: check_value("it", kind, value, bounds))
-
-    return read
-
-
-def path(text: str) -> str:
-    """Reads a flag's path for argparse."""
-    return str(_told(lambda: check_text("it", text)))
-
-
-def _told(check: Callable[[], Any]) -> Any:
-    try:
-        return check()
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def run(main: Callable[[Sequence[str]], int]) -> NoReturn:
-    """Runs a command: what a user can mend becomes one line on stderr and an exit code."""
-    try:
-        code = main(sys.argv[1:])
-    except (EmbedpsError, OSError) as error:
-        code = complain(error)
-    except KeyboardInterrupt:
-        print("embedps: interrupted", file=sys.stderr, flush=True)
-        code = 130
-    sys.exit(code)
-
-
-def complain(error: EmbedpsError | OSError) -> int:
-    """Prints an error as one line on stderr; returns the exit code.
-
-    Raises:
-      OSError: the error itself, if it is not of a file.
-    """
-    if isinstance(error, EmbedpsError):
-        print(f"embedps: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
-    if error.filename is None:
-        raise error
-    print(f"embedps: {error.filename}: {error.strerror}", file=sys.stderr, flush=True)
-    return 1
 
 
 def _help(option: Option) -> str:

@@ -29,8 +29,7 @@ from embedps.run.config import TrainConfig
 from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.optimizers import make as make_optimizer
-from models.dlrm import Config
-from models.dlrm_network import DLRM
+from models.dlrm import Config, build
 
 _STEPS_A_UNIT = 16
 _INSERT_ROWS = 32768
@@ -101,8 +100,8 @@ class Embedps:
             ),
             features=tuple(FeatureSpec(name=n, table=n) for n in names),
             numerics=tuple(f"I{i + 1}" for i in range(self._work.num_numerics)),
-            build=lambda: DLRM(config),
-            wire_dtype=config.dtype_between_tasks,
+            build=lambda: build(config, has_numerics=True),
+            wire_dtype=config.resolved_wire_dtype,
         )
 
     def _train(

@@ -20,7 +20,7 @@ unexport PYTHONPATH
 unexport PYTHONHOME
 
 .DELETE_ON_ERROR:
-.PHONY: help env kernels train test lint format types sanitize bazel bench bench-micro lock clean check-tools
+.PHONY: help env kernels train test lint format types sanitize docs bazel bench bench-micro lock clean check-tools
 .DEFAULT_GOAL := help
 
 help: ## say what there is
@@ -34,8 +34,9 @@ train: env kernels $(DATASET) ## generate click logs, write Parquet, train DLRM,
 test: env kernels ## run the whole test suite (real samples: EMBEDPS_SAMPLES=DIR)
 	$(PY) -m pytest $(PYTEST_FLAGS)
 
-lint: env ## check style: ruff, clang-format
+lint: env ## check style and imports: ruff, import-linter, clang-format
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/lint-imports --no-cache
 	$(VENV)/bin/ruff format --check .
 	git ls-files -- '*.cc' '*.h' | xargs -r $(VENV)/bin/clang-format --dry-run --Werror
 
@@ -49,6 +50,9 @@ types: env ## check types: mypy, strict
 
 sanitize: env ## run the C++ tests under ASan + UBSan and under TSan
 	$(PY) -m tools.sanitize
+
+docs: env ## build the site of docs/ into build/site, and refuse any broken link
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 bazel: env kernels ## build and test with Bazel (bazel or Debian's bazel-bootstrap on the PATH)
 	tools/bazel_test $(abspath $(PY))

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from embedps.console.command_line import run
 from embedps.data.dataset import Dataset
-from pipelines.cli import run
 from pipelines.ingestion.options import parse_options
 
 
@@ -60,4 +60,4 @@ def main(argv: Sequence[str], schema: str | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, sys.argv[1:]))
+    sys.exit(run(main, sys.argv[1:], all_or_nothing=True))

@@ -57,7 +57,8 @@ def _check_flags(flags: Sequence[str]) -> None:
         _, unknown = parser.parse_known_args(list(flags))
     if unknown:
         raise UsageError(
-            f"must be a flag of this command or of Beam: {' '.join(unknown)} (see --help)"
+            f"must be a flag of this command or of Beam: {' '.join(unknown)} "
+            "(--help lists the flags)"
         )
 
 
@@ -65,7 +66,7 @@ class _BeamFlagParser(beam.options.pipeline_options._BeamArgumentParser):
     """Beam's parser; it raises UsageError and does not exit."""
 
     def error(self, message: str) -> None:
-        raise UsageError(f"{message} (see --help)")
+        raise UsageError(f"{message} (--help lists the flags)")
 
 
 def _with_silent_workers(runner: PipelineRunner, direct: DirectOptions) -> PipelineRunner:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import apache_beam as beam
 
+from embedps.storage.file_io import replacing
 from pipelines.ingestion.column_statistics import fit_features
 from pipelines.ingestion.dataset_commit import commit_dataset
 from pipelines.ingestion.file_parser import FileParser
@@ -19,7 +20,6 @@ from pipelines.ingestion.ingest_job import BAD_LINES_NAME, IngestJob
 from pipelines.ingestion.input_files import InputTask
 from pipelines.ingestion.shard_writer import ShardRecord, ShardTask, write_shard
 from pipelines.ingestion.transforms import Transforms
-from pipelines.ingestion.work_dir import replacing
 
 
 def build(pipeline: beam.Pipeline, job: IngestJob, inputs: Sequence[InputTask]) -> beam.PCollection:

@@ -16,11 +16,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from embedps.storage.file_io import replacing
 from pipelines.ingestion.file_record import FileRecord
 from pipelines.ingestion.table_schema import Feature, Table
 from pipelines.ingestion.transform_steps import MinCount, Standardize
 from pipelines.ingestion.transforms import FOLDER_NAME, compute_feature, compute_numbers
-from pipelines.ingestion.work_dir import WorkDir, replacing
+from pipelines.ingestion.work_dir import WorkDir
 from pipelines.moments import Moments
 from pipelines.splitmix import mix, unmix
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pipelines.cli import reporter
+from embedps.console.progress import ProgressLine
 from pipelines.ingestion.ingest_job import IngestJob
 from pipelines.ingestion.input_files import InputTask
 
@@ -26,7 +26,7 @@ def progress_shown(job: IngestJob, inputs: Sequence[InputTask]) -> Iterator[None
 
     def watch() -> None:
         # Every row is parsed and later written: a parsed row counts as half done.
-        with reporter("parsing, then writing", 0, "rows") as report:
+        with ProgressLine("parsing, then writing", 0, unit="rows") as line:
             pause = _POLL_SECS
             while not finished.wait(pause):
                 began = time.monotonic()
@@ -35,7 +35,7 @@ def progress_shown(job: IngestJob, inputs: Sequence[InputTask]) -> Iterator[None
                 rows = sum(numbers[1] for numbers in parsed)
                 written = sum(sum(_numbers_in(path)) for path in shard_paths)
                 total = rows if written else round(rows * total_bytes / max(num_bytes, 1))
-                report.update((rows + written) // 2, max(total, rows))
+                line.update((rows + written) // 2, total=max(total, rows))
                 # One file per input and shard: reading thousands of them slows the pipeline.
                 pause = max(_POLL_SECS, _POLL_TIMES * (time.monotonic() - began))
 

@@ -16,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from embedps.storage.file_io import replacing
 from pipelines.ingestion.table_schema import Table
-from pipelines.ingestion.work_dir import WorkDir, replacing
+from pipelines.ingestion.work_dir import WorkDir
 from pipelines.splitmix import GOLDEN, mix, seed_hashes
 
 RUN_ROWS = 1 << 17

@@ -7,10 +7,6 @@ the input only: a runner may run a stage twice, or on two workers at once.
 
 from __future__ import annotations
 
-import os
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,17 +51,3 @@ class WorkDir:
     def failure(self) -> Path:
         """Text: why the job stopped; absent if it did not."""
         return self.path / "failure.txt"
-
-
-@contextmanager
-def replacing(path: Path, *, sync: bool = False) -> Iterator[Path]:
-    """Yields a temporary path beside `path`; renames it at the end, or removes it on an error."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        yield temporary
-        if sync:
-            with open(temporary, "rb") as written:
-                os.fsync(written.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

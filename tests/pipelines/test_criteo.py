@@ -274,10 +274,10 @@ def test_logs_without_a_good_line_are_no_dataset(tmp_path: Path):
     ("flags", "message"),
     [
         ((), "required: --input, --output"),
-        (("--num-shards=0",), "--num-shards: must be a whole number of 1 or more, got '0'"),
+        (("--num-shards=0",), "--num-shards: it must be at least 1 but got 0"),
         (("--eval-fraction=1",), "--eval-fraction must be within 0 <= x < 1, got 1.0"),
         (("--eval-fraction=nan",), "--eval-fraction must be within"),
-        (("--seed=-1",), "--seed: must be a whole number within"),
+        (("--seed=-1",), "--seed: it must be at least 0 but got -1"),
         (("--output=/dev/null",), "--output must be a directory"),
     ],
 )
@@ -347,7 +347,7 @@ def test_command_line_prints_a_summary_then_keeps_it_then_refuses(
     result = run_cli(*flags, "--seed=3")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith("error: --output")
+    assert result.stderr.startswith("embedps: --output")
     write_log(tmp_path / "bad.tsv", [b"bad"])
     result = run_cli("--input", tmp_path / "bad.tsv", "--output", tmp_path / "failed", *TWO_WORKERS)
     assert (result.returncode, result.stderr.count("\n")) == (1, 1)

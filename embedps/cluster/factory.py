@@ -12,7 +12,7 @@ from embedps.cluster.coordinator import CoordinatorCluster
 from embedps.cluster.embedded import EmbeddedCluster
 from embedps.cluster.health import wait_until_serving
 from embedps.cluster.interface import Cluster
-from embedps.console.shutdown import within
+from embedps.console.shutdown import deadline
 from embedps.errors import ClusterError, UsageError
 from embedps.run.config import TrainConfig
 from embedps.run.stored_config import chief_task
@@ -82,7 +82,7 @@ def _join(
     if {job for job, _ in addresses} == {"ps", "worker"}:
         wait_until_serving(addresses, secs=config.wait_secs, check=lambda task: None)
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    with within(config.wait_secs, "the servers of TF_CONFIG to take a client"):
+    with deadline(config.wait_secs, "the servers of TF_CONFIG to take a client"):
         return CoordinatorCluster(
             resolver,
             num_shards=config.num_shards,

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from embedps.cluster.coordinator import CoordinatorCluster
 from embedps.cluster.local_processes import LocalProcesses
-from embedps.console.shutdown import within
+from embedps.console.shutdown import deadline
 from embedps.errors import ClusterError
 from embedps.run.config import TrainConfig
 
@@ -50,7 +50,7 @@ def start(
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec(processes.cluster), task_type="chief", task_id=0, rpc_layer="grpc"
         )
-        with within(wait_secs, "the servers of the local cluster to take a client"):
+        with deadline(wait_secs, "the servers of the local cluster to take a client"):
             cluster = CoordinatorCluster(
                 resolver,
                 num_shards=num_shards,

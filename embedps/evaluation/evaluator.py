@@ -146,7 +146,7 @@ class Evaluator:
           DatasetError: there is no such split.
         """
         kernels.load()
-        tf_logging.own_errors_alone()
+        tf_logging.silence_python_logging()
         self._ledger = lambda: eval_ledger(dataset, split=split, batch_rows=batch_rows)
         self._ledger()  # raises now, and not when the first checkpoint is there
         self._directory = directory

@@ -121,7 +121,7 @@ class InlineEvaluation:
         stop: threading.Event,
         check: Callable[[], None] = lambda: None,
     ) -> Evaluation | None:
-        """Scores the model that a manifest has just saved, and logs the scores as the sidecar does."""
+        """Scores the model that a manifest has just saved; logs the scores as the sidecar does."""
         began = time.time()
         counts = self.count(stop, check)
         if counts is None:

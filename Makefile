@@ -20,7 +20,7 @@ unexport PYTHONPATH
 unexport PYTHONHOME
 
 .DELETE_ON_ERROR:
-.PHONY: help env kernels train test lint format types sanitize bazel bench bench-micro lock clean check-tools
+.PHONY: help env kernels train test lint format types sanitize docs bazel bench bench-micro lock clean check-tools
 .DEFAULT_GOAL := help
 
 help: ## say what there is
@@ -50,6 +50,9 @@ types: env ## check types: mypy, strict
 
 sanitize: env ## run the C++ tests under ASan + UBSan and under TSan
 	$(PY) -m tools.sanitize
+
+docs: env ## build the site of docs/ into build/site, and refuse any broken link
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 bazel: env kernels ## build and test with Bazel (bazel or Debian's bazel-bootstrap on the PATH)
 	tools/bazel_test $(abspath $(PY))

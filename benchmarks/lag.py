@@ -28,7 +28,8 @@ from benchmarks import report
 from benchmarks.workload import W1, make_batches
 from embedps.checkpoint.follow import Reached, Rows, follow
 from embedps.console import command_line
-from embedps.data.dataset import CategoricalFeature, DataFile, Dataset, NumericFeature, Split
+from embedps.data.dataset import Dataset
+from embedps.data.dataset_metadata import CategoricalFeature, DataFile, NumericFeature, Split
 from embedps.errors import EmbedpsError
 
 TABLE = "row"

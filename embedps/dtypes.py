@@ -1,4 +1,4 @@
-"""Lists the dtypes that a model's flags may name, without TensorFlow: --help does not wait for it."""
+"""Lists the dtypes that a model's flags may name, without TensorFlow: --help stays fast."""
 
 from embedps.errors import UsageError
 

@@ -2,7 +2,7 @@
 
 
 class EmbedpsError(Exception):
-    """Base of all errors that embedps raises; a command prints one line and ends with `exit_code`."""
+    """Base of all errors of embedps; a command prints one line and ends with `exit_code`."""
 
     exit_code = 1
 

@@ -18,9 +18,10 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
+from embedps import kernels
 from embedps.cluster.bind_address import check_listening, listen_at
 from embedps.config_fields import MAX_SECS
-from embedps.console import command_line
+from embedps.console import command_line, tf_startup
 from embedps.console.child_process import end_with_parent
 from embedps.errors import ClusterError, UsageError
 from embedps.run.config import TrainConfig
@@ -64,26 +65,27 @@ def serve(*, grace_secs: float) -> NoReturn:
         signal.signal(number, lambda *_: told.set())
     end_with_parent()
     keep_freed_memory()
-    from embedps import kernels
+    tf_startup.import_runtime()
+    from tensorflow.core.protobuf import config_pb2
+    from tensorflow.python.framework import errors
+    from tensorflow.python.training import server_lib
 
     library = kernels.library()
-    import tensorflow as tf
-
-    session = tf.compat.v1.ConfigProto()
+    session = config_pb2.ConfigProto()
     # A local cluster's processes share the cores: a spinning thread takes time from the others.
     session.experimental.disable_thread_spinning = True
     address = config["cluster"][task["type"]][int(task["index"])]
     listen_at(address)
     try:
-        _server = tf.distribute.Server(
-            tf.train.ClusterSpec(config["cluster"]),
+        _server = server_lib.Server(  # tf.distribute.Server
+            server_lib.ClusterSpec(config["cluster"]),
             job_name=task["type"],
             task_index=int(task["index"]),
             protocol="grpc",
             config=session,
             start=True,
         )
-    except tf.errors.OpError as error:
+    except errors.OpError as error:
         raise ClusterError(
             f"{task['type']} {task['index']} cannot serve at {address}: {error.message}"
         ) from error

@@ -256,8 +256,8 @@ def _file_errors() -> Iterator[None]:
         yield
     except tf.errors.FailedPreconditionError as error:
         raise DimMismatchError(
-            f"{op_error_text(error.message)}: restore with the tables it was written with, or start "
-            "a new model directory"
+            f"{op_error_text(error.message)}: restore with the tables it was written with, or "
+            "start a new model directory"
         ) from error
     except (tf.errors.DataLossError, tf.errors.NotFoundError) as error:
         raise CorruptCheckpointError(op_error_text(error.message)) from error

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from embedps.data.dataset import (
+from embedps.data.dataset import Dataset
+from embedps.data.dataset_metadata import (
     CategoricalFeature,
-    Dataset,
     InputFile,
     InputSummary,
     NumericFeature,

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from embedps.data.dataset import MISSING_ID, DataFile
+from embedps.data.dataset import MISSING_ID
+from embedps.data.dataset_metadata import DataFile
 from embedps.storage.file_io import replacing
 from pipelines.ingestion.distinct_ids import DistinctSketch
 from pipelines.ingestion.line_blocks import checksum_of

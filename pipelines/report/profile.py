@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from embedps.data.dataset import CategoricalFeature, DataFile, Dataset, NumericFeature
+from embedps.data.dataset import Dataset
+from embedps.data.dataset_metadata import CategoricalFeature, DataFile, NumericFeature
 from pipelines.moments import Moments
 
 MAX_IDS = 1 << 16

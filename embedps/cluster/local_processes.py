@@ -20,10 +20,7 @@ _MAX_DEATHS = 3  # in a row: of a worker, or of those that run the same unit
 
 
 class LocalProcesses:
-    """The tasks' processes; they end with this one, however it ends.
-
-    Each also ends with the thread that started it: the kernel's rule.
-    """
+    """The tasks' processes; they end with this one, and with the thread that started them."""
 
     def __init__(self, *, num_ps: int, num_workers: int, log_dir: Path, grace_secs: float) -> None:
         """Starts the processes; their output goes to LOG_DIR/<task>-<index>.log."""

@@ -34,8 +34,9 @@ train: env kernels $(DATASET) ## generate click logs, write Parquet, train DLRM,
 test: env kernels ## run the whole test suite (real samples: EMBEDPS_SAMPLES=DIR)
 	$(PY) -m pytest $(PYTEST_FLAGS)
 
-lint: env ## check style: ruff, clang-format
+lint: env ## check style and imports: ruff, import-linter, clang-format
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/lint-imports --no-cache
 	$(VENV)/bin/ruff format --check .
 	git ls-files -- '*.cc' '*.h' | xargs -r $(VENV)/bin/clang-format --dry-run --Werror
 

@@ -18,9 +18,10 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
+from embedps import kernels
 from embedps.cluster.bind_address import check_listening, listen_at
 from embedps.config_fields import MAX_SECS
-from embedps.console import flags
+from embedps.console import command_line, tf_startup
 from embedps.console.child_process import end_with_parent
 from embedps.errors import ClusterError, UsageError
 from embedps.run.config import TrainConfig
@@ -36,7 +37,7 @@ def add_grace_flag(parser: argparse.ArgumentParser) -> None:
     default = TrainConfig.grace_secs
     parser.add_argument(
         "--grace-secs",
-        type=flags.number(float, above=0, most=MAX_SECS),
+        type=command_line.number(float, above=0, most=MAX_SECS),
         default=default,
         metavar="X",
         help=f"(default: {default})",
@@ -66,26 +67,27 @@ def serve(*, grace_secs: float) -> NoReturn:
     if parent is not None:
         end_with_parent(int(parent))
     keep_freed_memory()
-    from embedps import kernels
+    tf_startup.import_runtime()
+    from tensorflow.core.protobuf import config_pb2
+    from tensorflow.python.framework import errors
+    from tensorflow.python.training import server_lib
 
     library = kernels.library()
-    import tensorflow as tf
-
-    session = tf.compat.v1.ConfigProto()
+    session = config_pb2.ConfigProto()
     # A local cluster's processes share the cores: a thread that spins takes another's work time.
     session.experimental.disable_thread_spinning = True
     address = config["cluster"][task["type"]][int(task["index"])]
     listen_at(address)
     try:
-        _server = tf.distribute.Server(
-            tf.train.ClusterSpec(config["cluster"]),
+        _server = server_lib.Server(  # tf.distribute.Server
+            server_lib.ClusterSpec(config["cluster"]),
             job_name=task["type"],
             task_index=int(task["index"]),
             protocol="grpc",
             config=session,
             start=True,
         )
-    except tf.errors.OpError as error:
+    except errors.OpError as error:
         raise ClusterError(
             f"{task['type']} {task['index']} cannot serve at {address}: {error.message}"
         ) from error
@@ -120,16 +122,12 @@ def keep_freed_memory() -> None:
         libc.mallopt(_M_ARENA_MAX, len(os.sched_getaffinity(0)))
 
 
-def main(arguments: Sequence[str]) -> int:
-    """`python -m embedps.server`."""
-    parser = flags.Parser(
-        prog="python -m embedps.server",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def main(arguments: Sequence[str], prog: str = "python -m embedps.server") -> NoReturn:
+    """Serves as a task of TF_CONFIG."""
+    parser = command_line.Parser(prog=prog, description=__doc__)
     add_grace_flag(parser)
     serve(grace_secs=parser.parse_args(arguments).grace_secs)
 
 
 if __name__ == "__main__":
-    flags.run(main)
+    sys.exit(command_line.run(main, sys.argv[1:]))

@@ -25,7 +25,7 @@ from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 from embedps.evaluation.sidecar import RECOMMENDER_VARIABLE
-from embedps.run.config import MAX_SHARDS
+from embedps.run.cluster_config import MAX_SHARDS
 from embedps.run.stored_config import read_run
 from embedps.run.summary import (
     SUMMARY_NAME,

@@ -26,12 +26,10 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import xxhash
 
+from embedps import constants
 from embedps.errors import CheckpointError, DirectoryTakenError
 from embedps.storage.object_store import ObjectPath
 
-TEMPORARY_SUFFIX = ".tmp"
-PIECE_BYTES = 65536
-MAX_BLOCKS = 32
 _CHUNK_BYTES = 1 << 20
 _SPOOL_BYTES = 64 << 20  # of an upload that is kept in memory and not in a file
 
@@ -93,8 +91,8 @@ def open_arrow(path: Path) -> pa.NativeFile:
 
 def block_bytes(num_bytes: int) -> int:
     """The size of a file's blocks: a power of two of pieces, so that there are 32 at most."""
-    size = PIECE_BYTES
-    while num_bytes > size * MAX_BLOCKS:
+    size = constants.FILE_PIECE_BYTES
+    while num_bytes > size * constants.MAX_FILE_BLOCKS:
         size *= 2
     return size
 
@@ -115,11 +113,11 @@ class Digest:
         self._all.update(view)
         self.num_bytes += len(view)
         while len(view):
-            some = view[: PIECE_BYTES - self._filled]
+            some = view[: constants.FILE_PIECE_BYTES - self._filled]
             self._piece.update(some)
             self._filled += len(some)
             view = view[len(some) :]
-            if self._filled == PIECE_BYTES:
+            if self._filled == constants.FILE_PIECE_BYTES:
                 self._pieces += self._closed_piece()
                 self._piece.reset()
                 self._filled = 0
@@ -133,7 +131,7 @@ class Digest:
     def blocks(self) -> str:
         """Of each block of `block_bytes`, 16 hex digits: the xxh3_64 of its pieces' xxh3_64s."""
         pieces = bytes(self._pieces) + (self._closed_piece() if self._filled else b"")
-        step = block_bytes(self.num_bytes) // PIECE_BYTES * 8
+        step = block_bytes(self.num_bytes) // constants.FILE_PIECE_BYTES * 8
         return "".join(checksum_bytes(pieces[i : i + step]) for i in range(0, len(pieces), step))
 
     def _closed_piece(self) -> bytes:
@@ -178,7 +176,7 @@ def arm_fault(text: str) -> None:
     _faults.point, _faults.left = point, int(count or 1)
 
 
-arm_fault(os.environ.get("EMBEDPS_FAULT", ""))
+arm_fault(os.environ.get(constants.FAULT_VARIABLE, ""))
 
 
 def _die_if_fault(point: str) -> None:
@@ -237,7 +235,7 @@ def write_atomically(path: Path) -> Iterator[ChecksummedFile]:
     try:
         make_directories(path.parent)
         with (
-            _renamed(path.with_name(path.name + TEMPORARY_SUFFIX), path) as temporary,
+            _renamed(path.with_name(path.name + constants.TEMPORARY_SUFFIX), path) as temporary,
             open(temporary, "wb", buffering=0) as file,
         ):
             yield ChecksummedFile(file)

@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from embedps.config_fields import check_text
+from embedps.constants import OBJECT_SCHEMES
 from embedps.errors import UsageError
 
-SCHEMES = ("s3", "gs")
 _CHUNK_BYTES = 1 << 20
 
 
@@ -39,7 +39,9 @@ class ObjectPath(PosixPath):
 
     def __str__(self) -> str:
         first, *rest = self.parts
-        return f"{first}//{'/'.join(rest)}" if first[:-1] in SCHEMES else "/".join(self.parts)
+        if first[:-1] in OBJECT_SCHEMES:
+            return f"{first}//{'/'.join(rest)}"
+        return "/".join(self.parts)
 
     def __fspath__(self) -> str:
         return str(self)
@@ -146,7 +148,7 @@ def as_path(location: str | Path) -> Path:
         return Path(location)
     if scheme == "file" and rest.startswith("/"):
         return Path(check_text("a directory", unquote(urlsplit(location).path)))
-    if scheme not in SCHEMES:
+    if scheme not in OBJECT_SCHEMES:
         raise UsageError(
             "a directory must be a local path or a file:///, s3:// or gs:// URL "
             f"but got {location!r}"

@@ -21,11 +21,11 @@ from embedps.training.trainer import Trainer
 from models import dlrm
 
 data, model_dir, more = sys.argv[1:]
-config = TrainConfig(
+config = TrainConfig.from_options(
     data=data, model_dir=model_dir, batch_size=64, unit_rows=512, log_secs=1e6, **json.loads(more)
 )
 model = dlrm.Config(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,))
-Trainer.from_config(config, model).run()
+Trainer.from_config(config, model).fit()
 """
 
 TRACES = """

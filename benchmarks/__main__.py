@@ -16,7 +16,7 @@ from benchmarks.environments import PEERS, cache
 from benchmarks.peers.protocol import WARM_UP_SECS
 from benchmarks.races import Timing, hold
 from benchmarks.suites import SUITES, Choice, meetings
-from embedps import flags
+from embedps.console import flags
 from embedps.errors import UsageError
 
 _ROWS = 12 * 32768

@@ -27,11 +27,11 @@ import numpy as np
 
 from benchmarks import report
 from benchmarks.numbered import visits, write_dataset
-from embedps import flags
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.verify import verify
+from embedps.checkpoint.tools.verify import verify
+from embedps.console import flags
 from embedps.errors import EmbedpsError
-from embedps.summary import read_json
+from embedps.run.summary import read_json
 
 UNIT_ROWS = 4096
 MAX_AUC_DIFFERENCE = 0.005

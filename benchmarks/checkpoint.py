@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import checkpoint_cost, checkpoint_encodings, checkpoint_pause, report
-from embedps import flags
+from embedps.console import flags
 
 PARTS = {
     "cost": checkpoint_cost,

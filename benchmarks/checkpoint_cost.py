@@ -24,7 +24,7 @@ import tensorflow as tf
 from rich.console import Console
 from rich.table import Table
 
-from embedps.checkpoint import io
+from embedps.storage import file_io
 from embedps.tables import FeatureSpec, RowwiseAdagrad, TableSpec
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.row_files import ShardFile, StoredFile
@@ -192,10 +192,10 @@ def _copy(sources: Sequence[Path], root: Path) -> float:
                     file.write(view[first : first + _CHUNK_BYTES])
                 os.fsync(file.fileno())
         for folder in (*folders, target, root):
-            io.sync_directory(folder)
+            file_io.sync_directory(folder)
 
     secs = _timed(write)
-    io.remove_directory(target)
+    file_io.remove_directory(target)
     return secs
 
 

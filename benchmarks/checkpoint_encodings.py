@@ -21,8 +21,8 @@ from rich.table import Table
 from benchmarks import embedded_dlrm
 from benchmarks.workload import W1, Batches, Workload, files, make_batches
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.quantize import Encoding
-from embedps.saver import Saver
+from embedps.checkpoint.format.quantize import Encoding
+from embedps.training.checkpoint_writer import CheckpointWriter
 
 ENCODINGS: dict[str, Encoding | None] = {
     "never restored": None,
@@ -100,13 +100,15 @@ def _train(
             if encoding is None or part == parts - 1:
                 continue
             # A directory each: what is restored is a base of this encoding.
-            saver = Saver(
+            saver = CheckpointWriter(
                 CheckpointDirectory(Path(folder) / str(part)),
                 dlrm.collection,
                 dlrm.variables,
                 encoding=encoding,
             )
-            manifest = saver.save(step=part, ledger={}, in_doubt=dict, progress={}, final=False)
+            manifest = saver.save(
+                step=part, ledger={}, partially_applied=dict, progress={}, final=False
+            )
             found["bytes"] = manifest.chain_bytes
             found["rows"] = manifest.chain[-1].rows
             dlrm.collection.clear()

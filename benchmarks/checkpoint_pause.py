@@ -23,9 +23,9 @@ import tensorflow as tf
 
 from benchmarks import embedded_dlrm, report
 from benchmarks.workload import W1, files, make_batches
-from embedps.config import TrainConfig
-from embedps.saver import REST_SHARE
+from embedps.run.config import TrainConfig
 from embedps.tables.collection import EmbeddingCollection
+from embedps.training.checkpoint_writer import REST_SHARE
 
 Kind = Literal["base", "delta", "small_delta"]
 _KINDS: tuple[Kind, ...] = ("base", "delta", "small_delta")

@@ -10,14 +10,14 @@ from typing import Any
 import tensorflow as tf
 
 from benchmarks.workload import W1
-from embedps.cluster import EmbeddedCluster
-from embedps.dense_optimizer import make_dense_optimizer
+from embedps.cluster.embedded import EmbeddedCluster
+from embedps.engine.dense_optimizer import make_dense_optimizer
+from embedps.engine.recommender import Recommender
+from embedps.engine.unit_functions import make_eval_unit, make_train_unit
 from embedps.metrics import Accumulator, Metrics
-from embedps.recommender import Recommender
 from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.optimizers import make as make_optimizer
-from embedps.units import make_eval_unit, make_train_unit
 from models.dlrm import Config
 from models.dlrm_network import DLRM
 

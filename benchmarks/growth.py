@@ -43,7 +43,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import report
-from embedps import flags, kernels
+from embedps import kernels
+from embedps.console import flags
 from embedps.tables import RowwiseAdagrad, ops
 
 DIM = 16

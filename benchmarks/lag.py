@@ -26,9 +26,9 @@ import xxhash
 
 from benchmarks import report
 from benchmarks.workload import W1, make_batches
-from embedps import flags
 from embedps.checkpoint.follow import Reached, Rows, follow
-from embedps.dataset import CategoricalFeature, DataFile, Dataset, NumericFeature, Split
+from embedps.console import flags
+from embedps.data.dataset import CategoricalFeature, DataFile, Dataset, NumericFeature, Split
 from embedps.errors import EmbedpsError
 
 TABLE = "row"
@@ -85,9 +85,10 @@ def write_dataset(folder: Path, num_rows: int) -> Dataset:
 
 def train(dataset: Dataset, model_dir: Path, delta_secs: float) -> tuple[dict[str, Any], Any]:
     """Trains one epoch; its summary, and when each unit (file's name, first row) began."""
-    from embedps.cluster import EmbeddedCluster, Running
-    from embedps.config import TrainConfig
-    from embedps.trainer import Trainer
+    from embedps.cluster.embedded import EmbeddedCluster
+    from embedps.cluster.interface import ScheduledCall
+    from embedps.run.config import TrainConfig
+    from embedps.training.trainer import Trainer
     from models import dlrm
 
     moments: dict[tuple[str, int], float] = {}
@@ -99,7 +100,7 @@ def train(dataset: Dataset, model_dir: Path, delta_secs: float) -> tuple[dict[st
             args: tuple[Any, ...],
             *,
             began: Callable[[], None] = lambda: None,
-        ) -> Running:
+        ) -> ScheduledCall:
             def noted() -> None:
                 path, first_row = args[:2]
                 moments[Path(path.numpy().decode()).name, int(first_row)] = time.time()

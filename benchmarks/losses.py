@@ -27,11 +27,11 @@ from typing import Any
 from benchmarks import report
 from benchmarks.chaos import pids_writing
 from benchmarks.numbered import write_dataset
-from embedps import flags
 from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.cluster.local_processes import _free_ports
+from embedps.console import flags
 from embedps.errors import EmbedpsError
-from embedps.local import _free_ports
-from embedps.summary import read_json
+from embedps.run.summary import read_json
 
 _EXAMPLES = re.compile(r"^units .*\) ([\d,]+) examples")
 

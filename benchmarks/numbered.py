@@ -18,10 +18,10 @@ import tensorflow as tf
 import xxhash
 
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.replay import read_table
-from embedps.dataset import CategoricalFeature, DataFile, Dataset, NumericFeature, Split
+from embedps.checkpoint.tools.replay import read_table
+from embedps.data.dataset import CategoricalFeature, DataFile, Dataset, NumericFeature, Split
+from embedps.engine.recommender import Recommender
 from embedps.errors import CheckpointError
-from embedps.recommender import Recommender
 from embedps.tables import FeatureSpec, TableSpec
 
 CARDINALITIES = {"C1": 50, "C2": 1000, "C3": 20000}

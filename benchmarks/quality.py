@@ -22,9 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import report
-from embedps import flags
+from embedps.console import flags
 from embedps.errors import EmbedpsError, UsageError
-from embedps.summary import read_evaluations
+from embedps.run.summary import read_evaluations
 
 MODES = {
     "embedded": [],

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from embedps.summary import versions
+from embedps.run.summary import versions
 
 RESULTS = Path(__file__).parent / "results"
 

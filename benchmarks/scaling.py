@@ -30,8 +30,9 @@ from rich.table import Table
 from benchmarks import report, workload
 from benchmarks.peers import protocol
 from benchmarks.peers.embedps_dlrm import Embedps
-from embedps import flags, local, quiet
-from embedps.cluster import CoordinatorCluster
+from embedps.cluster import local_cluster, local_processes
+from embedps.cluster.coordinator import CoordinatorCluster
+from embedps.console import flags, tf_logging
 
 _UNITS = 4  # the first is not counted
 _STEPS_A_UNIT = 16
@@ -120,10 +121,10 @@ def measure(points: Sequence[Point]) -> list[dict[str, Any]]:
     """Each point's shards."""
     results = []
     os.environ.update(_GRPC_TRACE)  # of the processes that are started, whose logs tell every call
-    quiet.silence_native_stderr()  # this one's own calls are no news
+    tf_logging.silence_native_stderr()  # this one's own calls are no news
     for num_ps in dict.fromkeys(p.num_ps for p in points):
         with tempfile.TemporaryDirectory() as logs:
-            cluster, processes = local.start(
+            cluster, processes = local_cluster.start(
                 num_ps=num_ps, num_workers=1, num_shards=0, log_dir=Path(logs)
             )
             try:
@@ -142,7 +143,7 @@ def measure(points: Sequence[Point]) -> list[dict[str, Any]]:
 
 
 def _measure(
-    point: Point, cluster: CoordinatorCluster, processes: local.LocalProcesses, logs: Path
+    point: Point, cluster: CoordinatorCluster, processes: local_processes.LocalProcesses, logs: Path
 ) -> list[Shard]:
     rows = _STEPS_A_UNIT * point.batch
     work = point.workload()
@@ -174,7 +175,9 @@ def _measure(
     return shards
 
 
-def _count(num_ps: int, processes: local.LocalProcesses, logs: Path) -> npt.NDArray[np.float64]:
+def _count(
+    num_ps: int, processes: local_processes.LocalProcesses, logs: Path
+) -> npt.NDArray[np.float64]:
     """For each parameter server bytes in, bytes out and calls so far."""
     time.sleep(0.5)  # what is logged and acknowledged late is of the steps before
     told = subprocess.run(["ss", "-tinpOH"], capture_output=True, text=True, check=True).stdout
@@ -233,7 +236,7 @@ def errors(
 
 
 def placed(work: workload.Workload, num_ps: int) -> list[list[int]]:
-    """Floats of the network's variables on each server, as `embedps.placement` places them."""
+    """Floats of the network's variables on each server, as `variable_placement` places them."""
     interactions = protocol.num_interactions(len(work.cardinalities), work.dim)
     widths = [(work.num_numerics, *work.bottom_mlp), (interactions, *work.top_mlp)]
     sizes = [n for w in widths for a, b in itertools.pairwise(w) for n in (a * b, b)]

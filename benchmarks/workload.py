@@ -14,9 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embedps.dataset import FILE_NAME, Dataset
+from embedps.data.dataset import FILE_NAME, Dataset
 from embedps.errors import UsageError
-from pipelines.click_rows import ID_COLUMNS
+from pipelines.synthetic.click_rows import ID_COLUMNS
 
 NUM_NUMERICS = 13
 ZIPF_EXPONENT = 1.05

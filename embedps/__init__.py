@@ -2,13 +2,13 @@
 
 import os
 
-from embedps import startup
+from embedps.console import tf_startup
 
 # TFRS and ParameterServerStrategy work with Keras 2, which TensorFlow takes from tf-keras when told
 # so before its first import.
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 # Errors only: what an op refuses is logged as a warning, and comes out as an exception anyway.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-startup.watch()
+tf_startup.watch()
 
 __version__ = "0.1.0"

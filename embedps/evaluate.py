@@ -16,30 +16,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embedps import flags
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.manifest import Manifest
-from embedps.checkpoint.objects import as_path
-from embedps.config import MAX_SHARDS
-from embedps.dataset import Dataset
+from embedps.checkpoint.format.manifest import Manifest
+from embedps.config_fields import MAX_COUNT
+from embedps.console import flags
+from embedps.console.progress import ProgressLine
+from embedps.data.dataset import Dataset
+from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
-from embedps.fields import MAX_COUNT
-from embedps.progress import ProgressLine
-from embedps.recommender import Recommender
-from embedps.runs import read_run
-from embedps.summary import (
+from embedps.evaluation.sidecar import RECOMMENDER_VARIABLE
+from embedps.run.config import MAX_SHARDS
+from embedps.run.stored_config import read_run
+from embedps.run.summary import (
     SUMMARY_NAME,
     read_evaluations,
     read_json,
     write_json,
 )
+from embedps.storage.object_store import as_path
 
 if TYPE_CHECKING:  # these import TensorFlow, which --help does not wait for
-    from embedps.evaluator import Evaluation, Evaluator
+    from embedps.evaluation.evaluator import Evaluation, Evaluator
     from embedps.metrics import Metrics
 
-RECOMMENDER_VARIABLE = "EMBEDPS_RECOMMENDER"
-"""Set by a trainer that sends its model, pickled, to this process's standard input."""
 _LOG_SECS = 5.0
 
 
@@ -48,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     parent = os.environ.get("EMBEDPS_PARENT_PID")
     if parent is not None:
-        from embedps.server import end_with_parent
+        from embedps.console.child_process import end_with_parent
 
         end_with_parent(int(parent))
         os.nice(10)  # training comes first
@@ -65,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
     # Below what the flags and the files can be refused for: that comes at once.
     import tensorflow as tf
 
-    from embedps.evaluator import Evaluator
+    from embedps.evaluation.evaluator import Evaluator
 
     if parent is not None:
         tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -173,7 +172,7 @@ class _Scoring:
     """What the user sees of a scoring, and what stays of it."""
 
     def __init__(self, model_dir: Path) -> None:
-        from embedps.evaluator import EvaluationLog
+        from embedps.evaluation.evaluator import EvaluationLog
 
         self._log = EvaluationLog(model_dir)
         self._line: ProgressLine | None = None

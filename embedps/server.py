@@ -10,54 +10,26 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from embedps import flags, kernels, startup
-from embedps.config import TrainConfig
+from embedps import kernels
+from embedps.cluster.bind_address import check_listening, listen_at
+from embedps.config_fields import MAX_SECS
+from embedps.console import flags, tf_startup
+from embedps.console.child_process import end_with_parent
 from embedps.errors import ClusterError, UsageError
-from embedps.fields import MAX_SECS
-from embedps.listen import check_listening, listen_at
+from embedps.run.config import TrainConfig
+from embedps.run.tf_config import read_tf_config
 
-_PR_SET_PDEATHSIG = 1
 _CLIENT_SECS = 5.0  # a client that has not asked for so long is none
 _TICK_SECS = 0.1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of malloc.h
-
-
-def read_tf_config() -> dict[str, Any] | None:
-    """TF_CONFIG as an object; None where it is not set.
-
-    Raises:
-      UsageError: it is not of TensorFlow's form.
-    """
-    text = os.environ.get("TF_CONFIG", "").strip()
-    if not text:
-        return None
-    try:
-        config = json.loads(text)
-        task = config["task"]
-        addresses = config["cluster"][task["type"]]
-        int(task["index"])
-        if not isinstance(addresses, list):
-            raise TypeError(f"the addresses of {task['type']} must be a list")
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise UsageError(
-            'TF_CONFIG must be {"cluster": {"chief": […], "worker": […], "ps": […]}, "task": '
-            f'{{"type": "worker", "index": 0}}}} but is {text[:200]!r} ({error!r})'
-        ) from error
-    if not 0 <= int(task["index"]) < len(addresses):
-        raise UsageError(
-            f"TF_CONFIG's task index must be under {len(addresses)}, the number of "
-            f"{task['type']} tasks, but is {task['index']}"
-        )
-    return config  # type: ignore[no-any-return]
 
 
 def add_grace_flag(parser: argparse.ArgumentParser) -> None:
@@ -95,7 +67,7 @@ def serve(*, grace_secs: float) -> NoReturn:
     if parent is not None:
         end_with_parent(int(parent))
     keep_freed_memory()
-    startup.import_runtime()
+    tf_startup.import_runtime()
     from tensorflow.core.protobuf import config_pb2
     from tensorflow.python.framework import errors
     from tensorflow.python.training import server_lib
@@ -148,16 +120,6 @@ def keep_freed_memory() -> None:
         libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
         libc.mallopt(_M_TRIM_THRESHOLD, 1 << 30)
         libc.mallopt(_M_ARENA_MAX, len(os.sched_getaffinity(0)))
-
-
-def end_with_parent(pid: int) -> None:
-    """Ties this process to the one that started it, and leaves Ctrl-C to that one."""
-    # Ctrl-C reaches the whole terminal group; the client is who decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != pid:
-        sys.exit(0)  # it had ended before the line above
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -22,13 +22,20 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from embedps import flags
-from embedps.checkpoint.objects import ObjectPath, local_dir
-from embedps.config import DEFAULT_MODEL, TrainConfig
+from embedps.console import flags
 from embedps.errors import ClusterError, ServerLostError, UsageError
-from embedps.runs import Run, chief_task, find_model, open_dataset, prepare_directory
-from embedps.server import add_grace_flag, read_tf_config, serve
-from embedps.summary import SUMMARY_NAME, read_evaluations
+from embedps.run.config import DEFAULT_MODEL, TrainConfig
+from embedps.run.stored_config import (
+    RunConfig,
+    chief_task,
+    find_model,
+    open_dataset,
+    prepare_directory,
+)
+from embedps.run.summary import SUMMARY_NAME, read_evaluations
+from embedps.run.tf_config import read_tf_config
+from embedps.server import add_grace_flag, serve
+from embedps.storage.object_store import ObjectPath, local_dir
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
@@ -49,9 +56,9 @@ def main(arguments: Sequence[str]) -> NoReturn:
     # Below what the flags and the dataset can be refused for: that comes at once.
     import tensorflow as tf
 
-    from embedps.recovery import Recovery, take_loss
-    from embedps.trainer import Trainer
-    from embedps.units import explain
+    from embedps.engine.unit_functions import explain
+    from embedps.training.recovery import Recovery, take_loss
+    from embedps.training.trainer import Trainer
 
     loss = take_loss()
     recovery = Recovery(loss, again=run.config.num_ps > 0)
@@ -92,7 +99,7 @@ def _ends_in_good_order(grace_secs: float) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def parse(arguments: Sequence[str]) -> Run:
+def parse(arguments: Sequence[str]) -> RunConfig:
     """Reads the flags of a run and of its model.
 
     Raises:
@@ -122,7 +129,7 @@ def parse(arguments: Sequence[str]) -> Run:
         raise UsageError(f"{model}.Config has a field that is a flag already: {error}") from error
     given = parser.parse_args(arguments)
     file = flags.read_file(given.config, TrainConfig, module.Config)
-    return Run(
+    return RunConfig(
         config=dataclasses.replace(flags.make(TrainConfig, given, file), model=model),
         model_config=flags.make(module.Config, given, file),
     )

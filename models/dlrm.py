@@ -9,11 +9,11 @@ vectors have no dot products.
 import dataclasses
 from typing import TYPE_CHECKING
 
-from embedps.dataset import Dataset
+from embedps.config_fields import check, option
+from embedps.data.dataset import Dataset
 from embedps.dtypes import COMPUTE_DTYPES
+from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
-from embedps.fields import check, option
-from embedps.recommender import Recommender
 from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.optimizers import make as make_optimizer
 from embedps.tables.specs import MAX_DIM

@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from embedps.layers import MLP, dot_interaction
+from embedps.layers.dense import MLP, dot_interaction
 from models.dlrm import Config
 
 

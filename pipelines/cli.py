@@ -21,8 +21,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from embedps.config_fields import check_text
 from embedps.errors import EmbedpsError, UsageError
-from embedps.fields import check_text
 
 INTERRUPTED_EXIT_CODE = 130
 _PLAIN_EVERY_SECS = 5.0

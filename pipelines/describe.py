@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from embedps.dataset import Dataset
+from embedps.data.dataset import Dataset
 from pipelines.cli import ArgumentParser, path, run
-from pipelines.page import make_page
-from pipelines.profile import Profile, make_profile
+from pipelines.report.html_page import make_page
+from pipelines.report.profile import Profile, make_profile
 
 
 def _table(title: str, left: int, *headings: str) -> Table:

@@ -21,10 +21,10 @@ import xxhash
 
 from embedps.errors import UsageError
 from pipelines.cli import ArgumentParser, Reporter, path, positive_int, reporter, run, seed_int
-from pipelines.click_rows import draw_rows
-from pipelines.planted import SHARES, PlantedModel, sigmoid
-from pipelines.score import Score
-from pipelines.tsv import format_rows
+from pipelines.synthetic.click_rows import draw_rows
+from pipelines.synthetic.planted_model import SHARES, PlantedModel, sigmoid
+from pipelines.synthetic.scores import Score
+from pipelines.synthetic.tsv_writer import format_rows
 
 GENERATOR_VERSION = 1
 """Raised when the same rows and seed would give other bytes."""

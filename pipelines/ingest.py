@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from embedps.dataset import Dataset
+from embedps.data.dataset import Dataset
 from pipelines.cli import run
-from pipelines.options import parse_options
+from pipelines.ingestion.options import parse_options
 
 
 def _print_summary(dataset: Dataset, wall_secs: float | None) -> None:
@@ -52,7 +52,7 @@ def main(argv: Sequence[str], schema: str | None = None) -> None:
     # Beam logs every failure with its traceback; ours is one line.
     logging.basicConfig(level=logging.DEBUG if options.verbose else logging.CRITICAL)
     # Beam takes seconds to import, and warns: flags are checked and the log level is set first.
-    from pipelines.job import make_dataset
+    from pipelines.ingestion.job import make_dataset
 
     started = time.monotonic()
     dataset, made = make_dataset(options)

@@ -12,15 +12,16 @@ import pyarrow.parquet as pq
 import tensorflow as tf
 import xxhash
 
-from embedps.callbacks import Callback
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.manifest import Manifest
-from embedps.cluster import Cluster, EmbeddedCluster
-from embedps.config import TrainConfig
-from embedps.dataset import CategoricalFeature, DataFile, Dataset, NumericFeature, Split
-from embedps.recommender import Recommender
+from embedps.checkpoint.format.manifest import Manifest
+from embedps.cluster.embedded import EmbeddedCluster
+from embedps.cluster.interface import Cluster
+from embedps.data.dataset import CategoricalFeature, DataFile, Dataset, NumericFeature, Split
+from embedps.engine.recommender import Recommender
+from embedps.run.config import TrainConfig
 from embedps.tables import FeatureSpec, TableSpec
-from embedps.trainer import Trainer
+from embedps.training.callbacks import Callback
+from embedps.training.trainer import Trainer
 from models import dlrm
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from embedps.dataset import Dataset
+from embedps.data.dataset import Dataset
 from tests.builders import ROOT, TINY_DLRM_FLAGS
 
 LEARN = ("--sparse-learning-rate=0.2", "--dense-learning-rate=0.05", "--dense-optimizer=adagrad")

@@ -16,8 +16,9 @@ import embedps  # noqa: F401  chooses Keras 2 before TensorFlow's import
 
 import tensorflow as tf  # isort: skip
 
-from embedps import kernels, local
-from embedps.cluster import Cluster
+from embedps import kernels
+from embedps.cluster import local_cluster
+from embedps.cluster.interface import Cluster
 from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.collection import EmbeddingCollection
 
@@ -94,7 +95,7 @@ def stop_a_worker(cluster: Cluster, pid: int) -> int:
 def main() -> None:
     """`coordinator_program LOG_DIR NUM_PS NUM_WORKERS NUM_SHARDS MODE`."""
     log_dir, num_ps, num_workers, num_shards, mode = sys.argv[1:]
-    cluster, processes = local.start(
+    cluster, processes = local_cluster.start(
         num_ps=int(num_ps),
         num_workers=int(num_workers),
         num_shards=int(num_shards),

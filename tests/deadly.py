@@ -5,8 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from embedps.dataset import Dataset
-from embedps.recommender import Recommender
+from embedps.data.dataset import Dataset
+from embedps.engine.recommender import Recommender
 from embedps.tables import FeatureSpec, TableSpec
 
 

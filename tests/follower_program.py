@@ -12,9 +12,9 @@ from pathlib import Path
 
 import embedps  # noqa: F401  chooses Keras 2 before TensorFlow's import
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.dataset import Dataset
-from embedps.evaluator import Evaluator
-from embedps.recommender import Recommender
+from embedps.data.dataset import Dataset
+from embedps.engine.recommender import Recommender
+from embedps.evaluation.evaluator import Evaluator
 from embedps.tables import FeatureSpec, TableSpec
 from tests.builders import SumNetwork
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from embedps.dataset import CategoricalFeature, DataFile, Dataset, NumericFeature, Split
-from pipelines.table import SCHEMAS, Table
+from embedps.data.dataset import CategoricalFeature, DataFile, Dataset, NumericFeature, Split
+from pipelines.ingestion.table_schema import SCHEMAS, Table
 
 NAMES = tuple(sorted(path.stem for path in SCHEMAS.glob("*.toml")))
 ROWS = {"train": 1024, "eval": 512}

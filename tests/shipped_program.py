@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import embedps  # noqa: F401  chooses Keras 2 before TensorFlow's import
-from embedps import local
-from embedps.dataset import Dataset
+from embedps.cluster import local_cluster
+from embedps.data.dataset import Dataset
 from embedps.dtypes import COMPUTE_DTYPES
 from models import dlrm
 from tests import shipped
@@ -21,7 +21,7 @@ from tests.builders import TINY_DLRM, make_trainer
 def main() -> None:
     """`shipped_program DIR EPOCHS`, the datasets' directories on stdin."""
     root, epochs = Path(sys.argv[1]), int(sys.argv[2])
-    cluster, _ = local.start(num_ps=1, num_workers=1, num_shards=0, log_dir=root / "logs")
+    cluster, _ = local_cluster.start(num_ps=1, num_workers=1, num_shards=0, log_dir=root / "logs")
     for line in sys.stdin:
         dataset = Dataset.open(line.strip())
         for compute_dtype in COMPUTE_DTYPES:

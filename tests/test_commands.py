@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import models
-from embedps.runs import Run
+from embedps.run.stored_config import RunConfig
 from tests.builders import ROOT, TINY_DLRM, make_config, write_dataset
 from tests.commands import environment
 
@@ -111,6 +111,8 @@ def test_what_an_evaluator_can_be_refused_for_comes_before_tensorflow(tmp_path):
     evaluate, model_dir = "embedps.evaluate", f"--model-dir={tmp_path / 'm'}"
     assert "config.json is not there" in complaint(2, evaluate, model_dir)
     (tmp_path / "m").mkdir()
-    Run(config=make_config(dataset, tmp_path / "m", model="dlrm"), model_config=TINY_DLRM).save()
+    RunConfig(
+        config=make_config(dataset, tmp_path / "m", model="dlrm"), model_config=TINY_DLRM
+    ).save()
     assert "no such dataset" in complaint(1, evaluate, model_dir, "--data=nowhere")
     assert "no split 'test'" in complaint(1, evaluate, model_dir, "--split=test")

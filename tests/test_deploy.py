@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from embedps.config import TrainConfig
 from embedps.errors import ServerLostError
+from embedps.run.config import TrainConfig
 from tests.builders import ROOT
 
 MANIFEST = ROOT / "deploy" / "kubernetes.yaml"

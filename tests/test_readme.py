@@ -11,7 +11,7 @@ README = Path(__file__).parent.parent / "README.md"
 
 # As an evaluation whose labels are all the same has it, and others.
 CALLS = """
-from embedps.callbacks import RunControl
+from embedps.training.callbacks import RunControl
 control = RunControl()
 for auc in (None, 0.7, None):
     StopAtGoal().on_evaluation(control, {"auc": auc})

@@ -14,11 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embedps import evaluate, flags, server
+from embedps import evaluate, server
 from embedps import train as train_command
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.dataset import Dataset
-from embedps.runs import Run
+from embedps.console import flags
+from embedps.data.dataset import Dataset
+from embedps.run.stored_config import RunConfig
 from tests.builders import (
     ROOT,
     TINY_DLRM,
@@ -191,7 +192,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from embedps.recommender import Recommender
+from embedps.engine.recommender import Recommender
 from embedps.tables import FeatureSpec, TableSpec
 
 
@@ -353,7 +354,7 @@ def test_module_that_only_the_model_directory_names_is_not_imported(tmp_path, mo
 def test_evaluate_once_needs_a_checkpoint(tmp_path, dataset, fails):
     config = make_config(dataset, tmp_path, model="dlrm")
     tmp_path.mkdir(exist_ok=True)
-    Run(config=config, model_config=TINY_DLRM).save()
+    RunConfig(config=config, model_config=TINY_DLRM).save()
     code, line = fails(evaluate.main, f"--model-dir={tmp_path}", "--once")
     assert code == 2
     assert "has no checkpoint yet" in line

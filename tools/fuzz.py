@@ -54,7 +54,7 @@ def build_target(test: Path, compiler: str) -> Path:
 
 
 def _newest(source: Path) -> float:
-    return max(path.stat().st_mtime for path in [source, *build.HERE.glob("*.h")])
+    return max(path.stat().st_mtime for path in [source, *build.headers()])
 
 
 def fuzz(name: str, command: list[str], folder: str, secs: int) -> bool:
@@ -109,7 +109,7 @@ def main() -> int:
     passed = True
     for name in options.targets or names:
         if name in _FOLDERS:
-            program = build_target(build.HERE / f"{name}.cc", compiler)
+            program = build_target(next(build.HERE.glob(f"*/{name}.cc")), compiler)
             limits = [f"-malloc_limit_mb={_MAX_MB}", "-rss_limit_mb=4096"]
             passed &= fuzz(name, [str(program), *limits], _FOLDERS[name], options.secs)
         else:

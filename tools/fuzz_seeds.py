@@ -17,11 +17,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embedps.checkpoint.dense import write_dense
+from embedps.checkpoint.format.dense import write_dense
+from embedps.checkpoint.format.manifest import FileEntry, Manifest, SaveSet, to_json
+from embedps.checkpoint.format.quantize import Encoding, encode
 from embedps.checkpoint.lease import Lease
-from embedps.checkpoint.manifest import FileEntry, Manifest, SaveSet, to_json
-from embedps.checkpoint.quantize import Encoding, encode
-from embedps.dataset import CategoricalFeature, DataFile, Dataset, NumericFeature, Split
+from embedps.data.dataset import CategoricalFeature, DataFile, Dataset, NumericFeature, Split
 
 SEEDS = Path(__file__).resolve().parents[1] / "tests" / "fuzz_seeds"
 _TABLES = ("C1", "C2")

@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from embedps.checkpoint import io
-from embedps.checkpoint.dense import read_dense
 from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.dense import read_dense
+from embedps.checkpoint.format.ledger_state import check_ledger
+from embedps.checkpoint.format.manifest import from_json, to_json
+from embedps.checkpoint.format.rows import read_row_file
 from embedps.checkpoint.lease import read_leases
-from embedps.checkpoint.ledger_state import check_ledger
-from embedps.checkpoint.manifest import from_json, to_json
-from embedps.checkpoint.rows import read_row_file
-from embedps.dataset import Dataset
+from embedps.data.dataset import Dataset
 from embedps.errors import EmbedpsError
-from embedps.summary import read_evaluations
+from embedps.run.summary import read_evaluations
+from embedps.storage import file_io
 
 
 def manifest(data: bytes) -> None:
@@ -42,7 +42,7 @@ def _signed(data: bytes) -> bytes:
         content = json.loads(data)
         content.pop("xxh3_64", None)
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        content["xxh3_64"] = io.checksum_bytes(canonical.encode())
+        content["xxh3_64"] = file_io.checksum_bytes(canonical.encode())
         return json.dumps(content).encode()
     except (ValueError, RecursionError, AttributeError, TypeError):
         return data
@@ -75,7 +75,7 @@ def lease(data: bytes) -> None:
 
 def run(data: bytes) -> None:
     """A run's config.json, which names the model's module."""
-    from embedps.runs import read_run
+    from embedps.run.stored_config import read_run
 
     with _in_folder("config.json", data) as folder:
         read_run(folder)

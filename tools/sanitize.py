@@ -132,7 +132,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="such as row_store_test")
     names = parser.parse_args().names
     tests = [
-        test for test in sorted(build.HERE.glob("*_test.cc")) if not names or test.stem in names
+        test for test in sorted(build.HERE.glob("*/*_test.cc")) if not names or test.stem in names
     ]
     if not tests:
         print("tools.sanitize: no such C++ test", file=sys.stderr)

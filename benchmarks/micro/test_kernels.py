@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from benchmarks.peers.protocol import num_interactions
 from benchmarks.workload import W1, make_batches
-from embedps.layers import MLP, dot_interaction
+from embedps.layers.dense import MLP, dot_interaction
 from embedps.tables import FeatureSpec, TableSpec, ops
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.optimizers import BY_KIND

@@ -19,15 +19,16 @@ import embedps  # noqa: F401  before TensorFlow: it chooses the Keras
 import tensorflow as tf
 
 from benchmarks.peers import embedps_files, protocol
-from embedps import local
-from embedps.cluster import Cluster, EmbeddedCluster
-from embedps.config import TrainConfig
-from embedps.dense_optimizer import make_dense_optimizer
-from embedps.recommender import Recommender
+from embedps.cluster import local_cluster
+from embedps.cluster.embedded import EmbeddedCluster
+from embedps.cluster.interface import Cluster
+from embedps.engine.dense_optimizer import make_dense_optimizer
+from embedps.engine.recommender import Recommender
+from embedps.engine.unit_functions import make_train_unit
+from embedps.run.config import TrainConfig
 from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.optimizers import make as make_optimizer
-from embedps.units import make_train_unit
 from models.dlrm import Config
 from models.dlrm_network import DLRM
 
@@ -180,7 +181,7 @@ def _make(work: protocol.Work) -> Embedps:
     if _cluster is None:
         num_ps, num_workers = work.settings.get("num_ps", 0), work.settings.get("num_workers", 1)
         if num_ps:
-            _cluster, _ = local.start(
+            _cluster, _ = local_cluster.start(
                 num_ps=num_ps,
                 num_workers=num_workers,
                 num_shards=0,

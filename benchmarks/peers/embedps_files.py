@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.peers import protocol
-from embedps.input import UnitInput
+from embedps.data.unit_reader import UnitReader
 from embedps.tables import Adagrad, FeatureSpec, TableSpec
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.row_files import ShardFile
@@ -82,7 +82,7 @@ class Checkpoints:
 def reader(work: protocol.Work, variant: protocol.Variant) -> protocol.Measure:
     """Reads units of the Parquet file in batches."""
     rows = len(work.labels) // _UNIT_ROWS * _UNIT_ROWS
-    unit_input = UnitInput(
+    unit_input = UnitReader(
         batch_rows=variant.batch,
         label="label",
         numerics=tuple(f"I{i + 1}" for i in range(work.num_numerics)),

@@ -17,16 +17,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from rich.console import Console
 
-from embedps.checkpoint import io
-from embedps.checkpoint.compact import compact
-from embedps.checkpoint.diff import CHANGES, diff
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.inspect import format_bytes, inspect
-from embedps.checkpoint.manifest import Manifest
-from embedps.checkpoint.replay import stream_table
-from embedps.checkpoint.verify import verify
+from embedps.checkpoint.format.manifest import Manifest
+from embedps.checkpoint.tools.compact import compact
+from embedps.checkpoint.tools.diff import CHANGES, diff
+from embedps.checkpoint.tools.inspect import format_bytes, inspect
+from embedps.checkpoint.tools.replay import stream_table
+from embedps.checkpoint.tools.verify import verify
+from embedps.console.flags import Parser, complain, path
 from embedps.errors import CheckpointError, EmbedpsError, UsageError
-from embedps.flags import Parser, complain, path
+from embedps.storage import file_io
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -190,7 +190,7 @@ def write_parquet(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatc
     """Writes batches as they come; how many rows they had."""
     num_rows = 0
     with (
-        io.write_atomically(path) as file,
+        file_io.write_atomically(path) as file,
         pq.ParquetWriter(file, schema, compression="zstd") as writer,
     ):
         for batch in batches:

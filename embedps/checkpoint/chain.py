@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from embedps.checkpoint.manifest import Manifest, SaveSet
+from embedps.checkpoint.format.manifest import Manifest, SaveSet
 from embedps.errors import CheckpointError
 
 

@@ -18,10 +18,10 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
 
-from embedps.checkpoint import io
-from embedps.checkpoint.manifest import FileEntry, Manifest, SaveKind, from_json, to_json
-from embedps.checkpoint.objects import as_path
+from embedps.checkpoint.format.manifest import FileEntry, Manifest, SaveKind, from_json, to_json
 from embedps.errors import CheckpointError, CorruptCheckpointError, DirectoryTakenError
+from embedps.storage import file_io
+from embedps.storage.object_store import as_path
 
 _MANIFEST_NAME = re.compile(r"(\d{8,})\.json")
 _SAVE_NAME = re.compile(r"(base|delta|dense)-(\d+)")
@@ -86,7 +86,7 @@ class CheckpointDirectory:
 
     def exclusive(self) -> AbstractContextManager[bool]:
         """Keeps other processes from committing and removing; not from reading."""
-        return io.locked(self.manifests_dir / ".lock")
+        return file_io.locked(self.manifests_dir / ".lock")
 
     def next_number(self) -> int:
         """A number that no manifest and no leftover of a failed commit has."""
@@ -102,12 +102,12 @@ class CheckpointDirectory:
         """
         path = self.manifest_path(number)
         try:
-            data = io.read_bytes(path)
+            data = file_io.read_bytes(path)
         except FileNotFoundError:
             raise CheckpointError(
                 f"{path}: there is no manifest {number}, there are {self.numbers()}"
             ) from None
-        except io.NoFileError as error:
+        except file_io.NoFileError as error:
             raise CorruptCheckpointError(f"{path}: {error.strerror}: remove it") from error
         except OSError as error:
             raise CheckpointError(f"cannot read manifest {path}: {error}") from error
@@ -161,7 +161,7 @@ class CheckpointDirectory:
                 f"{newest}, but is {manifest.number}: another run writes here"
             )
         self.check_present(manifest)
-        io.write_once(self.manifest_path(manifest.number), to_json(manifest))
+        file_io.write_once(self.manifest_path(manifest.number), to_json(manifest))
 
     def check_present(self, manifest: Manifest) -> None:
         """Checks that every file is there with its size.
@@ -192,7 +192,7 @@ class CheckpointDirectory:
         for entry in entries:
             path = self.file(entry)
             try:
-                num_bytes, checksum = io.checksum_file(path)
+                num_bytes, checksum = file_io.checksum_file(path)
             except OSError as error:
                 raise _absent(path, manifest, error) from error
             if num_bytes != entry.bytes:

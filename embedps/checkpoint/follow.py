@@ -28,9 +28,9 @@ import pyarrow as pa
 
 from embedps.checkpoint.chain import Position, continuation, position_of, way
 from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.manifest import Manifest, SaveSet
+from embedps.checkpoint.format.rows import RowFile
 from embedps.checkpoint.lease import Renewal
-from embedps.checkpoint.manifest import Manifest, SaveSet
-from embedps.checkpoint.rows import RowFile
 from embedps.errors import CheckpointError, CorruptCheckpointError
 
 LEASE_SECS = 120.0

@@ -11,10 +11,10 @@ import threading
 import time
 from pathlib import Path
 
-from embedps.checkpoint import io
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.manifest import Manifest
+from embedps.checkpoint.format.manifest import Manifest
 from embedps.errors import CheckpointError, CorruptCheckpointError
+from embedps.storage import file_io
 
 _LEASE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -71,13 +71,15 @@ def write_lease(
         acquired_at=now,
         expires_at=now + expire_secs,
     )
-    io.write_bytes(_lease_path(directory, name), json.dumps(dataclasses.asdict(lease)).encode())
+    file_io.write_bytes(
+        _lease_path(directory, name), json.dumps(dataclasses.asdict(lease)).encode()
+    )
     return lease
 
 
 def release_lease(directory: CheckpointDirectory, name: str) -> None:
     """Gives the lease up; without effect if there is none."""
-    io.unlink(_lease_path(directory, name))
+    file_io.unlink(_lease_path(directory, name))
 
 
 def lease_latest(
@@ -198,10 +200,10 @@ def read_leases(directory: CheckpointDirectory) -> list[Lease]:
     leases = []
     for path in sorted(directory.leases_dir.glob("*.json")):
         try:
-            leases.append(Lease(**json.loads(io.read_bytes(path))))
+            leases.append(Lease(**json.loads(file_io.read_bytes(path))))
         except FileNotFoundError:
             continue  # released meanwhile
-        except (io.NoFileError, ValueError, TypeError, RecursionError) as error:
+        except (file_io.NoFileError, ValueError, TypeError, RecursionError) as error:
             raise CorruptCheckpointError(
                 f"{path}: must be a lease but is not ({error}): remove it if its reader is gone"
             ) from error

@@ -7,13 +7,13 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from embedps.checkpoint import io
 from embedps.checkpoint.chain import position_of, way
 from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.lease import read_leases, release_lease
-from embedps.checkpoint.manifest import Manifest
 from embedps.errors import CheckpointError, CorruptCheckpointError, UsageError
-from embedps.summary import read_evaluations
+from embedps.run.summary import read_evaluations
+from embedps.storage import file_io
 
 _REMOVED_SUFFIX = ".removed"
 
@@ -182,7 +182,7 @@ def _last_of_chains(manifests: Mapping[int, Manifest]) -> dict[int, int]:
 def _restore_set_aside(directory: CheckpointDirectory) -> None:
     """Undoes a removal that a kill cut short: a lease may count on the manifest."""
     for path in directory.manifests_dir.glob(f"*{_REMOVED_SUFFIX}"):
-        io.rename(path, path.with_suffix(".json"))
+        file_io.rename(path, path.with_suffix(".json"))
 
 
 def _readable(directory: CheckpointDirectory) -> dict[int, Manifest]:
@@ -217,16 +217,16 @@ def _remove_manifests(
     going = [number for number in directory.numbers() if number not in keep]
     aside = {n: directory.manifest_path(n).with_suffix(_REMOVED_SUFFIX) for n in going}
     for number, path in aside.items():
-        io.rename(directory.manifest_path(number), path)
+        file_io.rename(directory.manifest_path(number), path)
     # Who leased one before it went has now been seen, or will see that it is gone.
     leased = _leased(directory, manifests, now)
     for number in leased & aside.keys():
-        io.rename(aside.pop(number), directory.manifest_path(number))
+        file_io.rename(aside.pop(number), directory.manifest_path(number))
     for path in aside.values():
-        io.unlink(path)
-    for path in directory.manifests_dir.glob(f"*{io.TEMPORARY_SUFFIX}"):
-        io.unlink(path)
-    io.sync_directory(directory.manifests_dir)
+        file_io.unlink(path)
+    for path in directory.manifests_dir.glob(f"*{file_io.TEMPORARY_SUFFIX}"):
+        file_io.unlink(path)
+    file_io.sync_directory(directory.manifests_dir)
     return sorted(aside)
 
 
@@ -239,9 +239,9 @@ def _remove_saves(
     num_bytes = 0
     for number, path in directory.save_directories():
         if number <= newest and path.name not in needed:
-            num_bytes += io.remove_directory(path)
+            num_bytes += file_io.remove_directory(path)
             removed.append(path.name)
-    io.sync_directory(directory.path)
+    file_io.sync_directory(directory.path)
     return removed, num_bytes
 
 

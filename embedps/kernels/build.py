@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from embedps import flags
+from embedps.console import flags
 from embedps.errors import KernelBuildError
 
 HERE = Path(__file__).resolve().parent
@@ -39,8 +39,13 @@ _COMMON_FLAGS = (
 
 
 def library_sources() -> list[Path]:
-    """The translation units of the library: every .cc here but tests and programs."""
-    return sorted(p for p in HERE.glob("*.cc") if not p.name.endswith(("_test.cc", "_main.cc")))
+    """Lists the translation units of the library: every .cc of the rooms but tests."""
+    return sorted(p for p in HERE.glob("*/*.cc") if not p.name.endswith("_test.cc"))
+
+
+def headers() -> list[Path]:
+    """Lists the headers of all rooms."""
+    return sorted(HERE.glob("*/*.h"))
 
 
 def uses_arrow(source: Path) -> bool:
@@ -106,8 +111,8 @@ def _compiler() -> str:
 def digest() -> str:
     """What the library would be built from: sources, flags and the wheels' versions."""
     h = hashlib.sha256()
-    for path in sorted([*HERE.glob("*.h"), *library_sources(), Path(__file__)]):
-        h.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    for path in sorted([*headers(), *library_sources(), Path(__file__)]):
+        h.update(path.relative_to(HERE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     for name in ("tensorflow", "pyarrow"):
         h.update(f"{name} {importlib.metadata.version(name)}\n".encode())
     h.update(sys.platform.encode())
@@ -117,7 +122,7 @@ def digest() -> str:
 def _file_digest(source: Path, command: list[str]) -> str:
     """Over one source, every header and its command: enough to know when an object is stale."""
     h = hashlib.sha256(repr(command).encode())
-    for path in [source, *sorted(HERE.glob("*.h"))]:
+    for path in [source, *headers()]:
         h.update(path.read_bytes())
     return h.hexdigest()
 

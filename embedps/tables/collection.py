@@ -19,7 +19,7 @@ T = TypeVar("T")
 Ids: TypeAlias = tf.Tensor | tf.RaggedTensor
 
 
-class Looked(NamedTuple):
+class LookupResult(NamedTuple):
     """What a lookup leaves for `combine` and `update`; each list has an entry a group.
 
     Attributes:
@@ -29,7 +29,7 @@ class Looked(NamedTuple):
     """
 
     rows: list[list[tf.Tensor]]
-    routed: list[ops.Routed]
+    routed: list[ops.RoutedIds]
     row_splits: list[list[tf.Tensor]]
 
 
@@ -110,7 +110,7 @@ class EmbeddingCollection:
 
     # ---- in a step ---------------------------------------------------------------------------
 
-    def lookup(self, ids: Mapping[str, Ids], *, insert: bool) -> Looked:
+    def lookup(self, ids: Mapping[str, Ids], *, insert: bool) -> LookupResult:
         """Reads the rows of a batch, each distinct id once.
 
         Args:
@@ -137,7 +137,7 @@ class EmbeddingCollection:
             looked.rows.append(rows)
         return looked
 
-    def route(self, ids: Mapping[str, Ids]) -> Looked:
+    def route(self, ids: Mapping[str, Ids]) -> LookupResult:
         """Says which ids a batch asks which shard for; there are no rows yet.
 
         Args:
@@ -146,7 +146,7 @@ class EmbeddingCollection:
         Raises:
           UsageError: as `lookup`.
         """
-        looked = Looked([], [], [])
+        looked = LookupResult([], [], [])
         for group in self.groups:
             values, row_splits = [], []
             for feature in group.features:
@@ -197,7 +197,7 @@ class EmbeddingCollection:
             is_new=is_new,
         )
 
-    def combine(self, looked: Looked) -> dict[str, tf.Tensor]:
+    def combine(self, looked: LookupResult) -> dict[str, tf.Tensor]:
         """One vector a feature and example; differentiable in `looked.rows`.
 
         Returns:
@@ -220,7 +220,7 @@ class EmbeddingCollection:
 
     def update(
         self,
-        looked: Looked,
+        looked: LookupResult,
         gradients: Sequence[Sequence[tf.Tensor | None]],
         *,
         learning_rate: tf.Tensor,

@@ -8,7 +8,7 @@ import tensorflow as tf
 from embedps import kernels
 
 
-class Routed(NamedTuple):
+class RoutedIds(NamedTuple):
     """A step's ids of one group, as `route` leaves them.
 
     Attributes:
@@ -28,7 +28,7 @@ def route(
     feature_tables: Sequence[int],
     tables: Sequence[str],
     num_shards: int,
-) -> Routed:
+) -> RoutedIds:
     """Deduplicates ids by table and routes them to shards.
 
     Args:
@@ -40,7 +40,7 @@ def route(
     out = kernels.load().embedps_route(
         ids=list(ids), feature_tables=feature_tables, tables=tables, num_shards=num_shards
     )
-    return Routed(list(out.shard_ids), list(out.shard_splits), list(out.positions))
+    return RoutedIds(list(out.shard_ids), list(out.shard_splits), list(out.positions))
 
 
 def lookup(

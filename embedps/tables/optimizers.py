@@ -1,4 +1,4 @@
-"""Sparse optimizers, as a user declares them; `embedps/kernels/optimizers.h` holds the formulas."""
+"""Sparse optimizers, as a user declares them; kernels/store/optimizers.h has the formulas."""
 
 import dataclasses
 from typing import ClassVar

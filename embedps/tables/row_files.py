@@ -8,10 +8,10 @@ import numpy as np
 import tensorflow as tf
 
 from embedps import kernels
-from embedps.checkpoint.io import format_checksum
-from embedps.checkpoint.quantize import FLOAT32, Encoding
+from embedps.checkpoint.format.quantize import FLOAT32, Encoding
+from embedps.console.tf_logging import own_words
 from embedps.errors import CheckpointError, CorruptCheckpointError, DimMismatchError
-from embedps.quiet import own_words
+from embedps.storage.file_io import format_checksum
 from embedps.tables.plan import Group, stem_of
 
 WriteKind: TypeAlias = Literal["base", "delta", "copy"]

@@ -9,11 +9,11 @@ import pyarrow as pa
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from embedps.checkpoint import io
-from embedps.checkpoint.dense import write_dense
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.manifest import FileEntry, Manifest, SaveKind, SaveSet
-from embedps.checkpoint.quantize import FLOAT32, Encoding, encode
+from embedps.checkpoint.format.dense import write_dense
+from embedps.checkpoint.format.manifest import FileEntry, Manifest, SaveKind, SaveSet
+from embedps.checkpoint.format.quantize import FLOAT32, Encoding, encode
+from embedps.storage import file_io
 
 DIM = 2
 GROUP = "dim2"
@@ -88,7 +88,7 @@ def write_rows(
     path = directory.shard_path(kind, number, GROUP, shard, num_shards)
     batches = [row_batch(records, tables)] if records else []
     stored = encode(pa.Table.from_batches(batches, row_schema(tables=tables)), encoding)
-    with io.write_atomically(path) as file:
+    with file_io.write_atomically(path) as file:
         with pa.ipc.new_file(file, stored.schema) as writer:
             if records:
                 writer.write_table(stored)
@@ -143,7 +143,7 @@ def make_manifest(
     )
 
 
-class Run:
+class RunConfig:
     """Commits checkpoints one after the other, as a training run does."""
 
     def __init__(self, path: Path, encoding: Encoding = FLOAT32) -> None:
@@ -171,9 +171,9 @@ class Run:
         return manifest
 
 
-def make_run(path: Path) -> Run:
+def make_run(path: Path) -> RunConfig:
     """A base of ten rows (1), two deltas with a removal each (2, 3)."""
-    run = Run(path)
+    run = RunConfig(path)
     run.base([Record("C1", i, float(i)) for i in range(8)] + [Record("C2", 5, 0.5)])
     run.delta([Record("C1", 3, None), Record("C1", 4, 40.0), Record("C2", 6, 0.25)])
     run.delta([Record("C1", 3, 33.0), Record("C2", 5, None)])

@@ -18,17 +18,17 @@ import numpy as np
 
 import embedps  # noqa: F401  chooses Keras 2 before TensorFlow's import
 from embedps import kernels
-from embedps.checkpoint import io
-from embedps.checkpoint.compact import compact
-from embedps.checkpoint.dense import read_dense
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.manifest import Manifest
+from embedps.checkpoint.format.dense import read_dense
+from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.policies import Consecutive
-from embedps.checkpoint.replay import read_chain
 from embedps.checkpoint.retention import KeepNewest
-from embedps.checkpoint.verify import verify
-from embedps.saver import Saver
+from embedps.checkpoint.tools.compact import compact
+from embedps.checkpoint.tools.replay import read_chain
+from embedps.checkpoint.tools.verify import verify
+from embedps.storage import file_io
 from embedps.tables import Adagrad
+from embedps.training.checkpoint_writer import CheckpointWriter
 from tests.tables.builders import constant, ids, make_collection, make_table, remove, train
 
 LEARNING_RATE, EPSILON, DIM = 0.5, 0.25, 2
@@ -82,7 +82,7 @@ def save(directory: CheckpointDirectory, step: int, fault: str) -> None:
     collection = make_collection([TABLE], num_shards=1 + step % 2)
     network = tf.Variable([0.0])
     keep = [KeepNewest(2)]
-    saver = Saver(
+    saver = CheckpointWriter(
         directory, collection, [network], rebase=Consecutive(max_read_cost=4.0), keep=keep
     )
     last = directory.latest()
@@ -94,10 +94,10 @@ def save(directory: CheckpointDirectory, step: int, fault: str) -> None:
     remove(collection, "t", gone)
     network.assign([float(step)])
     os.environ["EMBEDPS_FAULT"] = fault  # what the kernels look at, at their first write
-    io.arm_fault(fault)
+    file_io.arm_fault(fault)
     # A base that is due is waited for at a run's end, and left half-written where a run breaks off.
     final = step % 2 == 0
-    saver.save(step=step, ledger={}, in_doubt=dict, progress={"step": step}, final=final)
+    saver.save(step=step, ledger={}, partially_applied=dict, progress={"step": step}, final=final)
     if step % 3 == 0:
         compact(directory)
 

@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from embedps.checkpoint import io, replay
 from embedps.checkpoint.__main__ import main as command
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.manifest import FileEntry, SaveKind, SaveSet
+from embedps.checkpoint.format.manifest import FileEntry, SaveKind, SaveSet
+from embedps.checkpoint.tools import replay
+from embedps.storage import file_io
 from tests.checkpoint.builders import GROUP, make_manifest, row_schema
 
 DIM, BATCH_ROWS = 64, 65536
@@ -28,7 +29,7 @@ def write(directory: CheckpointDirectory, kind: SaveKind, number: int, ids: np.n
     """A save of one file, of rows whose values are the number."""
     schema = row_schema(dim=DIM)
     path = directory.shard_path(kind, number, GROUP, 0, 1)
-    with io.write_atomically(path) as file:
+    with file_io.write_atomically(path) as file:
         with pa.ipc.new_file(file, schema) as writer:
             for first in range(0, len(ids), BATCH_ROWS):
                 some = ids[first : first + BATCH_ROWS]

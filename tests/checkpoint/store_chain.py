@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.quantize import Encoding
 from embedps.checkpoint.policies import Consecutive
-from embedps.checkpoint.quantize import Encoding
 from embedps.checkpoint.retention import KeepNewest
-from embedps.saver import Saver
 from embedps.tables import SGD, Adagrad, Ftrl, LazyAdam, RowwiseAdagrad, TableSpec
+from embedps.training.checkpoint_writer import CheckpointWriter
 from tests.kernels.twins import ReferenceRow, initial_values
 from tests.tables.builders import constant, ids, make_collection, remove, train
 
@@ -78,7 +78,7 @@ def write(
 ) -> None:
     """Trains the steps and saves after each: a base, deltas, and a new base with its delta."""
     collection = make_collection(tables, num_shards=num_shards)
-    saver = Saver(
+    saver = CheckpointWriter(
         CheckpointDirectory(path),
         collection,
         [],
@@ -100,7 +100,7 @@ def write(
         for name in names:
             remove(collection, name, gone(step))
         final = step == num_steps
-        saver.save(step=step, ledger={"é": step}, in_doubt=dict, progress={}, final=final)
+        saver.save(step=step, ledger={"é": step}, partially_applied=dict, progress={}, final=final)
 
 
 def main(path: Path) -> None:

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from embedps.checkpoint import io
-from embedps.checkpoint.compact import compact
-from embedps.checkpoint.dense import read_dense
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.replay import read_chain
+from embedps.checkpoint.format.dense import read_dense
 from embedps.checkpoint.retention import KeepNewest, collect_garbage
-from embedps.checkpoint.verify import verify
-from tests.checkpoint.builders import GROUP, Record, Run
+from embedps.checkpoint.tools.compact import compact
+from embedps.checkpoint.tools.replay import read_chain
+from embedps.checkpoint.tools.verify import verify
+from embedps.storage import file_io
+from tests.checkpoint.builders import GROUP, Record, RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 Rows = dict[tuple[str, int], float]
@@ -53,7 +53,7 @@ def rows_of(directory: CheckpointDirectory) -> Rows:
 
 def write(path: Path, step: int, merges: bool) -> None:
     """What a save does on the disk, in Python: a base or a delta, the commit, the collection."""
-    run = Run(path)
+    run = RunConfig(path)
     newest = run.directory.latest()
     if newest is None or step % 7 == 0:
         rows = {} if newest is None else rows_of(run.directory)
@@ -72,7 +72,7 @@ def killed_at(path: Path, step: int, merges: bool, fault: str) -> bool:
     pid = os.fork()
     if pid == 0:
         try:
-            io.arm_fault(fault)
+            file_io.arm_fault(fault)
             write(path, step, merges)
             os._exit(0)
         finally:

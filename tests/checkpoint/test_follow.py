@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embedps.checkpoint.chain import Position, continuation, position_of, way
-from embedps.checkpoint.compact import compact
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.follow import Follower, Reached, Reset, Rows, follow
+from embedps.checkpoint.format.manifest import SaveSet, to_json
 from embedps.checkpoint.lease import read_leases
-from embedps.checkpoint.manifest import SaveSet, to_json
-from embedps.checkpoint.replay import read_chain
 from embedps.checkpoint.retention import KeepNewest, collect_garbage
+from embedps.checkpoint.tools.compact import compact
+from embedps.checkpoint.tools.replay import read_chain
 from embedps.errors import CheckpointError, CorruptCheckpointError
-from tests.checkpoint.builders import GROUP, Record, Run, make_manifest, make_run, write_save
+from tests.checkpoint.builders import GROUP, Record, RunConfig, make_manifest, make_run, write_save
 
 
 class Cache:
@@ -56,7 +56,7 @@ def rows_of(directory: CheckpointDirectory) -> dict[tuple[str, int], tuple]:
     return dict(zip(keys, map(tuple, rows["embedding"].to_pylist()), strict=True))
 
 
-def rebase(run: Run, base: list[Record], delta: list[Record]) -> None:
+def rebase(run: RunConfig, base: list[Record], delta: list[Record]) -> None:
     """A new base with a delta since the old chain, in one manifest, as the saver writes it."""
     since, number = run.chain[-1].number, run.directory.next_number()
     saves = [
@@ -184,7 +184,7 @@ def test_other_history_of_the_same_numbers_resets(tmp_path):
 
 
 def test_follower_waits_for_commits_and_ends_with_the_final_one(tmp_path):
-    run = Run(tmp_path)
+    run = RunConfig(tmp_path)
     run.base([Record("C1", 1, 1.0)])
     cache, seen = Cache(), threading.Event()
     done: list[int] = []

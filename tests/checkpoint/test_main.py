@@ -14,8 +14,8 @@ import pytest
 
 from embedps.checkpoint.__main__ import main
 from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.manifest import to_json
 from embedps.checkpoint.lease import write_lease
-from embedps.checkpoint.manifest import to_json
 from tests.checkpoint.builders import make_run
 
 SHARD = "delta-2/dim2/shard-0-of-2.arrow"

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.rows import read_row_file
 from embedps.checkpoint.lease import read_leases
-from embedps.checkpoint.rows import read_row_file
-from embedps.checkpoint.verify import verify
+from embedps.checkpoint.tools.verify import verify
 from embedps.errors import CheckpointError, CorruptCheckpointError, UsageError
-from embedps.runs import read_run
-from embedps.summary import Restarts, read_evaluations, read_json
+from embedps.run.stored_config import read_run
+from embedps.run.summary import Restarts, read_evaluations, read_json
 from tests.checkpoint.builders import Record, make_manifest, write_save
 
 WHAT = "must be a file but is not a regular one"
@@ -115,8 +115,8 @@ def test_kernels(directory, tmp_path, put):
 def test_shard_of_a_dataset(tmp_path, put):
     import tensorflow as tf
 
-    from embedps.input import UnitInput
+    from embedps.data.unit_reader import UnitReader
 
     path = put(tmp_path / "part.parquet")
     with pytest.raises(tf.errors.DataLossError, match=WHAT):
-        UnitInput(batch_rows=1, ids=("x",)).open(str(path), 0, 1)
+        UnitReader(batch_rows=1, ids=("x",)).open(str(path), 0, 1)

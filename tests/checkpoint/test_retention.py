@@ -12,7 +12,7 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.lease import lease_latest, read_leases, release_lease, write_lease
 from embedps.checkpoint.retention import KeepChains, KeepNewest, collect_garbage
 from embedps.errors import CheckpointError, CorruptCheckpointError, UsageError
-from tests.checkpoint.builders import Record, Run
+from tests.checkpoint.builders import Record, RunConfig
 
 NOW = 1_000_000.0
 
@@ -23,7 +23,7 @@ def rows(number: int) -> list[Record]:
 
 def make_chains(path, *lengths: int) -> CheckpointDirectory:
     """Chains of so many manifests each; numbers run on from 1."""
-    run = Run(path)
+    run = RunConfig(path)
     for length in lengths:
         run.base(rows(0))
         for _ in range(length - 1):
@@ -192,7 +192,7 @@ def killed(*_):
 
 
 def test_leftovers_of_failed_commits_go_but_a_save_under_way_stays(tmp_path):
-    run = Run(tmp_path)
+    run = RunConfig(tmp_path)
     run.base(rows(0))
     failed = tmp_path / "delta-2" / "dim2" / "shard-0-of-2.arrow.tmp"
     failed.parent.mkdir(parents=True)

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from embedps import kernels
-from embedps.layers import dot_interaction
+from embedps.layers.dense import dot_interaction
 from embedps.tables import SGD, FeatureSpec, TableSpec, ops
 from embedps.tables.collection import EmbeddingCollection
 from tests.kernels.unit_files import make_input, make_table, write_table

@@ -5,10 +5,10 @@ import os
 import numpy as np
 import pytest
 
-from embedps.checkpoint import io
-from embedps.checkpoint.objects import as_path
-from embedps.checkpoint.quantize import Encoding
+from embedps.checkpoint.format.quantize import Encoding
 from embedps.errors import CheckpointError, CorruptCheckpointError
+from embedps.storage import file_io
+from embedps.storage.object_store import as_path
 from embedps.tables import Adagrad
 from embedps.tables.row_files import StoredFile
 from tests.tables.builders import (
@@ -41,7 +41,7 @@ def test_chain_in_a_bucket_is_loaded_onto_other_shards(s3_dir, tmp_path):
         for file in part:
             assert file.path.startswith("s3://bucket/")
             # What the shard says of its file is what anyone finds there.
-            assert io.checksum_file(as_path(file.path)) == (file.bytes, file.xxh3_64)
+            assert file_io.checksum_file(as_path(file.path)) == (file.bytes, file.xxh3_64)
     restored = make_collection(TABLES, num_shards=3)
     for part in parts:
         restored.files.load(group_files(part))
@@ -73,7 +73,7 @@ def test_damaged_and_absent_objects_are_named(s3_dir):
     ):
         live.files.load(group_files([file]))
     with pytest.raises(CorruptCheckpointError, match=rf"{file.path}.*cannot be decoded"):
-        live.files.load({file.group: [StoredFile(file.path, *io.checksum_file(path))]})
+        live.files.load({file.group: [StoredFile(file.path, *file_io.checksum_file(path))]})
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(CorruptCheckpointError, match=rf"{file.path}.*'xxh3_64': expected"):
         live.files.load(group_files([file]))

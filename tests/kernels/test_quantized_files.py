@@ -5,14 +5,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
-from embedps.checkpoint.quantize import (
+from embedps.checkpoint.format.quantize import (
     FLOAT32,
     Encoding,
     decode,
     encode,
     encoding_of,
 )
-from embedps.checkpoint.rows import check_schema, read_row_file
+from embedps.checkpoint.format.rows import check_schema, read_row_file
 from embedps.tables import Adagrad
 from tests.checkpoint.builders import row_schema, some_rows
 from tests.tables.builders import (

@@ -9,12 +9,12 @@ import pytest
 import tensorflow as tf
 
 from embedps import kernels
-from embedps.checkpoint import io
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.manifest import FileEntry, Manifest, SaveKind, SaveSet
-from embedps.checkpoint.replay import read_chain, read_table
-from embedps.checkpoint.rows import read_row_file
+from embedps.checkpoint.format.manifest import FileEntry, Manifest, SaveKind, SaveSet
+from embedps.checkpoint.format.rows import read_row_file
+from embedps.checkpoint.tools.replay import read_chain, read_table
 from embedps.errors import CheckpointError, CorruptCheckpointError, DimMismatchError
+from embedps.storage import file_io
 from embedps.tables import SGD, Adagrad, Ftrl, LazyAdam, Optimizer, RowwiseAdagrad
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.row_files import StoredFile
@@ -116,7 +116,7 @@ def test_columns_are_those_of_the_format_and_the_entry_is_true(tmp_path, kind):
     assert sum(save.rows for save in manifest.chain) == 10
     for file in manifest.files:
         path = writer.directory.file(file)
-        assert (file.bytes, file.xxh3_64) == io.checksum_file(path)
+        assert (file.bytes, file.xxh3_64) == file_io.checksum_file(path)
         records = read_row_file(path)
         assert records.num_rows == file.rows
         found = {field.name: field for field in records.schema}
@@ -302,6 +302,6 @@ def test_checksums_of_the_op_are_int64_bits(tmp_path):
             store, tf.constant(str(path)), -1, 0.0, kind="base"
         )
         _, size, rows, removed, checksum, *blocks = info.numpy().tolist()
-        assert (size, io.format_checksum(checksum)) == io.checksum_file(path)
-        assert "".join(map(io.format_checksum, blocks)) == io.digest_file(path).blocks
+        assert (size, file_io.format_checksum(checksum)) == file_io.checksum_file(path)
+        assert "".join(map(file_io.format_checksum, blocks)) == file_io.digest_file(path).blocks
         assert (rows, removed) == (2 * (i + 1), 0)

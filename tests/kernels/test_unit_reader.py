@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from embedps import kernels
-from embedps.input import UnitInput
+from embedps.data.unit_reader import UnitReader
 from tests.kernels.unit_files import (
     NUM_ROWS,
     column,
@@ -178,12 +178,12 @@ def test_every_flat_type_is_read_as_number_and_as_id(tmp_path, arrow_type, nulla
     file = tmp_path / "x.parquet"
     pq.write_table(pa.table([array], schema), file)
 
-    as_number = UnitInput(batch_rows=8, numerics=("x",))
+    as_number = UnitReader(batch_rows=8, numerics=("x",))
     batches, _ = read_batches(as_number, str(file), 0, len(values))
     expected = [np.nan if value is None else np.float32(value) for value in values]
     np.testing.assert_array_equal(numerics(batches)[:, 0], np.array(expected, np.float32))
 
-    as_id = UnitInput(batch_rows=8, ids=("x",))
+    as_id = UnitReader(batch_rows=8, ids=("x",))
     batches, _ = read_batches(as_id, str(file), 0, len(values))
     bits = [-1 if value is None else int(value) for value in values]
     expected_ids = [bit - 2**64 if bit >= 2**63 else bit for bit in bits]
@@ -202,7 +202,7 @@ def test_list_types_and_nullability(tmp_path, value_type, nullable):
     file = tmp_path / "x.parquet"
     pq.write_table(pa.table([pa.array(lists, pa.list_(item))], schema), file, row_group_size=3)
 
-    unit = UnitInput(batch_rows=2, id_lists=("x",), missing_id=-9)
+    unit = UnitReader(batch_rows=2, id_lists=("x",), missing_id=-9)
     batches, _ = read_batches(unit, str(file), 1, len(lists) - 1)
     found = [values for batch in batches for values in batch.ids["x"].to_list()]
     assert found == [[-9 if v is None else v for v in values or []] for values in lists[1:]]
@@ -212,7 +212,7 @@ def test_long_lists_cross_reader_chunks(tmp_path):
     lists = [list(range(i)) for i in (5000, 0, 4096, 9000, 1, 4095)]
     file = tmp_path / "x.parquet"
     pq.write_table(pa.table({"x": lists}), file, data_page_size=1024)
-    unit = UnitInput(batch_rows=1, id_lists=("x",))
+    unit = UnitReader(batch_rows=1, id_lists=("x",))
     batches, _ = read_batches(unit, str(file), 0, -1)
     assert [batch.ids["x"].to_list()[0] for batch in batches] == lists
 
@@ -221,20 +221,20 @@ def test_more_rows_than_a_block_and_many_row_groups(tmp_path):
     num_rows = 50_001
     file = tmp_path / "x.parquet"
     pq.write_table(pa.table({"x": np.arange(num_rows)}), file, row_group_size=7_777)
-    unit = UnitInput(batch_rows=3000, ids=("x",))
+    unit = UnitReader(batch_rows=3000, ids=("x",))
     batches, _ = read_batches(unit, str(file), 12_345, -1)
     np.testing.assert_array_equal(column(batches, "x"), np.arange(12_345, num_rows))
 
 
 def test_reader_without_label_gives_no_labels(path):
-    unit = UnitInput(batch_rows=10, ids=("C1",))
+    unit = UnitReader(batch_rows=10, ids=("C1",))
     batch = unit.next(unit.open(path, 0, 10))
     assert batch.labels.shape == (0,)
     assert batch.numerics.shape == (10, 0)
 
 
 @tf.function
-def read_in_graph(unit: UnitInput, path: tf.Tensor, first_row: tf.Tensor, num_rows: tf.Tensor):
+def read_in_graph(unit: UnitReader, path: tf.Tensor, first_row: tf.Tensor, num_rows: tf.Tensor):
     reader = unit.open(path, first_row, num_rows)
     batch = unit.next(reader)
     total = tf.constant(0, tf.int64)
@@ -304,7 +304,7 @@ def test_empty_row_groups_are_passed_over(tmp_path, sizes):
             group = pa.table({"id": ids, "tags": [[i] * i for i in ids]}, schema)
             writer.write_table(group)
     assert [pq.read_metadata(file).row_group(i).num_rows for i in range(len(sizes))] == [*sizes]
-    unit = UnitInput(batch_rows=2, ids=("id",), id_lists=("tags",))
+    unit = UnitReader(batch_rows=2, ids=("id",), id_lists=("tags",))
     for first_row in range(8):
         batches, _ = read_batches(unit, str(file), first_row, -1)
         ids = [i for batch in batches for i in batch.ids["id"].numpy().tolist()]

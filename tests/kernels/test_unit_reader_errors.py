@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
+from embedps.data.unit_reader import UnitReader
 from embedps.errors import UsageError
-from embedps.input import UnitInput
 from tests.kernels.unit_files import (
     make_input,
     make_table,
@@ -52,8 +52,8 @@ def test_columns_that_are_no_numbers_are_refused(tmp_path, array):
     file = tmp_path / "x.parquet"
     pq.write_table(pa.table({"x": array}), file)
     for unit in (
-        UnitInput(batch_rows=1, numerics=("x",)),
-        UnitInput(batch_rows=1, id_lists=("x",)),
+        UnitReader(batch_rows=1, numerics=("x",)),
+        UnitReader(batch_rows=1, id_lists=("x",)),
     ):
         with pytest.raises(tf.errors.InvalidArgumentError, match="column 'x' must be"):
             unit.open(str(file), 0, 1)
@@ -65,7 +65,7 @@ def test_timestamps_are_not_taken_for_integers(tmp_path):
     with pytest.raises(
         tf.errors.InvalidArgumentError, match=r"one number a row but is INT64 .Time"
     ):
-        UnitInput(batch_rows=1, ids=("x",)).open(str(file), 0, 1)
+        UnitReader(batch_rows=1, ids=("x",)).open(str(file), 0, 1)
 
 
 @pytest.mark.parametrize(("first_row", "num_rows"), [(0, 1001), (1001, 0), (999, 2), (2**62, -1)])
@@ -109,7 +109,9 @@ def test_wrong_value_is_named_with_its_file_and_row(
     arrays = [pa.array(columns[f.name], f.type, from_pandas=False) for f in fields]
     file = tmp_path / "x.parquet"
     pq.write_table(pa.table(arrays, pa.schema(fields)), file, row_group_size=7000)
-    unit = UnitInput(batch_rows=500, label="label", numerics=("x",), ids=("id",), shuffle_rows=2000)
+    unit = UnitReader(
+        batch_rows=500, label="label", numerics=("x",), ids=("id",), shuffle_rows=2000
+    )
     message = f"x.parquet', row group 2: column {message} at row {at} of the file, counted from 0"
     for first_row in (0, 3, 7000, 16_999):
         with pytest.raises(tf.errors.DataLossError, match=message):
@@ -173,7 +175,7 @@ def test_flipped_bytes_end_in_rows_or_in_data_loss(tmp_path):
 def test_error_comes_again_at_the_next_call(tmp_path):
     file = tmp_path / "x.parquet"
     pq.write_table(pa.table({"x": [2.5]}), file)
-    unit = UnitInput(batch_rows=1, ids=("x",))
+    unit = UnitReader(batch_rows=1, ids=("x",))
     reader = unit.open(str(file), 0, -1)
     for _ in range(2):
         with pytest.raises(tf.errors.DataLossError, match=r"2\.5"):

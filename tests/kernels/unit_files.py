@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embedps.input import Batch, UnitInput
+from embedps.data.unit_reader import Batch, UnitReader
 
 NUM_ROWS = 1000
 ROW_GROUP_ROWS = 230  # does not divide anything else here
@@ -56,7 +56,7 @@ def write_table(table: pa.Table, folder: Path) -> str:
     return str(file)
 
 
-def make_input(**changes: object) -> UnitInput:
+def make_input(**changes: object) -> UnitReader:
     settings: dict = {
         "batch_rows": 64,
         "label": "label",
@@ -65,11 +65,11 @@ def make_input(**changes: object) -> UnitInput:
         "id_lists": ("tags",),
         **changes,
     }
-    return UnitInput(**settings)
+    return UnitReader(**settings)
 
 
 def read_batches(
-    unit: UnitInput, path: str, first_row: int, num_rows: int, seed: int = 0
+    unit: UnitReader, path: str, first_row: int, num_rows: int, seed: int = 0
 ) -> tuple[list[Batch], Batch]:
     """All batches of rows, and the empty one after them."""
     reader = unit.open(path, first_row, num_rows, seed)

@@ -16,7 +16,7 @@ import embedps  # noqa: F401  chooses Keras 2 before TensorFlow's import
 import tensorflow as tf  # isort: skip
 
 from embedps import kernels
-from embedps.input import UnitInput
+from embedps.data.unit_reader import UnitReader
 
 SERVER = """
 import json, sys
@@ -65,7 +65,7 @@ def main() -> None:
     """`unit_reader_cluster.py FILE RANGES`, the ranges as JSON."""
     path, ranges = sys.argv[1], json.loads(sys.argv[2])
     ops = kernels.load()
-    unit = UnitInput(batch_rows=64, ids=("row",), id_lists=("tags",), shuffle_rows=500)
+    unit = UnitReader(batch_rows=64, ids=("row",), id_lists=("tags",), shuffle_rows=500)
 
     @tf.function
     def read_unit(path, first_row, num_rows):

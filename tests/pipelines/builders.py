@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-from embedps.dataset import Dataset
+from embedps.data.dataset import Dataset
 from pipelines.criteo_format import NUM_IDS, NUM_INTEGERS
-from pipelines.table import LIST_TYPE, Table
+from pipelines.ingestion.table_schema import LIST_TYPE, Table
 
 
 def make_line(

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from embedps.dataset import Dataset
-from pipelines.job import make_dataset
-from pipelines.options import Options
-from pipelines.table import Table
+from embedps.data.dataset import Dataset
+from pipelines.ingestion.job import make_dataset
+from pipelines.ingestion.options import Options
+from pipelines.ingestion.table_schema import Table
 
 SHOP = """
 delimiter = ","

@@ -17,13 +17,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from embedps.dataset import Dataset
+from embedps.data.dataset import Dataset
 from embedps.errors import DatasetError, UsageError
 from pipelines.criteo_format import FIELDS
-from pipelines.job import find_inputs, make_dataset
-from pipelines.options import Options, parse_options
-from pipelines.splits import SplitRule
-from pipelines.table import Table
+from pipelines.ingestion.job import find_inputs, make_dataset
+from pipelines.ingestion.options import Options, parse_options
+from pipelines.ingestion.splits import SplitRule
+from pipelines.ingestion.table_schema import Table
 from tests.pipelines.builders import files_of, make_line, make_lines, read_split, write_log
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -179,9 +179,9 @@ def test_cut_gzip_keeps_its_rows_and_is_counted(tmp_path: Path):
 
 
 def test_line_of_several_blocks_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pipelines.line_blocks.MAX_LINE_BYTES", 1000)
-    monkeypatch.setattr("pipelines.line_blocks._READ_BYTES", 512)
-    monkeypatch.setattr("pipelines.line_blocks.BLOCK_BYTES", 2000)
+    monkeypatch.setattr("pipelines.ingestion.line_blocks.MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr("pipelines.ingestion.line_blocks._READ_BYTES", 512)
+    monkeypatch.setattr("pipelines.ingestion.line_blocks.BLOCK_BYTES", 2000)
     lines = make_lines(30)
     log = write_log(tmp_path / "a.tsv", [*lines[:9], b"x" * 20_000, *lines[9:]])
     dataset = make(log, tmp_path / "out", num_shards=1)
@@ -324,7 +324,7 @@ def test_failing_pipeline_is_one_dataset_error(tmp_path: Path, monkeypatch: pyte
     def fail(*_: object) -> None:
         raise OSError("no space left on the device")
 
-    monkeypatch.setattr("pipelines.stages.write_shard", fail)
+    monkeypatch.setattr("pipelines.ingestion.beam_stages.write_shard", fail)
     with pytest.raises(DatasetError, match=r"pipeline failed: .*no space left on the device"):
         make(log, tmp_path / "out")
     assert os.listdir(tmp_path / "out") == ["_bad_lines.jsonl"]

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from embedps.dataset import Dataset
-from pipelines import profile as profile_module
+from embedps.data.dataset import Dataset
 from pipelines.describe import main
-from pipelines.profile import TopIds, make_profile
+from pipelines.report import profile as profile_module
+from pipelines.report.profile import TopIds, make_profile
 from tests.pipelines.builders import read_split
 from tests.pipelines.shop import load, make, make_records, write_csv
 

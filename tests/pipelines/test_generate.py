@@ -16,14 +16,14 @@ import pytest
 
 from embedps.errors import UsageError
 from pipelines import generate as generate_module
-from pipelines import planted
 from pipelines.cli import run
-from pipelines.click_rows import COUNT_COLUMNS, ID_COLUMNS, MISSING_RANK, draw_rows
 from pipelines.generate import CHUNK_ROWS, Options, generate, main, parse_options
-from pipelines.line_blocks import LineBlock
-from pipelines.parse import LineParser
-from pipelines.planted import PlantedModel, sigmoid
-from pipelines.table import Table
+from pipelines.ingestion.line_blocks import LineBlock
+from pipelines.ingestion.parse import LineParser
+from pipelines.ingestion.table_schema import Table
+from pipelines.synthetic import planted_model
+from pipelines.synthetic.click_rows import COUNT_COLUMNS, ID_COLUMNS, MISSING_RANK, draw_rows
+from pipelines.synthetic.planted_model import PlantedModel, sigmoid
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = 100_000
@@ -57,7 +57,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes logs quickly, with other bytes: for tests of what becomes of files."""
     monkeypatch.setattr(generate_module, "CHUNK_ROWS", 256)
-    monkeypatch.setattr(planted, "PILOT_ROWS", 1024)
+    monkeypatch.setattr(planted_model, "PILOT_ROWS", 1024)
 
 
 @pytest.fixture(scope="module")

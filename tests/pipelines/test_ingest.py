@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embedps.dataset import RAGGED_TYPE, Dataset
+from embedps.data.dataset import RAGGED_TYPE, Dataset
 from embedps.errors import UsageError
-from pipelines.splits import SplitRule
-from pipelines.table import Table
-from pipelines.texts import fingerprint
-from pipelines.transforms import Transforms
+from pipelines.ingestion.splits import SplitRule
+from pipelines.ingestion.table_schema import Table
+from pipelines.ingestion.text_values import fingerprint
+from pipelines.ingestion.transforms import Transforms
 from tests.pipelines.builders import read_split, write_log
 from tests.pipelines.shop import NAMES, SHOP, as_rows, as_texts, load, make, make_records, write_csv
 
@@ -44,7 +44,7 @@ def test_shards_hold_what_the_plain_function_makes_of_the_raw_rows(tmp_path: Pat
 
 def test_plain_function_needs_neither_beam_nor_tensorflow():
     code = (
-        "import sys, pipelines.transforms; "
+        "import sys, pipelines.ingestion.transforms; "
         "print([m for m in ('tensorflow', 'apache_beam') if m in sys.modules])"
     )
     root = Path(__file__).resolve().parents[2]
@@ -218,9 +218,9 @@ def test_given_files_are_held_out(tmp_path: Path):
 
 
 def test_ragged_and_weighted_dataset_is_trained_on(tmp_path: Path):
-    from embedps.cluster import EmbeddedCluster
-    from embedps.config import TrainConfig
-    from embedps.trainer import Trainer
+    from embedps.cluster.embedded import EmbeddedCluster
+    from embedps.run.config import TrainConfig
+    from embedps.training.trainer import Trainer
     from models import dlrm
 
     write_csv(tmp_path / "a.csv", make_records(600))

@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from embedps.errors import DatasetError, UsageError
-from pipelines import stages
-from pipelines.job import find_inputs
-from pipelines.lock import locked
-from pipelines.parse import LineParser
-from pipelines.table import Table
+from pipelines.ingestion import beam_stages
+from pipelines.ingestion.job import find_inputs
+from pipelines.ingestion.lock import locked
+from pipelines.ingestion.parse import LineParser
+from pipelines.ingestion.table_schema import Table
 from tests.pipelines.builders import make_lines, write_log
 from tests.pipelines.shop import NAMES, SHOP, bad_lines, load, make, make_records, write_csv
 
@@ -118,13 +118,13 @@ def test_file_that_vanishes_and_empty_files_are_set_aside(
         write_csv(tmp_path / f"logs/{name}.csv", make_records(50, seed=ord(name)))
     (tmp_path / "logs/empty.csv").write_bytes(b"")
     (tmp_path / "logs/header.csv").write_text(",".join(NAMES) + "\n")
-    opened = stages.open_input
+    opened = beam_stages.open_input
 
     def open_late(path: str) -> Any:
         (tmp_path / "logs/b.csv").unlink(missing_ok=True)  # after it was listed
         return opened(path)
 
-    monkeypatch.setattr(stages, "open_input", open_late)
+    monkeypatch.setattr(beam_stages, "open_input", open_late)
     dataset = make(load(tmp_path), tmp_path / "logs/*", tmp_path / "out", allow_damaged_files=True)
     assert [(r["file"], r["line"], r["reason"]) for r in bad_lines(dataset)] == [
         ("b.csv", 0, "the file vanished after it was listed"),
@@ -195,13 +195,13 @@ def test_damaged_file_fails_the_job_unless_it_is_allowed(tmp_path: Path, packing
 def test_file_that_vanishes_fails_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     log = write_log(tmp_path / "logs/a.tsv", make_lines(30))
     write_log(tmp_path / "logs/b.tsv", make_lines(30))
-    opened = stages.open_input
+    opened = beam_stages.open_input
 
     def open_late(path: str) -> Any:
         log.unlink(missing_ok=True)  # after it was listed
         return opened(path)
 
-    monkeypatch.setattr(stages, "open_input", open_late)
+    monkeypatch.setattr(beam_stages, "open_input", open_late)
     with pytest.raises(DatasetError, match=r"a\.tsv after 0 good rows \(the file vanished"):
         make(Table.load("criteo"), tmp_path / "logs/*", tmp_path / "out")
 

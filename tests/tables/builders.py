@@ -10,7 +10,7 @@ import pyarrow as pa
 import tensorflow as tf
 
 from embedps import kernels
-from embedps.checkpoint import io
+from embedps.storage import file_io
 from embedps.tables import FeatureSpec, Initializer, TableSpec
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.row_files import StoredFile
@@ -158,7 +158,7 @@ def group_files(files) -> dict[str, list[StoredFile]]:
 
 def as_stored(path: Path | str) -> StoredFile:
     """A file as it is now."""
-    return StoredFile(str(path), *io.checksum_file(Path(path)))
+    return StoredFile(str(path), *file_io.checksum_file(Path(path)))
 
 
 def cuts_of(files) -> dict[tuple[str, int], int]:

@@ -1,0 +1,149 @@
+"""The dense variables' file: Arrow IPC, one variable a record batch, in the order given.
+
+Columns: name and dtype (utf8), shape (list<int64>), data (large_binary: little-endian, C order).
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from embedps.checkpoint.format import lengths
+from embedps.checkpoint.format.manifest import FileEntry
+from embedps.errors import CheckpointError, CorruptCheckpointError
+from embedps.storage import file_io
+
+SCHEMA = pa.schema(
+    [
+        pa.field("name", pa.string(), nullable=False),
+        pa.field("dtype", pa.string(), nullable=False),
+        pa.field("shape", pa.list_(pa.field("item", pa.int64(), nullable=False)), nullable=False),
+        pa.field("data", pa.large_binary(), nullable=False),
+    ],
+    metadata={"embedps.dense_file": "1"},
+)
+_STANDARD_KINDS = "biufc"
+# By name: np.dtype() would parse whatever the file says.
+_STANDARD = {np.dtype(code).name: np.dtype(code) for code in "?bBhHiIlLqQefdFD"}
+
+
+def write_dense(path: Path, arrays: Mapping[str, np.ndarray], *, root: Path) -> FileEntry:
+    """Writes variables of any numeric dtype, ml_dtypes' (bfloat16, float8…) included.
+
+    Args:
+      path: `CheckpointDirectory.dense_path(number)`.
+      arrays: by name; the order is kept.
+      root: the checkpoint directory, which the entry's path is relative to.
+
+    Raises:
+      CheckpointError: a dtype is not numeric, or the file cannot be written.
+    """
+    with file_io.write_atomically(path) as file:
+        with pa.ipc.new_file(file, SCHEMA) as writer:
+            for name, array in arrays.items():
+                writer.write_batch(_encode(name, np.asarray(array)))
+        return FileEntry.of(path.relative_to(root).as_posix(), file.digest, rows=len(arrays))
+
+
+def read_dense(path: Path) -> dict[str, np.ndarray]:
+    """Reads what `write_dense` wrote: writable arrays by name, in order.
+
+    Raises:
+      CorruptCheckpointError: the file is absent or not one; names path, variable, expected, found.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    try:
+        with file_io.open_arrow(path) as source, pa.ipc.open_file(source) as reader:
+            if not reader.schema.equals(SCHEMA):
+                raise CorruptCheckpointError(
+                    f"{path}: expected the columns of a dense file ({', '.join(SCHEMA.names)}), "
+                    f"found {', '.join(reader.schema.names) or 'none'}"
+                )
+            blocks = lengths.Blocks(source)
+            for i in range(reader.num_record_batches):
+                if blocks.decompressed_bytes(blocks.batches[i]):
+                    raise CorruptCheckpointError(
+                        f"{path}: record batch {i}: expected buffers that are not compressed"
+                    )
+                batch = reader.get_batch(i)
+                batch.validate(full=True)
+                for row in range(batch.num_rows):
+                    name = batch["name"][row].as_py()
+                    if name in arrays:
+                        raise CorruptCheckpointError(f"{path}: has variable {name!r} twice")
+                    arrays[name] = _decode(path, batch, row)
+    # ValueError: names not of UTF-8.
+    except (pa.ArrowException, OSError, ValueError, *lengths.MALFORMED) as error:
+        raise CorruptCheckpointError(f"{path}: cannot be read as a dense file: {error}") from error
+    return arrays
+
+
+def _encode(name: str, array: np.ndarray) -> pa.RecordBatch:
+    dtype = array.dtype
+    if dtype.kind not in _STANDARD_KINDS and not _is_extended(dtype):
+        raise CheckpointError(f"variable {name!r} must have a numeric dtype but has {dtype}")
+    little = array if _is_little(dtype) else array.astype(dtype.newbyteorder("<"))
+    flat = np.ascontiguousarray(little).reshape(-1).view(np.uint8)
+    offsets = np.array([0, flat.nbytes], np.int64)
+    # By buffers: the variable's bytes are not copied.
+    data = pa.Array.from_buffers(
+        pa.large_binary(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(flat)]
+    )
+    columns = [
+        pa.array([name], SCHEMA.field("name").type),
+        pa.array([dtype.name], SCHEMA.field("dtype").type),
+        pa.array([list(array.shape)], SCHEMA.field("shape").type),
+        data,
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _decode(path: Path, batch: pa.RecordBatch, row: int) -> np.ndarray:
+    name = batch["name"][row].as_py()
+    dtype_name = batch["dtype"][row].as_py()
+    shape = batch["shape"][row].as_py()
+    data: Any = batch["data"][row].as_buffer()
+    dtype = _dtype(dtype_name)
+    if dtype is None:
+        raise CorruptCheckpointError(
+            f"{path}: variable {name!r}: expected a numeric dtype, found {dtype_name!r}"
+        )
+    if any(size < 0 for size in shape) or math.prod(shape) * dtype.itemsize != data.size:
+        raise CorruptCheckpointError(
+            f"{path}: variable {name!r}: expected the bytes of {dtype_name} {shape}, "
+            f"found {data.size} bytes"
+        )
+    stored = np.frombuffer(data, np.uint8).view(dtype.newbyteorder("<"))
+    return stored.astype(dtype, copy=True).reshape(shape)
+
+
+def _is_little(dtype: np.dtype[Any]) -> bool:
+    return (
+        dtype.byteorder == "<"
+        or dtype.byteorder == "|"
+        or (dtype.byteorder == "=" and sys.byteorder == "little")
+    )
+
+
+def _is_extended(dtype: np.dtype[Any]) -> bool:
+    return _extended_dtype(dtype.name) == dtype
+
+
+def _dtype(name: str) -> np.dtype[Any] | None:
+    return _STANDARD.get(name) or _extended_dtype(name)
+
+
+def _extended_dtype(name: str) -> np.dtype[Any] | None:
+    """One of ml_dtypes, which TensorFlow brings; imported only where one is met."""
+    import ml_dtypes
+
+    found = getattr(ml_dtypes, name, None)
+    if isinstance(found, type) and issubclass(found, np.generic):
+        return np.dtype(found)
+    return None

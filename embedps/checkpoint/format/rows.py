@@ -1,0 +1,194 @@
+"""Row files, read without the kernels: one after the other, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from embedps.checkpoint.format import lengths
+from embedps.checkpoint.format.quantize import Encoding, decode, encoding_of, stored_type
+from embedps.errors import CorruptCheckpointError
+from embedps.storage import file_io
+from embedps.storage.object_store import as_path
+
+_FIRST = {"table": pa.dictionary(pa.int16(), pa.string()), "id": pa.int64()}
+_LAST = {"last_step": pa.uint32(), "frequency": pa.uint32(), "removed": pa.bool_()}
+_NUM_TABLES_KEY = b"embedps.num_tables"
+_TABLE_KEY = "embedps.table."
+MAX_BATCH_RECORDS = 65536
+# Of a batch besides its records: the tables' names, every buffer rounded up.
+_SLACK_BYTES = 1 << 20
+# ValueError: names not of UTF-8.
+_ARROW_ERRORS = (pa.ArrowException, OSError, ValueError, *lengths.MALFORMED)
+
+
+class RowFile:
+    """A row file, mapped: what it holds, and its batches as they are asked for.
+
+    Attributes:
+      schema: of the batches.
+      encoding: of the file.
+    """
+
+    def __init__(self, path: Path | str, *, decoded: bool = True) -> None:
+        """Opens it.
+
+        Args:
+          decoded: the batches have all floats as float32, whatever the file's encoding; else they
+            are as they are stored.
+
+        Raises:
+          CorruptCheckpointError: it is absent, or not a row file; names path, field, expected,
+            found.
+        """
+        self.path = as_path(path)
+        try:
+            file = file_io.open_arrow(self.path)
+            self._reader = pa.ipc.open_file(file)
+            stored = self._reader.schema
+            empty = stored.empty_table()
+            check_schema(self.path, stored)
+            self._blocks = lengths.Blocks(file)
+            record_bytes = sum(map(_max_bytes, stored))
+            self._max_bytes = MAX_BATCH_RECORDS * record_bytes + _SLACK_BYTES
+            for block in self._blocks.dictionaries:
+                self._check_length(block, "dictionary")
+        except _ARROW_ERRORS as error:
+            raise _unreadable(self.path, error) from error
+        self.encoding: Encoding = encoding_of(self.path, stored)[0]
+        self._decoded = decoded
+        self.schema: pa.Schema = decode(self.path, empty).schema if decoded else stored
+
+    @property
+    def num_batches(self) -> int:
+        return int(self._reader.num_record_batches)
+
+    @property
+    def tables(self) -> list[str]:
+        """The tables that its records may be of, by the index that a record has."""
+        metadata = self.schema.metadata
+        count = metadata.get(_NUM_TABLES_KEY, b"0")
+        keys = [f"{_TABLE_KEY}{i}".encode() for i in range(int(count) if count.isdigit() else 0)]
+        if not keys or any(key not in metadata for key in keys):
+            raise CorruptCheckpointError(
+                f"{self.path}: schema metadata {_NUM_TABLES_KEY.decode()!r}: expected as many "
+                f"tables as are named, found {count!r}"
+            )
+        return [metadata[key].decode(errors="replace") for key in keys]
+
+    def batch(self, index: int) -> pa.RecordBatch:
+        """Reads one record batch, and checks that it holds together.
+
+        Raises:
+          CorruptCheckpointError: it does not; names path, batch, field, expected, found.
+        """
+        where = f"record batch {index}"
+        try:
+            self._check_length(self._blocks.batches[index], where)
+            batch = self._reader.get_batch(index)
+            if batch.num_rows > MAX_BATCH_RECORDS:
+                raise CorruptCheckpointError(
+                    f"{self.path}: {where}: expected at most {MAX_BATCH_RECORDS} records, "
+                    f"found {batch.num_rows}"
+                )
+            batch.validate(full=True)  # an index out of its dictionary would be followed
+            tables = batch["table"].dictionary.to_pylist()
+        except _ARROW_ERRORS as error:
+            raise _unreadable(self.path, error, where) from error
+        for name in batch.schema.names:
+            if batch[name].null_count:
+                raise CorruptCheckpointError(
+                    f"{self.path}: {where}: field {name!r}: expected no nulls, "
+                    f"found {batch[name].null_count}"
+                )
+        if tables != self.tables:
+            raise CorruptCheckpointError(
+                f"{self.path}: {where}: field 'table': expected the dictionary {self.tables}, "
+                f"found {tables}"
+            )
+        if not self._decoded:
+            return batch
+        table = decode(self.path, pa.Table.from_batches([batch]))
+        return table.combine_chunks().to_batches()[0] if batch.num_rows else batch
+
+    def _check_length(self, block: lengths.Block, where: str) -> None:
+        found = self._blocks.decompressed_bytes(block)
+        if found > self._max_bytes:
+            raise CorruptCheckpointError(
+                f"{self.path}: {where}: expected at most {self._max_bytes} bytes of decompressed "
+                f"buffers, found {found}"
+            )
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Every record batch that has records, in order."""
+        batches = (self.batch(i) for i in range(self.num_batches))
+        return (batch for batch in batches if batch.num_rows)
+
+
+def read_row_file(path: Path | str) -> pa.Table:
+    """Reads a row file: its records in file order, removals among them, all floats as float32.
+
+    Raises:
+      CorruptCheckpointError: it is absent, or not a row file; names path, field, expected, found.
+    """
+    file = RowFile(path)
+    return pa.Table.from_batches(file.batches(), file.schema)
+
+
+def check_schema(path: Path | str, schema: pa.Schema) -> None:
+    """Raises CorruptCheckpointError unless the schema is a row file's."""
+    encoding, dim = encoding_of(path, schema)
+    names = schema.names
+    first = [*_FIRST, "embedding", *encoding.columns]
+    slots = names[len(first) : -len(_LAST)]
+    wanted = [*first, *slots, *_LAST]
+    if names != wanted or len(set(names)) != len(names):
+        raise CorruptCheckpointError(f"{path}: columns: expected {wanted}, found {names}")
+    fixed = _FIRST | dict.fromkeys(encoding.columns, pa.float32()) | _LAST
+    for name, kind in fixed.items():
+        if schema.field(name).type != kind:
+            raise CorruptCheckpointError(
+                f"{path}: field {name!r}: expected type {kind}, found {schema.field(name).type}"
+            )
+    for name in ("embedding", *slots):
+        kind = schema.field(name).type
+        width = max(1, kind.list_size) if pa.types.is_fixed_size_list(kind) else 1
+        expected = stored_type(encoding, name, dim if dim and name == "embedding" else width)
+        if not pa.types.is_fixed_size_list(kind) or (kind.value_type, kind.list_size) != (
+            expected.value_type,
+            expected.list_size,
+        ):
+            raise CorruptCheckpointError(
+                f"{path}: field {name!r}: expected a fixed_size_list of {expected.value_type}"
+                f"[{expected.list_size}], found {kind}"
+            )
+
+
+def with_tables(metadata: Mapping[bytes, bytes], tables: Sequence[str]) -> dict[bytes, bytes]:
+    """A row file's schema metadata with other tables."""
+    kept = {k: v for k, v in metadata.items() if not k.startswith(_TABLE_KEY.encode())}
+    named = {f"{_TABLE_KEY}{i}".encode(): name.encode() for i, name in enumerate(tables)}
+    return kept | {_NUM_TABLES_KEY: str(len(tables)).encode()} | named
+
+
+def table_codes(batch: pa.RecordBatch) -> np.ndarray:
+    """Each record's index into the tables; int16 [num_records]."""
+    codes: np.ndarray = batch["table"].indices.to_numpy(zero_copy_only=False)
+    return codes
+
+
+def _max_bytes(field: pa.Field) -> int:
+    """Of a record's value in a column."""
+    kind = field.type
+    if pa.types.is_fixed_size_list(kind):
+        return int(kind.list_size * kind.value_type.bit_width // 8)
+    return int(-(-kind.bit_width // 8))
+
+
+def _unreadable(path: Path, error: Exception, where: str = "") -> CorruptCheckpointError:
+    return CorruptCheckpointError(
+        f"{path}: {where}{': ' if where else ''}cannot be read as a row file: {error}"
+    )

@@ -1,0 +1,180 @@
+"""Base and deltas merged into a new base, offline or while training goes on.
+
+The new base takes the number of the chain's last save, whose rows it holds: readers go on from
+that number as if nothing had happened. So a row is what it was to the last bit: quantized ones
+keep their codes, scales and offsets, as quantizing what they restore to would move them again. See
+"Compaction" in docs/checkpoint-format.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from embedps.checkpoint.chain import replace_start
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.manifest import VERSION, FileEntry, Manifest, SaveSet
+from embedps.checkpoint.lease import Renewal
+from embedps.checkpoint.tools.replay import Part, make_parts
+from embedps.errors import CheckpointError, CorruptCheckpointError
+from embedps.storage import file_io
+from embedps.storage.object_store import ObjectPath
+
+WORK_NAME = "compacting"
+_LEASE_SECS = 120.0
+_MAX_BATCH_ROWS = 65536
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compacted:
+    """What a compaction made.
+
+    Attributes:
+      manifest: the one it committed.
+      base: the new base.
+      read_bytes: of the base and deltas that it replaces.
+    """
+
+    manifest: Manifest
+    base: SaveSet
+    read_bytes: int
+
+
+def compact(directory: CheckpointDirectory) -> Compacted | None:
+    """Merges the newest chain into one base, in bounded memory, and commits a manifest of it.
+
+    It removes nothing but what it left itself when killed: the run's next save collects, by its
+    policies, what nothing needs any more.
+
+    Returns:
+      None where there is nothing to merge, or a new base came meanwhile.
+
+    Raises:
+      CheckpointError: nothing was committed, another compaction runs, or it cannot be written.
+      CorruptCheckpointError: a file is not what its manifest says; nothing was committed.
+    """
+    if isinstance(directory.path, ObjectPath):
+        raise CheckpointError(
+            f"{directory.path}: an object store has no locks to compact under: compact a local copy"
+        )
+    work = directory.path / WORK_NAME
+    name = f"compaction-{socket.gethostname()}-{os.getpid()}"
+    with (
+        file_io.locked(directory.manifests_dir / ".compact.lock", wait=False) as held,
+        Renewal(directory, name, expire_secs=_LEASE_SECS, holder="compaction") as lease,
+    ):
+        if not held:
+            raise CheckpointError(f"{directory.path}: another compaction runs: wait for it")
+        manifest = lease.take_latest()
+        if manifest is None:
+            raise CheckpointError(
+                f"{directory.path} holds no manifest: nothing was committed there"
+            )
+        if len(manifest.chain) == 1:
+            return None
+        shutil.rmtree(work, ignore_errors=True)
+        try:
+            files = [file for save in manifest.chain for file in save.files]
+            directory.check_content(manifest, files)
+            base = _write_base(directory, manifest, work)
+            committed = _commit(directory, manifest, base, work)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    if committed is None:
+        return None
+    read_bytes = sum(file.bytes for file in files)
+    return Compacted(manifest=committed, base=base, read_bytes=read_bytes)
+
+
+def _write_base(directory: CheckpointDirectory, manifest: Manifest, work: Path) -> SaveSet:
+    number = manifest.save_number
+    entries = []
+    for part in make_parts(directory, manifest.chain):
+        final = directory.shard_path("base", number, part.group, part.shard, part.num_shards)
+        path = directory.relative(final)
+        digest, num_rows = _write_part(part.as_stored(), work / path)
+        entries.append(FileEntry.of(path, digest, rows=num_rows))
+    step = manifest.chain[-1].step
+    return SaveSet(kind="base", number=number, step=step, since=None, files=tuple(entries))
+
+
+def _write_part(part: Part, path: Path) -> tuple[file_io.Digest, int]:
+    schema = part.schema.append(pa.field("removed", pa.bool_(), nullable=False))
+    schema = schema.with_metadata(part.metadata)
+    num_rows = 0
+    with file_io.write_atomically(path) as file:
+        with pa.ipc.new_file(file, schema) as writer:
+            for batch in _of_full_size(part.rows()):
+                removed = pa.array(np.zeros(batch.num_rows, bool))
+                writer.write_batch(
+                    pa.RecordBatch.from_arrays([*batch.columns, removed], schema=schema)
+                )
+                num_rows += batch.num_rows
+        return file.digest, num_rows
+
+
+def _of_full_size(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of up to 65,536, however few the ones given have."""
+    held: list[pa.RecordBatch] = []
+    num_rows = 0
+    for batch in batches:
+        if num_rows + batch.num_rows > _MAX_BATCH_ROWS:
+            yield from _merged(held)
+            held, num_rows = [], 0
+        held.append(batch)
+        num_rows += batch.num_rows
+    yield from _merged(held)
+
+
+def _merged(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    if len(batches) < 2:
+        return batches
+    merged: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return merged
+
+
+def _commit(
+    directory: CheckpointDirectory, read: Manifest, base: SaveSet, work: Path
+) -> Manifest | None:
+    """Commits the newest manifest with its chain's start replaced; None where that cannot be."""
+    with directory.exclusive():
+        newest = directory.latest()
+        if newest is None or newest.history != read.history:
+            return None
+        chain = replace_start(newest.chain, base)
+        if chain is None:
+            return None
+        folder = directory.base_dir(base.number)
+        if folder.exists():
+            _remove_leftover(directory, folder)
+        file_io.rename(work / folder.name, folder)
+        file_io.sync_directory(directory.path)
+        manifest = dataclasses.replace(
+            newest,
+            version=VERSION,
+            number=directory.next_number(),
+            wall_time=time.time(),
+            chain=chain,
+        )
+        directory.commit(manifest)
+        return manifest
+
+
+def _remove_leftover(directory: CheckpointDirectory, folder: Path) -> None:
+    """Removes the base of a compaction that was killed before its commit."""
+    for number in directory.numbers():
+        try:
+            manifest = directory.read(number)
+        except CorruptCheckpointError as error:
+            raise CheckpointError(f"{folder} may be needed: {error}") from error
+        if any(file.directory == folder.name for file in manifest.files):
+            raise CheckpointError(f"{folder} is of manifest {number}: compact another chain")
+    file_io.remove_directory(folder)

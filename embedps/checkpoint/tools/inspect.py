@@ -1,0 +1,131 @@
+"""Shows what a checkpoint directory holds."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.manifest import Manifest
+from embedps.checkpoint.lease import Lease, read_leases
+
+
+def inspect(directory: CheckpointDirectory, manifest: Manifest, console: Console) -> None:
+    """Prints a manifest: its chain, its tables, the dense state and who leases what."""
+    now = time.time()
+    numbers = directory.numbers()
+    final = ", final" if manifest.final else ""
+    console.print(
+        f"[bold]{escape(str(directory.path))}[/]: manifest {manifest.number} of "
+        f"{len(numbers)} ({numbers[0]}-{numbers[-1]}), step {manifest.step:,}, "
+        f"{format_secs(now - manifest.wall_time)} old, {manifest.num_shards} shards{final}"
+    )
+    leases = read_leases(directory)
+    console.print(_chain(directory, manifest, leases, now))
+    console.print(_tables(manifest))
+    if leases:
+        console.print(_leases(leases, now))
+    else:
+        console.print("no leases")
+
+
+def format_bytes(num_bytes: float) -> str:
+    """In units of 1024."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"
+
+
+def format_secs(secs: float) -> str:
+    """The largest unit that leaves at least 2 of it."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if secs >= 2 * size:
+            return f"{secs / size:.0f} {unit}"
+    return f"{max(secs, 0):.0f} s"
+
+
+def _right(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 else "right")
+    return table
+
+
+def _chain(
+    directory: CheckpointDirectory, manifest: Manifest, leases: list[Lease], now: float
+) -> Table:
+    columns = ("save", "since", "step", "files", "rows", "removed", "bytes", "age", "leased by")
+    table = _right("chain", *columns)
+    holders = _holders(directory, leases, now)
+    for save in manifest.chain:
+        name = f"{save.kind}-{save.number}"
+        table.add_row(
+            name,
+            "" if save.since is None else str(save.since),
+            f"{save.step:,}",
+            str(len(save.files)),
+            f"{save.rows:,}",
+            f"{save.removed:,}",
+            format_bytes(save.bytes),
+            _age(directory.path / name, now),
+            escape(", ".join(holders.get(name, []))),
+        )
+    dense = manifest.dense
+    if dense is not None:
+        size = format_bytes(dense.bytes)
+        holder = escape(", ".join(holders.get(dense.directory, [])))
+        age = _age(directory.path / dense.directory, now)
+        name, rows = escape(dense.directory), f"{dense.rows:,}"
+        table.add_row(name, "", f"{manifest.step:,}", "1", rows, "", size, age, holder)
+    total = manifest.chain_bytes + (0 if dense is None else dense.bytes)
+    table.add_section()
+    table.add_row("all", "", "", str(len(manifest.files)), "", "", format_bytes(total), "", "")
+    return table
+
+
+def _holders(
+    directory: CheckpointDirectory, leases: list[Lease], now: float
+) -> dict[str, list[str]]:
+    """By a save's directory, who leases a manifest that names it."""
+    holders: dict[str, list[str]] = {}
+    for lease in leases:
+        if lease.is_live(now) and directory.manifest_path(lease.number).exists():
+            for name in {file.directory for file in directory.read(lease.number).files}:
+                holders.setdefault(name, []).append(lease.holder)
+    return holders
+
+
+def _age(path: Path, now: float) -> str:
+    """Since a save's directory was finished; an object store does not say."""
+    written = path.stat().st_mtime if path.is_dir() else 0
+    return format_secs(now - written) if written else ""
+
+
+def _tables(manifest: Manifest) -> Table:
+    table = _right("tables", "table", "group", "dim", "optimizer")
+    for each in manifest.tables:
+        name = each["optimizer"]["kind"]
+        table.add_row(*(escape(str(x)) for x in (each["name"], each["group"], each["dim"], name)))
+    return table
+
+
+def _leases(leases: list[Lease], now: float) -> Table:
+    table = _right("leases", "lease", "manifest", "holder", "pid", "host", "renewed", "expires")
+    for lease in leases:
+        left = lease.expires_at - now
+        table.add_row(
+            escape(lease.name),
+            str(lease.number),
+            escape(lease.holder),
+            str(lease.pid),
+            escape(lease.host),
+            f"{format_secs(now - lease.acquired_at)} ago",
+            f"in {format_secs(left)}" if left > 0 else "expired",
+        )
+    return table

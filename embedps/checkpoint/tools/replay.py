@@ -1,0 +1,298 @@
+"""Chains replayed without the kernels: what the C++ loader does, in plain Arrow, batch by batch.
+
+The last record of a table's id wins, in the order of saves, files and records; of one that is a
+removal nothing is left. Which records win is found from the ids alone, some of them at a time, and
+held as a byte a record; then the files are read once, in order, and the winners let through.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.manifest import FileEntry, Manifest, SaveSet
+from embedps.checkpoint.format.rows import RowFile, table_codes, with_tables
+from embedps.errors import CheckpointError, CorruptCheckpointError
+
+MAX_KEYS = 1 << 21  # sorted at once: some 100 MB
+_SHARD_NAME = re.compile(r"shard-(\d+)-of-(\d+)\.arrow")
+
+
+@dataclasses.dataclass(frozen=True)
+class Records:
+    """A batch of records with the tables as indices of their part's.
+
+    Attributes:
+      first: the number of the first record among its part's.
+      tables: int64 [num_records].
+      batch: as in its file.
+    """
+
+    first: int
+    tables: np.ndarray
+    batch: pa.RecordBatch
+
+    @property
+    def ids(self) -> np.ndarray:
+        """int64 [num_records]."""
+        ids: np.ndarray = self.batch["id"].to_numpy()
+        return ids
+
+    @property
+    def removed(self) -> np.ndarray:
+        """Bool [num_records]."""
+        removed: np.ndarray = self.batch["removed"].to_numpy(zero_copy_only=False)
+        return removed
+
+
+class Part:
+    """Files of a chain that hold all records of their ids: a group's shard, in the saves' order."""
+
+    def __init__(
+        self,
+        group: str,
+        shard: int,
+        num_shards: int,
+        files: Sequence[RowFile],
+        *,
+        like: Part | None = None,
+    ) -> None:
+        """Takes one file or more, or none if it is `like` another part, with its tables."""
+        self.group = group
+        self.shard = shard
+        self.num_shards = num_shards
+        self.files = list(files)
+        self.tables: list[str] = (
+            like.tables
+            if like is not None
+            else sorted({name for file in files for name in file.tables})
+        )
+        first = self.files[0] if like is None else like.files[0]
+        self.schema = _without_removed(first.schema)
+        self._metadata = first.schema.metadata
+        for file in self.files:
+            if _layout(file.schema) != _layout(first.schema):
+                raise CorruptCheckpointError(
+                    f"{file.path}: expected the columns of {first.path}, "
+                    f"found {file.schema.remove_metadata()}"
+                )
+
+    @property
+    def metadata(self) -> dict[bytes, bytes]:
+        """Of a row file that holds the rows of all."""
+        return with_tables(self._metadata, self.tables)
+
+    def as_stored(self) -> Part:
+        """The same part with its floats as the files store them, where all have one encoding.
+
+        Where they have several, itself: what stands for a row's floats in one encoding stands for
+        others, or for none, in another.
+        """
+        if len({file.encoding for file in self.files}) > 1:
+            return self
+        files = [RowFile(file.path, decoded=False) for file in self.files]
+        return Part(self.group, self.shard, self.num_shards, files)
+
+    def of(self, files: Sequence[RowFile]) -> Part:
+        """A part of some of its files, with the same tables."""
+        return Part(self.group, self.shard, self.num_shards, files, like=self)
+
+    def as_rows(self, file: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Records of one of its files as rows: the part's tables, without column `removed`."""
+        return self._rows(self._to_ours(self.files[file])[table_codes(batch)], batch)
+
+    def records(self) -> Iterator[Records]:
+        """Every record, removals too, in order."""
+        first = 0
+        for file in self.files:
+            to_ours = self._to_ours(file)
+            for batch in file.batches():
+                yield Records(first, to_ours[table_codes(batch)], batch)
+                first += batch.num_rows
+
+    def live(self, table: str | None = None) -> np.ndarray:
+        """Which records are rows: bool [num_records]."""
+        num_records = sum(records.batch.num_rows for records in self.records())
+        live = np.zeros(num_records, bool)
+        for _, winners, removed in winners_by_bucket([self], [num_records]):
+            live[winners[0][~removed[0]]] = True
+        if table is not None:
+            wanted = self.tables.index(table) if table in self.tables else -1
+            for records in self.records():
+                live[records.first : records.first + len(records.tables)] &= (
+                    records.tables == wanted
+                )
+        return live
+
+    def rows(self, table: str | None = None) -> Iterator[pa.RecordBatch]:
+        """The rows, in the order of their last records; of one table only if that is given."""
+        live = self.live(table)
+        for records in self.records():
+            batch = records.batch
+            mask = live[records.first : records.first + batch.num_rows]
+            if mask.any():
+                whole = self._rows(records.tables, batch)
+                yield whole if mask.all() else whole.filter(pa.array(mask))
+
+    def _to_ours(self, file: RowFile) -> np.ndarray:
+        return np.array([self.tables.index(name) for name in file.tables], np.int64)
+
+    def _rows(self, tables: np.ndarray, batch: pa.RecordBatch) -> pa.RecordBatch:
+        names = pa.DictionaryArray.from_arrays(
+            pa.array(tables.astype(np.int16)), pa.array(self.tables)
+        )
+        return pa.RecordBatch.from_arrays([names, *batch.columns[1:-1]], schema=self.schema)
+
+
+def winners_by_bucket(
+    parts: Sequence[Part], num_records: Sequence[int], max_keys: int = 0
+) -> Iterator[tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]]:
+    """Goes through the keys of parts, some at a time: the same ones of each part.
+
+    Yields:
+      For each part the keys (int64 [n, 2]: table and id, ascending), the number of each key's last
+      record, and whether that is a removal.
+    """
+    buckets = max(1, -(-sum(num_records) // (max_keys or MAX_KEYS)))
+    for bucket in range(buckets):
+        keys, winners, removed = [], [], []
+        for part in parts:
+            found = [_in_bucket(records, bucket, buckets) for records in part.records()]
+            tables, ids, numbers, gone = (
+                np.concatenate([each[i] for each in found]) if found else np.zeros(0, np.int64)
+                for i in range(4)
+            )
+            order = np.lexsort((ids, tables))  # stable: of equal keys the last record is last
+            tables, ids = tables[order], ids[order]
+            same = (ids[1:] == ids[:-1]) & (tables[1:] == tables[:-1])
+            last = np.append(~same, True)[: len(order)]
+            keys.append(np.stack([tables[last], ids[last]], axis=1))
+            winners.append(numbers[order][last])
+            removed.append(gone[order][last].astype(bool))
+        yield keys, winners, removed
+
+
+def make_parts(directory: CheckpointDirectory, saves: Sequence[SaveSet]) -> list[Part]:
+    """Splits a chain's files into parts that share no ids.
+
+    Where every save has the same groups and shards, a part is a shard of a group. Otherwise, as
+    after a restore onto other shards, all files of a group, and of those that share its tables.
+
+    Raises:
+      CorruptCheckpointError: a file is absent, or not a row file, or unlike the others.
+    """
+    files = [(entry, RowFile(directory.file(entry))) for save in saves for entry in save.files]
+    found = []
+    for groups in _linked([(entry.group, file.tables) for entry, file in files]):
+        mine = [(entry, file) for entry, file in files if entry.group in groups]
+        shards = [_shard_of(entry) for entry, _ in mine]
+        name = mine[0][0].group
+        if len(groups) == 1 and len({of for _, of in shards}) == 1:
+            for shard in sorted(set(shards)):
+                chosen = [file for (_, file), at in zip(mine, shards, strict=True) if at == shard]
+                found.append(Part(name, *shard, chosen))
+        else:
+            found.append(Part(name, 0, 1, [file for _, file in mine]))
+    return found
+
+
+def read_chain(
+    directory: CheckpointDirectory, manifest: Manifest, group: str, *, table: str | None = None
+) -> pa.Table:
+    """Replays the chain of one group into memory: its rows, by table and id.
+
+    Raises:
+      CheckpointError: the manifest has no such group.
+      CorruptCheckpointError: a file is absent or not a row file.
+    """
+    groups = sorted({file.group for save in manifest.chain for file in save.files})
+    if group not in groups:
+        raise CheckpointError(f"manifest {manifest.number} has no group {group!r}, it has {groups}")
+    parts = [part for part in make_parts(directory, manifest.chain) if part.group == group]
+    tables = [pa.Table.from_batches(part.rows(table), part.schema) for part in parts]
+    rows = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+    names = rows["table"].cast(pa.string())
+    by = pa.table({"table": names, "id": rows["id"]})
+    return rows.take(pc.sort_indices(by, [("table", "ascending"), ("id", "ascending")]))
+
+
+def read_table(directory: CheckpointDirectory, manifest: Manifest, name: str) -> pa.Table:
+    """The rows of one table in memory, by id; column `table` left out.
+
+    Raises:
+      CheckpointError: the manifest has no such table.
+    """
+    schema, batches = stream_table(directory, manifest, name)
+    rows = pa.Table.from_batches(batches, schema)
+    return rows.take(pc.sort_indices(rows, [("id", "ascending")]))
+
+
+def stream_table(
+    directory: CheckpointDirectory, manifest: Manifest, name: str
+) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """The rows of one table, batch by batch, in no particular order; column `table` left out.
+
+    Raises:
+      CheckpointError: the manifest has no such table.
+    """
+    names = sorted(table["name"] for table in manifest.tables)
+    if name not in names:
+        raise CheckpointError(f"manifest {manifest.number} has no table {name!r}, it has {names}")
+    parts = [part for part in make_parts(directory, manifest.chain) if name in part.tables]
+    if not parts:
+        raise CheckpointError(f"manifest {manifest.number} has no files of table {name!r}")
+    return parts[0].schema.remove(0), (
+        batch.drop_columns(["table"]) for part in parts for batch in part.rows(name)
+    )
+
+
+def _in_bucket(
+    records: Records, bucket: int, buckets: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Of the keys in a bucket: tables, ids, the records' numbers, removals."""
+    tables, ids, removed = records.tables, records.ids, records.removed
+    numbers = np.arange(records.first, records.first + len(ids))
+    if buckets == 1:
+        return tables, ids, numbers, removed
+    # The high half of a product: ids may share their low bits.
+    mixed = (ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
+    mine = mixed % np.uint64(buckets) == bucket
+    return tables[mine], ids[mine], numbers[mine], removed[mine]
+
+
+def _linked(members: Sequence[tuple[str, Sequence[str]]]) -> list[set[str]]:
+    """Groups, in order, together with those that hold one of the same tables."""
+    found: list[tuple[set[str], set[str]]] = []
+    for group, tables in members:
+        linked = [each for each in found if group in each[0] or each[1] & set(tables)]
+        merged = (
+            {group}.union(*(g for g, _ in linked)),
+            set(tables).union(*(t for _, t in linked)),
+        )
+        at = found.index(linked[0]) if linked else len(found)
+        found = [each for each in found if each not in linked]
+        found.insert(at, merged)
+    return [groups for groups, _ in found]
+
+
+def _shard_of(entry: FileEntry) -> tuple[int, int]:
+    match = _SHARD_NAME.fullmatch(entry.path.rsplit("/", 1)[-1])
+    if match is None:
+        raise CorruptCheckpointError(
+            f"{entry.path}: expected a name like shard-0-of-1.arrow, found another"
+        )
+    return int(match[1]), int(match[2])
+
+
+def _without_removed(schema: pa.Schema) -> pa.Schema:
+    return schema.remove_metadata().remove(schema.get_field_index("removed"))
+
+
+def _layout(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
+    return [(field.name, field.type) for field in schema]

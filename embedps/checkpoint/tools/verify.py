@@ -1,0 +1,182 @@
+"""Reads every byte of checkpoints and says what differs from their manifests."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow.compute as pc
+
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.dense import read_dense
+from embedps.checkpoint.format.ledger_state import check_ledger
+from embedps.checkpoint.format.manifest import FileEntry, Manifest
+from embedps.checkpoint.format.rows import RowFile, table_codes
+from embedps.errors import CheckpointError, CorruptCheckpointError
+from embedps.storage import file_io
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One difference: in which file, of what, the value the manifest has and the one found."""
+
+    path: str
+    field: str
+    expected: str
+    found: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.field}: expected {self.expected}, found {self.found}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Verified:
+    """What was read, and every problem met."""
+
+    manifests: int
+    files: int
+    bytes: int
+    problems: tuple[Problem, ...]
+
+
+def verify(directory: CheckpointDirectory, numbers: Sequence[int]) -> Verified:
+    """Checks manifests and, once each, the files they name: presence, size, checksum, content."""
+    problems: list[Problem] = []
+    files: dict[str, FileEntry] = {}
+    dims: dict[str, dict[str, int]] = {}
+    for number in numbers:
+        try:
+            manifest = directory.read(number)
+            problems += _check_manifest(directory.manifest_path(number))
+            if manifest.ledger:  # of a run, and not of who only writes rows
+                check_ledger(manifest.ledger, directory.manifest_path(number))
+        except (CheckpointError, OSError) as error:
+            problems.append(_unreadable(directory.manifest_path(number), error))
+            continue
+        dims.update(_dims(manifest))
+        for entry in manifest.files:
+            known = files.setdefault(entry.path, entry)
+            if known != entry:
+                problems.append(
+                    Problem(
+                        path=str(directory.manifest_path(number)),
+                        field=f"entry of {entry.path}",
+                        expected=f"that of the other manifests, {known}",
+                        found=str(entry),
+                    )
+                )
+    num_bytes = 0
+    for entry in files.values():
+        found = list(_check_file(directory.file(entry), entry, dims))
+        problems += found
+        num_bytes += entry.bytes
+    return Verified(
+        manifests=len(numbers), files=len(files), bytes=num_bytes, problems=tuple(problems)
+    )
+
+
+def _check_manifest(path: Path) -> Iterator[Problem]:
+    """What JSON's own checksum does not cover: how the same content is written."""
+    found = file_io.read_bytes(path)
+    content = json.loads(found)
+    expected = (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
+    if found != expected:
+        both = zip(found, expected, strict=False)
+        at = next((i for i, (a, b) in enumerate(both) if a != b), min(len(found), len(expected)))
+        yield Problem(
+            path=str(path),
+            field=f"byte {at}",
+            expected=repr(expected[at : at + 8]),
+            found=repr(found[at : at + 8]),
+        )
+
+
+def _check_file(path: Path, entry: FileEntry, dims: dict[str, dict[str, int]]) -> Iterator[Problem]:
+    """The first problem of a file, if any: what follows from it would only repeat it."""
+    try:
+        digest = file_io.digest_file(path)
+    except OSError as error:
+        yield _unreadable(path, error)
+        return
+    if digest.num_bytes != entry.bytes:
+        yield Problem(
+            path=str(path), field="bytes", expected=str(entry.bytes), found=str(digest.num_bytes)
+        )
+        return
+    if digest.xxh3_64 != entry.xxh3_64 or (entry.blocks and digest.blocks != entry.blocks):
+        yield _differing_bytes(path, entry, digest)
+        return
+    try:
+        if entry.directory.startswith("dense-"):
+            yield from _compare(path, entry, len(read_dense(path)), 0)
+        else:
+            yield from _check_rows(path, entry, dims.get(entry.group, {}))
+    except CorruptCheckpointError as error:
+        yield _unreadable(path, error)
+
+
+def _differing_bytes(path: Path, entry: FileEntry, digest: file_io.Digest) -> Problem:
+    """Where a file's bytes differ: the first block that does."""
+    both = [(entry.blocks[i : i + 16], digest.blocks[i : i + 16]) for i in _starts(entry)]
+    wrong = [i for i, (expected, found) in enumerate(both) if expected != found]
+    if not wrong:  # version 1 has no blocks
+        return Problem(
+            path=str(path), field="xxh3_64", expected=entry.xxh3_64, found=digest.xxh3_64
+        )
+    size = file_io.block_bytes(entry.bytes)
+    first, last = wrong[0] * size, min(entry.bytes, (wrong[0] + 1) * size) - 1
+    more = f", and {len(wrong) - 1} blocks after" if len(wrong) > 1 else ""
+    return Problem(
+        path=str(path),
+        field=f"xxh3_64 of bytes {first}-{last}{more}",
+        expected=both[wrong[0]][0],
+        found=both[wrong[0]][1],
+    )
+
+
+def _starts(entry: FileEntry) -> range:
+    return range(0, len(entry.blocks), 16)
+
+
+def _check_rows(path: Path, entry: FileEntry, dims: dict[str, int]) -> Iterator[Problem]:
+    file = RowFile(path)
+    rows = removed = 0
+    tables: set[str] = set()
+    for batch in file.batches():
+        gone = int(pc.sum(batch["removed"]).as_py())
+        removed += gone
+        rows += batch.num_rows - gone
+        tables.update(file.tables[code] for code in set(table_codes(batch).tolist()))
+    yield from _compare(path, entry, rows, removed)
+    dim = file.schema.field("embedding").type.list_size
+    for table in sorted(tables):
+        if table not in dims:
+            yield Problem(
+                path=str(path), field="table", expected=f"one of {sorted(dims)}", found=repr(table)
+            )
+        elif dims[table] != dim:
+            yield Problem(
+                path=str(path), field=f"dim of {table}", expected=str(dims[table]), found=str(dim)
+            )
+
+
+def _compare(path: Path, entry: FileEntry, rows: int, removed: int) -> Iterator[Problem]:
+    for field, expected, found in (("rows", entry.rows, rows), ("removed", entry.removed, removed)):
+        if expected != found:
+            yield Problem(path=str(path), field=field, expected=str(expected), found=str(found))
+
+
+def _dims(manifest: Manifest) -> dict[str, dict[str, int]]:
+    """By group and table."""
+    dims: dict[str, dict[str, int]] = {}
+    for table in manifest.tables:
+        dims.setdefault(table["group"], {})[table["name"]] = table["dim"]
+    return dims
+
+
+def _unreadable(path: Path, error: Exception) -> Problem:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    reason = reason.removeprefix(f"{path}: ")
+    return Problem(path=str(path), field="content", expected="a readable file", found=reason)

@@ -1,0 +1,99 @@
+"""Runs units in this process: threads are the workers, its memory holds the tables."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+import time
+from collections.abc import Callable, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import tensorflow as tf
+
+from embedps import kernels
+from embedps.cluster.health import Task
+from embedps.cluster.interface import ScheduledCall
+from embedps.console import tf_logging
+
+
+class EmbeddedCluster:
+    """This process alone: threads are the workers, its memory holds the shards; no ports."""
+
+    def __init__(self, *, num_workers: int = 1, num_shards: int = 1) -> None:
+        kernels.load()
+        tf_logging.own_errors_alone()
+        self.strategy = tf.distribute.get_strategy()
+        self.shard_devices: Sequence[str] = ["/device:CPU:0"] * num_shards
+        self.num_workers = num_workers
+        self.num_ps = 0
+        self.server_timeout_secs = 0.0
+        self.can_lose_workers = False
+        self.worker_restarts = 0
+        self._pool = concurrent.futures.ThreadPoolExecutor(num_workers, "worker")
+        self._lock = threading.Lock()
+        self._running: set[concurrent.futures.Future[Any]] = set()
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """TensorFlow's default one."""
+        return nullcontext()
+
+    def schedule(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        *,
+        began: Callable[[], None] = lambda: None,
+    ) -> ScheduledCall:
+        """Queues a function for a thread."""
+        running = ScheduledCall()
+
+        def run() -> None:
+            if running.cancelled():
+                return
+            running.worker, running.since = 0, time.monotonic()
+            began()
+            try:
+                running.end(tf.nest.map_structure(lambda t: t.numpy(), function(*args)))
+            except BaseException as error:
+                running.end(error=error)
+
+        future = self._pool.submit(run)
+        with self._lock:
+            self._running.add(future)
+        future.add_done_callback(self._forget)
+        return running
+
+    def fetch(self, result: ScheduledCall) -> Any:
+        """Waits for a function's values."""
+        return result.result()
+
+    def silent_workers(self) -> Set[int]:
+        """None: they are of this process."""
+        return frozenset()
+
+    def leaving(self) -> Set[Task]:
+        """None: there are no servers."""
+        return frozenset()
+
+    def release(self, task: Task) -> None:
+        """There are no servers."""
+
+    def done(self) -> bool:
+        """Whether the threads are idle."""
+        with self._lock:
+            return not self._running
+
+    def join(self) -> None:
+        """Waits until the threads are idle."""
+        with self._lock:
+            running = set(self._running)
+        concurrent.futures.wait(running)
+
+    def close(self) -> None:
+        """Ends the threads, each after what it runs."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _forget(self, future: concurrent.futures.Future[Any]) -> None:
+        with self._lock:
+            self._running.discard(future)

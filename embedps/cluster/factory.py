@@ -1,0 +1,92 @@
+"""Makes the cluster that a config asks for: this process, local processes, or TF_CONFIG's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from embedps.cluster import local_cluster
+from embedps.cluster.coordinator import CoordinatorCluster
+from embedps.cluster.embedded import EmbeddedCluster
+from embedps.cluster.health import wait_until_serving
+from embedps.cluster.interface import Cluster
+from embedps.console.shutdown import within
+from embedps.errors import ClusterError, UsageError
+from embedps.run.config import TrainConfig
+from embedps.run.stored_config import chief_task
+from embedps.storage.object_store import as_path, local_dir
+
+
+def make_cluster(config: TrainConfig, *, on_lost: Callable[[ClusterError], None]) -> Cluster:
+    """Makes the cluster of a run.
+
+    Args:
+      config: of the run; with TF_CONFIG set, that variable names the servers.
+      on_lost: told, on another thread, that the cluster cannot go on.
+
+    Raises:
+      UsageError: TF_CONFIG is wrong, or names a local cluster's flags or another task than a chief.
+      ClusterError: a server did not come up.
+    """
+    task = chief_task(config)
+    if task is not None:
+        return _join(config, task, on_lost)
+    if config.num_ps:
+        cluster, _ = local_cluster.start(
+            num_ps=config.num_ps,
+            num_workers=config.num_workers,
+            num_shards=config.num_shards,
+            log_dir=local_dir(as_path(config.model_dir)) / "logs",
+            grace_secs=config.grace_secs,
+            server_timeout_secs=config.server_timeout_secs,
+            wait_secs=config.wait_secs,
+            on_lost=on_lost,
+        )
+        return cluster
+    return EmbeddedCluster(num_workers=config.num_workers, num_shards=config.num_shards or 1)
+
+
+def check_cluster(cluster: Cluster, config: TrainConfig) -> None:
+    """Refuses a config that asks for another cluster than the one that is given.
+
+    Raises:
+      UsageError: a field is neither its default nor the cluster's.
+    """
+    has: dict[str, float] = {
+        "num_ps": cluster.num_ps,
+        "num_workers": cluster.num_workers,
+        "num_shards": len(cluster.shard_devices),
+    }
+    if cluster.num_ps:
+        has["server_timeout_secs"] = cluster.server_timeout_secs
+    for name, value in has.items():
+        asked = getattr(config, name)
+        if asked not in (getattr(TrainConfig, name), value):
+            raise UsageError(
+                f"config.{name} is {asked}, but the cluster that is given has {value}: leave one "
+                "of the two out"
+            )
+
+
+def _join(
+    config: TrainConfig, task: dict[str, Any], on_lost: Callable[[ClusterError], None]
+) -> CoordinatorCluster:
+    """Connects to the servers that TF_CONFIG names, once each of them answers."""
+    addresses = {
+        (job, index): address
+        for job in ("ps", "worker")
+        for index, address in enumerate(task["cluster"].get(job, []))
+    }
+    if {job for job, _ in addresses} == {"ps", "worker"}:
+        wait_until_serving(addresses, secs=config.wait_secs, check=lambda task: None)
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    with within(config.wait_secs, "the servers of TF_CONFIG to take a client"):
+        return CoordinatorCluster(
+            resolver,
+            num_shards=config.num_shards,
+            server_timeout_secs=config.server_timeout_secs,
+            wait_secs=config.wait_secs,
+            on_lost=on_lost,
+        )

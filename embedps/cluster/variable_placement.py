@@ -1,0 +1,34 @@
+"""On which parameter server each of a network's variables is: the one that holds the least.
+
+TensorFlow's strategy places them in turn, and a network's are kernel, bias, kernel, bias: of 2
+servers one would hold every kernel, and send and take nearly all of the network's bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class VariablePlacement:
+    """Chooses servers in the order in which variables are made."""
+
+    def __init__(self, num_servers: int) -> None:
+        self._num_servers = num_servers
+        self._first: dict[str, Any] = {}  # by server, a variable that is there
+        self._floats: dict[str, int] = {}
+
+    def create(self, next_creator: Callable[..., Any], **arguments: Any) -> Any:
+        """A creator for tf.variable_creator_scope, within the strategy's scope."""
+        if arguments.get("colocate_with") is not None:  # an optimizer's, with its variable
+            return next_creator(**arguments)
+        # Until each server has one, the strategy's turn is at one that has none.
+        if len(self._first) == self._num_servers:
+            arguments["colocate_with"] = self._first[
+                min(self._floats, key=self._floats.__getitem__)
+            ]
+        variable = next_creator(**arguments)
+        self._first.setdefault(variable.device, variable)
+        floats = variable.shape.num_elements()
+        self._floats[variable.device] = self._floats.get(variable.device, 0) + floats
+        return variable

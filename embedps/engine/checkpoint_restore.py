@@ -1,0 +1,125 @@
+"""Restores tables and variables from a checkpoint, after checking that it is of this model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.dense import read_dense
+from embedps.checkpoint.format.manifest import Manifest, SaveSet
+from embedps.errors import (
+    CorruptCheckpointError,
+    DimMismatchError,
+)
+from embedps.tables.collection import EmbeddingCollection
+from embedps.tables.row_files import StoredFile
+from embedps.tables.specs import TableSpec
+
+# Of the time from one save to the next, what its writers may rest while training needs the cores.
+
+
+def describe_tables(collection: EmbeddingCollection) -> list[dict[str, Any]]:
+    """What a manifest says of the tables."""
+    return [
+        {**table.to_json(), "group": group.name}
+        for group in collection.groups
+        for table in group.tables
+    ]
+
+
+def check_tables(manifest: Manifest, collection: EmbeddingCollection) -> None:
+    """Checks that a checkpoint is of these tables.
+
+    Raises:
+      DimMismatchError: a table is absent on one side, or differs in dim or optimizer.
+    """
+    stored = {t["name"]: t for t in manifest.tables}
+    ours: dict[str, TableSpec] = {t.name: t for t in collection.tables}
+    advice = "restore with the tables it was written with, or start a new model directory"
+    if stored.keys() != ours.keys():
+        raise DimMismatchError(
+            f"the checkpoint has tables {sorted(stored)}, the model {sorted(ours)}: {advice}"
+        )
+    for name, table in ours.items():
+        theirs = stored[name]
+        if theirs["dim"] != table.dim:
+            raise DimMismatchError(
+                f"table {name!r} has dim {table.dim}, the checkpoint has {theirs['dim']}: {advice}"
+            )
+        kind = theirs["optimizer"]["kind"]
+        if kind != table.optimizer.kind:
+            raise DimMismatchError(
+                f"table {name!r} has optimizer {table.optimizer.kind}, the checkpoint has {kind}: "
+                f"{advice}"
+            )
+
+
+def load_rows(
+    collection: EmbeddingCollection, directory: CheckpointDirectory, saves: Sequence[SaveSet]
+) -> int:
+    """Loads saves in order, each shard its rows, as it verifies them; counts the records taken.
+
+    Raises:
+      CorruptCheckpointError: a file is absent or not what was written; the tables then hold some of
+        the saves' records.
+      DimMismatchError: a save is of other tables.
+    """
+    taken = 0
+    for save in saves:
+        files: dict[str, list[StoredFile]] = {}
+        for entry in save.files:
+            path = str(directory.file(entry).absolute())
+            files.setdefault(entry.group, []).append(
+                StoredFile(path=path, bytes=entry.bytes, xxh3_64=entry.xxh3_64)
+            )
+        records = collection.files.load(files)
+        if records != save.rows + save.removed:
+            raise CorruptCheckpointError(
+                f"{directory.path}/{save.kind}-{save.number} must give its {save.rows} rows and "
+                f"{save.removed} removals to the shards, but they took {records} records: "
+                "restore with the tables it was written with"
+            )
+        taken += records
+    return taken
+
+
+def load_dense(
+    directory: CheckpointDirectory,
+    manifest: Manifest,
+    variables: Sequence[tf.Variable],
+    *,
+    whole: bool = False,
+) -> None:
+    """Sets variables from a checkpoint's first ones.
+
+    Args:
+      directory: of the checkpoints.
+      manifest: one of them.
+      variables: of the network, or of the network and its optimizer.
+      whole: the checkpoint must have no more.
+
+    Raises:
+      DimMismatchError: the file has fewer or, if `whole`, more; or one is of another shape or type.
+    """
+    if manifest.dense is None:
+        raise DimMismatchError(f"manifest {manifest.number} has no dense variables")
+    path = directory.file(manifest.dense)
+    arrays: list[np.ndarray] = list(read_dense(path).values())
+    advice = "use the network it was written with, or start a new model directory"
+    if len(arrays) < len(variables) or (whole and len(arrays) > len(variables)):
+        whose = "the network and its optimizer have" if whole else "the network has"
+        raise DimMismatchError(
+            f"{path} has {len(arrays)} dense variables, {whose} {len(variables)}: {advice}"
+        )
+    for variable, array in zip(variables, arrays, strict=False):
+        ours = (tuple(variable.shape), np.dtype(variable.dtype.as_numpy_dtype))
+        if ours != (array.shape, array.dtype):
+            raise DimMismatchError(
+                f"dense variable {variable.name!r} has shape {ours[0]} of {ours[1].name}, "
+                f"{path} has {array.shape} of {array.dtype.name}: {advice}"
+            )
+        variable.assign(array)

@@ -1,0 +1,100 @@
+"""What a manifest says of a model besides its tables: what must be the same to go on from it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.dense import read_dense
+from embedps.checkpoint.format.manifest import Manifest
+from embedps.engine.dense_optimizer import SLOTS
+from embedps.engine.recommender import Recommender
+from embedps.errors import DimMismatchError
+
+_NAMES = {
+    "dense_optimizer": "the network's optimizer",
+    "label": "the label's column",
+    "missing_id": "the id of what is missing",
+    "numerics": "numeric column",
+    "features": "feature",
+}
+
+
+def signature_of(recommender: Recommender, dense_optimizer: str | None = None) -> dict[str, Any]:
+    """Gives a manifest's field `model`.
+
+    Args:
+      recommender: its columns; its tables are a field of their own.
+      dense_optimizer: of the network; None is of who does not train.
+    """
+    signature: dict[str, Any] = {
+        "label": recommender.label,
+        "missing_id": recommender.missing_id,
+        "numerics": list(recommender.numerics),
+        "features": [
+            {"combiner": f.combiner if f.ragged else None, "name": f.name, "table": f.table}
+            for f in recommender.features
+        ],
+    }
+    return (
+        signature if dense_optimizer is None else {"dense_optimizer": dense_optimizer} | signature
+    )
+
+
+def check_signature(manifest: Manifest, ours: Mapping[str, Any]) -> None:
+    """Checks that a checkpoint is of this model; what its manifest does not say is not compared.
+
+    Raises:
+      DimMismatchError: they differ.
+    """
+    for key, value in ours.items():
+        theirs = manifest.model.get(key, value)
+        if theirs != value:
+            raise _differs(key, value, theirs)
+
+
+def check_optimizer(
+    manifest: Manifest, directory: CheckpointDirectory, kind: str, network: tf.keras.Model
+) -> None:
+    """Checks the optimizer of a manifest that does not name it, by its dense file's shapes.
+
+    Args:
+      manifest: of `directory`.
+      directory: of the checkpoints.
+      kind: of this run.
+      network: built; its variables come first in the file.
+
+    Raises:
+      DimMismatchError: the shapes are those of another optimizer, and not of this one.
+      CorruptCheckpointError: the file cannot be read.
+    """
+    if "dense_optimizer" in manifest.model or manifest.dense is None:
+        return
+    stored = [array.shape for array in read_dense(directory.file(manifest.dense)).values()]
+    shapes = [tuple(v.shape) for v in network.variables]
+    slots = [tuple(v.shape) for v in network.trainable_variables]
+    fitting = [each for each, n in SLOTS.items() if stored == [*shapes, (), *(slots * n)]]
+    if fitting and kind not in fitting:
+        raise _differs("dense_optimizer", kind, fitting[0])
+
+
+def _differs(key: str, ours: Any, theirs: Any) -> DimMismatchError:
+    what, flag = _NAMES[key], ""
+    if key == "dense_optimizer":
+        flag = f" (--dense-optimizer {theirs})"
+    elif isinstance(ours, list) and isinstance(theirs, list):
+        pairs = enumerate(itertools.zip_longest(ours, theirs))
+        i, (ours, theirs) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
+        what = f"{what} {i}"
+    return DimMismatchError(
+        f"{what} is {_short(ours)}, the checkpoint has {_short(theirs)}: resume with what it was "
+        f"trained with{flag}, or start a new model directory"
+    )
+
+
+def _short(value: Any) -> str:
+    return "none" if value is None else f"{value!r:.100}"

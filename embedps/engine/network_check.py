@@ -1,0 +1,253 @@
+"""A step of a network before any training: what would fail, or go wrong in silence, is refused.
+
+The step is traced, not run. What it would do is read off its graph, whatever layers it is made of.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework.auto_control_deps_utils import get_read_write_resource_inputs
+
+from embedps.data.dataset import Dataset
+from embedps.engine.random_numbers import unseeded
+from embedps.engine.recommender import Recommender
+from embedps.errors import UsageError
+
+# TensorFlow says of no table's op whether it writes.
+_TABLE_READS = {"LookupTableFindV2", "LookupTableSizeV2", "LookupTableExportV2"}
+_GENERATORS = ("Rng", "Stateful")  # ops that advance the state of a tf.random.Generator
+
+
+def check_network(network: Any) -> None:
+    """Refuses what `Recommender.build` may not make.
+
+    Raises:
+      UsageError: it is no Keras model, or its call takes other arguments.
+    """
+    if not isinstance(network, tf.keras.layers.Layer):
+        kind = type(network)
+        raise UsageError(
+            "a recommender's build must return a tf.keras.Model (Keras 2) but returned a "
+            f"{kind.__module__}.{kind.__qualname__}"
+        )
+    call = inspect.signature(network.call)
+    try:
+        mode = {"training": True} if "training" in call.parameters else {}
+        fits = "mask" not in call.bind(None, None, **mode).arguments
+    except TypeError:
+        fits = False
+    if not fits:
+        raise UsageError(
+            "the network's call must take (numerics, embeddings) but that of "
+            f"{type(network).__name__} takes {call}: make it a subclass of tf.keras.Model"
+        )
+
+
+def check_answer(answer: Any, *, batch_rows: int) -> None:
+    """Refuses what a network may not give for a batch.
+
+    Raises:
+      UsageError: it is not float32 [batch] or [batch, 1], or not finite.
+    """
+    must = "the network must return its logits, float32 [batch] or [batch, 1], but returned"
+    if not isinstance(answer, tf.Tensor):
+        raise UsageError(f"{must} {'None' if answer is None else f'a {type(answer).__name__}'}")
+    if answer.dtype != tf.float32:
+        raise UsageError(f"{must} {answer.dtype.name}: end its call with tf.cast(x, tf.float32)")
+    if answer.shape.as_list() not in ([batch_rows], [batch_rows, 1]):
+        raise UsageError(f"{must} {answer.shape.as_list()} for a batch of {batch_rows}")
+    if not bool(tf.reduce_all(tf.math.is_finite(answer))):
+        raise UsageError(
+            f"{must} {answer.numpy().ravel().tolist()} for numerics of 1 and embeddings of 0.01, "
+            "which is not finite"
+        )
+
+
+def try_step(
+    recommender: Recommender,
+    network: tf.keras.Model,
+    strategy: tf.distribute.Strategy,
+    *,
+    on_servers: bool,
+) -> None:
+    """Traces a step; call it in the strategy's scope.
+
+    Args:
+      recommender: the model.
+      network: its network, built.
+      strategy: the cluster's.
+      on_servers: the network's variables are of parameter servers.
+
+    Raises:
+      UsageError: a variable has no gradient, or is not the network's; the network updates state
+        by itself, which would be done again by a unit's second attempt; its random numbers would
+        be the same in each step or worker; or it needs what a parameter server does not do.
+    """
+    _check_variables(network, on_servers=on_servers)
+    graph, unmoved = _trace(recommender, network, strategy)
+    for variable in unmoved:
+        raise UsageError(
+            f"{_describe(network, variable)} has no gradient: the loss does not depend on it; "
+            "remove it, or make it trainable=False"
+        )
+    known = {id(v.handle) for v in network.variables}
+    for variable in graph.variables:
+        if variable.trainable and id(variable.handle) not in known:
+            raise UsageError(
+                f"the network uses {_describe(network, variable)}, which is not among its "
+                "variables, so it is neither trained nor saved: keep its layer in an attribute, or "
+                "make it trainable=False"
+            )
+    handles = {id(inside): outside for outside, inside in graph.captures}
+    for op, resources in _operations(graph, handles):
+        _check_writes(op, resources, network, graph.variables)
+        _check_randomness(op, on_servers=on_servers)
+
+
+def check_missing(recommender: Recommender, network: tf.keras.Model, dataset: Dataset) -> bool:
+    """Tells whether the network's output is a number where numeric columns are missing.
+
+    Raises:
+      UsageError: it is not, and the dataset says that it misses some.
+    """
+    dims = {t.name: t.dim for t in recommender.tables}
+    embeddings = {f.name: tf.fill([1, dims[f.table]], 0.01) for f in recommender.features}
+    numerics = tf.fill([1, len(recommender.numerics)], float("nan"))
+    logits = recommender.logits(network, numerics, embeddings, training=False)
+    if bool(tf.math.is_finite(logits)[0]):
+        return True
+    for feature in dataset.numeric:
+        if feature.missing and feature.name in recommender.numerics:
+            raise UsageError(
+                f"the network gives NaN where a numeric column is missing, as {feature.name!r} is "
+                f"in {feature.missing} rows: have its call replace NaN, such as by "
+                "tf.where(tf.math.is_nan(numerics), 0.0, numerics)"
+            )
+    return False
+
+
+def _check_variables(network: tf.keras.Model, *, on_servers: bool) -> None:
+    for variable in network.trainable_variables:
+        if variable.dtype != tf.float32:
+            raise UsageError(
+                f"{_describe(network, variable)} must be float32 but is {variable.dtype.name}: "
+                "compute in another type if need be, with variables of float32"
+            )
+        if on_servers and getattr(variable, "constraint", None) is not None:
+            raise UsageError(
+                f"{_describe(network, variable)} has a constraint, which parameter servers do not "
+                "apply: leave it out, or train in one process"
+            )
+
+
+def _trace(
+    recommender: Recommender, network: tf.keras.Model, strategy: tf.distribute.Strategy
+) -> tuple[Any, list[tf.Variable]]:
+    """A step's graph, and the trainable variables that have no gradient in it."""
+    variables = network.trainable_variables
+    unmoved: list[tf.Variable] = []
+
+    def step(labels: tf.Tensor, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> None:
+        with unseeded(), tf.GradientTape() as tape:
+            logits = recommender.logits(network, numerics, embeddings, training=True)
+            loss = recommender.loss(network, labels, logits)
+        gradients = tape.gradient(loss, variables)
+        unmoved[:] = [v for v, g in zip(variables, gradients, strict=True) if g is None]
+
+    dims = {t.name: t.dim for t in recommender.tables}
+    specs = (
+        tf.TensorSpec([None]),
+        tf.TensorSpec([None, len(recommender.numerics)]),
+        {f.name: tf.TensorSpec([None, dims[f.table]]) for f in recommender.features},
+    )
+
+    @tf.function
+    def traced(*arguments: Any) -> None:
+        strategy.run(step, args=arguments)
+
+    try:
+        return traced.get_concrete_function(*specs).graph, unmoved
+    except LookupError as error:
+        raise UsageError(f"the network cannot be trained: {error}") from error
+
+
+def _check_writes(
+    op: tf.Operation,
+    resources: Mapping[int, Any],
+    network: tf.keras.Model,
+    variables: Sequence[tf.Variable],
+) -> None:
+    if op.type.startswith(_GENERATORS) or op.type in _TABLE_READS or any(_functions(op)):
+        return
+    _, written = get_read_write_resource_inputs(op)
+    for handle in (resources.get(id(tensor)) for tensor in written):
+        if handle is None:  # made by the step itself
+            continue
+        what = [_describe(network, v) for v in variables if v.handle is handle]
+        raise UsageError(
+            f"the network's training updates {what[0] if what else 'what it reads'} by itself (op "
+            f"{op.name!r}), which is not supported yet: a unit that is attempted again would do it "
+            "twice; leave that layer out"
+        )
+
+
+def _check_randomness(op: tf.Operation, *, on_servers: bool) -> None:
+    if op.type.startswith("Stateless") and op.inputs and not any(_functions(op)):
+        shape, *seed = op.inputs
+        # A constant of a fixed shape may well be meant; a mask over the batch is not.
+        if seed and all(map(_is_constant, seed)) and not _is_constant(shape):
+            raise UsageError(
+                f"the network's op {op.name!r} draws the same random numbers in every step: give "
+                'it no fixed seed (for a layer, rng_type must not be "stateless")'
+            )
+    attributes = op.node_def.attr
+    if not on_servers or not {"seed", "seed2"} <= set(attributes) or not op.op_def.is_stateful:
+        return
+    if attributes["seed"].i or attributes["seed2"].i:
+        raise UsageError(
+            f"the network's op {op.name!r} has a fixed seed, by which every worker would draw the "
+            "same random numbers: leave the seed out"
+        )
+
+
+def _is_constant(tensor: tf.Tensor) -> bool:
+    op = tensor.op
+    if op.type == "Const":
+        return True
+    return bool(op.inputs) and not op.op_def.is_stateful and all(map(_is_constant, op.inputs))
+
+
+def _operations(
+    graph: Any, resources: Mapping[int, Any]
+) -> Iterator[tuple[tf.Operation, Mapping[int, Any]]]:
+    """Each op of a graph and of the functions it calls, with what its graph's inputs are."""
+    for op in graph.get_operations():
+        yield op, resources
+        for name in _functions(op):
+            inner = graph._get_function(name).graph
+            given = op.inputs[len(op.inputs) - len(inner.inputs) :]
+            inside = {id(i): resources.get(id(g)) for i, g in zip(inner.inputs, given, strict=True)}
+            yield from _operations(inner, inside)
+
+
+def _functions(op: tf.Operation) -> Iterator[str]:
+    """The names of the functions that an op calls."""
+    for value in op.node_def.attr.values():
+        if value.HasField("func"):
+            yield value.func.name
+        yield from (each.name for each in value.list.func)
+
+
+def _describe(network: tf.keras.Model, variable: Any) -> str:
+    """A variable by its name, and the layer that has it."""
+    for layer in (network, *network.submodules):
+        if isinstance(layer, tf.keras.layers.Layer) and any(
+            v.handle is variable.handle
+            for v in (*layer._trainable_weights, *layer._non_trainable_weights)
+        ):
+            return f"variable {variable.name!r} of layer {layer.name!r} ({type(layer).__name__})"
+    return f"variable {variable.name!r}"

@@ -1,0 +1,297 @@
+"""The sidecar evaluator: follows a run's manifests and scores the held-out split at each."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from embedps import kernels
+from embedps.checkpoint.chain import continuation
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.follow import Follower, Step
+from embedps.checkpoint.format.manifest import Manifest
+from embedps.console import tf_logging
+from embedps.data.dataset import Dataset
+from embedps.engine.checkpoint_restore import check_tables, load_dense, load_rows
+from embedps.engine.model_signature import check_signature, signature_of
+from embedps.engine.recommender import Recommender
+from embedps.engine.unit_functions import explain, make_eval_unit
+from embedps.metrics import Accumulator, Metrics
+from embedps.run.summary import append_evaluation
+from embedps.scheduling.ledger import Ledger, LedgerOptions, Unit
+from embedps.storage.object_store import local_dir
+from embedps.tables.collection import EmbeddingCollection
+
+EVAL_BATCH_ROWS = 4096
+_POLL_SECS = 0.5
+
+
+Watch = Callable[[Manifest, int, int, Metrics], None]
+"""Told of a manifest's scoring as it goes: units scored, of how many, the scores so far."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """One scoring, a line of evaluation.jsonl.
+
+    Attributes:
+      number: the manifest's.
+      step: training steps it holds.
+      metrics: over the whole split.
+      secs: the scoring took.
+      lag_secs: from the manifest's commit to the end of the scoring.
+    """
+
+    number: int
+    step: int
+    metrics: Metrics
+    secs: float
+    lag_secs: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Flat, with null for what is not defined."""
+        values = {
+            "number": self.number,
+            "step": self.step,
+            **dataclasses.asdict(self.metrics),
+            "secs": round(self.secs, 3),
+            "lag_secs": round(self.lag_secs, 3),
+            "time": time.time(),
+        }
+        return {
+            k: None if isinstance(v, float) and not math.isfinite(v) else v
+            for k, v in values.items()
+        }
+
+
+class EvaluationLog:
+    """Keeps a run's scores: each is a line of evaluation.jsonl and a point in TensorBoard."""
+
+    def __init__(self, model_dir: Path) -> None:
+        self._model_dir = model_dir
+        self._writer: tf.summary.SummaryWriter | None = None
+
+    def add(self, evaluation: Evaluation) -> None:
+        """Writes one.
+
+        Raises:
+          CheckpointError: evaluation.jsonl cannot be written.
+        """
+        append_evaluation(self._model_dir, evaluation.to_json())
+        folder = str(local_dir(self._model_dir) / "tensorboard" / "eval")
+        # A full disk ends no run by this: the scores are in evaluation.jsonl.
+        with contextlib.suppress(tf.errors.OpError), tf.device("/device:CPU:0"):
+            writer = self._writer = self._writer or tf.summary.create_file_writer(folder)
+            with writer.as_default(step=evaluation.step):
+                for name in ("auc", "logloss", "normalized_entropy", "calibration"):
+                    tf.summary.scalar(f"eval/{name}", getattr(evaluation.metrics, name))
+            writer.flush()
+
+
+def eval_ledger(dataset: Dataset, *, split: str, batch_rows: int) -> Ledger:
+    """The units of one scoring, the same whoever scores."""
+    options = LedgerOptions(
+        split=split, batch_rows=batch_rows, unit_rows=max(32768, batch_rows), shuffle=False
+    )
+    return Ledger(dataset, options, epochs=1)
+
+
+def eval_arguments(unit: Unit) -> tuple[tf.Tensor, ...]:
+    """What `make_eval_unit`'s function takes of a unit."""
+    numbers = (unit.first_row, unit.num_rows)
+    return (tf.constant(unit.path), *(tf.constant(n, tf.int64) for n in numbers))
+
+
+class Evaluator:
+    """Holds the tables' embeddings, without optimizer slots, and keeps them at a manifest.
+
+    It needs the model directory and the dataset only: the training cluster does not know of it.
+    """
+
+    def __init__(
+        self,
+        recommender: Recommender,
+        dataset: Dataset,
+        directory: CheckpointDirectory,
+        *,
+        split: str = "eval",
+        batch_rows: int = EVAL_BATCH_ROWS,
+        num_shards: int = 1,
+        seed: int = 0,
+        watch: Watch | None = None,
+    ) -> None:
+        """Makes empty tables and an untrained network.
+
+        Args:
+          recommender: the model that was trained.
+          dataset: of which `split` is scored.
+          directory: of the checkpoints.
+          split: a name in the dataset.
+          batch_rows: examples scored at once.
+          num_shards: of the tables here; any number gives the same scores.
+          seed: the run's, for what the network draws at random as it is made and does not save.
+          watch: called after each unit scored for a manifest.
+
+        Raises:
+          UsageError: the split has no rows.
+          DatasetError: there is no such split.
+        """
+        kernels.load()
+        tf_logging.own_errors_alone()
+        self._ledger = lambda: eval_ledger(dataset, split=split, batch_rows=batch_rows)
+        self._ledger()  # now, and not once there is a checkpoint to score
+        self._directory = directory
+        self._collection = EmbeddingCollection(
+            recommender.tables,
+            recommender.features,
+            devices=["/device:CPU:0"] * num_shards,
+            container=f"embedps-eval-{os.getpid()}-{id(self)}",
+            trainable=False,
+        )
+        self._signature = signature_of(recommender)
+        tf.keras.utils.set_random_seed(seed)
+        self._network = recommender.build_network()
+        self._eval_unit = make_eval_unit(
+            recommender,
+            self._network,
+            self._collection,
+            recommender.input(batch_rows=batch_rows, shuffle_rows=0),
+        )
+        self._watch = watch
+        self._applied: Manifest | None = None
+        self._follower = Follower(directory, holder="evaluator")
+
+    @property
+    def collection(self) -> EmbeddingCollection:
+        """The tables, at the manifest that was applied last."""
+        return self._collection
+
+    def apply(self, manifest: Manifest) -> int:
+        """Brings tables and network to a manifest: by its newer deltas where its chain is ours.
+
+        Returns:
+          How many records were read.
+
+        Raises:
+          CorruptCheckpointError: a file is absent or not what was written.
+          DimMismatchError: the checkpoint is of another model.
+        """
+        saves = continuation(manifest, self._follower.position)
+        return self._apply(
+            Step(
+                manifest=manifest,
+                saves=manifest.chain if saves is None else saves,
+                reset=saves is None,
+            )
+        )
+
+    def _apply(self, step: Step) -> int:
+        manifest = step.manifest
+        check_tables(manifest, self._collection)
+        check_signature(manifest, self._signature)
+        self._directory.check_present(manifest)
+        self._applied = None
+        self._follower.forget()  # until all of it is in
+        if step.reset:
+            self._collection.clear()
+        taken = load_rows(self._collection, self._directory, step.saves)
+        load_dense(self._directory, manifest, self._network.variables)
+        self._follower.reached(step)
+        self._applied = manifest
+        return taken
+
+    def score(self) -> Metrics:
+        """Scores the split with the tables and network as they are.
+
+        Raises:
+          DatasetError: a file of the split cannot be read.
+        """
+        accumulator = Accumulator()
+        ledger = self._ledger()
+        done = 0
+        while (unit := ledger.take()) is not None:
+            try:
+                counts = self._eval_unit(*eval_arguments(unit))
+            except tf.errors.OpError as error:
+                raise explain(error) from error
+            accumulator.add(counts)
+            done += 1
+            if self._watch is not None and self._applied is not None:
+                self._watch(self._applied, done, ledger.num_units, accumulator.result())
+        return accumulator.result()
+
+    def evaluate_latest(self, *, newer_than: int) -> tuple[Manifest, Evaluation] | None:
+        """Scores the newest manifest if its number is greater; holds a lease on it meanwhile."""
+        if max(self._directory.numbers(), default=-1) <= newer_than:
+            return None
+        with contextlib.ExitStack() as stack:
+            if not self._follower.is_open:
+                stack.enter_context(self._follower)
+            began = time.time()
+            while (step := self._follower.next()) is not None:
+                self._apply(step)
+            manifest = self._applied
+            if manifest is None or manifest.number <= newer_than:
+                return None
+            metrics = self.score()
+        now = time.time()
+        return manifest, Evaluation(
+            number=manifest.number,
+            step=manifest.step,
+            metrics=metrics,
+            secs=now - began,
+            lag_secs=now - manifest.wall_time,
+        )
+
+    def follow(
+        self,
+        report: Callable[[Evaluation], None],
+        *,
+        newer_than: int = -1,
+        final_after: int = -1,
+        idle_secs: float = math.inf,
+    ) -> None:
+        """Scores each newest manifest until the run's last, which it always scores.
+
+        Args:
+          report: called with each evaluation.
+          newer_than: manifests up to this number are taken as scored.
+          final_after: a final manifest up to this number does not end it: the run was resumed.
+          idle_secs: ends it when nothing was committed for so long.
+        """
+        with self._follower:  # also between scorings: so that what leads on from here stays
+            self._follow(report, newer_than, final_after, idle_secs)
+
+    def _follow(
+        self,
+        report: Callable[[Evaluation], None],
+        scored: int,
+        final_after: int,
+        idle_secs: float,
+    ) -> None:
+        last_change = time.monotonic()
+        while True:
+            found = self.evaluate_latest(newer_than=scored)
+            if found is not None:
+                manifest, evaluation = found
+                report(evaluation)
+                scored, last_change = manifest.number, time.monotonic()
+                if manifest.final and manifest.number > final_after:
+                    return
+                continue
+            # What is the last may have been scored by an evaluator before this one.
+            latest = self._directory.latest()
+            if latest is not None and latest.final and final_after < latest.number <= scored:
+                return
+            if time.monotonic() - last_change > idle_secs:
+                return
+            if latest is None or latest.number <= scored:
+                time.sleep(_POLL_SECS)

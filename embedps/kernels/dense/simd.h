@@ -1,0 +1,14 @@
+// One dispatch point for loops that gain from wide vectors: the same source is compiled for each
+// instruction set and the loader picks one.
+#ifndef EMBEDPS_KERNELS_DENSE_SIMD_H_
+#define EMBEDPS_KERNELS_DENSE_SIMD_H_
+
+// The sanitizers' runtimes are not up yet when the loader resolves a clone.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
+    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && !defined(EMBEDPS_NO_SIMD)
+#define EMBEDPS_SIMD __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define EMBEDPS_SIMD
+#endif
+
+#endif  // EMBEDPS_KERNELS_DENSE_SIMD_H_

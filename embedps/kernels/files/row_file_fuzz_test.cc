@@ -1,0 +1,47 @@
+// A checkpoint's row file from anyone: it is read, or refused with a status that says why.
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "embedps/kernels/files/row_file.h"
+#include "embedps/kernels/files/row_file_reader.h"
+#include "embedps/kernels/testing/fuzzing.h"
+
+namespace embedps {
+namespace {
+
+// Every value is looked at, so that a sanitizer sees what lies outside of a buffer.
+uint64_t Sum(const RowColumns& columns) {
+  uint64_t sum = 0;
+  const auto add = [&sum](const auto& values) {
+    for (const auto value : values) sum += value != 0;
+  };
+  add(columns.table);
+  add(columns.id);
+  add(columns.embedding);
+  for (const auto& slot : columns.optimizer_slots) add(slot);
+  add(columns.last_step);
+  add(columns.frequency);
+  add(columns.removed);
+  return sum;
+}
+
+void FuzzRowFile(const std::string& path) {
+  std::unique_ptr<RowFileReader> reader;
+  if (!RowFileReader::Open(path, std::nullopt, &reader).ok()) return;
+  RowColumns columns;
+  volatile uint64_t sum = 0;
+  for (int i = 0; i < reader->num_batches(); ++i) {
+    if (!reader->Read(i, &columns).ok()) return;
+    if (static_cast<int64_t>(columns.embedding.size()) != columns.num_rows * reader->schema().dim) {
+      std::abort();
+    }
+    sum = sum + Sum(columns);
+  }
+}
+
+}  // namespace
+}  // namespace embedps
+
+EMBEDPS_FUZZ_MAIN("row_file", embedps::FuzzRowFile)

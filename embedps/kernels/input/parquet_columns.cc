@@ -1,0 +1,370 @@
+#include "embedps/kernels/input/parquet_columns.h"
+
+#include <parquet/column_reader.h>
+#include <parquet/file_reader.h>
+#include <parquet/schema.h>
+#include <parquet/types.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+namespace embedps {
+namespace {
+
+constexpr int64_t kChunkRows = 4096;
+constexpr int kMaxNamesShown = 64;
+
+std::string TopLevelNames(const parquet::SchemaDescriptor& schema) {
+  const parquet::schema::GroupNode& root = *schema.group_node();
+  std::string names;
+  for (int i = 0; i < root.field_count() && i < kMaxNamesShown; ++i) {
+    names += (i == 0 ? "'" : ", '") + root.field(i)->name() + "'";
+  }
+  if (root.field_count() > kMaxNamesShown) {
+    names += ", ... (" + std::to_string(root.field_count()) + " in all)";
+  }
+  return names;
+}
+
+// The index of the one leaf under the top-level column `name`.
+int FindLeaf(const parquet::SchemaDescriptor& schema, const std::string& name) {
+  int leaf = -1;
+  for (int i = 0; i < schema.num_columns(); ++i) {
+    if (schema.GetColumnRoot(i)->name() != name) continue;
+    if (leaf >= 0) {
+      throw ColumnError("column '" + name + "' must be a number or a list of numbers but is " +
+                        schema.GetColumnRoot(i)->logical_type()->ToString() + " of several fields");
+    }
+    leaf = i;
+  }
+  if (leaf < 0) {
+    throw ColumnError("there is no column '" + name + "': the file has " + TopLevelNames(schema));
+  }
+  return leaf;
+}
+
+std::string TypeText(const parquet::ColumnDescriptor& column) {
+  std::string text = parquet::TypeToString(column.physical_type());
+  if (column.logical_type() != nullptr && !column.logical_type()->is_none()) {
+    text += " (" + column.logical_type()->ToString() + ")";
+  }
+  return text;
+}
+
+bool IsUnsigned(const parquet::ColumnDescriptor& column) {
+  const auto& type = column.logical_type();
+  return type != nullptr && type->is_int() &&
+         !static_cast<const parquet::IntLogicalType&>(*type).is_signed();
+}
+
+// Numbers proper: not dates, times or decimals, whose stored integers mean something else.
+bool IsNumber(const parquet::ColumnDescriptor& column) {
+  const auto& type = column.logical_type();
+  return type == nullptr || type->is_none() || type->is_int();
+}
+
+// Whether a stored value stands for none: an id that is NaN.
+template <typename To, typename From>
+bool IsNull(From value) {
+  if constexpr (std::is_floating_point_v<From> && std::is_integral_v<To>) return std::isnan(value);
+  return false;
+}
+
+template <typename To, typename From>
+To Convert(const std::string& column, From value, int64_t row) {
+  if constexpr (std::is_floating_point_v<From> && std::is_integral_v<To>) {
+    constexpr From kLimit = static_cast<From>(9223372036854775808.0);  // 2^63
+    if (std::trunc(value) != value || value < -kLimit || value >= kLimit) {
+      throw DataError("column '" + column + "' is read as int64: its values must be integral and " +
+                      "in [-2^63, 2^63) but one is " + std::to_string(value) + AtRow(row));
+    }
+  }
+  return static_cast<To>(value);
+}
+
+// DType: the column's Parquet type. Stored: what its bits mean (unsigned or not). T: what is read.
+template <typename DType, typename Stored, typename T>
+class TypedFlatColumn final : public FlatColumn<T> {
+ public:
+  using Physical = typename DType::c_type;
+
+  TypedFlatColumn(int leaf, const parquet::ColumnDescriptor& column, OnNull<T> on_null)
+      : leaf_(leaf),
+        name_(column.name()),
+        optional_(column.max_definition_level() > 0),
+        on_null_(on_null) {}
+
+  const std::string& name() const override { return name_; }
+
+  void StartRowGroup(parquet::RowGroupReader* group, int64_t first_row) override {
+    reader_ = std::static_pointer_cast<parquet::TypedColumnReader<DType>>(group->Column(leaf_));
+    row_ = first_row;
+  }
+
+  void Skip(int64_t rows) override {
+    while (rows > 0) {
+      const int64_t skipped = reader_->Skip(rows);
+      if (skipped <= 0) Ended(rows);
+      rows -= skipped;
+      row_ += skipped;
+    }
+  }
+
+  void Read(int64_t rows, T* values) override {
+    while (rows > 0) {
+      const int64_t read = ReadSome(rows, values);
+      if (read <= 0) Ended(rows);
+      rows -= read;
+      row_ += read;
+      values += read;
+    }
+  }
+
+ private:
+  [[noreturn]] void Ended(int64_t rows) const {
+    throw DataError("column '" + name_ + "' ends " + std::to_string(rows) +
+                    " rows before its row group");
+  }
+
+  int64_t ReadSome(int64_t rows, T* values) {
+    int64_t num_values = 0;
+    // Straight into place where no value can be null and none needs another form.
+    if constexpr (std::is_same_v<Physical, T> && std::is_same_v<Physical, Stored>) {
+      if (!optional_) {
+        reader_->ReadBatch(rows, nullptr, nullptr, values, &num_values);
+        return num_values;
+      }
+    }
+    const int64_t chunk = std::min(rows, kChunkRows);
+    if (stored_ == nullptr) stored_ = std::make_unique<Physical[]>(kChunkRows);
+    if (!optional_) {
+      reader_->ReadBatch(chunk, nullptr, nullptr, stored_.get(), &num_values);
+      for (int64_t i = 0; i < num_values; ++i) values[i] = Value(stored_[i], row_ + i);
+      return num_values;
+    }
+    levels_.resize(kChunkRows);
+    const int64_t num_levels =
+        reader_->ReadBatch(chunk, levels_.data(), nullptr, stored_.get(), &num_values);
+    int64_t next = 0;
+    for (int64_t i = 0; i < num_levels; ++i) {
+      if (levels_[i] == 0) {
+        values[i] = Null(row_ + i);
+      } else if (next < num_values) {
+        values[i] = Value(stored_[next++], row_ + i);
+      } else {
+        throw DataError("column '" + name_ + "' has fewer values than its levels say");
+      }
+    }
+    return num_levels;
+  }
+
+  T Value(Physical physical, int64_t row) const {
+    const Stored value = static_cast<Stored>(physical);
+    if (IsNull<T>(value)) return Null(row);
+    return Convert<T>(name_, value, row);
+  }
+
+  T Null(int64_t row) const {
+    if (!on_null_.allowed) {
+      throw DataError("column '" + name_ + "' must not have nulls but has one" + AtRow(row));
+    }
+    return on_null_.value;
+  }
+
+  const int leaf_;
+  const std::string name_;
+  const bool optional_;
+  const OnNull<T> on_null_;
+  std::shared_ptr<parquet::TypedColumnReader<DType>> reader_;
+  std::unique_ptr<Physical[]> stored_;
+  std::vector<int16_t> levels_;
+  int64_t row_ = 0;  // of the file, the next to read
+};
+
+// The definition level from which a level stands for an element, not for an empty or null list.
+int16_t ElementLevel(const parquet::ColumnDescriptor& column) {
+  std::vector<const parquet::schema::Node*> path;
+  for (const parquet::schema::Node* node = column.schema_node().get(); node->parent() != nullptr;
+       node = node->parent()) {
+    path.push_back(node);
+  }
+  int16_t level = 0;
+  for (auto node = path.rbegin(); node != path.rend(); ++node) {
+    if (!(*node)->is_required()) ++level;
+    if ((*node)->is_repeated()) break;
+  }
+  return level;
+}
+
+template <typename DType, typename Stored>
+class TypedListColumn final : public ListColumn {
+ public:
+  using Physical = typename DType::c_type;
+
+  TypedListColumn(int leaf, std::string name, const parquet::ColumnDescriptor& column,
+                  int64_t missing)
+      : leaf_(leaf),
+        name_(std::move(name)),
+        element_level_(ElementLevel(column)),
+        value_level_(column.max_definition_level()),
+        missing_(missing),
+        definition_levels_(kChunkRows),
+        repetition_levels_(kChunkRows),
+        stored_(std::make_unique<Physical[]>(kChunkRows)) {}
+
+  const std::string& name() const override { return name_; }
+
+  void StartRowGroup(parquet::RowGroupReader* group, int64_t) override {
+    reader_ = std::static_pointer_cast<parquet::TypedColumnReader<DType>>(group->Column(leaf_));
+    next_level_ = num_levels_ = next_value_ = num_values_ = 0;
+  }
+
+  void Skip(int64_t rows) override {
+    ForEachRow(rows, [](int64_t) {}, [] {});
+  }
+
+  void Read(int64_t rows, size_t max_values, std::vector<int64_t>* values,
+            std::vector<int64_t>* ends) override {
+    ForEachRow(
+        rows,
+        [&](int64_t value) {
+          if (values->size() >= max_values) {
+            throw DataError("column '" + name_ + "' must hold at most " +
+                            std::to_string(max_values) + " ids in the rows shuffled together");
+          }
+          values->push_back(value);
+        },
+        [values, ends] { ends->push_back(static_cast<int64_t>(values->size())); });
+  }
+
+ private:
+  template <typename OnValue, typename OnEnd>
+  void ForEachRow(int64_t rows, OnValue on_value, OnEnd on_end) {
+    for (int64_t row = 0; row < rows; ++row) {
+      if (!FillLevels()) {
+        throw DataError("column '" + name_ + "' ends " + std::to_string(rows - row) +
+                        " rows before its row group");
+      }
+      if (repetition_levels_[next_level_] != 0) {
+        throw DataError("column '" + name_ + "' continues a list where a row must begin");
+      }
+      do {
+        const int16_t level = definition_levels_[next_level_++];
+        if (level >= value_level_) {
+          if (next_value_ >= num_values_) {
+            throw DataError("column '" + name_ + "' has fewer values than its levels say");
+          }
+          on_value(static_cast<int64_t>(static_cast<Stored>(stored_[next_value_++])));
+        } else if (level >= element_level_) {
+          on_value(missing_);
+        }
+      } while (FillLevels() && repetition_levels_[next_level_] != 0);
+      on_end();
+    }
+  }
+
+  // Whether a level is left, reading more if the last ones are used up.
+  bool FillLevels() {
+    while (next_level_ >= num_levels_) {
+      if (!reader_->HasNext()) return false;
+      next_level_ = next_value_ = 0;
+      num_levels_ = reader_->ReadBatch(kChunkRows, definition_levels_.data(),
+                                       repetition_levels_.data(), stored_.get(), &num_values_);
+      if (num_levels_ <= 0) return false;
+    }
+    return true;
+  }
+
+  const int leaf_;
+  const std::string name_;
+  const int16_t element_level_;
+  const int16_t value_level_;
+  const int64_t missing_;
+  std::shared_ptr<parquet::TypedColumnReader<DType>> reader_;
+  std::vector<int16_t> definition_levels_;
+  std::vector<int16_t> repetition_levels_;
+  std::unique_ptr<Physical[]> stored_;
+  int64_t next_level_ = 0;
+  int64_t num_levels_ = 0;
+  int64_t next_value_ = 0;
+  int64_t num_values_ = 0;
+};
+
+}  // namespace
+
+std::string AtRow(int64_t row) {
+  return " at row " + std::to_string(row) + " of the file, counted from 0";
+}
+
+template <typename T>
+std::unique_ptr<FlatColumn<T>> OpenFlatColumn(const parquet::SchemaDescriptor& schema,
+                                              const std::string& name, OnNull<T> on_null) {
+  const int leaf = FindLeaf(schema, name);
+  const parquet::ColumnDescriptor& column = *schema.Column(leaf);
+  const bool is_top_level = column.path()->ToDotVector().size() == 1;
+  if (is_top_level && column.max_repetition_level() == 0 && IsNumber(column)) {
+    const bool is_unsigned = IsUnsigned(column);
+    switch (column.physical_type()) {
+      case parquet::Type::BOOLEAN:
+        return std::make_unique<TypedFlatColumn<parquet::BooleanType, bool, T>>(leaf, column,
+                                                                                on_null);
+      case parquet::Type::INT32:
+        if (is_unsigned) {
+          return std::make_unique<TypedFlatColumn<parquet::Int32Type, uint32_t, T>>(leaf, column,
+                                                                                    on_null);
+        }
+        return std::make_unique<TypedFlatColumn<parquet::Int32Type, int32_t, T>>(leaf, column,
+                                                                                 on_null);
+      case parquet::Type::INT64:
+        // As an id, an unsigned value is its 64 bits: int64 reads them as they are.
+        if (is_unsigned && std::is_floating_point_v<T>) {
+          return std::make_unique<TypedFlatColumn<parquet::Int64Type, uint64_t, T>>(leaf, column,
+                                                                                    on_null);
+        }
+        return std::make_unique<TypedFlatColumn<parquet::Int64Type, int64_t, T>>(leaf, column,
+                                                                                 on_null);
+      case parquet::Type::FLOAT:
+        return std::make_unique<TypedFlatColumn<parquet::FloatType, float, T>>(leaf, column,
+                                                                               on_null);
+      case parquet::Type::DOUBLE:
+        return std::make_unique<TypedFlatColumn<parquet::DoubleType, double, T>>(leaf, column,
+                                                                                 on_null);
+      default:
+        break;
+    }
+  }
+  throw ColumnError("column '" + name + "' must be one number a row but is " +
+                    (is_top_level ? TypeText(column) : "a list or struct of " + TypeText(column)));
+}
+
+template std::unique_ptr<FlatColumn<float>> OpenFlatColumn(const parquet::SchemaDescriptor&,
+                                                           const std::string&, OnNull<float>);
+template std::unique_ptr<FlatColumn<int64_t>> OpenFlatColumn(const parquet::SchemaDescriptor&,
+                                                             const std::string&, OnNull<int64_t>);
+
+std::unique_ptr<ListColumn> OpenListColumn(const parquet::SchemaDescriptor& schema,
+                                           const std::string& name, int64_t missing) {
+  const int leaf = FindLeaf(schema, name);
+  const parquet::ColumnDescriptor& column = *schema.Column(leaf);
+  if (column.max_repetition_level() == 1 && IsNumber(column)) {
+    if (column.physical_type() == parquet::Type::INT32) {
+      if (IsUnsigned(column)) {
+        return std::make_unique<TypedListColumn<parquet::Int32Type, uint32_t>>(leaf, name, column,
+                                                                               missing);
+      }
+      return std::make_unique<TypedListColumn<parquet::Int32Type, int32_t>>(leaf, name, column,
+                                                                            missing);
+    }
+    if (column.physical_type() == parquet::Type::INT64) {
+      return std::make_unique<TypedListColumn<parquet::Int64Type, int64_t>>(leaf, name, column,
+                                                                            missing);
+    }
+  }
+  throw ColumnError("column '" + name + "' must be a list of integers but is " +
+                    (column.max_repetition_level() == 0 ? "" : "a list of ") + TypeText(column));
+}
+
+}  // namespace embedps

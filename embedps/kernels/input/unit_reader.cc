@@ -1,0 +1,485 @@
+#include "embedps/kernels/input/unit_reader.h"
+
+#include <arrow/io/file.h>
+#include <arrow/memory_pool.h>
+#include <parquet/exception.h>
+#include <parquet/file_reader.h>
+#include <parquet/metadata.h>
+#include <parquet/properties.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cmath>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <limits>
+#include <mutex>
+#include <numeric>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+#include "embedps/kernels/input/parquet_columns.h"
+
+namespace embedps {
+namespace {
+
+constexpr int64_t kMinBlockRows = 8192;
+constexpr int64_t kReadBufferBytes = 256 << 10;  // of each column
+// What a file may have decoded at once: a page's header can ask for 2 GiB whatever its file holds.
+constexpr int64_t kMaxDecodedBytes = int64_t{1} << 30;
+constexpr size_t kMaxListIds = size_t{1}
+                               << 27;           // of a column, in a block: run lengths cost nothing
+constexpr int64_t kMaxThriftItems = 1'000'000;  // Parquet's own default
+
+std::atomic<int64_t> live_readers{0};
+
+// SplitMix64 (Steele, Lea and Flood 2014): a full-period mixer, the same on every machine.
+class Random {
+ public:
+  Random(uint64_t seed, uint64_t stream) : state_(seed) { state_ = Next() ^ stream; }
+
+  uint64_t Next() {
+    uint64_t z = (state_ += 0x9E3779B97F4A7C15u);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+  }
+
+  // Uniform in [0, limit), without bias (Lemire 2019).
+  uint64_t Below(uint64_t limit) {
+    unsigned __int128 product = static_cast<unsigned __int128>(Next()) * limit;
+    if (static_cast<uint64_t>(product) < limit) {
+      const uint64_t threshold = (0 - limit) % limit;
+      while (static_cast<uint64_t>(product) < threshold) {
+        product = static_cast<unsigned __int128>(Next()) * limit;
+      }
+    }
+    return static_cast<uint64_t>(product >> 64);
+  }
+
+ private:
+  uint64_t state_;
+};
+
+// Rows as read, by column, and the order in which they leave.
+struct Block {
+  int64_t num_rows = 0;
+  std::vector<float> labels;
+  std::vector<std::vector<float>> floats;
+  std::vector<std::vector<int64_t>> ids;
+  std::vector<IdList> lists;
+  std::vector<int64_t> order;
+};
+
+// As types of their own, so that CheckValues is compiled for each.
+constexpr auto kIsLabel = [](float value) { return (value == 0.0f) | (value == 1.0f); };
+constexpr auto kIsNumeric = [](float value) {
+  return std::abs(value) != std::numeric_limits<float>::infinity();
+};
+
+// Throws a DataError for the first value that is none of its kind.
+template <typename IsGood>
+void CheckValues(const std::string& column, const char* what, IsGood is_good, const float* values,
+                 int64_t count, int64_t first_row) {
+  // Without a branch for each value, so that the compiler makes vectors of it.
+  int32_t num_bad = 0;
+  for (int64_t i = 0; i < count; ++i) num_bad |= !is_good(values[i]);
+  if (num_bad == 0) return;
+  for (int64_t i = 0; i < count; ++i) {
+    if (is_good(values[i])) continue;
+    std::ostringstream found;
+    if (std::isnan(values[i])) {
+      found << "NaN";
+    } else {
+      found << values[i];
+    }
+    throw DataError("column '" + column + "' must be " + what + " but is " + found.str() +
+                    AtRow(first_row + i));
+  }
+}
+
+class Columns {
+ public:
+  Columns(const parquet::SchemaDescriptor& schema, const UnitReaderOptions& options) {
+    const OnNull<float> nan = {true, std::numeric_limits<float>::quiet_NaN()};
+    const OnNull<int64_t> missing = {true, options.missing_id};
+    if (!options.label_column.empty()) {
+      label_ = OpenFlatColumn<float>(schema, options.label_column, {/*allowed=*/false, 0});
+    }
+    for (const std::string& name : options.float_columns) {
+      floats_.push_back(OpenFlatColumn<float>(schema, name, nan));
+    }
+    for (const std::string& name : options.id_columns) {
+      ids_.push_back(OpenFlatColumn<int64_t>(schema, name, missing));
+    }
+    for (const std::string& name : options.list_columns) {
+      lists_.push_back(OpenListColumn(schema, name, options.missing_id));
+    }
+  }
+
+  void StartRowGroup(parquet::RowGroupReader* group, int64_t first_row) {
+    ForEach([&](auto& column) { column.StartRowGroup(group, first_row); });
+  }
+
+  void Skip(int64_t rows) {
+    ForEach([rows](auto& column) { column.Skip(rows); });
+  }
+
+  // Empties `block` and makes room for `rows`.
+  void Prepare(int64_t rows, Block* block) const {
+    block->num_rows = 0;
+    block->labels.resize(label_ == nullptr ? 0 : rows);
+    block->floats.resize(floats_.size());
+    block->ids.resize(ids_.size());
+    block->lists.resize(lists_.size());
+    for (auto& values : block->floats) values.resize(rows);
+    for (auto& values : block->ids) values.resize(rows);
+    for (IdList& list : block->lists) {
+      list.values.clear();
+      list.row_splits.assign(1, 0);
+    }
+  }
+
+  // Appends the next `rows`, which are the file's from `first_row` on.
+  void Append(int64_t rows, int64_t first_row, Block* block) {
+    const int64_t at = block->num_rows;
+    if (label_ != nullptr) {
+      float* values = block->labels.data() + at;
+      label_->Read(rows, values);
+      CheckValues(label_->name(), "0 or 1", kIsLabel, values, rows, first_row);
+    }
+    for (size_t c = 0; c < floats_.size(); ++c) {
+      float* values = block->floats[c].data() + at;
+      floats_[c]->Read(rows, values);
+      CheckValues(floats_[c]->name(), "finite in float32, or NaN where it is missing,", kIsNumeric,
+                  values, rows, first_row);
+    }
+    for (size_t c = 0; c < ids_.size(); ++c) ids_[c]->Read(rows, block->ids[c].data() + at);
+    for (size_t c = 0; c < lists_.size(); ++c) {
+      lists_[c]->Read(rows, kMaxListIds, &block->lists[c].values, &block->lists[c].row_splits);
+    }
+    block->num_rows += rows;
+  }
+
+ private:
+  template <typename Body>
+  void ForEach(Body body) {
+    if (label_ != nullptr) body(*label_);
+    for (auto& column : floats_) body(*column);
+    for (auto& column : ids_) body(*column);
+    for (auto& column : lists_) body(*column);
+  }
+
+  std::unique_ptr<FlatColumn<float>> label_;
+  std::vector<std::unique_ptr<FlatColumn<float>>> floats_;
+  std::vector<std::unique_ptr<FlatColumn<int64_t>>> ids_;
+  std::vector<std::unique_ptr<ListColumn>> lists_;
+};
+
+// Appends rows [first, first + rows) of the block's order to the batch.
+void AppendRows(const Block& block, int64_t first, int64_t rows, UnitBatch* batch) {
+  const int64_t* order = block.order.data() + first;
+  const int64_t at = batch->num_rows;
+  if (!block.labels.empty()) {
+    batch->labels.resize(at + rows);
+    for (int64_t i = 0; i < rows; ++i) batch->labels[at + i] = block.labels[order[i]];
+  }
+  const int64_t width = static_cast<int64_t>(block.floats.size());
+  batch->floats.resize((at + rows) * width);
+  for (int64_t c = 0; c < width; ++c) {
+    const float* column = block.floats[c].data();
+    float* out = batch->floats.data() + at * width + c;
+    for (int64_t i = 0; i < rows; ++i) out[i * width] = column[order[i]];
+  }
+  batch->ids.resize(block.ids.size());
+  for (size_t c = 0; c < block.ids.size(); ++c) {
+    batch->ids[c].resize(at + rows);
+    const int64_t* column = block.ids[c].data();
+    int64_t* out = batch->ids[c].data() + at;
+    for (int64_t i = 0; i < rows; ++i) out[i] = column[order[i]];
+  }
+  batch->lists.resize(block.lists.size());
+  for (size_t c = 0; c < block.lists.size(); ++c) {
+    const IdList& from = block.lists[c];
+    IdList& to = batch->lists[c];
+    if (to.row_splits.empty()) to.row_splits.push_back(0);
+    for (int64_t i = 0; i < rows; ++i) {
+      to.values.insert(to.values.end(), from.values.begin() + from.row_splits[order[i]],
+                       from.values.begin() + from.row_splits[order[i] + 1]);
+      to.row_splits.push_back(static_cast<int64_t>(to.values.size()));
+    }
+  }
+  batch->num_rows += rows;
+}
+
+// The batch at the unit's end: no rows, and the shapes of any other.
+UnitBatch EmptyBatch(const UnitReaderOptions& options) {
+  UnitBatch batch;
+  batch.ids.resize(options.id_columns.size());
+  batch.lists.resize(options.list_columns.size());
+  for (IdList& list : batch.lists) list.row_splits.assign(1, 0);
+  return batch;
+}
+
+Status CheckOptions(const UnitReaderOptions& options) {
+  const auto must = [&options](const std::string& what, int64_t found) {
+    return Status::InvalidArgument("unit of '" + options.path + "': " + what + " but is " +
+                                   std::to_string(found));
+  };
+  if (options.batch_rows < 1) return must("batch_rows must be at least 1", options.batch_rows);
+  if (options.shuffle_rows < 0) {
+    return must("shuffle_rows must be at least 0", options.shuffle_rows);
+  }
+  if (options.prefetch_batches < 1) {
+    return must("prefetch_batches must be at least 1", options.prefetch_batches);
+  }
+  if (options.first_row < 0) return must("first_row must be at least 0", options.first_row);
+  if (options.num_rows < -1) {
+    return must("num_rows must be at least 0, or -1 for all", options.num_rows);
+  }
+  return Status::Ok();
+}
+
+class ParquetUnitReader final : public UnitReader {
+ public:
+  explicit ParquetUnitReader(UnitReaderOptions options)
+      : options_(std::move(options)),
+        own_pool_(arrow::system_memory_pool()),  // malloc keeps what is freed; others map it anew
+        pool_(&own_pool_, kMaxDecodedBytes) {
+    ++live_readers;
+  }
+
+  ~ParquetUnitReader() override {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      stopped_ = true;
+    }
+    changed_.notify_all();
+    if (thread_.joinable()) thread_.join();
+    --live_readers;
+  }
+
+  Status Init() {
+    EMBEDPS_RETURN_IF_ERROR(CheckOptions(options_));
+    struct stat attributes;
+    if (::stat(options_.path.c_str(), &attributes) != 0) {
+      const int error = errno;
+      const std::string message =
+          "cannot open Parquet file '" + options_.path + "': " + std::strerror(error);
+      const bool absent = error == ENOENT || error == ENOTDIR;
+      return absent ? Status::NotFound(message) : Status::IoError(message);
+    }
+    if (!S_ISREG(attributes.st_mode)) {  // a FIFO would be waited for
+      return Status::DataLoss("Parquet file '" + options_.path +
+                              "' must be a file but is not a regular one");
+    }
+    EMBEDPS_RETURN_IF_ERROR(Guard([&] { OpenFile(attributes.st_size); }));
+    EMBEDPS_RETURN_IF_ERROR(CheckRange());
+    thread_ = std::thread([this] { Produce(); });
+    return Status::Ok();
+  }
+
+  Status Next(UnitBatch* batch) override {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [this] { return !ready_.empty() || done_; });
+    if (ready_.empty()) {
+      *batch = EmptyBatch(options_);
+      return result_;
+    }
+    *batch = std::move(ready_.front());
+    ready_.pop_front();
+    lock.unlock();
+    changed_.notify_all();
+    return Status::Ok();
+  }
+
+ private:
+  // Parquet and Arrow throw, and so do the columns: a status that says which file and where.
+  template <typename Body>
+  Status Guard(Body body) const {
+    const std::string file = "Parquet file '" + options_.path + "'";
+    const auto where = [&file, this] {
+      if (group_index_ < 0) return file + ", footer: ";
+      return file + ", row group " + std::to_string(group_index_) + ": ";
+    };
+    try {
+      body();
+      return Status::Ok();
+    } catch (const ColumnError& error) {
+      return Status::InvalidArgument(file + ": " + error.what());
+    } catch (const DataError& error) {
+      return Status::DataLoss(where() + error.what());
+    } catch (const std::bad_alloc&) {
+      return Status::IoError(where() + "out of memory");
+    } catch (const std::exception& error) {
+      return Status::DataLoss(where() + "cannot be decoded: " + error.what());
+    }
+  }
+
+  void OpenFile(int64_t file_bytes) {
+    std::shared_ptr<arrow::io::ReadableFile> source;
+    PARQUET_ASSIGN_OR_THROW(source, arrow::io::ReadableFile::Open(options_.path, &pool_));
+    parquet::ReaderProperties properties(&pool_);
+    // An item takes a byte at least; room for as many as its count says is made before they are
+    // read.
+    properties.set_thrift_container_size_limit(
+        static_cast<int32_t>(std::min(kMaxThriftItems, std::max<int64_t>(1, file_bytes))));
+    properties.enable_buffered_stream();  // else a whole column chunk is held
+    properties.set_buffer_size(kReadBufferBytes);
+    properties.set_page_checksum_verification(true);
+    file_ = parquet::ParquetFileReader::Open(std::move(source), properties);
+    columns_ = std::make_unique<Columns>(*file_->metadata()->schema(), options_);
+  }
+
+  Status CheckRange() {
+    const int64_t file_rows = file_->metadata()->num_rows();
+    const bool fits =
+        options_.first_row <= file_rows &&
+        (options_.num_rows < 0 || options_.num_rows <= file_rows - options_.first_row);
+    if (!fits) {
+      const std::string end =
+          options_.num_rows < 0 ? "the end" : "+" + std::to_string(options_.num_rows);
+      return Status::InvalidArgument("Parquet file '" + options_.path + "' has " +
+                                     std::to_string(file_rows) + " rows: the unit's [" +
+                                     std::to_string(options_.first_row) + ", " + end +
+                                     ") must lie within");
+    }
+    rows_left_ = options_.num_rows < 0 ? file_rows - options_.first_row : options_.num_rows;
+    return Status::Ok();
+  }
+
+  // The thread: reads block after block and cuts batches from them.
+  void Produce() {
+    Status status;
+    if (rows_left_ > 0) status = Guard([this] { SkipTo(options_.first_row); });
+    const int64_t block_rows = options_.shuffle_rows > 0
+                                   ? options_.shuffle_rows
+                                   : std::max(kMinBlockRows, options_.batch_rows);
+    Block block;
+    UnitBatch batch;
+    for (uint64_t index = 0; status.ok() && rows_left_ > 0; ++index) {
+      status = Guard([&] { ReadBlock(std::min(block_rows, rows_left_), &block); });
+      if (!status.ok()) break;
+      Order(index, &block);
+      for (int64_t next = 0; next < block.num_rows;) {
+        const int64_t rows = std::min(options_.batch_rows - batch.num_rows, block.num_rows - next);
+        AppendRows(block, next, rows, &batch);
+        next += rows;
+        const bool is_last = rows_left_ == 0 && next == block.num_rows;
+        if (batch.num_rows < options_.batch_rows && !is_last) break;  // the next block fills it
+        if (!Push(std::exchange(batch, UnitBatch()))) return;
+      }
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    result_ = std::move(status);
+    done_ = true;
+    changed_.notify_all();
+  }
+
+  // Whether the batch was taken; not once the reader is to stop.
+  bool Push(UnitBatch batch) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const size_t limit = static_cast<size_t>(options_.prefetch_batches);
+    changed_.wait(lock, [this, limit] { return stopped_ || ready_.size() < limit; });
+    if (stopped_) return false;
+    ready_.push_back(std::move(batch));
+    lock.unlock();
+    changed_.notify_all();
+    return true;
+  }
+
+  void Order(uint64_t block_index, Block* block) const {
+    block->order.resize(block->num_rows);
+    std::iota(block->order.begin(), block->order.end(), 0);
+    if (options_.shuffle_rows == 0) return;
+    Random random(options_.seed, block_index);
+    for (int64_t i = block->num_rows - 1; i > 0; --i) {
+      std::swap(block->order[i], block->order[random.Below(static_cast<uint64_t>(i) + 1)]);
+    }
+  }
+
+  void SkipTo(int64_t row) {
+    NextRowGroup();
+    while (row >= group_rows_left_) {
+      row -= group_rows_left_;
+      NextRowGroup();
+    }
+    OpenRowGroup();
+    columns_->Skip(row);
+    group_rows_left_ -= row;
+  }
+
+  void ReadBlock(int64_t rows, Block* block) {
+    columns_->Prepare(rows, block);
+    while (block->num_rows < rows) {
+      if (group_rows_left_ == 0) {
+        while (group_rows_left_ == 0) NextRowGroup();
+        OpenRowGroup();
+      }
+      const int64_t take = std::min(rows - block->num_rows, group_rows_left_);
+      columns_->Append(take, group_first_row_ + group_rows_ - group_rows_left_, block);
+      group_rows_left_ -= take;
+      rows_left_ -= take;
+    }
+  }
+
+  void NextRowGroup() {
+    const parquet::FileMetaData& metadata = *file_->metadata();
+    if (group_index_ + 1 >= metadata.num_row_groups()) {
+      throw DataError("the row groups hold fewer rows than the footer's " +
+                      std::to_string(metadata.num_rows()));
+    }
+    ++group_index_;
+    group_first_row_ += group_rows_;
+    group_rows_left_ = group_rows_ = metadata.RowGroup(group_index_)->num_rows();
+    if (group_rows_ < 0) {
+      throw DataError("must have at least 0 rows but has " + std::to_string(group_rows_));
+    }
+  }
+
+  void OpenRowGroup() {
+    group_ = file_->RowGroup(group_index_);
+    columns_->StartRowGroup(group_.get(), group_first_row_);
+  }
+
+  const UnitReaderOptions options_;
+  arrow::ProxyMemoryPool own_pool_;  // counts this reader's own bytes, which the cap is on
+  arrow::CappedMemoryPool pool_;
+
+  // The thread's own, once it runs.
+  std::unique_ptr<parquet::ParquetFileReader> file_;
+  std::unique_ptr<Columns> columns_;
+  std::shared_ptr<parquet::RowGroupReader> group_;
+  int group_index_ = -1;
+  int64_t group_first_row_ = 0;  // of the file
+  int64_t group_rows_ = 0;
+  int64_t group_rows_left_ = 0;
+  int64_t rows_left_ = 0;  // of the unit
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<UnitBatch> ready_;  // guarded by mutex_, as what follows
+  bool done_ = false;            // nothing more comes; result_ says why
+  bool stopped_ = false;
+  Status result_;
+
+  std::thread thread_;
+};
+
+}  // namespace
+
+Status UnitReader::Open(const UnitReaderOptions& options, std::unique_ptr<UnitReader>* reader) {
+  auto opened = std::make_unique<ParquetUnitReader>(options);
+  EMBEDPS_RETURN_IF_ERROR(opened->Init());
+  *reader = std::move(opened);
+  return Status::Ok();
+}
+
+int64_t UnitReader::num_live() { return live_readers; }
+
+}  // namespace embedps

@@ -1,0 +1,399 @@
+// The ops of a step and of a store's life, which run where the rows are: on a parameter server.
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "embedps/kernels/ops/store_resource.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace embedps {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+// Inputs `at` (ids, int64 [n]) and `at` + 1 (splits, int32 [num_tables + 1]).
+absl::Status ReadBatch(OpKernelContext* context, int at, const RowStore& store, IdBatch* batch) {
+  const Tensor& ids = context->input(at);
+  const Tensor& splits = context->input(at + 1);
+  const std::string& group = store.config().group;
+  if (ids.dims() != 1) {
+    return absl::InvalidArgumentError(
+        "group '" + group + "': ids must be of rank 1 but got shape " + ids.shape().DebugString());
+  }
+  if (splits.dims() != 1 || splits.NumElements() != store.num_tables() + 1) {
+    return absl::InvalidArgumentError(
+        "group '" + group + "': splits must be [" + std::to_string(store.num_tables() + 1) +
+        "] (its tables + 1) but got shape " + splits.shape().DebugString());
+  }
+  batch->ids = ids.flat<int64_t>().data();
+  batch->num_ids = ids.NumElements();
+  batch->splits = splits.flat<int32_t>().data();
+  bool sorted = batch->splits[0] == 0 && batch->splits[store.num_tables()] == batch->num_ids;
+  for (int t = 0; t < store.num_tables(); ++t) sorted &= batch->splits[t] <= batch->splits[t + 1];
+  if (!sorted) {
+    return absl::InvalidArgumentError("group '" + group + "': splits must rise from 0 to " +
+                                      std::to_string(batch->num_ids) +
+                                      ", the number of ids, but got " + splits.SummarizeValue(64));
+  }
+  return absl::OkStatus();
+}
+
+REGISTER_OP("EmbedpsRowStore")
+    .Attr("container: string")
+    .Attr("shared_name: string")
+    .Attr("group: string")
+    .Attr("dim: int >= 1")
+    .Attr("optimizer: string")
+    .Attr("initial_accumulator: float = 0.0")
+    .Attr("epsilon: float = 0.0")
+    .Attr("beta1: float = 0.0")
+    .Attr("beta2: float = 0.0")
+    .Attr("l1: float = 0.0")
+    .Attr("l2: float = 0.0")
+    .Attr("tables: list(string) >= 1")
+    .Attr("seeds: list(int)")
+    .Attr("initializers: list(string)")
+    .Attr("initializer_lows: list(float)")
+    .Attr("initializer_highs: list(float)")
+    .Attr("max_rows: list(int)")
+    .Output("store: resource")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc("Finds or creates the rows of one group on this device.");
+
+class RowStoreOp : public OpKernel {
+ public:
+  explicit RowStoreOp(OpKernelConstruction* c) : OpKernel(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("container", &container_));
+    OP_REQUIRES_OK(c, c->GetAttr("shared_name", &name_));
+    OP_REQUIRES_OK(c, c->GetAttr("group", &config_.group));
+    OP_REQUIRES_OK(c, c->GetAttr("dim", &config_.dim));
+    std::string optimizer;
+    OP_REQUIRES_OK(c, c->GetAttr("optimizer", &optimizer));
+    OptimizerConfig& o = config_.optimizer;
+    OP_REQUIRES_OK(c, ToTensorFlow(ParseOptimizerKind(optimizer, &o.kind)));
+    OP_REQUIRES_OK(c, c->GetAttr("initial_accumulator", &o.initial_accumulator));
+    OP_REQUIRES_OK(c, c->GetAttr("epsilon", &o.epsilon));
+    OP_REQUIRES_OK(c, c->GetAttr("beta1", &o.beta1));
+    OP_REQUIRES_OK(c, c->GetAttr("beta2", &o.beta2));
+    OP_REQUIRES_OK(c, c->GetAttr("l1", &o.l1));
+    OP_REQUIRES_OK(c, c->GetAttr("l2", &o.l2));
+    std::vector<std::string> tables, initializers;
+    std::vector<int64_t> seeds, max_rows;
+    std::vector<float> lows, highs;
+    OP_REQUIRES_OK(c, c->GetAttr("tables", &tables));
+    OP_REQUIRES_OK(c, c->GetAttr("seeds", &seeds));
+    OP_REQUIRES_OK(c, c->GetAttr("initializers", &initializers));
+    OP_REQUIRES_OK(c, c->GetAttr("initializer_lows", &lows));
+    OP_REQUIRES_OK(c, c->GetAttr("initializer_highs", &highs));
+    OP_REQUIRES_OK(c, c->GetAttr("max_rows", &max_rows));
+    const size_t n = tables.size();
+    OP_REQUIRES(c,
+                seeds.size() == n && initializers.size() == n && lows.size() == n &&
+                    highs.size() == n && max_rows.size() == n && n <= 32767,
+                absl::InvalidArgumentError(
+                    "group '" + config_.group +
+                    "': seeds, initializers, their bounds and max_rows must be as many as the " +
+                    std::to_string(n) + " tables, of which there may be 32767"));
+    for (size_t t = 0; t < n; ++t) {
+      TableConfig table;
+      table.name = tables[t];
+      table.seed = seeds[t];
+      table.max_rows = max_rows[t];
+      table.initializer.low = lows[t];
+      table.initializer.high = highs[t];
+      if (initializers[t] == "constant") {
+        table.initializer.kind = InitializerConfig::Kind::kConstant;
+      } else if (initializers[t] == "uniform") {
+        table.initializer.kind = InitializerConfig::Kind::kUniform;
+      } else {
+        OP_REQUIRES(c, initializers[t] == "normal",
+                    absl::InvalidArgumentError(
+                        "table '" + tables[t] +
+                        "': initializer must be constant, uniform or normal but got '" +
+                        initializers[t] + "'"));
+        table.initializer.kind = InitializerConfig::Kind::kNormal;
+      }
+      config_.tables.push_back(std::move(table));
+    }
+  }
+
+  void Compute(OpKernelContext* context) override {
+    OP_REQUIRES_OK(context, FindOrCreate<StoreResource>(context, container_, name_, [this] {
+                     return new StoreResource(config_);
+                   }));
+  }
+
+ private:
+  std::string container_, name_;
+  RowStoreConfig config_;
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsRowStore").Device(tensorflow::DEVICE_CPU), RowStoreOp);
+
+REGISTER_OP("EmbedpsDropStores")
+    .Attr("container: string")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc("Removes every store and log of a container from this device.");
+
+class DropStoresOp : public OpKernel {
+ public:
+  explicit DropStoresOp(OpKernelConstruction* c) : OpKernel(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("container", &container_));
+  }
+  void Compute(OpKernelContext* context) override {
+    OP_REQUIRES_OK(context, context->resource_manager()->Cleanup(container_));
+  }
+
+ private:
+  std::string container_;
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsDropStores").Device(tensorflow::DEVICE_CPU), DropStoresOp);
+
+REGISTER_OP("EmbedpsLookup")
+    .Input("store: resource")
+    .Input("ids: int64")
+    .Input("splits: int32")
+    .Attr("dim: int >= 1")
+    .Attr("insert: bool")
+    .Output("rows: float")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle ids;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &ids));
+      int64_t dim;
+      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+      c->set_output(0, c->Matrix(c->Dim(ids, 0), dim));
+      return absl::OkStatus();
+    })
+    .Doc("Reads rows; an absent id is created (insert) or reads as zeros.");
+
+class LookupOp : public OpKernel {
+ public:
+  explicit LookupOp(OpKernelConstruction* c) : OpKernel(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("insert", &insert_));
+    OP_REQUIRES_OK(c, c->GetAttr("dim", &dim_));
+  }
+  void Compute(OpKernelContext* context) override {
+    StorePtr resource;
+    OP_REQUIRES_OK(context, FindStore(context, &resource));
+    RowStore& store = resource->store;
+    OP_REQUIRES(context, store.config().dim == dim_,
+                absl::InvalidArgumentError("group '" + store.config().group + "' stores dim " +
+                                           std::to_string(store.config().dim) +
+                                           " but the lookup wants " + std::to_string(dim_)));
+    IdBatch batch;
+    OP_REQUIRES_OK(context, ReadBatch(context, 1, store, &batch));
+    Tensor* rows;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {batch.num_ids, dim_}, &rows));
+    store.Lookup(batch, insert_, DeviceThreads(context), rows->flat<float>().data());
+  }
+
+ private:
+  bool insert_;
+  int dim_;
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsLookup").Device(tensorflow::DEVICE_CPU), LookupOp);
+
+REGISTER_OP("EmbedpsUpdate")
+    .Input("store: resource")
+    .Input("ids: int64")
+    .Input("splits: int32")
+    .Input("gradients: float")
+    .Input("learning_rate: float")
+    .Input("step: int64")
+    .Input("is_new: bool")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc("Applies summed gradients to the rows that are there, of a step that is new.");
+
+class UpdateOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    StorePtr resource;
+    OP_REQUIRES_OK(context, FindStore(context, &resource));
+    RowStore& store = resource->store;
+    IdBatch batch;
+    OP_REQUIRES_OK(context, ReadBatch(context, 1, store, &batch));
+    const Tensor& gradients = context->input(3);
+    OP_REQUIRES(context, gradients.shape() == TensorShape({batch.num_ids, store.config().dim}),
+                absl::InvalidArgumentError(
+                    "group '" + store.config().group + "': gradients must be [" +
+                    std::to_string(batch.num_ids) + ", " + std::to_string(store.config().dim) +
+                    "] but got " + gradients.shape().DebugString()));
+    float learning_rate = 0;
+    OP_REQUIRES_OK(context, ReadScalar(context, 4, "learning_rate", &learning_rate));
+    // FTRL divides by it.
+    const bool ftrl = store.config().optimizer.kind == OptimizerKind::kFtrl;
+    OP_REQUIRES(context,
+                std::isfinite(learning_rate) && (ftrl ? learning_rate > 0 : learning_rate >= 0),
+                absl::InvalidArgumentError("group '" + store.config().group +
+                                           "': learning_rate must be finite and " +
+                                           (ftrl ? "above 0 for FTRL" : "at least 0") +
+                                           " but got " + std::to_string(learning_rate)));
+    int64_t step = 0;
+    OP_REQUIRES_OK(context, ReadScalar(context, 5, "step", &step));
+    OP_REQUIRES_OK(context, CheckStep(step));
+    bool is_new = false;
+    OP_REQUIRES_OK(context, ReadScalar(context, 6, "is_new", &is_new));
+    if (!is_new) return;
+    store.Update(batch, gradients.flat<float>().data(), learning_rate, static_cast<uint32_t>(step),
+                 DeviceThreads(context));
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsUpdate").Device(tensorflow::DEVICE_CPU), UpdateOp);
+
+absl::Status CheckTable(const RowStore& store, int table) {
+  if (table < store.num_tables()) return absl::OkStatus();
+  return absl::InvalidArgumentError("table must be under " + std::to_string(store.num_tables()) +
+                                    " but got " + std::to_string(table));
+}
+
+REGISTER_OP("EmbedpsRemove")
+    .Input("store: resource")
+    .Input("ids: int64")
+    .Attr("table: int >= 0")
+    .Output("removed: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc("Removes rows of one table by id; says how many were there.");
+
+class RemoveOp : public OpKernel {
+ public:
+  explicit RemoveOp(OpKernelConstruction* c) : OpKernel(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("table", &table_));
+  }
+  void Compute(OpKernelContext* context) override {
+    StorePtr resource;
+    OP_REQUIRES_OK(context, FindStore(context, &resource));
+    OP_REQUIRES_OK(context, CheckTable(resource->store, table_));
+    Tensor* removed;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {}, &removed));
+    const auto ids = context->input(1).flat<int64_t>();
+    removed->scalar<int64_t>()() = resource->store.Remove(table_, ids.data(), ids.size());
+  }
+
+ private:
+  int table_;
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsRemove").Device(tensorflow::DEVICE_CPU), RemoveOp);
+
+REGISTER_OP("EmbedpsEvict")
+    .Input("store: resource")
+    .Input("step: int64")
+    .Input("max_frequency: int64")
+    .Attr("table: int >= 0")
+    .Output("removed: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(
+        "Removes a table's rows last updated before step and with fewer updates than "
+        "max_frequency.");
+
+class EvictOp : public OpKernel {
+ public:
+  explicit EvictOp(OpKernelConstruction* c) : OpKernel(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("table", &table_));
+  }
+  void Compute(OpKernelContext* context) override {
+    StorePtr resource;
+    OP_REQUIRES_OK(context, FindStore(context, &resource));
+    OP_REQUIRES_OK(context, CheckTable(resource->store, table_));
+    int64_t step, max_frequency;
+    OP_REQUIRES_OK(context, ReadScalar(context, 1, "step", &step));
+    OP_REQUIRES_OK(context, ReadScalar(context, 2, "max_frequency", &max_frequency));
+    OP_REQUIRES(
+        context,
+        step >= 0 && step <= UINT32_MAX && max_frequency >= 0 && max_frequency <= UINT32_MAX,
+        absl::InvalidArgumentError("step and max_frequency must be in [0, 2^32) but got " +
+                                   std::to_string(step) + " and " + std::to_string(max_frequency)));
+    Tensor* removed;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {}, &removed));
+    removed->scalar<int64_t>()() = resource->store.Evict(table_, static_cast<uint32_t>(step),
+                                                         static_cast<uint32_t>(max_frequency));
+  }
+
+ private:
+  int table_;
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsEvict").Device(tensorflow::DEVICE_CPU), EvictOp);
+
+REGISTER_OP("EmbedpsMarkClean")
+    .Input("store: resource")
+    .Output("cut: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc("Forgets what was touched, as after a restore; gives the cut to write deltas since.");
+
+class MarkCleanOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    StorePtr resource;
+    OP_REQUIRES_OK(context, FindStore(context, &resource));
+    Tensor* cut;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {}, &cut));
+    cut->scalar<int64_t>()() = resource->store.MarkClean();
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsMarkClean").Device(tensorflow::DEVICE_CPU), MarkCleanOp);
+
+REGISTER_OP("EmbedpsClear")
+    .Input("store: resource")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc("Removes every row.");
+
+class ClearOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    StorePtr resource;
+    OP_REQUIRES_OK(context, FindStore(context, &resource));
+    resource->store.Clear();
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsClear").Device(tensorflow::DEVICE_CPU), ClearOp);
+
+REGISTER_OP("EmbedpsStats")
+    .Input("store: resource")
+    .Output("rows: int64")
+    .Output("counters: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(1, c->Vector(3));
+      return absl::OkStatus();
+    })
+    .Doc("rows of each table; counters: memory_bytes, rejected_inserts, skipped_updates.");
+
+class StatsOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    StorePtr resource;
+    OP_REQUIRES_OK(context, FindStore(context, &resource));
+    const RowStoreStats stats = resource->store.Stats();
+    Tensor *rows, *counters;
+    OP_REQUIRES_OK(context,
+                   context->allocate_output(0, {static_cast<int64_t>(stats.rows.size())}, &rows));
+    OP_REQUIRES_OK(context, context->allocate_output(1, {3}, &counters));
+    for (size_t t = 0; t < stats.rows.size(); ++t) rows->vec<int64_t>()(t) = stats.rows[t];
+    counters->vec<int64_t>()(0) = stats.memory_bytes;
+    counters->vec<int64_t>()(1) = stats.rejected_inserts;
+    counters->vec<int64_t>()(2) = stats.skipped_updates;
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsStats").Device(tensorflow::DEVICE_CPU), StatsOp);
+
+}  // namespace
+}  // namespace embedps

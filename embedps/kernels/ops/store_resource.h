@@ -1,0 +1,65 @@
+// The row store as a TensorFlow resource, how resources are found, and how ops read their inputs.
+#ifndef EMBEDPS_KERNELS_OPS_STORE_RESOURCE_H_
+#define EMBEDPS_KERNELS_OPS_STORE_RESOURCE_H_
+
+#include <string>
+#include <utility>
+
+#include "embedps/kernels/ops/tf_util.h"
+#include "embedps/kernels/store/row_store.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+
+namespace embedps {
+
+class StoreResource : public tensorflow::ResourceBase {
+ public:
+  explicit StoreResource(RowStoreConfig config) : store(std::move(config)) {}
+  std::string DebugString() const override { return "embedps group " + store.config().group; }
+  int64_t MemoryUsed() const override { return store.Stats().memory_bytes; }
+
+  RowStore store;
+};
+
+using StorePtr = tensorflow::core::RefCountPtr<StoreResource>;
+
+inline absl::Status FindStore(tensorflow::OpKernelContext* context, StorePtr* store) {
+  return tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 0), store);
+}
+
+// Finds a resource of this device, or makes it, and gives its handle as the op's only output.
+template <typename Resource, typename Make>
+absl::Status FindOrCreate(tensorflow::OpKernelContext* context, const std::string& container,
+                          const std::string& name, const Make& make) {
+  Resource* found = nullptr;
+  TF_RETURN_IF_ERROR(context->resource_manager()->LookupOrCreate<Resource>(
+      container, name, &found, [&make](Resource** created) {
+        *created = make();
+        return absl::OkStatus();
+      }));
+  const tensorflow::core::RefCountPtr<Resource> release(found);
+  tensorflow::Tensor* handle;
+  TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &handle));
+  handle->scalar<tensorflow::ResourceHandle>()() =
+      tensorflow::MakeResourceHandle<Resource>(context, container, name);
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status ReadScalar(tensorflow::OpKernelContext* context, int at, const char* name, T* value) {
+  const tensorflow::Tensor& tensor = context->input(at);
+  if (!tensorflow::TensorShapeUtils::IsScalar(tensor.shape())) {
+    return absl::InvalidArgumentError(std::string(name) + " must be a scalar but got shape " +
+                                      tensor.shape().DebugString());
+  }
+  *value = tensor.scalar<T>()();
+  return absl::OkStatus();
+}
+
+inline absl::Status CheckStep(int64_t step) {
+  if (step >= 0 && step <= UINT32_MAX) return absl::OkStatus();
+  return absl::InvalidArgumentError("step must be in [0, 2^32) but got " + std::to_string(step));
+}
+
+}  // namespace embedps
+
+#endif  // EMBEDPS_KERNELS_OPS_STORE_RESOURCE_H_

@@ -1,0 +1,43 @@
+// What every op here needs of TensorFlow.
+#ifndef EMBEDPS_KERNELS_OPS_TF_UTIL_H_
+#define EMBEDPS_KERNELS_OPS_TF_UTIL_H_
+
+#include <cstdint>
+#include <functional>
+
+#include "embedps/kernels/runtime/parallel.h"
+#include "embedps/kernels/runtime/status.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/platform/errors.h"
+#include "tensorflow/core/platform/threadpool.h"
+
+namespace embedps {
+
+inline absl::Status ToTensorFlow(const Status& status) {
+  switch (status.code()) {
+    case StatusCode::kOk:
+      return absl::OkStatus();
+    case StatusCode::kInvalidArgument:
+      return absl::InvalidArgumentError(status.message());
+    case StatusCode::kNotFound:
+      return absl::NotFoundError(status.message());
+    case StatusCode::kDataLoss:
+      return absl::DataLossError(status.message());
+    case StatusCode::kIoError:
+      return absl::InternalError(status.message());  // Unavailable would read as a lost server
+  }
+  return absl::UnknownError(status.message());
+}
+
+// The device's own threads.
+inline ParallelFor DeviceThreads(tensorflow::OpKernelContext* context) {
+  auto* workers = context->device()->tensorflow_cpu_worker_threads()->workers;
+  return [workers](int64_t n, int64_t cost, const std::function<void(int64_t, int64_t)>& work) {
+    using Params = tsl::thread::ThreadPool::SchedulingParams;
+    workers->ParallelFor(n, Params::Adaptive(cost), work);
+  };
+}
+
+}  // namespace embedps
+
+#endif  // EMBEDPS_KERNELS_OPS_TF_UTIL_H_

@@ -1,0 +1,315 @@
+// The ops that run where the batch is: on a worker, around the lookups.
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "embedps/kernels/lookup/combiner.h"
+#include "embedps/kernels/lookup/router.h"
+#include "embedps/kernels/ops/tf_util.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace embedps {
+namespace {
+
+using tensorflow::OpInputList;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::OpOutputList;
+using tensorflow::Tensor;
+using tensorflow::shape_inference::InferenceContext;
+
+REGISTER_OP("EmbedpsRoute")
+    .Input("ids: num_features * int64")
+    .Attr("num_features: int >= 1")
+    .Attr("feature_tables: list(int)")
+    .Attr("tables: list(string) >= 1")
+    .Attr("num_shards: int >= 1")
+    .Output("shard_ids: num_shards * int64")
+    .Output("shard_splits: num_shards * int32")
+    .Output("positions: num_features * int32")
+    .SetShapeFn([](InferenceContext* c) {
+      int num_features, num_shards;
+      std::vector<std::string> tables;
+      TF_RETURN_IF_ERROR(c->GetAttr("num_features", &num_features));
+      TF_RETURN_IF_ERROR(c->GetAttr("num_shards", &num_shards));
+      TF_RETURN_IF_ERROR(c->GetAttr("tables", &tables));
+      for (int s = 0; s < num_shards; ++s) {
+        c->set_output(s, c->Vector(InferenceContext::kUnknownDim));
+        c->set_output(num_shards + s, c->Vector(static_cast<int64_t>(tables.size()) + 1));
+      }
+      for (int f = 0; f < num_features; ++f) c->set_output(2 * num_shards + f, c->input(f));
+      return absl::OkStatus();
+    })
+    .Doc(
+        "Deduplicates each table's ids over its features and routes them to shards. positions: "
+        "where each id's row stands in the shards' rows, concatenated.");
+
+class RouteOp : public OpKernel {
+ public:
+  explicit RouteOp(OpKernelConstruction* c) : OpKernel(c) {
+    int num_features;
+    OP_REQUIRES_OK(c, c->GetAttr("num_features", &num_features));
+    OP_REQUIRES_OK(c, c->GetAttr("feature_tables", &feature_tables_));
+    OP_REQUIRES_OK(c, c->GetAttr("tables", &tables_));
+    OP_REQUIRES_OK(c, c->GetAttr("num_shards", &num_shards_));
+    bool good = feature_tables_.size() == static_cast<size_t>(num_features);
+    for (int t : feature_tables_) good &= t >= 0 && t < static_cast<int>(tables_.size());
+    OP_REQUIRES(c, good,
+                absl::InvalidArgumentError("feature_tables must give each of " +
+                                           std::to_string(num_features) + " features one of " +
+                                           std::to_string(tables_.size()) + " tables"));
+  }
+  void Compute(OpKernelContext* context) override {
+    OpInputList ids;
+    OpOutputList shard_ids, shard_splits, positions;
+    OP_REQUIRES_OK(context, context->input_list("ids", &ids));
+    OP_REQUIRES_OK(context, context->output_list("shard_ids", &shard_ids));
+    OP_REQUIRES_OK(context, context->output_list("shard_splits", &shard_splits));
+    OP_REQUIRES_OK(context, context->output_list("positions", &positions));
+    std::vector<FeatureIds> features(ids.size());
+    int64_t total = 0;
+    for (int f = 0; f < ids.size(); ++f) {
+      OP_REQUIRES(context, ids[f].dims() == 1,
+                  absl::InvalidArgumentError("table '" + tables_[feature_tables_[f]] +
+                                             "': ids must be of rank 1 but got shape " +
+                                             ids[f].shape().DebugString()));
+      Tensor* out;
+      OP_REQUIRES_OK(context, positions.allocate(f, ids[f].shape(), &out));
+      features[f].ids = ids[f].flat<int64_t>().data();
+      features[f].num_ids = ids[f].NumElements();
+      features[f].table = feature_tables_[f];
+      features[f].positions = out->flat<int32_t>().data();
+      total += features[f].num_ids;
+    }
+    OP_REQUIRES(context, total <= INT32_MAX,
+                absl::InvalidArgumentError("a step may look up 2^31 - 1 ids but got " +
+                                           std::to_string(total)));
+    const std::vector<ShardRequest> requests =
+        Route(tables_, num_shards_, features, DeviceThreads(context));
+    for (int s = 0; s < num_shards_; ++s) {
+      Tensor *out_ids, *out_splits;
+      const ShardRequest& r = requests[s];
+      OP_REQUIRES_OK(context,
+                     shard_ids.allocate(s, {static_cast<int64_t>(r.ids.size())}, &out_ids));
+      OP_REQUIRES_OK(
+          context, shard_splits.allocate(s, {static_cast<int64_t>(r.splits.size())}, &out_splits));
+      std::memcpy(out_ids->data(), r.ids.data(), r.ids.size() * sizeof(int64_t));
+      std::memcpy(out_splits->data(), r.splits.data(), r.splits.size() * sizeof(int32_t));
+    }
+  }
+
+ private:
+  std::vector<int> feature_tables_;
+  std::vector<std::string> tables_;
+  int num_shards_;
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsRoute").Device(tensorflow::DEVICE_CPU), RouteOp);
+
+// What EmbedpsCombine and its gradient share: their attributes and their features' positions.
+class CombineBase : public OpKernel {
+ public:
+  explicit CombineBase(OpKernelConstruction* c) : OpKernel(c) {
+    std::vector<std::string> names;
+    OP_REQUIRES_OK(c, c->GetAttr("combiners", &names));
+    OP_REQUIRES_OK(c, c->GetAttr("feature_tables", &feature_tables_));
+    int num_features;
+    OP_REQUIRES_OK(c, c->GetAttr("num_features", &num_features));
+    OP_REQUIRES(c,
+                names.size() == static_cast<size_t>(num_features) &&
+                    feature_tables_.size() == static_cast<size_t>(num_features),
+                absl::InvalidArgumentError("combiners and feature_tables must be as many as the " +
+                                           std::to_string(num_features) + " features"));
+    combiners_.resize(names.size());
+    for (size_t i = 0; i < names.size(); ++i) {
+      OP_REQUIRES_OK(c, ToTensorFlow(ParseCombiner(names[i], &combiners_[i])));
+    }
+    for (int t : feature_tables_) {
+      OP_REQUIRES(c, t >= 0, absl::InvalidArgumentError("feature_tables must not be negative"));
+      num_tables_ = std::max(num_tables_, t + 1);
+    }
+  }
+
+ protected:
+  // Checks the shards' rows, which must all be [n, dim]; gives their number and dim.
+  static absl::Status CheckRows(const OpInputList& rows, int64_t* num_rows, int* dim) {
+    *num_rows = 0;
+    for (int s = 0; s < rows.size(); ++s) {
+      if (rows[s].dims() != 2 || rows[s].dim_size(1) != rows[0].dim_size(1)) {
+        return absl::InvalidArgumentError("rows must be [n, dim] of one dim but shard " +
+                                          std::to_string(s) + " gave " +
+                                          rows[s].shape().DebugString());
+      }
+      *num_rows += rows[s].dim_size(0);
+    }
+    *dim = static_cast<int>(rows[0].dim_size(1));
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadPositions(OpKernelContext* context, int64_t num_rows,
+                             std::vector<FeaturePositions>* features) const {
+    OpInputList positions, splits;
+    TF_RETURN_IF_ERROR(context->input_list("positions", &positions));
+    TF_RETURN_IF_ERROR(context->input_list("row_splits", &splits));
+    features->resize(positions.size());
+    for (int f = 0; f < positions.size(); ++f) {
+      FeaturePositions& feature = (*features)[f];
+      const int64_t n = positions[f].NumElements();
+      feature.positions = positions[f].flat<int32_t>().data();
+      feature.num_positions = n;
+      feature.combiner = combiners_[f];
+      feature.table = feature_tables_[f];
+      // As unsigned, what is negative is large too.
+      uint32_t largest = 0;
+      for (int64_t i = 0; i < n; ++i) {
+        largest = std::max(largest, static_cast<uint32_t>(feature.positions[i]));
+      }
+      if (n > 0 && largest >= static_cast<uint64_t>(num_rows)) {
+        return absl::InvalidArgumentError("feature " + std::to_string(f) +
+                                          ": positions must be in [0, " + std::to_string(num_rows) +
+                                          ") but got " +
+                                          std::to_string(static_cast<int32_t>(largest)));
+      }
+      if (splits[f].NumElements() == 0) {
+        feature.batch = n;
+        continue;
+      }
+      const auto s = splits[f].flat<int64_t>();
+      bool rising = s(0) == 0 && s(s.size() - 1) == n;
+      for (int64_t i = 1; i < s.size(); ++i) rising &= s(i - 1) <= s(i);
+      if (!rising) {
+        return absl::InvalidArgumentError("feature " + std::to_string(f) +
+                                          ": row_splits must rise from 0 to " + std::to_string(n) +
+                                          ", the number of ids");
+      }
+      feature.splits = s.data();
+      feature.batch = s.size() - 1;
+    }
+    return absl::OkStatus();
+  }
+
+  int num_tables() const { return num_tables_; }
+
+ private:
+  std::vector<Combiner> combiners_;
+  std::vector<int> feature_tables_;
+  int num_tables_ = 0;
+};
+
+REGISTER_OP("EmbedpsCombine")
+    .Input("rows: num_shards * float")
+    .Input("positions: num_features * int32")
+    .Input("row_splits: num_features * int64")
+    .Attr("num_shards: int >= 1")
+    .Attr("num_features: int >= 1")
+    .Attr("combiners: list(string)")
+    .Attr("feature_tables: list(int)")
+    .Output("embeddings: num_features * float")
+    .SetShapeFn([](InferenceContext* c) {
+      int num_features, num_shards;
+      TF_RETURN_IF_ERROR(c->GetAttr("num_features", &num_features));
+      TF_RETURN_IF_ERROR(c->GetAttr("num_shards", &num_shards));
+      tensorflow::shape_inference::ShapeHandle rows;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &rows));
+      for (int f = 0; f < num_features; ++f) {
+        c->set_output(f, c->Matrix(InferenceContext::kUnknownDim, c->Dim(rows, 1)));
+      }
+      return absl::OkStatus();
+    })
+    .Doc(
+        "One vector a feature and example from the shards' rows: [batch, dim]. A feature with "
+        "empty row_splits has one id an example; otherwise row_splits [batch + 1] bounds each "
+        "one's ids.");
+
+class CombineOp : public CombineBase {
+ public:
+  using CombineBase::CombineBase;
+  void Compute(OpKernelContext* context) override {
+    OpInputList shard_rows;
+    OpOutputList embeddings;
+    OP_REQUIRES_OK(context, context->input_list("rows", &shard_rows));
+    OP_REQUIRES_OK(context, context->output_list("embeddings", &embeddings));
+    int64_t num_rows;
+    int dim;
+    OP_REQUIRES_OK(context, CheckRows(shard_rows, &num_rows, &dim));
+    std::vector<FeaturePositions> features;
+    OP_REQUIRES_OK(context, ReadPositions(context, num_rows, &features));
+    std::vector<const float*> rows;
+    rows.reserve(num_rows);
+    for (int s = 0; s < shard_rows.size(); ++s) {
+      const float* data = shard_rows[s].flat<float>().data();
+      for (int64_t i = 0; i < shard_rows[s].dim_size(0); ++i) rows.push_back(data + i * dim);
+    }
+    std::vector<float*> to;
+    for (size_t f = 0; f < features.size(); ++f) {
+      Tensor* out;
+      OP_REQUIRES_OK(context, embeddings.allocate(f, {features[f].batch, dim}, &out));
+      to.push_back(out->flat<float>().data());
+    }
+    Combine(features, rows, dim, DeviceThreads(context), to);
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsCombine").Device(tensorflow::DEVICE_CPU), CombineOp);
+
+REGISTER_OP("EmbedpsCombineGrad")
+    .Input("upstream: num_features * float")
+    .Input("rows: num_shards * float")
+    .Input("positions: num_features * int32")
+    .Input("row_splits: num_features * int64")
+    .Attr("num_shards: int >= 1")
+    .Attr("num_features: int >= 1")
+    .Attr("combiners: list(string)")
+    .Attr("feature_tables: list(int)")
+    .Output("gradients: num_shards * float")
+    .SetShapeFn([](InferenceContext* c) {
+      int num_features, num_shards;
+      TF_RETURN_IF_ERROR(c->GetAttr("num_features", &num_features));
+      TF_RETURN_IF_ERROR(c->GetAttr("num_shards", &num_shards));
+      for (int s = 0; s < num_shards; ++s) c->set_output(s, c->input(num_features + s));
+      return absl::OkStatus();
+    })
+    .Doc(
+        "Sums each row's gradient over the features and examples that used it; rows give shapes "
+        "only.");
+
+class CombineGradOp : public CombineBase {
+ public:
+  using CombineBase::CombineBase;
+  void Compute(OpKernelContext* context) override {
+    OpInputList upstream, shard_rows;
+    OpOutputList out;
+    OP_REQUIRES_OK(context, context->input_list("upstream", &upstream));
+    OP_REQUIRES_OK(context, context->input_list("rows", &shard_rows));
+    OP_REQUIRES_OK(context, context->output_list("gradients", &out));
+    int64_t num_rows;
+    int dim;
+    OP_REQUIRES_OK(context, CheckRows(shard_rows, &num_rows, &dim));
+    std::vector<FeaturePositions> features;
+    OP_REQUIRES_OK(context, ReadPositions(context, num_rows, &features));
+    std::vector<const float*> gradient_of(features.size());
+    for (size_t f = 0; f < features.size(); ++f) {
+      OP_REQUIRES(context, upstream[f].shape() == tensorflow::TensorShape({features[f].batch, dim}),
+                  absl::InvalidArgumentError(
+                      "feature " + std::to_string(f) + ": its gradient must be [" +
+                      std::to_string(features[f].batch) + ", " + std::to_string(dim) +
+                      "] but got " + upstream[f].shape().DebugString()));
+      gradient_of[f] = upstream[f].flat<float>().data();
+    }
+    std::vector<float*> gradients;
+    gradients.reserve(num_rows);
+    for (int s = 0; s < shard_rows.size(); ++s) {
+      Tensor* tensor;
+      OP_REQUIRES_OK(context, out.allocate(s, shard_rows[s].shape(), &tensor));
+      float* data = tensor->flat<float>().data();
+      std::memset(data, 0, tensor->NumElements() * sizeof(float));
+      for (int64_t i = 0; i < shard_rows[s].dim_size(0); ++i) gradients.push_back(data + i * dim);
+    }
+    CombineGradient(features, gradient_of, dim, num_tables(), DeviceThreads(context), gradients);
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsCombineGrad").Device(tensorflow::DEVICE_CPU), CombineGradOp);
+
+}  // namespace
+}  // namespace embedps

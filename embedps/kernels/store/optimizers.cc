@@ -1,0 +1,132 @@
+#include "embedps/kernels/store/optimizers.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "embedps/kernels/dense/simd.h"
+
+namespace embedps {
+namespace {
+
+EMBEDPS_SIMD void Sgd(int dim, float lr, const float* __restrict g, float* __restrict w) {
+  for (int i = 0; i < dim; ++i) w[i] -= lr * g[i];
+}
+
+EMBEDPS_SIMD void Adagrad(int dim, float lr, float eps, const float* __restrict g,
+                          float* __restrict w, float* __restrict a) {
+  for (int i = 0; i < dim; ++i) {
+    a[i] += g[i] * g[i];
+    w[i] -= lr * g[i] / (std::sqrt(a[i]) + eps);
+  }
+}
+
+EMBEDPS_SIMD void RowwiseAdagrad(int dim, float lr, float eps, const float* __restrict g,
+                                 float* __restrict w, float* __restrict a) {
+  float sum = 0;
+  for (int i = 0; i < dim; ++i) sum += g[i] * g[i];
+  a[0] += sum / static_cast<float>(dim);
+  const float scale = lr / (std::sqrt(a[0]) + eps);
+  for (int i = 0; i < dim; ++i) w[i] -= scale * g[i];
+}
+
+EMBEDPS_SIMD void LazyAdam(int dim, float lr, float beta1, float beta2, float eps,
+                           float correction1, float correction2, const float* __restrict g,
+                           float* __restrict w, float* __restrict m, float* __restrict v) {
+  for (int i = 0; i < dim; ++i) {
+    m[i] = beta1 * m[i] + (1 - beta1) * g[i];
+    v[i] = beta2 * v[i] + (1 - beta2) * g[i] * g[i];
+    w[i] -= lr * (m[i] * correction1) / (std::sqrt(v[i] * correction2) + eps);
+  }
+}
+
+EMBEDPS_SIMD void Ftrl(int dim, float lr, float l1, float l2, const float* __restrict g,
+                       float* __restrict w, float* __restrict z, float* __restrict n) {
+  for (int i = 0; i < dim; ++i) {
+    const float n_new = n[i] + g[i] * g[i];
+    const float root = std::sqrt(n_new);
+    z[i] += g[i] - (root - std::sqrt(n[i])) / lr * w[i];
+    n[i] = n_new;
+    w[i] = std::fabs(z[i]) <= l1 ? 0.0f : (std::copysign(l1, z[i]) - z[i]) / (root / lr + 2 * l2);
+  }
+}
+
+}  // namespace
+
+Status ParseOptimizerKind(const std::string& name, OptimizerKind* kind) {
+  if (name == "sgd") {
+    *kind = OptimizerKind::kSgd;
+  } else if (name == "adagrad") {
+    *kind = OptimizerKind::kAdagrad;
+  } else if (name == "rowwise_adagrad") {
+    *kind = OptimizerKind::kRowwiseAdagrad;
+  } else if (name == "lazy_adam") {
+    *kind = OptimizerKind::kLazyAdam;
+  } else if (name == "ftrl") {
+    *kind = OptimizerKind::kFtrl;
+  } else {
+    return Status::InvalidArgument(
+        "optimizer must be sgd, adagrad, rowwise_adagrad, lazy_adam or ftrl but got '" + name +
+        "'");
+  }
+  return Status::Ok();
+}
+
+std::vector<OptimizerSlot> OptimizerSlots(const OptimizerConfig& config, int dim) {
+  switch (config.kind) {
+    case OptimizerKind::kSgd:
+      return {};
+    case OptimizerKind::kAdagrad:
+      return {{"accumulator", dim}};
+    case OptimizerKind::kRowwiseAdagrad:
+      return {{"accumulator", 1}};
+    case OptimizerKind::kLazyAdam:
+      return {{"m", dim}, {"v", dim}};
+    case OptimizerKind::kFtrl:
+      return {{"linear", dim}, {"accumulator", dim}};
+  }
+  return {};
+}
+
+void InitializeSlots(const OptimizerConfig& config, int dim, float* slots) {
+  switch (config.kind) {
+    case OptimizerKind::kSgd:
+      return;
+    case OptimizerKind::kAdagrad:
+      std::fill_n(slots, dim, config.initial_accumulator);
+      return;
+    case OptimizerKind::kRowwiseAdagrad:
+      slots[0] = config.initial_accumulator;
+      return;
+    case OptimizerKind::kLazyAdam:
+      std::fill_n(slots, 2 * dim, 0.0f);
+      return;
+    case OptimizerKind::kFtrl:
+      std::fill_n(slots, dim, 0.0f);
+      std::fill_n(slots + dim, dim, config.initial_accumulator);
+      return;
+  }
+}
+
+void ApplyUpdate(const OptimizerConfig& config, int dim, float learning_rate,
+                 uint32_t update_number, const float* gradient, float* embedding, float* slots) {
+  switch (config.kind) {
+    case OptimizerKind::kSgd:
+      return Sgd(dim, learning_rate, gradient, embedding);
+    case OptimizerKind::kAdagrad:
+      return Adagrad(dim, learning_rate, config.epsilon, gradient, embedding, slots);
+    case OptimizerKind::kRowwiseAdagrad:
+      return RowwiseAdagrad(dim, learning_rate, config.epsilon, gradient, embedding, slots);
+    case OptimizerKind::kLazyAdam: {
+      const double t = update_number;
+      const float correction1 = static_cast<float>(1 / (1 - std::pow(double{config.beta1}, t)));
+      const float correction2 = static_cast<float>(1 / (1 - std::pow(double{config.beta2}, t)));
+      return LazyAdam(dim, learning_rate, config.beta1, config.beta2, config.epsilon, correction1,
+                      correction2, gradient, embedding, slots, slots + dim);
+    }
+    case OptimizerKind::kFtrl:
+      return Ftrl(dim, learning_rate, config.l1, config.l2, gradient, embedding, slots,
+                  slots + dim);
+  }
+}
+
+}  // namespace embedps

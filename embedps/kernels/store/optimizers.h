@@ -1,0 +1,55 @@
+// Sparse optimizers: what one row's gradient does to its embedding and optimizer slots.
+#ifndef EMBEDPS_KERNELS_STORE_OPTIMIZERS_H_
+#define EMBEDPS_KERNELS_STORE_OPTIMIZERS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "embedps/kernels/files/row_file.h"
+#include "embedps/kernels/runtime/status.h"
+
+namespace embedps {
+
+enum class OptimizerKind { kSgd, kAdagrad, kRowwiseAdagrad, kLazyAdam, kFtrl };
+
+struct OptimizerConfig {
+  OptimizerKind kind = OptimizerKind::kSgd;
+  float initial_accumulator = 0;  // Adagrad, row-wise Adagrad, FTRL
+  float epsilon = 0;              // Adagrad, row-wise Adagrad, lazy Adam
+  float beta1 = 0;                // lazy Adam
+  float beta2 = 0;
+  float l1 = 0;  // FTRL
+  float l2 = 0;
+};
+
+// "sgd", "adagrad", "rowwise_adagrad", "lazy_adam" or "ftrl".
+Status ParseOptimizerKind(const std::string& name, OptimizerKind* kind);
+
+// The slots of a row, in the order in which they follow the embedding.
+std::vector<OptimizerSlot> OptimizerSlots(const OptimizerConfig& config, int dim);
+
+// Sets a new row's slots.
+void InitializeSlots(const OptimizerConfig& config, int dim, float* slots);
+
+// Applies the gradient [dim] of a row's `update_number`-th update (1 is the first).
+//
+// SGD: w -= lr g.
+//
+// Adagrad (Duchi et al. 2011): a += g^2; w -= lr g / (sqrt(a) + eps).
+//
+// Row-wise Adagrad, with one accumulator a row, as FBGEMM: a += mean(g^2);
+// w -= lr g / (sqrt(a) + eps).
+//
+// Lazy Adam (Kingma, Ba 2015): m and v of touched rows only, bias corrected by the row's own number
+// of updates, as many as its moments have seen: w -= lr m' / (sqrt(v') + eps).
+//
+// FTRL-proximal (McMahan et al. 2013) with power 1/2, as tf.keras.optimizers.Ftrl:
+// s = (sqrt(n + g^2) - sqrt(n)) / lr; z += g - s w; n += g^2;
+// w = |z| <= l1 ? 0 : (sign(z) l1 - z) / (sqrt(n) / lr + 2 l2).
+void ApplyUpdate(const OptimizerConfig& config, int dim, float learning_rate,
+                 uint32_t update_number, const float* gradient, float* embedding, float* slots);
+
+}  // namespace embedps
+
+#endif  // EMBEDPS_KERNELS_STORE_OPTIMIZERS_H_

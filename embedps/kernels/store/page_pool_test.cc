@@ -1,0 +1,89 @@
+#include "embedps/kernels/store/page_pool.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "embedps/kernels/testing/testing.h"
+
+namespace embedps {
+namespace {
+
+TEST(PiecesAreApartAlignedAndKeepWhatIsWritten) {
+  PagePool pool;
+  const size_t sizes[] = {1, 64, 100, 16392, 86016, 5 << 20};
+  std::vector<std::pair<char*, size_t>> pieces;
+  for (int i = 0; i < 60; ++i) {
+    const size_t bytes = sizes[i % 6];
+    char* piece = pool.Take(bytes);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(piece) % 64, uintptr_t{0});
+    std::memset(piece, i, bytes);
+    pieces.push_back({piece, bytes});
+  }
+  for (int i = 0; i < 60; ++i) {
+    const auto [piece, bytes] = pieces[i];
+    EXPECT_EQ(std::count(piece, piece + bytes, static_cast<char>(i)),
+              static_cast<std::ptrdiff_t>(bytes));
+  }
+}
+
+TEST(WhatIsGivenBackIsGivenOutAgain) {
+  PagePool pool;
+  std::set<char*> pieces;
+  for (int i = 0; i < 10; ++i) pieces.insert(pool.Take(1000));
+  pool.Take(2000);
+  EXPECT_EQ(pool.SpareBytes(), int64_t{0});
+  for (char* piece : pieces) pool.GiveBack(piece, 1000);
+  EXPECT_EQ(pool.SpareBytes(), int64_t{10 * 1024});
+  std::set<char*> again;
+  for (int i = 0; i < 10; ++i) again.insert(pool.Take(1000));
+  EXPECT_TRUE(again == pieces);
+  EXPECT_EQ(pool.SpareBytes(), int64_t{0});
+}
+
+TEST(PagesAreMadeBeforeTheyAreTaken) {
+  constexpr size_t kPiece = 64 << 10;
+  PagePool pool;
+  for (size_t taken = 0; taken < PagePool::kMakeFromBytes; taken += kPiece) pool.Take(kPiece);
+  while (pool.SpareBytes() < int64_t{4 << 20}) std::this_thread::yield();
+  // Those of the next MiB are in memory, though nobody has written to them.
+  for (size_t taken = 0; taken < 1 << 20; taken += kPiece) {
+    char* piece = pool.Take(kPiece);
+    std::vector<unsigned char> present(kPiece / 4096);
+    EXPECT_EQ(mincore(piece, kPiece, present.data()), 0);
+    for (const unsigned char page : present) EXPECT_EQ(page & 1, 1);
+  }
+}
+
+TEST(PagesAreMadeUnderWritersThatOutrunTheThread) {
+  constexpr size_t kPiece = 86016;
+  PagePool pool;
+  std::vector<std::vector<char*>> pieces(2);
+  std::vector<std::thread> writers;
+  for (int w = 0; w < 2; ++w) {
+    writers.emplace_back([&pool, &mine = pieces[w], w] {
+      for (int i = 0; i < 300; ++i) {
+        mine.push_back(pool.Take(kPiece));
+        for (size_t at = 0; at < kPiece; at += 512) mine.back()[at] = static_cast<char>(i + w);
+      }
+    });
+  }
+  for (std::thread& writer : writers) writer.join();
+  for (int w = 0; w < 2; ++w) {
+    for (int i = 0; i < 300; ++i) {
+      for (size_t at = 0; at < kPiece; at += 512) {
+        EXPECT_EQ(pieces[w][i][at], static_cast<char>(i + w));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace embedps
+
+int main() { return embedps::testing::RunAllTests(); }

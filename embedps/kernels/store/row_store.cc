@@ -1,0 +1,385 @@
+#include "embedps/kernels/store/row_store.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "embedps/kernels/runtime/hash.h"
+#include "embedps/kernels/store/outgoing_rows.h"
+#include "embedps/kernels/store/stripe.h"
+
+namespace embedps {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr Clock::duration kBusy = std::chrono::seconds(1);  // after a lookup or an update
+constexpr uint32_t kSliceRows = 256;  // rows copied under one hold of a stripe's lock
+constexpr uint32_t kAheadRows = 16;   // brought to the caches before a delta copies them
+
+}  // namespace
+
+RowStore::RowStore(RowStoreConfig config)
+    : config_(std::move(config)), table_rows_(config_.tables.size()) {
+  size_t row_bytes = kHeaderBytes + sizeof(float) * config_.dim;
+  for (const OptimizerSlot& slot : OptimizerSlots(config_.optimizer, config_.dim)) {
+    row_bytes += sizeof(float) * slot.width;
+  }
+  for (const TableConfig& table : config_.tables) {
+    salts_.push_back(TableSalt(table.name));
+    for (int i = 0; i < kStripes; ++i)
+      stripes_.push_back(std::make_unique<Stripe>(row_bytes, &pool_));
+  }
+}
+
+RowStore::~RowStore() = default;
+
+RowFileSchema RowStore::FileSchema() const {
+  RowFileSchema schema;
+  schema.dim = config_.dim;
+  for (const TableConfig& table : config_.tables) schema.tables.push_back(table.name);
+  schema.optimizer_slots = OptimizerSlots(config_.optimizer, config_.dim);
+  schema.metadata["group"] = config_.group;
+  return schema;
+}
+
+Stripe& RowStore::stripe(int table, uint64_t row_hash) const {
+  return *stripes_[table * kStripes + StripeOf(row_hash)];
+}
+
+void RowStore::Lookup(const IdBatch& batch, bool insert, const ParallelFor& parallel,
+                      float* embeddings) {
+  last_use_.store(Clock::now().time_since_epoch(), std::memory_order_relaxed);
+  const StripeOrder order(batch, salts_, parallel);
+  const int dim = config_.dim;
+  order.ForEachBin(
+      parallel, 100 + dim,
+      [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
+        Stripe& stripe = *stripes_[bin];
+        const int t = bin / kStripes;
+        const TableConfig& table = config_.tables[t];
+        std::lock_guard<std::mutex> lock(stripe.mutex);
+        RowFinder finder(stripe, first, last);
+        for (const auto* e = first; e < last; ++e) {
+          const int64_t id = batch.ids[e->at];
+          float* out = embeddings + int64_t{e->at} * dim;
+          uint32_t number = finder.Next(e, id);
+          if (number == kNone && insert) {
+            if (table_rows_[t].fetch_add(1, std::memory_order_relaxed) < table.max_rows ||
+                table.max_rows == 0) {
+              number = stripe.Insert(e->hash, id, salts_[t]);
+            }
+            if (number == kNone) {
+              table_rows_[t].fetch_sub(1, std::memory_order_relaxed);
+              rejected_inserts_.fetch_add(1, std::memory_order_relaxed);
+              InitializeEmbedding(table.initializer, table.seed, salts_[t], id, dim, out);
+              continue;
+            }
+            float* embedding = stripe.Embedding(number);
+            InitializeEmbedding(table.initializer, table.seed, salts_[t], id, dim, embedding);
+            InitializeSlots(config_.optimizer, dim, embedding + dim);
+            stripe.Touch(number);
+          }
+          if (number == kNone) {
+            std::fill_n(out, dim, 0.0f);
+          } else {
+            std::memcpy(out, stripe.Embedding(number), sizeof(float) * dim);
+          }
+        }
+      });
+}
+
+void RowStore::Update(const IdBatch& batch, const float* gradients, float learning_rate,
+                      uint32_t step, const ParallelFor& parallel) {
+  last_use_.store(Clock::now().time_since_epoch(), std::memory_order_relaxed);
+  const StripeOrder order(batch, salts_, parallel);
+  const int dim = config_.dim;
+  order.ForEachBin(parallel, 150 + 4 * dim,
+                   [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
+                     Stripe& stripe = *stripes_[bin];
+                     std::lock_guard<std::mutex> lock(stripe.mutex);
+                     RowFinder finder(stripe, first, last);
+                     for (const auto* e = first; e < last; ++e) {
+                       const uint32_t number = finder.Next(e, batch.ids[e->at]);
+                       if (number == kNone) {
+                         skipped_updates_.fetch_add(1, std::memory_order_relaxed);
+                         continue;
+                       }
+                       RowHeader* row = stripe.Row(number);
+                       float* embedding = stripe.Embedding(number);
+                       row->last_step = step;
+                       if (row->frequency < kMaxFrequency) ++row->frequency;
+                       ApplyUpdate(config_.optimizer, dim, learning_rate, row->frequency,
+                                   gradients + int64_t{e->at} * dim, embedding, embedding + dim);
+                       stripe.Touch(number);
+                     }
+                   });
+}
+
+int64_t RowStore::Remove(int table, const int64_t* ids, int64_t num_ids) {
+  int64_t removed = 0;
+  for (int64_t i = 0; i < num_ids; ++i) {
+    const uint64_t hash = RowHash(salts_[table], ids[i]);
+    Stripe& s = stripe(table, hash);
+    std::lock_guard<std::mutex> lock(s.mutex);
+    if (!s.Remove(hash, ids[i], salts_[table])) continue;
+    s.open_removed.push_back(ids[i]);
+    ++removed;
+  }
+  table_rows_[table].fetch_sub(removed, std::memory_order_relaxed);
+  return removed;
+}
+
+int64_t RowStore::Evict(int table, uint32_t step, uint32_t max_frequency) {
+  int64_t removed = 0;
+  for (int k = 0; k < kStripes; ++k) {
+    Stripe& s = *stripes_[table * kStripes + k];
+    for (uint32_t first = 0;; first += kSliceRows) {
+      std::lock_guard<std::mutex> lock(s.mutex);
+      if (first >= s.used()) break;
+      const uint32_t last = std::min(s.used(), first + kSliceRows);
+      for (uint32_t number = first; number < last; ++number) {
+        const RowHeader* row = s.Row(number);
+        if (row->live && row->last_step < step && row->frequency < max_frequency) {
+          s.Remove(RowHash(salts_[table], row->id), row->id, salts_[table]);
+          s.open_removed.push_back(row->id);
+          ++removed;
+        }
+      }
+    }
+  }
+  table_rows_[table].fetch_sub(removed, std::memory_order_relaxed);
+  return removed;
+}
+
+void RowStore::CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pending,
+                         OutgoingRows* outgoing) {
+  // Take the open list. A row stays listed until it is copied: what changes it before then is in
+  // the copy, and what changes it later lists it anew. So the copying may go slice by slice.
+  std::vector<uint32_t> rows, open;
+  std::vector<int64_t> removed, open_removed;
+  uint32_t num_rows;
+  {
+    std::lock_guard<std::mutex> lock(stripe.mutex);
+    rows.swap(stripe.pending);
+    removed.swap(stripe.pending_removed);
+    open.swap(stripe.open);
+    open_removed.swap(stripe.open_removed);
+    num_rows = stripe.used();
+  }
+  // Not under the lock, or a lookup would wait for the sorting. Only a cut uses what is pending.
+  const auto merge = [drop_pending](auto* pending, auto* open, const auto& sort) {
+    if (drop_pending) pending->clear();
+    pending->insert(pending->end(), open->begin(), open->end());
+    sort(pending);
+    pending->shrink_to_fit();
+    *open = *pending;
+  };
+  merge(&rows, &open, [num_rows](auto* numbers) { SortRows(num_rows, numbers); });
+  merge(&removed, &open_removed, [](auto* ids) {
+    std::sort(ids->begin(), ids->end());
+    ids->erase(std::unique(ids->begin(), ids->end()), ids->end());
+  });
+  if (!open.empty() || !open_removed.empty()) {
+    std::lock_guard<std::mutex> lock(stripe.mutex);
+    stripe.pending.swap(open);
+    stripe.pending_removed.swap(open_removed);
+  }
+  if (kind == CutKind::kDelta) {
+    num_rows = static_cast<uint32_t>(rows.size());
+  } else {
+    removed.clear();
+  }
+
+  for (size_t i = 0; i < removed.size(); ++i) {
+    outgoing->Reserve(1);
+    outgoing->AppendRemoval(table, removed[i]);
+  }
+  for (uint32_t first = 0; first < num_rows; first += kSliceRows) {
+    const uint32_t last = std::min(num_rows, first + kSliceRows);
+    outgoing->Reserve(last - first);  // not under the lock
+    std::lock_guard<std::mutex> lock(stripe.mutex);
+    for (uint32_t i = first; i < last; ++i) {
+      const uint32_t number = kind == CutKind::kDelta ? rows[i] : i;
+      // A base's rows come in order, which the processor foresees.
+      if (kind == CutKind::kDelta && num_rows - i > kAheadRows) {
+        stripe.PrefetchRow(rows[i + kAheadRows]);
+      }
+      RowHeader* row = stripe.Row(number);
+      if (row->live) outgoing->AppendRow(table, *row, stripe.Embedding(number));
+      if (row->listed) row->listed = 0;  // few are, and most lines of a base stay clean
+    }
+  }
+}
+
+Status RowStore::Cut(CutKind kind, int64_t since, const RowSink& sink, int64_t* cut) {
+  std::lock_guard<std::mutex> cut_lock(cut_mutex_);
+  const bool drop_pending = since == last_cut_;
+  // A base gives every row, so it may follow any cut: it keeps what is pending and lists on.
+  if (kind == CutKind::kDelta && !drop_pending && since != pending_since_) {
+    return Status::InvalidArgument(
+        "group '" + config_.group + "': a delta must be since " + std::to_string(last_cut_) +
+        " (the last) or " + std::to_string(pending_since_) + " (the one before it) but got " +
+        std::to_string(since) + ": write a base");
+  }
+  // Before any stripe closes its list: should the sink fail half-way, this cut is simply one that
+  // was not committed, and the next one gives its rows again.
+  if (drop_pending) pending_since_ = last_cut_;
+  const uint32_t this_cut = ++last_cut_;
+  OutgoingRows outgoing(config_.dim, OptimizerSlots(config_.optimizer, config_.dim), sink);
+  for (size_t i = 0; i < stripes_.size(); ++i) {
+    // Every stripe closes its list even when the sink has failed, or the lists would be of
+    // different cuts.
+    CutStripe(static_cast<int>(i) / kStripes, *stripes_[i], kind, drop_pending, &outgoing);
+  }
+  const Status status = outgoing.Flush();
+  *cut = this_cut;
+  return status;
+}
+
+Status RowStore::Copy(const RowSink& sink) {
+  const int64_t stopped = copies_stopped_;
+  OutgoingRows outgoing(config_.dim, OptimizerSlots(config_.optimizer, config_.dim), sink);
+  for (size_t i = 0; i < stripes_.size(); ++i) {
+    Stripe& stripe = *stripes_[i];
+    uint32_t num_rows;
+    {
+      std::lock_guard<std::mutex> lock(stripe.mutex);
+      num_rows = stripe.used();
+    }
+    for (uint32_t first = 0; first < num_rows; first += kSliceRows) {
+      if (copies_stopped_ != stopped) return Status::IoError("the copy was told to end");
+      const uint32_t last = std::min(num_rows, first + kSliceRows);
+      outgoing.Reserve(last - first);  // not under the lock
+      std::lock_guard<std::mutex> lock(stripe.mutex);
+      for (uint32_t number = first; number < last; ++number) {
+        const RowHeader& row = *stripe.Row(number);
+        if (row.live) outgoing.AppendRow(i / kStripes, row, stripe.Embedding(number));
+      }
+    }
+  }
+  return outgoing.Flush();
+}
+
+int64_t RowStore::Load(const RowColumns& columns, const std::vector<int>& tables, int shard,
+                       int num_shards, bool slots, const ParallelFor& parallel) {
+  // The records that are ours by stripe, in the file's order within each: one lock a stripe, and
+  // stripes side by side.
+  struct Record {
+    uint64_t hash;
+    int32_t at;
+    int32_t bin;
+  };
+  std::vector<Record> ours;
+  ours.reserve(columns.num_rows);
+  std::vector<int64_t> starts(stripes_.size() + 1, 0);
+  for (int64_t i = 0; i < columns.num_rows; ++i) {
+    const int t = tables[columns.table[i]];
+    if (t < 0) continue;
+    const uint64_t hash = RowHash(salts_[t], columns.id[i]);
+    if (ShardOf(hash, num_shards) != shard) continue;
+    const int bin = t * kStripes + StripeOf(hash);
+    ours.push_back({hash, static_cast<int32_t>(i), bin});
+    ++starts[bin + 1];
+  }
+  for (size_t bin = 0; bin < stripes_.size(); ++bin) starts[bin + 1] += starts[bin];
+  std::vector<Record> ordered(ours.size());
+  std::vector<int64_t> next(starts.begin(), starts.end() - 1);
+  for (const Record& record : ours) ordered[next[record.bin]++] = record;
+
+  parallel(static_cast<int64_t>(stripes_.size()), 500 * (1 + columns.num_rows / stripes_.size()),
+           [&](int64_t begin, int64_t end) {
+             for (int64_t bin = begin; bin < end; ++bin) {
+               const Record* first = ordered.data() + starts[bin];
+               const Record* last = ordered.data() + starts[bin + 1];
+               if (first == last) continue;
+               const int t = static_cast<int>(bin) / kStripes;
+               Stripe& s = *stripes_[bin];
+               std::lock_guard<std::mutex> lock(s.mutex);
+               s.Reserve(last - first);
+               constexpr int kAhead = 8;
+               for (const Record* r = first; r < last; ++r) {
+                 if (last - r > 2 * kAhead) s.PrefetchEntry(r[2 * kAhead].hash);
+                 if (last - r > kAhead) s.PrefetchRow(s.PrefetchChunk(r[kAhead].hash));
+                 LoadRecord(columns, r->at, t, r->hash, slots, &s);
+               }
+             }
+           });
+  return static_cast<int64_t>(ours.size());
+}
+
+void RowStore::LoadRecord(const RowColumns& columns, int64_t i, int table, uint64_t hash,
+                          bool slots, Stripe* stripe) {
+  const int dim = config_.dim;
+  const int64_t id = columns.id[i];
+  if (columns.removed[i]) {
+    if (stripe->Remove(hash, id, salts_[table])) {
+      table_rows_[table].fetch_sub(1, std::memory_order_relaxed);
+    }
+    return;
+  }
+  uint32_t number = stripe->Find(hash, id);
+  if (number == kNone) {
+    number = stripe->Insert(hash, id, salts_[table]);
+    if (number == kNone) {
+      rejected_inserts_.fetch_add(1, std::memory_order_relaxed);
+      return;
+    }
+    table_rows_[table].fetch_add(1, std::memory_order_relaxed);
+    if (!slots) InitializeSlots(config_.optimizer, dim, stripe->Embedding(number) + dim);
+  }
+  RowHeader* row = stripe->Row(number);
+  row->last_step = columns.last_step[i];
+  row->frequency = std::min(columns.frequency[i], kMaxFrequency);
+  float* floats = stripe->Embedding(number);
+  std::memcpy(floats, &columns.embedding[i * dim], sizeof(float) * dim);
+  if (!slots) return;
+  floats += dim;
+  for (const std::vector<float>& values : columns.optimizer_slots) {
+    const int64_t width = static_cast<int64_t>(values.size()) / columns.num_rows;
+    std::memcpy(floats, &values[i * width], sizeof(float) * width);
+    floats += width;
+  }
+}
+
+int64_t RowStore::MarkClean() {
+  std::lock_guard<std::mutex> cut_lock(cut_mutex_);
+  ++last_cut_;
+  pending_since_ = last_cut_;
+  // Against the order of lookups, so that one meets it in a single stripe: the other way round it
+  // would wait at each.
+  for (auto s = stripes_.rbegin(); s != stripes_.rend(); ++s) {
+    std::lock_guard<std::mutex> lock((*s)->mutex);
+    (*s)->ForgetTouches();
+  }
+  return last_cut_;
+}
+
+void RowStore::Clear() {
+  std::lock_guard<std::mutex> cut_lock(cut_mutex_);
+  for (size_t i = 0; i < stripes_.size(); ++i) {
+    Stripe& s = *stripes_[i];
+    std::lock_guard<std::mutex> lock(s.mutex);
+    table_rows_[i / kStripes].fetch_sub(s.live(), std::memory_order_relaxed);
+    s.Clear();
+  }
+}
+
+bool RowStore::IsBusy() const {
+  return Clock::now().time_since_epoch() - last_use_.load(std::memory_order_relaxed) < kBusy;
+}
+
+RowStoreStats RowStore::Stats() const {
+  RowStoreStats stats;
+  for (const auto& rows : table_rows_) stats.rows.push_back(rows.load(std::memory_order_relaxed));
+  for (const auto& s : stripes_) {
+    std::lock_guard<std::mutex> lock(s->mutex);
+    stats.memory_bytes += s->MemoryBytes();
+  }
+  stats.memory_bytes += pool_.SpareBytes();
+  stats.rejected_inserts = rejected_inserts_.load(std::memory_order_relaxed);
+  stats.skipped_updates = skipped_updates_.load(std::memory_order_relaxed);
+  return stats;
+}
+
+}  // namespace embedps

@@ -1,0 +1,162 @@
+// Rows stay whole while lookups, updates, removals, cuts and loads run side by side.
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <random>
+#include <set>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "embedps/kernels/store/row_store.h"
+#include "embedps/kernels/store/row_store_testing.h"
+#include "embedps/kernels/testing/testing.h"
+
+namespace embedps {
+namespace {
+
+// Every update adds 1 to a number of the row that must then equal its frequency: with SGD all of
+// the embedding, with Adagrad all of the accumulator.
+bool IsWhole(const Record& record, int dim, OptimizerKind kind) {
+  const bool sgd = kind == OptimizerKind::kSgd;
+  for (int i = 0; i < dim; ++i) {
+    if (record.floats[i] != (sgd ? static_cast<float>(record.frequency) : 0.0f)) return false;
+    if (!sgd && record.floats[dim + i] != static_cast<float>(record.frequency)) return false;
+  }
+  return (record.frequency == 0) == (record.last_step == 0);
+}
+
+struct Traffic {
+  std::vector<std::thread> threads;
+  std::atomic<int> running{0};
+
+  void Run(std::function<void()> work) {
+    ++running;
+    threads.emplace_back([this, work = std::move(work)] {
+      work();
+      --running;
+    });
+  }
+  void Join() {
+    for (std::thread& thread : threads) thread.join();
+  }
+};
+
+std::vector<int64_t> SomeIds(std::mt19937_64* random, int64_t range) {
+  std::set<int64_t> ids{-1};
+  while (ids.size() < 60) {
+    const double u = static_cast<double>((*random)() >> 11) * 0x1p-53;
+    ids.insert(static_cast<int64_t>(static_cast<double>(range) * u * u * u));  // hot and cold
+  }
+  return std::vector<int64_t>(ids.begin(), ids.end());
+}
+
+void ExpectWholeRowsUnderTraffic(OptimizerKind kind) {
+  constexpr int kDim = 8;
+  constexpr int kRounds = 250;
+  RowStore store(MakeConfig(kDim, 2, kind));
+  const float learning_rate = kind == OptimizerKind::kSgd ? -1 : 0;
+  std::atomic<uint32_t> step{1};
+  Traffic traffic;
+  for (int k = 0; k < 2; ++k) {
+    traffic.Run([&, k] {
+      std::mt19937_64 random(k);
+      for (int i = 0; i < kRounds; ++i) {
+        // The range grows, and the index with it.
+        const Batch batch{SomeIds(&random, 100 + 40 * i), SomeIds(&random, 100)};
+        const std::vector<float> rows = Lookup(&store, batch);
+        for (size_t r = 0; r < batch.ids.size(); ++r) {
+          for (int d = 1; d < kDim; ++d) EXPECT_EQ(rows[r * kDim + d], rows[r * kDim]);
+        }
+        Update(&store, batch, 1, learning_rate, step++);
+      }
+    });
+  }
+  traffic.Run([&] {
+    std::mt19937_64 random(99);
+    for (int i = 0; i < kRounds; ++i) {
+      const std::vector<int64_t> ids = SomeIds(&random, 100 + 40 * i);
+      store.Remove(i % 2, ids.data(), 20);
+      if (i % 16 == 0) store.Evict(0, step.load() / 2, 2);
+      Lookup(&store, Batch{ids, {}}, false);
+      EXPECT_TRUE(store.Stats().memory_bytes > 0);
+    }
+  });
+  // The chain of what was committed; every third cut fails, early or late.
+  Rows chain;
+  int64_t committed = -1, cuts = 0;
+  const auto cut_once = [&](CutKind kind_of_cut, bool fails) {
+    Rows rows = kind_of_cut == CutKind::kBase ? Rows() : chain;
+    int64_t cut = 0, batches = 0;
+    const Status status = store.Cut(
+        kind_of_cut, committed,
+        [&](const RowColumns& columns) {
+          if (fails && (cuts % 2 == 0 || ++batches > 1)) return Status::IoError("disk full");
+          Rows given;
+          Apply(columns, kDim, &given);
+          for (const auto& row : given) EXPECT_TRUE(IsWhole(row.second, kDim, kind));
+          Apply(columns, kDim, &rows);
+          return Status::Ok();
+        },
+        &cut);
+    ++cuts;
+    if (!status.ok() || fails) return;
+    chain = std::move(rows);
+    committed = cut;
+  };
+  cut_once(CutKind::kBase, false);
+  while (traffic.running > 0) {
+    cut_once(cuts % 11 == 10 ? CutKind::kBase : CutKind::kDelta, cuts % 3 == 2);
+  }
+  traffic.Join();
+  cut_once(CutKind::kDelta, false);
+  const Rows base = BaseOf(&store);
+  EXPECT_TRUE(chain == base);
+  EXPECT_TRUE(base.size() > 1000);
+  EXPECT_EQ(NumRows(store, 0) + NumRows(store, 1), static_cast<int64_t>(base.size()));
+}
+
+TEST(SgdRowsStayWholeUnderTraffic) { ExpectWholeRowsUnderTraffic(OptimizerKind::kSgd); }
+TEST(AdagradRowsStayWholeUnderTraffic) { ExpectWholeRowsUnderTraffic(OptimizerKind::kAdagrad); }
+
+TEST(LoadsRunBesideLookupsUpdatesAndCuts) {
+  constexpr int kDim = 4;
+  RowStore store(MakeConfig(kDim, 1)), source(MakeConfig(kDim, 1));
+  const std::vector<int64_t> ids = Range(0, 2000);
+  Lookup(&source, Batch{ids});
+  for (int i = 1; i < 4; ++i) Update(&source, Batch{ids}, 1, -1, i);
+  source.Remove(0, ids.data(), 500);
+  int64_t cut;
+  const std::vector<RowColumns> records = RecordsOf(&source, CutKind::kDelta, -1, &cut);
+  Traffic traffic;
+  for (int k = 0; k < 2; ++k) {
+    traffic.Run([&store, k] {
+      std::mt19937_64 random(k);
+      for (int i = 0; i < 150; ++i) {
+        const Batch batch{SomeIds(&random, 3000)};
+        const std::vector<float> rows = Lookup(&store, batch, k == 0);
+        for (size_t r = 0; r < rows.size(); ++r) EXPECT_EQ(rows[r], rows[r / kDim * kDim]);
+        Update(&store, batch, 1, -1, 5);
+      }
+    });
+  }
+  traffic.Run([&] {
+    for (int i = 0; i < 8; ++i) {
+      for (const RowColumns& columns : records) store.Load(columns, {0}, 0, 1, true, SerialFor);
+    }
+  });
+  do {
+    Rows rows;
+    CutOnto(&store, CutKind::kBase, -1, &rows);
+    for (const auto& row : rows) EXPECT_TRUE(IsWhole(row.second, kDim, OptimizerKind::kSgd));
+  } while (traffic.running > 0);
+  traffic.Join();
+  for (const auto& row : BaseOf(&store)) {
+    EXPECT_TRUE(IsWhole(row.second, kDim, OptimizerKind::kSgd));
+  }
+}
+
+}  // namespace
+}  // namespace embedps
+
+int main(int argc, char** argv) { return embedps::testing::RunAllTests(argc, argv); }

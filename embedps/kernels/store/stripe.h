@@ -1,0 +1,398 @@
+// One stripe of a table: an index from id to row, and the rows in chunks.
+#ifndef EMBEDPS_KERNELS_STORE_STRIPE_H_
+#define EMBEDPS_KERNELS_STORE_STRIPE_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "embedps/kernels/runtime/hash.h"
+#include "embedps/kernels/store/page_pool.h"
+
+namespace embedps {
+
+inline constexpr int kStripeBits = 12;  // of a row's hash, which decide its stripe
+inline constexpr int kStripes = 64;     // a table
+inline constexpr int kChunkBits = 10;
+inline constexpr uint32_t kChunkRows = 1u << kChunkBits;
+inline constexpr int kSegmentBits = 12;
+inline constexpr uint32_t kSegmentEntries = 1u << kSegmentBits;
+inline constexpr uint32_t kMaxStripeRows = (1u << 24) - 2;
+inline constexpr uint32_t kNone = 0xFFFFFFFF;  // no row
+inline constexpr uint32_t kMaxFrequency = (1u << 30) - 1;
+
+// What stands before a row's floats. Packed, so that a row of dim 16 with one slot takes 84 bytes.
+struct __attribute__((packed, aligned(4))) RowHeader {
+  int64_t id;
+  uint32_t last_step;
+  uint32_t frequency : 30;  // updates applied; stays at kMaxFrequency
+  uint32_t live : 1;
+  uint32_t listed : 1;  // in the open list, or in one whose cut has yet to copy the row
+};
+inline constexpr size_t kHeaderBytes = 16;
+
+// The stripe of a row. The last one has twice the rows of the first, and those between lie evenly
+// between: were all of a size, every segment of a table's indexes would be full, and split, at the
+// same time, and a lookup that inserts would wait for a split in each stripe.
+inline int StripeOf(uint64_t row_hash) {
+  constexpr uint64_t kOne = uint64_t{1} << kStripeBits;
+  const uint64_t x = row_hash & (kOne - 1);
+  return static_cast<int>(kStripes * x * (4 * kOne - x) / (3 * kOne * kOne));
+}
+
+static_assert(sizeof(RowHeader) == kHeaderBytes);
+
+// Sorts row numbers below `limit`, and leaves each once. Where they are not very few of the rows it
+// goes by a bit a row: a processor foresees none of a sort's comparisons.
+inline void SortRows(uint32_t limit, std::vector<uint32_t>* numbers) {
+  constexpr uint32_t kBits = 64, kVeryFew = 1024;
+  if (numbers->size() < limit / kVeryFew) {
+    std::sort(numbers->begin(), numbers->end());
+    numbers->erase(std::unique(numbers->begin(), numbers->end()), numbers->end());
+    return;
+  }
+  std::vector<uint64_t> words(limit / kBits + 1);
+  for (const uint32_t number : *numbers) words[number / kBits] |= uint64_t{1} << number % kBits;
+  numbers->clear();
+  for (uint32_t at = 0; at < words.size(); ++at) {
+    for (uint64_t bits = words[at]; bits != 0; bits &= bits - 1) {
+      numbers->push_back(at * kBits + __builtin_ctzll(bits));
+    }
+  }
+}
+
+// One table's rows of one stripe. Everything but the constants is guarded by `mutex`.
+//
+// The index is of segments of at most 4096 entries, found by a directory (Fagin et al., Extendible
+// Hashing, 1979): a full segment is split by itself, so that an insert never waits for more than
+// one segment's rows to be hashed again, however many rows there are.
+class Stripe {
+ public:
+  Stripe(size_t row_bytes, PagePool* pool) : row_bytes_(row_bytes), pool_(pool) {}
+
+  std::mutex mutex;
+
+  static uint8_t Tag(uint64_t hash) {
+    return static_cast<uint8_t>((hash * 0x9E3779B97F4A7C15ull) >> 56);
+  }
+
+  // Four steps bring an id's row to the caches, each some ids after the one before, as each needs
+  // what the one before it brought: the directory's place, the index entry, the chunk's place, the
+  // row. A large table's directory and places are not in the caches either. Inlined by force: GCC
+  // takes a function that does nothing but prefetch for one without effects, and drops its calls.
+  [[gnu::always_inline]] void PrefetchSegment(uint64_t hash) const {
+    if (!directory_.empty()) {
+      __builtin_prefetch(&directory_[DirectoryBits(hash) & (directory_.size() - 1)]);
+    }
+  }
+
+  [[gnu::always_inline]] void PrefetchEntry(uint64_t hash) const {
+    if (!directory_.empty()) __builtin_prefetch(&SegmentOf(hash)->entries()[Home(hash)]);
+  }
+
+  // Gives the number of the row that is probably the id's, or kNone.
+  uint32_t PrefetchChunk(uint64_t hash) const {
+    if (directory_.empty()) return kNone;
+    const uint32_t* entries = SegmentOf(hash)->entries();
+    const uint32_t tag = Tag(hash);
+    for (uint32_t at = Home(hash); entries[at] != 0; at = (at + 1) & mask_) {
+      if (entries[at] >> 24 != tag) continue;
+      const uint32_t number = RowOf(entries[at]);
+      __builtin_prefetch(&chunks_[number >> kChunkBits]);
+      return number;
+    }
+    return kNone;
+  }
+
+  [[gnu::always_inline]] void PrefetchRow(uint32_t probably) const {
+    if (probably == kNone) return;
+    const char* row = reinterpret_cast<const char*>(Row(probably));
+    for (size_t byte = 0; byte < row_bytes_; byte += 64) __builtin_prefetch(row + byte, 1);
+    __builtin_prefetch(row + row_bytes_ - 1, 1);  // a row may end in one line more
+  }
+
+  // Find, where PrefetchChunk gave `probably`.
+  uint32_t Find(uint64_t hash, int64_t id, uint32_t probably) const {
+    if (probably != kNone && Row(probably)->id == id && Row(probably)->live) return probably;
+    return Find(hash, id);
+  }
+
+  // The number of the row of `id`, or kNone.
+  uint32_t Find(uint64_t hash, int64_t id) const {
+    if (directory_.empty()) return kNone;
+    const Segment* segment = SegmentOf(hash);
+    const uint32_t tag = Tag(hash);
+    for (uint32_t at = Home(hash);; at = (at + 1) & mask_) {
+      const uint32_t entry = segment->entries()[at];
+      if (entry == 0) return kNone;
+      if (entry >> 24 == tag && Row(RowOf(entry))->id == id) return RowOf(entry);
+    }
+  }
+
+  // The number of a new row for an id that is not there, its floats not set, or kNone when the
+  // stripe is full.
+  uint32_t Insert(uint64_t hash, int64_t id, uint64_t salt) {
+    uint32_t number;
+    if (!free_.empty()) {
+      number = free_.back();
+      free_.pop_back();
+    } else {
+      if (used_ >= kMaxStripeRows) return kNone;
+      if (used_ == room_) AddRoom();
+      number = used_++;
+    }
+    RowHeader* row = Row(number);
+    row->id = id;
+    row->last_step = 0;
+    row->frequency = 0;
+    row->live = 1;
+    row->listed = 0;
+    ++live_;
+    while (directory_.empty() || (SegmentOf(hash)->used + 1) * 5 > (mask_ + 1) * 4) {
+      Grow(hash, salt);
+    }
+    Place(SegmentOf(hash), hash, number);
+    return number;
+  }
+
+  // Makes an index for so many rows at once, where there is none: inserted one by one they would
+  // have it doubled and split again and again, which was a sixth of a load.
+  void Reserve(int64_t rows) {
+    if (!directory_.empty()) return;
+    uint32_t size = 8, depth = 0;
+    while (size < kSegmentEntries && rows * 5 > size * int64_t{4}) size *= 2;
+    // To three quarters: a full one is split, and of many segments some get more than their share.
+    while (rows * 4 > (int64_t{kSegmentEntries} << depth) * 3) ++depth;
+    mask_ = size - 1;
+    for (uint32_t i = 0; i < 1u << depth; ++i) segments_.push_back(NewSegment(size, depth));
+    directory_ = segments_;
+  }
+
+  // Frees the row of `id`. Returns whether it was there. The caller records the removal where the
+  // next cut is to give it.
+  bool Remove(uint64_t hash, int64_t id, uint64_t salt) {
+    if (directory_.empty()) return false;
+    Segment* segment = SegmentOf(hash);
+    const uint32_t tag = Tag(hash);
+    for (uint32_t at = Home(hash);; at = (at + 1) & mask_) {
+      const uint32_t entry = segment->entries()[at];
+      if (entry == 0) return false;
+      if (entry >> 24 != tag || Row(RowOf(entry))->id != id) continue;
+      RowHeader* row = Row(RowOf(entry));
+      row->live = 0;
+      // Should it come back, the next cut gives it after its removal: it must be listed anew.
+      row->listed = 0;
+      free_.push_back(RowOf(entry));
+      --live_;
+      --segment->used;
+      CloseGap(segment, at, salt);
+      return true;
+    }
+  }
+
+  // Lists a live row for the next cut. A row that was removed meanwhile may be listed twice.
+  void Touch(uint32_t number) {
+    RowHeader* row = Row(number);
+    if (row->listed) return;
+    row->listed = 1;
+    open.push_back(number);
+  }
+
+  RowHeader* Row(uint32_t number) const {
+    return reinterpret_cast<RowHeader*>(chunks_[number >> kChunkBits] +
+                                        (number & (kChunkRows - 1)) * row_bytes_);
+  }
+  float* Embedding(uint32_t number) const {
+    return reinterpret_cast<float*>(reinterpret_cast<char*>(Row(number)) + kHeaderBytes);
+  }
+
+  uint32_t used() const { return used_; }  // row numbers ever given out
+  int64_t live() const { return live_; }
+
+  void Clear() {
+    if (mask_ + 1 == kSegmentEntries) {
+      for (Segment* segment : segments_) {
+        pool_->GiveBack(reinterpret_cast<char*>(segment), SegmentBytes(kSegmentEntries));
+      }
+    }
+    if (room_ >= kChunkRows) {
+      for (char* chunk : chunks_) pool_->GiveBack(chunk, kChunkRows * row_bytes_);
+    }
+    directory_ = {};
+    segments_ = {};
+    first_segment_.reset();
+    chunks_ = {};
+    first_chunk_.reset();
+    free_ = {};
+    mask_ = used_ = room_ = 0;
+    live_ = 0;
+    open = {};
+    open_removed = {};
+    pending = {};
+    pending_removed = {};
+  }
+
+  void ForgetTouches() {
+    constexpr size_t kAhead = 16;
+    for (const auto* list : {&open, &pending}) {
+      for (size_t i = 0; i < list->size(); ++i) {
+        if (i + kAhead < list->size()) __builtin_prefetch(Row((*list)[i + kAhead]), 1);
+        Row((*list)[i])->listed = 0;
+      }
+    }
+    // With their memory, which `= {}` would keep.
+    std::vector<uint32_t>().swap(open);
+    std::vector<int64_t>().swap(open_removed);
+    std::vector<uint32_t>().swap(pending);
+    std::vector<int64_t>().swap(pending_removed);
+  }
+
+  int64_t MemoryBytes() const {
+    return static_cast<int64_t>(
+        sizeof(*this) + room_ * row_bytes_ + chunks_.size() * sizeof(void*) +
+        segments_.size() * (SegmentBytes(mask_ + 1) + sizeof(void*)) +
+        directory_.size() * sizeof(void*) +
+        (free_.capacity() + open.capacity() + pending.capacity()) * sizeof(uint32_t) +
+        (open_removed.capacity() + pending_removed.capacity()) * sizeof(int64_t));
+  }
+
+  std::vector<uint32_t> open;         // rows touched since the last cut
+  std::vector<int64_t> open_removed;  // ids removed since the last cut
+  std::vector<uint32_t> pending;      // cut, but not known to be committed
+  std::vector<int64_t> pending_removed;
+
+ private:
+  // The ids whose hashes have `depth` bits in common after those of the stripe and the segment.
+  struct Segment {
+    uint32_t used;
+    uint32_t depth;
+    // So many as the stripe's mask says; they follow.
+    uint32_t* entries() { return reinterpret_cast<uint32_t*>(this + 1); }
+    const uint32_t* entries() const { return reinterpret_cast<const uint32_t*>(this + 1); }
+  };
+  static size_t SegmentBytes(uint32_t size) { return sizeof(Segment) + size * sizeof(uint32_t); }
+
+  // Without entries. The first ones, which are smaller, are of the heap: one at a time.
+  Segment* NewSegment(uint32_t size, uint32_t depth) {
+    const size_t bytes = SegmentBytes(size);
+    std::unique_ptr<char[]> small(size < kSegmentEntries ? new char[bytes] : nullptr);
+    char* memory = small ? small.get() : pool_->Take(bytes);
+    std::memset(memory, 0, bytes);
+    first_segment_ = std::move(small);
+    auto* segment = reinterpret_cast<Segment*>(memory);
+    segment->depth = depth;
+    return segment;
+  }
+
+  // Chunks never move, but for the first, which doubles up to its full size: a small table would
+  // leave most of one empty in each of its stripes.
+  void AddRoom() {
+    if (room_ >= kChunkRows) {
+      chunks_.push_back(pool_->Take(kChunkRows * row_bytes_));
+      room_ += kChunkRows;
+      return;
+    }
+    const uint32_t room = std::max(uint32_t{16}, 2 * room_);
+    const size_t bytes = room * row_bytes_;
+    std::unique_ptr<char[]> small(room < kChunkRows ? new char[bytes] : nullptr);
+    char* chunk = small ? small.get() : pool_->Take(bytes);
+    if (room_ > 0) std::memcpy(chunk, chunks_[0], used_ * row_bytes_);
+    chunks_.assign(1, chunk);
+    first_chunk_ = std::move(small);
+    room_ = room;
+  }
+
+  // An index entry: tag in the upper 8 bits, row number + 1 in the lower 24; 0 is empty.
+  static uint32_t RowOf(uint32_t entry) { return (entry & 0xFFFFFF) - 1; }
+  uint32_t Home(uint64_t hash) const { return static_cast<uint32_t>(hash >> kStripeBits) & mask_; }
+  static size_t DirectoryBits(uint64_t hash) { return hash >> (kStripeBits + kSegmentBits); }
+  Segment* SegmentOf(uint64_t hash) const {
+    return directory_[DirectoryBits(hash) & (directory_.size() - 1)];
+  }
+
+  void Place(Segment* segment, uint64_t hash, uint32_t number) {
+    uint32_t at = Home(hash);
+    while (segment->entries()[at] != 0) at = (at + 1) & mask_;
+    segment->entries()[at] = uint32_t{Tag(hash)} << 24 | (number + 1);
+    ++segment->used;
+  }
+
+  // Makes room where `hash` belongs: the only segment is doubled up to its full size, a full one is
+  // split.
+  void Grow(uint64_t hash, uint64_t salt) {
+    if (directory_.empty()) {
+      mask_ = 7;
+      segments_.push_back(NewSegment(mask_ + 1, 0));
+      directory_.push_back(segments_.back());
+      return;
+    }
+    const uint32_t old_size = mask_ + 1;
+    const Segment* segment = SegmentOf(hash);
+    const std::vector<uint32_t> old(segment->entries(), segment->entries() + old_size);
+    if (old_size < kSegmentEntries) {
+      mask_ = 2 * old_size - 1;
+      segments_[0] = NewSegment(mask_ + 1, 0);
+      directory_[0] = segments_[0];
+    } else {
+      Split(SegmentOf(hash), DirectoryBits(hash));
+    }
+    for (uint32_t i = 0; i < old_size; ++i) {
+      if (i + 8 < old_size && old[i + 8] != 0) __builtin_prefetch(Row(RowOf(old[i + 8])));
+      if (old[i] == 0) continue;
+      const uint64_t moved = RowHash(salt, Row(RowOf(old[i]))->id);
+      Place(SegmentOf(moved), moved, RowOf(old[i]));
+    }
+  }
+
+  // Empties a segment that stands at `bits` of the directory, and makes another for half of its
+  // ids.
+  void Split(Segment* segment, size_t bits) {
+    const size_t step = size_t{1} << segment->depth++;
+    std::fill_n(segment->entries(), mask_ + 1, 0);
+    segment->used = 0;
+    segments_.push_back(NewSegment(mask_ + 1, segment->depth));
+    if (step == directory_.size()) {
+      directory_.resize(2 * step);
+      std::copy_n(directory_.begin(), step, directory_.begin() + step);
+    }
+    for (size_t i = (bits & (step - 1)) + step; i < directory_.size(); i += 2 * step) {
+      directory_[i] = segments_.back();
+    }
+  }
+
+  // Moves later entries of the probe run back over the gap, so that no run is broken and none needs
+  // a tombstone.
+  void CloseGap(Segment* segment, uint32_t gap, uint64_t salt) {
+    uint32_t* entries = segment->entries();
+    for (uint32_t at = (gap + 1) & mask_; entries[at] != 0; at = (at + 1) & mask_) {
+      const uint32_t home = Home(RowHash(salt, Row(RowOf(entries[at]))->id));
+      if (((at - home) & mask_) >= ((at - gap) & mask_)) {
+        entries[gap] = entries[at];
+        gap = at;
+      }
+    }
+    entries[gap] = 0;
+  }
+
+  const size_t row_bytes_;
+  PagePool* const pool_;
+  std::vector<Segment*> directory_;  // by the hash's bits after the segment's; 2^n of them
+  std::vector<Segment*> segments_;
+  std::unique_ptr<char[]> first_segment_;  // while it is smaller than others
+  uint32_t mask_ = 0;                      // a segment's entries - 1
+  std::vector<char*> chunks_;
+  std::unique_ptr<char[]> first_chunk_;  // while it is smaller than others
+  uint32_t room_ = 0;                    // rows in the chunks, used or not
+  std::vector<uint32_t> free_;
+  uint32_t used_ = 0;
+  int64_t live_ = 0;
+};
+
+}  // namespace embedps
+
+#endif  // EMBEDPS_KERNELS_STORE_STRIPE_H_

@@ -1,0 +1,33 @@
+#include "embedps/kernels/store/stripe_order.h"
+
+#include "embedps/kernels/runtime/hash.h"
+
+namespace embedps {
+
+StripeOrder::StripeOrder(const IdBatch& batch, const std::vector<uint64_t>& table_salts,
+                         const ParallelFor& parallel)
+    : entries_(batch.num_ids) {
+  const int64_t num_tables = static_cast<int64_t>(table_salts.size());
+  parallel(num_tables, 20 * batch.num_ids / num_tables, [&](int64_t begin, int64_t end) {
+    std::vector<uint64_t> hashes;
+    for (int t = static_cast<int>(begin); t < end; ++t) {
+      // Ids come ordered by table: a counting sort by stripe within each is all that is wanted.
+      const int32_t first = batch.splits[t], last = batch.splits[t + 1];
+      hashes.resize(last - first);
+      int32_t starts[kStripes + 1] = {};
+      for (int32_t i = first; i < last; ++i) {
+        const uint64_t hash = RowHash(table_salts[t], batch.ids[i]);
+        hashes[i - first] = hash;
+        ++starts[StripeOf(hash) + 1];
+      }
+      for (int k = 0; k < kStripes; ++k) starts[k + 1] += starts[k];
+      for (int32_t i = first; i < last; ++i) {
+        const uint64_t hash = hashes[i - first];
+        const int k = StripeOf(hash);
+        entries_[first + starts[k]++] = {hash, i, t * kStripes + k};
+      }
+    }
+  });
+}
+
+}  // namespace embedps

@@ -1,0 +1,93 @@
+// A step's ids arranged by stripe, so that each stripe is locked once, and their rows found with
+// the caches filled ahead.
+#ifndef EMBEDPS_KERNELS_STORE_STRIPE_ORDER_H_
+#define EMBEDPS_KERNELS_STORE_STRIPE_ORDER_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "embedps/kernels/runtime/parallel.h"
+#include "embedps/kernels/store/stripe.h"
+
+namespace embedps {
+
+// Ids of a step on one shard, ordered by table: those of table t are ids[splits[t], splits[t+1]),
+// without repeats within a table.
+struct IdBatch {
+  const int64_t* ids = nullptr;
+  int64_t num_ids = 0;
+  const int32_t* splits = nullptr;  // num_tables + 1, from 0 to num_ids
+};
+
+// Entries of a batch, those of one stripe together.
+class StripeOrder {
+ public:
+  struct Entry {
+    uint64_t hash;
+    int32_t at;   // in the batch
+    int32_t bin;  // table * kStripes + stripe
+  };
+
+  // `table_salts` has the TableSalt of each table of the batch.
+  StripeOrder(const IdBatch& batch, const std::vector<uint64_t>& table_salts,
+              const ParallelFor& parallel);
+
+  // Calls visit(bin, first entry, last entry) for each stripe that has ids, in parallel; `cost` is
+  // of an entry.
+  template <typename Visit>
+  void ForEachBin(const ParallelFor& parallel, int64_t cost, const Visit& visit) const {
+    const int64_t n = static_cast<int64_t>(entries_.size());
+    parallel(n, cost, [&](int64_t begin, int64_t end) {
+      // A bin belongs to the range in which it begins.
+      while (begin > 0 && begin < n && entries_[begin].bin == entries_[begin - 1].bin) ++begin;
+      while (begin < end) {
+        int64_t last = begin + 1;
+        while (last < n && entries_[last].bin == entries_[begin].bin) ++last;
+        visit(entries_[begin].bin, &entries_[begin], &entries_[begin] + (last - begin));
+        begin = last;
+      }
+    });
+  }
+
+ private:
+  std::vector<Entry> entries_;
+};
+
+// Finds the rows of a stripe's entries in order, having brought them to the caches step by step
+// some entries before. The stripe's lock is held.
+class RowFinder {
+ public:
+  using Entry = StripeOrder::Entry;
+  RowFinder(const Stripe& stripe, const Entry* first, const Entry* last)
+      : stripe_(stripe), last_(last) {
+    const auto begin = [&](int ahead, const auto& step) {
+      for (const Entry* e = first; e < std::min(last, first + ahead); ++e) step(e);
+    };
+    begin(kSegments, [&](const Entry* e) { stripe.PrefetchSegment(e->hash); });
+    begin(kEntries, [&](const Entry* e) { stripe.PrefetchEntry(e->hash); });
+    begin(kChunks, [&](const Entry* e) { probably_[e - first] = stripe.PrefetchChunk(e->hash); });
+    begin(kRows, [&](const Entry* e) { stripe.PrefetchRow(probably_[e - first]); });
+  }
+  // The number of the next entry's row, whose id is `id`, or kNone.
+  uint32_t Next(const Entry* e, int64_t id) {
+    const uint32_t number = stripe_.Find(e->hash, id, probably_[at_ % kChunks]);
+    if (last_ - e > kSegments) stripe_.PrefetchSegment(e[kSegments].hash);
+    if (last_ - e > kEntries) stripe_.PrefetchEntry(e[kEntries].hash);
+    if (last_ - e > kChunks) probably_[at_ % kChunks] = stripe_.PrefetchChunk(e[kChunks].hash);
+    if (last_ - e > kRows) stripe_.PrefetchRow(probably_[(at_ + kRows) % kChunks]);
+    ++at_;
+    return number;
+  }
+
+ private:
+  static constexpr int kRows = 8, kChunks = 16, kEntries = 24, kSegments = 32;
+  const Stripe& stripe_;
+  const Entry* const last_;
+  uint32_t probably_[kChunks];  // of the entries to come
+  uint32_t at_ = 0;
+};
+
+}  // namespace embedps
+
+#endif  // EMBEDPS_KERNELS_STORE_STRIPE_ORDER_H_

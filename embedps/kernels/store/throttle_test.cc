@@ -1,0 +1,119 @@
+#include "embedps/kernels/store/throttle.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "embedps/kernels/testing/testing.h"
+
+namespace embedps {
+namespace {
+
+class FakeClock : public PaceClock {
+ public:
+  double Now() override { return now_; }
+  double ThreadSecs() override { return thread_secs_; }
+  void Sleep(double secs) override {
+    now_ += secs;
+    slept_ += secs;
+    longest_ = std::max(longest_, secs);
+  }
+  // Works for so long, of which some time the thread had no core.
+  void Work(double thread_secs, double waiting_secs = 0) {
+    thread_secs_ += thread_secs;
+    now_ += thread_secs + waiting_secs;
+  }
+  double slept() const { return slept_; }
+  double longest() const { return longest_; }
+
+ private:
+  double now_ = 100, thread_secs_ = 5, slept_ = 0, longest_ = 0;
+};
+
+bool Near(double a, double b) { return a > b - 1e-6 && a < b + 1e-6; }
+
+TEST(ThreadTakesItsShareOfTime) {
+  FakeClock clock;
+  Pace pace(0.1, 100, [] { return true; }, &clock);
+  for (int i = 0; i < 10; ++i) {
+    clock.Work(0.01);
+    pace.Rest();
+  }
+  EXPECT_TRUE(Near(clock.slept(), 0.9));  // 0.1 s of work in 1 s
+  EXPECT_TRUE(clock.longest() <= 0.02 + 1e-9);
+}
+
+TEST(TimeWithoutACoreCountsAsRest) {
+  FakeClock clock;
+  Pace pace(0.1, 100, [] { return true; }, &clock);
+  clock.Work(0.01, 0.06);
+  pace.Rest();
+  EXPECT_TRUE(Near(clock.slept(), 0.03));
+  clock.Work(0.01, 1.0);  // and what is more than enough of it is not kept for later
+  pace.Rest();
+  EXPECT_TRUE(Near(clock.slept(), 0.03));
+  clock.Work(0.01);
+  pace.Rest();
+  EXPECT_TRUE(Near(clock.slept(), 0.12));
+}
+
+TEST(RestsAddUpToTheirLimit) {
+  FakeClock clock;
+  Pace pace(0.1, 0.25, [] { return true; }, &clock);
+  for (int i = 0; i < 10; ++i) {
+    clock.Work(0.01);
+    pace.Rest();
+  }
+  EXPECT_TRUE(Near(clock.slept(), 0.25));
+  FakeClock none;
+  Pace unpaced(0.1, 0, [] { return true; }, &none);
+  none.Work(1);
+  unpaced.Rest();
+  EXPECT_EQ(none.slept(), 0.0);
+}
+
+TEST(NobodyRestsForNobody) {
+  FakeClock clock;
+  bool busy = false;
+  Pace pace(0.1, 100, [&] { return busy; }, &clock);
+  clock.Work(1);
+  pace.Rest();
+  EXPECT_EQ(clock.slept(), 0.0);
+  // And a rest ends when the others do.
+  int asked = 0;
+  Pace other(0.1, 100, [&] { return ++asked <= 3; }, &clock);
+  clock.Work(1);
+  other.Rest();
+  EXPECT_TRUE(Near(clock.slept(), 3 * 0.02));
+}
+
+TEST(PacesShareTheCores) {
+  FakeClock clock;
+  Pace pace(0.1, 100, [] { return true; }, &clock);
+  auto second = std::make_unique<Pace>(0.1, 100, [] { return true; }, &clock);
+  clock.Work(0.01);
+  pace.Rest();
+  EXPECT_TRUE(Near(clock.slept(), 0.19));  // half of a tenth
+  second.reset();
+  clock.Work(0.01);
+  pace.Rest();
+  EXPECT_TRUE(Near(clock.slept(), 0.19 + 0.09));
+}
+
+TEST(RealClockCountsThisThreadsWork) {
+  PaceClock clock;
+  const double thread = clock.ThreadSecs();
+  while (clock.ThreadSecs() - thread < 0.01) {
+  }
+  Pace pace(0.5, 100, [] { return true; }, &clock);
+  const double began = clock.Now(), worked = clock.ThreadSecs();
+  while (clock.ThreadSecs() - worked < 0.02) {
+  }
+  pace.Rest();
+  EXPECT_TRUE(clock.Now() - began >= 0.04 - 1e-3);
+  EXPECT_TRUE(Pace::DefaultCores() > 0);
+}
+
+}  // namespace
+}  // namespace embedps
+
+int main(int argc, char** argv) { return embedps::testing::RunAllTests(argc, argv); }

@@ -1,0 +1,184 @@
+"""What a run leaves to read in its model directory: summary.json and evaluation.jsonl."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import os
+import platform
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from embedps.errors import CheckpointError
+from embedps.storage.file_io import NoFileError, open_file, read_bytes, write_bytes
+from embedps.storage.object_store import ObjectPath
+
+SUMMARY_NAME = "summary.json"
+EVALUATIONS_NAME = "evaluation.jsonl"
+RESTARTS_NAME = "restarts.json"
+_KEYS = ("number", "step")
+_SCORES = ("auc", "logloss", "normalized_entropy", "calibration")
+_MEASURED = ("wall_secs", "examples_per_sec", "training", "checkpoint", "tables_memory_bytes")
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes a small JSON file whole; NaN becomes null."""
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: clean(v) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [clean(v) for v in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    write_bytes(path, (json.dumps(clean(content), indent=1) + "\n").encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; an empty one where there is none."""
+    try:
+        content = json.loads(read_bytes(path))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def read_evaluations(model_dir: Path) -> list[dict[str, Any]]:
+    """The lines of a model directory's evaluation.jsonl; a line cut short by a kill is left out."""
+    return EvaluationReader(model_dir).new(partial=True)
+
+
+class EvaluationReader:
+    """Follows a model directory's evaluation.jsonl."""
+
+    def __init__(self, model_dir: Path) -> None:
+        self._path = model_dir / EVALUATIONS_NAME
+        self._offset = 0
+
+    def new(self, *, partial: bool = False) -> list[dict[str, Any]]:
+        """The lines that were written since the last call.
+
+        Args:
+          partial: take what stands after the last newline for a line too.
+
+        Raises:
+          CheckpointError: a directory or a FIFO lies there.
+        """
+        try:
+            if isinstance(self._path, ObjectPath):
+                data = self._path.read_bytes()[self._offset :]
+            else:
+                with open_file(self._path) as file:
+                    file.seek(self._offset)
+                    data = file.read()
+        except FileNotFoundError:
+            return []
+        except NoFileError as error:
+            raise CheckpointError(f"{self._path}: {error.strerror}: remove it") from error
+        if not partial:
+            data = data[: data.rfind(b"\n") + 1]
+        self._offset += len(data)
+        evaluations = []
+        for line in data.decode(errors="replace").splitlines():
+            with suppress(ValueError, RecursionError):
+                each = json.loads(line)
+                if _is_evaluation(each):
+                    evaluations.append(each)
+        return evaluations
+
+
+def _is_evaluation(line: Any) -> bool:
+    """Whether a line is what an evaluation writes: the file is one that others may have changed."""
+
+    def is_number(value: Any, kind: type[int] | tuple[type, ...]) -> bool:
+        return isinstance(value, kind) and not isinstance(value, bool)
+
+    return (
+        isinstance(line, dict)
+        and all(is_number(line.get(k), int) for k in _KEYS)
+        and is_number(line.get("examples", 0), int)
+        and all(line.get(k) is None or is_number(line[k], (int, float)) for k in _SCORES)
+    )
+
+
+def append_evaluation(model_dir: Path, evaluation: dict[str, Any]) -> None:
+    """Adds a line to a model directory's evaluation.jsonl; an object is put anew with it.
+
+    What a kill or a full disk cut short before it stays a line of its own.
+
+    Raises:
+      CheckpointError: it cannot be written.
+    """
+    path = model_dir / EVALUATIONS_NAME
+    line = (json.dumps(evaluation) + "\n").encode()
+    if isinstance(path, ObjectPath):
+        write_bytes(path, (path.read_bytes() if path.exists() else b"") + line)
+        return
+    try:
+        with open(path, "ab+") as file:
+            if file.tell() > 0:
+                file.seek(-1, os.SEEK_END)
+                line = line if file.read(1) == b"\n" else b"\n" + line
+            file.write(line)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {str(path)!r}: {error}") from error
+
+
+class Restarts:
+    """Counts how often a model directory's workers and evaluator were started again.
+
+    The counts are of all its runs: each change is written to MODEL_DIR/restarts.json at once, so
+    that a client that is killed forgets none.
+    """
+
+    def __init__(self, model_dir: Path) -> None:
+        self._path = model_dir / RESTARTS_NAME
+        stored = read_json(self._path)
+        self._before = {
+            name: count if isinstance(count := stored.get(name), int) else 0
+            for name in ("worker_restarts", "evaluator_restarts")
+        }
+        self._total = dict(self._before)
+
+    def count(self, *, workers: int, evaluator: int) -> dict[str, int]:
+        """Takes the counts of this process; returns those of all of them.
+
+        A directory that cannot be written is no error: the next call tries again.
+        """
+        now = {"worker_restarts": workers, "evaluator_restarts": evaluator}
+        total = {name: self._before[name] + more for name, more in now.items()}
+        if total != self._total:
+            with suppress(CheckpointError, OSError):
+                write_json(self._path, total)
+                self._total = total
+        return total
+
+
+def complete(
+    result: dict[str, Any], before: dict[str, Any], config: dict[str, Any]
+) -> dict[str, Any]:
+    """Makes summary.json's content.
+
+    Args:
+      result: of the run.
+      before: what summary.json held. Where the run had nothing left to do, what was measured by
+        the run that did it still stands.
+      config: the run's, as config.json has it.
+    """
+    if not result["examples_per_sec"] and before:
+        result = {**result, **{k: before[k] for k in _MEASURED if k in before}}
+    return {**result, "versions": versions(), "config": config}
+
+
+def versions() -> dict[str, str]:
+    """Of this package and of what its results depend on."""
+    names = ("embedps", "tensorflow", "tf-keras", "tensorflow-recommenders", "pyarrow", "numpy")
+    found = {"python": platform.python_version()}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found

@@ -1,0 +1,38 @@
+"""Reads TF_CONFIG, which names the tasks of a cluster and this process's own."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from embedps.errors import UsageError
+
+
+def read_tf_config() -> dict[str, Any] | None:
+    """TF_CONFIG as an object; None where it is not set.
+
+    Raises:
+      UsageError: it is not of TensorFlow's form.
+    """
+    text = os.environ.get("TF_CONFIG", "").strip()
+    if not text:
+        return None
+    try:
+        config = json.loads(text)
+        task = config["task"]
+        addresses = config["cluster"][task["type"]]
+        int(task["index"])
+        if not isinstance(addresses, list):
+            raise TypeError(f"the addresses of {task['type']} must be a list")
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise UsageError(
+            'TF_CONFIG must be {"cluster": {"chief": […], "worker": […], "ps": […]}, "task": '
+            f'{{"type": "worker", "index": 0}}}} but is {text[:200]!r} ({error!r})'
+        ) from error
+    if not 0 <= int(task["index"]) < len(addresses):
+        raise UsageError(
+            f"TF_CONFIG's task index must be under {len(addresses)}, the number of "
+            f"{task['type']} tasks, but is {task['index']}"
+        )
+    return config  # type: ignore[no-any-return]

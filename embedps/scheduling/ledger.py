@@ -1,0 +1,328 @@
+"""The ledger: which units of the dataset are to do, in progress and done.
+
+A unit is a row range of one file. Units of an epoch are visited in an order drawn from the seed,
+one epoch after the other, and a unit's place in that sequence is its `position`. A position in
+progress when its worker or its run dies is visited again, so every row is visited at least once an
+epoch; each attempt at a unit is counted, and those that may have visited rows again as repeated,
+though a step that servers have applied they do not apply again (`exchange`).
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import hashlib
+import threading
+from typing import Any
+
+import numpy as np
+
+from embedps.data.dataset import Dataset
+from embedps.errors import UsageError
+
+_MAX_STEPS = 2**32  # a row keeps the step of its last update in 32 bits
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Unit:
+    """What is scheduled, retried and recorded.
+
+    Attributes:
+      position: its place in the sequence of all epochs' units.
+      path: the Parquet file.
+      first_row: of the file.
+      num_rows: how many.
+      first_step: the number of the unit's first training step, a function of its position.
+      seed: of the shuffle of its rows.
+    """
+
+    position: int
+    path: str
+    first_row: int
+    num_rows: int
+    first_step: int
+    seed: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LedgerOptions:
+    """How a split is cut into units and in what order they are visited."""
+
+    split: str = "train"
+    batch_rows: int
+    unit_rows: int
+    shuffle: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.batch_rows < 1 or self.unit_rows < self.batch_rows:
+            raise UsageError(
+                "a unit must hold at least a batch, and a batch a row, but got "
+                f"unit_rows={self.unit_rows} and batch_rows={self.batch_rows}"
+            )
+
+
+class Ledger:
+    """Hands out units and records them; thread-safe."""
+
+    def __init__(self, dataset: Dataset, options: LedgerOptions, *, epochs: int) -> None:
+        if epochs < 1:
+            raise UsageError(f"epochs must be at least 1 but got {epochs}")
+        self._options = options
+        self._ranges = _cut(dataset, options)
+        self._fingerprint = _fingerprint(dataset, options)
+        self._epochs = epochs
+        if epochs * self.steps_per_epoch >= _MAX_STEPS:
+            raise UsageError(
+                f"a run must have fewer than 2^32 steps but {epochs} epochs of "
+                f"{self.steps_per_epoch} are {epochs * self.steps_per_epoch}: use fewer epochs or "
+                "larger batches"
+            )
+        self._lock = threading.Lock()
+        self._prefix = 0  # every position below is done
+        self._beyond: list[int] = []  # done positions from there on, sorted
+        self._todo_again: list[int] = []  # given back, sorted
+        self._next = 0  # every position from here on was never handed out
+        self._attempts: dict[int, int] = {}  # begun over all runs, of units not done
+        self._begun: set[int] = set()  # those that were, since they were handed out
+        self._num_attempts = 0
+        self._pause = self.num_units
+        self._repeated = 0
+        self._epoch = -1
+        self._order: list[int] = []
+        self._first_steps: list[int] = []
+
+    @property
+    def units_per_epoch(self) -> int:
+        """How many units an epoch has."""
+        return len(self._ranges)
+
+    @property
+    def num_units(self) -> int:
+        """How many units all epochs have."""
+        return len(self._ranges) * self._epochs
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows all epochs have."""
+        return sum(rows for _, _, rows in self._ranges) * self._epochs
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """How many training steps an epoch has; a unit's last step may be of fewer rows."""
+        return sum(-(-rows // self._options.batch_rows) for _, _, rows in self._ranges)
+
+    def take(self) -> Unit | None:
+        """The next unit to do, now in progress; None when none is left to hand out."""
+        with self._lock:
+            if self._todo_again:
+                position = self._todo_again.pop(0)
+            else:
+                # After a restore, what is done ahead of the prefix may be within it by now.
+                self._next = max(self._next, self._prefix)
+                while self._next in self._beyond:
+                    self._next += 1
+                if self._next >= self._pause:
+                    return None
+                position = self._next
+                self._next += 1
+            return self._unit(position)
+
+    def begin(self, unit: Unit) -> None:
+        """Records that a worker begins a unit; a second time, that it is visited again."""
+        with self._lock:
+            self._num_attempts += 1
+            known = self._is_done(unit.position)
+            if known or unit.position in self._begun:
+                self._repeated += 1
+            if not known:
+                self._begun.add(unit.position)
+                self._attempts[unit.position] = self._attempts.get(unit.position, 0) + 1
+
+    def pause_at(self, position: int) -> None:
+        """Hands out no unit from this position on, until it is called again."""
+        with self._lock:
+            self._pause = min(position, self.num_units)
+
+    def done(self, unit: Unit) -> None:
+        """Records a unit as done."""
+        with self._lock:
+            self._begun.discard(unit.position)
+            self._attempts.pop(unit.position, None)
+            bisect.insort(self._beyond, unit.position)
+            while self._beyond and self._beyond[0] == self._prefix:
+                self._beyond.pop(0)
+                self._prefix += 1
+
+    def give_back(self, unit: Unit) -> None:
+        """Records that a unit was not done; it is handed out again, repeated if it was begun."""
+        with self._lock:
+            self._repeated += unit.position in self._begun
+            self._begun.discard(unit.position)
+            bisect.insort(self._todo_again, unit.position)
+
+    @property
+    def num_done(self) -> int:
+        """Units done over all runs."""
+        with self._lock:
+            return self._prefix + len(self._beyond)
+
+    @property
+    def num_repeated(self) -> int:
+        """Visits of a unit, whole or in part, beyond its first, over all runs."""
+        with self._lock:
+            return self._repeated
+
+    @property
+    def num_attempts(self) -> int:
+        """How often a worker began a unit, over all runs."""
+        with self._lock:
+            return self._num_attempts
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether `take` has nothing left to hand out."""
+        with self._lock:
+            return not self._todo_again and self._next >= self._pause
+
+    @property
+    def finished(self) -> bool:
+        """Whether every unit of every epoch is done."""
+        return self.num_done >= self.num_units
+
+    def steps_done(self) -> int:
+        """The number of steps of the units done, whatever their order."""
+        batch = self._options.batch_rows
+        with self._lock:
+            full, partial = self._done_units()
+            return full * self.steps_per_epoch + sum(-(-rows // batch) for rows in partial)
+
+    def rows_done(self) -> int:
+        """The number of rows of the units done; a repeated unit's count once."""
+        with self._lock:
+            full, partial = self._done_units()
+            return full * (self.num_rows // self._epochs) + sum(partial)
+
+    def state(self) -> dict[str, Any]:
+        """What a manifest keeps, as JSON."""
+        with self._lock:
+            return {
+                "dataset": self._fingerprint,
+                "units_per_epoch": len(self._ranges),
+                "prefix": self._prefix,
+                "beyond": list(self._beyond),
+                # What was given back is in `repeated` already.
+                **self._partially_applied(sorted(self._begun)),
+            }
+
+    def partially_applied(self, state: dict[str, Any]) -> dict[str, Any]:
+        """What of an earlier state is to be said anew once the tables are cut.
+
+        The cut may hold a part of each unit begun by then that the state does not list as done:
+        who restores both visits these again.
+        """
+        with self._lock:
+            known = {*state["beyond"], *self._todo_again}
+            return self._partially_applied(
+                [
+                    p
+                    for p in range(state["prefix"], self._next)
+                    if p not in known and (p in self._begun or self._is_done(p))
+                ]
+            )
+
+    def _partially_applied(self, positions: list[int]) -> dict[str, Any]:
+        return {
+            "doing": positions,
+            "attempts": [self._attempts.get(p, 1) for p in positions],
+            "num_attempts": self._num_attempts,
+            "repeated": self._repeated,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on from a manifest's state; what was in progress then is to do again.
+
+        Raises:
+          UsageError: the state is of another dataset, batch size, unit size or seed.
+        """
+        if state["dataset"] != self._fingerprint:
+            raise UsageError(
+                "the model directory was trained on other data, or with another batch size, unit "
+                "size, shuffle or seed, than this run is given: use the same ones to resume, or "
+                "start a new model directory"
+            )
+        with self._lock:
+            self._prefix = state["prefix"]
+            self._beyond = sorted(state["beyond"])
+            self._next = self._prefix
+            self._begun = set()
+            self._attempts = dict(zip(state["doing"], state["attempts"], strict=True))
+            self._num_attempts = state["num_attempts"]
+            self._todo_again = []
+            self._repeated = state["repeated"] + len(state["doing"])
+
+    def _is_done(self, position: int) -> bool:
+        if position < self._prefix:
+            return True
+        i = bisect.bisect_left(self._beyond, position)
+        return i < len(self._beyond) and self._beyond[i] == position
+
+    def _done_units(self) -> tuple[int, list[int]]:
+        """Whole epochs done, and the rows of each unit done beyond these."""
+        full, rest = divmod(self._prefix, len(self._ranges))
+        first = full * len(self._ranges)
+        return full, [self._unit(p).num_rows for p in [*range(first, first + rest), *self._beyond]]
+
+    def _unit(self, position: int) -> Unit:
+        epoch, k = divmod(position, len(self._ranges))
+        self._arrange(epoch)
+        index = self._order[k]
+        path, first_row, num_rows = self._ranges[index]
+        return Unit(
+            position=position,
+            path=path,
+            first_row=first_row,
+            num_rows=num_rows,
+            first_step=epoch * self.steps_per_epoch + self._first_steps[k],
+            seed=self._options.seed * 1_000_003 + position,
+        )
+
+    def _arrange(self, epoch: int) -> None:
+        if epoch == self._epoch:
+            return
+        order = np.arange(len(self._ranges))
+        if self._options.shuffle:
+            np.random.default_rng([self._options.seed, epoch]).shuffle(order)
+        self._order = order.tolist()
+        batch = self._options.batch_rows
+        steps = [-(-self._ranges[i][2] // batch) for i in self._order]
+        self._first_steps = [0, *np.cumsum(steps)[:-1].tolist()]
+        self._epoch = epoch
+
+
+def _cut(dataset: Dataset, options: LedgerOptions) -> list[tuple[str, int, int]]:
+    """Row ranges (path, first row, rows) of at most `unit_rows`, at row groups where these fit."""
+    ranges: list[tuple[str, int, int]] = []
+    split = dataset.split(options.split)
+    for file in split.files:
+        path = str(dataset.absolute_path(file))
+        first = 0
+        pending = 0
+        for group in [*file.row_groups, None]:  # None: the file's end
+            if group is None or pending + group > options.unit_rows:
+                for start in range(0, pending, options.unit_rows):
+                    ranges.append((path, first + start, min(options.unit_rows, pending - start)))
+                first += pending
+                pending = 0
+            pending += group or 0
+    if not ranges:
+        raise UsageError(f"{dataset.directory}: split {options.split!r} has no rows")
+    return ranges
+
+
+def _fingerprint(dataset: Dataset, options: LedgerOptions) -> str:
+    """What the sequence of units is made from, wherever the dataset now lies."""
+    h = hashlib.sha256(repr(options).encode())
+    for file in dataset.split(options.split).files:
+        h.update(f"{file.path} {file.rows} {file.xxh3_64} {file.row_groups}\n".encode())
+    return h.hexdigest()[:32]

@@ -1,0 +1,345 @@
+"""Files that are whole or absent: written aside, synced, checksummed and renamed into place.
+
+In an object store: kept until whole, and put by one upload; nothing there is synced or made before.
+
+Every step on the disk is a point at which a test may have the process killed: EMBEDPS_FAULT=POINT:N
+does it at the N-th time that it comes to POINT (io.write, io.fsync, io.mkdir, io.rename, io.unlink,
+io.any; the kernels have the same as row_file.write and so on).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import fcntl
+import io
+import os
+import shutil
+import signal
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import xxhash
+
+from embedps.errors import CheckpointError, DirectoryTakenError
+from embedps.storage.object_store import ObjectPath
+
+TEMPORARY_SUFFIX = ".tmp"
+PIECE_BYTES = 65536
+MAX_BLOCKS = 32
+_CHUNK_BYTES = 1 << 20
+_SPOOL_BYTES = 64 << 20  # of an upload that is kept in memory and not in a file
+
+
+def format_checksum(xxh3_64: int) -> str:
+    """16 hex digits, as manifests hold them; takes the int64 or uint64 of the same bits."""
+    return f"{xxh3_64 & 0xFFFF_FFFF_FFFF_FFFF:016x}"
+
+
+def checksum_bytes(data: bytes) -> str:
+    """The xxh3_64 of bytes, 16 hex digits."""
+    return format_checksum(xxhash.xxh3_64_intdigest(data))
+
+
+class NoFileError(OSError):
+    """A FIFO, a directory or a device lies where a file is to be read."""
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Opens a local file to read.
+
+    Raises:
+      NoFileError: it is something else, which might have the reader wait for ever.
+      OSError: it cannot be opened.
+    """
+    # A FIFO without a writer is opened at once.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NoFileError(errno.EINVAL, "must be a file but is not a regular one", str(path))
+    return open(descriptor, "rb")
+
+
+def read_bytes(path: Path) -> bytes:
+    """Reads a whole file, local or of an object store.
+
+    Raises:
+      NoFileError: what lies there is no file.
+      OSError: it cannot be read.
+    """
+    if isinstance(path, ObjectPath):
+        return path.read_bytes()
+    with open_file(path) as file:
+        return file.read()
+
+
+def open_arrow(path: Path) -> pa.NativeFile:
+    """Opens a file for Arrow's readers; a local one is mapped.
+
+    Raises:
+      NoFileError: what lies there is no file.
+      OSError: it cannot be opened.
+    """
+    if isinstance(path, ObjectPath):
+        return path.open_input()
+    open_file(path).close()
+    return pa.memory_map(str(path))
+
+
+def block_bytes(num_bytes: int) -> int:
+    """The size of a file's blocks: a power of two of pieces, so that there are 32 at most."""
+    size = PIECE_BYTES
+    while num_bytes > size * MAX_BLOCKS:
+        size *= 2
+    return size
+
+
+class Digest:
+    """The checksums of bytes that come one after the other: of all, and of each block."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._all = xxhash.xxh3_64()
+        self._piece = xxhash.xxh3_64()
+        self._filled = 0
+        self._pieces = bytearray()  # 8 bytes each, little-endian
+
+    def update(self, data: Any) -> None:
+        """Takes the next bytes."""
+        view = memoryview(data).cast("B")
+        self._all.update(view)
+        self.num_bytes += len(view)
+        while len(view):
+            some = view[: PIECE_BYTES - self._filled]
+            self._piece.update(some)
+            self._filled += len(some)
+            view = view[len(some) :]
+            if self._filled == PIECE_BYTES:
+                self._pieces += self._closed_piece()
+                self._piece.reset()
+                self._filled = 0
+
+    @property
+    def xxh3_64(self) -> str:
+        """Of all bytes so far, 16 hex digits."""
+        return format_checksum(self._all.intdigest())
+
+    @property
+    def blocks(self) -> str:
+        """Of each block of `block_bytes`, 16 hex digits: the xxh3_64 of its pieces' xxh3_64s."""
+        pieces = bytes(self._pieces) + (self._closed_piece() if self._filled else b"")
+        step = block_bytes(self.num_bytes) // PIECE_BYTES * 8
+        return "".join(checksum_bytes(pieces[i : i + step]) for i in range(0, len(pieces), step))
+
+    def _closed_piece(self) -> bytes:
+        return self._piece.intdigest().to_bytes(8, "little")
+
+
+def digest_file(path: Path) -> Digest:
+    """Reads a file once."""
+    digest = Digest()
+    with path.open_input() if isinstance(path, ObjectPath) else open_file(path) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest
+
+
+def checksum_file(path: Path) -> tuple[int, str]:
+    """Reads a file once: its bytes and its xxh3_64 (16 hex digits)."""
+    digest = digest_file(path)
+    return digest.num_bytes, digest.xxh3_64
+
+
+@dataclasses.dataclass
+class _Faults:
+    """Where the process is to be killed, and how many times it passes there before."""
+
+    point: str = ""
+    left: int = 0
+
+    def is_due(self, point: str) -> bool:
+        if self.point not in (point, "io.any"):
+            return False
+        self.left -= 1
+        return self.left == 0
+
+
+_faults = _Faults()
+
+
+def arm_fault(text: str) -> None:
+    """Has this process killed at POINT:N."""
+    point, _, count = text.partition(":")
+    _faults.point, _faults.left = point, int(count or 1)
+
+
+arm_fault(os.environ.get("EMBEDPS_FAULT", ""))
+
+
+def _die_if_fault(point: str) -> None:
+    if _faults.is_due(point):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class ChecksummedFile(io.RawIOBase):
+    """A file being written, and the checksum of what was."""
+
+    def __init__(self, file: io.FileIO | tempfile.SpooledTemporaryFile[bytes]) -> None:
+        self._file = file
+        self._digest = Digest()
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._digest.num_bytes
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        written = 0
+        if _faults.is_due("io.write"):  # torn: half of it is written
+            self._file.write(view[: len(view) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+        while written < len(view):
+            written += self._file.write(view[written:])
+        self._digest.update(view)
+        return len(view)
+
+    @property
+    def digest(self) -> Digest:
+        """Of what was written so far."""
+        return self._digest
+
+
+@contextmanager
+def write_atomically(path: Path) -> Iterator[ChecksummedFile]:
+    """Opens a file that appears at `path`, synced, when the block ends, and never if it raises.
+
+    Missing directories are made. A file that a killed writer left aside is overwritten.
+
+    Raises:
+      CheckpointError: it cannot be written; what was at `path` is still there.
+    """
+    if isinstance(path, ObjectPath):
+        with tempfile.SpooledTemporaryFile(_SPOOL_BYTES) as whole:
+            yield ChecksummedFile(whole)
+            try:
+                whole.seek(0)
+                path.upload(whole)
+            except OSError as error:
+                raise CheckpointError(f"cannot write {str(path)!r}: {error}") from error
+        return
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    try:
+        make_directories(path.parent)
+        with open(temporary, "wb", buffering=0) as file:
+            yield ChecksummedFile(file)
+            _die_if_fault("io.fsync")
+            os.fsync(file.fileno())
+        rename(temporary, path)
+        sync_directory(path.parent)
+    except OSError as error:
+        _discard(temporary)
+        raise CheckpointError(f"cannot write {str(path)!r}: {error}") from error
+    except BaseException:
+        _discard(temporary)
+        raise
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Writes a whole small file atomically."""
+    with write_atomically(path) as file:
+        file.write(data)
+
+
+def write_once(path: Path, data: bytes) -> None:
+    """Writes a small file whose name is this writer's alone, and sees that it is.
+
+    Raises:
+      CheckpointError: it cannot be written.
+      DirectoryTakenError: another wrote it meanwhile.
+    """
+    write_bytes(path, data)
+    # Without locks and renames two writers may put one name; the later one's bytes are what stays.
+    if isinstance(path, ObjectPath) and path.read_bytes() != data:
+        raise DirectoryTakenError(
+            f"{path} was written by another run meanwhile: only one run may write to a directory"
+        )
+
+
+def make_directories(path: Path) -> None:
+    """`mkdir -p` whose new entries survive a power cut."""
+    if isinstance(path, ObjectPath) or path.is_dir():
+        return
+    make_directories(path.parent)
+    _die_if_fault("io.mkdir")
+    path.mkdir(exist_ok=True)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Makes the renames and removals in a directory survive a power cut."""
+    if isinstance(path, ObjectPath):
+        return
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _die_if_fault("io.fsync")
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Renames, over what may be there; `sync_directory` makes it last."""
+    _die_if_fault("io.rename")
+    source.replace(target)
+
+
+def unlink(path: Path) -> None:
+    """Removes a file, if it is there."""
+    _die_if_fault("io.unlink")
+    path.unlink(missing_ok=True)
+
+
+def remove_directory(path: Path) -> int:
+    """Removes a directory and all in it; the bytes that its files had."""
+    if isinstance(path, ObjectPath):
+        return path.remove_tree()
+    num_bytes = sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
+    _die_if_fault("io.unlink")
+    shutil.rmtree(path)
+    return num_bytes
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Holds an exclusive lock on a file while the block runs; a killed holder's is free.
+
+    Yields:
+      Whether it is held: always, unless not to `wait` and another process has it. An object store
+        has no locks: one writer is all that there may be.
+    """
+    if isinstance(path, ObjectPath):
+        yield True
+        return
+    make_directories(path.parent)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
+
+
+def _discard(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()

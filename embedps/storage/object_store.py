@@ -1,0 +1,209 @@
+"""Paths in an object store: pathlib's, with Arrow's filesystems behind them.
+
+An object store has no rename and no directories, and needs neither: an object appears whole when
+its upload completes, or not at all.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Generator
+from contextlib import suppress
+from pathlib import Path, PosixPath
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from embedps.config_fields import check_text
+from embedps.errors import UsageError
+
+SCHEMES = ("s3", "gs")
+_CHUNK_BYTES = 1 << 20
+
+
+class ObjectPath(PosixPath):
+    """An object, or what the names of objects begin with: `s3://BUCKET/NAME`, made by `as_path`.
+
+    It is taken apart and put together as any path is; what is overridden here reads and writes.
+    Where the store is and who asks comes from the environment, here and in the kernels alike: for
+    s3 AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and the like, for gs
+    GOOGLE_APPLICATION_CREDENTIALS.
+    """
+
+    def __str__(self) -> str:
+        first, *rest = self.parts
+        return f"{first}//{'/'.join(rest)}" if first[:-1] in SCHEMES else "/".join(self.parts)
+
+    def __fspath__(self) -> str:
+        return str(self)
+
+    def __repr__(self) -> str:
+        return f"ObjectPath({str(self)!r})"
+
+    def absolute(self) -> ObjectPath:
+        return self
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        """Its mode and size; the rest is zeros."""
+        info = self._filesystem.get_file_info(self._key)
+        if info.type == pafs.FileType.NotFound:
+            raise FileNotFoundError(2, "No such object", str(self))
+        mode = stat.S_IFDIR if info.type == pafs.FileType.Directory else stat.S_IFREG
+        return os.stat_result((mode, 0, 0, 1, 0, 0, info.size or 0, 0, 0, 0))
+
+    def exists(self, *, follow_symlinks: bool = True) -> bool:
+        return bool(self._filesystem.get_file_info(self._key).type != pafs.FileType.NotFound)
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        return bool(self._filesystem.get_file_info(self._key).type == pafs.FileType.Directory)
+
+    def iterdir(self) -> Generator[ObjectPath, None, None]:
+        """What is right under it; nothing where it is absent."""
+        for info in self._list(recursive=False):
+            yield self / info.base_name
+
+    def glob(self, pattern: str, **_: Any) -> Generator[ObjectPath, None, None]:
+        """The children whose names match."""
+        return (each for each in self.iterdir() if fnmatch.fnmatchcase(each.name, pattern))
+
+    def open_input(self) -> pa.NativeFile:
+        """Opens the object, to be read anywhere in it."""
+        return self._filesystem.open_input_file(self._key)
+
+    def read_bytes(self) -> bytes:
+        with self.open_input() as file:
+            return bytes(file.read())
+
+    def read_text(self, *_: Any, **__: Any) -> str:
+        return self.read_bytes().decode()
+
+    def write_bytes(self, data: Any) -> int:
+        """Puts the object; it appears whole or not at all."""
+        with self._filesystem.open_output_stream(self._key) as file:
+            file.write(data)
+        return len(data)
+
+    def upload(self, source: Any) -> None:
+        """Puts the object from an open file, by parts where it is large."""
+        with self._filesystem.open_output_stream(self._key) as file:
+            shutil.copyfileobj(source, file, _CHUNK_BYTES)
+
+    def mkdir(self, *_: Any, **__: Any) -> None:
+        """Nothing: an object needs no directory."""
+
+    def replace(self, target: str | os.PathLike[str]) -> ObjectPath:
+        """Copies, then removes: for a moment there are both."""
+        there = ObjectPath(target)
+        self._filesystem.copy_file(self._key, there._key)
+        self.unlink()
+        return there
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        if missing_ok and not self.exists():
+            return
+        self._filesystem.delete_file(self._key)
+
+    def remove_tree(self) -> int:
+        """Removes all objects under it; the bytes that they had."""
+        num_bytes = sum(info.size or 0 for info in self._list(recursive=True))
+        self._filesystem.delete_dir(self._key)
+        return num_bytes
+
+    @property
+    def _key(self) -> str:
+        return "/".join(self.parts[1:])
+
+    @property
+    def _filesystem(self) -> pafs.FileSystem:
+        return _filesystem(self.parts[0][:-1], self.parts[1])
+
+    def _list(self, *, recursive: bool) -> list[pafs.FileInfo]:
+        selector = pafs.FileSelector(self._key, allow_not_found=True, recursive=recursive)
+        found: list[pafs.FileInfo] = self._filesystem.get_file_info(selector)
+        return found
+
+
+def as_path(location: str | Path) -> Path:
+    """A path of a local path or file:// URL, an `ObjectPath` of an s3:// or gs:// URL.
+
+    Raises:
+      UsageError: it is blank or has a NUL; the URL is of another scheme, or has what a URL here may
+        not have.
+    """
+    location = check_text("a directory", location) if isinstance(location, str) else location
+    if isinstance(location, Path):
+        check_text("a directory", location)
+        return location
+    scheme, separator, rest = location.partition("://")
+    if not separator:
+        return Path(location)
+    if scheme == "file" and rest.startswith("/"):
+        return Path(check_text("a directory", unquote(urlsplit(location).path)))
+    if scheme not in SCHEMES:
+        raise UsageError(
+            "a directory must be a local path or a file:///, s3:// or gs:// URL "
+            f"but got {location!r}"
+        )
+    if not rest.strip("/") or set("?#@") & set(rest):
+        raise UsageError(
+            f"a URL must be {scheme}://BUCKET/NAME and no more, for what else there is to say is "
+            f"read from the environment (AWS_ENDPOINT_URL and so on), but got {location!r}"
+        )
+    return ObjectPath(f"{scheme}:", *(part for part in rest.split("/") if part))
+
+
+def local_dir(directory: Path) -> Path:
+    """Where the logs and TensorBoard's events of a model directory are, which only files can be.
+
+    The directory itself; of one in an object store, one of this machine's temporary directory, in a
+    folder that only this user can enter.
+
+    Raises:
+      UsageError: that folder is another user's, or not private.
+    """
+    if not isinstance(directory, ObjectPath):
+        return directory
+    private = Path(tempfile.gettempdir(), f"embedps-{os.geteuid()}")
+    _make_private(private)
+    return private.joinpath(*directory.parts[1:])
+
+
+def _make_private(folder: Path) -> None:
+    advice = "remove it, or set TMPDIR to a directory of your own"
+    try:
+        with suppress(FileExistsError):
+            folder.mkdir(0o700)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise UsageError(
+            f"{folder}, for logs, must be a directory and no link, but cannot be opened "
+            f"({error.strerror}): {advice}"
+        ) from error
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid():
+            raise UsageError(
+                f"{folder}, for logs, must be of user {os.geteuid()} but is of user "
+                f"{found.st_uid}: {advice}"
+            )
+        if found.st_mode & 0o022:  # others may have put there what this user would follow
+            raise UsageError(
+                f"{folder}, for logs, must be writable by its owner alone but has mode "
+                f"{stat.S_IMODE(found.st_mode):o}: {advice}"
+            )
+        os.fchmod(descriptor, 0o700)
+    finally:
+        os.close(descriptor)
+
+
+@functools.cache
+def _filesystem(scheme: str, bucket: str) -> pafs.FileSystem:
+    found, _ = pafs.FileSystem.from_uri(f"{scheme}://{bucket}")
+    return found

@@ -1,0 +1,177 @@
+"""What acts on evaluations: early stopping, learning-rate reduction, and your own.
+
+Which checkpoints stay is a policy's business (checkpoint/retention.py); `KeepBest` is one.
+
+A callback has one method, called with each new line of evaluation.jsonl, whoever wrote it:
+
+    class StopAtGoal:
+        def on_evaluation(self, run: RunControl, entry: Mapping[str, Any]) -> None:
+            if (entry["auc"] or 0) > 0.8:
+                run.stop("the AUC is above 0.8")
+
+    Trainer(recommender, dataset, config, callbacks=[StopAtGoal()]).run()
+
+A run that is resumed gives its callbacks the lines of before first, in order: a callback needs to
+keep nothing but what follows from these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast, get_args
+
+from embedps.errors import UsageError
+from embedps.run.config import Metric, TrainConfig
+from embedps.run.summary import EvaluationReader
+
+
+class RunControl:
+    """What a callback can see of a run, and do to it. Of one thread."""
+
+    def __init__(self) -> None:
+        self.rate_factor = 1.0
+        self.reason: str | None = None
+
+    def stop(self, reason: str) -> None:
+        """Ends the run in good order, after the units in progress; it counts as finished."""
+        self.reason = self.reason or reason
+
+    def scale_learning_rates(self, factor: float) -> None:
+        """Multiplies the learning rates, of the tables and of the network, from the next units on.
+
+        Raises:
+          UsageError: the factor is not above 0.
+        """
+        if not 0 < factor < math.inf:
+            raise UsageError(f"a learning rate's factor must be above 0 but is {factor}")
+        self.rate_factor *= factor
+
+
+class Callback(Protocol):
+    """Acts on evaluations."""
+
+    def on_evaluation(self, run: RunControl, entry: Mapping[str, Any]) -> None:
+        """Called once with each line of evaluation.jsonl, in the order of their checkpoints.
+
+        Args:
+          run: what can be done.
+          entry: number (the checkpoint's), step, examples, auc, logloss, normalized_entropy,
+            calibration (a score is None where it is not defined), secs, lag_secs, time.
+        """
+
+
+class Best:
+    """The best score so far, and for how many evaluations it has stood."""
+
+    def __init__(self, metric: Metric, min_delta: float = 0.0) -> None:
+        """Follows a metric; a change of less than `min_delta` is none."""
+        if metric not in get_args(Metric):
+            allowed = ", ".join(get_args(Metric))
+            raise UsageError(f"a metric must be one of {allowed} but got {metric!r}")
+        if not 0 <= min_delta < math.inf:
+            raise UsageError(f"min_delta must be at least 0 but got {min_delta}")
+        self.metric = metric
+        self._min_delta = min_delta
+        self.score: float | None = None
+        self.evaluations_since = 0
+
+    def add(self, entry: Mapping[str, Any]) -> bool:
+        """Takes a score; tells whether it is better than every one before."""
+        score = entry.get(self.metric)
+        upwards = self.metric == "auc"
+        better = score is not None and (
+            self.score is None
+            or (score - self.score if upwards else self.score - score) > self._min_delta
+        )
+        self.score = score if better else self.score
+        self.evaluations_since = 0 if better else self.evaluations_since + 1
+        return better
+
+
+class EarlyStopping:
+    """Stops once so many evaluations in a row were no better than the best before them."""
+
+    def __init__(self, *, patience: int, metric: Metric = "auc", min_delta: float = 0.0) -> None:
+        if patience < 1:
+            raise UsageError(f"patience must be at least 1 evaluation but got {patience}")
+        self._patience = patience
+        self._best = Best(metric, min_delta)
+
+    def on_evaluation(self, run: RunControl, entry: Mapping[str, Any]) -> None:
+        best = self._best
+        if not best.add(entry) and best.evaluations_since >= self._patience:
+            shown = "none" if best.score is None else f"{best.score:.5f}"
+            run.stop(
+                f"{best.metric} has not been better than {shown} for {best.evaluations_since} "
+                "evaluations"
+            )
+
+
+class ReduceLearningRate:
+    """Scales the learning rates once so many evaluations in a row were no better; then again."""
+
+    def __init__(
+        self,
+        *,
+        patience: int,
+        factor: float = 0.5,
+        metric: Metric = "auc",
+        min_delta: float = 0.0,
+    ) -> None:
+        if patience < 1 or not 0 < factor < 1:
+            raise UsageError(
+                "patience must be at least 1 evaluation and factor in (0, 1) but got "
+                f"{patience} and {factor}"
+            )
+        self._patience = patience
+        self._factor = factor
+        self._best = Best(metric, min_delta)
+
+    def on_evaluation(self, run: RunControl, entry: Mapping[str, Any]) -> None:
+        if not self._best.add(entry) and self._best.evaluations_since >= self._patience:
+            run.scale_learning_rates(self._factor)
+            self._best.evaluations_since = 0
+
+
+def stock(config: TrainConfig) -> list[Callback]:
+    """The callbacks that a run's flags ask for."""
+    metric = cast(Metric, config.metric)
+    found: list[Callback] = []
+    if config.reduce_patience:
+        found.append(
+            ReduceLearningRate(
+                patience=config.reduce_patience,
+                factor=config.reduce_factor,
+                metric=metric,
+                min_delta=config.min_delta,
+            )
+        )
+    if config.stop_patience:
+        found.append(
+            EarlyStopping(patience=config.stop_patience, metric=metric, min_delta=config.min_delta)
+        )
+    return found
+
+
+class Callbacks:
+    """Gives the new lines of a run's evaluation.jsonl to its callbacks. Of one thread."""
+
+    def __init__(self, model_dir: Path, callbacks: Sequence[Callback]) -> None:
+        self.control = RunControl()
+        self._callbacks = list(callbacks)
+        self._reader = EvaluationReader(model_dir)
+        self.last_number = self.last_step = -1
+
+    def poll(self) -> list[dict[str, Any]]:
+        """Calls them with what is new; returns that."""
+        new = []
+        for entry in self._reader.new():
+            if entry["number"] <= self.last_number:
+                continue  # scored again
+            self.last_number, self.last_step = entry["number"], entry["step"]
+            new.append(entry)
+            for callback in self._callbacks:
+                callback.on_evaluation(self.control, entry)
+        return new

@@ -1,0 +1,135 @@
+"""When a run saves: beside training by its policies or at a notice, after a failure, at its end."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import math
+import threading
+import time
+from collections.abc import Callable
+
+from embedps.checkpoint.format.manifest import Manifest
+from embedps.errors import CheckpointError
+from embedps.run.config import TrainConfig
+from embedps.scheduling.ledger import Ledger
+from embedps.training.checkpoint_writer import REST_SHARE
+from embedps.training.save_failures import SaveFailures, in_background
+
+_TICK_SECS = 0.2
+
+
+class CheckpointSchedule:
+    """Has saves run on a thread of their own, one at a time, and sees how they end."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        ledger: Ledger,
+        save: Callable[..., Manifest],
+        *,
+        say: Callable[[str], None],
+    ) -> None:
+        """Begins none.
+
+        Args:
+          config: how often, and for how long without.
+          ledger: by whose steps a save may be due; none is where no unit was done since.
+          save: writes a checkpoint; it is told by `final` whether nothing follows, and by
+            `rest_secs` how long in all its writers may rest while training needs the cores.
+          say: shows a line.
+        """
+        self._ledger = ledger
+        self._save = save
+        self._policy = config.cut_policy()
+        self._max_interval_secs = config.delta_secs
+        self._failing = SaveFailures(max_secs=config.max_secs_without_checkpoint, say=say)
+        self._retry_at = -math.inf
+        self._under_way: concurrent.futures.Future[Manifest] | None = None
+        self.count_from_now()
+
+    def count_from_now(self) -> None:
+        """Has the next save be due so long after this moment."""
+        self._at_once = False
+        self._last = time.monotonic()
+        self._saved_units, self._saved_steps = self._ledger.num_done, self._ledger.steps_done()
+
+    @property
+    def under_way(self) -> bool:
+        """Whether one is being written, or its end was not yet seen by `poll`."""
+        return self._under_way is not None
+
+    def wait(self, secs: float) -> None:
+        """Waits so long, or until the one under way has ended."""
+        if self._under_way is not None:
+            concurrent.futures.wait([self._under_way], timeout=secs)
+
+    def hurry(self) -> None:
+        """Has the next save be due at once, and not rest."""
+        self._at_once = True
+
+    def poll(self) -> None:
+        """Sees how the one under way ended, if it has.
+
+        Raises:
+          CheckpointsStalledError: none could be written for too long.
+          DirectoryTakenError: another run commits to the model directory.
+        """
+        if self._under_way is not None and self._under_way.done():
+            problem = self._under_way.exception()
+            if problem is not None and not isinstance(problem, CheckpointError):
+                raise problem
+            self._under_way = None
+            if problem is None:
+                self._failing.committed()
+            else:
+                self._failing.failed(problem)
+                self._retry_at = time.monotonic() + self._failing.retry_secs
+        self._failing.check()
+
+    def begin_if_due(self) -> None:
+        """Begins one where it is time to and none is under way."""
+        if self._under_way is not None or not self._is_due():
+            return
+        interval = min(self._max_interval_secs, time.monotonic() - self._last)
+        rest = 0.0 if self._at_once else REST_SHARE * interval
+        self.count_from_now()
+        self._failing.began()
+        self._under_way = in_background(lambda: self._save(final=False, rest_secs=rest))
+
+    def save_last(self, *, final: bool, stop: threading.Event) -> None:
+        """Saves what was trained, again and again until it is written, unless a signal is waiting.
+
+        Args:
+          final: whether nothing follows.
+          stop: set by a signal.
+
+        Raises:
+          CheckpointError: it cannot be written.
+        """
+        while True:
+            self._failing.began()
+            saving = in_background(lambda: self._save(final=final, rest_secs=0.0))
+            while not saving.done():
+                concurrent.futures.wait([saving], timeout=_TICK_SECS)
+                self._failing.check()
+            try:
+                saving.result()
+            except CheckpointError as error:
+                if stop.is_set():
+                    raise
+                self._failing.failed(error)
+                stop.wait(self._failing.retry_secs)
+            else:
+                self._failing.committed()
+                return
+
+    def _is_due(self) -> bool:
+        now = time.monotonic()
+        if self._failing.since is not None:
+            return now >= self._retry_at
+        return self._ledger.num_done > self._saved_units and (
+            self._at_once
+            or self._policy.due(
+                secs=now - self._last, steps=self._ledger.steps_done() - self._saved_steps
+            )
+        )

@@ -1,0 +1,473 @@
+"""From tables and network to a checkpoint, and back."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import functools
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import tensorflow as tf
+
+from embedps.checkpoint.chain import extend, rebase, replace_start, split_head
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.dense import write_dense
+from embedps.checkpoint.format.manifest import FileEntry, Manifest, SaveKind, SaveSet
+from embedps.checkpoint.format.quantize import FLOAT32, Encoding
+from embedps.checkpoint.policies import Consecutive, RebasePolicy
+from embedps.checkpoint.retention import DEFAULT_KEEP, KeepPolicy, collect_garbage
+from embedps.engine.checkpoint_restore import check_tables, describe_tables, load_dense, load_rows
+from embedps.errors import (
+    CheckpointError,
+    DirectoryTakenError,
+)
+from embedps.storage import file_io
+from embedps.storage.object_store import ObjectPath
+from embedps.tables.collection import EmbeddingCollection
+from embedps.tables.row_files import ShardFile, WriteKind
+from embedps.training.save_failures import in_background
+
+# Of the time from one save to the next, what its writers may rest while training needs the cores.
+REST_SHARE = 0.25
+_BASE_RESTS = 16  # a base's writers may rest for so much longer than a delta's
+_MAX_SAVES_BEFORE_BASE = 64
+_STOP_SECS = 5.0  # for a base that is given up; a disk may hang
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Rebase:
+    """A new base that is being written, after the save before its number."""
+
+    number: int
+    save: concurrent.futures.Future[SaveSet]
+
+
+class CheckpointWriter:
+    """Writes a run's checkpoints: a base first, then deltas, a new base when the policy says so.
+
+    A new base is written beside the deltas, which go on as ever; once it is there, the next delta's
+    commit begins the chain with it. It holds each row as of some moment while it was written, so
+    the deltas from before its beginning on follow it, and readers of the chain before go on by
+    them. Not thread-safe: one save at a time.
+
+    What changed is committed first. A base that fails, or for which there is no room beside it, is
+    removed; the run goes on by deltas and tries again some saves later.
+    """
+
+    def __init__(
+        self,
+        directory: CheckpointDirectory,
+        collection: EmbeddingCollection,
+        variables: Sequence[tf.Variable],
+        *,
+        model: Mapping[str, Any] | None = None,
+        rebase: RebasePolicy | None = None,
+        keep: Sequence[KeepPolicy] = DEFAULT_KEEP,
+        encoding: Encoding = FLOAT32,
+    ) -> None:
+        """Writes to a directory that is this run's alone, but for compactions.
+
+        Args:
+          directory: where; on a cluster, of a file system that the parameter servers see.
+          collection: the tables.
+          variables: of the network and its optimizer, in an order that a rerun has too.
+          model: what a manifest says of it besides its tables (`signature`).
+          rebase: when a new base is written; `Consecutive()` if not given.
+          keep: what stays of the older checkpoints, besides what someone leases.
+          encoding: of the rows' floats in the files.
+        """
+        self._directory = directory
+        self._collection = collection
+        self._variables = list(variables)
+        self._model = dict(model or {})
+        self._rebase = rebase or Consecutive()
+        self._keep = tuple(keep)
+        self._encoding = encoding
+        collection.files.prepare_writes(encoding)
+        self._last: Manifest | None = None
+        self._new_base: _Rebase | None = None
+        self._history = secrets.token_hex(8)
+        # The next delta holds what changed since these cuts, which are those of save `_since`.
+        self._cuts: dict[tuple[str, int], int] = {}
+        self._since = -1
+        self._before = self._cuts, self._since  # of the save before that
+        self._delta_bytes: list[int] = []  # of those since the base
+        # The manifest whose commit failed last, and what is to be done if it is in place.
+        self._tried: tuple[Manifest, Callable[[], None]] | None = None
+        self._highest = -1  # number that a save here had, committed or not
+        self._failed: set[str] = set()  # directories that failed saves may have left
+        self._failed_bases = 0  # in a row
+        self._saves_before_base = 0  # after one that failed
+        self._news: list[str] = []
+        self.counts = {
+            kind: {"count": 0, "bytes": 0, "rows": 0, "secs": 0.0} for kind in ("base", "delta")
+        }
+        self._remove_leftovers()
+
+    @property
+    def last(self) -> Manifest | None:
+        """The manifest that this run committed or restored last."""
+        return self._last
+
+    def restore(self, manifest: Manifest) -> None:
+        """Takes up a checkpoint, of any number of shards.
+
+        Raises:
+          DimMismatchError: it is of other tables or another network.
+          CorruptCheckpointError: a file is absent or not what was written.
+        """
+        check_tables(manifest, self._collection)
+        self._directory.check_present(manifest)
+        if manifest.dense is not None:
+            load_dense(self._directory, manifest, self._variables, whole=True)
+        load_rows(self._collection, self._directory, manifest.chain)
+        self._cuts = self._collection.mark_clean()
+        self._since = manifest.save_number
+        self._delta_bytes = [save.bytes for save in split_head(manifest.chain)[1]]
+        if manifest.history and not _was_continued(self._directory, manifest):
+            self._history = manifest.history
+        self._last = manifest
+
+    def save(
+        self,
+        *,
+        step: int,
+        ledger: Mapping[str, Any],
+        partially_applied: Callable[[], Mapping[str, Any]],
+        progress: Mapping[str, Any],
+        final: bool,
+        rest_secs: float = 0.0,
+    ) -> Manifest:
+        """Writes and commits a checkpoint while training goes on.
+
+        Args:
+          step: training steps done.
+          ledger: its state, read before this call: a unit it lists as done is in the tables.
+          in_doubt: asked once the tables are cut, for what the ledger then says of units that may
+            be in them in part; a rerun visits and counts these again.
+          progress: the run's counters.
+          final: nothing follows.
+          rest_secs: so long, in all, the shards' writers rest at most while training needs the
+            cores (`RowFiles.write`); 0 is as fast as they can.
+
+        Raises:
+          CheckpointError: what changed could not be written; what was committed before still
+            stands, nothing of this save stays, and the next one holds what this would have.
+          DirectoryTakenError: another run commits here.
+        """
+        self._remove_failed()
+        attempt = functools.partial(
+            self._attempt,
+            step=step,
+            ledger=ledger,
+            partially_applied=partially_applied,
+            progress=progress,
+            final=final,
+            rest_secs=rest_secs,
+        )
+        base = self._take_base()
+        due = self._is_base_due()
+        try:
+            manifest = attempt(base)
+        except CheckpointError as error:
+            if isinstance(error, DirectoryTakenError) or (base is None and self._new_base is None):
+                raise
+            # What changed may fit where that base was.
+            self._give_up_base()
+            self._base_failed(error)
+            manifest = attempt(None)
+        if due or not final:
+            self._begin_base_if_due(step, rest_secs)
+        if final and self._new_base is not None:
+            # So that who has not read what was committed just now goes on by the base's delta.
+            self._cuts, self._since = self._before
+            manifest = self._rebase_last(attempt) or manifest
+        return manifest
+
+    def news(self) -> list[str]:
+        """Gives the lines to show a user since the last call: why a new base failed."""
+        news, self._news = self._news, []
+        return news
+
+    def close(self) -> None:
+        """Gives up a base that is being written; what was committed stands."""
+        self._give_up_base()
+
+    def _rebase_last(self, attempt: Callable[[SaveSet], Manifest]) -> Manifest | None:
+        """Commits the new base of a run whose last save is committed; None where that fails."""
+        if self._new_base is not None:
+            concurrent.futures.wait([self._new_base.save])
+        base = self._take_base()
+        if base is None:
+            return None
+        try:
+            return attempt(base)
+        except DirectoryTakenError:
+            raise
+        except CheckpointError as error:
+            self._base_failed(error)
+            return None
+
+    def _attempt(self, base: SaveSet | None, **what: Any) -> Manifest:
+        """Writes and commits a save, or leaves nothing of it, nor of the new base."""
+        number = self._next_number()
+        self._highest = number
+        written = [f"{kind}-{number}" for kind in ("base", "delta", "dense")]
+        written += [] if base is None else [f"base-{base.number}"]
+        try:
+            self._take_tried()
+            self._before = self._cuts, self._since
+            return self._save(number, base, **what)
+        except OSError as error:
+            self._discard(*written)
+            raise CheckpointError(f"cannot write in {self._directory.path}: {error}") from error
+        except BaseException:
+            self._discard(*written)
+            raise
+
+    def _save(
+        self,
+        number: int,
+        base: SaveSet | None,
+        *,
+        step: int,
+        ledger: Mapping[str, Any],
+        partially_applied: Callable[[], Mapping[str, Any]],
+        progress: Mapping[str, Any],
+        final: bool,
+        rest_secs: float,
+    ) -> Manifest:
+        began = time.monotonic()
+        kind: WriteKind = "base" if self._last is None else "delta"
+        save, cuts = self._write(kind, number, step, rest_secs)
+        arrays = {f"{i:04d}": v.numpy() for i, v in enumerate(self._variables)}
+        doing = partially_applied()
+        dense = write_dense(self._directory.dense_path(number), arrays, root=self._directory.path)
+        with self._directory.exclusive():
+            chain = rebase(self._chain(), base)
+            manifest = Manifest(
+                number=max([number, *(n + 1 for n in self._directory.numbers()[-1:])]),
+                step=step,
+                wall_time=time.time(),
+                chain=extend(chain, save),
+                dense=dense,
+                ledger={**ledger, **doing},
+                tables=tuple(describe_tables(self._collection)),
+                num_shards=self._collection.num_shards,
+                model=self._model,
+                history=self._history,
+                progress=dict(progress),
+                final=final,
+            )
+            take = functools.partial(self._take, manifest, save, base, cuts)
+            self._tried = (manifest, take)
+            self._directory.commit(manifest)
+            self._tried = None
+            take()
+            under_way = () if self._new_base is None else (f"base-{self._new_base.number}",)
+            collect_garbage(self._directory, self._keep, under_way=under_way)
+        self._count(save, time.monotonic() - began)
+        return manifest
+
+    def _take(
+        self,
+        manifest: Manifest,
+        save: SaveSet,
+        base: SaveSet | None,
+        cuts: dict[tuple[str, int], int],
+    ) -> None:
+        """Goes on from a manifest that is committed."""
+        self._last = manifest
+        if base is not None:
+            self._failed_bases = self._saves_before_base = 0
+            self._delta_bytes = [each.bytes for each in split_head(manifest.chain)[1]]
+        elif save.kind == "delta":
+            self._delta_bytes.append(save.bytes)
+        if base is not None or save.kind == "base" or not self._rebase.cumulative:
+            self._cuts, self._since = cuts, save.number
+
+    def _take_tried(self) -> None:
+        """Goes on from a manifest whose commit failed once it was in place."""
+        if self._tried is not None:
+            manifest, take = self._tried
+            if self._directory.latest() == manifest:
+                take()
+            self._tried = None
+
+    def _count(self, save: SaveSet, secs: float) -> None:
+        counts = self.counts[save.kind]
+        counts["count"] += 1
+        counts["bytes"] += save.bytes
+        counts["rows"] += save.rows
+        counts["secs"] = round(counts["secs"] + secs, 3)
+
+    def _next_number(self) -> int:
+        """A number that no save here had: a writer of one that failed may still be at work."""
+        return max(self._directory.next_number(), self._highest + 1)
+
+    def _is_base_due(self) -> bool:
+        if self._new_base is not None or self._last is None:
+            return False
+        head, _ = split_head(self._last.chain)
+        return self._rebase.due(sum(save.bytes for save in head), self._delta_bytes)
+
+    def _begin_base_if_due(self, step: int, rest_secs: float) -> None:
+        if not self._is_base_due():
+            return
+        if self._saves_before_base > 0:
+            self._saves_before_base -= 1
+            return
+        number = self._next_number()
+        self._highest = number
+
+        def write() -> SaveSet:
+            began = time.monotonic()
+            save, _ = self._write("copy", number, step, _BASE_RESTS * rest_secs)
+            self._count(save, time.monotonic() - began)
+            return save
+
+        self._new_base = _Rebase(number=number, save=in_background(write))
+
+    def _take_base(self) -> SaveSet | None:
+        """The new base, once it is written: what is cut from now on brings it up to date.
+
+        One that could not be written is removed, and the deltas go on without it.
+        """
+        base = self._new_base
+        if base is None or not base.save.done():
+            return None
+        self._new_base = None
+        try:
+            return base.save.result()
+        except CheckpointError as error:
+            self._base_failed(error)
+        except tf.errors.OpError:
+            pass  # its shard is gone, as the next delta finds out
+        except BaseException:
+            self._discard(f"base-{base.number}")
+            raise
+        self._discard(f"base-{base.number}")
+        return None
+
+    def _base_failed(self, error: CheckpointError) -> None:
+        """Has the next one be tried later each time: it costs as much as one that is written."""
+        self._failed_bases += 1
+        self._saves_before_base = min(_MAX_SAVES_BEFORE_BASE, 2**self._failed_bases)
+        self._news.append(f"the new base is given up, and the deltas go on without it: {error}")
+
+    def _give_up_base(self) -> None:
+        base, self._new_base = self._new_base, None
+        if base is None:
+            return
+        in_background(self._collection.stop_copies)  # which a server that hangs does not answer
+        if concurrent.futures.wait([base.save], timeout=_STOP_SECS).not_done:
+            self._failed.add(f"base-{base.number}")  # the next save removes it
+        else:
+            self._discard(f"base-{base.number}")
+
+    def _discard(self, *names: str) -> None:
+        """Removes what a save that failed has written: tries again must not fill a full disk."""
+        self._failed.update(names)
+        self._remove_failed()
+
+    def _remove_failed(self) -> None:
+        """Removes what failed saves left, now or with a later save; but what a manifest names."""
+        if not self._failed:
+            return
+        with suppress(OSError, CheckpointError):
+            lowest = min(int(name.rpartition("-")[2]) for name in self._failed)
+            manifests = (self._directory.read(n) for n in self._directory.numbers() if n >= lowest)
+            needed = {file.directory for manifest in manifests for file in manifest.files}
+            for name in sorted(self._failed):
+                path = self._directory.path / name
+                if name not in needed and path.is_dir():
+                    file_io.remove_directory(path)
+                self._failed.discard(name)
+
+    def _remove_leftovers(self) -> None:
+        """Removes what a killed run wrote and did not commit, for which there may be no room.
+
+        Its dense files stay until the next commit: they tell how far it came.
+        """
+        if isinstance(self._directory.path, ObjectPath):  # no lock says that no other run is there
+            return
+        with suppress(OSError, CheckpointError):
+            newest = self._directory.latest()
+            committed = -1 if newest is None else newest.save_number
+            self._discard(
+                *(
+                    path.name
+                    for number, path in self._directory.save_directories()
+                    if number > committed and not path.name.startswith("dense-")
+                )
+            )
+
+    def _chain(self) -> tuple[SaveSet, ...]:
+        """The chain to go on with: the last commit's, or what a compaction made of it meanwhile.
+
+        Raises:
+          DirectoryTakenError: another run commits here.
+        """
+        newest = self._directory.latest()
+        if self._last is None:
+            if newest is not None:
+                raise DirectoryTakenError(
+                    f"{self._directory.path}: there must be no manifest before this run's first, "
+                    f"but there is {newest.number}: another run writes here"
+                )
+            return ()
+        if newest is None or newest.number == self._last.number:
+            return self._last.chain
+        base = newest.chain[0]
+        if (
+            newest.history != self._last.history
+            or replace_start(self._last.chain, base) != newest.chain
+        ):
+            raise DirectoryTakenError(
+                f"{self._directory.path}: manifest {newest.number} must be this run's last, "
+                f"{self._last.number}, or a compaction of it: another run writes here"
+            )
+        self._delta_bytes = [save.bytes for save in split_head(newest.chain)[1]]
+        return newest.chain
+
+    def _write(
+        self, what: WriteKind, number: int, step: int, rest_secs: float
+    ) -> tuple[SaveSet, dict[tuple[str, int], int]]:
+        kind: SaveKind = "delta" if what == "delta" else "base"
+        folder = self._directory.path / f"{kind}-{number}"
+        files = self._collection.files.write(
+            what,
+            str(folder.absolute()),
+            since=self._cuts,
+            encoding=self._encoding,
+            rest_secs=rest_secs,
+        )
+        save = SaveSet(
+            kind=kind,
+            number=number,
+            step=step,
+            since=self._since if kind == "delta" else None,
+            files=tuple(map(self._entry, files)),
+        )
+        return save, {(f.group, f.shard): f.cut for f in files}
+
+    def _entry(self, file: ShardFile) -> FileEntry:
+        root = self._directory.path.absolute()
+        return FileEntry(
+            path=str(file.path).removeprefix(f"{root}/"),
+            bytes=file.bytes,
+            rows=file.rows,
+            removed=file.removed,
+            xxh3_64=file.xxh3_64,
+            blocks=file.blocks,
+        )
+
+
+def _was_continued(directory: CheckpointDirectory, manifest: Manifest) -> bool:
+    """Whether a later save than the manifest's may have been committed, and read, before."""
+    later = (n for n, _ in directory.save_directories() if n > manifest.save_number)
+    return any(directory.dense_path(number).exists() for number in later)

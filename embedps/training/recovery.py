@@ -1,0 +1,90 @@
+"""What a client does when its cluster is lost.
+
+TensorFlow's client cannot go on without a parameter server that it had: it must be started again.
+In a local cluster this process replaces itself by the same command, which starts the servers anew
+and restores the last checkpoint; what is to be known of the loss goes along in the environment. In
+a cluster of TF_CONFIG it ends with a code that tells an orchestrator to start it again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from embedps.console import tf_logging
+from embedps.console.shutdown import end_process
+from embedps.errors import ClusterError, ServerLostError
+from embedps.training.lost_progress import LostProgress
+
+if TYPE_CHECKING:  # it imports TensorFlow
+    from embedps.training.trainer import Trainer
+
+_VARIABLE = "EMBEDPS_RECOVERY"
+_MAX_FRUITLESS = 3
+
+
+def take_loss() -> LostProgress | None:
+    """The loss that this process goes on from, if there is one; asked once."""
+    text = os.environ.pop(_VARIABLE, None)
+    return None if text is None else LostProgress(**json.loads(text))
+
+
+class Recovery:
+    """Ends this process, or begins it anew, once any of its threads finds the cluster lost."""
+
+    def __init__(self, before: LostProgress | None, *, again: bool) -> None:
+        """Prepares for a loss.
+
+        Args:
+          before: the loss that this process goes on from.
+          again: begin anew, rather than end.
+        """
+        self._before = before
+        self._again = again
+        self._once = threading.Lock()
+        self._trainer: Trainer | None = None
+
+    def follow(self, trainer: Trainer) -> None:
+        """Knows from then on what would be lost, and what processes are to be ended."""
+        self._trainer = trainer
+
+    def begin(self, error: ClusterError) -> NoReturn:
+        """Goes on from the last checkpoint, or ends."""
+        self._once.acquire()  # for good: whoever comes second waits for this process's end
+        if not isinstance(error, ServerLostError):
+            end_process(str(error), error.exit_code)
+        trainer = self._trainer
+        if not self._again or (trainer is not None and trainer.told_to_end):
+            end_process(
+                f"{error}: run the same command again to resume from the last checkpoint",
+                error.exit_code,
+            )
+        unsaved: dict[str, Any] = {"units": 0, "steps": 0, "examples": 0}
+        unsaved["checkpoint"] = self._before.checkpoint if self._before else None
+        if self._before is not None:
+            unsaved["earlier"] = [*self._before.earlier, self._before.record(None)]
+        if trainer is not None:
+            unsaved = trainer.unsaved()
+        loss = LostProgress(why=str(error), noticed_at=time.time(), **unsaved)
+        if self._before is not None and self._before.checkpoint == loss.checkpoint:
+            loss = dataclasses.replace(loss, fruitless=self._before.fruitless + 1)
+        if loss.fruitless > _MAX_FRUITLESS:
+            end_process(
+                f"{error}: {_MAX_FRUITLESS} recoveries in a row came to no new checkpoint, so "
+                "this one is not tried: see the logs in the model directory",
+                ClusterError.exit_code,
+            )
+        if sys.stdout.isatty():
+            print("\x1b[?25h", end="")  # the cursor that a live line hides
+        print(loss.describe(), flush=True)
+        kept = tf_logging.silence_native_stderr()
+        if trainer is not None:
+            trainer.close()
+        os.dup2(kept, 2)  # for the process to come
+        os.environ[_VARIABLE] = json.dumps(dataclasses.asdict(loss))
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

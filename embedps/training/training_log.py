@@ -1,0 +1,82 @@
+"""What a user sees of training while it goes on: the progress line's text, TensorBoard's points."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import tensorflow as tf
+
+from embedps.checkpoint.format.manifest import Manifest
+from embedps.metrics import Accumulator, Counts, Metrics
+from embedps.storage.object_store import local_dir
+
+
+class TrainingLog:
+    """Adds up what units report, from any thread."""
+
+    def __init__(self, model_dir: Path) -> None:
+        self._folder = str(local_dir(model_dir) / "tensorboard")
+        self._writer: tf.summary.SummaryWriter | None = None
+        self._lock = threading.Lock()  # guards the three below
+        self._recent = Accumulator()
+        self._all = Accumulator()
+        self._examples = 0
+        self._shown_at, self._shown_examples = time.monotonic(), 0
+
+    def add(self, counts: Counts, *, rows: int) -> None:
+        """Takes a unit's counts."""
+        with self._lock:
+            self._recent.add(counts)
+            self._all.add(counts)
+            self._examples += rows
+
+    def result(self) -> tuple[int, Metrics]:
+        """Gives the examples of this run and their metrics, of one moment."""
+        with self._lock:
+            return self._examples, self._all.result()
+
+    def count_from_now(self) -> None:
+        """Begins the time that the next rate is of."""
+        self._shown_at, self._shown_examples = time.monotonic(), self.result()[0]
+
+    def show(self, *, step: int, rows: int, last: Manifest | None) -> str | None:
+        """Writes TensorBoard's points of what came since the last call.
+
+        Args:
+          step: number of the last one.
+          rows: of the tables.
+          last: the newest checkpoint.
+
+        Returns:
+          The text of the progress line; None where no unit ended since.
+        """
+        with self._lock:
+            recent, self._recent = self._recent.result(), Accumulator()
+            examples = self._examples
+        if not recent.examples:
+            return None
+        now = time.monotonic()
+        rate = (examples - self._shown_examples) / max(1e-9, now - self._shown_at)
+        self._shown_at, self._shown_examples = now, examples
+        self._write(recent, rate, step)
+        text = (
+            f"{examples:,} examples, {rate:,.0f}/s, loss {recent.logloss:.4f}, "
+            f"AUC {recent.auc:.4f}, {rows:,} rows"
+        )
+        if last is not None:
+            saved, age = last.chain[-1], time.time() - last.wall_time
+            text += f", {saved.kind} {saved.bytes / 1e6:.1f} MB {age:.0f} s ago"
+        return text
+
+    def _write(self, recent: Metrics, rate: float, step: int) -> None:
+        # A full disk ends no run by this: the checkpoints say so.
+        with suppress(tf.errors.OpError), tf.device("/device:CPU:0"):
+            writer = self._writer = self._writer or tf.summary.create_file_writer(self._folder)
+            with writer.as_default(step=step):
+                tf.summary.scalar("train/logloss", recent.logloss)
+                tf.summary.scalar("train/auc", recent.auc)
+                tf.summary.scalar("train/examples_per_sec", rate)
+            writer.flush()

@@ -1,0 +1,360 @@
+"""Columns of texts, or of typed values, become rows without nulls; what cannot is told by row.
+
+Whole columns are decoded at once where their texts are plain; others value by value, each distinct
+one once. Both ways accept the same texts and give the same values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from embedps.data.dataset import MISSING_ID
+from embedps.errors import DatasetError
+from pipelines.ingestion.table_schema import LIST_TYPE, Column, Table
+from pipelines.ingestion.text_values import MAX_INT, text_decoder
+
+_ID_DIGITS = 8
+
+Bad = dict[int, str]
+"""The reason for each row that cannot be read."""
+
+
+def _is_one_of(characters: bytes) -> NDArray[np.bool_]:
+    table = np.zeros(256, np.bool_)
+    table[list(characters)] = True
+    return table
+
+
+_INTEGER_BYTES = _is_one_of(b"0123456789-")
+_FLOAT_BYTES = _is_one_of(b"0123456789-+.eE")
+
+
+def _hex_pairs() -> NDArray[np.int16]:
+    """Returns a table from two characters, as a little-endian uint16, to their value or -1."""
+    digit = np.full(256, -1, np.int16)
+    for i, character in enumerate(b"0123456789abcdef"):
+        digit[character] = digit[ord(chr(character).upper())] = i
+    first, second = digit[np.arange(1 << 16) & 0xFF], digit[np.arange(1 << 16) >> 8]
+    return np.where((first < 0) | (second < 0), -1, first * 16 + second).astype(np.int16)
+
+
+_HEX_PAIRS = _hex_pairs()
+
+
+def decode_batch(
+    table: Table, batch: pa.RecordBatch, *, has_nulls_for_missing: bool = False
+) -> tuple[pa.RecordBatch, Bad]:
+    """Decodes a batch of texts or typed values to rows of `table.row_schema`.
+
+    Args:
+      table: what the columns are.
+      batch: the columns of the table by name; those that it lacks are left out.
+      has_nulls_for_missing: whether texts that mean missing are nulls already.
+
+    Returns:
+      the rows, those that are bad with a value of no meaning, and the reason for each bad row.
+
+    Raises:
+      DatasetError: a column has a type that cannot be read as what it is declared.
+    """
+    bad: Bad = {}
+    names, arrays = [], []
+    missing = () if has_nulls_for_missing else table.missing
+    for column in table.read_columns:
+        index = batch.schema.get_field_index(column.name)
+        if index >= 0:
+            array, reasons = decode_column(column, batch.column(index), missing)
+            names.append(column.name)
+            arrays.append(array)
+            for row, reason in reasons.items():
+                bad.setdefault(row, f"{column.name} {reason}")
+    schema = table.row_schema
+    return pa.record_batch(arrays, schema=pa.schema([schema.field(name) for name in names])), bad
+
+
+def decode_column(
+    column: Column, array: pa.Array, missing: tuple[str, ...]
+) -> tuple[pa.Array, Bad]:
+    """Decodes one column to its row type; see `decode_batch`."""
+    if _is_list(array.type) and column.role != "list":
+        return _decode_lists_of_one(column, array, missing)
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if column.role == "list":
+        return _decode_list(column, array, missing)
+    if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
+        array = array.cast(pa.string())
+    if pa.types.is_large_string(array.type) or pa.types.is_string_view(array.type):
+        array = array.cast(pa.string())
+    if pa.types.is_string(array.type):
+        array = _without_missing(array, missing)
+        values, bad = _decode_texts(column, array)
+    else:
+        values, bad = _decode_typed(column, array)
+    return pa.array(values, column.row_type, from_pandas=False), bad
+
+
+def _decode_lists_of_one(
+    column: Column, array: pa.Array, missing: tuple[str, ...]
+) -> tuple[pa.Array, Bad]:
+    """Decodes lists of one value each as that value; a null list is a missing value."""
+    kind = array.type
+    of_other_size = pa.types.is_fixed_size_list(kind) and kind.list_size != 1
+    if of_other_size or pa.types.is_nested(kind.value_type):
+        raise _wrong_type(column, kind, "one value a row, or lists of one")
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+    places = pa.array(np.cumsum(lengths) - lengths, mask=lengths != 1)
+    values, bad = decode_column(column, array.flatten().take(places), missing)
+    wrong = (lengths != 1) & array.is_valid().to_numpy(zero_copy_only=False)
+    reasons = {
+        int(row): f"must be one value or a list of one, got a list of {lengths[row]}"
+        for row in np.flatnonzero(wrong)
+    }
+    return values, bad | reasons
+
+
+def _without_missing(array: pa.Array, missing: tuple[str, ...]) -> pa.Array:
+    """Makes nulls of the texts that mean that there is no value."""
+    if not missing:
+        return array
+    absent = pc.is_in(array, value_set=pa.array(missing))
+    return (
+        pc.if_else(absent, pa.scalar(None, pa.string()), array) if pc.any(absent).as_py() else array
+    )
+
+
+def _decode_texts(column: Column, array: pa.Array) -> tuple[NDArray[Any], Bad]:
+    fast = {
+        "hex": _fast_hex,
+        "integer": _fast_integers,
+        "float": _fast_floats,
+        "seconds": _fast_integers,
+        "milliseconds": _fast_integers,
+    }.get(column.type)
+    values = fast(array) if fast is not None else None
+    if values is not None and column.role == "numeric" and column.type == "integer":
+        values = _numbers_of(array, values)
+    elif values is not None and column.type == "integer" and array.null_count:
+        values = np.where(array.is_null().to_numpy(zero_copy_only=False), MISSING_ID, values)
+    elif values is not None and column.role == "weight" and (~(values >= 0)).any():
+        values = None
+    elif values is not None and column.role == "timestamp":
+        if array.null_count or _beyond_milliseconds(values).any():
+            values = None
+        elif column.type == "seconds":
+            values = values * 1000
+    if values is not None:
+        return values, {}
+    return _decode_distinct(array, _missing_value(column), text_decoder(column))
+
+
+def _numbers_of(array: pa.Array, values: NDArray[Any]) -> NDArray[np.float64]:
+    numbers = values.astype(np.float64)
+    if array.null_count:
+        numbers[array.is_null().to_numpy(zero_copy_only=False)] = np.nan
+    return numbers
+
+
+def _missing_value(column: Column) -> float | int | None:
+    """Returns what a missing value becomes; None where it makes the row bad."""
+    if column.role == "numeric":
+        return math.nan
+    return MISSING_ID if column.role in ("categorical", "list", "key") else None
+
+
+def _decode_distinct(
+    array: pa.Array, missing: float | int | None, decode: Callable[[str], float | int]
+) -> tuple[NDArray[Any], Bad]:
+    """Decodes each distinct text once."""
+    encoded = array.dictionary_encode()
+    texts = encoded.dictionary.to_pylist()
+    decoded: list[float | int] = []
+    reasons: dict[int, str] = {}
+    for i, text in enumerate(texts):
+        try:
+            decoded.append(decode(text))
+        except ValueError as error:
+            decoded.append(0)
+            reasons[i] = str(error)
+    if missing is None:
+        reasons[len(texts)] = "must not be missing"
+    dtype = np.int64 if all(isinstance(v, int) for v in [*decoded, missing or 0]) else np.float64
+    decoded.append(0 if missing is None else missing)
+    codes = encoded.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False)
+    bad: Bad = {}
+    if reasons:
+        is_bad = np.isin(codes, np.fromiter(reasons, np.int64))
+        bad = {int(row): reasons[int(codes[row])] for row in np.flatnonzero(is_bad)}
+    return np.array(decoded, dtype)[codes], bad
+
+
+def _characters(array: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+    """Returns a string array's offsets and the characters between the first and the last."""
+    _, offset_buffer, data_buffer = array.buffers()
+    offsets = np.frombuffer(offset_buffer, np.int32, len(array) + 1, array.offset * 4)
+    if data_buffer is None:
+        return offsets, np.empty(0, np.uint8)
+    return offsets, np.frombuffer(data_buffer, np.uint8)[offsets[0] : offsets[-1]]
+
+
+def _fast_integers(array: pa.Array) -> NDArray[np.int64] | None:
+    """Decodes plain integers, anything where missing; returns None where a text is another."""
+    values = _fast_cast(array, _INTEGER_BYTES, pa.int64())
+    if values is None:
+        return None
+    return np.frombuffer(values.buffers()[1], np.int64, len(values), values.offset * 8)
+
+
+def _fast_floats(array: pa.Array) -> NDArray[np.float64] | None:
+    values = _fast_cast(array, _FLOAT_BYTES, pa.float64())
+    if values is None or not pc.all(pc.is_finite(values)).as_py():
+        return None
+    return np.asarray(values.to_numpy(zero_copy_only=False))
+
+
+def _fast_cast(array: pa.Array, allowed: NDArray[np.bool_], kind: pa.DataType) -> pa.Array | None:
+    if len(array) == 0 or not allowed[_characters(array)[1]].all():
+        return None
+    try:
+        return array.cast(kind)
+    except pa.ArrowInvalid:
+        return None
+
+
+def _fast_hex(array: pa.Array) -> NDArray[np.int64] | None:
+    """Decodes ids of 8 digits or none; returns None where there are others."""
+    offsets, characters = _characters(array)
+    lengths = np.diff(offsets)
+    present = lengths == _ID_DIGITS
+    num_present = int(present.sum())
+    if num_present * _ID_DIGITS != len(characters) or num_present + array.null_count != len(array):
+        return None
+    pairs = _HEX_PAIRS[characters.view(np.uint16)].reshape(-1, 4)
+    if (pairs < 0).any():
+        return None
+    values = pairs[:, 0].astype(np.int64)
+    for i in range(1, 4):
+        values <<= 8
+        values |= pairs[:, i]
+    if num_present == len(array):
+        return values
+    full = np.full(len(array), MISSING_ID, np.int64)
+    full[present] = values
+    return full
+
+
+def _decode_list(column: Column, array: pa.Array, missing: tuple[str, ...]) -> tuple[pa.Array, Bad]:
+    if not _is_list(array.type):
+        array = pc.split_pattern(
+            _without_missing(array.cast(pa.string()), missing), column.separator
+        )
+    if not pa.types.is_list(array.type):
+        array = array.cast(pa.list_(array.type.value_type))
+    if array.null_count:
+        array = _empty_for_null(array)
+    starts = np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, array.offset * 4)
+    element = Column(name=column.name, role="categorical", type=column.type)
+    values, bad_values = decode_column(element, array.flatten(), ())
+    offsets = starts - starts[0]
+    bad: Bad = {}
+    for at, reason in bad_values.items():
+        bad.setdefault(int(np.searchsorted(offsets, at, side="right")) - 1, reason)
+    lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, type=LIST_TYPE)
+    return lists, bad
+
+
+def _empty_for_null(array: pa.Array) -> pa.Array:
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), array.flatten())
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
+
+
+def _decode_typed(column: Column, array: pa.Array) -> tuple[NDArray[Any], Bad]:
+    """Decodes numbers, booleans and timestamps."""
+    kind = array.type
+    if column.role in ("label", "numeric", "weight"):
+        if pa.types.is_boolean(kind) or pa.types.is_decimal(kind):
+            array = array.cast(pa.float64())
+        if not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
+            raise _wrong_type(column, kind, "numbers")
+        return _check_numbers(column, _to_floats(array))
+    if column.role == "timestamp" and pa.types.is_timestamp(kind):
+        array = array.cast(pa.timestamp("ms", kind.tz), safe=False).cast(pa.int64())
+        scale = 1
+    elif not pa.types.is_integer(kind) or column.type in ("string", "text"):
+        wanted = "texts" if column.type in ("string", "text") else "integers"
+        raise _wrong_type(column, kind, wanted)
+    else:
+        scale = 1000 if column.type == "seconds" else 1
+    return _check_integers(column, array, scale)
+
+
+def _wrong_type(column: Column, kind: pa.DataType, wanted: str) -> DatasetError:
+    return DatasetError(
+        f"column {column.name!r}, a {column.role} of type {column.type}, must hold {wanted}, "
+        f"it holds {kind}: declare what it is"
+    )
+
+
+def _to_floats(array: pa.Array) -> NDArray[np.float64]:
+    values = array.to_numpy(zero_copy_only=False)
+    return np.asarray(values, np.float64)  # a null is NaN
+
+
+def _check_numbers(column: Column, values: NDArray[np.float64]) -> tuple[NDArray[Any], Bad]:
+    wrong = np.isinf(values)
+    what = "must be a finite number"
+    if column.role == "weight":
+        wrong, what = ~((values >= 0) & (values < math.inf)), "must be a number of 0 or more"
+    elif column.role == "label" and column.positive_from is None:
+        wrong, what = (values != 0) & (values != 1), "must be 0 or 1"
+    elif column.role == "label" and column.positive_from is not None:
+        positive = (values >= column.positive_from).astype(np.float64)
+        return positive, _reasons(~np.isfinite(values), what, values)
+    return values, _reasons(wrong, what, values)
+
+
+def _check_integers(column: Column, array: pa.Array, scale: int) -> tuple[NDArray[Any], Bad]:
+    absent = array.is_null().to_numpy(zero_copy_only=False)
+    filled = array.fill_null(0)
+    values = filled.to_numpy(zero_copy_only=False)
+    bad: Bad = {}
+    if values.dtype == np.uint64:
+        bad = _reasons(values > MAX_INT, "must fit in 64 bits with a sign", values)
+    values = values.astype(np.int64)
+    if column.role == "timestamp":
+        bad |= _reasons(absent, "must not be missing", None)
+        bad |= _reasons(_beyond_milliseconds(values), "must be a time", values)
+        return values * scale, bad
+    values[absent] = MISSING_ID
+    return values, bad
+
+
+def _reasons(wrong: NDArray[np.bool_], what: str, values: NDArray[Any] | None) -> Bad:
+    rows = np.flatnonzero(wrong)
+    return {int(r): what if values is None else f"{what}, got {values[r]}" for r in rows}
+
+
+def bad_values(bad: Mapping[int, str]) -> str:
+    """Returns the first bad row and its reason, for an error."""
+    row = min(bad)
+    return f"row {row}: {bad[row]}"
+
+
+def _beyond_milliseconds(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which seconds (int64) do not fit as milliseconds; by both ends, as no int64 is -(-2^63)."""
+    limit = MAX_INT // 1000
+    return (values > limit) | (values < -limit)

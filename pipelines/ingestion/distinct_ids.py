@@ -1,0 +1,73 @@
+"""Counts distinct ids: exactly up to a limit, beyond it by the smallest hashes (a KMV sketch).
+
+The ids' 64-bit hash is a bijection, so distinct hashes are distinct ids. The MAX_HASHES least are
+kept; while there are fewer, the count is exact, afterwards it follows from how small they are
+(Bar-Yossef et al., 2002), within 0.2% (one standard deviation). Merging in any order, or splitting
+the ids in any way, gives the same count.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.splitmix import mix
+
+MAX_HASHES = 1 << 18
+
+
+class DistinctSketch:
+    """The smallest distinct hashes of the ids added."""
+
+    def __init__(self, *, max_hashes: int = MAX_HASHES) -> None:
+        self._max_hashes = max_hashes
+        self._kept = np.empty(0, np.uint64)
+        self._pending: list[NDArray[np.uint64]] = []
+        self._num_pending = 0
+
+    def add(self, ids: NDArray[np.int64]) -> None:
+        """Adds ids, any number of times each."""
+        self.add_hashes(mix(ids.astype(np.uint64)))
+
+    def add_hashes(self, hashes: NDArray[np.uint64]) -> None:
+        """Adds hashes of ids, such as another sketch's."""
+        if len(self._kept) >= self._max_hashes:
+            hashes = hashes[hashes < self._kept[-1]]
+        hashes = _sorted_distinct(hashes)
+        self._pending.append(hashes)
+        self._num_pending += len(hashes)
+        if self._num_pending >= self._max_hashes // 2:
+            self._compact()
+
+    @property
+    def hashes(self) -> NDArray[np.uint64]:
+        """The hashes kept, ascending."""
+        self._compact()
+        return self._kept
+
+    @property
+    def exact(self) -> bool:
+        """Whether `count` is exact."""
+        return len(self.hashes) < self._max_hashes
+
+    @property
+    def count(self) -> int:
+        """How many distinct ids were added, exactly or by estimate."""
+        hashes = self.hashes
+        if len(hashes) < self._max_hashes:
+            return len(hashes)
+        return round((len(hashes) - 1) / ((float(hashes[-1]) + 1.0) / 2.0**64))
+
+    def _compact(self) -> None:
+        if self._pending:
+            merged = _sorted_distinct(np.concatenate([self._kept, *self._pending]))
+            self._kept = merged[: self._max_hashes]
+            self._pending, self._num_pending = [], 0
+
+
+def _sorted_distinct(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Does what np.unique does, by a sort: several times faster here than NumPy's hash set."""
+    values = np.sort(values)
+    is_first = np.ones(len(values), np.bool_)
+    np.not_equal(values[1:], values[:-1], out=is_first[1:])
+    return values[is_first]

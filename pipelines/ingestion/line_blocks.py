@@ -1,0 +1,268 @@
+"""Reads a log, gzip, zstd or plain, as blocks of whole lines, in memory that is bounded."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import xxhash
+import zstandard
+
+from pipelines.ingestion.bad_lines import BadLine
+
+BLOCK_BYTES = 8 << 20
+MAX_LINE_BYTES = 1 << 20
+_READ_BYTES = 1 << 20
+_INFLATED_BYTES = 4 << 20
+_STOP_SECS = 1.0
+_GZIP_MAGIC = b"\x1f\x8b"
+_GZIP_WBITS = 31
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_ZSTD_READ_BYTES = 4 << 10
+"""Given to the decompressor at once: what comes out of it is a few hundred times that at most."""
+
+
+class ByteStream(Protocol):
+    """What is read from: a file, or what a Beam file system opens."""
+
+    def read(self, size: int, /) -> bytes:
+        """Returns up to `size` bytes, none at the end."""
+        ...
+
+    def close(self) -> None:
+        """Frees what it holds."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineBlock:
+    """Whole lines, each with its line feed (a carriage return before it is gone), and bad ones.
+
+    `first_line` counts from 1; `num_lines` counts the lines of `data`.
+    """
+
+    first_line: int
+    num_lines: int
+    data: bytes
+    bad: tuple[BadLine, ...] = ()
+    bytes_read: int = 0
+    """Bytes of the file that had been read when the block was cut."""
+
+
+class LineBlockReader:
+    """Iterates over a stream's blocks; afterwards knows its size, checksum and number of lines.
+
+    A packed stream that ends early or is damaged gives the lines before the damage, then one bad
+    line that says so and ends the file. A line over MAX_LINE_BYTES is bad, and set aside in parts.
+    """
+
+    def __init__(self, stream: ByteStream, *, block_bytes: int | None = None) -> None:
+        self._stream = stream
+        self._block_bytes = block_bytes or BLOCK_BYTES
+        self._digest = xxhash.xxh3_64()
+        self._fault: str | None = None
+        self.num_bytes = 0
+        self.num_lines = 0
+
+    @property
+    def checksum(self) -> str:
+        """The XXH3-64 of the bytes read so far, as 16 hexadecimal digits."""
+        return self._digest.hexdigest()
+
+    def __iter__(self) -> Iterator[LineBlock]:
+        parts: list[bytes] = []
+        size = 0
+        long_line_parts = 0
+        for piece in self._pieces():
+            bad: list[BadLine] = []
+            if long_line_parts:
+                piece, long_line_parts = self._skip_long_line(piece, long_line_parts, bad)
+            parts.append(piece)
+            size += len(piece)
+            if size >= self._block_bytes or bad:
+                whole, rest = _cut_after_last_line(b"".join(parts))
+                block = self._block(whole, bad)
+                if len(rest) > MAX_LINE_BYTES:
+                    long_line_parts = 1
+                    bad.append(self._long_line_part(rest, 1))
+                    rest = b""
+                    block = replace(block, bad=tuple(bad))
+                parts, size = [rest], len(rest)
+                yield block
+        yield from self._last_block(b"".join(parts), long_line_parts)
+
+    def _last_block(self, data: bytes, long_line_parts: int) -> Iterator[LineBlock]:
+        bad: list[BadLine] = []
+        if self._fault is not None:
+            data, cut_line = _cut_after_last_line(data)
+            block = self._block(data, [])
+            self.num_lines += 1
+            bad.append(
+                BadLine(line=self.num_lines, reason=self._fault, raw=cut_line, ends_file=True)
+            )
+            yield replace(block, bad=tuple(bad))
+            return
+        if long_line_parts:
+            self.num_lines += 1
+        elif data and not data.endswith(b"\n"):
+            data += b"\n"
+        if data:
+            yield self._block(data, bad)
+
+    def _block(self, data: bytes, bad: list[BadLine]) -> LineBlock:
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n")
+        first_line = self.num_lines + 1
+        num_lines = data.count(b"\n")
+        self.num_lines += num_lines
+        return LineBlock(
+            first_line=first_line,
+            num_lines=num_lines,
+            data=data,
+            bad=tuple(bad),
+            bytes_read=self.num_bytes,
+        )
+
+    def _long_line_part(self, raw: bytes, part: int) -> BadLine:
+        return BadLine(
+            line=self.num_lines + 1,
+            reason=f"a line must have at most {MAX_LINE_BYTES} bytes, part {part} of a longer one",
+            raw=raw,
+        )
+
+    def _skip_long_line(self, piece: bytes, parts: int, bad: list[BadLine]) -> tuple[bytes, int]:
+        """Takes the rest of a too long line off a piece; returns what follows, and the parts."""
+        head, newline, tail = piece.partition(b"\n")
+        bad.append(self._long_line_part(head, parts + 1))
+        if not newline:
+            return b"", parts + 1
+        self.num_lines += 1
+        return tail, 0
+
+    def _pieces(self) -> Iterator[bytes]:
+        raw = self._read()
+        if raw.startswith(_GZIP_MAGIC):
+            yield from self._inflated(raw)
+        elif raw.startswith(_ZSTD_MAGIC):
+            yield from self._from_zstd(raw)
+        else:
+            while raw:
+                yield raw
+                raw = self._read()
+
+    def _from_zstd(self, raw: bytes) -> Iterator[bytes]:
+        frames = zstandard.ZstdDecompressor()
+        frame = frames.decompressobj()
+        while raw:
+            for at in range(0, len(raw), _ZSTD_READ_BYTES):
+                piece = raw[at : at + _ZSTD_READ_BYTES]
+                while piece:
+                    if frame.eof:
+                        frame = frames.decompressobj()
+                    try:
+                        yield frame.decompress(piece)
+                    except zstandard.ZstdError as error:
+                        self._fault = f"the zstd stream is damaged here: {error}"
+                        self._read_to_end()
+                        return
+                    piece = frame.unused_data if frame.eof else b""
+            raw = self._read()
+        if not frame.eof:
+            self._fault = "the zstd stream ends early: the file is cut off here"
+
+    def _inflated(self, raw: bytes) -> Iterator[bytes]:
+        inflate = zlib.decompressobj(_GZIP_WBITS)
+        while raw:
+            before = inflate.copy()
+            try:
+                yield inflate.decompress(raw, _INFLATED_BYTES)
+            except zlib.error as error:
+                yield from self._salvage(before, raw)
+                self._fault = f"the gzip stream is damaged here: {error}"
+                self._read_to_end()
+                return
+            if inflate.eof:
+                # gzip files may be several members, one after another, and end in zeros.
+                raw = inflate.unused_data.lstrip(b"\0")
+                while not raw and (more := self._read()):
+                    raw = more.lstrip(b"\0")
+                if not raw:
+                    return
+                inflate = zlib.decompressobj(_GZIP_WBITS)
+            else:
+                raw = inflate.unconsumed_tail or self._read()
+        while rest := inflate.decompress(b"", _INFLATED_BYTES):
+            yield rest
+        self._fault = "the gzip stream ends early: the file is cut off here"
+
+    def _salvage(self, inflate: zlib._Decompress, raw: bytes) -> Iterator[bytes]:
+        """Gives what comes out of a damaged piece before the damage."""
+        for at in range(len(raw)):
+            try:
+                yield inflate.decompress(raw[at : at + 1])
+            except zlib.error:
+                return
+
+    def _read(self) -> bytes:
+        raw = self._stream.read(_READ_BYTES)
+        self._digest.update(raw)
+        self.num_bytes += len(raw)
+        return raw
+
+    def _read_to_end(self) -> None:
+        while self._read():
+            pass
+
+
+def _cut_after_last_line(data: bytes) -> tuple[bytes, bytes]:
+    at = data.rfind(b"\n") + 1
+    return data[:at], data[at:]
+
+
+def checksum_of(stream: ByteStream) -> str:
+    """Returns the XXH3-64 of all bytes of a stream, as 16 hexadecimal digits."""
+    digest = xxhash.xxh3_64()
+    while raw := stream.read(_READ_BYTES):
+        digest.update(raw)
+    return digest.hexdigest()
+
+
+class ReadAhead:
+    """Iterates over blocks that a thread reads ahead, so that inflating and parsing overlap."""
+
+    def __init__(self, blocks: Iterable[LineBlock], *, depth: int = 2) -> None:
+        self._blocks = blocks
+        self._queue: queue.Queue[LineBlock | BaseException | None] = queue.Queue(depth)
+        self._stopped = threading.Event()
+
+    def __iter__(self) -> Iterator[LineBlock]:
+        thread = threading.Thread(target=self._fill, name="read-ahead", daemon=True)
+        thread.start()
+        try:
+            while (item := self._queue.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            self._stopped.set()
+            # Makes room for a put that waits, so that the thread sees the stop.
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    self._queue.get_nowait()
+            # A thread that waits for input, of a pipe say, must not hold up an interrupt.
+            thread.join(_STOP_SECS)
+
+    def _fill(self) -> None:
+        try:
+            for block in self._blocks:
+                self._queue.put(block)
+                if self._stopped.is_set():
+                    return
+            self._queue.put(None)
+        except BaseException as error:  # handed to the reader, which raises it
+            self._queue.put(error)

@@ -1,0 +1,210 @@
+"""The flags of `python -m pipelines.ingest` and, its schema given, of `pipelines.criteo`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from embedps.data.dataset import ROW_GROUP_ROWS
+from embedps.errors import UsageError
+from pipelines.cli import ArgumentParser, nonempty, path, positive_int, seed_int
+from pipelines.ingestion.splits import SplitRule
+from pipelines.ingestion.table_schema import Table
+
+_HELP = {
+    "criteo": """\
+Reads Criteo click logs (Kaggle or Terabyte: a label, 13 integers, 26 hexadecimal ids, tabs between;
+gzip, zstd or plain) and writes a dataset. It is `pipelines.ingest --schema criteo`:
+integers become log(1 + max(x, 0)) in float32 (missing is NaN), ids int64 (missing is -1).
+""",
+    "ingest": """\
+Reads tables (CSV or TSV, gzip, zstd or plain; Parquet) of a declared schema and writes a dataset.
+""",
+}
+_HELP_OUTPUT = """
+  DIR/train/shard-*.parquet, DIR/eval/shard-*.parquet   shards of equal rows (within one)
+  DIR/_transforms.json                                  what makes the features of the columns
+  DIR/_bad_lines.jsonl                                  lines that are no rows, and why
+  DIR/_dataset.json                                     written last: schema, rows, counts, sums
+
+Rows are in the order of their time where the schema has one, else in a random order that follows
+from the seed. The same input and options give the same bytes on any runner and any number of
+workers; run again, a finished dataset is kept.
+"""
+_EXAMPLES = """\
+Any Beam pipeline option may be added; the default runner is FnApiRunner, in this process:
+  python -m pipelines.{name} --input 'logs/*.gz' --output data/set --num-shards 8{schema}
+  python -m pipelines.{name} --input 'logs/*.gz' --output data/set --num-shards 8{schema} \\
+      --direct_num_workers=2 --direct_running_mode=multi_processing
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to read, where to write, and how Beam shall run it."""
+
+    input: tuple[str, ...]
+    output: Path
+    table: Table
+    eval_input: tuple[str, ...] = ()
+    num_shards: int = 8
+    row_group_rows: int = ROW_GROUP_ROWS
+    max_bad_fraction: float = 0.05
+    allow_damaged_files: bool = False
+    split: SplitRule = field(default_factory=SplitRule)
+    force: bool = False
+    verbose: bool = False
+    beam_flags: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        fraction = self.split.fraction
+        if fraction is not None and not 0.0 <= fraction < 1.0:
+            raise UsageError(f"--eval-fraction must be within 0 <= x < 1, got {fraction}")
+        if not 0.0 <= self.max_bad_fraction <= 1.0:
+            raise UsageError(
+                f"--max-bad-fraction must be within 0 <= x <= 1, got {self.max_bad_fraction}"
+            )
+        if self.num_shards > 99_999:
+            raise UsageError(f"--num-shards must be at most 99999, got {self.num_shards}")
+        if self.output.exists() and not self.output.is_dir():
+            raise UsageError(f"--output must be a directory, {self.output} is a file")
+        self.split.check(self.table)
+
+
+def parse_options(argv: Sequence[str], schema: str | None = None) -> Options:
+    """Parses the command line; what is not ours is kept for Beam.
+
+    Args:
+      argv: the flags.
+      schema: the schema's name, where the command has one of its own.
+    """
+    parser = _parser(schema)
+    known, beam_flags = parser.parse_known_args(argv)
+    return Options(
+        input=tuple(known.input),
+        output=known.output,
+        table=Table.load(schema or known.schema),
+        eval_input=tuple(known.eval_input),
+        num_shards=known.num_shards,
+        row_group_rows=known.row_group_rows,
+        max_bad_fraction=known.max_bad_fraction,
+        allow_damaged_files=known.allow_damaged_files,
+        split=_split_rule(known),
+        force=known.force,
+        verbose=known.verbose,
+        beam_flags=tuple(beam_flags),
+    )
+
+
+def _split_rule(known: argparse.Namespace) -> SplitRule:
+    by_hash = known.eval_fraction is not None or known.split_key
+    ways = [bool(by_hash), bool(known.eval_from), bool(known.eval_input)]
+    if sum(ways) > 1:
+        raise UsageError(
+            "give one of --eval-fraction (with or without --split-key), --eval-from, --eval-input"
+        )
+    if known.eval_from:
+        return SplitRule(seed=known.seed, fraction=None, from_ms=_milliseconds(known.eval_from))
+    if known.eval_input:
+        return SplitRule(seed=known.seed, fraction=None)
+    fraction = SplitRule.fraction if known.eval_fraction is None else known.eval_fraction
+    return SplitRule(seed=known.seed, fraction=fraction, key=known.split_key or "")
+
+
+def _milliseconds(text: str) -> int:
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(
+            f"--eval-from must be a time such as 2014-10-30T12:00, got {text!r}"
+        ) from None
+    return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def _parser(schema: str | None) -> ArgumentParser:
+    name = schema or "ingest"
+    shown = "" if schema else " --schema avazu"
+    parser = ArgumentParser(
+        prog=f"python -m pipelines.{name}",
+        description=_HELP[name] + _HELP_OUTPUT,
+        epilog=_EXAMPLES.format(name=name, schema=shown),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--input",
+        type=nonempty,
+        nargs="+",
+        required=True,
+        metavar="PATTERN",
+        help="files, as quoted patterns",
+    )
+    parser.add_argument("--output", type=path, required=True, metavar="DIR")
+    if schema is None:
+        parser.add_argument(
+            "--schema",
+            type=nonempty,
+            required=True,
+            metavar="FILE",
+            help="a TOML file, or one that comes along: criteo, avazu, movielens_100k, …",
+        )
+    parser.add_argument(
+        "--num-shards",
+        type=positive_int,
+        default=Options.num_shards,
+        help="shards of each split: the number of workers, or a multiple of it "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--row-group-rows",
+        type=positive_int,
+        default=Options.row_group_rows,
+        help="rows of a shard's row group (default: %(default)s)",
+    )
+    split = parser.add_argument_group("what is held out, one of")
+    split.add_argument(
+        "--eval-fraction",
+        type=float,
+        help=f"a share of rows, by the hash of their content (default: {SplitRule.fraction})",
+    )
+    split.add_argument(
+        "--split-key",
+        type=nonempty,
+        metavar="COLUMN",
+        help="hash this column instead: a key's rows stay together",
+    )
+    split.add_argument(
+        "--eval-from", type=nonempty, metavar="TIME", help="rows from this time on (UTC)"
+    )
+    split.add_argument(
+        "--eval-input",
+        type=nonempty,
+        nargs="+",
+        default=[],
+        metavar="PATTERN",
+        help="the rows of other files",
+    )
+    parser.add_argument(
+        "--max-bad-fraction",
+        type=float,
+        default=Options.max_bad_fraction,
+        help="fail if more of the lines are bad (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--allow-damaged-files",
+        action="store_true",
+        help="use what can be read of a file that is cut, damaged or gone; without it such a file "
+        "fails the job, as how many rows are lost is not known",
+    )
+    parser.add_argument(
+        "--seed",
+        type=seed_int,
+        default=SplitRule.seed,
+        help="of the split and the order (default: %(default)s)",
+    )
+    parser.add_argument("--force", action="store_true", help="replace a finished dataset")
+    parser.add_argument("--verbose", action="store_true", help="log what Beam does")
+    return parser

@@ -1,0 +1,152 @@
+"""Sorted runs in the work directory, and any range of the rows of all of them in order.
+
+The order is by key: the time where the table has one, else a hash of the row's place and the seed;
+equal keys are in the order of the input. A run is sorted when it is written; a range of ranks is
+then a slice of each run, found by bisection of the keys. Memory is that of one range.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipelines.ingestion.table_schema import Table
+from pipelines.ingestion.work_dir import RunRecord, WorkDir, replacing
+from pipelines.splitmix import GOLDEN, mix, seeded
+
+RUN_ROWS = 1 << 17
+BATCH_ROWS = 1 << 10
+"""Of a batch in a run's file: what is read for a slice lies together, not a column apart."""
+_MAPPED_BYTES = 1 << 18
+KEY = "_key"
+_SIGN = np.uint64(1 << 63)
+
+
+class RunWriter:
+    """Gathers one file's rows and writes them as runs."""
+
+    def __init__(self, work: WorkDir, file_index: int, table: Table, seed: int) -> None:
+        self._work, self._file_index = work, file_index
+        self._schema = table.row_schema.append(pa.field(KEY, pa.uint64(), nullable=False))
+        time = table.role("timestamp")
+        self._time = time.name if time is not None else ""
+        self._seed = seed
+        self._label = table.columns[[c.role for c in table.columns].index("label")].name
+        self._pending: list[tuple[pa.RecordBatch, NDArray[np.bool_]]] = []
+        self._num_pending = 0
+        self.num_rows = 0
+        self.records: list[RunRecord] = []
+
+    def add(self, rows: pa.RecordBatch, held_out: NDArray[np.bool_]) -> None:
+        """Adds rows of the file, in order."""
+        keyed = pa.record_batch([*rows.columns, pa.array(self._keys(rows))], schema=self._schema)
+        self._pending.append((keyed, held_out))
+        self._num_pending += rows.num_rows
+        self.num_rows += rows.num_rows
+        if self._num_pending >= RUN_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what is pending."""
+        if not self._num_pending:
+            return
+        path = self._work.run(self._file_index, len(self.records))
+        rows = pa.Table.from_batches([batch for batch, _ in self._pending]).combine_chunks()
+        held_out = np.concatenate([mask for _, mask in self._pending])
+        self._pending, self._num_pending = [], 0
+        order = np.argsort(rows.column(KEY).to_numpy(), kind="stable")
+        counts, positives = [], []
+        with replacing(path) as temporary, pa.ipc.new_file(str(temporary), self._schema) as writer:
+            for index, mask in enumerate((~held_out, held_out)):
+                split = rows.take(pa.array(order[mask[order]])).combine_chunks()
+                writer.write_table(split, max_chunksize=BATCH_ROWS)
+                counts.append(split.num_rows)
+                positives.append(int(np.count_nonzero(split.column(self._label).to_numpy())))
+                if split.num_rows:
+                    self._save_keys(path.name, index, split.column(KEY).to_numpy())
+        self.records.append(
+            RunRecord(file_name=path.name, rows=tuple(counts), positives=tuple(positives))
+        )
+
+    def _save_keys(self, name: str, split: int, keys: NDArray[np.uint64]) -> None:
+        with replacing(self._work.keys(name, split)) as path, open(path, "wb") as out:
+            np.save(out, keys)
+
+    def _keys(self, rows: pa.RecordBatch) -> NDArray[np.uint64]:
+        if self._time:
+            times = rows.column(rows.schema.get_field_index(self._time)).to_numpy()
+            return np.asarray(times.view(np.uint64) ^ _SIGN)
+        first = (self._file_index << 44) + self.num_rows
+        places = np.arange(first, first + rows.num_rows, dtype=np.uint64)
+        return mix(places * np.uint64(GOLDEN) ^ seeded(self._seed, 1)[0])
+
+
+class SortedRows:
+    """The rows of one split of all runs, in order."""
+
+    def __init__(self, work: WorkDir, runs: Sequence[RunRecord], split: int) -> None:
+        self._work, self._split = work, split
+        self._runs = [run for run in runs if run.rows[split]]
+        self.num_rows = sum(run.rows[split] for run in self._runs)
+
+    def ranges(self, ranks: Sequence[int]) -> Iterator[pa.RecordBatch]:
+        """Gives the rows between each rank and the next, sorted.
+
+        Args:
+          ranks: ascending, within 0..num_rows.
+        """
+        cuts = self._cuts(np.array(ranks, np.int64))
+        for starts, stops in itertools.pairwise(cuts):
+            parts = []
+            for run, start, stop in zip(self._runs, starts, stops, strict=True):
+                if start < stop:
+                    parts += self._slice(run, int(start), int(stop))
+            rows = pa.Table.from_batches(parts).combine_chunks()
+            order = np.argsort(rows.column(KEY).to_numpy(), kind="stable")
+            rows = rows.drop_columns([KEY]).take(pa.array(order)).combine_chunks()
+            yield rows.to_batches()[0]
+
+    def _cuts(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns how many rows of each run come before each rank: int64 [ranks, runs]."""
+        if not self._runs:
+            return np.zeros((len(ranks), 0), np.int64)
+        paths = [self._work.keys(run.file_name, self._split) for run in self._runs]
+        keys = [_load_keys(path) for path in paths]
+        # The key of a rank's row is the least that so many rows are at or below.
+        low = np.full(len(ranks), min(k[0] for k in keys), np.uint64)
+        high = np.full(len(ranks), max(k[-1] for k in keys), np.uint64)
+        while (low < high).any():
+            middle = low + (high - low) // np.uint64(2)
+            below = sum(np.searchsorted(k, middle, side="right") for k in keys)
+            reached = below > ranks
+            high = np.where(reached, middle, high)
+            low = np.where(reached, low, np.minimum(middle + np.uint64(1), high))
+        cuts = np.stack([np.searchsorted(k, low, side="left") for k in keys], axis=1)
+        equal = np.stack([np.searchsorted(k, low, side="right") for k in keys], axis=1) - cuts
+        # Of the rows of that key, the first ones in the order of the input.
+        left = (ranks - cuts.sum(axis=1))[:, None]
+        before = np.cumsum(equal, axis=1) - equal
+        return np.asarray(cuts + np.clip(left - before, 0, equal))
+
+    def _slice(self, run: RunRecord, start: int, stop: int) -> list[pa.RecordBatch]:
+        """Returns a run's rows start..stop; its file is mapped for as long as these live."""
+        first_batch = -(-run.rows[0] // BATCH_ROWS) if self._split else 0
+        parts = []
+        with pa.memory_map(str(self._work.path / run.file_name)) as source:
+            reader = pa.ipc.open_file(source)
+            for at in range(start - start % BATCH_ROWS, stop, BATCH_ROWS):
+                batch = reader.get_batch(first_batch + at // BATCH_ROWS)
+                low = max(start - at, 0)
+                parts.append(batch.slice(low, min(stop - at, BATCH_ROWS) - low))
+        return parts
+
+
+def _load_keys(path: Path) -> NDArray[np.uint64]:
+    """Reads a run's keys; maps many of them. A map holds a descriptor, of which there are few."""
+    mapped = path.stat().st_size > _MAPPED_BYTES
+    return np.asarray(np.load(path, mmap_mode="r" if mapped else None))

@@ -1,0 +1,90 @@
+"""Which rows are held out: by a hash of their content or of a key, by time, or by their file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from embedps.errors import UsageError
+from pipelines.ingestion.table_schema import Table
+from pipelines.splitmix import GOLDEN, mix, seeded
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitRule:
+    """How rows are split.
+
+    By default a row's split follows from its whole content and the seed, so that equal rows are
+    always in the same split, whatever the runner, the order of rows, or the files they are in.
+
+    Attributes:
+      fraction: the share of hashes held out; None where time or the file decides.
+      key: hash this column only, so that rows of the same key are in the same split.
+      from_ms: hold out the rows of this time (milliseconds) and later.
+    """
+
+    seed: int = 0
+    fraction: float | None = 0.1
+    key: str = ""
+    from_ms: int | None = None
+
+    def check(self, table: Table) -> None:
+        """Raises UsageError where the table has no such column."""
+        if self.key and table.column(self.key).role not in ("key", "categorical"):
+            raise UsageError(f"--split-key {self.key} must be a key or categorical column")
+        if self.from_ms is not None and table.role("timestamp") is None:
+            raise UsageError("--eval-from needs a timestamp column in the schema")
+
+    def held_out(self, table: Table, rows: pa.RecordBatch, eval_file: bool) -> NDArray[np.bool_]:
+        """Tells which rows are held out; `eval_file` is whether their file was given as such."""
+        if self.from_ms is not None:
+            time = table.role("timestamp")
+            name = time.name if time is not None else ""
+            return np.asarray(rows.column(name).to_numpy() >= self.from_ms)
+        if self.fraction is None:
+            return np.full(rows.num_rows, eval_file)
+        limit = np.uint64(min(int(self.fraction * 2.0**64), (1 << 64) - 1))
+        names = [self.key] if self.key else rows.schema.names
+        return hash_rows([rows.column(name) for name in names], self.seed) < limit
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what `_dataset.json` keeps."""
+        return {
+            "seed": self.seed,
+            "eval_fraction": self.fraction,
+            "split_key": self.key,
+            "eval_from_ms": self.from_ms,
+        }
+
+
+def hash_rows(columns: list[pa.Array], seed: int) -> NDArray[np.uint64]:
+    """Returns a hash of each row's values."""
+    h = seeded(seed, len(columns[0]))
+    for column in columns:
+        h *= np.uint64(GOLDEN)
+        h ^= h >> np.uint64(32)
+        h ^= _bits(column)
+    return mix(h)
+
+
+def _bits(column: pa.Array) -> NDArray[np.uint64]:
+    if pa.types.is_list(column.type):
+        return _hash_lists(column)
+    values = column.to_numpy()
+    wide = values if values.itemsize == 8 else values.astype(np.float64)
+    return np.asarray(wide.view(np.uint64))
+
+
+def _hash_lists(column: pa.Array) -> NDArray[np.uint64]:
+    offsets = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, column.offset * 4)
+    offsets = offsets - offsets[0]
+    lengths = np.diff(offsets)
+    ids = column.flatten().to_numpy().view(np.uint64)
+    place = np.arange(len(ids)) - np.repeat(offsets[:-1], lengths)
+    h = mix(ids + np.uint64(GOLDEN) * (place.astype(np.uint64) + np.uint64(1)))
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(h)])
+    return np.asarray(sums[offsets[1:]] - sums[offsets[:-1]] + lengths.astype(np.uint64))

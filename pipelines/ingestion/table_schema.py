@@ -1,0 +1,358 @@
+r"""A table as its schema declares it: the file's format, its columns, the features made of them.
+
+    format = "csv"            # or "parquet"
+    delimiter = "\t"
+    header = false            # true, or "auto": where the first line names the columns
+    quote = ""                # '"' where fields may be quoted
+    missing = [""]            # the texts that mean that there is no value
+
+    [[column]]                # in the file's order; `names = [...]` declares several alike
+    name = "I1"
+    as = "numeric"            # label, categorical, list, weight, timestamp, key or ignore
+    type = "integer"
+    transform = ["log1p", { clip = [0, 10] }]
+
+    [[feature]]               # one more of a column, or a cross of several
+    name = "C1xC2"
+    cross = ["C1", "C2"]
+    transform = [{ hash = 100000 }]
+
+The fitted form of the same table is `_transforms.json` (pipelines/ingestion/transforms.py).
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from embedps.errors import UsageError
+from pipelines.ingestion import transform_steps
+from pipelines.ingestion.transform_steps import Step
+
+SCHEMAS = Path(__file__).parent / "schemas"
+"""The schemas that come with the package, by name."""
+
+ROLES = ("label", "numeric", "categorical", "list", "weight", "timestamp", "key", "ignore")
+_ID_TYPES = ("hex", "integer", "string")
+_TYPES = {
+    "label": ("number",),
+    "numeric": ("float", "integer"),
+    "categorical": _ID_TYPES,
+    "list": _ID_TYPES,
+    "weight": ("float",),
+    "timestamp": ("seconds", "milliseconds", "text"),
+    "key": _ID_TYPES,
+    "ignore": ("string",),
+}
+_FLOAT, _INT = pa.float64(), pa.int64()
+_ROW_TYPES = {
+    "label": pa.float32(),
+    "numeric": _FLOAT,
+    "categorical": _INT,
+    "list": pa.list_(pa.field("element", _INT, nullable=False)),
+    "weight": pa.float32(),
+    "timestamp": _INT,
+    "key": _INT,
+}
+LIST_TYPE = _ROW_TYPES["list"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column of the input.
+
+    `type` is how its values are written: numeric float or integer, ids hex, integer or string (by
+    their 64-bit fingerprint), a timestamp seconds, milliseconds or text of a strptime `format`.
+    """
+
+    name: str
+    role: str
+    type: str
+    separator: str = " "
+    """Between the ids of a list."""
+    format: str = ""
+    positive_from: float | None = None
+    """The least value of a positive label; None where labels are 0 and 1."""
+
+    def __post_init__(self) -> None:
+        if not self.name or self.name.startswith("_"):
+            raise UsageError(
+                f"a column's name must not be empty or begin with _, got {self.name!r}"
+            )
+        if self.role not in ROLES:
+            raise UsageError(f"column {self.name!r}: as must be one of {ROLES}, got {self.role!r}")
+        if self.type not in _TYPES[self.role]:
+            raise UsageError(
+                f"column {self.name!r}: type of a {self.role} column must be one of "
+                f"{_TYPES[self.role]}, got {self.type!r}"
+            )
+        if (self.type == "text") != bool(self.format):
+            raise UsageError(f"column {self.name!r}: format belongs to a timestamp of type text")
+        if not self.separator:
+            raise UsageError(f"column {self.name!r}: separator must not be empty")
+
+    @property
+    def row_type(self) -> pa.DataType:
+        """The Arrow type of its values once read."""
+        return _ROW_TYPES[self.role]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what `Table.parse` makes the column of."""
+        node: dict[str, Any] = {"name": self.name, "as": self.role, "type": self.type}
+        if self.role == "list":
+            node["separator"] = self.separator
+        if self.format:
+            node["format"] = self.format
+        if self.positive_from is not None:
+            node["positive_from"] = self.positive_from
+        return node
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feature:
+    """A column of the dataset: a column of the input, or a cross of several, and its steps."""
+
+    name: str
+    sources: tuple[str, ...]
+    kind: str
+    """numeric, categorical or list, once the steps are done."""
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def is_cross(self) -> bool:
+        return len(self.sources) > 1
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """The type of its column in the shards."""
+        return {"numeric": pa.float32(), "categorical": _INT, "list": LIST_TYPE}[self.kind]
+
+    @property
+    def first_unfitted(self) -> int | None:
+        """The index of the step that the first pass must fit."""
+        return next((i for i, step in enumerate(self.steps) if not step.fitted), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what `Table.parse` makes the feature of."""
+        node: dict[str, Any] = {"name": self.name}
+        node |= {"cross": list(self.sources)} if self.is_cross else {"from": self.sources[0]}
+        return node | {"transform": [step.to_json() for step in self.steps]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A declared table."""
+
+    columns: tuple[Column, ...]
+    features: tuple[Feature, ...]
+    name: str = "table"
+    format: str = "csv"
+    delimiter: str = ","
+    header: bool | str = True
+    quote: str = ""
+    missing: tuple[str, ...] = ("",)
+
+    def __post_init__(self) -> None:
+        if self.format not in ("csv", "parquet"):
+            raise UsageError(f"format must be csv or parquet, got {self.format!r}")
+        if len(self.delimiter) != 1 or self.delimiter in "\r\n" or not self.delimiter.isascii():
+            raise UsageError(f"delimiter must be one ASCII character, got {self.delimiter!r}")
+        if self.quote not in ("", '"', "'"):
+            raise UsageError(f"quote must be empty, \" or ', got {self.quote!r}")
+        if self.header not in (True, False, "auto"):
+            raise UsageError(f'header must be true, false or "auto", got {self.header!r}')
+        _check_unique("column", [column.name for column in self.columns])
+        for role, least in (("label", 1), ("weight", 0), ("timestamp", 0)):
+            found = [column.name for column in self.columns if column.role == role]
+            if not least <= len(found) <= 1:
+                raise UsageError(
+                    f"a table must have {'one' if least else 'at most one'} {role} "
+                    f"column, got {found}"
+                )
+        written = [feature.name for feature in self.features]
+        written += [c.name for c in self.columns if c.role in ("label", "weight", "timestamp")]
+        _check_unique("feature", written)
+        if not self.features:
+            raise UsageError("a table must have a numeric, categorical or list column")
+        for feature in self.features:
+            self._check_feature(feature)
+
+    def _check_feature(self, feature: Feature) -> None:
+        where = f"feature {feature.name!r}"
+        kind = "ids" if feature.is_cross else self.column(feature.sources[0]).role
+        kind = "numbers" if kind == "numeric" else "ids"
+        for step in feature.steps:
+            if step.takes != kind:
+                raise UsageError(f"{where}: {step.op} is a step of {step.takes}, here are {kind}")
+            kind = step.gives
+        ops = [step.op for step in feature.steps]
+        if "standardize" in ops and "bucketize" in ops:
+            raise UsageError(f"{where}: bucketize has bounds of its own, leave out standardize")
+        if sum(op in ("standardize", "min_count") for op in ops) > 1:
+            raise UsageError(f"{where}: must have at most one of standardize and min_count, once")
+
+    def column(self, name: str) -> Column:
+        """Returns a column by name; raises UsageError for one that is not declared."""
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise UsageError(f"there is no column {name!r}: {[c.name for c in self.columns]}")
+
+    def role(self, role: str) -> Column | None:
+        """Returns the column of a role that at most one has."""
+        return next((column for column in self.columns if column.role == role), None)
+
+    @property
+    def read_columns(self) -> tuple[Column, ...]:
+        """The columns that are not ignored."""
+        return tuple(column for column in self.columns if column.role != "ignore")
+
+    @property
+    def row_schema(self) -> pa.Schema:
+        """The Arrow schema of rows once read: no nulls, missing numbers NaN, ids MISSING_ID."""
+        return pa.schema([pa.field(c.name, c.row_type, nullable=False) for c in self.read_columns])
+
+    @property
+    def output_schema(self) -> pa.Schema:
+        """The Arrow schema of the shards: label, numbers, ids, lists, weight, timestamp."""
+        fields = [(c.name, pa.float32()) for c in self.columns if c.role == "label"]
+        for kind in ("numeric", "categorical", "list"):
+            fields += [(f.name, f.arrow_type) for f in self.features if f.kind == kind]
+        for role in ("weight", "timestamp"):
+            fields += [(c.name, c.row_type) for c in self.columns if c.role == role]
+        return pa.schema([pa.field(name, kind, nullable=False) for name, kind in fields])
+
+    def with_features(self, features: tuple[Feature, ...]) -> Table:
+        """Returns the table with other features, such as fitted ones."""
+        return replace(self, features=features)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what `parse` makes the table of."""
+        return {
+            "name": self.name,
+            "format": self.format,
+            "delimiter": self.delimiter,
+            "header": self.header,
+            "quote": self.quote,
+            "missing": list(self.missing),
+            "column": [column.to_json() for column in self.columns],
+            "feature": [feature.to_json() for feature in self.features],
+        }
+
+    @classmethod
+    def load(cls, name_or_path: str) -> Table:
+        """Reads a TOML schema: a file, or the name of one that comes with the package.
+
+        Raises:
+          UsageError: there is none, it is no TOML, or it declares what cannot be.
+        """
+        path = Path(name_or_path)
+        if not path.suffix and not path.exists():
+            path = SCHEMAS / f"{name_or_path}.toml"
+        try:
+            node = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            known = ", ".join(sorted(file.stem for file in SCHEMAS.glob("*.toml")))
+            raise UsageError(
+                f"--schema {name_or_path}: {error.strerror}: give a TOML file, or one of {known}"
+            ) from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise UsageError(f"--schema {name_or_path}: must be TOML: {error}") from None
+        try:
+            return cls.parse({"name": path.stem} | node)
+        except UsageError as error:
+            raise UsageError(f"--schema {name_or_path}: {error}") from None
+
+    @classmethod
+    def parse(cls, node: Mapping[str, Any]) -> Table:
+        """Makes a table of its TOML or JSON form; raises UsageError for one that cannot be."""
+        settings = dict(node)
+        columns: list[Column] = []
+        features: list[Feature] = []
+        explicit = [dict(entry) for entry in _entries(settings.pop("feature", []), "feature")]
+        own = {entry.get("name") for entry in explicit}
+        for entry in _entries(settings.pop("column", []), "column"):
+            entry = dict(entry)
+            names = entry.pop("names", None) or [entry.pop("name", "")]
+            transform = entry.pop("transform", [])
+            for name in names:
+                column = _column(str(name), entry)
+                columns.append(column)
+                if column.role in ("numeric", "categorical", "list"):
+                    # A stored table names every feature, the columns' own ones too.
+                    if name not in own:
+                        features.append(_feature(column.name, (column,), transform))
+                elif transform:
+                    raise UsageError(f"column {name!r}: a {column.role} column has no transform")
+        by_name = {column.name: column for column in columns}
+        for entry in explicit:
+            features.append(_declared_feature(entry, by_name))
+        settings["missing"] = tuple(settings.get("missing", ("",)))
+        unknown = set(settings) - {"name", "format", "delimiter", "header", "quote", "missing"}
+        if unknown:
+            raise UsageError(f"a schema has no {', '.join(sorted(unknown))}")
+        return cls(columns=tuple(columns), features=tuple(features), **settings)
+
+
+def _entries(node: Any, what: str) -> list[Mapping[str, Any]]:
+    if not isinstance(node, list) or not all(isinstance(entry, Mapping) for entry in node):
+        raise UsageError(f"{what} must be [[{what}]] tables, got {node!r:.80}")
+    return node
+
+
+def _column(name: str, entry: Mapping[str, Any]) -> Column:
+    settings = dict(entry)
+    role = settings.pop("as", None)
+    unknown = set(settings) - {"type", "separator", "format", "positive_from"}
+    if unknown:
+        raise UsageError(f"column {name!r} has no setting {', '.join(sorted(unknown))}")
+    if role not in ROLES:
+        raise UsageError(f"column {name!r}: as must be one of {ROLES}, got {role!r}")
+    default = "text" if "format" in settings else _TYPES[role][0]
+    if role in ("categorical", "list", "key") and "type" not in settings:
+        raise UsageError(f"column {name!r}: type must be given, one of {_ID_TYPES}")
+    return Column(name=name, role=role, type=settings.pop("type", default), **settings)
+
+
+def _feature(name: str, sources: tuple[Column, ...], transform: Any) -> Feature:
+    if not isinstance(transform, list):
+        raise UsageError(f"feature {name!r}: transform must be a list, got {transform!r}")
+    try:
+        parsed = tuple(transform_steps.parse(step) for step in transform)
+    except UsageError as error:
+        raise UsageError(f"feature {name!r}: {error}") from None
+    kind = "categorical" if len(sources) > 1 else sources[0].role
+    if any(step.op == "bucketize" for step in parsed):
+        kind = "categorical"
+    return Feature(name=name, sources=tuple(c.name for c in sources), kind=kind, steps=parsed)
+
+
+def _declared_feature(entry: Mapping[str, Any], columns: Mapping[str, Column]) -> Feature:
+    name = str(entry.get("name", ""))
+    unknown = set(entry) - {"name", "from", "cross", "transform"}
+    if not name or unknown or ("from" in entry) == ("cross" in entry):
+        raise UsageError(
+            f"a feature must have a name, from = column or cross = [columns], and transform, "
+            f"got {dict(entry)!r}"
+        )
+    sources = entry["cross"] if "cross" in entry else [entry["from"]]
+    if not isinstance(sources, list) or ("cross" in entry and len(sources) < 2):
+        raise UsageError(f"feature {name!r}: cross must list two or more columns, got {sources!r}")
+    allowed = ("categorical",) if "cross" in entry else ("numeric", "categorical", "list")
+    for source in sources:
+        if source not in columns or columns[source].role not in allowed:
+            raise UsageError(
+                f"feature {name!r} must be made of {' or '.join(allowed)} columns, got {source!r}"
+            )
+    return _feature(name, tuple(columns[s] for s in sources), entry.get("transform", []))
+
+
+def _check_unique(what: str, names: list[str]) -> None:
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise UsageError(f"{what} names must differ, {repeated} are repeated")

@@ -1,0 +1,218 @@
+"""The steps a column goes through on its way to a feature: pure functions of NumPy arrays.
+
+Numbers are float64, NaN where missing; ids are int64, MISSING_ID where missing. A step that learns
+from the data (standardize, min_count) is fitted once, on the rows to train on, and stored fitted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedps.data.dataset import MISSING_ID, RARE_ID
+from embedps.errors import UsageError
+from pipelines.splitmix import mix
+
+Kind = Literal["numbers", "ids"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One step; `takes` and `gives` say what its arrays hold."""
+
+    op: ClassVar[str]
+    takes: ClassVar[Kind]
+    gives: ClassVar[Kind]
+
+    @property
+    def fitted(self) -> bool:
+        """Whether it can be applied."""
+        return True
+
+    def apply(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Returns the values after the step; leaves `values` as they are."""
+        raise NotImplementedError
+
+    def to_json(self) -> Any:
+        """Returns what `parse` makes the step of."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log1p(Step):
+    """log(1 + max(x, 0))."""
+
+    op: ClassVar[str] = "log1p"
+    takes: ClassVar[Kind] = "numbers"
+    gives: ClassVar[Kind] = "numbers"
+
+    def apply(self, values: NDArray[Any]) -> NDArray[Any]:
+        clipped = np.maximum(values, 0.0)
+        return np.asarray(np.log1p(clipped, out=clipped))
+
+    def to_json(self) -> Any:
+        return "log1p"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clip(Step):
+    """Numbers below `low` become it, above `high` that."""
+
+    op: ClassVar[str] = "clip"
+    takes: ClassVar[Kind] = "numbers"
+    gives: ClassVar[Kind] = "numbers"
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high:
+            raise UsageError(f"clip must have low < high, got [{self.low}, {self.high}]")
+
+    def apply(self, values: NDArray[Any]) -> NDArray[Any]:
+        return np.asarray(np.clip(values, self.low, self.high))
+
+    def to_json(self) -> Any:
+        return {"clip": [self.low, self.high]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standardize(Step):
+    """(x - mean) / std, both of the rows to train on; a std of 0 counts as 1."""
+
+    op: ClassVar[str] = "standardize"
+    takes: ClassVar[Kind] = "numbers"
+    gives: ClassVar[Kind] = "numbers"
+    mean: float | None = None
+    std: float | None = None
+
+    @property
+    def fitted(self) -> bool:
+        return self.mean is not None and self.std is not None
+
+    def apply(self, values: NDArray[Any]) -> NDArray[Any]:
+        if self.mean is None or self.std is None:
+            raise UsageError("standardize must be fitted before it is applied")
+        return np.asarray((values - self.mean) / (self.std or 1.0))
+
+    def to_json(self) -> Any:
+        return {"standardize": {"mean": self.mean, "std": self.std}} if self.fitted else self.op
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucketize(Step):
+    """How many of the ascending bounds are at most x: ids 0..len(bounds)."""
+
+    op: ClassVar[str] = "bucketize"
+    takes: ClassVar[Kind] = "numbers"
+    gives: ClassVar[Kind] = "ids"
+    bounds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.bounds or any(np.diff(self.bounds) <= 0):
+            raise UsageError(f"bucketize must have ascending bounds, got {list(self.bounds)}")
+
+    def apply(self, values: NDArray[Any]) -> NDArray[Any]:
+        ids = np.searchsorted(np.array(self.bounds), values, side="right").astype(np.int64)
+        ids[np.isnan(values)] = MISSING_ID
+        return ids
+
+    def to_json(self) -> Any:
+        return {"bucketize": list(self.bounds)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hash(Step):
+    """Ids become 0..buckets-1 by a mixing hash; the missing one stays."""
+
+    op: ClassVar[str] = "hash"
+    takes: ClassVar[Kind] = "ids"
+    gives: ClassVar[Kind] = "ids"
+    buckets: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.buckets < 1 << 62:
+            raise UsageError(f"hash must have 1 to 2**62 buckets, got {self.buckets}")
+
+    def apply(self, values: NDArray[Any]) -> NDArray[Any]:
+        hashes = mix(values.astype(np.uint64)) % np.uint64(self.buckets)
+        return np.where(values == MISSING_ID, MISSING_ID, hashes.astype(np.int64))
+
+    def to_json(self) -> Any:
+        return {"hash": self.buckets}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MinCount(Step):
+    """Ids seen fewer than `count` times in the rows to train on become RARE_ID."""
+
+    op: ClassVar[str] = "min_count"
+    takes: ClassVar[Kind] = "ids"
+    gives: ClassVar[Kind] = "ids"
+    count: int
+    file: str = ""
+    """Where the ids kept are, beside the description; empty before the fit."""
+    kept: NDArray[np.int64] | None = field(default=None, repr=False)
+    """Ascending."""
+
+    def __post_init__(self) -> None:
+        if self.count < 2:
+            raise UsageError(f"min_count must be 2 or more, got {self.count}")
+
+    @property
+    def fitted(self) -> bool:
+        return self.kept is not None
+
+    def apply(self, values: NDArray[Any]) -> NDArray[Any]:
+        if self.kept is None:
+            raise UsageError("min_count must be fitted before it is applied")
+        if not len(self.kept):
+            return np.where(values == MISSING_ID, MISSING_ID, RARE_ID)
+        at = np.minimum(np.searchsorted(self.kept, values), len(self.kept) - 1)
+        return np.where((self.kept[at] == values) | (values == MISSING_ID), values, RARE_ID)
+
+    def to_json(self) -> Any:
+        return {"min_count": {"count": self.count, "file": self.file} if self.file else self.count}
+
+
+def parse(node: Any) -> Step:
+    """Makes a step of its TOML or JSON form; raises UsageError for one that is none."""
+    if isinstance(node, str):
+        node = {node: True}
+    if not isinstance(node, Mapping) or len(node) != 1:
+        raise UsageError(f"a step must be a name or one name = value, got {node!r}")
+    ((op, value),) = node.items()
+    if op == "log1p" and value is True:
+        return Log1p()
+    if op == "standardize" and value is True:
+        return Standardize()
+    if op == "standardize" and isinstance(value, Mapping) and set(value) == {"mean", "std"}:
+        return Standardize(mean=_number(op, value["mean"]), std=_number(op, value["std"]))
+    if op == "clip" and isinstance(value, list) and len(value) == 2:
+        return Clip(low=_number(op, value[0]), high=_number(op, value[1]))
+    if op == "bucketize" and isinstance(value, list):
+        return Bucketize(bounds=tuple(_number(op, bound) for bound in value))
+    if op == "hash" and _is_int(value):
+        return Hash(buckets=value)
+    if op == "min_count" and _is_int(value):
+        return MinCount(count=value)
+    if op == "min_count" and isinstance(value, Mapping) and set(value) == {"count", "file"}:
+        return MinCount(count=int(value["count"]), file=str(value["file"]))
+    raise UsageError(
+        "a step must be log1p, standardize, clip = [low, high], bucketize = [bounds], "
+        f"hash = buckets or min_count = times, got {op} = {value!r}"
+    )
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(op: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise UsageError(f"{op} must have finite numbers, got {value!r}")
+    return float(value)

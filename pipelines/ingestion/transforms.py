@@ -1,0 +1,185 @@
+"""What makes features of a table's rows, as a plain function of a record batch.
+
+    DIR/_transforms.json        the table with its fitted features
+    DIR/_transforms/NAME.arrow  the ids that NAME's min_count keeps
+
+The pipeline itself uses it, so that what a model is served is made as what it was trained on. It
+needs pyarrow, NumPy and xxhash; neither Beam nor TensorFlow.
+
+    transforms = Transforms.load(DIR)
+    features = transforms.apply(batch)   # texts as in the log, or typed columns
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from embedps.data.dataset import MISSING_ID
+from embedps.errors import DatasetError, UsageError
+from pipelines.ingestion.decode import bad_values, decode_batch
+from pipelines.ingestion.table_schema import LIST_TYPE, Feature, Table
+from pipelines.ingestion.transform_steps import MinCount, Step
+from pipelines.ingestion.work_dir import replacing
+from pipelines.splitmix import GOLDEN, mix
+
+FILE_NAME = "_transforms.json"
+FOLDER_NAME = "_transforms"
+_FORMAT = "embedps.transforms"
+_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transforms:
+    """A table's features, fitted."""
+
+    table: Table
+
+    def __post_init__(self) -> None:
+        for feature in self.table.features:
+            if (at := feature.first_unfitted) is not None:
+                raise UsageError(f"feature {feature.name!r}: {feature.steps[at].op} is not fitted")
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Makes features of rows as they are in the log: texts, or typed values.
+
+        Args:
+          batch: the table's columns by name. Label, weight and timestamp may be absent; they are
+            then absent from what is returned.
+
+        Returns:
+          The columns of the dataset: see `Table.output_schema`.
+
+        Raises:
+          DatasetError: a feature's column is absent or a value cannot be read.
+        """
+        rows, bad = decode_batch(self.table, batch)
+        if bad:
+            raise DatasetError(f"a batch must hold rows that can be read, {bad_values(bad)}")
+        return self.apply_rows(rows)
+
+    def apply_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Makes features of decoded rows."""
+        made = {feature.name: compute(feature, rows) for feature in self.table.features}
+        fields, arrays = [], []
+        for field in self.table.output_schema:
+            if field.name in made:
+                array = made[field.name]
+            elif (index := rows.schema.get_field_index(field.name)) >= 0:
+                array = rows.column(index)
+            else:
+                continue
+            fields.append(field)
+            arrays.append(array)
+        return pa.record_batch(arrays, schema=pa.schema(fields))
+
+    def save(self, directory: Path) -> None:
+        """Writes the description beside the data."""
+        for feature in self.table.features:
+            for step in feature.steps:
+                if isinstance(step, MinCount):
+                    save_ids(directory / step.file, step.kept)
+        document = {"format": _FORMAT, "version": _VERSION, "table": self.table.to_json()}
+        text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+        with replacing(directory / FILE_NAME, sync=True) as path:
+            path.write_text(text, encoding="utf-8")
+
+    @classmethod
+    def load(cls, directory: Path | str) -> Transforms:
+        """Reads the description of a dataset; raises DatasetError where there is none."""
+        path = Path(directory) / FILE_NAME
+        try:
+            document = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            raise DatasetError(f"{path}: absent: give the directory of a dataset") from None
+        except ValueError as error:
+            raise DatasetError(f"{path}: must be a JSON document: {error}") from None
+        found = (document.get("format"), document.get("version"))
+        if found != (_FORMAT, _VERSION):
+            raise DatasetError(f"{path}: must be {_FORMAT} of version {_VERSION}, got {found}")
+        try:
+            table = Table.parse(document["table"])
+        except (UsageError, KeyError, TypeError) as error:
+            raise DatasetError(f"{path}: {error}") from None
+        features = tuple(_with_ids(feature, Path(directory)) for feature in table.features)
+        return cls(table=table.with_features(features))
+
+
+def compute(feature: Feature, rows: pa.RecordBatch, num_steps: int | None = None) -> pa.Array:
+    """Returns a feature of decoded rows after its first `num_steps` steps, all by default."""
+    sources = []
+    for name in feature.sources:
+        index = rows.schema.get_field_index(name)
+        if index < 0:
+            raise DatasetError(
+                f"feature {feature.name!r} needs column {name!r}: {rows.schema.names}"
+            )
+        sources.append(rows.column(index))
+    taken = feature.steps[:num_steps]
+    if feature.kind == "list":
+        (lists,) = sources
+        ids = _steps(taken, lists.flatten().to_numpy())
+        offsets = np.frombuffer(lists.buffers()[1], np.int32, len(lists) + 1, lists.offset * 4)
+        starts = pa.array(offsets - offsets[0])
+        return pa.ListArray.from_arrays(starts, pa.array(ids), type=LIST_TYPE)
+    values = _cross(sources) if feature.is_cross else sources[0].to_numpy()
+    values = _steps(taken, values)
+    if values.dtype != np.int64:
+        values = values.astype(np.float32)
+    return pa.array(values, from_pandas=False)
+
+
+def numbers(feature: Feature, rows: pa.RecordBatch, num_steps: int) -> NDArray[np.float64]:
+    """Returns a numeric feature's numbers after some steps, in the precision of the steps."""
+    values = rows.column(rows.schema.get_field_index(feature.sources[0])).to_numpy()
+    return _steps(feature.steps[:num_steps], values)
+
+
+def _steps(steps: tuple[Step, ...], values: NDArray[Any]) -> NDArray[Any]:
+    for step in steps:
+        values = step.apply(values)
+    return values
+
+
+def _cross(columns: list[pa.Array]) -> NDArray[np.int64]:
+    """Returns an id for each combination; it is missing where one of them is."""
+    h = np.zeros(len(columns[0]), np.uint64)
+    missing = np.zeros(len(h), np.bool_)
+    for column in columns:
+        ids = column.to_numpy()
+        missing |= ids == MISSING_ID
+        h = mix(h * np.uint64(GOLDEN) + ids.view(np.uint64))
+    # 63 bits: no combination is an id of meaning.
+    return np.where(missing, MISSING_ID, (h >> np.uint64(1)).astype(np.int64))
+
+
+def save_ids(path: Path, ids: NDArray[np.int64] | None) -> None:
+    """Writes ids kept, ascending, as an Arrow file."""
+    batch = pa.record_batch({"id": np.empty(0, np.int64) if ids is None else ids})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        replacing(path, sync=True) as temporary,
+        pa.ipc.new_file(str(temporary), batch.schema) as writer,
+    ):
+        writer.write_batch(batch)
+
+
+def _with_ids(feature: Feature, directory: Path) -> Feature:
+    steps: list[Step] = []
+    for step in feature.steps:
+        if isinstance(step, MinCount):
+            path = directory / step.file
+            try:
+                with pa.memory_map(str(path)) as source:
+                    kept = pa.ipc.open_file(source).get_batch(0).column(0).to_numpy()
+            except (OSError, pa.ArrowException, IndexError) as error:
+                raise DatasetError(f"{path}: must be an Arrow file of ids: {error}") from None
+            step = replace(step, kept=kept)
+        steps.append(step)
+    return replace(feature, steps=tuple(steps))

@@ -1,0 +1,179 @@
+"""What a dataset's columns hold, read from its shards a row group at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from embedps.data.dataset import Dataset
+from pipelines.ingestion.column_statistics import Moments
+
+MAX_IDS = 1 << 16
+NUM_BINS = 32
+
+
+class TopIds:
+    """Counts of the most frequent ids; exact until there are more than 2 * MAX_IDS of them.
+
+    Beyond that the rarest are forgotten now and then: a count is then at least what it says.
+    """
+
+    def __init__(self) -> None:
+        self._ids = np.empty(0, np.int64)
+        self._counts = np.empty(0, np.int64)
+        self.total = 0
+        self.exact = True
+
+    def add(self, ids: NDArray[np.int64]) -> None:
+        """Adds ids, any number of times each."""
+        self.total += len(ids)
+        new, counts = np.unique(ids, return_counts=True)
+        merged, at = np.unique(np.concatenate([self._ids, new]), return_inverse=True)
+        sums = np.bincount(at, np.concatenate([self._counts, counts]), len(merged))
+        self._ids, self._counts = merged, sums.astype(np.int64)
+        if len(merged) > 2 * MAX_IDS:
+            kept = np.sort(np.argpartition(-self._counts, MAX_IDS)[:MAX_IDS])
+            self._ids, self._counts = self._ids[kept], self._counts[kept]
+            self.exact = False
+
+    def top(self, number: int) -> list[tuple[int, int]]:
+        """Returns the most frequent ids with their counts, the most frequent first."""
+        order = np.lexsort((self._ids, -self._counts))[:number]
+        return [(int(self._ids[i]), int(self._counts[i])) for i in order]
+
+    def share(self, number: int) -> float:
+        """Returns the share of all ids that the most frequent ones have."""
+        return sum(count for _, count in self.top(number)) / max(self.total, 1)
+
+
+@dataclass(kw_only=True)
+class NumericProfile:
+    """A numeric column: its moments and how its values are spread."""
+
+    name: str
+    transform: str
+    missing_rate: float
+    low: float
+    high: float
+    moments: Moments = field(default_factory=Moments)
+    bins: NDArray[np.int64] = field(default_factory=lambda: np.zeros(NUM_BINS, np.int64))
+
+    def add(self, values: NDArray[np.float32]) -> None:
+        """Adds a row group's values."""
+        present = values[~np.isnan(values)].astype(np.float64)
+        self.moments = self.moments + Moments.of(present)
+        if len(present):
+            high = self.high if self.high > self.low else self.low + 1
+            self.bins += np.histogram(present, NUM_BINS, (self.low, high))[0]
+
+
+@dataclass(kw_only=True)
+class IdProfile:
+    """A column of ids, or of lists of them."""
+
+    name: str
+    ragged: bool
+    cardinality: int
+    cardinality_exact: bool
+    missing_rate: float
+    top: TopIds = field(default_factory=TopIds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardProfile:
+    """One shard."""
+
+    split: str
+    path: str
+    rows: int
+    bytes: int
+    label_rate: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """A dataset."""
+
+    dataset: Dataset
+    shards: tuple[ShardProfile, ...]
+    numeric: tuple[NumericProfile, ...]
+    ids: tuple[IdProfile, ...]
+
+
+def make_profile(dataset: Dataset) -> Profile:
+    """Reads all shards of a dataset, a row group at a time."""
+    rows = max(sum(split.rows for split in dataset.splits.values()), 1)
+    numeric = [
+        NumericProfile(
+            name=feature.name,
+            transform=feature.transform,
+            missing_rate=feature.missing / rows,
+            low=bounds[0],
+            high=bounds[1],
+        )
+        for feature in dataset.numeric
+        for bounds in [_bounds(dataset, feature.name)]
+    ]
+    ids = [
+        IdProfile(
+            name=feature.name,
+            ragged=feature.ragged,
+            cardinality=feature.cardinality,
+            cardinality_exact=feature.cardinality_exact,
+            missing_rate=feature.missing / rows,
+        )
+        for feature in dataset.categorical
+    ]
+    shards = []
+    for name, split in dataset.splits.items():
+        for file in split.files:
+            positives = 0.0
+            for batch in _row_groups(dataset, file.path):
+                positives += float(batch.column(dataset.label).to_numpy().sum(dtype=np.float64))
+                for number in numeric:
+                    number.add(batch.column(number.name).to_numpy())
+                for column in ids:
+                    _add_ids(column, batch.column(column.name), dataset.missing_id)
+            shards.append(
+                ShardProfile(
+                    split=name,
+                    path=file.path,
+                    rows=file.rows,
+                    bytes=file.bytes,
+                    label_rate=positives / max(file.rows, 1),
+                )
+            )
+    return Profile(dataset=dataset, shards=tuple(shards), numeric=tuple(numeric), ids=tuple(ids))
+
+
+def _row_groups(dataset: Dataset, path: str) -> Iterator[pa.Table]:
+    with pq.ParquetFile(dataset.directory / path, page_checksum_verification=True) as file:
+        for i in range(file.num_row_groups):
+            yield file.read_row_group(i).combine_chunks()
+
+
+def _add_ids(profile: IdProfile, column: pa.ChunkedArray, missing_id: int) -> None:
+    array = column.combine_chunks()
+    array = array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
+    ids = (array.flatten() if profile.ragged else array).to_numpy()
+    profile.top.add(ids[ids != missing_id])
+
+
+def _bounds(dataset: Dataset, name: str) -> tuple[float, float]:
+    """Returns a column's least and greatest value, from the shards' statistics."""
+    lows, highs = [], []
+    for split in dataset.splits:
+        for path in dataset.paths(split):
+            metadata = pq.read_metadata(path)
+            index = metadata.schema.names.index(name)
+            for i in range(metadata.num_row_groups):
+                statistics = metadata.row_group(i).column(index).statistics
+                if statistics is not None and statistics.has_min_max:
+                    lows.append(float(statistics.min) + 0.0)  # a zero is kept as -0
+                    highs.append(float(statistics.max))
+    return (min(lows), max(highs)) if lows else (0.0, 1.0)

@@ -1,0 +1,200 @@
+"""The planted click model: true click probabilities from ids, pairs of ids and counts.
+
+logit = intercept + scale * the sum over components of sqrt(share) * component, each of variance 1
+over the rows: `frequent` ids' own effects, `rare` ids' own effects, `pairs` of ids (the
+dot product of two latent vectors) and `numeric` (curves of log(1 + count)). Effects are functions
+of (seed, column, rank), so they need no tables. Scale and intercept are set on a pilot sample so
+that the best reachable AUC and the click rate are the ones asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.synthetic.click_rows import (
+    COUNT_COLUMNS,
+    ID_COLUMNS,
+    ClickRows,
+    draw_rows,
+    rank_probability,
+)
+
+Floats = NDArray[np.float64]
+
+# Most of the variance is in effects that one epoch over 2M rows can teach.
+SHARES: dict[str, float] = {"frequent": 0.54, "numeric": 0.38, "pairs": 0.05, "rare": 0.03}
+CLICK_RATE = 0.25
+BEST_AUC = 0.80
+PILOT_ROWS = 1 << 17
+RARE_PROBABILITY = 1e-3
+"""An id is rare when it is in fewer rows than this (2,000 of 2M)."""
+
+PAIRS: tuple[tuple[int, int], ...] = ((0, 13), (1, 5), (4, 22), (6, 16), (9, 7), (10, 25))
+"""Columns (from 0) whose ids have a joint effect."""
+_PAIR_DIM = 2
+
+_NORMAL_BITS = 12
+_NORMAL_QUANTILES = np.array(
+    [NormalDist().inv_cdf((i + 0.5) / (1 << _NORMAL_BITS)) for i in range(1 << _NORMAL_BITS)]
+)
+
+
+def hash_normal(key: int, values: NDArray[np.int64]) -> Floats:
+    """Returns a standard normal number for each value: a pure function of (key, value)."""
+    h = values.astype(np.uint64)
+    h += np.uint64((key * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) % (1 << 64))
+    h ^= h >> np.uint64(30)
+    h *= np.uint64(0xBF58476D1CE4E5B9)
+    h ^= h >> np.uint64(27)
+    h *= np.uint64(0x94D049BB133111EB)
+    h >>= np.uint64(64 - _NORMAL_BITS)
+    return _NORMAL_QUANTILES[h.astype(np.intp)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlantedModel:
+    """True probabilities of a seed's clicks; make it with `PlantedModel.calibrated(seed)`."""
+
+    seed: int
+    frequent_scales: Floats = field(default_factory=lambda: np.ones(len(ID_COLUMNS)))
+    means: dict[str, float] = field(default_factory=dict)
+    stds: dict[str, float] = field(default_factory=dict)
+    scale: float = 1.0
+    intercept: float = 0.0
+
+    @classmethod
+    def calibrated(
+        cls, seed: int, *, click_rate: float = CLICK_RATE, best_auc: float = BEST_AUC
+    ) -> PlantedModel:
+        """Sets every scale on a pilot sample that depends on the seed only."""
+        rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0,)))
+        pilot = draw_rows(rng, PILOT_ROWS)
+        raw = cls(seed=seed)
+        stds = np.array([raw._own_effect(i, pilot)[0].std() for i in range(len(ID_COLUMNS))])
+        # A column of many frequent ids takes longer to learn and weighs less.
+        weights = 0.7 + 0.6 * np.random.default_rng([seed, 1]).random(len(ID_COLUMNS))
+        weights *= np.where(np.array(FIRST_RARE_RANKS) < 100, 1.0, 0.6)
+        raw = cls(seed=seed, frequent_scales=weights / stds)
+        components = raw._components(pilot)
+        raw = cls(
+            seed=seed,
+            frequent_scales=raw.frequent_scales,
+            means={name: float(value.mean()) for name, value in components.items()},
+            stds={name: float(value.std()) for name, value in components.items()},
+        )
+        logits = raw.logits(pilot)
+        low, high = 0.0, 16.0
+        for _ in range(30):
+            scale = (low + high) / 2
+            intercept = _intercept(logits * scale, click_rate)
+            if expected_auc(sigmoid(logits * scale + intercept)) < best_auc:
+                low = scale
+            else:
+                high = scale
+        return cls(
+            seed=seed,
+            frequent_scales=raw.frequent_scales,
+            means=raw.means,
+            stds=raw.stds,
+            scale=scale,
+            intercept=intercept,
+        )
+
+    def logits(self, rows: ClickRows) -> Floats:
+        """Returns the true logit of each row."""
+        total = np.zeros(rows.num_rows)
+        for name, component in self._components(rows).items():
+            component -= self.means[name]
+            component *= np.sqrt(SHARES[name]) / self.stds[name]
+            total += component
+        total *= self.scale
+        total += self.intercept
+        return total
+
+    def _components(self, rows: ClickRows) -> dict[str, Floats]:
+        frequent = np.zeros(rows.num_rows)
+        rare = np.zeros(rows.num_rows)
+        for i in range(len(ID_COLUMNS)):
+            own_frequent, own_rare = self._own_effect(i, rows)
+            frequent += own_frequent * self.frequent_scales[i]
+            rare += own_rare
+        return {
+            "frequent": frequent,
+            "numeric": self._numeric(rows),
+            "pairs": self._pairs(rows),
+            "rare": rare,
+        }
+
+    def _own_effect(self, column: int, rows: ClickRows) -> tuple[Floats, Floats]:
+        """Returns an id's own effect as (frequent, rare): one of the two is 0."""
+        ranks = rows.ranks[column]
+        effect = hash_normal(self._key(1, column), ranks)
+        # Probability falls with rank: the first rare rank splits them.
+        frequent = ranks < FIRST_RARE_RANKS[column]
+        return effect * frequent, effect * ~frequent
+
+    def _pairs(self, rows: ClickRows) -> Floats:
+        total = np.zeros(rows.num_rows)
+        for left, right in PAIRS:
+            for k in range(_PAIR_DIM):
+                factor = hash_normal(self._key(2 + k, left), rows.ranks[left])
+                factor *= hash_normal(self._key(2 + k, right), rows.ranks[right])
+                total += factor
+        return total
+
+    def _numeric(self, rows: ClickRows) -> Floats:
+        rng = np.random.default_rng([self.seed, 2])
+        total = np.zeros(rows.num_rows)
+        for i, column in enumerate(COUNT_COLUMNS):
+            slope, bend, gap = rng.normal(size=3)
+            spread = column.log_std + column.log_mean / 2
+            z = np.log1p(np.maximum(rows.counts[i], 0)) / spread
+            z[rows.count_missing[i]] = 0.0
+            total += slope * z + bend * np.tanh(2.0 * (z - 1.0)) / 2
+            total += 0.25 * gap * rows.count_missing[i]
+        return total
+
+    def _key(self, kind: int, column: int) -> int:
+        return (self.seed * 64 + kind) * 64 + column
+
+
+def sigmoid(logits: Floats) -> Floats:
+    """Returns 1 / (1 + exp(-logits))."""
+    return np.asarray(1.0 / (1.0 + np.exp(-logits)))
+
+
+def expected_auc(probabilities: Floats) -> float:
+    """Returns the AUC that `probabilities` have, in expectation, against labels drawn from them."""
+    p = np.sort(probabilities)
+    negatives = 1.0 - p
+    below = np.cumsum(negatives) - 0.5 * negatives
+    return float((p * below).sum() / (p.sum() * negatives.sum()))
+
+
+def _intercept(logits: Floats, click_rate: float) -> float:
+    low, high = -30.0, 30.0
+    for _ in range(24):
+        middle = (low + high) / 2
+        if sigmoid(logits + middle).mean() < click_rate:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def _first_rare_rank(column: int) -> int:
+    low, high = 0, ID_COLUMNS[column].cardinality
+    while low < high:
+        middle = (low + high) // 2
+        if rank_probability(column, np.array([middle]))[0] < RARE_PROBABILITY:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+FIRST_RARE_RANKS: tuple[int, ...] = tuple(_first_rare_rank(i) for i in range(len(ID_COLUMNS)))

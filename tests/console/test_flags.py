@@ -1,0 +1,217 @@
+"""Configs from defaults, a TOML file and flags: each default told once."""
+
+import dataclasses
+import errno
+import sys
+
+import pytest
+
+from embedps.console import flags
+from embedps.errors import EmbedpsError, UsageError
+from embedps.run.config import TrainConfig
+
+REQUIRED = ["--data=d", "--model-dir=m"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Other:
+    """A config of every type."""
+
+    name: str = dataclasses.field(metadata={"help": "100% needed"})
+    rate: float = 0.5
+    layers: tuple[int, ...] = dataclasses.field(default=(8, 4), metadata={"help": "widths"})
+    limit: int | None = None
+    fast: bool = False
+    kind: str = dataclasses.field(default="a", metadata={"choices": ("a", "b")})
+
+
+def parser_of(*configs):
+    parser = flags.Parser(prog="prog")
+    for config in configs:
+        flags.add_flags(parser, config, config.__name__)
+    return parser
+
+
+def parse(config, arguments, file=None):
+    return flags.make(config, parser_of(config).parse_args(arguments), file or {})
+
+
+def write(tmp_path, text):
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_default_is_the_fields():
+    assert parse(TrainConfig, REQUIRED) == TrainConfig(data="d", model_dir="m")
+    assert parse(Other, ["--name=x"]) == Other(name="x")
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(TrainConfig), ids=lambda f: f.name)
+def test_every_field_is_a_flag_and_a_key(field, tmp_path):
+    word = field.metadata.get("choices", ["sgd"])[-1]
+    values = {
+        str: word,
+        int: min(70_000, field.metadata.get("most", 70_000)),
+        float: 1.25,
+        bool: False,
+    }
+    kind = eval(field.type) if isinstance(field.type, str) else field.type
+    kind = str if kind == str | None else kind
+    value = 0.75 if field.name == "reduce_factor" else values[kind]
+    flag = flags.flag_name(field.name)
+    if kind is bool:
+        given = [flag.replace("--", "--no-")]
+    else:
+        given = [f"{flag}={value}"]
+    needed = {"batch_size": ["--unit-rows=80000"], "eval_units": ["--eval=inline"]}
+    companions = needed.get(field.name, [])
+    rest = [r for r in REQUIRED if not r.startswith(f"{flag}=")]
+    expected = parse(TrainConfig, [*rest, *companions, *given])
+    assert getattr(expected, field.name) == value
+    literal = repr(value).lower() if kind is bool else repr(value)
+    file = flags.read_file(write(tmp_path, f"{field.name} = {literal}"), TrainConfig)
+    assert parse(TrainConfig, [*rest, *companions], file) == expected
+
+
+def test_flag_goes_before_file_and_file_before_default(tmp_path):
+    file = flags.read_file(
+        write(tmp_path, 'name = "file"\nrate = 2\nlayers = [1, 2, 3]\nfast = true\n'), Other
+    )
+    assert parse(Other, ["--rate=3.5", "--no-fast"], file) == Other(
+        name="file", rate=3.5, layers=(1, 2, 3), fast=False
+    )
+
+
+def test_tuples_optionals_and_booleans_are_read_from_flags():
+    given = parse(Other, ["--name=x", "--layers=7,9", "--limit=3", "--fast", "--kind=b"])
+    assert given == Other(name="x", layers=(7, 9), limit=3, fast=True, kind="b")
+
+
+def test_help_shows_defaults_and_exits_with_zero(capsys):
+    with pytest.raises(SystemExit) as exited:
+        parser_of(TrainConfig, Other).parse_args(["--help"])
+    assert exited.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for field in dataclasses.fields(TrainConfig):
+        assert flags.flag_name(field.name) in text
+        if field.default not in (dataclasses.MISSING, None):
+            assert f"(default: {field.default})" in text
+    assert "package.module (default: dlrm)" in text
+    assert "100% needed (required)" in text
+    assert "widths (default: 8,4)" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--nme=x"], "required|unrecognized"),
+        (["--name=x", "--bogus"], "prog: unrecognized arguments: --bogus"),
+        (["--name=x", "--lim=3"], "unrecognized arguments: --lim=3"),
+        (["--name=x", "--rate=fast"], "--rate: invalid float value: 'fast'"),
+        (["--name=x", "--limit=1.5"], "--limit: invalid int value: '1.5'"),
+        (["--name=x", "--layers=1,b"], "--layers: invalid .* value: '1,b'"),
+        (["--name=x", "--kind=c"], "--kind: invalid choice: 'c'"),
+        (["--name"], "--name: expected one argument"),
+        ([], "--name is required"),
+    ],
+)
+def test_bad_flag_is_a_usage_error(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        parse(Other, arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name = 3", "name in the config file must be str but got 3"),
+        ('name = "x"\nrate = "high"', "rate in the config file must be float but got 'high'"),
+        ('name = "x"\nlimit = true', "limit in the config file must be int but got True"),
+        ('name = "x"\nlimit = 1.5', "limit in the config file must be int but got 1.5"),
+        ('name = "x"\nfast = 1', "fast in the config file must be bool but got 1"),
+        ('name = "x"\nlayers = 8', "layers in the config file must be tuple but got 8"),
+        ('name = "x"\nlayers = [8, "b"]', "layers in the config file must be int but got 'b'"),
+        ('name = "x"\nlayerz = [8]', r"has keys \['layerz'\]; it may have .*'layers'"),
+        ("name = ", "must be a readable TOML file"),
+    ],
+)
+def test_bad_file_is_a_usage_error(tmp_path, text, message):
+    with pytest.raises(UsageError, match=message):
+        parse(Other, [], flags.read_file(write(tmp_path, text), Other))
+
+
+def test_file_must_be_readable(tmp_path):
+    absent = str(tmp_path / "absent.toml")
+    with pytest.raises(UsageError, match=r"--config .*absent.toml must be a readable TOML file"):
+        flags.read_file(absent, Other)
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match="must be a readable TOML file"):
+        flags.read_file(str(tmp_path / "binary"), Other)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("epochs", 0),
+        ("batch_size", 0),
+        ("unit_rows", -1),
+        ("num_workers", 0),
+        ("keep_chains", 0),
+        ("keep_best", -1),
+        ("keep_secs", -1.0),
+        ("keep_every_hours", float("nan")),
+        ("delta_steps", -1),
+        ("max_read_cost", 1.0),
+        ("rebase", "always"),
+        ("num_ps", -1),
+        ("num_shards", -1),
+        ("seed", -1),
+        ("sparse_learning_rate", 0.0),
+        ("dense_learning_rate", float("nan")),
+        ("delta_secs", float("inf")),
+        ("log_secs", -1.0),
+        ("dense_optimizer", "rmsprop"),
+        ("eval", "outline"),
+        ("metric", "accuracy"),
+        ("reduce_factor", 1.0),
+        ("min_delta", -0.1),
+        ("checkpoint_rows", "int2"),
+        ("checkpoint_slots", "float16"),
+    ],
+)
+def test_config_refuses_a_value_out_of_range(field, value):
+    with pytest.raises(UsageError, match=rf"{field} must be .* but got '?{value}'?"):
+        TrainConfig(data="d", model_dir="m", **{field: value})
+
+
+def test_unit_must_hold_a_batch():
+    with pytest.raises(UsageError, match="unit_rows must be at least the batch size 64 but got 63"):
+        TrainConfig(data="d", model_dir="m", batch_size=64, unit_rows=63)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "text"),
+    [
+        (lambda: 0, 0, ""),
+        (lambda: flags.Parser(prog="p").parse_args(["--x"]), 2, "embedps: p: unrecognized"),
+        (lambda: raise_(EmbedpsError("broken")), 1, "embedps: broken\n"),
+        (
+            lambda: raise_(PermissionError(errno.EACCES, "Permission denied", "/d/f")),
+            1,
+            "embedps: /d/f: Permission denied\n",
+        ),
+        (lambda: raise_(KeyboardInterrupt()), 130, "embedps: interrupted\n"),
+    ],
+)
+def test_run_turns_an_error_into_a_line_and_a_code(outcome, code, text, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["prog"])
+    with pytest.raises(SystemExit) as exited:
+        flags.run(lambda _: outcome())
+    assert exited.value.code == code
+    stderr = capsys.readouterr().err
+    assert stderr.startswith(text)
+    assert stderr.count("\n") == (1 if text else 0)
+
+
+def raise_(error):
+    raise error

@@ -1,0 +1,89 @@
+"""How a process ends: signals as notices, waits with a limit."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from embedps.console.shutdown import notices
+from tests.builders import ROOT
+
+PROGRAM = """
+import os, signal, sys, threading
+from embedps.console.shutdown import notices, within
+
+def stop():  # in a signal's handler, where a print may meet one that is under way
+    os.write(1, b"told\\n")
+
+kind = sys.argv[1]
+if kind == "within":
+    with within(0.2, "a friend"):
+        threading.Event().wait(60)
+with notices(stop, grace_secs=0.5 if kind == "grace" else 60.0):
+    print("up", flush=True)
+    while True:
+        threading.Event().wait(0.1)
+"""
+
+
+def start(kind: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, kind],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_second_ctrl_c_ends_the_process_at_once():
+    process = start("signals")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "told\n"
+    process.send_signal(signal.SIGINT)  # the first of its kind
+    process.send_signal(signal.SIGTERM)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    while process.poll() is None:  # signals of one kind may be taken as one
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(0.2)
+        except subprocess.TimeoutExpired:
+            continue
+    assert process.communicate(timeout=30)[0] == ""  # told once
+    assert process.returncode == 130
+
+
+def test_process_that_cannot_save_in_time_ends_with_a_line():
+    process = start("grace")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 75
+    assert "no checkpoint could be saved within 0 s: the last one stands" in err
+
+
+def test_wait_that_takes_too_long_ends_the_process_with_what_it_waited_for():
+    process = start("within")
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 75
+    assert "embedps: waited 0 s for a friend; run the same command again to resume" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_notice_is_given_once_and_handlers_are_put_back(number):
+    before = signal.getsignal(number)
+    told: list[int] = []
+    with notices(lambda: told.append(1), grace_secs=60):
+        os.kill(os.getpid(), number)
+        threading.Event().wait(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait(0.01)
+    assert told == [1]
+    assert signal.getsignal(number) == before

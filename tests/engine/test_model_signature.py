@@ -1,0 +1,179 @@
+"""A run resumes, and an evaluator scores, what the checkpoint is of: nothing is taken silently."""
+
+import dataclasses
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.dense import read_dense, write_dense
+from embedps.checkpoint.format.manifest import Manifest, to_json
+from embedps.data.dataset import Dataset
+from embedps.errors import DimMismatchError
+from embedps.evaluation.evaluator import Evaluator
+from embedps.tables import FeatureSpec
+from embedps.training.trainer import Trainer
+from tests.builders import latest, make_dlrm, make_mixed, make_trainer, write_dataset
+
+KINDS = ("sgd", "adagrad", "adam")
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory) -> Dataset:
+    return write_dataset(tmp_path_factory.mktemp("data") / "set", train=(600,), evaluation=(100,))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, dataset) -> Path:
+    """A model directory by the name of each optimizer, and one of the model of two dims."""
+    folder = tmp_path_factory.mktemp("trained")
+    for kind in KINDS:
+        make_trainer(dataset, folder / kind, dense_optimizer=kind).run()
+    make_trainer(dataset, folder / "mixed", recommender=make_mixed()).run()
+    return folder
+
+
+def rewrite(model_dir: Path, **changes) -> Manifest:
+    """Changes the newest manifest's fields."""
+    manifest = dataclasses.replace(latest(model_dir), **changes)
+    path = CheckpointDirectory(model_dir).manifest_path(manifest.number)
+    path.write_bytes(to_json(manifest))
+    return manifest
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize(("stored", "given"), list(itertools.permutations(KINDS, 2)))
+def test_another_optimizer_is_refused(tmp_path, dataset, trained, stored, given, named):
+    shutil.copytree(trained / stored, tmp_path / "m")
+    if not named:  # as manifests were before
+        rewrite(tmp_path / "m", model={})
+    with pytest.raises(DimMismatchError) as refused:
+        make_trainer(dataset, tmp_path / "m", dense_optimizer=given)
+    assert str(refused.value) == (
+        f"the network's optimizer is '{given}', the checkpoint has '{stored}': resume with what it "
+        f"was trained with (--dense-optimizer {stored}), or start a new model directory"
+    )
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_same_optimizer_resumes_and_the_evaluator_takes_any(
+    tmp_path, dataset, trained, kind, named
+):
+    shutil.copytree(trained / kind, tmp_path / "m")
+    if not named:
+        rewrite(tmp_path / "m", model={})
+    resumed = make_trainer(dataset, tmp_path / "m", dense_optimizer=kind, epochs=2)
+    assert resumed.run()["finished"]
+    assert latest(tmp_path / "m").model["dense_optimizer"] == kind
+    evaluator = Evaluator(make_dlrm(dataset), dataset, CheckpointDirectory(tmp_path / "m"))
+    found = evaluator.evaluate_latest(newer_than=-1)
+    assert found is not None
+    assert np.isfinite(found[1].metrics.logloss)
+
+
+def change(**fields):
+    return lambda recommender: dataclasses.replace(recommender, **fields)
+
+
+def change_features(make):
+    return lambda recommender: dataclasses.replace(
+        recommender, features=make(list(recommender.features))
+    )
+
+
+CHANGES = {
+    "label": (change(label="I2", numerics=("I1",)), "the label's column is 'I2', .* has 'label'"),
+    "missing_id": (change(missing_id=-5), "the id of what is missing is -5, the checkpoint has -1"),
+    "order of numerics": (
+        change(numerics=("I2", "I1")),
+        "numeric column 0 is 'I2', the checkpoint has 'I1'",
+    ),
+    "fewer numerics": (
+        change(numerics=("I1",)),
+        "numeric column 1 is none, the checkpoint has 'I2'",
+    ),
+    "order of features": (
+        change_features(lambda f: (f[1], f[0], *f[2:])),
+        "feature 0 is .*'C2'.* has .*'C1'",
+    ),
+    "table of a feature": (
+        change_features(lambda f: (f[0], FeatureSpec(name="C2", table="row"), *f[2:])),
+        "feature 1 is .*'row'.* has .*'small'",
+    ),
+    "combiner": (
+        change_features(lambda f: (*f[:3], dataclasses.replace(f[3], combiner="sum"), f[4])),
+        "feature 3 is .*'sum'.* has .*'mean'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("who", ["trainer", "evaluator"])
+def test_model_of_other_columns_is_refused(tmp_path, dataset, trained, name, who):
+    other, message = CHANGES[name]
+    shutil.copytree(trained / "mixed", tmp_path / "m")
+    recommender = other(make_mixed())
+    if who == "trainer":
+        with pytest.raises(DimMismatchError, match=message):
+            make_trainer(dataset, tmp_path / "m", recommender=recommender)
+    else:
+        evaluator = Evaluator(recommender, dataset, CheckpointDirectory(tmp_path / "m"))
+        with pytest.raises(DimMismatchError, match=message):
+            evaluator.evaluate_latest(newer_than=-1)
+
+
+@pytest.mark.parametrize(
+    ("change_of_json", "message"),
+    [
+        (lambda d: d["numeric"].reverse(), "numeric column 0 is 'I2'"),
+        (lambda d: d["categorical"].reverse(), "feature 0 is .*'C3'.* has .*'C1'"),
+        (lambda d: d.update(missing_id=-9), "is -9, the checkpoint has -1"),
+    ],
+)
+def test_dataset_that_is_described_otherwise_is_refused(
+    tmp_path, dataset, trained, change_of_json, message
+):
+    shutil.copytree(dataset.directory, tmp_path / "data")
+    path = tmp_path / "data" / "_dataset.json"
+    document = json.loads(path.read_text())
+    change_of_json(document)
+    path.write_text(json.dumps(document))
+    shutil.copytree(trained / "adam", tmp_path / "m")
+    with pytest.raises(DimMismatchError, match=message):
+        make_trainer(Dataset.open(tmp_path / "data"), tmp_path / "m")
+
+
+def test_dense_file_of_no_known_optimizer_must_have_as_many_variables(tmp_path, dataset, trained):
+    shutil.copytree(trained / "adagrad", tmp_path / "m")
+    directory = CheckpointDirectory(tmp_path / "m")
+    dense = latest(tmp_path / "m").dense
+    assert dense is not None
+    arrays = read_dense(directory.file(dense))
+    arrays["more"] = np.zeros(3, np.float32)
+    entry = write_dense(directory.file(dense), arrays, root=directory.path)
+    rewrite(tmp_path / "m", model={}, dense=entry)
+    with pytest.raises(DimMismatchError, match=r"has 18 dense variables, .* optimizer have 17:"):
+        make_trainer(dataset, tmp_path / "m", dense_optimizer="adagrad")
+
+
+def test_variable_of_another_type_is_refused(tmp_path, dataset, trained):
+    shutil.copytree(trained / "sgd", tmp_path / "m")
+    directory = CheckpointDirectory(tmp_path / "m")
+    dense = latest(tmp_path / "m").dense
+    assert dense is not None
+    arrays = {k: v.astype(np.float64) for k, v in read_dense(directory.file(dense)).items()}
+    rewrite(tmp_path / "m", dense=write_dense(directory.file(dense), arrays, root=directory.path))
+    with pytest.raises(DimMismatchError, match=r"of float32, .* of float64"):
+        make_trainer(dataset, tmp_path / "m", dense_optimizer="sgd")
+
+
+def test_checkpoint_that_says_nothing_of_its_columns_is_taken(tmp_path, dataset, trained):
+    shutil.copytree(trained / "mixed", tmp_path / "m")
+    rewrite(tmp_path / "m", model={})
+    other = dataclasses.replace(make_mixed(), missing_id=-5)
+    assert isinstance(make_trainer(dataset, tmp_path / "m", recommender=other), Trainer)

@@ -1,0 +1,522 @@
+"""A user's network trains as Keras would train it, or is refused before training, by one line."""
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from embedps.cluster import local_cluster
+from embedps.cluster.embedded import EmbeddedCluster
+from embedps.cluster.interface import Cluster
+from embedps.data.dataset import Dataset, NumericFeature
+from embedps.engine.dense_optimizer import make_dense_optimizer
+from embedps.engine.network_check import try_step
+from embedps.engine.random_numbers import draw_anew
+from embedps.engine.recommender import Recommender
+from embedps.engine.unit_functions import make_eval_unit, make_train_unit
+from embedps.errors import UsageError
+from embedps.run.run_lock import LOCK_NAME
+from embedps.tables.collection import EmbeddingCollection
+from embedps.training.trainer import TrainingError
+from tests.builders import ROOT, make_mixed, make_trainer, write_dataset
+from tests.engine.test_step_exchange import tensors_between_tasks
+
+layers = tf.keras.layers
+
+
+class Base(tf.keras.Model):
+    """A layer over everything there is; what comes between is a subclass's."""
+
+    def __init__(self, between: Any = None, **of_last: Any) -> None:
+        super().__init__()
+        self.between = between
+        self.last = layers.Dense(1, **of_last)
+
+    def inputs_of(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> tf.Tensor:
+        known = tf.where(tf.math.is_nan(numerics), tf.zeros_like(numerics), numerics)
+        return tf.concat([known, *embeddings.values()], axis=1)
+
+    def call(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> tf.Tensor:
+        x = self.inputs_of(numerics, embeddings)
+        return self.last(x if self.between is None else self.between(x))
+
+
+class Counting(tf.keras.layers.Layer):
+    """Counts its batches, at once, in a loop or in a branch."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+
+    def build(self, shape: Any) -> None:
+        self.count = self.add_weight(name="count", shape=[], trainable=False)
+
+    def call(self, x: tf.Tensor, training: Any = None) -> tf.Tensor:
+        if not training:
+            return x
+        if self.where == "loop":
+            for _ in tf.range(3):
+                self.count.assign_add(1.0)
+        elif self.where == "branch":
+            if tf.reduce_sum(x) > 0.0:
+                self.count.assign_add(1.0)
+        else:
+            self.count.assign_add(1.0)
+        return x
+
+
+class Table(tf.keras.layers.Layer):
+    """Keeps what it saw in a hash table."""
+
+    def build(self, shape: Any) -> None:
+        self.seen = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+
+    def call(self, x: tf.Tensor, training: Any = None) -> tf.Tensor:
+        if training:
+            self.seen.insert(tf.constant([1], tf.int64), tf.reduce_sum(x)[None])
+        return x
+
+
+class Known(tf.keras.layers.Layer):
+    """Looks up what it knows from the start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.look_up = layers.IntegerLookup(vocabulary=[1, 2, 3])
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return x * tf.cast(self.look_up(tf.cast(x, tf.int64)), tf.float32)
+
+
+class Elsewhere(Base):
+    """Uses a layer that Keras does not know of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        hidden = layers.Dense(3)
+        self.use = lambda x: hidden(x)
+
+    def call(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> tf.Tensor:
+        return self.last(self.use(self.inputs_of(numerics, embeddings)))
+
+
+class Unused(Base):
+    """Drops what one of its layers computes."""
+
+    def call(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> tf.Tensor:
+        x = self.inputs_of(numerics, embeddings)
+        self.between(x)
+        return self.last(x)
+
+
+class Rounded(Base):
+    """Has no gradient at all."""
+
+    def call(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> tf.Tensor:
+        return tf.round(self.last(self.inputs_of(numerics, embeddings)))
+
+
+class Inner(Base):
+    """Calls a layer within a function of its own."""
+
+    def __init__(self, between: tf.keras.layers.Layer) -> None:
+        super().__init__(between)
+        between.build([None, 23])
+        self.inner = tf.function(lambda x, training: between(x, training=training))
+
+    def call(self, numerics: Any, embeddings: dict[str, Any], training: Any = None) -> tf.Tensor:
+        return self.last(self.inner(self.inputs_of(numerics, embeddings), training))
+
+
+class Stateless(Base):
+    """Draws one mask for ever, or a projection that is meant to stay."""
+
+    def __init__(self, mask: bool) -> None:
+        super().__init__()
+        self.mask = mask
+
+    def call(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> tf.Tensor:
+        x = self.inputs_of(numerics, embeddings)
+        if self.mask:
+            return self.last(tf.nn.experimental.stateless_dropout(x, 0.5, seed=[1, 2]))
+        return self.last(x @ tf.random.stateless_normal([x.shape[1], 4], seed=[1, 2]))
+
+
+REFUSED: dict[str, tuple[Callable[[], tf.keras.Model], str]] = {
+    "batch normalization": (
+        lambda: Base(layers.BatchNormalization()),
+        r"updates variable '.*moving_mean:0' of layer 'batch_norm.*' \(BatchNormalization\) by",
+    ),
+    **{
+        f"assigns in a {where}": (
+            lambda where=where: Base(Counting(where)),  # type: ignore[misc]
+            r"updates variable '.*count:0' of layer 'counting.*' \(Counting\) by itself",
+        )
+        for where in ("call", "loop", "branch")
+    },
+    "batch normalization in a function": (
+        lambda: Inner(layers.BatchNormalization()),
+        r"moving_mean:0' of layer 'batch_norm.*' \(BatchNormalization\) by itself",
+    ),
+    "hash table": (lambda: Base(Table()), "updates what it reads by itself .*InsertV2"),
+    "unused layer": (
+        lambda: Unused(layers.Dense(2)),
+        r"variable '.*kernel:0' of layer 'dense.*' \(Dense\) has no gradient",
+    ),
+    "no gradient": (Rounded, r"of layer 'dense.*' \(Dense\) has no gradient: the loss does not"),
+    "layer elsewhere": (Elsewhere, "uses variable '.*kernel:0', which is not among its variables"),
+    "one mask": (lambda: Stateless(True), "stateless_dropout.*' draws the same random numbers in"),
+    "stateless dropout": (
+        lambda: Base(layers.Dropout(0.5, rng_type="stateless")),
+        "'.*/dropout.*' draws the same random numbers in every step",
+    ),
+    "float64": (
+        lambda: Base(layers.Dense(2, dtype="float64")),
+        r"\(Dense\) must be float32 but is float64",
+    ),
+}
+REFUSED_ON_SERVERS: dict[str, tuple[Callable[[], tf.keras.Model], str]] = {
+    "fixed seed": (
+        lambda: Base(layers.Dropout(0.5, seed=7)),
+        "'.*/dropout.*' has a fixed seed, by which every worker would draw the same random",
+    ),
+    "constraint": (
+        lambda: Base(layers.Dense(4, kernel_constraint="non_neg")),
+        r"variable '.*kernel:0' of layer 'dense.*' \(Dense\) has a constraint",
+    ),
+}
+TAKEN: dict[str, Callable[[], tf.keras.Model]] = {
+    "frozen batch normalization": lambda: Base(layers.BatchNormalization(trainable=False)),
+    "frozen layer that is not used": lambda: Unused(layers.Dense(2, trainable=False)),
+    "unused but regularized": lambda: Unused(
+        layers.Dense(2, kernel_regularizer="l2", use_bias=False)
+    ),
+    "fixed projection": lambda: Stateless(False),
+    "dropout": lambda: Base(layers.Dropout(0.5)),
+    "dropout of a generator": lambda: Base(layers.Dropout(0.5, rng_type="stateful")),
+    "table of what is known": lambda: Base(Known()),
+    "function of its own": lambda: Inner(layers.Dropout(0.5)),
+    "noise": lambda: Base(layers.GaussianNoise(0.1)),
+    "a loop": lambda: Base(
+        tf.keras.Sequential([layers.Reshape([-1, 1]), layers.GRU(2), layers.LayerNormalization()])
+    ),
+    "mixed precision": lambda: Base(layers.Dense(4, dtype="mixed_bfloat16"), dtype="float32"),
+}
+
+
+def check(build: Callable[[], tf.keras.Model], cluster: Cluster) -> None:
+    """What the trainer does at its start."""
+    recommender = make_mixed(build=build)
+    with cluster.scope():
+        network = recommender.build_network()
+        try_step(recommender, network, cluster.strategy, on_servers=cluster.num_ps > 0)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_network_that_would_train_wrongly_is_refused(name):
+    build, message = REFUSED[name]
+    with pytest.raises(UsageError, match=message) as refused:
+        check(build, EmbeddedCluster())
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", [*TAKEN, *REFUSED_ON_SERVERS])
+def test_network_that_trains_well_is_taken(name):
+    check(TAKEN.get(name) or REFUSED_ON_SERVERS[name][0], EmbeddedCluster())
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory) -> Dataset:
+    return write_dataset(tmp_path_factory.mktemp("data") / "set", train=(600,), evaluation=(200,))
+
+
+def test_trainer_refuses_before_it_trains_and_leaves_nothing(tmp_path, dataset):
+    recommender = make_mixed(build=REFUSED["batch normalization"][0])
+    with pytest.raises(UsageError, match="moving_mean"):
+        make_trainer(dataset, tmp_path / "m", recommender=recommender)
+    assert [path.name for path in (tmp_path / "m").iterdir()] == [LOCK_NAME]
+
+
+class Careless(Base):
+    """Does not look for what is missing."""
+
+    def inputs_of(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> tf.Tensor:
+        return tf.concat([numerics, *embeddings.values()], axis=1)
+
+
+def test_network_that_gives_nan_for_what_is_missing_is_told_apart(tmp_path, dataset):
+    careless = make_mixed(build=Careless)
+    trainer = make_trainer(dataset, tmp_path / "a", recommender=careless)
+    with pytest.raises(TrainingError, match="gives NaN where a numeric column is missing: have"):
+        trainer.run()
+    numeric = (NumericFeature(name="I1"), NumericFeature(name="I2", missing=60))
+    known = dataclasses.replace(dataset, numeric=numeric)
+    with pytest.raises(UsageError, match="is missing, as 'I2' is in 60 rows"):
+        make_trainer(known, tmp_path / "b", recommender=careless)
+    make_trainer(known, tmp_path / "c", recommender=make_mixed(build=Base))
+
+
+# ---- losses and modes --------------------------------------------------------------------------
+
+
+class Regularized(Base):
+    """Adds losses of a variable, of an activation and in its call; has no mode of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            layers.Dense(4, kernel_regularizer=tf.keras.regularizers.L2(0.1)),
+            activity_regularizer=tf.keras.regularizers.L1(0.2),
+        )
+        self.mode = Mode()
+
+    def call(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> tf.Tensor:
+        self.add_loss(0.3 * tf.reduce_mean(embeddings["C1"] ** 2))
+        return self.mode(super().call(numerics, embeddings))
+
+
+class Mode(tf.keras.layers.Layer):
+    """Adds 1 in training."""
+
+    def call(self, x: tf.Tensor, training: Any = None) -> tf.Tensor:
+        return x + 1.0 if training else x
+
+
+class Parts(NamedTuple):
+    recommender: Recommender
+    network: tf.keras.Model
+    optimizer: Any
+    collection: EmbeddingCollection
+
+
+def make_parts(
+    build: Callable[[], tf.keras.Model], cluster: Cluster, name: str, **fields: Any
+) -> Parts:
+    recommender = make_mixed(build=build, **fields)
+    collection = EmbeddingCollection(
+        recommender.tables, recommender.features, devices=cluster.shard_devices, container=name
+    )
+    tf.keras.utils.set_random_seed(3)
+    with cluster.scope():
+        network = recommender.build_network()
+        optimizer = make_dense_optimizer("sgd", 0.1, network)
+    return Parts(recommender, network, optimizer, collection)
+
+
+def make_unit(parts: Parts, cluster: Cluster, batch_rows: int) -> Any:
+    return make_train_unit(
+        *parts[:4],
+        cluster.strategy,
+        parts.recommender.input(batch_rows=batch_rows, shuffle_rows=0),
+        overlap=False,
+    )
+
+
+def unit_arguments(dataset: Dataset, rows: int, rate: float = 0.1) -> tuple[tf.Tensor, ...]:
+    path = str(dataset.paths("train")[0])
+    numbers = [tf.constant(n, tf.int64) for n in (0, rows, 0, 0)]
+    return (tf.constant(path), *numbers, tf.constant(rate))
+
+
+def test_added_losses_are_minimized_and_the_log_loss_is_reported(dataset):
+    cluster = EmbeddedCluster()
+    parts = make_parts(Regularized, cluster, "losses")
+    before = [v.numpy() for v in parts.network.trainable_variables]
+    counts = make_unit(parts, cluster, 100)(*unit_arguments(dataset, 100, rate=1e-30))
+    # The same in plain Keras.
+    plain = make_parts(Regularized, cluster, "plain")
+    batch_input = plain.recommender.input(batch_rows=100, shuffle_rows=0)
+    path, first, rows, *_ = unit_arguments(dataset, 100)
+    batch = batch_input.next(batch_input.open(path, first, rows))
+    rows_of = plain.collection.combine(plain.collection.lookup(batch.ids, insert=True))
+    with tf.GradientTape() as tape:
+        logits = plain.network(batch.numerics, rows_of, training=True)[:, 0]
+        log_losses = tf.keras.losses.binary_crossentropy(
+            batch.labels[:, None], logits[:, None], from_logits=True
+        )
+        assert len(plain.network.losses) == 3
+        total = tf.reduce_mean(log_losses) + tf.add_n(plain.network.losses)
+    gradients = tape.gradient(total, plain.network.trainable_variables)
+    for old, new, gradient in zip(
+        before, parts.network.trainable_variables, gradients, strict=True
+    ):
+        np.testing.assert_allclose(new.numpy(), old - 0.1 * gradient.numpy(), atol=1e-6)
+    np.testing.assert_allclose(counts.sums[2], tf.reduce_sum(log_losses), rtol=1e-5)
+    assert float(total) > float(tf.reduce_mean(log_losses)) + 0.01
+
+
+class Summing(tf.keras.Model):
+    """Has no variable."""
+
+    def call(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> tf.Tensor:
+        return tf.add_n([tf.reduce_sum(each, axis=1) for each in embeddings.values()])
+
+
+def test_network_without_variables_trains_the_rows(tmp_path, dataset):
+    summing = make_mixed(build=Summing)
+    for kind in ("adam", "sgd", "adagrad"):  # none of which has anything to say
+        trained = make_trainer(dataset, tmp_path / kind, recommender=summing, dense_optimizer=kind)
+        assert trained.run()["training"]["logloss"] < 0.75
+
+
+class Projecting(Base):
+    """Draws a constant when it is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection = tf.random.normal([21 + 2, 4])
+
+    def call(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> tf.Tensor:
+        return self.last(self.inputs_of(numerics, embeddings) @ self.projection)
+
+
+def test_resumed_run_makes_its_network_by_the_same_seed(tmp_path, dataset):
+    made = []
+
+    def build() -> tf.keras.Model:
+        made.append(Projecting())
+        return made[-1]
+
+    for epochs in (1, 2):
+        make_trainer(dataset, tmp_path, recommender=make_mixed(build=build), epochs=epochs).run()
+    np.testing.assert_array_equal(made[0].projection, made[1].projection)
+
+
+def test_scoring_is_in_the_other_mode(dataset):
+    cluster = EmbeddedCluster()
+    parts = make_parts(Regularized, cluster, "mode")
+    unit_input = parts.recommender.input(batch_rows=600, shuffle_rows=0)
+    evaluate: Any = make_eval_unit(parts.recommender, parts.network, parts.collection, unit_input)
+    path, first, rows, *_ = unit_arguments(dataset, 600)
+    scored = evaluate(path, first, rows).sums[3]
+    parts.network.last.bias.assign([1.0])
+    with_one = evaluate(path, first, rows).sums[3]
+    parts.network.last.bias.assign([0.0])
+    # Rows that are made are not the zeros of those that are absent, but nearly.
+    trained = make_unit(parts, cluster, 600)(*unit_arguments(dataset, 600)).sums[3]
+    np.testing.assert_allclose(trained, with_one, rtol=0.02)
+    assert abs(float(trained - scored)) > 50
+
+
+# ---- random numbers ----------------------------------------------------------------------------
+
+
+def masked() -> tf.keras.Model:
+    """A network whose loss tells which of its inputs were dropped."""
+    return Base(layers.Dropout(0.5))
+
+
+class Drawing(Base):
+    """Draws noise from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = tf.random.Generator.from_seed(1)
+
+    def call(self, numerics: Any, embeddings: dict[str, Any], training: Any = None) -> tf.Tensor:
+        x = self.inputs_of(numerics, embeddings)
+        return self.last(x + self.generator.normal(tf.shape(x)) if training else x)
+
+
+RANDOM = TAKEN | {"fixed seed": REFUSED_ON_SERVERS["fixed seed"][0], "own generator": Drawing}
+
+
+def test_masks_differ_by_step_attempt_and_run_and_follow_from_the_seed(tmp_path, dataset):
+    cluster = EmbeddedCluster(num_workers=2)
+    seen = {}
+    for run in ("a", "b"):
+        parts = make_parts(masked, cluster, f"masks-{run}")
+        parts.optimizer.learning_rate.assign(0.0)
+        unit = make_unit(parts, cluster, 600)  # one step
+        seen[run] = [float(unit(*unit_arguments(dataset, 600, 1e-30)).sums[2]) for _ in range(4)]
+    assert len(set(seen["a"])) == 4
+    assert seen["b"] == seen["a"]
+
+    def losses(model_dir: Path, build: Callable[[], tf.keras.Model], *epochs: int) -> list[float]:
+        model = make_mixed(build=build)
+        fields: dict[str, Any] = {"sparse_learning_rate": 1e-30, "dense_learning_rate": 1e-30}
+        fields |= {"batch_size": 600, "unit_rows": 600, "shuffle": False, "dense_optimizer": "sgd"}
+        return [
+            make_trainer(dataset, model_dir, recommender=model, epochs=n, **fields).run()[
+                "training"
+            ]["logloss"]
+            for n in epochs
+        ]
+
+    for name in ("dropout", "dropout of a generator", "fixed seed", "own generator"):
+        build = RANDOM[name]
+        first, resumed = losses(tmp_path / name / "a", build, 1, 2)
+        assert resumed != first, name
+    assert losses(tmp_path / "again", build, 1, 2) == [first, resumed]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_servers_and_workers_do_the_same(tmp_path):
+    # In a client of its own: TensorFlow never leaves a cluster that it has connected to.
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.engine.test_network_check", str(tmp_path)],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def check_cluster(folder: Path) -> None:
+    """Checks refusals, losses and masks on 2 parameter servers and 2 workers."""
+    dataset = write_dataset(folder / "data", train=(600,))
+    remote, _ = local_cluster.start(num_ps=2, num_workers=2, num_shards=2, log_dir=folder / "logs")
+    here = EmbeddedCluster(num_shards=2)
+    try:
+        for name, (build, message) in (REFUSED | REFUSED_ON_SERVERS).items():
+            with pytest.raises(UsageError, match=message):
+                check(build, remote)
+            print(name, "is refused", flush=True)
+        for name, build in TAKEN.items():
+            check(build, remote)
+            print(name, "is taken", flush=True)
+        for wire_dtype, tolerance in (("float32", 1e-5), ("bfloat16", 0.02)):
+            results = []
+            for cluster in (remote, here):
+                name = f"{wire_dtype}-{cluster is here}"
+                parts = make_parts(Regularized, cluster, name, wire_dtype=wire_dtype)
+                unit = make_unit(parts, cluster, 60)
+                if cluster is remote:  # whatever is computed of a variable, it is sent once
+                    servers = [f"/job:ps/replica:0/task:{task}" for task in range(2)]
+                    assert tensors_between_tasks(unit, unit_arguments(dataset, 600)) == {
+                        **{("", server): 2 for server in servers},
+                        **{(server, ""): 1 for server in servers},
+                    }
+                counts = cluster.fetch(cluster.schedule(unit, unit_arguments(dataset, 600)))
+                weights = [v.numpy() for v in parts.network.variables]
+                results.append((counts.sums[2], weights))
+            (loss, weights), (expected, expected_weights) = results
+            np.testing.assert_allclose(loss, expected, rtol=tolerance)
+            for ours, theirs in zip(weights, expected_weights, strict=True):
+                np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
+        for name in ("dropout", "dropout of a generator"):
+            parts = make_parts(TAKEN[name], remote, name)
+            parts.optimizer.learning_rate.assign(0.0)
+            with remote.scope():
+                draw_anew(parts.network, 3, 7)
+            unit = make_unit(parts, remote, 600)
+            arguments = unit_arguments(dataset, 600, 1e-30)
+            runs = [remote.schedule(unit, arguments) for _ in range(16)]
+            losses = [float(remote.fetch(run).sums[2]) for run in runs]
+            workers = {run.worker for run in runs}
+            assert workers == {0, 1}, workers
+            assert len(set(losses)) == 16, losses
+    finally:
+        remote.close()
+        here.close()
+
+
+if __name__ == "__main__":
+    check_cluster(Path(sys.argv[1]))

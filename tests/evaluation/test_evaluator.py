@@ -1,0 +1,358 @@
+"""The sidecar evaluator: the same scores from any shards, by newer deltas only, to the last one."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.lease import read_leases
+from embedps.checkpoint.policies import Consecutive
+from embedps.checkpoint.tools.compact import compact
+from embedps.data.dataset import Dataset
+from embedps.errors import CorruptCheckpointError, DatasetError, DimMismatchError
+from embedps.evaluation.evaluator import Evaluation, Evaluator
+from embedps.metrics import Metrics
+from embedps.run.summary import read_evaluations
+from embedps.tables import TableSpec
+from embedps.training.checkpoint_writer import CheckpointWriter
+from models import dlrm
+from tests.builders import ROOT, latest, make_dlrm, make_mixed, make_trainer, write_dataset
+from tests.tables.builders import ids, make_collection, train
+
+LEARN: dict[str, Any] = {"sparse_learning_rate": 0.2, "dense_learning_rate": 0.05}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory) -> Dataset:
+    return write_dataset(tmp_path_factory.mktemp("data") / "set", evaluation=(700, 433))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, dataset) -> Path:
+    """A model directory of a base and a delta, trained on two shards."""
+    model_dir = tmp_path_factory.mktemp("trained")
+    for epochs in (1, 2):
+        make_trainer(dataset, model_dir, epochs=epochs, num_shards=2, **LEARN).run()
+    assert [s.kind for s in latest(model_dir).chain] == ["base", "delta"]
+    return model_dir
+
+
+def make_evaluator(dataset, model_dir, *, recommender=None, **fields) -> Evaluator:
+    return Evaluator(
+        recommender or make_dlrm(dataset), dataset, CheckpointDirectory(model_dir), **fields
+    )
+
+
+def score_latest(dataset, model_dir, **fields) -> Metrics:
+    found = make_evaluator(dataset, model_dir, **fields).evaluate_latest(newer_than=-1)
+    assert found is not None
+    return found[1].metrics
+
+
+def refuse(evaluation: Evaluation) -> None:
+    pytest.fail(f"scored {evaluation}")
+
+
+@pytest.mark.parametrize("num_shards", [2, 5])
+def test_scores_do_not_depend_on_the_shards_of_the_evaluator(dataset, trained, num_shards):
+    one = score_latest(dataset, trained)
+    other = score_latest(dataset, trained, num_shards=num_shards)
+    assert one.examples == other.examples == 1133
+    assert other.auc == pytest.approx(one.auc, abs=1e-6)
+    assert other.logloss == pytest.approx(one.logloss, abs=1e-6)
+    assert other.calibration == pytest.approx(one.calibration, abs=1e-6)
+
+
+def test_scores_of_a_trained_model_beat_the_base_rate(dataset, trained):
+    found = score_latest(dataset, trained)
+    assert found.normalized_entropy < 0.97
+    assert found.auc > 0.65
+    assert 0.8 < found.calibration < 1.25
+
+
+def test_scores_do_not_depend_on_the_batch(dataset, trained):
+    one, other = (score_latest(dataset, trained, batch_rows=n) for n in (64, 4096))
+    assert one.auc == pytest.approx(other.auc, abs=1e-6)
+    assert one.logloss == pytest.approx(other.logloss, abs=1e-6)
+
+
+def test_scoring_creates_no_rows_and_repeats(dataset, trained):
+    evaluator = make_evaluator(dataset, trained)
+    evaluator.apply(latest(trained))
+    before = evaluator.collection.stats().rows
+    assert evaluator.score() == evaluator.score()
+    assert evaluator.collection.stats().rows == before
+
+
+def test_newer_manifest_is_applied_by_its_deltas_alone(tmp_path, dataset):
+    directory = CheckpointDirectory(tmp_path)
+    follower = make_evaluator(dataset, tmp_path, num_shards=3)
+    bases = set()
+    for epochs in range(1, 5):
+        make_trainer(dataset, tmp_path, epochs=epochs, **LEARN).run()
+        manifest = latest(directory.path)
+        taken = follower.apply(manifest)
+        bases.add(manifest.base_number)
+        newest = manifest.chain[-1]
+        assert taken == newest.rows + newest.removed
+        fresh = make_evaluator(dataset, tmp_path)
+        assert fresh.apply(manifest) == sum(s.rows + s.removed for s in manifest.chain)
+        assert follower.score() == fresh.score()
+        assert follower.collection.stats().rows == fresh.collection.stats().rows
+        assert follower.apply(manifest) == 0
+    assert len(bases) > 1  # a new chain came too, and its delta led on to it
+
+
+def test_compaction_under_the_evaluator_costs_it_nothing(tmp_path, dataset):
+    """It goes on by the deltas that it lacks, and scores what a fresh one does."""
+    directory = CheckpointDirectory(tmp_path)
+    policy: dict[str, Any] = {"max_read_cost": 1e6, **LEARN}
+    for epochs in (1, 2):
+        make_trainer(dataset, tmp_path, epochs=epochs, **policy).run()
+    evaluator = make_evaluator(dataset, tmp_path, num_shards=2)
+    assert evaluator.evaluate_latest(newer_than=-1) is not None
+    made = compact(directory)
+    assert made is not None
+    assert evaluator.apply(made.manifest) == 0
+    make_trainer(dataset, tmp_path, epochs=3, **policy).run()
+    newest = latest(directory.path)
+    assert [save.kind for save in newest.chain] == ["base", "delta"]
+    assert newest.chain[0] == made.base
+    delta = newest.chain[1]
+    assert evaluator.apply(newest) == delta.rows + delta.removed
+    assert evaluator.score() == score_latest(dataset, tmp_path)
+
+
+def test_removed_rows_go_from_the_evaluator(tmp_path, dataset):
+    model: dict[str, Any] = {"recommender": make_mixed()}
+    trainer = make_trainer(dataset, tmp_path, **model)
+    trainer.run()
+    evaluator = make_evaluator(dataset, tmp_path, **model)
+    evaluator.apply(latest(tmp_path))
+    assert trainer.collection.evict("wide", before_step=2**31, max_frequency=3) > 0
+    save: dict[str, Any] = {
+        "step": 1,
+        "ledger": trainer.ledger.state(),
+        "in_doubt": dict,
+        "progress": {},
+    }
+    manifest = trainer.saver.save(**save, final=True)
+    assert manifest.chain[-1].removed > 0
+    evaluator.apply(manifest)
+    assert evaluator.collection.stats().rows == trainer.collection.stats().rows
+
+
+def test_follower_scores_while_training_goes_on_and_ends_with_the_last(
+    tmp_path, dataset, monkeypatch
+):
+    first_report = threading.Event()
+    reports: list[Evaluation] = []
+
+    def report(evaluation):
+        reports.append(evaluation)
+        first_report.set()
+
+    follower = threading.Thread(
+        target=lambda: make_evaluator(dataset, tmp_path).follow(report), daemon=True
+    )
+    follower.start()
+    fields: dict[str, Any] = {"delta_secs": 0.05, "unit_rows": 128, **LEARN}
+    epochs = 0
+    while not first_report.is_set():  # trains until the follower has seen it
+        epochs += 4
+        trainer = make_trainer(dataset, tmp_path, epochs=epochs, **fields)
+        monkeypatch.setattr(trainer, "_save", not_final(trainer))
+        trainer.run()
+    trainer = make_trainer(dataset, tmp_path, epochs=epochs + 4, **fields)
+    assert trainer.run()["finished"]
+    follower.join(60)
+    assert not follower.is_alive()
+    numbers = [e.number for e in reports]
+    assert numbers == sorted(set(numbers))
+    assert len(numbers) >= 2
+    last = latest(tmp_path)
+    assert reports[-1].step == last.step
+    assert last.number - reports[-1].number in (0, 1)  # then came a new base of the same rows
+    assert reports[-1].metrics == score_latest(dataset, tmp_path)
+    assert reports[-1].metrics.examples == 1133
+
+
+def not_final(trainer):
+    """The trainer's save, never the last one: more is to come."""
+    save = trainer._save
+    return lambda **arguments: save(**{**arguments, "final": False})
+
+
+def test_follower_of_a_resumed_run_does_not_end_with_the_old_last(tmp_path, dataset):
+    make_trainer(dataset, tmp_path, epochs=1).run()
+    old = latest(tmp_path)
+    assert old.final
+    reports: list[int] = []
+    seen_old = threading.Event()
+
+    def report(evaluation):
+        reports.append(evaluation.number)
+        seen_old.set()
+
+    evaluator = make_evaluator(dataset, tmp_path)
+    follower = threading.Thread(
+        target=evaluator.follow, args=(report,), kwargs={"final_after": old.number}, daemon=True
+    )
+    follower.start()
+    assert seen_old.wait(60)
+    make_trainer(dataset, tmp_path, epochs=2).run()
+    follower.join(60)
+    assert not follower.is_alive()
+    assert reports == [old.number, latest(tmp_path).number]
+
+
+def test_follower_of_a_run_scored_to_its_end_ends_at_once(dataset, trained):
+    last = latest(trained).number
+    make_evaluator(dataset, trained).follow(refuse, newer_than=last)
+
+
+def test_idle_follower_ends(tmp_path, dataset):
+    make_evaluator(dataset, tmp_path).follow(refuse, idle_secs=0.0)
+
+
+def test_lease_is_held_while_scoring_and_released(dataset, trained, monkeypatch):
+    directory = CheckpointDirectory(trained)
+    evaluator = make_evaluator(dataset, trained)
+    score, held = evaluator.score, []
+
+    def look_and_score():
+        held.append(read_leases(directory))
+        return score()
+
+    monkeypatch.setattr(evaluator, "score", look_and_score)
+    evaluator.evaluate_latest(newer_than=-1)
+    ((lease,),) = held
+    assert lease.number == latest(directory.path).number
+    assert lease.pid == os.getpid()
+    assert read_leases(directory) == []
+
+    monkeypatch.setattr(evaluator, "score", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        evaluator.evaluate_latest(newer_than=-1)
+    assert read_leases(directory) == []
+    assert evaluator.evaluate_latest(newer_than=lease.number) is None
+    assert read_leases(directory) == []
+
+
+def test_evaluator_recovers_after_a_chain_that_could_not_be_read(tmp_path, dataset):
+    for epochs in (1, 2):
+        make_trainer(dataset, tmp_path, epochs=epochs).run()
+    directory = CheckpointDirectory(tmp_path)
+    manifest = latest(directory.path)
+    evaluator = make_evaluator(dataset, tmp_path)
+    path = directory.file(manifest.chain[-1].files[0])
+    good = path.read_bytes()
+    path.write_bytes(good[:100] + bytes(len(good) - 200) + good[-100:])
+    with pytest.raises(CorruptCheckpointError, match=path.name):
+        evaluator.apply(manifest)
+    path.unlink()
+    with pytest.raises(CorruptCheckpointError, match=f"{path}: manifest 2 names it"):
+        evaluator.apply(manifest)
+    path.write_bytes(good)
+    evaluator.apply(manifest)
+    assert evaluator.score() == score_latest(dataset, tmp_path)
+
+
+def test_checkpoint_of_another_model_is_refused(dataset, trained):
+    other = dlrm.make(dlrm.Config(embedding_dim=8), dataset)
+    with pytest.raises(DimMismatchError, match="table 'C1' has dim 8, the checkpoint has 4"):
+        make_evaluator(dataset, trained, recommender=other).evaluate_latest(newer_than=-1)
+
+
+def test_damaged_shard_of_the_split_is_named(tmp_path, trained):
+    dataset = write_dataset(tmp_path / "set", evaluation=(700, 433))
+    path = dataset.paths("eval")[1]
+    data = path.read_bytes()
+    path.write_bytes(data[:100] + bytes(len(data) // 2) + data[100 + len(data) // 2 :])
+    with pytest.raises(DatasetError, match=path.name):
+        score_latest(dataset, trained)
+
+
+@pytest.mark.slow
+def test_memory_is_flat_over_five_hundred_deltas(tmp_path, dataset):
+    """The same rows change again and again, some go and come back; no base comes between."""
+    num_ids, dim = 2000, 32
+    collection = make_collection([TableSpec(name="t", dim=dim)], num_shards=1)
+    saver = CheckpointWriter(
+        CheckpointDirectory(tmp_path), collection, [], rebase=Consecutive(max_read_cost=math.inf)
+    )
+    for step in range(1, 561):
+        batch = ids(*np.arange(step % 7, num_ids, 2))
+        train(collection, {"t": batch}, {"t": np.ones([len(batch), dim], np.float32)}, step=step)
+        collection.evict("t", before_step=step, max_frequency=2 if step % 5 == 0 else 0)
+        saver.save(step=step, ledger={}, partially_applied=dict, progress={}, final=False)
+    program = [sys.executable, "-m", "tests.follower_program", str(tmp_path)]
+    done = subprocess.run(
+        [*program, str(dataset.directory), "60", "560"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["rows"] == collection.stats().rows
+    before, after = found["rss_bytes"]
+    # A delta holds about 1000 rows of 32 floats: 500 of them are 64 MB.
+    assert after - before < 0.02 * before
+
+
+def test_paused_evaluator_catches_up_by_the_chain_also_across_a_compaction(tmp_path, dataset):
+    """What it lacks is read, not what it has, and the scores are those of one that began anew."""
+    directory = CheckpointDirectory(tmp_path)
+    make_trainer(dataset, tmp_path, epochs=1, rebase="consecutive", max_read_cost=99.0).run()
+    evaluator = make_evaluator(dataset, tmp_path, num_shards=2)
+    assert evaluator.evaluate_latest(newer_than=-1) is not None
+    had = latest(tmp_path)
+    taken: list[int] = []
+    apply = evaluator._apply
+
+    def counted(step):
+        taken.append(apply(step))
+        return taken[-1]
+
+    evaluator._apply = counted  # type: ignore[method-assign]
+    for epochs in (2, 3, 4):
+        make_trainer(dataset, tmp_path, epochs=epochs, max_read_cost=99.0, **LEARN).run()
+    missed = latest(tmp_path).chain[len(had.chain) :]
+    assert len(missed) == 3
+    assert compact(directory) is not None
+    assert len(latest(tmp_path).chain) == 1
+    found = evaluator.evaluate_latest(newer_than=had.number)
+    assert found is not None
+    assert found[1].metrics == score_latest(dataset, tmp_path)
+    assert found[1].number == latest(tmp_path).number
+    assert sum(taken) == sum(save.rows + save.removed for save in missed)
+    assert read_leases(directory) == []
+
+
+def test_lines_cut_short_are_left_out(tmp_path):
+    assert read_evaluations(tmp_path) == []
+    evaluation = Evaluation(
+        number=3,
+        step=9,
+        metrics=Metrics(
+            auc=float("nan"), logloss=0.5, normalized_entropy=1.0, calibration=1.0, examples=4
+        ),
+        secs=1.0,
+        lag_secs=2.0,
+    )
+    line = json.dumps(evaluation.to_json())
+    (tmp_path / "evaluation.jsonl").write_text(f"{line}\n{line[:20]}")
+    (read,) = read_evaluations(tmp_path)
+    assert read["auc"] is None
+    assert (read["number"], read["step"], read["logloss"], read["examples"]) == (3, 9, 0.5, 4)

@@ -1,0 +1,223 @@
+"""Inline evaluation: the same counts as one process has, whoever scores and dies meanwhile."""
+
+import hashlib
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.cluster.embedded import EmbeddedCluster
+from embedps.data.dataset import Dataset
+from embedps.errors import UsageError
+from embedps.evaluation.evaluator import Evaluator
+from embedps.run.summary import read_evaluations
+from tests.builders import (
+    ROOT,
+    SumNetwork,
+    latest,
+    make_config,
+    make_dlrm,
+    make_mixed,
+    make_trainer,
+    write_dataset,
+)
+
+EVALUATION = (700, 433, 900)
+SAME = ("number", "step", "examples", "auc", "logloss", "normalized_entropy", "calibration")
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory) -> Dataset:
+    return write_dataset(tmp_path_factory.mktemp("data") / "set", evaluation=EVALUATION)
+
+
+def sidecar_scores(dataset: Dataset, model_dir: Path) -> dict[str, Any]:
+    """What the sidecar would write of the newest checkpoint."""
+    evaluator = Evaluator(make_dlrm(dataset), dataset, CheckpointDirectory(model_dir))
+    found = evaluator.evaluate_latest(newer_than=-1)
+    assert found is not None
+    return found[1].to_json()
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_scores_are_those_of_the_sidecar(tmp_path, dataset, num_workers):
+    fields: dict[str, Any] = {"eval": "inline", "num_shards": 2, "num_workers": num_workers}
+    make_trainer(dataset, tmp_path, epochs=2, sparse_learning_rate=0.2, **fields).run()
+    first, last = read_evaluations(tmp_path)
+    assert first["number"] < last["number"]
+    wanted = sidecar_scores(dataset, tmp_path)
+    assert {k: last[k] for k in SAME} == {k: wanted[k] for k in SAME}
+    assert last.keys() == wanted.keys()
+    assert last["examples"] == sum(EVALUATION)
+    assert latest(tmp_path).final
+    shown = points_of(tmp_path / "tensorboard/eval")
+    assert shown["eval/auc"] == {e["step"]: np.float32(e["auc"]) for e in (first, last)}
+    assert len(shown) == 4
+
+
+class Projected(SumNetwork):
+    """Has a constant that is drawn at random, and is no variable: no checkpoint has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._mix = np.random.normal(size=2).astype(np.float32)
+
+    def call(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> tf.Tensor:
+        return super().call(numerics * self._mix, embeddings)
+
+
+def test_constant_that_a_network_draws_is_the_same_in_the_evaluators_process(tmp_path, dataset):
+    recommender = make_mixed(build=Projected)
+    fields: dict[str, Any] = {"eval": "inline", "seed": 3}
+    make_trainer(dataset, tmp_path, recommender=recommender, **fields).run()
+    (inline,) = read_evaluations(tmp_path)
+    np.random.seed(77)  # as another process has it
+    directory = CheckpointDirectory(tmp_path)
+    found = Evaluator(recommender, dataset, directory, seed=3).evaluate_latest(newer_than=-1)
+    assert found is not None
+    assert found[1].to_json()["logloss"] == inline["logloss"]
+
+
+def points_of(folder: Path) -> dict[str, dict[int, Any]]:
+    """TensorBoard's scalars by their names and steps."""
+    found: dict[str, dict[int, Any]] = {}
+    for path in folder.glob("events.*"):
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                number = tf.make_ndarray(value.tensor)
+                found.setdefault(value.tag, {})[event.step] = number
+    return found
+
+
+def test_scoring_is_due_at_the_end_of_each_epoch_and_every_so_many_units(tmp_path, dataset):
+    trainer = make_trainer(dataset, tmp_path, epochs=2, eval="inline", eval_units=4)
+    pauses: list[int] = []
+    count = trainer._inline.count  # type: ignore[union-attr]
+
+    def counted(*arguments):
+        pauses.append(trainer.ledger.num_done)
+        return count(*arguments)
+
+    trainer._inline.count = counted  # type: ignore[union-attr, method-assign]
+    trainer.run()
+    assert trainer.ledger.units_per_epoch == 6
+    assert pauses == [4, 6, 10, 12]
+    steps = [e["step"] for e in read_evaluations(tmp_path)]
+    assert steps == sorted(set(steps))
+    assert len(steps) == len(pauses)
+
+
+def test_run_that_ended_between_save_and_score_is_scored_when_it_is_resumed(tmp_path, dataset):
+    fields: dict[str, Any] = {"epochs": 2, "eval": "inline"}
+    trainer = make_trainer(dataset, tmp_path, **fields)
+    trainer._inline.score = lambda *_: 1 / 0  # type: ignore[union-attr, method-assign]
+    with pytest.raises(ZeroDivisionError):
+        trainer.run()
+    saved = latest(tmp_path)
+    assert saved.ledger["prefix"] == trainer.ledger.units_per_epoch
+    assert read_evaluations(tmp_path) == []
+    make_trainer(dataset, tmp_path, **fields).run()
+    first, last = read_evaluations(tmp_path)
+    assert (first["number"], first["step"]) == (saved.number, saved.step)
+    assert last["number"] == latest(tmp_path).number
+
+
+def test_scoring_that_is_stopped_leaves_no_line(tmp_path, dataset):
+    """A part of the examples is no score."""
+    trainer = make_trainer(dataset, tmp_path, eval="inline", cluster=EmbeddedCluster())
+    schedule = trainer._cluster.schedule
+    stop = trainer._stop
+
+    def stopping(function, args, **more):
+        if function is trainer._inline._eval_unit:  # type: ignore[union-attr]
+            stop.set()
+        return schedule(function, args, **more)
+
+    trainer._cluster.schedule = stopping  # type: ignore[method-assign]
+    summary = trainer.run()
+    assert summary["units"]["done"] == summary["units"]["total"]
+    entries = read_evaluations(tmp_path)
+    assert all(e["examples"] == sum(EVALUATION) for e in entries)
+
+
+def test_options_of_evaluation_must_fit_together(tmp_path, dataset):
+    with pytest.raises(UsageError, match="eval_units is of --eval inline"):
+        make_config(dataset, tmp_path, eval="sidecar", eval_units=2)
+    with pytest.raises(UsageError, match="need --eval sidecar or inline"):
+        make_config(dataset, tmp_path, eval="none", stop_patience=2)
+
+
+PROGRAM = """
+import json, os, signal, sys, threading
+from pathlib import Path
+import embedps
+import tensorflow as tf
+from embedps.cluster import local_processes
+from embedps.data.dataset import Dataset
+from tests.builders import make_trainer
+from tests.evaluation.test_inline import digest
+
+data, model_dir = map(Path, sys.argv[1:3])
+cluster, processes = local.start(num_ps=2, num_workers=2, num_shards=0, log_dir=model_dir / "logs")
+dataset = Dataset.open(data)
+trainer = make_trainer(dataset, model_dir, cluster=cluster, eval="inline")
+inline = trainer._inline
+calm = inline.count(threading.Event())
+killed = []
+fetch = cluster.fetch
+
+def killing(result):
+    if not killed:
+        killed.append(processes.pid("worker", 0))
+        os.kill(killed[0], signal.SIGKILL)
+    return fetch(result)
+
+cluster.fetch = killing
+found = inline.count(threading.Event())
+print("found", json.dumps([digest(calm), digest(found), killed]), flush=True)
+os._exit(0)
+"""
+
+
+def digest(counts: dict[int, Any]) -> list[Any]:
+    """Of a scoring: positions, sums and histograms to the last bit."""
+    h = hashlib.sha256()
+    for each in counts.values():
+        h.update(np.asarray(each.histograms).tobytes())
+        h.update(np.asarray(each.sums).tobytes())
+    examples = sum(int(np.asarray(each.histograms).sum()) for each in counts.values())
+    return [list(counts), examples, h.hexdigest()]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_every_example_counts_once_while_a_worker_is_killed(tmp_path):
+    """Two servers and two workers, one killed in a scoring: the counts are one process's."""
+    evaluation = tuple(range(300, 500, 10))  # a unit each
+    dataset = write_dataset(tmp_path / "set", evaluation=evaluation)
+    model_dir = tmp_path / "m"
+    trainer = make_trainer(dataset, model_dir, eval="inline", sparse_learning_rate=0.2)
+    trainer.run()
+    alone = trainer._inline.count(threading.Event())  # type: ignore[union-attr]
+    assert alone is not None
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(dataset.directory), str(model_dir)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    line = next(line for line in done.stdout.splitlines() if line.startswith("found "))
+    calm, found, killed = json.loads(line.removeprefix("found "))
+    assert killed
+    assert found == calm == digest(alone)
+    assert found[:2] == [list(range(len(evaluation))), sum(evaluation)]

@@ -1,0 +1,158 @@
+"""DLRM over every shape of dataset: each schema that ships, and columns of one kind alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from embedps.data.dataset import RAGGED_TYPE, CategoricalFeature, Dataset
+from embedps.dtypes import COMPUTE_DTYPES
+from embedps.errors import UsageError
+from models import dlrm
+from models.dlrm_network import DLRM
+from tests import shipped
+from tests.builders import ROOT, TINY_DLRM, latest, make_trainer, write_dataset
+
+EPOCHS = 3
+DTYPES = pytest.mark.parametrize("compute_dtype", COMPUTE_DTYPES)
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Dataset]:
+    root = tmp_path_factory.mktemp("shipped")
+    return {name: shipped.write_dataset(name, root / name) for name in shipped.NAMES}
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    dataset = write_dataset(tmp_path_factory.mktemp("planted") / "set", train=(1500,))
+    return dataclasses.replace(dataset, schema={**dataset.schema, "tags": RAGGED_TYPE})
+
+
+def check(result: dict[str, Any], rows: int) -> None:
+    """It trained on every row, and learned."""
+    assert result["examples"] == EPOCHS * rows
+    assert result["finished"]
+    assert 0 < result["training"]["logloss"] < 0.75
+    assert result["training"]["auc"] > 0.55
+
+
+@DTYPES
+@pytest.mark.parametrize("name", shipped.NAMES)
+def test_shipped_schema_is_trained_on_and_scored_in_one_process(
+    tmp_path: Path, datasets: dict[str, Dataset], name: str, compute_dtype: str
+) -> None:
+    config = dataclasses.replace(TINY_DLRM, compute_dtype=compute_dtype)
+    recommender = dlrm.make(config, datasets[name])
+    options: dict[str, Any] = {"epochs": EPOCHS, "eval": "inline", **shipped.LEARN}
+    result = make_trainer(datasets[name], tmp_path, recommender=recommender, **options).run()
+    check(result, shipped.ROWS["train"])
+    assert result["evaluation"]["auc"] > 0.55
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_shipped_schemas_are_trained_on_by_a_local_cluster(
+    tmp_path: Path, datasets: dict[str, Dataset]
+) -> None:
+    """One cluster for all: most of the time goes into its start."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.shipped_program", str(tmp_path), str(EPOCHS)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        input="".join(f"{dataset.directory}\n" for dataset in datasets.values()),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [(f["schema"], f["compute_dtype"]) for f in found] == [
+        (name, dtype) for name in shipped.NAMES for dtype in COMPUTE_DTYPES
+    ]
+    for each in found:
+        check(each["result"], shipped.ROWS["train"])
+        assert each["result"]["worker_restarts"] == 0
+
+
+VARIABLES = [
+    ("dlrm/mlp/dense/kernel:0", [2, 8]),
+    ("dlrm/mlp/dense/bias:0", [8]),
+    ("dlrm/mlp/dense_1/kernel:0", [8, 4]),
+    ("dlrm/mlp/dense_1/bias:0", [4]),
+    ("dlrm/mlp_1/dense_2/kernel:0", [4 + 6, 8]),
+    ("dlrm/mlp_1/dense_2/bias:0", [8]),
+    ("dlrm/mlp_1/dense_3/kernel:0", [8, 1]),
+    ("dlrm/mlp_1/dense_3/bias:0", [1]),
+]
+TAGS = CategoricalFeature(name="tags", cardinality=30, ragged=True)
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    ("columns", "width"),
+    [
+        (("C1",), 4),
+        (("tags",), 4),
+        (("C1", "C2", "C3"), 3 * 4 + 3),
+        (("C1", "tags"), 2 * 4 + 1),
+    ],
+)
+def test_without_numerics_the_embeddings_take_the_bottom_mlps_place(
+    tmp_path: Path, planted: Dataset, columns: tuple[str, ...], width: int, compute_dtype: str
+) -> None:
+    known = (*planted.categorical, TAGS)
+    dataset = dataclasses.replace(
+        planted, numeric=(), categorical=tuple(f for f in known if f.name in columns)
+    )
+    config = dataclasses.replace(TINY_DLRM, compute_dtype=compute_dtype)
+    recommender = dlrm.make(config, dataset)
+    network = recommender.build_network()
+    assert [v.shape.as_list() for v in network.variables] == [[width, 8], [8], [8, 1], [1]]
+    make_trainer(dataset, tmp_path, recommender=recommender).run()
+    trainer = make_trainer(dataset, tmp_path, recommender=recommender, epochs=EPOCHS)
+    assert trainer.ledger.num_done == trainer.ledger.units_per_epoch  # it resumes
+    check(trainer.run(), 1500)
+    assert latest(tmp_path).final
+
+
+@DTYPES
+def test_with_numerics_variables_are_those_of_checkpoints_before(
+    planted: Dataset, compute_dtype: str
+) -> None:
+    """By their order and shapes a checkpoint's are restored; by their names they are told apart."""
+    tf.keras.backend.clear_session()
+    config = dataclasses.replace(TINY_DLRM, compute_dtype=compute_dtype)
+    network = dlrm.make(config, planted).build_network()
+    assert [(v.name, v.shape.as_list()) for v in network.variables] == VARIABLES
+
+
+def test_logits_without_numerics_are_of_embeddings_and_their_dot_product() -> None:
+    network = DLRM(dlrm.Config(embedding_dim=2, top_mlp=()), has_numerics=False)
+    a, b = [[1.0, 2.0], [0.0, 1.0]], [[3.0, -1.0], [5.0, 7.0]]
+    embeddings = {"a": tf.constant(a), "b": tf.constant(b)}
+    network(tf.zeros([2, 0]), embeddings)
+    kernel, bias = network.variables
+    kernel.assign([[1.0], [10.0], [100.0], [1000.0], [0.5]])
+    bias.assign([0.25])
+    logits = network(tf.zeros([2, 0]), embeddings).numpy()
+    assert logits.tolist() == [
+        [1 + 20 + 300 - 1000 + 0.5 * (3 - 2) + 0.25],
+        [0 + 10 + 500 + 7000 + 0.5 * 7 + 0.25],
+    ]
+
+
+@pytest.mark.parametrize("numerics", [0, 2])
+def test_dataset_without_a_categorical_column_is_refused(planted: Dataset, numerics: int) -> None:
+    dataset = dataclasses.replace(planted, numeric=planted.numeric[:numerics], categorical=())
+    with pytest.raises(UsageError, match=rf"none beside {numerics} numeric ones: declare") as error:
+        dlrm.make(TINY_DLRM, dataset)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,229 @@
+"""A column decoded at once holds what its texts give one by one; the bad ones are told by row."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embedps.errors import DatasetError
+from pipelines.ingestion.decode import decode_batch, decode_column
+from pipelines.ingestion.line_blocks import LineBlock
+from pipelines.ingestion.parse import LineParser
+from pipelines.ingestion.table_schema import Column, Table
+from pipelines.ingestion.text_values import fingerprint, text_decoder
+
+COLUMNS = {
+    "label": Column(name="c", role="label", type="number"),
+    "rating": Column(name="c", role="label", type="number", positive_from=3.5),
+    "integer": Column(name="c", role="numeric", type="integer"),
+    "float": Column(name="c", role="numeric", type="float"),
+    "hex": Column(name="c", role="categorical", type="hex"),
+    "id": Column(name="c", role="categorical", type="integer"),
+    "string": Column(name="c", role="categorical", type="string"),
+    "weight": Column(name="c", role="weight", type="float"),
+    "seconds": Column(name="c", role="timestamp", type="seconds"),
+    "milliseconds": Column(name="c", role="timestamp", type="milliseconds"),
+    "text": Column(name="c", role="timestamp", type="text", format="%y%m%d%H"),
+}
+PLAIN = {
+    "label": ["0", "1"],
+    "rating": ["1", "3.5", "5"],
+    "float": ["1.5", "-2e3", "0", ".5", "7."],
+    "hex": ["0000000a", "DEADbeef", "ffffffff"],
+    "text": ["14102100", "14123123"],
+    "weight": ["0", "1.5", "3e-2"],
+}
+ODD = ["", "é", "+1", "1_0", "0x1F", "1e999", "-1", "nan", "inf", " 1", "1 ", "a" * 17, "9" * 30]
+ODD += ["-9223372036854775808", "9223372036854775807", "9223372036854775808", "00000000001"]
+
+
+def texts_of(name: str, odd: bool) -> st.SearchStrategy[list[str | None]]:
+    plain = st.sampled_from(PLAIN.get(name, ["0", "1", "-5", "42", "1234567"]))
+    one = st.one_of(plain, st.none(), st.sampled_from(ODD)) if odd else plain
+    return st.lists(one, min_size=1, max_size=12)
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_least_integer_is_what_its_text_is(name: str):
+    text = str(-(2**63))
+    _, bad = decode_column(COLUMNS[name], pa.array([text], pa.string()), ("",))
+    wanted = {}
+    try:
+        text_decoder(COLUMNS[name])(text)
+    except ValueError as error:
+        wanted[0] = str(error)
+    assert bad == wanted
+
+
+@pytest.mark.parametrize("odd", [False, True], ids=["plain", "odd"])
+@pytest.mark.parametrize("name", COLUMNS)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_column_is_what_its_texts_are_one_by_one(name: str, odd: bool, data: st.DataObject):
+    column = COLUMNS[name]
+    texts = data.draw(texts_of(name, odd))
+    array, bad = decode_column(column, pa.array(texts, pa.string()), ("",))
+    assert array.type == column.row_type
+    assert array.null_count == 0
+    decode = text_decoder(column)
+    for row, text in enumerate(texts):
+        if not text:
+            wanted: Any = {"numeric": math.nan, "categorical": -1}.get(column.role)
+            reason = None if wanted is not None else "must not be missing"
+        else:
+            try:
+                wanted, reason = decode(text), None
+            except ValueError as error:
+                reason = str(error)
+        assert bad.get(row) == reason
+        if reason is None:
+            value = array[row].as_py()
+            kind = {"label": "f4", "weight": "f4", "numeric": "f8"}.get(column.role, "i8")
+            np.testing.assert_equal(np.asarray(value, kind), np.asarray(wanted, kind))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lists=st.lists(
+        st.one_of(st.none(), st.lists(st.sampled_from(["1", "-7", "x", "33"]), max_size=4)),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_lists_of_texts_and_of_values_are_the_same(lists: list[list[str] | None]):
+    column = Column(name="c", role="list", type="integer", separator="|")
+    texts = pa.array([None if x is None else "|".join(x) for x in lists], pa.string())
+    array, bad = decode_column(column, texts, ("",))
+    assert set(bad) == {row for row, x in enumerate(lists) if x and "x" in x}
+    for row, x in enumerate(lists):
+        if row not in bad:
+            assert array[row].as_py() == [int(i) for i in x or []]
+    for kind in (pa.list_(pa.string()), pa.large_list(pa.string())):
+        again, bad_again = decode_column(column, pa.array(lists, kind), ("",))
+        assert set(bad_again) == set(bad)
+        assert [again[i].as_py() for i in range(len(lists)) if i not in bad] == [
+            array[i].as_py() for i in range(len(lists)) if i not in bad
+        ]
+
+
+def test_slice_of_a_batch_is_decoded_as_the_slice():
+    table = Table.load("criteo")
+    column = pa.array([None, "0000000a", "ffffffff", None, "00000001"])
+    batch = pa.record_batch({"C1": column, "I1": pa.array(["1", None, "-3", "4", "5"])})
+    rows, bad = decode_batch(table, batch.slice(1, 3))
+    assert bad == {}
+    assert rows.column("C1").to_pylist() == [10, 0xFFFFFFFF, -1]
+    np.testing.assert_array_equal(rows.column("I1").to_numpy(), [math.nan, -3, 4])
+
+
+def test_fingerprint_is_never_an_id_of_meaning_and_spreads():
+    ids = {fingerprint(f"text {i}") for i in range(10_000)}
+    assert len(ids) == 10_000
+    assert not ids & {-1, -2}
+    assert 4_500 < sum(i < 0 for i in ids) < 5_500
+
+
+QUOTED = Table.parse(
+    {
+        "quote": '"',
+        "header": False,
+        "column": [
+            {"name": "y", "as": "label"},
+            {"name": "x", "as": "numeric"},
+            {"name": "s", "as": "categorical", "type": "string"},
+        ],
+    }
+)
+FIELD = st.one_of(
+    st.sampled_from(["0", "1", "", "2.5", '"1"', '"a,b"', '"say ""no"""', '"', 'a"b', "é", "\r"]),
+    st.text(max_size=4).map(lambda text: text.replace("\n", "")),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(lines=st.lists(st.lists(FIELD, min_size=1, max_size=4), max_size=8))
+def test_quoted_lines_are_a_row_or_bad_each_alike_alone(lines: list[list[str]]):
+    raw = [",".join(fields).encode("utf-8", errors="surrogatepass") for fields in lines]
+    raw = [line.replace(b"\n", b"") for line in raw]
+
+    def parse(these: list[bytes]) -> tuple[pa.RecordBatch, list[Any]]:
+        data = b"".join(line + b"\n" for line in these)
+        block = LineBlock(first_line=1, num_lines=len(these), data=data)
+        return LineParser(QUOTED).parse(block)
+
+    rows, bad = parse(raw)
+    assert rows.num_rows + len(bad) == len(raw)
+    assert all(item.raw == raw[item.line - 1] for item in bad)
+    alone = [parse([line]) for line in raw]
+    assert [item.line - 1 for item in bad] == [i for i, (_, b) in enumerate(alone) if b]
+    values = [repr(row) for each, _ in alone for row in each.to_pylist()]
+    assert [repr(row) for row in rows.to_pylist()] == values
+
+
+def test_quoted_field_holds_the_delimiter_and_quotes():
+    data = b'1,"2",say\n0,3,"a, ""b"""\n'
+    rows, bad = LineParser(QUOTED).parse(LineBlock(first_line=1, num_lines=2, data=data))
+    assert bad == []
+    assert rows.column("x").to_pylist() == [2.0, 3.0]
+    assert rows.column("s").to_pylist() == [fingerprint("say"), fingerprint('a, "b"')]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [lambda value: pa.list_(value), lambda value: pa.large_list(value), lambda v: pa.list_(v, 1)],
+    ids=["list", "large_list", "fixed_size_list"],
+)
+@pytest.mark.parametrize(
+    ("role", "type_", "value_type", "values", "missing"),
+    [
+        ("label", "number", pa.float32(), [1, 0, 1, 0], None),
+        ("numeric", "float", pa.float64(), [1.5, -2.0, None, 0.25], math.nan),
+        ("categorical", "integer", pa.int32(), [7, -3, None, 2**30], -1),
+        ("categorical", "hex", pa.string(), ["ff", "0a", None, "1"], -1),
+        ("timestamp", "seconds", pa.int64(), [1, 2, 3, 4], None),
+    ],
+)
+def test_lists_of_one_are_read_as_the_value(
+    kind: Any, role: str, type_: str, value_type: pa.DataType, values: list[Any], missing: Any
+):
+    column = Column(name="c", role=role, type=type_)
+    flat, bad = decode_column(column, pa.array(values, value_type), ())
+    assert not bad
+    lists = pa.array([[value] for value in values], kind(value_type))
+    for array, rows in ((lists, flat), (lists.slice(1, 2), flat.slice(1, 2))):
+        decoded, bad = decode_column(column, array, ())
+        assert (decoded.type, bad) == (column.row_type, {})
+        np.testing.assert_array_equal(decoded.to_numpy(), rows.to_numpy())
+    with_null = pa.array([[values[0]], None], kind(value_type))
+    decoded, bad = decode_column(column, with_null, ())
+    if missing is None:
+        assert list(bad) == [1]
+    else:
+        assert not bad
+        np.testing.assert_array_equal(decoded.to_numpy()[1], missing)
+
+
+def test_lists_of_another_length_are_bad_rows_where_a_scalar_is_declared():
+    column = Column(name="c", role="categorical", type="integer")
+    array = pa.array([[5], [], None, [6, 7], [8]], pa.list_(pa.int64()))
+    decoded, bad = decode_column(column, array, ())
+    assert bad == {
+        1: "must be one value or a list of one, got a list of 0",
+        3: "must be one value or a list of one, got a list of 2",
+    }
+    assert [decoded[i].as_py() for i in (0, 2, 4)] == [5, -1, 8]
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.int64(), 2), pa.list_(pa.list_(pa.int64())), pa.list_(pa.list_(pa.int8()))]
+)
+def test_lists_that_cannot_be_one_value_are_one_error(kind: pa.DataType):
+    column = Column(name="c", role="categorical", type="integer")
+    with pytest.raises(DatasetError, match=r"must hold one value a row, or lists of one, it holds"):
+        decode_column(column, pa.nulls(2, kind), ())

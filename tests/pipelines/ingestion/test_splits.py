@@ -1,0 +1,134 @@
+"""A row's split follows from its content, its key, its time or its file, and the seed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from embedps.errors import UsageError
+from pipelines.ingestion.options import parse_options
+from pipelines.ingestion.splits import SplitRule, hash_rows
+from pipelines.ingestion.table_schema import LIST_TYPE, Table
+
+TABLE = Table.parse(
+    {
+        "column": [
+            {"name": "label", "as": "label"},
+            {"name": "time", "as": "timestamp", "type": "seconds"},
+            {"name": "user", "as": "key", "type": "integer"},
+            {"name": "x", "as": "numeric"},
+            {"name": "c", "as": "categorical", "type": "integer"},
+            {"name": "tags", "as": "list", "type": "integer"},
+        ]
+    }
+)
+
+
+def make_rows(num_rows: int, seed: int = 0) -> pa.RecordBatch:
+    rng = np.random.default_rng(seed)
+    tags = [rng.integers(0, 1000, n).tolist() for n in rng.integers(0, 4, num_rows)]
+    columns = [
+        pa.array(rng.integers(0, 2, num_rows).astype(np.float32)),
+        pa.array(np.arange(num_rows) * 1000),
+        pa.array(rng.integers(0, 50, num_rows)),
+        pa.array(rng.normal(size=num_rows)),
+        pa.array(rng.integers(-1, 1 << 32, num_rows)),
+        pa.array(tags, LIST_TYPE),
+    ]
+    return pa.record_batch(columns, schema=TABLE.row_schema)
+
+
+def hashes(rows: pa.RecordBatch, seed: int) -> np.ndarray:
+    return hash_rows(rows.columns, seed)
+
+
+def test_hash_does_not_depend_on_order_or_neighbours():
+    rows = make_rows(500)
+    at = np.random.default_rng(1).permutation(500)[:200]
+    np.testing.assert_array_equal(hashes(rows.take(pa.array(at)), 3), hashes(rows, 3)[at])
+    np.testing.assert_array_equal(hashes(rows.slice(100, 50), 3), hashes(rows, 3)[100:150])
+
+
+@pytest.mark.parametrize("name", TABLE.row_schema.names)
+def test_hash_changes_with_every_column(name: str):
+    rows = make_rows(50)
+    index = rows.schema.get_field_index(name)
+    if name == "tags":
+        changed = pa.array([[*row.as_py(), 7] for row in rows.column(index)], LIST_TYPE)
+    else:
+        changed = pa.array(rows.column(index).to_numpy() + 1)
+    after = rows.set_column(index, rows.schema.field(index), changed)
+    assert (hashes(rows, 0) != hashes(after, 0)).all()
+
+
+def test_hash_of_lists_depends_on_their_order_and_lengths():
+    lists = [[1, 2], [2, 1], [1], [2], [], [1, 2, 2]]
+    assert len(set(hash_rows([pa.array(lists, LIST_TYPE)], 0).tolist())) == len(lists)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.1, 0.5, 0.999])
+def test_held_out_share_is_the_fraction(fraction: float):
+    rule = SplitRule(seed=7, fraction=fraction)
+    held_out = rule.held_out(TABLE, make_rows(40_000), False).mean()
+    # Five standard deviations of a binomial share.
+    assert abs(held_out - fraction) <= 5 * np.sqrt(fraction * (1 - fraction) / 40_000)
+
+
+def test_seeds_give_independent_splits():
+    rows = make_rows(40_000)
+    first, second = (SplitRule(seed=s, fraction=0.3).held_out(TABLE, rows, False) for s in (0, 1))
+    assert abs((first & second).mean() - 0.09) < 5 * np.sqrt(0.09 * 0.91 / 40_000)
+
+
+def test_larger_fraction_holds_out_the_same_rows_and_more():
+    rows = make_rows(5_000)
+    small, large = (SplitRule(fraction=f).held_out(TABLE, rows, False) for f in (0.1, 0.2))
+    assert (large[small]).all()
+
+
+def test_rows_of_a_key_stay_together():
+    rows = make_rows(3_000)
+    held_out = SplitRule(fraction=0.4, key="user").held_out(TABLE, rows, False)
+    users = rows.column("user").to_numpy()
+    assert set(users[held_out]) | set(users[~held_out]) == set(range(50))
+    assert set(users[held_out]) & set(users[~held_out]) == set()
+    assert 5 <= len(set(users[held_out])) <= 40
+
+
+def test_rows_from_a_time_on_are_held_out():
+    held_out = SplitRule(fraction=None, from_ms=60_000).held_out(TABLE, make_rows(100), False)
+    np.testing.assert_array_equal(held_out, np.arange(100) >= 60)
+
+
+@pytest.mark.parametrize("eval_file", [False, True])
+def test_rows_of_a_given_file_are_held_out(eval_file: bool):
+    held_out = SplitRule(fraction=None).held_out(TABLE, make_rows(9), eval_file)
+    assert held_out.tolist() == [eval_file] * 9
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--eval-from=2020-01-01", "--eval-fraction=0.1"), "give one of --eval-fraction"),
+        (("--eval-input", "x", "--split-key=C1"), "give one of --eval-fraction"),
+        (("--eval-from=yesterday",), "--eval-from must be a time such as"),
+        (("--eval-from=2020-01-01",), "--eval-from needs a timestamp column"),
+        (("--split-key=I1",), "--split-key I1 must be a key or categorical column"),
+        (("--split-key=nope",), "there is no column 'nope'"),
+    ],
+)
+def test_split_that_cannot_be_is_a_usage_error(flags: tuple[str, ...], message: str):
+    with pytest.raises(UsageError, match=message):
+        parse_options(["--input=a", "--output=b", *flags], "criteo")
+
+
+def test_flags_make_the_rule():
+    flags = ["--input=a", "--output=b", "--schema=avazu", "--seed=4"]
+    assert parse_options(flags).split == SplitRule(seed=4)
+    at = parse_options([*flags, "--eval-from=1970-01-02"]).split
+    assert at == SplitRule(seed=4, fraction=None, from_ms=86_400_000)
+    key = parse_options([*flags, "--split-key=device_ip", "--eval-fraction=0.3"]).split
+    assert key == SplitRule(seed=4, fraction=0.3, key="device_ip")
+    files = parse_options([*flags, "--eval-input", "x"])
+    assert (files.split, files.eval_input) == (SplitRule(seed=4, fraction=None), ("x",))

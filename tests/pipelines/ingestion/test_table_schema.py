@@ -1,0 +1,131 @@
+"""A schema that cannot be is one error that names the column; one that can be survives JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from embedps.errors import UsageError
+from pipelines.ingestion.table_schema import SCHEMAS, Table
+
+BASE = """
+[[column]]
+name = "y"
+as = "label"
+
+[[column]]
+name = "c"
+as = "categorical"
+type = "hex"
+
+[[column]]
+name = "x"
+as = "numeric"
+
+[[column]]
+name = "tags"
+as = "list"
+type = "integer"
+"""
+
+
+def parse(tmp_path: Path, text: str) -> Table:
+    path = tmp_path / "t.toml"
+    path.write_text(text)
+    return Table.load(str(path))
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in SCHEMAS.glob("*.toml")))
+def test_schemas_that_come_along_survive_json(name: str):
+    table = Table.load(name)
+    assert Table.parse(json.loads(json.dumps(table.to_json()))) == table
+    assert table.output_schema.names[0] == table.role("label").name  # type: ignore[union-attr]
+
+
+def test_features_of_a_column_are_its_own_and_those_declared(tmp_path: Path):
+    text = BASE + '[[feature]]\nname = "x2"\nfrom = "x"\ntransform = [{ bucketize = [1, 2] }]\n'
+    table = parse(tmp_path, text + '[[feature]]\nname = "cc"\ncross = ["c", "c"]\n')
+    assert [(f.name, f.kind) for f in table.features] == [
+        ("c", "categorical"),
+        ("x", "numeric"),
+        ("tags", "list"),
+        ("x2", "categorical"),
+        ("cc", "categorical"),
+    ]
+    assert table.output_schema.names == ["y", "x", "c", "x2", "cc", "tags"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nope = 1\n" + BASE, "a schema has no nope"),
+        ('format = "orc"\n' + BASE, "format must be csv or parquet, got 'orc'"),
+        ('delimiter = ",,"\n' + BASE, "delimiter must be one ASCII character"),
+        ('quote = "x"\n' + BASE, "quote must be empty"),
+        ('header = "maybe"\n' + BASE, "header must be true, false"),
+        ('[[column]]\nname = "x"\nas = "numeric"\n', "must have one label column, got"),
+        ('[[column]]\nname = "y"\nas = "label"\n', "must have a numeric, categorical or list"),
+        (BASE + '[[column]]\nname = "z"\nas = "label"\n', "must have one label column"),
+        (BASE + '[[column]]\nname = "c"\nas = "numeric"\n', "column names must differ, ['c']"),
+        (BASE + '[[column]]\nname = "z"\nas = "noun"\n', "column 'z': as must be one of"),
+        (BASE + '[[column]]\nname = "z"\nas = "key"\n', "column 'z': type must be given"),
+        (BASE + '[[column]]\nname = "_z"\nas = "numeric"\n', "must not be empty or begin with _"),
+        (
+            BASE + '[[column]]\nname = "z"\nas = "numeric"\ntype = "hex"\n',
+            "column 'z': type of a numeric column must be one of",
+        ),
+        (BASE + '[[column]]\nname = "z"\nas = "numeric"\nsize = 3\n', "has no setting size"),
+        (
+            BASE + '[[column]]\nname = "z"\nas = "weight"\ntransform = ["log1p"]\n',
+            "a weight column has no transform",
+        ),
+        (
+            BASE + '[[column]]\nname = "z"\nas = "numeric"\ntransform = ["sqrt"]\n',
+            "feature 'z': a step must be log1p, standardize, clip",
+        ),
+        (
+            BASE + '[[column]]\nname = "z"\nas = "numeric"\ntransform = [{ hash = 5 }]\n',
+            "feature 'z': hash is a step of ids, here are numbers",
+        ),
+        (
+            BASE + '[[feature]]\nname = "z"\nfrom = "c"\ntransform = ["log1p"]\n',
+            "log1p is a step of numbers, here are ids",
+        ),
+        (
+            BASE + '[[feature]]\nname = "z"\nfrom = "x"\n'
+            'transform = ["standardize", { bucketize = [1] }]\n',
+            "bucketize has bounds of its own",
+        ),
+        (
+            BASE + '[[feature]]\nname = "z"\nfrom = "x"\ntransform = [{ bucketize = [2, 1] }]\n',
+            "bucketize must have ascending bounds",
+        ),
+        (
+            BASE + '[[feature]]\nname = "z"\nfrom = "x"\ntransform = [{ clip = [2, 1] }]\n',
+            "clip must have low < high",
+        ),
+        (
+            BASE + '[[feature]]\nname = "z"\nfrom = "c"\ntransform = [{ min_count = 1 }]\n',
+            "min_count must be 2 or more",
+        ),
+        (BASE + '[[feature]]\nname = "z"\ncross = ["c"]\n', "cross must list two or more"),
+        (BASE + '[[feature]]\nname = "z"\ncross = ["c", "x"]\n', "must be made of categorical"),
+        (BASE + '[[feature]]\nname = "z"\nfrom = "y"\n', "must be made of numeric or"),
+        (BASE + '[[feature]]\nname = "z"\n', "a feature must have a name, from"),
+        (BASE + '[[feature]]\nname = "y"\nfrom = "c"\n', "feature names must differ, ['y']"),
+        ("column = 3\n", "column must be [[column]] tables"),
+        ("= 3", "must be TOML"),
+    ],
+)
+def test_schema_that_cannot_be_is_named(tmp_path: Path, text: str, message: str):
+    with pytest.raises(UsageError) as caught:
+        parse(tmp_path, text)
+    assert message in str(caught.value)
+    assert "t.toml" in str(caught.value)
+
+
+def test_absent_schema_names_those_that_come_along():
+    with pytest.raises(UsageError, match="avazu, criteo, movielens_100k"):
+        Table.load("nope")

@@ -1,0 +1,49 @@
+"""A runner may fit the transforms at two places at once: each writes the same description."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import numpy as np
+
+from pipelines.ingestion.table_schema import Feature, Table
+from pipelines.ingestion.transform_steps import MinCount
+from pipelines.ingestion.transforms import Transforms
+
+WRITERS = 4
+
+
+def make_transforms() -> Transforms:
+    table = Table.parse(
+        {
+            "column": [
+                {"name": "label", "as": "label"},
+                {"name": "id", "as": "categorical", "type": "integer"},
+            ],
+            "feature": [{"name": "f", "from": "id", "transform": [{"min_count": 2}]}],
+        }
+    )
+    (feature,) = (f for f in table.features if f.name == "f")
+    step = MinCount(count=2, file="_transforms/f.arrow", kept=np.arange(1000))
+    fitted = Feature(**{**vars(feature), "steps": (step,)})
+    return Transforms(table=table.with_features((fitted,)))
+
+
+def test_descriptions_saved_at_two_places_at_once_are_whole(tmp_path: Path):
+    transforms = make_transforms()
+    barrier = Barrier(WRITERS)
+
+    def save(_: int) -> None:
+        for _ in range(30):
+            barrier.wait(timeout=60)
+            transforms.save(tmp_path)
+            features = {f.name: f for f in Transforms.load(tmp_path).table.features}
+            (step,) = features["f"].steps
+            assert isinstance(step, MinCount)
+            np.testing.assert_array_equal(step.kept, np.arange(1000))
+
+    with ThreadPoolExecutor(WRITERS) as pool:
+        list(pool.map(save, range(WRITERS)))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["_transforms", "_transforms.json"]

@@ -1,0 +1,363 @@
+"""The ledger: every row once an epoch, in an order of its own, over any number of runs."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embedps.data.dataset import Split
+from embedps.errors import UsageError
+from embedps.scheduling.ledger import Ledger, LedgerOptions, Unit
+from tests.builders import UNEVEN, make_listed
+
+
+def make_ledger(dataset=None, *, epochs=1, **fields):
+    values = {"batch_rows": 10, "unit_rows": 100} | fields
+    return Ledger(dataset or make_listed(), LedgerOptions(**values), epochs=epochs)
+
+
+def begin(ledger):
+    unit = ledger.take()
+    if unit is not None:
+        ledger.begin(unit)
+    return unit
+
+
+def take_all(ledger):
+    units = []
+    while (unit := begin(ledger)) is not None:
+        units.append(unit)
+        ledger.done(unit)
+    return units
+
+
+def rows_of(units):
+    return [(u.path, u.first_row + i) for u in units for i in range(u.num_rows)]
+
+
+row_groups = st.lists(
+    st.lists(st.integers(1, 90) | st.just(0), min_size=0, max_size=6), min_size=1, max_size=5
+).filter(lambda files: any(map(sum, files)))
+
+
+@given(
+    files=row_groups, batch=st.integers(1, 40), extra=st.integers(0, 100), seed=st.integers(0, 9)
+)
+@settings(max_examples=60, deadline=None)
+def test_every_row_is_in_one_unit_an_epoch(files, batch, extra, seed):
+    dataset = make_listed(files)
+    ledger = make_ledger(dataset, epochs=3, batch_rows=batch, unit_rows=batch + extra, seed=seed)
+    units = take_all(ledger)
+    expected = [
+        (f"/data/train/{i}.parquet", row) for i, g in enumerate(files) for row in range(sum(g))
+    ]
+    per = ledger.units_per_epoch
+    assert len(units) == 3 * per == ledger.num_units
+    assert ledger.num_rows == 3 * len(expected)
+    for epoch in range(3):
+        assert sorted(rows_of(units[epoch * per : (epoch + 1) * per])) == expected
+    assert all(1 <= u.num_rows <= batch + extra for u in units)
+    assert [u.position for u in units] == list(range(3 * per))
+    assert ledger.finished
+    assert ledger.steps_done() == 3 * ledger.steps_per_epoch
+
+
+def test_units_end_at_row_groups_where_these_fit():
+    units = take_all(make_ledger(make_listed([(40, 40, 40, 40)]), unit_rows=100, shuffle=False))
+    assert [(u.first_row, u.num_rows) for u in units] == [(0, 80), (80, 80)]
+
+
+def test_empty_row_groups_cut_nothing():
+    files = [(), (0,), (0, 40, 0, 0, 40, 40, 0, 40, 0), (0, 0)]
+    units = take_all(make_ledger(make_listed(files), unit_rows=100, shuffle=False))
+    assert [(u.path[-9:], u.first_row, u.num_rows) for u in units] == [
+        ("2.parquet", 0, 80), ("2.parquet", 80, 80)
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match="has no rows"):
+        make_ledger(make_listed([(0,), (0, 0)]))
+
+
+def test_row_group_greater_than_a_unit_is_split():
+    units = take_all(make_ledger(make_listed([(250, 40)]), unit_rows=100, shuffle=False))
+    assert [(u.first_row, u.num_rows) for u in units] == [
+        (0, 100), (100, 100), (200, 50), (250, 40)
+    ]  # fmt: skip
+
+
+def order(ledger):
+    per = ledger.units_per_epoch
+    units = [(u.path, u.first_row) for u in take_all(ledger)]
+    return [units[i : i + per] for i in range(0, len(units), per)]
+
+
+def test_order_follows_from_seed_and_epoch():
+    first, second = order(make_ledger(epochs=2, seed=5))
+    assert first != second
+    assert [first, second] == order(make_ledger(epochs=2, seed=5))
+    assert first != order(make_ledger(seed=6))[0]
+    plain = order(make_ledger(epochs=2, shuffle=False))
+    assert plain[0] == plain[1] == sorted(first)
+
+
+def test_units_of_an_epoch_have_seeds_of_their_own():
+    units = take_all(make_ledger(epochs=2, seed=3))
+    assert len({u.seed for u in units}) == len(units)
+    assert [u.seed for u in units] == [u.seed for u in take_all(make_ledger(epochs=2, seed=3))]
+
+
+def test_first_step_counts_the_steps_of_the_positions_before():
+    step = 0
+    for unit in take_all(make_ledger(epochs=2, batch_rows=7)):
+        assert unit.first_step == step
+        step += -(-unit.num_rows // 7)
+
+
+def test_unit_is_a_function_of_its_position_whatever_order_it_is_asked_in():
+    straight = take_all(make_ledger(epochs=3))
+    ledger = make_ledger(epochs=3)
+    held = [ledger.take() for _ in range(len(straight))]
+    for unit in held[:5]:
+        ledger.give_back(unit)
+    again = [ledger.take() for _ in range(5)]  # after units of the last epoch
+    assert again == straight[:5]
+    assert held == straight
+
+
+def test_given_back_unit_comes_first_and_is_counted():
+    ledger = make_ledger()
+    a, b, c = (begin(ledger) for _ in range(3))
+    ledger.done(b)
+    ledger.give_back(c)
+    ledger.give_back(a)
+    assert ledger.num_repeated == 2
+    assert [ledger.take(), ledger.take()] == [a, c]
+    assert ledger.num_done == 1
+    assert ledger.take().position == 3
+
+
+def test_take_ends_where_all_is_handed_out_though_not_done():
+    ledger = make_ledger(make_listed([(10,), (10,)]))
+    a, b = ledger.take(), ledger.take()
+    assert ledger.take() is None
+    assert not ledger.finished
+    ledger.give_back(a)
+    assert ledger.take() == a
+    ledger.done(a)
+    ledger.done(b)
+    assert ledger.finished
+
+
+def test_units_in_progress_are_repeated_and_counted_after_a_restore():
+    ledger = make_ledger()
+    units = [begin(ledger) for _ in range(6)]
+    for i in (0, 2, 4):
+        ledger.done(units[i])
+    state = ledger.state()
+    assert state["doing"] == [1, 3, 5]
+    restored = make_ledger()
+    restored.restore(state)
+    assert restored.num_done == 3
+    assert restored.num_repeated == 3
+    rest = take_all(restored)
+    assert [u.position for u in rest] == [1, 3, *range(5, restored.num_units)]
+    assert sorted(rows_of(rest + [units[i] for i in (0, 2, 4)])) == sorted(
+        rows_of(take_all(make_ledger()))
+    )
+    assert restored.num_done == restored.num_units
+
+
+def test_unit_that_no_worker_began_is_not_repeated():
+    ledger = make_ledger()
+    a, b = ledger.take(), ledger.take()
+    ledger.give_back(b)
+    assert ledger.state()["doing"] == []
+    assert ledger.num_repeated == 0
+    assert ledger.take() == b
+    restored = make_ledger()
+    restored.restore(ledger.state())
+    assert restored.take() == a
+    assert restored.num_repeated == 0
+
+
+def test_attempts_are_counted_and_outlive_a_restore():
+    ledger = make_ledger()
+    a, b = begin(ledger), begin(ledger)
+    ledger.begin(b)  # its worker died
+    ledger.begin(b)
+    assert ledger.num_repeated == 2
+    ledger.done(a)
+    state = ledger.state()
+    assert (state["doing"], state["attempts"], state["num_attempts"]) == ([1], [3], 4)
+    restored = make_ledger()
+    restored.restore(state)
+    assert restored.num_repeated == 3
+    assert begin(restored) == b
+    assert restored.state()["attempts"] == [4]
+    assert restored.num_attempts == 5
+    restored.done(b)
+    restored.begin(b)  # a straggler's second attempt, begun too late
+    assert restored.num_repeated == 4
+    assert restored.state()["doing"] == []
+
+
+def test_in_doubt_is_what_was_begun_since_and_not_done_then():
+    ledger = make_ledger()
+    units = [begin(ledger) for _ in range(4)]
+    ledger.done(units[1])
+    state = ledger.state()
+    ledger.done(units[0])
+    ledger.done(begin(ledger))
+    ledger.begin(units[3])
+    ledger.give_back(units[2])
+    ledger.take()  # not begun
+    doubt = ledger.partially_applied(state)
+    assert doubt["doing"] == [0, 3, 4]
+    assert doubt["attempts"] == [1, 2, 1]
+    assert doubt["repeated"] == 2  # unit 3's second attempt, and what was given back
+    assert ledger.exhausted is False
+
+
+def test_given_back_unit_is_not_counted_again_after_a_restore():
+    ledger = make_ledger()
+    ledger.give_back(begin(ledger))
+    restored = make_ledger()
+    restored.restore(ledger.state())
+    assert restored.num_repeated == 1
+    assert restored.take().position == 0
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_every_unit_is_done_once_whatever_happens(data):
+    """Takes, completes, gives back and restores at will; then finishes."""
+    ledger = make_ledger(epochs=2)
+    done: set[int] = set()
+    saved = (ledger.state(), set(done))
+    doing: list[Unit] = []
+    for _ in range(data.draw(st.integers(0, 60))):
+        action = data.draw(
+            st.sampled_from(["take", "take", "done", "done", "back", "save", "kill"])
+        )
+        if action == "take":
+            unit = begin(ledger)
+            if unit is not None:
+                assert unit.position not in done | {u.position for u in doing}
+                doing.append(unit)
+        elif action in ("done", "back") and doing:
+            unit = doing.pop(data.draw(st.integers(0, len(doing) - 1)))
+            if action == "done":
+                ledger.done(unit)
+                done.add(unit.position)
+            else:
+                ledger.give_back(unit)
+        elif action == "save":
+            saved = (ledger.state(), set(done))
+        elif action == "kill":
+            ledger = make_ledger(epochs=2)
+            ledger.restore(saved[0])
+            done, doing = set(saved[1]), []
+        assert ledger.num_done == len(done)
+        assert ledger.finished == (len(done) == ledger.num_units)
+    for unit in doing:
+        ledger.done(unit)
+        done.add(unit.position)
+    rest = [u.position for u in take_all(ledger)]
+    assert len(rest) == len(set(rest))
+    assert done.isdisjoint(rest)
+    assert done | set(rest) == set(range(ledger.num_units))
+    assert ledger.finished
+    assert ledger.state()["prefix"] == ledger.num_units
+    assert ledger.state()["beyond"] == []
+
+
+@given(data=st.data())
+@settings(max_examples=50, deadline=None)
+def test_state_after_a_restore_is_the_state(data):
+    ledger = make_ledger(epochs=2)
+    units = [begin(ledger) for _ in range(data.draw(st.integers(0, 20)))]
+    for unit in data.draw(st.permutations(units)):
+        if data.draw(st.booleans()):
+            ledger.done(unit)
+    state = ledger.state()
+    restored = make_ledger(epochs=2)
+    restored.restore(state)
+    again = restored.state()
+    assert again == state | {
+        "doing": [],
+        "attempts": [],
+        "repeated": len(state["doing"]),
+    }
+    assert restored.steps_done() == ledger.steps_done()
+
+
+def test_steps_and_rows_done_do_not_depend_on_the_order():
+    ledger = make_ledger(epochs=2, batch_rows=7)
+    units = [ledger.take() for _ in range(ledger.num_units)]
+    steps = rows = 0
+    for unit in reversed(units):
+        ledger.done(unit)
+        steps += -(-unit.num_rows // 7)
+        rows += unit.num_rows
+        assert (ledger.steps_done(), ledger.rows_done()) == (steps, rows)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"batch_rows": 11},
+        {"unit_rows": 99},
+        {"seed": 1},
+        {"shuffle": False},
+        {"dataset": make_listed(UNEVEN[:-1])},
+        {"dataset": make_listed(checksum=1)},
+    ],
+    ids=["batch", "unit", "seed", "shuffle", "fewer files", "other bytes"],
+)
+def test_state_of_other_units_is_refused(other):
+    with pytest.raises(UsageError, match="other data, or with another batch size"):
+        make_ledger(**other).restore(make_ledger().state())
+
+
+def test_moved_dataset_goes_on():
+    ledger = make_ledger(make_listed(directory="/elsewhere"))
+    ledger.restore(make_ledger().state())
+    assert ledger.take().path.startswith("/elsewhere/train/")
+
+
+def test_more_epochs_go_on_where_fewer_ended():
+    ledger = make_ledger(epochs=1)
+    take_all(ledger)
+    assert ledger.finished
+    more = make_ledger(epochs=3)
+    more.restore(ledger.state())
+    assert not more.finished
+    straight = take_all(make_ledger(epochs=3))
+    assert take_all(more) == straight[ledger.num_units :]
+
+
+def test_fewer_epochs_than_were_done_leave_nothing_to_do():
+    ledger = make_ledger(epochs=3)
+    take_all(ledger)
+    fewer = make_ledger(epochs=1)
+    fewer.restore(ledger.state())
+    assert fewer.finished
+    assert fewer.take() is None
+
+
+@pytest.mark.parametrize(("batch", "unit"), [(0, 10), (10, 9), (-1, 5)])
+def test_unit_must_hold_a_batch(batch, unit):
+    with pytest.raises(UsageError, match=f"unit_rows={unit} and batch_rows={batch}"):
+        LedgerOptions(batch_rows=batch, unit_rows=unit)
+
+
+def test_epochs_and_rows_must_be_there():
+    with pytest.raises(UsageError, match="epochs must be at least 1 but got 0"):
+        make_ledger(epochs=0)
+    with pytest.raises(UsageError, match=r"fewer than 2\^32 steps but 2147483647 epochs of"):
+        make_ledger(epochs=2**31 - 1)
+    empty = dataclasses.replace(
+        make_listed(), splits={"train": Split(rows=0, positives=0, files=())}
+    )
+    with pytest.raises(UsageError, match="split 'train' has no rows"):
+        make_ledger(empty)

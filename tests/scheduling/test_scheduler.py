@@ -1,0 +1,241 @@
+"""Units on workers that are slow, hung or gone, on a cluster whose attempts end when told to."""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from embedps.cluster.interface import ScheduledCall
+from embedps.metrics import Counts, zero_counts
+from embedps.scheduling.ledger import Ledger, LedgerOptions, Unit
+from embedps.scheduling.scheduler import Scheduler
+from tests.builders import make_listed
+
+
+class Attempt(ScheduledCall):
+    """Of a unit, by a worker that does with it what the test says."""
+
+    position: int
+    began: Callable[[], None]
+
+    def start(self, worker: int, *, ago: float = 0.0) -> None:
+        self.worker, self.since = worker, time.monotonic() - ago
+        self.began()
+
+
+class FakeCluster:
+    """Holds what is scheduled; a test starts and ends it."""
+
+    strategy: Any = None
+    shard_devices: Sequence[str] = ("ps",)
+    can_lose_workers = True
+    worker_restarts = 0
+    num_ps = 0
+    server_timeout_secs = 0.0
+
+    def __init__(self, num_workers: int) -> None:
+        self.num_workers = num_workers
+        self.silent: set[int] = set()
+        self.scheduled: list[Attempt] = []
+        self._more = threading.Condition()
+
+    def scope(self):
+        raise NotImplementedError
+
+    def schedule(self, function, args, *, began=lambda: None):
+        attempt = Attempt()
+        attempt.position, attempt.began = args[0], began
+        with self._more:
+            self.scheduled.append(attempt)
+            self._more.notify_all()
+        return attempt
+
+    def attempts(self, number: int) -> list[Attempt]:
+        """Waits until so many were scheduled."""
+        with self._more:
+            assert self._more.wait_for(lambda: len(self.scheduled) >= number, 30)
+            return list(self.scheduled)
+
+    def fetch(self, result):
+        return result.result()
+
+    def silent_workers(self):
+        return self.silent
+
+    def leaving(self):
+        return frozenset()
+
+    def release(self, task):
+        raise NotImplementedError
+
+    def done(self):
+        raise NotImplementedError
+
+    def join(self):
+        raise NotImplementedError
+
+    def close(self):
+        raise NotImplementedError
+
+
+class RunConfig:
+    """A schedule of units over a fake cluster, and what it recorded."""
+
+    def __init__(
+        self,
+        *,
+        units: int = 0,
+        rows: tuple[int, ...] = (),
+        num_workers: int,
+        finish_secs: float = 30.0,
+    ) -> None:
+        """Units of so many rows, at most 10; without them so many units of 10."""
+        self.cluster = FakeCluster(num_workers)
+        self.ledger = Ledger(
+            make_listed([rows or (10,) * units]),
+            LedgerOptions(batch_rows=10, unit_rows=10, shuffle=False),
+            epochs=1,
+        )
+        self.recorded: list[int] = []
+        self.stop = threading.Event()
+        self.schedule = Scheduler(
+            self.cluster,
+            self.ledger,
+            lambda: zero_counts(),
+            arguments=lambda unit: (unit.position,),
+            record=self._record,
+            stop=self.stop,
+            finish_secs=finish_secs,
+        )
+
+    def _record(self, unit: Unit, counts: Counts) -> None:
+        self.recorded.append(unit.position)
+
+    def wait(self) -> None:
+        for _ in range(300):
+            if not self.schedule.wait(0.1):
+                return
+        pytest.fail("a slot waits for ever")
+
+
+@pytest.mark.parametrize("finish_secs", [30.0, math.inf])
+def test_schedule_that_is_abandoned_waits_for_no_unit(finish_secs):
+    run = RunConfig(units=3, num_workers=1, finish_secs=finish_secs)
+    run.cluster.attempts(2)[0].start(0)
+    run.schedule.abandon()
+    run.wait()
+    assert (run.recorded, run.ledger.num_done) == ([], 0)
+
+
+def test_unit_of_a_worker_that_is_silent_is_done_by_another_and_recorded_once():
+    run = RunConfig(units=3, num_workers=2)
+    with run.schedule:
+        hung, well, queued = run.cluster.attempts(3)
+        hung.start(0)
+        well.start(1)
+        run.cluster.silent.add(0)
+        again = run.cluster.attempts(4)[3]
+        assert again.position == hung.position == 0
+        for attempt in (well, queued, again):
+            if attempt.worker is None:
+                attempt.start(1)
+            attempt.end(zero_counts())
+        run.wait()
+        hung.end(zero_counts())  # it wakes up: too late
+    assert sorted(run.recorded) == [0, 1, 2]
+    assert run.ledger.finished
+    assert run.ledger.num_repeated == 1
+    assert run.ledger.num_attempts == 4
+    assert len(run.cluster.scheduled) == 4
+
+
+def test_queued_unit_is_left_to_the_queue_though_a_worker_is_silent():
+    run = RunConfig(units=1, num_workers=2)
+    with run.schedule:
+        (queued,) = run.cluster.attempts(1)
+        run.cluster.silent.add(0)
+        assert run.schedule.wait(0.5)
+        assert len(run.cluster.scheduled) == 1
+        queued.start(1)
+        queued.end(zero_counts())
+        run.wait()
+    assert run.ledger.num_repeated == 0
+
+
+def test_stragglers_unit_at_the_end_is_not_waited_for_where_a_worker_is_idle():
+    run = RunConfig(units=3, num_workers=2)
+    with run.schedule:
+        first, slow, third = run.cluster.attempts(3)
+        slow.start(1, ago=100)  # not at the end: the other worker is busy
+        first.start(0)
+        assert run.schedule.wait(0.5)
+        assert len(run.cluster.scheduled) == 3
+        first.end(zero_counts())
+        third.start(0)
+        third.end(zero_counts())
+        second = run.cluster.attempts(4)[3]
+        assert second.position == slow.position
+        second.start(0)
+        second.end(zero_counts())
+        run.wait()  # though the straggler has not ended
+        assert not slow.done() or slow.cancelled()
+    assert sorted(run.recorded) == [0, 1, 2]
+    assert run.ledger.num_repeated == 1
+    assert len(run.cluster.scheduled) == 4
+
+
+@pytest.mark.parametrize(("rows", "first_took"), [((10, 10), 50), ((2, 10), 10)])
+def test_unit_as_fast_by_its_rows_as_the_others_is_no_stragglers(rows, first_took):
+    run = RunConfig(rows=rows, num_workers=2)
+    with run.schedule:
+        first, last = run.cluster.attempts(2)
+        first.start(0, ago=first_took)
+        first.end(zero_counts())
+        last.start(1, ago=50)
+        assert run.schedule.wait(0.6)
+        assert len(run.cluster.scheduled) == 2
+        last.end(zero_counts())
+        run.wait()
+    assert run.ledger.num_repeated == 0
+
+
+def test_unit_is_given_back_where_it_cannot_finish_in_time():
+    run = RunConfig(units=4, num_workers=2, finish_secs=0.0)
+    with run.schedule:
+        running, *_ = run.cluster.attempts(4)
+        running.start(0)
+        run.stop.set()
+        run.wait()
+    assert run.recorded == []
+    assert run.ledger.num_done == 0
+    assert run.ledger.num_repeated == 1  # those that no worker began are not
+    assert all(attempt.cancelled() for attempt in run.cluster.scheduled)
+
+
+def test_unit_in_progress_finishes_before_a_run_stops():
+    run = RunConfig(units=9, num_workers=1)
+    with run.schedule:
+        running, queued = run.cluster.attempts(2)
+        running.start(0)
+        run.stop.set()
+        running.end(zero_counts())
+        queued.start(0)
+        queued.end(zero_counts())
+        run.wait()
+    assert sorted(run.recorded) == [0, 1]
+    assert len(run.cluster.scheduled) == 2
+
+
+def test_error_of_a_unit_ends_the_others_at_once_and_is_kept():
+    run = RunConfig(units=4, num_workers=2)
+    with run.schedule:
+        attempts = run.cluster.attempts(4)
+        attempts[0].start(0)
+        attempts[1].start(1)
+        attempts[1].end(error=RuntimeError("lost"))
+        run.wait()
+    assert str(run.schedule.error) == "lost"
+    assert run.ledger.num_done == 0

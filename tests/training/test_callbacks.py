@@ -1,0 +1,185 @@
+"""What acts on evaluations: when a run stops, what its learning rates become, what is kept."""
+
+import json
+from typing import Any
+
+import pytest
+
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.data.dataset import Dataset
+from embedps.errors import CheckpointError, UsageError
+from embedps.run.summary import append_evaluation, read_evaluations
+from embedps.training.callbacks import (
+    Best,
+    Callbacks,
+    EarlyStopping,
+    ReduceLearningRate,
+    RunControl,
+)
+from tests.builders import latest, make_trainer, write_dataset
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory) -> Dataset:
+    return write_dataset(tmp_path_factory.mktemp("data") / "set", evaluation=(700, 433))
+
+
+def entry(number: int, auc: float | None, **fields: Any) -> dict[str, Any]:
+    return {"number": number, "step": 10 * number, "auc": auc, "examples": 9, **fields}
+
+
+@pytest.mark.parametrize(
+    ("scores", "stops_at"),
+    [
+        ([0.5, 0.6, 0.7, 0.8], None),
+        ([0.7, 0.6, 0.65], 3),  # as good as the one before is not good enough
+        ([0.7, 0.7, 0.7], 3),
+        ([0.7, 0.6, 0.71, 0.6, 0.7], 5),
+        ([None, None], 2),  # never a score at all
+        ([0.7, None, 0.8, 0.9], None),
+    ],
+)
+def test_early_stopping_after_two_scores_that_are_no_better(scores, stops_at):
+    run, callback = RunControl(), EarlyStopping(patience=2)
+    for number, auc in enumerate(scores, 1):
+        callback.on_evaluation(run, entry(number, auc))
+        if run.reason is not None:
+            break
+    assert (number if run.reason is not None else None) == stops_at
+
+
+def test_metrics_other_than_the_auc_improve_downwards():
+    best = Best("logloss", min_delta=0.1)
+    scores = [0.7, 0.65, 0.55, 0.8]
+    assert [best.add({"logloss": score}) for score in scores] == [True, False, True, False]
+    assert (best.score, best.evaluations_since) == (0.55, 1)
+
+
+def test_learning_rate_is_reduced_again_and_again():
+    run, callback = RunControl(), ReduceLearningRate(patience=2, factor=0.5)
+    factors = []
+    for number, auc in enumerate([0.7, 0.6, 0.6, 0.6, 0.6, 0.8, 0.7], 1):
+        callback.on_evaluation(run, entry(number, auc))
+        factors.append(run.rate_factor)
+    assert factors == [1, 1, 0.5, 0.5, 0.25, 0.25, 0.25]
+
+
+def test_lines_reach_callbacks_once_and_in_order_also_those_of_before(tmp_path):
+    seen: list[tuple[int, int]] = []
+
+    class Own:
+        def __init__(self, name: int) -> None:
+            self._name = name
+
+        def on_evaluation(self, run, entry):
+            seen.append((self._name, entry["number"]))
+
+    append_evaluation(tmp_path, entry(1, 0.5))
+    callbacks = Callbacks(tmp_path, [Own(0), Own(1)])
+    callbacks.poll()
+    append_evaluation(tmp_path, entry(2, 0.5))
+    with open(tmp_path / "evaluation.jsonl", "a") as file:
+        file.write(json.dumps(entry(3, 0.5))[:20])  # being written
+    callbacks.poll()
+    callbacks.poll()
+    append_evaluation(tmp_path, entry(2, 0.6))  # scored again by an evaluator that came back
+    append_evaluation(tmp_path, entry(4, 0.6))
+    assert [e["number"] for e in callbacks.poll()] == [4]
+    assert seen == [(name, number) for number in (1, 2, 4) for name in (0, 1)]
+    assert [e["number"] for e in read_evaluations(tmp_path)] == [1, 2, 2, 4]
+
+
+def test_evaluation_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "evaluation.jsonl").mkdir()
+    with pytest.raises(CheckpointError, match=r"cannot write .*evaluation.jsonl"):
+        append_evaluation(tmp_path, entry(1, 0.5))
+
+
+@pytest.mark.parametrize("metric", ["auc", "logloss"])
+def test_best_checkpoint_is_kept_by_the_metric_of_the_run(tmp_path, dataset, metric):
+    """The scores are given, so that the best is one that the rest of the retention removes."""
+    fields: dict[str, Any] = {"keep_chains": 1, "keep_best": 1, "metric": metric}
+    committed = []
+    for epochs, auc in enumerate([0.6, 0.9, 0.5, 0.5, 0.5, 0.5], 1):
+        make_trainer(dataset, tmp_path, epochs=epochs, **fields).run()
+        committed.append(latest(tmp_path).number)
+        append_evaluation(tmp_path, entry(committed[-1], auc, logloss=1 - auc))
+    directory = CheckpointDirectory(tmp_path)
+    best, other = committed[1:3]
+    assert best in directory.numbers()
+    assert other not in directory.numbers()
+    directory.check_present(directory.read(best))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: EarlyStopping(patience=0), "patience must be at least 1"),
+        (lambda: ReduceLearningRate(patience=1, factor=1.5), r"factor in \(0, 1\)"),
+        (lambda: Best("accuracy"), "a metric must be one of auc, logloss"),  # type: ignore[arg-type]
+        (lambda: Best("auc", min_delta=-1), "min_delta must be at least 0"),
+        (lambda: RunControl().scale_learning_rates(0), "must be above 0"),
+    ],
+)
+def test_wrong_option_is_refused(make, message):
+    with pytest.raises(UsageError, match=message):
+        make()
+
+
+# ---- a run ------------------------------------------------------------------------------------
+
+
+def test_run_stops_early_by_its_own_scores_and_stays_stopped(tmp_path, dataset):
+    """Rates that are too small to learn anything by: no score is better by so much."""
+    fields: dict[str, Any] = {
+        "epochs": 20,
+        "eval": "inline",
+        "stop_patience": 2,
+        "min_delta": 0.2,
+        "sparse_learning_rate": 1e-6,
+        "dense_learning_rate": 1e-6,
+    }
+    summary = make_trainer(dataset, tmp_path, **fields).run()
+    assert summary["finished"]
+    assert "auc has not been better than" in summary["stopped_early"]
+    assert summary["units"]["done"] == 3 * summary["units"]["total"] // 20
+    assert latest(tmp_path).final
+    assert len(read_evaluations(tmp_path)) == 3
+    again = make_trainer(dataset, tmp_path, **fields)
+    assert again.finished
+    assert again.run()["units"]["done"] == summary["units"]["done"]
+    more = make_trainer(dataset, tmp_path, **fields | {"stop_patience": 4}).run()
+    assert more["units"]["done"] == 5 * more["units"]["total"] // 20
+
+
+def test_learning_rates_of_a_run_are_reduced_and_stay_so_when_it_is_resumed(tmp_path, dataset):
+    fields: dict[str, Any] = {"eval": "inline", "reduce_patience": 1, "min_delta": 0.9}
+    trainer = make_trainer(dataset, tmp_path, epochs=3, **fields)
+    rates: list[float] = []
+    arguments = trainer._arguments
+
+    def record(unit):
+        found = arguments(unit)
+        rates.append(float(found[-1]))
+        return found
+
+    trainer._arguments = record  # type: ignore[method-assign]
+    assert trainer.run()["learning_rate_factor"] == 0.25  # the first score is the best there is
+    per_epoch = len(rates) // 3
+    wanted = [0.05] * (2 * per_epoch) + [0.025] * per_epoch
+    assert rates == pytest.approx(wanted)
+    resumed = make_trainer(dataset, tmp_path, epochs=4, **fields)
+    assert resumed._rate_factor == 0.25
+    assert float(resumed._set_dense_rate(0.25)) == pytest.approx(0.25 * 0.001)
+
+
+def test_own_callback_ends_a_run_at_its_goal(tmp_path, dataset):
+    class Goal:
+        def on_evaluation(self, run, entry):
+            if entry["examples"] == 1133 and entry["auc"] > 0:
+                run.stop("good enough")
+
+    trainer = make_trainer(dataset, tmp_path, epochs=9, eval="inline", callbacks=[Goal()])
+    summary = trainer.run()
+    assert summary["stopped_early"] == "good enough"
+    assert summary["units"]["done"] * 9 == summary["units"]["total"]

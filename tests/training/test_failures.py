@@ -1,0 +1,371 @@
+"""Whoever dies, hangs or is told to end: every row is visited, the repeats are counted."""
+
+import itertools
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.numbered import visits, write_dataset
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.manifest import Manifest
+from embedps.checkpoint.tools.verify import verify
+from embedps.cluster.local_processes import _free_ports
+from embedps.data.dataset import Dataset
+from tests.builders import ROOT, latest
+from tests.commands import processes_with, summary_of, tf_config, wait_until_gone
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+
+UNIT_ROWS = 1024
+BATCH_ROWS = 64
+FLAGS = (
+    *("--model=benchmarks.numbered", f"--batch-size={BATCH_ROWS}", f"--unit-rows={UNIT_ROWS}"),
+    *("--delta-secs=0.5", "--log-secs=0.5", "--hidden=4", "--embedding-dim=2"),
+    "--keep-secs=3600",  # each that is resumed from can be read at a test's end
+)
+LOCAL = ("--num-ps=2", "--num-workers=2", "--server-timeout-secs=4")
+IN_FLIGHT = 2 * 2  # units: two a worker
+EPOCHS = 80  # more than the fastest machine is done with before the last of a test's losses
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    directory = tmp_path_factory.mktemp("data") / "set"
+    return write_dataset(directory, train=(9000, 9000, 2000), evaluation=(2000,))
+
+
+class Program:
+    """A running command, whose output can be waited on."""
+
+    def __init__(self, module: str, *arguments: str, **env: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._lines: list[str] = []
+        self._more = threading.Condition()
+        self._ended = False
+        self._seen = 0
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._more:
+                self._lines.append(line)
+                self._more.notify_all()
+        with self._more:
+            self._ended = True
+            self._more.notify_all()
+
+    def wait_for(self, text: str, secs: float = 100) -> str:
+        """The next line that has a text, after those that were waited for before."""
+        with self._more:
+            found: list[int] = []
+
+            def there() -> bool:
+                found[:] = [i for i, x in enumerate(self._lines) if i >= self._seen and text in x]
+                return bool(found) or self._ended
+
+            assert self._more.wait_for(there, secs), f"no {text!r} in\n{self.output}"
+            assert found, f"ended before {text!r}:\n{self.output}"
+            self._seen = found[0] + 1
+            return self._lines[found[0]]
+
+    def finish(self, code: int = 0) -> str:
+        assert self.process.wait(200) == code, self.output
+        with self._more:
+            assert self._more.wait_for(lambda: self._ended, 30)
+        return self.output
+
+    @property
+    def output(self) -> str:
+        return "".join(self._lines[-60:])
+
+    @property
+    def resumed_from(self) -> list[int]:
+        """The checkpoints that it restored."""
+        return [int(n) for n in re.findall(r"resumes from checkpoint (\d+)", "".join(self._lines))]
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def programs() -> Iterator[list[Program]]:
+    started: list[Program] = []
+    yield started
+    for program in started:
+        program.close()
+
+
+def train(
+    programs: list[Program], dataset: Dataset, model_dir: Path, *more: str, **env: str
+) -> Program:
+    where = (f"--data={dataset.directory}", f"--model-dir={model_dir}")
+    programs.append(Program("embedps.train", *where, *FLAGS, *more, **env))
+    return programs[-1]
+
+
+def pid_of(model_dir: Path, what: str) -> int:
+    """The process of a task of the run: "ps 0", "worker 1", or "evaluator"."""
+    (pid,) = processes_with(f"{model_dir}/logs/{what.replace(' ', '-')}.log")
+    return pid
+
+
+def _not_done(units: Sequence[int], manifest: Manifest) -> set[int]:
+    """Those that a checkpoint does not list as done."""
+    return {u for u in units if u >= manifest.ledger["prefix"]} - set(manifest.ledger["beyond"])
+
+
+def check(
+    model_dir: Path,
+    dataset: Dataset,
+    programs: Sequence[Program],
+    *,
+    epochs: int = EPOCHS,
+    within_units: int,
+    within_rows: int | None = None,
+) -> dict[str, Any]:
+    """All visited, repeats counted and within a bound, the checkpoint whole, nobody left.
+
+    Beyond `within_units` are those in doubt: a checkpoint that is restored names the units begun
+    before it was written. Of those that none resumes from, all but what is in flight must be done
+    by the next. Where none was restored, attempts are repeated but only so many rows are visited
+    again.
+    """
+    directory = CheckpointDirectory(model_dir)
+    manifests = {n: directory.read(n) for n in directory.numbers()}
+    resumed = [n for program in programs for n in program.resumed_from]
+    partially_applied = sum(len(manifests[n].ledger["doing"]) for n in resumed)
+    for n, following in itertools.pairwise(sorted(manifests)):
+        if n not in resumed:
+            assert len(_not_done(manifests[n].ledger["doing"], manifests[following])) <= IN_FLIGHT
+    summary = summary_of(model_dir)
+    assert summary["finished"]
+    assert summary["units"]["done"] == summary["units"]["total"]
+    num_rows = dataset.split("train").rows
+    counts = visits(model_dir, num_rows)
+    assert counts.min() >= epochs
+    repeats = int(np.sum(counts)) - epochs * num_rows
+    repeated = summary["units"]["repeated"]
+    assert repeats <= (repeated * UNIT_ROWS if within_rows is None else within_rows)
+    assert repeated <= within_units + partially_applied
+    assert not verify(directory, directory.numbers()[-1:]).problems
+    wait_until_gone(str(model_dir))
+    return summary
+
+
+def test_run_outlives_workers_and_evaluator_that_are_killed_stopped_or_told_to_end(
+    tmp_path, dataset, programs
+):
+    model_dir = tmp_path / "m"
+    run = train(programs, dataset, model_dir, *LOCAL, f"--epochs={EPOCHS}")
+    run.wait_for("delta")
+    os.kill(pid_of(model_dir, "worker 0"), signal.SIGKILL)
+    os.kill(pid_of(model_dir, "evaluator"), signal.SIGKILL)
+    wait_until_joined(run, model_dir, "worker-0", 2)
+    os.kill(pid_of(model_dir, "worker 1"), signal.SIGSTOP)
+    wait_until_joined(run, model_dir, "worker-1", 2)  # killed for its silence, and started again
+    os.kill(pid_of(model_dir, "worker 1"), signal.SIGTERM)
+    run.wait_for("worker 1 was told to end: saving a checkpoint")
+    wait_until_joined(run, model_dir, "worker-1", 3)
+    assert "worker 1 ends, as it was told to" in (model_dir / "logs/worker-1.log").read_text()
+    run.process.send_signal(signal.SIGTERM)
+    run.finish()
+    summary = summary_of(model_dir)
+    assert summary["worker_restarts"] == 3
+    assert summary["evaluator_restarts"] == 1
+    assert summary["recoveries"] == []
+    attempts, done = summary["units"]["attempts"], summary["units"]["done"]
+    assert attempts - done <= summary["units"]["repeated"] <= attempts
+    finish_in_one_process(programs, dataset, model_dir)
+    # At most two units of each worker's are in flight, and three workers were lost; a step that was
+    # on its way then may have been applied in part.
+    check(model_dir, dataset, programs, within_units=3 * 4, within_rows=3 * BATCH_ROWS)
+
+
+def test_unit_of_a_worker_that_is_slow_at_the_end_is_applied_once(tmp_path, dataset, programs):
+    model_dir = tmp_path / "m"
+    patient = (*LOCAL, "--server-timeout-secs=100", "--eval=none")
+    run = train(programs, dataset, model_dir, *patient, "--epochs=6")
+    run.wait_for("delta")
+    os.kill(pid_of(model_dir, "worker 1"), signal.SIGSTOP)  # within a unit, as good as always
+    run.finish()
+    summary = check(model_dir, dataset, programs, epochs=6, within_units=1, within_rows=0)
+    assert summary["units"]["attempts"] == summary["units"]["done"] + 1
+
+
+def wait_until_joined(run: Program, model_dir: Path, name: str, times: int) -> None:
+    """Waits until so many processes of a run's server have had a client."""
+    log = model_dir / "logs" / f"{name}.log"
+    deadline = time.monotonic() + 90
+    while log.read_text().count("has a client") < times:
+        assert run.process.poll() is None, f"ended before {name} joined:\n{run.output}"
+        assert time.monotonic() < deadline, f"{log.read_text()}\n{run.output}"
+        time.sleep(0.05)
+
+
+def finish_in_one_process(programs: list[Program], dataset: Dataset, model_dir: Path) -> None:
+    more = ("--eval=none", f"--epochs={EPOCHS}")
+    train(programs, dataset, model_dir, *more).finish()
+
+
+def test_run_recovers_by_itself_from_parameter_servers_that_are_killed_stopped_or_told_to_end(
+    tmp_path, dataset, programs
+):
+    model_dir = tmp_path / "m"
+    run = train(programs, dataset, model_dir, *LOCAL, f"--epochs={EPOCHS}", "--eval=none")
+    run.wait_for("delta")
+    for what, number in (("ps 1", signal.SIGKILL), ("ps 0", signal.SIGSTOP)):
+        before = latest(model_dir).number
+        os.kill(pid_of(model_dir, what), number)
+        line = run.wait_for(": going on from checkpoint ")
+        assert int(line.split("checkpoint ")[1].split(";")[0]) >= before
+        run.wait_for("recovered: ")
+        run.wait_for("delta")
+    os.kill(pid_of(model_dir, "ps 1"), signal.SIGTERM)
+    run.wait_for("ps 1 was told to end: saving a checkpoint")
+    line = run.wait_for(": going on from checkpoint ")
+    assert "0 units done since (0 steps, 0 examples) are lost" in line
+    run.wait_for("recovered: ")
+    assert "ps 1 ends, as it was told to" in (model_dir / "logs/ps-1.log").read_text()
+    run.process.send_signal(signal.SIGTERM)
+    out = run.finish()
+    killed, stopped, told = summary_of(model_dir)["recoveries"]
+    assert "parameter server" in killed["why"]
+    assert all(0 < r["secs"] < 60 for r in (killed, stopped, told)), out
+    assert killed["examples"] >= 0
+    assert told["units"] == 0
+    finish_in_one_process(programs, dataset, model_dir)
+    check(model_dir, dataset, programs, within_units=0)
+
+
+def test_client_that_is_killed_leaves_nobody_and_resumes(tmp_path, dataset, programs):
+    model_dir = tmp_path / "m"
+    run = train(programs, dataset, model_dir, *LOCAL, f"--epochs={EPOCHS}")
+    run.wait_for("delta")
+    assert len(processes_with(str(model_dir))) == 6  # servers and evaluator too
+    os.kill(pid_of(model_dir, "worker 0"), signal.SIGKILL)
+    while not (model_dir / "restarts.json").exists():
+        run.wait_for("units ")
+    os.kill(run.process.pid, signal.SIGKILL)
+    wait_until_gone(str(model_dir))
+    killed = latest(model_dir)
+
+    run = train(programs, dataset, model_dir, *LOCAL, f"--epochs={EPOCHS}")
+    run.wait_for("delta")
+    began = time.monotonic()
+    run.process.send_signal(signal.SIGTERM)
+    assert "stopped; run the same command again to resume" in run.finish()
+    assert time.monotonic() - began < 30
+    told = latest(model_dir)
+    assert told.number > killed.number
+    assert told.ledger["doing"] == []
+    wait_until_gone(str(model_dir))
+
+    finish_in_one_process(programs, dataset, model_dir)
+    # Of the worker that was killed: two units in flight.
+    summary = check(model_dir, dataset, programs, within_units=2)
+    assert summary["units"]["repeated"] == killed.ledger["repeated"] + len(killed.ledger["doing"])
+    assert summary["worker_restarts"] == 1  # what the killed client had counted
+
+
+def test_cluster_of_tf_config_outlives_its_servers_and_its_client(tmp_path, dataset, programs):
+    """Servers that are not the client's: it passes a stopped worker over, and ends with code 75."""
+    model_dir = tmp_path / "m"
+    addresses = [f"127.0.0.1:{port}" for port in _free_ports(4)]
+    cluster: dict[str, Sequence[str]] = {
+        "chief": addresses[:1],
+        "ps": addresses[1:2],
+        "worker": addresses[2:],
+    }
+
+    def serve(job: str, index: int = 0) -> Program:
+        config = tf_config(cluster, job, index)
+        programs.append(Program("embedps.server", "--grace-secs=10", TF_CONFIG=config))
+        return programs[-1]
+
+    def client() -> Program:
+        more = (f"--epochs={EPOCHS}", "--eval=none", "--server-timeout-secs=3", "--grace-secs=10")
+        config = tf_config(cluster, "chief")
+        return train(programs, dataset, model_dir, *more, TF_CONFIG=config)
+
+    ps, first, second = serve("ps"), serve("worker", 0), serve("worker", 1)
+    chief = client()
+    chief.wait_for("delta")
+    chief.process.kill()  # the servers serve the next one
+    chief.process.wait()
+
+    chief = client()
+    before = latest(model_dir).number
+    while latest(model_dir).number == before:
+        chief.wait_for("units ")
+    first.process.send_signal(signal.SIGSTOP)  # its unit is done elsewhere
+    before = latest(model_dir).number
+    while latest(model_dir).number <= before + 3:
+        chief.wait_for("units ")
+    first.process.send_signal(signal.SIGCONT)
+    ps.process.kill()
+    out = chief.finish(75)
+    assert "Traceback" not in out
+    assert "run the same command again to resume from the last checkpoint" in out.splitlines()[-1]
+
+    ps = serve("ps")
+    chief = client()
+    chief.wait_for("delta")
+    second.process.send_signal(signal.SIGTERM)
+    second.finish(0)
+    ps.process.send_signal(signal.SIGSTOP)
+    assert "has not answered for 3 s" in chief.finish(75)
+    ps.close()
+
+    ps, second = serve("ps"), serve("worker", 1)
+    chief = client()
+    chief.wait_for("delta")
+    ps.process.send_signal(signal.SIGTERM)
+    out = chief.finish(75)
+    assert "ps 0 was told to end, after a checkpoint" in out
+    ps.finish(0)
+
+    for program in (first, second):
+        program.process.send_signal(signal.SIGTERM)  # nobody asks for it any more
+        program.finish(0)
+    finish_in_one_process(programs, dataset, model_dir)
+    # Two workers were stopped or told to end, with two units in flight at most.
+    check(model_dir, dataset, programs, within_units=2 * 2)
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["absent", "stopped"])
+def test_client_says_which_server_it_waits_for(tmp_path, dataset, programs, there):
+    """The kernel takes connections for a server that is stopped: they alone say nothing."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if there:
+            server.listen()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        cluster: dict[str, Sequence[str]] = {
+            "chief": ["127.0.0.1:1"],
+            "ps": [address],
+            "worker": ["127.0.0.1:2"],
+        }
+        config = tf_config(cluster, "chief")
+        out = train(programs, dataset, tmp_path / "m", "--wait-secs=1", TF_CONFIG=config).finish(75)
+    assert f"waited 1 s for ps 0 to serve at {address}" in out.splitlines()[-1]
+    assert "Traceback" not in out

@@ -1,0 +1,322 @@
+"""Runs that a user's own script starts: what the command does with a config, they do too."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embedps.cluster.embedded import EmbeddedCluster
+from embedps.data.dataset import Dataset
+from embedps.errors import UsageError
+from embedps.run.stored_config import read_run
+from embedps.training.trainer import Trainer
+from models import dlrm
+from tests.builders import ROOT, TINY_DLRM, SumNetwork, make_config, make_dlrm, write_dataset
+from tests.commands import environment, evaluations_of, summary_of, train, wait_until_gone
+
+BY_NAME = """
+import sys
+from embedps.run.config import TrainConfig
+from embedps.training.trainer import Trainer
+from models import dlrm
+
+config = TrainConfig(
+    data=sys.argv[1],
+    model_dir=sys.argv[2],
+    num_ps=2,
+    num_workers=2,
+    num_shards=3,
+    batch_size=64,
+    unit_rows=512,
+    epochs=500,
+    delta_secs=0.3,
+    stop_patience=2,
+    min_delta=0.9,
+)
+small = dlrm.Config(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,))
+if __name__ == "__main__":
+    summary = Trainer.from_config(config, small).run()
+    print("stopped early:", summary["stopped_early"])
+"""
+
+OWN = """
+import sys
+import tensorflow as tf
+from embedps.run.config import TrainConfig
+from embedps.data.dataset import Dataset
+from embedps.engine.recommender import Recommender
+from embedps.tables import FeatureSpec, TableSpec
+from embedps.training.trainer import Trainer
+
+
+class Network(tf.keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.out = tf.keras.layers.Dense(1)
+
+    def call(self, numerics, embeddings):
+        return self.out(tf.concat(list(embeddings.values()), axis=1))
+
+
+def make(config, dataset):
+    return Recommender(
+        tables=(TableSpec(name="ids", dim=3),),
+        features=(FeatureSpec(name="C1", table="ids"),),
+        numerics=(),
+        label=dataset.label,
+        build=Network,
+    )
+
+
+if __name__ == "__main__":
+    config = TrainConfig(data=sys.argv[1], model_dir=sys.argv[2], batch_size=64, unit_rows=512)
+    print(Trainer(make(None, Dataset.open(config.data)), Dataset.open(config.data), config).run())
+"""
+
+MODULE = """
+import dataclasses
+from script import make
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    pass
+"""
+
+CANNOT_SCORE = """
+import dataclasses
+import sys
+from embedps.errors import UsageError
+from models import dlrm
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    width: int = 8
+
+
+def make(config, dataset):
+    if "embedps.evaluate" in " ".join(sys.orig_argv):
+        raise UsageError("this model is not to be had here")
+    made = dlrm.Config(embedding_dim=4, bottom_mlp=(config.width,), top_mlp=(8,))
+    return dlrm.make(made, dataset)
+"""
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return write_dataset(tmp_path_factory.mktemp("data") / "set")
+
+
+@pytest.fixture(scope="module")
+def unscored(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """A dataset without eval rows."""
+    return write_dataset(tmp_path_factory.mktemp("unscored") / "set", evaluation=())
+
+
+def python(*arguments: str | Path, folder: Path = ROOT, **env: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=folder,
+        env=environment(PYTHONPATH=str(ROOT), **env),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+# ---- a script's run is the command's -----------------------------------------------------------
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_script_gets_a_cluster_an_evaluator_and_its_stop_and_leaves_what_others_read(
+    tmp_path, dataset
+):
+    (tmp_path / "script.py").write_text(BY_NAME)
+    model_dir = tmp_path / "m"
+    code, out, err = python("script.py", dataset.directory, model_dir, folder=tmp_path)
+    assert code == 0, err
+    assert "stopped early: auc has not been better than" in out
+    assert (model_dir / "logs/ps-1.log").exists()  # it had the cluster that the config asks for
+    wait_until_gone(str(model_dir))
+    assert len(evaluations_of(model_dir)) >= 3
+
+    run = read_run(model_dir)
+    assert (run.config.model, run.config.num_ps, run.config.num_shards) == ("dlrm", 2, 3)
+    assert run.model_config == TINY_DLRM
+    assert summary_of(model_dir)["config"] == json.loads((model_dir / "config.json").read_text())
+    code, out, err = python("-m", "embedps.evaluate", "--model-dir", model_dir, "--once")
+    assert code == 0, err
+    assert re.search(r"step \d+: .*AUC", out)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_model_of_a_script_is_scored_beside_the_run_and_later_by_the_module_that_makes_it(
+    tmp_path, dataset
+):
+    (tmp_path / "script.py").write_text(OWN)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/ranker.py").write_text(MODULE)
+    model_dir = tmp_path / "m"
+    code, out, err = python("script.py", dataset.directory, model_dir, folder=tmp_path)
+    assert code == 0, err
+    assert "'evaluator_problem': None" in out
+    (score,) = evaluations_of(model_dir)
+    assert score["examples"] == dataset.split("eval").rows
+
+    again = ("-m", "embedps.evaluate", "--model-dir", model_dir, "--once")
+    code, _, err = python(*again)
+    assert code == 2
+    assert err.strip().count("\n") == 0
+    assert "give --model package.module" in err
+    path = os.pathsep.join([str(ROOT), str(tmp_path)])
+    named = subprocess.run(
+        [sys.executable, *map(str, again), "--model", "own.ranker"],
+        env=environment(PYTHONPATH=path),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert named.returncode == 0, named.stderr
+    assert evaluations_of(model_dir)[-1]["auc"] == score["auc"]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_evaluator_that_ends_for_good_is_one_line_and_the_summary_is_written(tmp_path, dataset):
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop/broken.py").write_text(CANNOT_SCORE)
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    same = ("--model=shop.broken", "--batch-size=64", "--unit-rows=512", "--epochs=2")
+    process = train(dataset, tmp_path / "m", *same, PYTHONPATH=path)
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 1, out + err
+    said = "the evaluator ended with code 2: this model is not to be had here"
+    (line,) = err.splitlines()  # and one of its output, where it ended before training did
+    assert line.startswith(f"embedps: {said}; see {tmp_path}/m/logs/evaluator.log; ")
+    summary = summary_of(tmp_path / "m")
+    assert summary["finished"]
+    assert summary["evaluation"] is None
+    assert summary["evaluator_problem"] == line.removeprefix("embedps: ")
+    assert summary["evaluator_restarts"] == 0
+    assert "done: " in out.splitlines()[-1]
+
+
+# ---- a field that cannot be done is refused ----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("num_ps", 2, "config.num_ps is 2, but the cluster that is given has 0"),
+        ("num_workers", 3, "config.num_workers is 3, but the cluster that is given has 2"),
+        ("num_shards", 5, "config.num_shards is 5, but the cluster that is given has 4"),
+        ("data", "elsewhere", "config.data is 'elsewhere', but the dataset that is given lies in"),
+        ("model", "mine", "config.model is 'mine', but the recommender was made by module dlrm"),
+    ],
+)
+def test_field_that_another_argument_contradicts_is_refused(
+    tmp_path, dataset, field, value, message
+):
+    config = make_config(dataset, tmp_path / "m")
+    given = EmbeddedCluster(num_workers=2, num_shards=4)
+    fields = {**{f: getattr(config, f) for f in config.__dataclass_fields__}, field: value}
+    with pytest.raises(UsageError, match=re.escape(message)):
+        Trainer(make_dlrm(dataset), dataset, type(config)(**fields), given)
+
+
+def test_fields_make_the_cluster_where_none_is_given(tmp_path, dataset):
+    config = make_config(dataset, tmp_path, num_workers=3, num_shards=5)
+    trainer = Trainer(make_dlrm(dataset), dataset, config)
+    try:
+        assert trainer._cluster.num_workers == 3
+        assert len(trainer._cluster.shard_devices) == 5
+    finally:
+        trainer.close()
+
+
+def test_model_is_the_one_that_the_config_names(tmp_path, dataset):
+    def make(name: str | None, model_config: Any = None) -> Trainer:
+        config = make_config(dataset, tmp_path, model=name)
+        return Trainer.from_config(config, model_config)
+
+    with pytest.raises(UsageError, match=r"there is no module models\.absent"):
+        make("absent")
+    with pytest.raises(UsageError, match=r"model_config must be a models.dlrm.Config but got a"):
+        make("dlrm", {"embedding_dim": 4})
+    trainer = make(None, dlrm.Config(embedding_dim=2, bottom_mlp=(3,), top_mlp=(3,)))
+    trainer.close()
+    assert {table.dim for table in trainer._recommender.tables} == {2}
+
+
+def test_model_that_no_other_process_can_get_is_refused_before_anything_is_trained(
+    tmp_path, dataset
+):
+    lock = threading.Lock()
+
+    class Locked(SumNetwork):
+        held = lock
+
+    def build():
+        with lock:
+            return Locked()
+
+    made = make_dlrm(dataset)
+    unsendable = type(made)(
+        tables=made.tables,
+        features=made.features,
+        numerics=made.numerics,
+        label=made.label,
+        build=build,
+    )
+    config = make_config(dataset, tmp_path, eval="sidecar")
+    with pytest.raises(UsageError, match=r"cannot be sent there \(TypeError: .*lock.*\): put the"):
+        Trainer(unsendable, dataset, config).run()
+    assert not list(tmp_path.glob("manifests/*"))
+
+
+# ---- nothing to score --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("evaluation", ["sidecar", "inline"])
+def test_run_that_would_score_nothing_is_refused_at_its_start(tmp_path, unscored, evaluation):
+    config = make_config(unscored, tmp_path / "m", eval=evaluation)
+    for begin in (
+        lambda: Trainer(make_dlrm(unscored), unscored, config),
+        lambda: Trainer.from_config(config),
+    ):
+        with pytest.raises(
+            UsageError, match=f"has no rows in split 'eval', so --eval {evaluation}"
+        ):
+            begin()
+    assert not (tmp_path / "m").exists()
+
+
+def test_run_that_is_not_scored_needs_no_eval_rows(tmp_path, unscored):
+    summary = Trainer(make_dlrm(unscored), unscored, make_config(unscored, tmp_path)).run()
+    assert summary["finished"]
+    assert summary["evaluation"] is None
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_command_says_that_there_is_nothing_to_score(tmp_path, unscored):
+    process = train(unscored, tmp_path / "m")
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 2, out
+    (line,) = err.splitlines()
+    assert "has no rows in split 'eval', so --eval sidecar has nothing to score" in line
+    assert "use --eval none, or make the dataset with --eval-fraction above 0" in line

@@ -1,0 +1,51 @@
+"""`--model-dir s3://...`: a run and its evaluator, as a user starts them, on an S3 server."""
+
+import json
+import os
+import re
+
+import pytest
+
+from embedps.checkpoint.__main__ import main as checkpoint
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.lease import read_leases
+from embedps.storage.object_store import as_path
+from tests.builders import write_dataset
+from tests.commands import SMALL, finish, start
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+
+
+def test_run_in_a_bucket_is_scored_verified_and_resumed(s3_dir, tmp_path, capsys):
+    dataset = write_dataset(tmp_path / "data", train=(4096,), evaluation=(1024,))
+    where = (f"--data={dataset.directory}", f"--model-dir={s3_dir}", *SMALL)
+    told = {"TMPDIR": str(tmp_path)}
+    out = finish(start("embedps.train", *where, "--num-ps=2", "--delta-secs=0.5", **told))
+    assert re.search(r"done: (\d+)/\1 units, 4,096 examples", out), out
+    directory = CheckpointDirectory(s3_dir)
+    last = directory.latest()
+    assert last is not None
+    assert last.final
+    assert last.num_shards == 2
+    assert read_leases(directory) == []
+    scores = [
+        json.loads(x) for x in (as_path(s3_dir) / "evaluation.jsonl").read_text().splitlines()
+    ]
+    assert scores[-1]["step"] == last.step
+    assert last.number - scores[-1]["number"] in (0, 1)  # then came a new base of the same rows
+    assert scores[-1]["auc"] > 0.55
+    assert str(tmp_path) in out  # where the logs are
+    assert not (tmp_path / "s3:").exists()
+    assert checkpoint(["verify", s3_dir, "--all"]) == 0
+    assert "all as written" in capsys.readouterr().out
+
+    # Another epoch, in one process, from what the two shards wrote.
+    out = finish(start("embedps.train", *where, "--epochs=2", "--eval=none", **told))
+    assert re.search(r"done: (\d+)/\1 units, 8,192 examples", out), out
+    again = directory.latest()
+    assert again is not None
+    assert again.number > last.number
+    finish(start("embedps.evaluate", f"--model-dir={s3_dir}", "--once", "--num-shards=3", **told))
+    lines = (as_path(s3_dir) / "evaluation.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["number"] == again.number
+    assert list(tmp_path.glob(f"embedps-{os.geteuid()}/**/logs/evaluator.log"))

@@ -1,0 +1,101 @@
+"""A process that lost its cluster begins anew, or ends, as it is told to."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+from embedps.training.lost_progress import LostProgress
+from embedps.training.recovery import take_loss
+from tests.builders import ROOT
+
+PROGRAM = """
+import json, os, sys, types
+from embedps.errors import ClusterError, ServerLostError
+from embedps.training.recovery import Recovery, take_loss
+
+number, kind = int(sys.argv[1]), sys.argv[2]
+loss = take_loss()
+known = None if loss is None else [loss.checkpoint, loss.units, loss.fruitless]
+print(json.dumps(known), flush=True)
+recovery = Recovery(loss, again=kind != "cluster")
+if kind != "early":
+    recovery.follow(types.SimpleNamespace(
+        told_to_end=kind == "told",
+        close=lambda: print("ended", flush=True),
+        unsaved=lambda: {"checkpoint": number, "units": 2, "steps": 8, "examples": 99},
+    ))
+if loss is not None and kind == "once":
+    sys.exit(0)
+error = ClusterError if kind == "other" else ServerLostError
+recovery.begin(error("ps 1 ended by SIGKILL"))
+"""
+
+
+def run(kind: str, number: int = 7, **env: str) -> tuple[int, list[str], str]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(number), kind],
+        cwd=ROOT,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.returncode, done.stdout.splitlines(), done.stderr
+
+
+def test_process_begins_anew_and_knows_what_was_lost():
+    code, out, err = run("once")
+    assert (code, err) == (0, "")
+    assert out == [
+        "null",
+        "ps 1 ended by SIGKILL: going on from checkpoint 7; 2 units done since (8 steps, 99 "
+        "examples) are lost",
+        "ended",
+        "[7, 2, 1]",
+    ]
+
+
+def test_recoveries_in_a_row_without_a_new_checkpoint_have_a_bound():
+    code, out, err = run("again")
+    assert code == 1
+    assert [json.loads(line) for line in out if line[0] in "[n"] == [
+        None,
+        [7, 2, 1],
+        [7, 2, 2],
+        [7, 2, 3],
+    ]
+    assert "3 recoveries in a row came to no new checkpoint" in err
+
+
+def test_loss_at_the_start_is_of_the_checkpoint_before():
+    loss: dict[str, Any] = {"why": "x", "noticed_at": 0.0, "units": 1, "steps": 1, "examples": 1}
+    before = json.dumps({**loss, "checkpoint": 5, "fruitless": 3})
+    code, out, _ = run("early", EMBEDPS_RECOVERY=before)
+    assert (code, out) == (1, ["[5, 1, 3]"])
+
+
+def test_client_of_others_servers_ends_with_the_code_of_a_temporary_failure():
+    code, out, err = run("cluster")
+    assert (code, out) == (75, ["null"])
+    assert err == (
+        "embedps: ps 1 ended by SIGKILL: run the same command again to resume from the last "
+        "checkpoint\n"
+    )
+
+
+def test_run_that_was_told_to_end_does_not_begin_anew():
+    assert run("told")[0] == 75
+
+
+def test_other_errors_of_a_cluster_are_no_losses():
+    code, _, err = run("other")
+    assert (code, err) == (1, "embedps: ps 1 ended by SIGKILL\n")
+
+
+def test_there_is_no_loss_where_none_was_handed_on(monkeypatch):
+    monkeypatch.delenv("EMBEDPS_RECOVERY", raising=False)
+    assert take_loss() is None
+    described = LostProgress(why="x", noticed_at=0.0, checkpoint=None, units=0, steps=0, examples=0)
+    assert "going on from the beginning" in described.describe()

@@ -1,0 +1,502 @@
+"""The trainer in this process: what is read, learnt and saved, how a run ends and resumes."""
+
+import collections
+import dataclasses
+import itertools
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import tensorflow as tf
+
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.dense import read_dense
+from embedps.checkpoint.format.rows import read_row_file
+from embedps.checkpoint.tools.replay import read_chain
+from embedps.checkpoint.tools.verify import verify
+from embedps.cluster.embedded import EmbeddedCluster
+from embedps.data.dataset import Dataset
+from embedps.engine.dense_optimizer import make_dense_optimizer
+from embedps.engine.unit_functions import make_train_unit
+from embedps.errors import DatasetError, DimMismatchError, UsageError
+from embedps.run.config import TrainConfig
+from embedps.run.run_lock import LOCK_NAME
+from embedps.tables.collection import EmbeddingCollection
+from embedps.training.trainer import Trainer, TrainingError
+from models import dlrm
+from tests.builders import TINY_DLRM, latest, make_dlrm, make_mixed, make_trainer, write_dataset
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory) -> Dataset:
+    """Uneven shards with odd row groups, that no unit size divides."""
+    return write_dataset(
+        tmp_path_factory.mktemp("data") / "set", train=(2300, 911, 1), row_group_rows=330
+    )
+
+
+def chain_rows(model_dir: Path, group: str, columns=None) -> pa.Table:
+    directory = CheckpointDirectory(model_dir)
+    rows = read_chain(directory, latest(directory.path), group)
+    return sort(rows.select(columns) if columns else rows)
+
+
+def sort(rows: pa.Table) -> pa.Table:
+    index = rows.schema.get_field_index("table")
+    rows = rows.set_column(index, "table", rows["table"].cast(pa.string()))
+    return rows.sort_by([("table", "ascending"), ("id", "ascending")]).combine_chunks()
+
+
+def groups_of(model_dir: Path) -> list[str]:
+    return sorted({t["group"] for t in latest(model_dir).tables})
+
+
+def assert_same_rows(first: Path, second: Path) -> None:
+    assert groups_of(first) == groups_of(second)
+    for group in groups_of(first):
+        assert chain_rows(first, group).equals(chain_rows(second, group))
+
+
+def dense_of(model_dir: Path) -> dict[str, np.ndarray]:
+    dense = latest(model_dir).dense
+    assert dense is not None
+    return read_dense(CheckpointDirectory(model_dir).file(dense))
+
+
+def visits(model_dir: Path) -> collections.Counter:
+    """How often each example was trained on: its `row` is an id of its own."""
+    group = {t["name"]: t["group"] for t in latest(model_dir).tables}["row"]
+    rows = chain_rows(model_dir, group, ["table", "id", "frequency"])
+    of_rows = rows.filter(pa.compute.equal(rows["table"], "row"))
+    return collections.Counter(
+        dict(zip(of_rows["id"].to_pylist(), of_rows["frequency"].to_pylist(), strict=True))
+    )
+
+
+class StoppingCluster(EmbeddedCluster):
+    """Does something once so many units are done, while none of the others ends."""
+
+    def __init__(self, after: int, action, **fields) -> None:
+        super().__init__(**fields)
+        self._numbers = itertools.count(1)
+        self._after, self._action = after, action
+        self._gate = threading.Lock()
+
+    def fetch(self, result):
+        value = super().fetch(result)
+        with self._gate:
+            if next(self._numbers) == self._after:
+                self._action()
+        return value
+
+
+# ---- what is learnt, what is counted ----------------------------------------------------------
+
+
+def test_loss_falls_below_the_base_rates_entropy_and_from_epoch_to_epoch(tmp_path, dataset):
+    losses = []
+    for epochs in (1, 2, 3):
+        summary = make_trainer(
+            dataset, tmp_path, epochs=epochs, sparse_learning_rate=0.2, dense_learning_rate=0.05
+        ).run()
+        losses.append(summary["training"]["logloss"])  # of this run: the epoch added
+    train = dataset.split("train")
+    rate = train.positives / train.rows
+    entropy = -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate))
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < 0.95 * entropy
+    assert summary["training"]["auc"] > 0.7
+
+
+def test_bfloat16_learns_as_float32_does_and_its_checkpoint_resumes_in_float32(tmp_path, dataset):
+    fields: dict[str, Any] = {"sparse_learning_rate": 0.1, "dense_learning_rate": 0.01}
+    losses: dict[str, list[float]] = {"float32": [], "bfloat16": []}
+    for dtype, seed in itertools.product(losses, range(4)):
+        recommender = dlrm.make(dataclasses.replace(TINY_DLRM, compute_dtype=dtype), dataset)
+        model_dir = tmp_path / f"{dtype}-{seed}"
+        trainer = make_trainer(dataset, model_dir, recommender=recommender, seed=seed, **fields)
+        losses[dtype].append(trainer.run()["training"]["logloss"])
+    # A run of 51 steps goes its own way from any rounding: by up to 0.0021 of six seeds, either
+    # way. What must not differ is where the runs go on average.
+    assert losses["bfloat16"] != losses["float32"]
+    assert np.mean(losses["bfloat16"]) == pytest.approx(np.mean(losses["float32"]), abs=1e-3)
+    dtypes = [[a.dtype for a in dense_of(tmp_path / f"{name}-0").values()] for name in losses]
+    assert dtypes[0] == dtypes[1]
+    resumed = make_trainer(dataset, tmp_path / "bfloat16-0", epochs=2, **fields).run()
+    assert resumed["training"]["logloss"] < losses["float32"][0]
+
+
+def test_summary_has_what_the_run_did(tmp_path, dataset):
+    trainer = make_trainer(dataset, tmp_path, epochs=2)
+    summary = trainer.run()
+    rows = dataset.split("train").rows
+    assert summary["examples"] == 2 * rows
+    assert summary["units"] == {
+        "done": trainer.ledger.num_units,
+        "repeated": 0,
+        "attempts": trainer.ledger.num_units,
+        "total": trainer.ledger.num_units,
+    }
+    assert summary["finished"]
+    assert summary["examples_per_sec"] == pytest.approx(
+        summary["examples"] / summary["wall_secs"], rel=0.01
+    )
+    files = [dataset.absolute_path(f) for f in dataset.split("train").files]
+    table = pa.concat_tables([pa.parquet.read_table(f) for f in files])
+    assert summary["tables"] == {
+        name: len(table[name].unique()) for name in ("C1", "C2", "C3")
+    }  # a row of its own for the missing id too
+    bases = summary["checkpoint"]["bases"]
+    saved = latest(tmp_path)
+    assert summary["checkpoint"]["deltas"]["count"] == 0
+    assert (bases["count"], bases["bytes"]) == (1, saved.chain[0].bytes)
+    assert bases["rows"] == sum(summary["tables"].values())
+    assert saved.final
+    assert saved.step == 2 * trainer.ledger.steps_per_epoch
+    assert saved.progress["examples"] == 2 * rows
+
+
+@pytest.mark.parametrize(("num_workers", "num_shards"), [(1, 1), (3, 2)])
+def test_each_example_is_trained_on_once_an_epoch(tmp_path, dataset, num_workers, num_shards):
+    trainer = make_trainer(
+        dataset,
+        tmp_path,
+        recommender=make_mixed(),
+        epochs=2,
+        num_workers=num_workers,
+        num_shards=num_shards,
+        unit_rows=100,
+        batch_size=33,
+    )
+    trainer.run()
+    assert visits(tmp_path) == dict.fromkeys(range(dataset.split("train").rows), 2)
+
+
+def test_same_seed_gives_the_same_bits_with_one_worker(tmp_path, dataset):
+    for name in ("a", "b"):
+        make_trainer(dataset, tmp_path / name, seed=3).run()
+    assert_same_rows(tmp_path / "a", tmp_path / "b")
+    a, b = dense_of(tmp_path / "a"), dense_of(tmp_path / "b")
+    assert a.keys() == b.keys()
+    assert all(np.array_equal(a[k], b[k]) for k in a)
+
+
+def test_other_seed_gives_other_rows(tmp_path, dataset):
+    for seed in (3, 4):
+        make_trainer(dataset, tmp_path / str(seed), seed=seed).run()
+    (group,) = groups_of(tmp_path / "3")
+    assert not chain_rows(tmp_path / "3", group).equals(chain_rows(tmp_path / "4", group))
+
+
+def test_not_a_number_ends_the_run_with_advice(tmp_path, dataset):
+    trainer = make_trainer(dataset, tmp_path, sparse_learning_rate=1e30, dense_learning_rate=1e30)
+    with pytest.raises(TrainingError, match=r"not a number .* lower --sparse-learning-rate"):
+        trainer.run()
+
+
+def test_library_user_trains_a_model_of_their_own(tmp_path, dataset):
+    """Two dims, a multi-hot feature, a table of two features: by the public API alone."""
+    summary = Trainer(
+        make_mixed(),
+        dataset,
+        TrainConfig(
+            data=str(dataset.directory),
+            model_dir=str(tmp_path),
+            batch_size=64,
+            unit_rows=512,
+            epochs=3,
+            sparse_learning_rate=0.3,
+        ),
+        EmbeddedCluster(num_workers=2, num_shards=3),
+    ).run()
+    assert summary["finished"]
+    assert summary["training"]["auc"] > 0.6
+    tables = [pa.parquet.read_table(p) for p in dataset.paths("train")]
+    table = pa.concat_tables(tables)
+    shared = set(table["C1"].to_pylist()) | set(table["C2"].to_pylist())
+    wide = set(table["C3"].to_pylist()) | set(pa.compute.list_flatten(table["tags"]).to_pylist())
+    assert summary["tables"] == {"small": len(shared), "wide": len(wide), "row": table.num_rows}
+
+
+# ---- the graph ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 5])
+@pytest.mark.parametrize(("make", "num_groups"), [(make_dlrm, 1), (lambda _: make_mixed(), 2)])
+def test_train_unit_issues_one_lookup_and_one_update_a_group_and_shard(
+    dataset, make, num_groups, num_shards
+):
+    recommender = make(dataset)
+    cluster = EmbeddedCluster(num_shards=num_shards)
+    collection = EmbeddingCollection(
+        recommender.tables, recommender.features, devices=cluster.shard_devices, container="graph"
+    )
+    network = recommender.build_network()
+    unit: Any = make_train_unit(
+        recommender,
+        network,
+        make_dense_optimizer("adagrad", 0.1, network),
+        collection,
+        cluster.strategy,
+        recommender.input(batch_rows=64, shuffle_rows=0),
+        overlap=True,
+    )
+    number = tf.TensorSpec([], tf.int64)
+    graph = unit.get_concrete_function(
+        tf.TensorSpec([], tf.string), number, number, number, number, tf.TensorSpec([], tf.float32)
+    ).graph.as_graph_def()
+    outside = collections.Counter(node.op for node in graph.node)
+    assert outside["EmbedpsLookup"] == outside["EmbedpsUpdate"] == 0
+    assert outside["While"] + outside["StatelessWhile"] == 1
+    (loop,) = [n for n in graph.node if n.op in ("While", "StatelessWhile")]
+    library = {f.signature.name: f for f in graph.library.function}
+    body = collections.Counter(n.op for n in library[loop.attr["body"].func.name].node_def)
+    everywhere = collections.Counter(n.op for f in library.values() for n in f.node_def)
+    for op in ("EmbedpsLookup", "EmbedpsUpdate"):
+        assert body[op] == everywhere[op] == num_groups * num_shards, op
+
+
+# ---- the end, and on from there ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_ends_the_run_in_good_order_and_a_rerun_finishes(tmp_path, dataset, number, capfd):
+    before = signal.getsignal(number)  # ignored, where a shell's "&" began the tests
+    assert before in (signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler)
+
+    def send():
+        os.kill(os.getpid(), number)
+        assert trainer._stop.wait(60)
+
+    cluster = StoppingCluster(after=3, action=send)
+    fields: dict[str, Any] = {"recommender": make_mixed(), "epochs": 2, "unit_rows": 128}
+    trainer = make_trainer(dataset, tmp_path, cluster=cluster, **fields)
+    first = trainer.run()
+    assert not first["finished"]
+    assert 3 <= first["units"]["done"] < first["units"]["total"]
+    manifest = latest(tmp_path)
+    assert not manifest.final
+    assert manifest.ledger["doing"] == []  # what was begun was finished
+    assert sum(visits(tmp_path).values()) == first["examples"]
+    said = capfd.readouterr().out
+    assert said.count("told to end: finishing and saving what was begun") == 1
+    assert "resumes" not in said
+
+    second = make_trainer(dataset, tmp_path, **fields).run()
+    assert second["finished"]
+    assert second["units"]["done"] == second["units"]["total"]
+    assert second["units"]["repeated"] == 0
+    units = first["units"]
+    assert (
+        f"resumes from checkpoint {manifest.number}, step {manifest.step}: "
+        f"{units['done']}/{units['total']} units are done\n"
+    ) in capfd.readouterr().out
+    assert second["examples"] == 2 * dataset.split("train").rows  # of both runs
+    assert visits(tmp_path) == dict.fromkeys(range(dataset.split("train").rows), 2)
+    assert signal.getsignal(number) == before
+
+
+def test_crash_repeats_what_was_in_progress_at_the_last_checkpoint_and_counts_it(tmp_path, dataset):
+    """A checkpoint is cut while two units run; the run dies; the next one starts from it."""
+    fields: dict[str, Any] = {
+        "recommender": make_mixed(),
+        "epochs": 2,
+        "unit_rows": 128,
+        "num_workers": 2,
+    }
+    trainer: Any = None
+
+    def die():
+        deadline = time.monotonic() + 60
+        while (
+            trainer.ledger.num_done < 4
+        ):  # the other thread has its unit's counts, and is to say so
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        trainer._save(final=False)  # what the clock would have done
+        raise RuntimeError("killed")
+
+    cluster = StoppingCluster(after=5, action=die, num_workers=2)
+    trainer = make_trainer(dataset, tmp_path, cluster=cluster, **fields)
+    with pytest.raises(RuntimeError, match="killed"):
+        trainer.run()
+    ledger = latest(tmp_path).ledger
+    done = ledger["prefix"] + len(ledger["beyond"])
+    assert done >= 4
+    assert ledger["doing"]
+    total = trainer.ledger.num_units
+
+    second = make_trainer(dataset, tmp_path, **fields).run()
+    assert second["units"]["done"] == second["units"]["total"] == total
+    assert second["units"]["repeated"] == len(ledger["doing"])
+    assert ledger["attempts"] == [1] * len(ledger["doing"])
+    assert second["units"]["attempts"] == ledger["num_attempts"] + total - done
+    assert second["examples"] == 2 * dataset.split("train").rows  # a repeated unit's count once
+    seen = visits(tmp_path)
+    num_rows = dataset.split("train").rows
+    assert set(seen) == set(range(num_rows))
+    assert min(seen.values()) == 2  # at least once an epoch
+    repeated = sum(seen.values()) - 2 * num_rows
+    assert 0 <= repeated <= 128 * len(ledger["doing"])
+
+
+def test_rerun_of_a_finished_run_changes_nothing(tmp_path, dataset):
+    def files():
+        written_anew = ("config.json", "summary.json")  # with the same content
+        return {
+            path: (path.read_bytes(), path.name in written_anew or path.stat().st_mtime_ns)
+            for path in tmp_path.rglob("*")
+            if path.is_file() and path.name != LOCK_NAME
+        }
+
+    first = make_trainer(dataset, tmp_path).run()
+    assert first["finished"]
+    assert first["examples"] == dataset.split("train").rows
+    before = files()
+    assert make_trainer(dataset, tmp_path).run() == first
+    assert files() == before
+
+
+def test_resumed_run_has_the_rows_and_the_network_of_the_last_checkpoint(tmp_path, dataset):
+    make_trainer(dataset, tmp_path / "a", epochs=1).run()
+    resumed = make_trainer(dataset, tmp_path / "a", epochs=2)
+    make_trainer(dataset, tmp_path / "b", epochs=2).run()
+    resumed.run()
+    # One worker visits units in the ledger's order: stopping between them leaves no trace.
+    assert_same_rows(tmp_path / "a", tmp_path / "b")
+    a, b = dense_of(tmp_path / "a"), dense_of(tmp_path / "b")
+    assert all(np.array_equal(a[k], b[k]) for k in b)
+
+
+def test_run_resumes_on_another_number_of_shards(tmp_path, dataset):
+    """2, then 3, then 1 shard: the same bits as 1 shard all along."""
+    for epochs, num_shards in ((1, 2), (2, 3), (3, 1)):
+        make_trainer(dataset, tmp_path / "a", epochs=epochs, num_shards=num_shards).run()
+        chain = latest(tmp_path / "a")
+        assert chain.num_shards == num_shards
+    make_trainer(dataset, tmp_path / "b", epochs=3).run()
+    (group,) = groups_of(tmp_path / "a")
+    a, b = (chain_rows(tmp_path / name, group) for name in "ab")
+    assert a.drop_columns(["embedding", "accumulator"]).equals(
+        b.drop_columns(["embedding", "accumulator"])
+    )
+    assert a.equals(b)
+
+
+# ---- checkpoints -------------------------------------------------------------------------------
+
+
+def test_base_and_deltas_equal_a_full_save_after_a_quiet_point(tmp_path, dataset):
+    fields: dict[str, Any] = {"recommender": make_mixed(), "num_shards": 2, "num_workers": 2}
+    model_dir = tmp_path / "model"
+    make_trainer(dataset, model_dir, epochs=1, **fields).run()
+    trainer = make_trainer(dataset, model_dir, epochs=2, **fields)
+    trainer.run()
+    # Rows of ids seen in few batches go, and some of them come back with the next epoch.
+    assert trainer.collection.evict("wide", before_step=2**31, max_frequency=3) > 0
+    save: dict[str, Any] = {
+        "step": 1,
+        "ledger": trainer.ledger.state(),
+        "in_doubt": dict,
+        "progress": {},
+    }
+    trainer.saver.save(**save, final=False)
+
+    trainer = make_trainer(dataset, model_dir, epochs=3, **fields)
+    assert trainer.collection.stats().rows["wide"] > 0
+    cluster_done = trainer.run()
+    assert cluster_done["finished"]
+    manifest = latest(model_dir)
+    assert len(manifest.chain) >= 2
+    assert [save.kind for save in manifest.chain] == ["base"] + ["delta"] * (
+        len(manifest.chain) - 1
+    )
+    trainer.collection.evict("wide", before_step=2**31, max_frequency=2)
+    trainer.saver.save(**save, final=True)
+
+    full = trainer.collection.files.write("base", str(tmp_path / "full"), since={})
+    for group in groups_of(model_dir):
+        tables = [read_row_file(Path(f.path)) for f in full if f.group == group]
+        names = {f.schema.field("table").type for f in tables}
+        assert len(names) == 1
+        whole = pa.concat_tables([t.replace_schema_metadata(None) for t in tables])
+        whole = sort(whole.drop_columns(["removed"]))
+        replayed = chain_rows(model_dir, group)
+        assert replayed.num_rows == whole.num_rows > 0
+        assert replayed.equals(whole.cast(replayed.schema))
+
+
+def test_deltas_are_written_while_training_goes_on(tmp_path, dataset):
+    trainer = make_trainer(
+        dataset, tmp_path, epochs=40, delta_secs=0.05, unit_rows=128, num_shards=2
+    )
+    summary = trainer.run()
+    written = summary["checkpoint"]["bases"]["count"] + summary["checkpoint"]["deltas"]["count"]
+    assert written >= 3
+    directory = CheckpointDirectory(tmp_path)
+    found = verify(directory, directory.numbers())
+    assert not found.problems
+    assert latest(directory.path).final
+    assert [p for p in tmp_path.glob("tensorboard/*") if p.stat().st_size]
+
+
+def test_checkpoints_are_due_by_steps_too(tmp_path, dataset):
+    # Of 2 steps a unit, as many as take longer than a few saves on any machine.
+    fields: dict[str, Any] = {"epochs": 60, "unit_rows": 128, "rebase": "one-shot"}
+    summary = make_trainer(dataset, tmp_path, delta_steps=20, **fields).run()["checkpoint"]
+    assert summary["bases"]["count"] == 1
+    assert summary["deltas"]["count"] >= 2
+    assert len(latest(tmp_path).chain) == 2  # one delta that holds all since the base
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"embedding_dim": 8}, "table 'C1' has dim 8, the checkpoint has 4"),
+        (
+            {"sparse_optimizer": "adagrad"},
+            "has optimizer adagrad, the checkpoint has rowwise_adagrad",
+        ),
+        ({"top_mlp": (9,)}, "dense variable .* has shape"),
+        ({"top_mlp": (8, 8)}, "dense variable"),
+    ],
+)
+def test_checkpoint_of_another_model_is_refused(tmp_path, dataset, change, message):
+    make_trainer(dataset, tmp_path).run()
+    other = dlrm.make(dataclasses.replace(TINY_DLRM, **change), dataset)
+    with pytest.raises(DimMismatchError, match=message):
+        make_trainer(dataset, tmp_path, recommender=other)
+
+
+def test_checkpoint_of_other_data_is_refused(tmp_path, dataset):
+    make_trainer(dataset, tmp_path / "m").run()
+    other = write_dataset(tmp_path / "other", seed=1)
+    with pytest.raises(UsageError, match="trained on other data"):
+        make_trainer(other, tmp_path / "m")
+
+
+def test_file_that_cannot_be_read_is_named(tmp_path):
+    dataset = write_dataset(tmp_path / "set")
+    path = dataset.paths("train")[1]
+    data = bytearray(path.read_bytes())
+    data[200 : len(data) // 2] = bytes(len(data) // 2 - 200)
+    path.write_bytes(data)
+    with pytest.raises(DatasetError, match=path.name):
+        make_trainer(dataset, tmp_path / "m").run()
+
+
+def test_run_in_another_thread_leaves_signals_alone(tmp_path, dataset):
+    trainer = make_trainer(dataset, tmp_path)
+    handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    summaries = []
+    thread = threading.Thread(target=lambda: summaries.append(trainer.run()))
+    thread.start()
+    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == handlers
+    thread.join()
+    assert summaries[0]["finished"]

@@ -34,7 +34,7 @@ from embedps.errors import UsageError
 from pipelines.ingestion import transform_steps
 from pipelines.ingestion.transform_steps import Step
 
-SCHEMAS = Path(__file__).parent / "schemas"
+SCHEMAS = Path(__file__).parent.parent / "schemas"
 """The schemas that come with the package, by name."""
 
 ROLES = ("label", "numeric", "categorical", "list", "weight", "timestamp", "key", "ignore")

@@ -36,7 +36,7 @@ FLAGS = (
 )
 LOCAL = ("--num-ps=2", "--num-workers=2", "--server-timeout-secs=4")
 IN_FLIGHT = 2 * 2  # units: two a worker
-EPOCHS = 80  # more than the fastest machine is done with before the last of a test's losses
+EPOCHS = 400  # more than the fastest machine is done with before the last of a test's losses
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def check(
     dataset: Dataset,
     programs: Sequence[Program],
     *,
-    epochs: int = EPOCHS,
+    epochs: int,
     within_units: int,
     within_rows: int | None = None,
 ) -> dict[str, Any]:
@@ -195,10 +195,12 @@ def test_run_outlives_workers_and_evaluator_that_are_killed_stopped_or_told_to_e
     assert summary["recoveries"] == []
     attempts, done = summary["units"]["attempts"], summary["units"]["done"]
     assert attempts - done <= summary["units"]["repeated"] <= attempts
-    finish_in_one_process(programs, dataset, model_dir)
+    epochs = finish_in_one_process(programs, dataset, model_dir)
     # At most two units of each worker's are in flight, and three workers were lost; a step that was
     # on its way then may have been applied in part.
-    check(model_dir, dataset, programs, within_units=3 * 4, within_rows=3 * BATCH_ROWS)
+    check(
+        model_dir, dataset, programs, epochs=epochs, within_units=3 * 4, within_rows=3 * BATCH_ROWS
+    )
 
 
 def test_unit_of_a_worker_that_is_slow_at_the_end_is_applied_once(tmp_path, dataset, programs):
@@ -222,9 +224,14 @@ def wait_until_joined(run: Program, model_dir: Path, name: str, times: int) -> N
         time.sleep(0.05)
 
 
-def finish_in_one_process(programs: list[Program], dataset: Dataset, model_dir: Path) -> None:
-    more = ("--eval=none", f"--epochs={EPOCHS}")
-    train(programs, dataset, model_dir, *more).finish()
+def finish_in_one_process(programs: list[Program], dataset: Dataset, model_dir: Path) -> int:
+    """Trains to the end of the epoch that a run was in; returns how many epochs it then has."""
+    ledger = latest(model_dir).ledger
+    last_unit = max([ledger["prefix"], *ledger["beyond"], *ledger["doing"]])
+    epochs = int(last_unit // ledger["units_per_epoch"]) + 1
+    assert epochs < EPOCHS
+    train(programs, dataset, model_dir, "--eval=none", f"--epochs={epochs}").finish()
+    return epochs
 
 
 def test_run_recovers_by_itself_from_parameter_servers_that_are_killed_stopped_or_told_to_end(
@@ -253,8 +260,8 @@ def test_run_recovers_by_itself_from_parameter_servers_that_are_killed_stopped_o
     assert all(0 < r["secs"] < 60 for r in (killed, stopped, told)), out
     assert killed["examples"] >= 0
     assert told["units"] == 0
-    finish_in_one_process(programs, dataset, model_dir)
-    check(model_dir, dataset, programs, within_units=0)
+    epochs = finish_in_one_process(programs, dataset, model_dir)
+    check(model_dir, dataset, programs, epochs=epochs, within_units=0)
 
 
 def test_client_that_is_killed_leaves_nobody_and_resumes(tmp_path, dataset, programs):
@@ -280,9 +287,9 @@ def test_client_that_is_killed_leaves_nobody_and_resumes(tmp_path, dataset, prog
     assert told.ledger["doing"] == []
     wait_until_gone(str(model_dir))
 
-    finish_in_one_process(programs, dataset, model_dir)
+    epochs = finish_in_one_process(programs, dataset, model_dir)
     # Of the worker that was killed: two units in flight.
-    summary = check(model_dir, dataset, programs, within_units=2)
+    summary = check(model_dir, dataset, programs, epochs=epochs, within_units=2)
     assert summary["units"]["repeated"] == killed.ledger["repeated"] + len(killed.ledger["doing"])
     assert summary["worker_restarts"] == 1  # what the killed client had counted
 
@@ -347,9 +354,9 @@ def test_cluster_of_tf_config_outlives_its_servers_and_its_client(tmp_path, data
     for program in (first, second):
         program.process.send_signal(signal.SIGTERM)  # nobody asks for it any more
         program.finish(0)
-    finish_in_one_process(programs, dataset, model_dir)
+    epochs = finish_in_one_process(programs, dataset, model_dir)
     # Two workers were stopped or told to end, with two units in flight at most.
-    check(model_dir, dataset, programs, within_units=2 * 2)
+    check(model_dir, dataset, programs, epochs=epochs, within_units=2 * 2)
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["absent", "stopped"])

@@ -21,6 +21,12 @@ if os.environ.get("CI"):
     hypothesis.settings.load_profile("ci")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begins with the slow tests where several processes share the tests: all then end at once."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture(scope="session")
 def samples() -> Path:
     """The folder named by EMBEDPS_SAMPLES, with real click logs; skips where it is unset."""

@@ -99,14 +99,14 @@ def train(dataset: Dataset, model_dir: Path, delta_secs: float) -> tuple[dict[st
             function: Callable[..., Any],
             args: tuple[Any, ...],
             *,
-            began: Callable[[], None] = lambda: None,
+            on_start: Callable[[], None] = lambda: None,
         ) -> ScheduledCall:
             def noted() -> None:
                 path, first_row = args[:2]
                 moments[Path(path.numpy().decode()).name, int(first_row)] = time.time()
-                began()
+                on_start()
 
-            return super().schedule(function, args, began=noted)
+            return super().schedule(function, args, on_start=noted)
 
     config = TrainConfig(
         data=str(dataset.directory),

@@ -1,14 +1,87 @@
-"""embedps: recommender training whose embedding tables are partitioned over parameter servers."""
+"""embedps: recommender training whose embedding tables are partitioned over parameter servers.
 
+The names of `__all__` are the public API. Each is imported from its module when it is first used,
+so `import embedps` is fast, and loads TensorFlow only for a name that needs it.
+"""
+
+import importlib
 import os
+from typing import TYPE_CHECKING
 
+from embedps import errors
 from embedps.console import tf_startup
 
-# TFRS and ParameterServerStrategy work with Keras 2, which TensorFlow takes from tf-keras when told
-# so before its first import.
+if TYPE_CHECKING:
+    from embedps.checkpoint.follow import follow
+    from embedps.data.dataset import Dataset
+    from embedps.engine.recommender import Recommender
+    from embedps.run.config import TrainConfig
+    from embedps.tables.optimizers import SGD, Adagrad, Ftrl, LazyAdam, RowwiseAdagrad
+    from embedps.tables.specs import FeatureSpec, Initializer, TableSpec
+    from embedps.training.callbacks import Callback, EarlyStopping, ReduceLearningRate
+    from embedps.training.trainer import Trainer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Callback",
+    "Dataset",
+    "EarlyStopping",
+    "FeatureSpec",
+    "Ftrl",
+    "Initializer",
+    "LazyAdam",
+    "Recommender",
+    "ReduceLearningRate",
+    "RowwiseAdagrad",
+    "TableSpec",
+    "TrainConfig",
+    "Trainer",
+    "__version__",
+    "errors",
+    "follow",
+]
+
+_MODULE_OF = {
+    "SGD": "tables.optimizers",
+    "Adagrad": "tables.optimizers",
+    "Callback": "training.callbacks",
+    "Dataset": "data.dataset",
+    "EarlyStopping": "training.callbacks",
+    "FeatureSpec": "tables.specs",
+    "Ftrl": "tables.optimizers",
+    "Initializer": "tables.specs",
+    "LazyAdam": "tables.optimizers",
+    "Recommender": "engine.recommender",
+    "ReduceLearningRate": "training.callbacks",
+    "RowwiseAdagrad": "tables.optimizers",
+    "TableSpec": "tables.specs",
+    "TrainConfig": "run.config",
+    "Trainer": "training.trainer",
+    "follow": "checkpoint.follow",
+}
+
+# TFRS and ParameterServerStrategy work with Keras 2. TensorFlow takes it from tf-keras if it is
+# told so before its first import.
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
-# Errors only: what an op refuses is logged as a warning, and comes out as an exception anyway.
+# Log errors only: what an op refuses would be logged as a warning, and it is raised anyway.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 tf_startup.watch()
 
-__version__ = "0.1.0"
+
+if not TYPE_CHECKING:  # a type checker would take any name to be there
+
+    def __getattr__(name: str) -> object:
+        """Imports a public name when it is first used (PEP 562)."""
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    """Lists the public names, whether they were used or not."""
+    return sorted({*globals(), *__all__})

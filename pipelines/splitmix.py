@@ -18,7 +18,7 @@ def mix(h: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return h
 
 
-def seeded(seed: int, num: int) -> NDArray[np.uint64]:
+def seed_hashes(seed: int, num: int) -> NDArray[np.uint64]:
     """Returns `num` times a value that depends on the seed."""
     return mix(np.full(num, (seed * GOLDEN + 1) % (1 << 64), np.uint64))
 

@@ -68,7 +68,7 @@ def continuation(manifest: Manifest, position: Position | None) -> tuple[SaveSet
     return None
 
 
-def way(manifests: Iterable[Manifest], position: Position) -> list[Manifest]:
+def shortest_path(manifests: Iterable[Manifest], position: Position) -> list[Manifest]:
     """The fewest manifests by which a reader at a position comes as far as it can, in order."""
     newest_first = sorted(manifests, key=lambda manifest: manifest.number, reverse=True)
     found: list[Manifest] = []

@@ -26,11 +26,11 @@ from types import TracebackType
 
 import pyarrow as pa
 
-from embedps.checkpoint.chain import Position, continuation, position_of, way
+from embedps.checkpoint.chain import Position, continuation, position_of, shortest_path
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest, SaveSet
 from embedps.checkpoint.format.rows import RowFile
-from embedps.checkpoint.lease import Renewal
+from embedps.checkpoint.lease import LeaseRenewer
 from embedps.errors import CheckpointError, CorruptCheckpointError
 
 LEASE_SECS = 120.0
@@ -85,7 +85,7 @@ Change = Reset | Rows | Reached
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Step:
+class Advance:
     """A manifest to be brought up to, under a lease.
 
     Attributes:
@@ -115,12 +115,12 @@ class Follower:
         self._directory = directory
         self._holder = holder
         self._name = f"{holder}-{socket.gethostname()}-{os.getpid()}-{next(_names)}"
-        self._lease: Renewal | None = None
+        self._lease: LeaseRenewer | None = None
         self._seen = -1  # the manifest that was looked at last
         self.position = position
 
     def __enter__(self) -> Follower:
-        self._lease = Renewal(
+        self._lease = LeaseRenewer(
             self._directory, self._name, expire_secs=LEASE_SECS, holder=self._holder
         )
         self._lease.__enter__()
@@ -144,7 +144,7 @@ class Follower:
         """The reader holds no rows any more: its next step is a whole chain."""
         self.position, self._seen = None, -1
 
-    def next(self) -> Step | None:
+    def next(self) -> Advance | None:
         """The next manifest to be at, leased; None where there is no newer one.
 
         Raises:
@@ -159,25 +159,25 @@ class Follower:
                 return step
         return None
 
-    def reached(self, step: Step) -> None:
+    def reached(self, step: Advance) -> None:
         """Says that the reader holds the rows of a step's manifest now."""
         self.position = position_of(step.manifest)
         self._seen = step.manifest.number
 
-    def _choose(self) -> Step:
+    def _choose(self) -> Advance:
         manifests = _readable(self._directory)
         newest = manifests[-1]
         if self.position is None:
-            return Step(manifest=newest, saves=newest.chain, reset=True)
+            return Advance(manifest=newest, saves=newest.chain, reset=True)
         # The newest that can be reached at once; else the first of a way that leads far.
         saves = continuation(newest, self.position)
         if saves is not None:
-            return Step(manifest=newest, saves=saves, reset=False)
-        ahead = way(manifests, self.position)
+            return Advance(manifest=newest, saves=saves, reset=False)
+        ahead = shortest_path(manifests, self.position)
         saves = continuation(ahead[0], self.position) if ahead else None
         if saves is None or continuation(newest, position_of(ahead[-1])) is None:
-            return Step(manifest=newest, saves=newest.chain, reset=True)
-        return Step(manifest=ahead[0], saves=saves, reset=False)
+            return Advance(manifest=newest, saves=newest.chain, reset=True)
+        return Advance(manifest=ahead[0], saves=saves, reset=False)
 
 
 def follow(
@@ -223,7 +223,7 @@ def follow(
 
 
 def _read(
-    directory: CheckpointDirectory, position: Position | None, step: Step
+    directory: CheckpointDirectory, position: Position | None, step: Advance
 ) -> Iterator[Change]:
     if step.reset:
         yield Reset(lost=position)

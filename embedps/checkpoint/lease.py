@@ -124,7 +124,7 @@ def lease_manifest(
     return directory.read(number)
 
 
-class Renewal:
+class LeaseRenewer:
     """Renews a lease on a thread of its own while its block runs, and releases it at its end."""
 
     def __init__(
@@ -179,7 +179,7 @@ class Renewal:
                         holder=self._holder,
                     )
 
-    def __enter__(self) -> Renewal:
+    def __enter__(self) -> LeaseRenewer:
         self._thread.start()
         return self
 

@@ -11,7 +11,7 @@ from embedps.errors import UsageError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CutPolicy:
+class SavePolicy:
     """A cut is due after so many seconds or so many training steps, whichever comes first.
 
     Attributes:

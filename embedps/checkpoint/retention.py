@@ -1,26 +1,31 @@
-"""What may go: the manifests and saves that no policy keeps and nobody leases."""
+"""Retention: which manifests stay, and the removal of what nothing needs."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
-from embedps.checkpoint.chain import position_of, way
+from embedps.checkpoint.chain import position_of, shortest_path
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.lease import read_leases, release_lease
 from embedps.errors import CheckpointError, CorruptCheckpointError, UsageError
-from embedps.run.summary import read_evaluations
 from embedps.storage import file_io
 
 _REMOVED_SUFFIX = ".removed"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Collected:
-    """What a collection removed."""
+class CollectResult:
+    """What a garbage collection removed.
+
+    Attributes:
+      manifests: their numbers.
+      directories: the names of the saves' directories.
+      bytes: the sum of the removed files' sizes.
+    """
 
     manifests: tuple[int, ...]
     directories: tuple[str, ...]
@@ -28,13 +33,13 @@ class Collected:
 
 
 class KeepPolicy:
-    """Says which manifests stay. What several policies are given for stays if one of them keeps."""
+    """Selects the manifests that stay. A manifest stays if one of several policies selects it."""
 
     def select(self, manifests: Mapping[int, Manifest], now: float) -> set[int]:
-        """The numbers of those to keep.
+        """Returns the numbers of the manifests to keep.
 
         Args:
-          manifests: all that can be read, by number.
+          manifests: all readable manifests, by number.
           now: seconds since the epoch.
         """
         raise NotImplementedError
@@ -42,7 +47,7 @@ class KeepPolicy:
 
 @dataclasses.dataclass(frozen=True)
 class KeepNewest(KeepPolicy):
-    """The newest `count` manifests."""
+    """Keeps the newest `count` manifests."""
 
     count: int = 2
 
@@ -52,7 +57,7 @@ class KeepNewest(KeepPolicy):
 
 @dataclasses.dataclass(frozen=True)
 class KeepChains(KeepPolicy):
-    """The last manifest of each of the newest `count` chains."""
+    """Keeps the last manifest of each of the newest `count` chains."""
 
     count: int = 1
 
@@ -62,8 +67,8 @@ class KeepChains(KeepPolicy):
 
 
 @dataclasses.dataclass(frozen=True)
-class KeepYoung(KeepPolicy):
-    """Those committed in the last `secs` seconds."""
+class KeepRecent(KeepPolicy):
+    """Keeps the manifests committed in the last `secs` seconds."""
 
     secs: float
 
@@ -73,7 +78,7 @@ class KeepYoung(KeepPolicy):
 
 @dataclasses.dataclass(frozen=True)
 class KeepEvery(KeepPolicy):
-    """The first manifest of each period of `hours`, counted from the epoch."""
+    """Keeps the first manifest of each period of `hours`, counted from the epoch."""
 
     hours: float
 
@@ -87,45 +92,29 @@ class KeepEvery(KeepPolicy):
 
 @dataclasses.dataclass(frozen=True)
 class KeepBest(KeepPolicy):
-    """The `count` manifests that scored best, by what an evaluator wrote.
+    """Keeps the `count` manifests with the best scores.
 
     Attributes:
-      count: how many.
-      model_dir: where evaluation.jsonl is.
-      metric: "auc", of which more is better; "logloss" or "normalized_entropy", of which less is.
+      count: how many to keep.
+      read_scores: returns all evaluations so far. Each maps "number" to a manifest's number, and
+        a metric's name to its value.
+      metric: "auc" (higher is better), or "logloss" or "normalized_entropy" (lower is better).
     """
 
     count: int
-    model_dir: Path
+    read_scores: Callable[[], Iterable[Mapping[str, Any]]]
     metric: str = "auc"
 
     def select(self, manifests: Mapping[int, Manifest], now: float) -> set[int]:
         scores = {}
-        for line in read_evaluations(self.model_dir):
-            score = line.get(self.metric)
-            if line.get("number") in manifests and isinstance(score, int | float):
-                scores[line["number"]] = score if self.metric == "auc" else -score
+        for evaluation in self.read_scores():
+            score = evaluation.get(self.metric)
+            if evaluation.get("number") in manifests and isinstance(score, int | float):
+                scores[evaluation["number"]] = score if self.metric == "auc" else -score
         return set(sorted(scores, key=lambda n: (scores[n], n), reverse=True)[: self.count])
 
 
 DEFAULT_KEEP: tuple[KeepPolicy, ...] = (KeepNewest(2), KeepChains(1))
-
-
-def make_keep(
-    directory: CheckpointDirectory,
-    *,
-    chains: int,
-    secs: float = 0,
-    every_hours: float = 0,
-    best: int = 0,
-    metric: str = "auc",
-) -> tuple[KeepPolicy, ...]:
-    """The policies that flags ask for; the newest two manifests stay in any case."""
-    policies: list[KeepPolicy] = [KeepNewest(2), KeepChains(chains)]
-    policies += [KeepYoung(secs)] if secs else []
-    policies += [KeepEvery(every_hours)] if every_hours else []
-    policies += [KeepBest(best, directory.path, metric)] if best else []
-    return tuple(policies)
 
 
 def collect_garbage(
@@ -134,20 +123,26 @@ def collect_garbage(
     *,
     under_way: Collection[str] = (),
     now: float | None = None,
-) -> Collected:
-    """Removes the manifests and saves that nothing needs, and what failed commits left.
+) -> CollectResult:
+    """Removes the manifests and saves that nothing needs, and the files of failed commits.
 
-    Needed are the newest manifest, those that a policy keeps, every one under a live lease, and
-    those by which the lease's holder goes on. What has a number above the newest save's is left
-    alone, as a save under way, and so are the directories named in `under_way`. To be called in
+    These manifests stay: the newest one, those that a policy keeps, those under a live lease, and
+    those through which the holder of the lease reaches the newest one. A save whose number is above
+    the newest committed save's may still be written, so it stays too. Call this inside
     `directory.exclusive()`.
+
+    Args:
+      directory: of the checkpoints.
+      keep: policies; at least one.
+      under_way: the directories of other saves that are still written; they stay.
+      now: seconds since the epoch; the clock's time if not given.
 
     Raises:
       UsageError: there is no policy.
-      CorruptCheckpointError: the newest manifest or a lease cannot be read: nothing was removed.
+      CorruptCheckpointError: the newest manifest or a lease cannot be read. Nothing was removed.
     """
     if not keep:
-        raise UsageError("collect_garbage must be given a policy that says what to keep")
+        raise UsageError("collect_garbage must get at least one policy that says what to keep")
     now = time.time() if now is None else now
     try:
         return _collect(directory, keep, under_way, now)
@@ -160,33 +155,33 @@ def _collect(
     policies: Sequence[KeepPolicy],
     under_way: Collection[str],
     now: float,
-) -> Collected:
+) -> CollectResult:
     _restore_set_aside(directory)
     manifests = _readable(directory)
     if not manifests:
-        return Collected(manifests=(), directories=(), bytes=0)
+        return CollectResult(manifests=(), directories=(), bytes=0)
     keep = {max(manifests)}.union(*(policy.select(manifests, now) for policy in policies))
     keep |= _leased(directory, manifests, now)
     removed = _remove_manifests(directory, manifests, keep, now)
     kept = [manifests[n] for n in manifests if n not in removed]
     directories, num_bytes = _remove_saves(directory, kept, under_way)
     _remove_expired_leases(directory, now)
-    return Collected(manifests=tuple(removed), directories=tuple(directories), bytes=num_bytes)
+    return CollectResult(manifests=tuple(removed), directories=tuple(directories), bytes=num_bytes)
 
 
 def _last_of_chains(manifests: Mapping[int, Manifest]) -> dict[int, int]:
-    """By its base, the last manifest of a chain."""
+    """Maps the number of each chain's base to the chain's last manifest."""
     return {manifests[n].base_number: n for n in sorted(manifests)}
 
 
 def _restore_set_aside(directory: CheckpointDirectory) -> None:
-    """Undoes a removal that a kill cut short: a lease may count on the manifest."""
+    """Undoes a removal that a kill interrupted: a lease may protect the manifest."""
     for path in directory.manifests_dir.glob(f"*{_REMOVED_SUFFIX}"):
         file_io.rename(path, path.with_suffix(".json"))
 
 
 def _readable(directory: CheckpointDirectory) -> dict[int, Manifest]:
-    """The manifests by number, without the corrupt; the newest must not be."""
+    """Reads all manifests but corrupt ones; the newest must be readable."""
     numbers = directory.numbers()
     manifests: dict[int, Manifest] = {}
     for number in numbers:
@@ -201,9 +196,12 @@ def _readable(directory: CheckpointDirectory) -> dict[int, Manifest]:
 def _leased(
     directory: CheckpointDirectory, manifests: Mapping[int, Manifest], now: float
 ) -> set[int]:
-    """The manifests under a lease, and those by which their readers go on."""
+    """Returns the manifests under a live lease, and those on their readers' path to the newest."""
     leased = {lease.number for lease in read_leases(directory) if lease.is_live(now)}
-    ahead = (way(manifests.values(), position_of(manifests[n])) for n in leased & manifests.keys())
+    ahead = (
+        shortest_path(manifests.values(), position_of(manifests[n]))
+        for n in leased & manifests.keys()
+    )
     return leased.union(manifest.number for path in ahead for manifest in path)
 
 
@@ -213,12 +211,16 @@ def _remove_manifests(
     keep: Collection[int],
     now: float,
 ) -> list[int]:
-    """Removes all manifests but those; they go before their files, so a kill leaves no torn one."""
+    """Removes all manifests but those to keep.
+
+    Manifests are removed before their files. So after a kill, no manifest names a removed file.
+    """
     going = [number for number in directory.numbers() if number not in keep]
     aside = {n: directory.manifest_path(n).with_suffix(_REMOVED_SUFFIX) for n in going}
     for number, path in aside.items():
         file_io.rename(directory.manifest_path(number), path)
-    # Who leased one before it went has now been seen, or will see that it is gone.
+    # A reader that leased one of them before its rename is seen here. A later reader finds that the
+    # manifest is gone.
     leased = _leased(directory, manifests, now)
     for number in leased & aside.keys():
         file_io.rename(aside.pop(number), directory.manifest_path(number))

@@ -14,7 +14,7 @@ from tensorflow.python.distribute.coordinator import cluster_coordinator
 
 from embedps import kernels
 from embedps.cluster.bind_address import check_listening, listen_at
-from embedps.cluster.health import Health, Task, use_own_executor
+from embedps.cluster.health import HealthMonitor, TaskId, use_own_executor
 from embedps.cluster.interface import ScheduledCall
 from embedps.cluster.local_processes import LocalProcesses
 from embedps.cluster.variable_placement import VariablePlacement
@@ -24,7 +24,7 @@ from embedps.errors import ClusterError, ServerLostError, UsageError
 _TICK_SECS = 0.2
 
 
-class _Attempts(cluster_coordinator.Closure):
+class _WorkerClosure(cluster_coordinator.Closure):
     """A function that the coordinator's thread of a worker calls with its index, in each attempt.
 
     A coordinator's public `schedule` takes tf.functions only, and tells nobody who runs one, how
@@ -105,7 +105,7 @@ class CoordinatorCluster:
         self._processes = processes
         self._on_lost = on_lost
         self._busy: dict[int, ScheduledCall] = {}
-        self._health = Health(
+        self._health = HealthMonitor(
             [(job, index) for job in ("ps", "worker") for index in range(jobs[job])],
             timeout_secs=server_timeout_secs,
         )
@@ -125,7 +125,7 @@ class CoordinatorCluster:
         function: Any,
         args: tuple[Any, ...],
         *,
-        began: Callable[[], None] = lambda: None,
+        on_start: Callable[[], None] = lambda: None,
     ) -> ScheduledCall:
         """Queues a function for any worker."""
         running = ScheduledCall()
@@ -144,18 +144,18 @@ class CoordinatorCluster:
         def run(worker: int) -> None:
             if running.cancelled():
                 return
-            if ("worker", worker) in self._health.leaving():
-                self._health.release(("worker", worker))
+            if ("worker", worker) in self._health.draining():
+                self._health.allow_shutdown(("worker", worker))
                 raise tf.errors.UnavailableError(None, None, f"/job:worker/task:{worker} leaves")
             self._busy[worker] = running
-            running.worker, running.since = worker, time.monotonic()
+            running.worker, running.started_at = worker, time.monotonic()
             if self._processes is not None:
-                self._processes.began(worker, running)
-            began()
+                self._processes.unit_started(worker, running)
+            on_start()
             try:
                 running.end(tf.nest.map_structure(lambda t: t.numpy(), concrete(*args)))
             except BaseException as error:
-                running.worker, running.since = None, math.inf
+                running.worker, running.started_at = None, math.inf
                 if _is_of_worker(error):
                     with self._lock:
                         self._lost_since += 1
@@ -164,26 +164,26 @@ class CoordinatorCluster:
             finally:
                 self._busy.pop(worker, None)
             if self._processes is not None:
-                self._processes.ended(worker)
+                self._processes.unit_ended(worker)
 
-        self._coordinator._cluster.closure_queue.put(_Attempts(run))
+        self._coordinator._cluster.closure_queue.put(_WorkerClosure(run))
         return running
 
     def fetch(self, result: ScheduledCall) -> Any:
         """Waits for a function's values."""
         return result.result()
 
-    def silent_workers(self) -> Set[int]:
+    def unresponsive_workers(self) -> Set[int]:
         """The workers that have not answered for too long."""
-        return {index for job, index in self._health.silent() if job == "worker"}
+        return {index for job, index in self._health.unresponsive() if job == "worker"}
 
-    def leaving(self) -> Set[Task]:
+    def draining(self) -> Set[TaskId]:
         """The servers that were told to end and wait for `release`."""
-        return self._health.leaving()
+        return self._health.draining()
 
-    def release(self, task: Task) -> None:
+    def allow_shutdown(self, task: TaskId) -> None:
         """Lets a server end that is leaving."""
-        self._health.release(task)
+        self._health.allow_shutdown(task)
 
     @property
     def worker_restarts(self) -> int:
@@ -220,11 +220,11 @@ class CoordinatorCluster:
 
     def _look_after(self) -> ClusterError | None:
         """Does what there is to do about servers that are not well; returns what it cannot."""
-        leaving = self._health.leaving()
+        leaving = self._health.draining()
         for job, index in leaving:
             if job == "worker" and index not in self._busy:
-                self._health.release((job, index))
-        for job, index in self._health.silent():
+                self._health.allow_shutdown((job, index))
+        for job, index in self._health.unresponsive():
             if self._processes is not None:
                 self._processes.kill((job, index))
             elif job == "ps":
@@ -236,7 +236,9 @@ class CoordinatorCluster:
             stuck = self._open and time.monotonic() > self._last_end + self._wait_secs
             lost = self._lost_since
         if stuck:
-            silent = ", ".join(f"{job} {index}" for job, index in sorted(self._health.silent()))
+            silent = ", ".join(
+                f"{job} {index}" for job, index in sorted(self._health.unresponsive())
+            )
             return ServerLostError(
                 f"waited {self._wait_secs:.0f} s for any unit to end, "
                 + (f"while {silent} did not answer" if silent else "though every server answers")
@@ -251,7 +253,7 @@ class CoordinatorCluster:
     def _describe_busy(self) -> str:
         """Says which workers run a unit, and since when."""
         now = time.monotonic()
-        busy = [f"worker {w} for {now - r.since:.0f} s" for w, r in sorted(self._busy.items())]
+        busy = [f"worker {w} for {now - r.started_at:.0f} s" for w, r in sorted(self._busy.items())]
         return f"running one: {', '.join(busy)}" if busy else "no worker runs one"
 
 

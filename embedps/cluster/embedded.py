@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from embedps import kernels
-from embedps.cluster.health import Task
+from embedps.cluster.health import TaskId
 from embedps.cluster.interface import ScheduledCall
 from embedps.console import tf_logging
 
@@ -43,7 +43,7 @@ class EmbeddedCluster:
         function: Callable[..., Any],
         args: tuple[Any, ...],
         *,
-        began: Callable[[], None] = lambda: None,
+        on_start: Callable[[], None] = lambda: None,
     ) -> ScheduledCall:
         """Queues a function for a thread."""
         running = ScheduledCall()
@@ -51,8 +51,8 @@ class EmbeddedCluster:
         def run() -> None:
             if running.cancelled():
                 return
-            running.worker, running.since = 0, time.monotonic()
-            began()
+            running.worker, running.started_at = 0, time.monotonic()
+            on_start()
             try:
                 running.end(tf.nest.map_structure(lambda t: t.numpy(), function(*args)))
             except BaseException as error:
@@ -68,15 +68,15 @@ class EmbeddedCluster:
         """Waits for a function's values."""
         return result.result()
 
-    def silent_workers(self) -> Set[int]:
+    def unresponsive_workers(self) -> Set[int]:
         """None: they are of this process."""
         return frozenset()
 
-    def leaving(self) -> Set[Task]:
+    def draining(self) -> Set[TaskId]:
         """None: there are no servers."""
         return frozenset()
 
-    def release(self, task: Task) -> None:
+    def allow_shutdown(self, task: TaskId) -> None:
         """There are no servers."""
 
     def done(self) -> bool:

@@ -20,18 +20,18 @@ _ASK_SECS = 1.0
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _own = threading.local()
 
-Task: TypeAlias = tuple[str, int]
+TaskId: TypeAlias = tuple[str, int]
 """A job, "ps" or "worker", and an index."""
 
 
-def device_of(task: Task) -> str:
+def device_of(task: TaskId) -> str:
     """Where a task's ops run."""
     job, index = task
     return f"/job:{job}/replica:0/task:{index}/device:CPU:0"
 
 
 def wait_until_serving(
-    addresses: Mapping[Task, str], *, secs: float, check: Callable[[Task], None]
+    addresses: Mapping[TaskId, str], *, secs: float, check: Callable[[TaskId], None]
 ) -> None:
     """Waits until every server answers.
 
@@ -70,41 +70,41 @@ def use_own_executor() -> None:
         context.context().executor = _own.executor
 
 
-class Health:
+class HealthMonitor:
     """What servers answered last. A process that is stopped, or deadlocked, does not answer."""
 
-    def __init__(self, tasks: Iterable[Task], *, timeout_secs: float) -> None:
+    def __init__(self, tasks: Iterable[TaskId], *, timeout_secs: float) -> None:
         """Begins to ask; a server silent for longer than `timeout_secs` is `silent`."""
         self._timeout_secs = timeout_secs
         self._lock = threading.Lock()  # guards the five below
-        self._there: set[Task] = set()  # their last call brought an answer
-        self._asked: dict[Task, float] = {}  # and not answered yet
-        self._unreachable: dict[Task, int] = {}  # times in a row
-        self._leaving: set[Task] = set()
-        self._released: set[Task] = set()
+        self._there: set[TaskId] = set()  # their last call brought an answer
+        self._asked: dict[TaskId, float] = {}  # and not answered yet
+        self._unreachable: dict[TaskId, int] = {}  # times in a row
+        self._leaving: set[TaskId] = set()
+        self._released: set[TaskId] = set()
         self._closed = threading.Event()
         for task in tasks:
             threading.Thread(
                 target=self._keep_asking, args=(task,), name=f"ask {task}", daemon=True
             ).start()
 
-    def silent(self) -> set[Task]:
+    def unresponsive(self) -> set[TaskId]:
         """Those that answered once and have not for too long; one that starts is none of them."""
         before = time.monotonic() - self._timeout_secs
         with self._lock:
             return {t for t, asked in self._asked.items() if asked < before and t in self._there}
 
-    def unreachable(self) -> set[Task]:
+    def unreachable(self) -> set[TaskId]:
         """Those whose address refused to be asked, twice in a row."""
         with self._lock:
             return {task for task, times in self._unreachable.items() if times >= 2}
 
-    def leaving(self) -> set[Task]:
+    def draining(self) -> set[TaskId]:
         """Those that were told to end, and wait until they are released."""
         with self._lock:
             return set(self._leaving)
 
-    def release(self, task: Task) -> None:
+    def allow_shutdown(self, task: TaskId) -> None:
         """Lets a server that is leaving end."""
         with self._lock:
             self._released.add(task)
@@ -113,7 +113,7 @@ class Health:
         """Stops asking."""
         self._closed.set()
 
-    def _keep_asking(self, task: Task) -> None:
+    def _keep_asking(self, task: TaskId) -> None:
         use_own_executor()
         while not self._closed.wait(_ASK_SECS):
             with self._lock:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from embedps.cluster.health import Task
+from embedps.cluster.health import TaskId
 
 
 class ScheduledCall(concurrent.futures.Future[Any]):
@@ -20,12 +20,12 @@ class ScheduledCall(concurrent.futures.Future[Any]):
 
     Attributes:
       worker: the index of the worker that runs it; None where none does yet.
-      since: when that worker began, as time.monotonic() says.
+      started_at: when that worker began, as time.monotonic() says.
       deaths: how many workers of ours have died while they ran it.
     """
 
     worker: int | None = None
-    since: float = math.inf
+    started_at: float = math.inf
     deaths: int = 0
 
     def end(self, values: Any = None, error: BaseException | None = None) -> None:
@@ -67,26 +67,26 @@ class Cluster(Protocol):
         function: Callable[..., Any],
         args: tuple[Any, ...],
         *,
-        began: Callable[[], None] = lambda: None,
+        on_start: Callable[[], None] = lambda: None,
     ) -> ScheduledCall:
         """Queues a tf.function for any worker; returns at once.
 
         Args:
           function: what to run; if its worker dies, it runs again on another.
           args: of it.
-          began: called each time a worker begins it, on a thread of that worker's.
+          on_start: called each time a worker begins it, on a thread of that worker's.
         """
 
     def fetch(self, result: ScheduledCall) -> Any:
         """Waits for a scheduled function and returns its values as NumPy, or raises its error."""
 
-    def silent_workers(self) -> Set[int]:
+    def unresponsive_workers(self) -> Set[int]:
         """The workers that have not answered for too long."""
 
-    def leaving(self) -> Set[Task]:
+    def draining(self) -> Set[TaskId]:
         """The servers that were told to end and wait for `release`: a notice."""
 
-    def release(self, task: Task) -> None:
+    def allow_shutdown(self, task: TaskId) -> None:
         """Lets a server end that is leaving."""
 
     @property

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from embedps.cluster.health import Task, wait_until_serving
+from embedps.cluster.health import TaskId, wait_until_serving
 from embedps.cluster.interface import ScheduledCall
 from embedps.console.process_logs import how_it_ended, last_line
 from embedps.errors import ClusterError, ServerLostError
@@ -44,8 +44,8 @@ class LocalProcesses:
         self.restarts = 0  # of workers
         self._log_dir = log_dir
         self._grace_secs = grace_secs
-        self._processes: dict[Task, subprocess.Popen[bytes]] = {}
-        self._deaths: dict[Task, int] = {}  # since it finished a unit
+        self._processes: dict[TaskId, subprocess.Popen[bytes]] = {}
+        self._deaths: dict[TaskId, int] = {}  # since it finished a unit
         self._units: dict[int, ScheduledCall] = {}  # by the worker that runs it
         self._closed = threading.Event()
         self._lock = threading.Lock()  # that none starts once this is closed
@@ -57,7 +57,7 @@ class LocalProcesses:
         """A task's process."""
         return self._processes[job, index].pid
 
-    def kill(self, task: Task) -> None:
+    def kill(self, task: TaskId) -> None:
         """Ends a task's process at once."""
         self._processes[task].kill()
 
@@ -78,11 +78,11 @@ class LocalProcesses:
 
         threading.Thread(target=keep, name="processes", daemon=True).start()
 
-    def began(self, worker: int, unit: ScheduledCall) -> None:
+    def unit_started(self, worker: int, unit: ScheduledCall) -> None:
         """A worker begins a unit."""
         self._units[worker] = unit
 
-    def ended(self, worker: int) -> None:
+    def unit_ended(self, worker: int) -> None:
         """A worker has ended its unit."""
         self._units.pop(worker, None)
         self._deaths["worker", worker] = 0
@@ -106,7 +106,7 @@ class LocalProcesses:
             self._spawn(task)
         return None
 
-    def _count_death(self, task: Task) -> str:
+    def _count_death(self, task: TaskId) -> str:
         """Counts a process that was not told to end; why it is the last one, if it is."""
         self._deaths[task] = self._deaths.get(task, 0) + 1
         unit = self._units.pop(task[1], None) if task[0] == "worker" else None
@@ -125,7 +125,7 @@ class LocalProcesses:
           ClusterError: a task ended, or did not answer in time.
         """
 
-        def check(task: Task) -> None:
+        def check(task: TaskId) -> None:
             code = self._processes[task].poll()
             if code is None:
                 return
@@ -154,7 +154,7 @@ class LocalProcesses:
     def _log(self, job: str, index: int) -> Path:
         return self._log_dir / f"{job}-{index}.log"
 
-    def _spawn(self, task: Task) -> None:
+    def _spawn(self, task: TaskId) -> None:
         job, index = task
         config = {"cluster": self.cluster, "task": {"type": job, "index": index}}
         environment = dict(

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 # By kind, its slots of each trainable variable. Its variables are its count of steps, then the
 # slots: each of all variables, in the variables' order.
-SLOTS = {"sgd": 0, "adagrad": 1, "adam": 2}
+NUM_OPTIMIZER_SLOTS = {"sgd": 0, "adagrad": 1, "adam": 2}
 
 
 def make_dense_optimizer(kind: str, learning_rate: float, network: tf.keras.Model) -> Any:

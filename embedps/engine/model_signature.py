@@ -11,7 +11,7 @@ import tensorflow as tf
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.dense import read_dense
 from embedps.checkpoint.format.manifest import Manifest
-from embedps.engine.dense_optimizer import SLOTS
+from embedps.engine.dense_optimizer import NUM_OPTIMIZER_SLOTS
 from embedps.engine.recommender import Recommender
 from embedps.errors import DimMismatchError
 
@@ -77,7 +77,9 @@ def check_optimizer(
     stored = [array.shape for array in read_dense(directory.file(manifest.dense)).values()]
     shapes = [tuple(v.shape) for v in network.variables]
     slots = [tuple(v.shape) for v in network.trainable_variables]
-    fitting = [each for each, n in SLOTS.items() if stored == [*shapes, (), *(slots * n)]]
+    fitting = [
+        each for each, n in NUM_OPTIMIZER_SLOTS.items() if stored == [*shapes, (), *(slots * n)]
+    ]
     if fitting and kind not in fitting:
         raise _differs("dense_optimizer", kind, fitting[0])
 

@@ -47,7 +47,7 @@ def check_network(network: Any) -> None:
         )
 
 
-def check_answer(answer: Any, *, batch_rows: int) -> None:
+def check_logits(answer: Any, *, batch_rows: int) -> None:
     """Refuses what a network may not give for a batch.
 
     Raises:
@@ -67,7 +67,7 @@ def check_answer(answer: Any, *, batch_rows: int) -> None:
         )
 
 
-def try_step(
+def check_step(
     recommender: Recommender,
     network: tf.keras.Model,
     strategy: tf.distribute.Strategy,

@@ -23,7 +23,7 @@ def unseeded() -> Iterator[None]:
         graph.seed = before
 
 
-def draw_anew(network: tf.keras.Model, seed: int, step: int) -> None:
+def reseed_generators(network: tf.keras.Model, seed: int, step: int) -> None:
     """Has a network that goes on from a step draw other numbers than it drew from the start.
 
     Args:

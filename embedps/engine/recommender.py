@@ -92,7 +92,7 @@ class Recommender:
         """
         import tensorflow as tf
 
-        from embedps.engine.network_check import check_answer, check_network
+        from embedps.engine.network_check import check_logits, check_network
 
         network = self.build()
         check_network(network)
@@ -107,7 +107,7 @@ class Recommender:
                     f"of shape {variable.shape.as_list()}: leave a layer out whose inputs have no "
                     f"columns (there are {len(self.numerics)} numerics)"
                 )
-        check_answer(answer, batch_rows=2)
+        check_logits(answer, batch_rows=2)
         return network
 
     def logits(

@@ -29,7 +29,7 @@ from embedps.tables import ops
 from embedps.tables.collection import EmbeddingCollection, Ids, LookupResult
 
 
-class Step(NamedTuple):
+class StepInputs(NamedTuple):
     """What a step has got.
 
     Attributes:
@@ -49,16 +49,18 @@ class Step(NamedTuple):
     read: Mapping[str, Sequence[tf.Tensor]]
 
 
-class Exchange(Protocol):
+class StepExchange(Protocol):
     """What a training step asks.
 
     Attributes:
-      steps_a_turn: how many steps a turn of a unit's loop should have, one after the other.
+      steps_per_iteration: how many steps a turn of a unit's loop should have, one after the other.
     """
 
-    steps_a_turn: int
+    steps_per_iteration: int
 
-    def begin(self, ids: Mapping[str, Ids], *, number: tf.Tensor, learning_rate: tf.Tensor) -> Step:
+    def begin(
+        self, ids: Mapping[str, Ids], *, number: tf.Tensor, learning_rate: tf.Tensor
+    ) -> StepInputs:
         """Gets what a batch needs.
 
         Args:
@@ -67,12 +69,12 @@ class Exchange(Protocol):
           learning_rate: of the tables, float32 scalar.
         """
 
-    def computing(self, step: Step) -> AbstractContextManager[None]:
+    def computing(self, step: StepInputs) -> AbstractContextManager[None]:
         """Has the network compute with what a step got, within the block."""
 
     def end(
         self,
-        step: Step,
+        step: StepInputs,
         row_gradients: Sequence[Sequence[tf.Tensor | None]],
         gradients: Sequence[tf.Tensor | None],
     ) -> None:
@@ -82,13 +84,13 @@ class Exchange(Protocol):
         """
 
 
-def make_exchange(
+def make_step_exchange(
     network: tf.keras.Model,
     optimizer: Any,
     collection: EmbeddingCollection,
     *,
     wire_dtype: tf.DType,
-) -> Exchange:
+) -> StepExchange:
     """Picks the way by where the tables and the network's variables are.
 
     Args:
@@ -106,7 +108,7 @@ def make_exchange(
 class LocalExchange:
     """Tables and variables of this process."""
 
-    steps_a_turn = 1
+    steps_per_iteration = 1
 
     def __init__(
         self, network: tf.keras.Model, optimizer: Any, collection: EmbeddingCollection
@@ -115,18 +117,22 @@ class LocalExchange:
         self._optimizer = optimizer
         self._collection = collection
 
-    def begin(self, ids: Mapping[str, Ids], *, number: tf.Tensor, learning_rate: tf.Tensor) -> Step:
+    def begin(
+        self, ids: Mapping[str, Ids], *, number: tf.Tensor, learning_rate: tf.Tensor
+    ) -> StepInputs:
         """The variables are themselves."""
         looked = self._collection.lookup(ids, insert=True)
-        return Step(looked, list(self._network.trainable_variables), number, learning_rate, {}, {})
+        return StepInputs(
+            looked, list(self._network.trainable_variables), number, learning_rate, {}, {}
+        )
 
-    def computing(self, step: Step) -> AbstractContextManager[None]:
+    def computing(self, step: StepInputs) -> AbstractContextManager[None]:
         """It does so anyway."""
         return nullcontext()
 
     def end(
         self,
-        step: Step,
+        step: StepInputs,
         row_gradients: Sequence[Sequence[tf.Tensor | None]],
         gradients: Sequence[tf.Tensor | None],
     ) -> None:
@@ -144,7 +150,7 @@ class RemoteExchange:
     ended.
     """
 
-    steps_a_turn = 4
+    steps_per_iteration = 4
 
     def __init__(
         self,
@@ -173,7 +179,9 @@ class RemoteExchange:
                     container=collection.container, shared_name=f"steps/{uuid.uuid4().hex}"
                 )
 
-    def begin(self, ids: Mapping[str, Ids], *, number: tf.Tensor, learning_rate: tf.Tensor) -> Step:
+    def begin(
+        self, ids: Mapping[str, Ids], *, number: tf.Tensor, learning_rate: tf.Tensor
+    ) -> StepInputs:
         """Tensors of this device."""
         looked = self._collection.route(ids)
         rows: list[list[Any]] = [[None] * self._collection.num_shards for _ in looked.routed]
@@ -203,17 +211,17 @@ class RemoteExchange:
                 rows[g][shard] = found
             read[device] = answer[len(shards) :]
         looked.rows.extend(rows)
-        return Step(looked, self._variables.weights(read), number, learning_rate, sent, read)
+        return StepInputs(looked, self._variables.weights(read), number, learning_rate, sent, read)
 
     @contextmanager
-    def computing(self, step: Step) -> Iterator[None]:
+    def computing(self, step: StepInputs) -> Iterator[None]:
         """Of the variables with what was read of them, and random numbers of each worker's own."""
         with self._variables.using(step.weights), unseeded():
             yield
 
     def end(
         self,
-        step: Step,
+        step: StepInputs,
         row_gradients: Sequence[Sequence[tf.Tensor | None]],
         gradients: Sequence[tf.Tensor | None],
     ) -> None:

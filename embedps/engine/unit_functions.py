@@ -11,7 +11,7 @@ from tensorflow.python.distribute.coordinator import cluster_coordinator
 from embedps.console.tf_logging import own_words
 from embedps.data.unit_reader import Batch, UnitReader
 from embedps.engine.recommender import Recommender
-from embedps.engine.step_exchange import Step, make_exchange
+from embedps.engine.step_exchange import StepInputs, make_step_exchange
 from embedps.errors import DatasetError, ServerLostError
 from embedps.metrics import Counts, count, zero_counts
 from embedps.tables.collection import EmbeddingCollection
@@ -53,11 +53,11 @@ def make_train_unit(
       learning_rate float32 scalar) that returns the Counts of the predictions made before each
       update.
     """
-    exchange = make_exchange(
+    exchange = make_step_exchange(
         network, optimizer, collection, wire_dtype=tf.as_dtype(recommender.wire_dtype)
     )
 
-    def train(batch: Batch, begun: Step) -> Counts:
+    def train(batch: Batch, begun: StepInputs) -> Counts:
         with exchange.computing(begun), tf.GradientTape() as tape:
             watched = (begun.looked.rows, begun.weights)
             tape.watch(watched)
@@ -71,7 +71,7 @@ def make_train_unit(
 
     def turn(batches: list[Batch], first_step: tf.Tensor, learning_rate: tf.Tensor) -> Counts:
         counts = zero_counts()
-        begun: list[Step] = []
+        begun: list[StepInputs] = []
         for k, batch in enumerate(batches):
             for j in range(len(begun), min(k + steps_ahead + 1, len(batches))):
                 begun.append(
@@ -94,13 +94,13 @@ def make_train_unit(
         reader = unit_input.open(path, first_row, num_rows, seed)
         counts = zero_counts()
         num_batches = -(-num_rows // unit_input.batch_rows)
-        num_whole = num_batches // exchange.steps_a_turn * exchange.steps_a_turn
+        num_whole = num_batches // exchange.steps_per_iteration * exchange.steps_per_iteration
         # Several steps a turn of the loop: a turn costs messages to and from each server.
-        for i in tf.range(0, num_whole, exchange.steps_a_turn):
-            batches = [unit_input.next(reader) for _ in range(exchange.steps_a_turn)]
+        for i in tf.range(0, num_whole, exchange.steps_per_iteration):
+            batches = [unit_input.next(reader) for _ in range(exchange.steps_per_iteration)]
             more = strategy.run(turn, args=(batches, first_step + i, learning_rate))
             counts = counts.plus(more)
-        if exchange.steps_a_turn > 1:
+        if exchange.steps_per_iteration > 1:
             for i in tf.range(num_whole, num_batches):
                 batches = [unit_input.next(reader)]
                 more = strategy.run(turn, args=(batches, first_step + i, learning_rate))

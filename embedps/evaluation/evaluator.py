@@ -16,7 +16,7 @@ import tensorflow as tf
 from embedps import kernels
 from embedps.checkpoint.chain import continuation
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.follow import Follower, Step
+from embedps.checkpoint.follow import Advance, Follower
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.console import tf_logging
 from embedps.data.dataset import Dataset
@@ -186,14 +186,14 @@ class Evaluator:
         """
         saves = continuation(manifest, self._follower.position)
         return self._apply(
-            Step(
+            Advance(
                 manifest=manifest,
                 saves=manifest.chain if saves is None else saves,
                 reset=saves is None,
             )
         )
 
-    def _apply(self, step: Step) -> int:
+    def _apply(self, step: Advance) -> int:
         manifest = step.manifest
         check_tables(manifest, self._collection)
         check_signature(manifest, self._signature)

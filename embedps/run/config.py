@@ -1,15 +1,24 @@
 """What a training run is told; each field is a flag of `embedps.train` and a key of its file."""
 
 import dataclasses
+import functools
 import math
 from typing import Literal, TypeAlias, cast, get_args
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.quantize import Encoding, RowEncoding, SlotEncoding
-from embedps.checkpoint.policies import REBASE_KINDS, CutPolicy, RebasePolicy, make_rebase
-from embedps.checkpoint.retention import KeepPolicy, make_keep
+from embedps.checkpoint.policies import REBASE_KINDS, RebasePolicy, SavePolicy, make_rebase
+from embedps.checkpoint.retention import (
+    KeepBest,
+    KeepChains,
+    KeepEvery,
+    KeepNewest,
+    KeepPolicy,
+    KeepRecent,
+)
 from embedps.config_fields import MAX_COUNT, MAX_SECS, check, option
 from embedps.errors import UsageError
+from embedps.run.summary import read_evaluations
 
 EVAL_KINDS = ("sidecar", "inline", "none")
 DEFAULT_MODEL = "dlrm"
@@ -178,9 +187,9 @@ class TrainConfig:
                 f"but got {self.unit_rows}"
             )
 
-    def cut_policy(self) -> CutPolicy:
+    def save_policy(self) -> SavePolicy:
         """When a checkpoint is due."""
-        return CutPolicy(secs=self.delta_secs, steps=self.delta_steps or math.inf)
+        return SavePolicy(secs=self.delta_secs, steps=self.delta_steps or math.inf)
 
     def rebase_policy(self) -> RebasePolicy:
         """When one begins with a new base."""
@@ -194,12 +203,12 @@ class TrainConfig:
         )
 
     def keep_policies(self) -> tuple[KeepPolicy, ...]:
-        """Which checkpoints stay."""
-        return make_keep(
-            CheckpointDirectory(self.model_dir),
-            chains=self.keep_chains,
-            secs=self.keep_secs,
-            every_hours=self.keep_every_hours,
-            best=self.keep_best,
-            metric=self.metric,
-        )
+        """Makes the policies that keep checkpoints; the newest two manifests always stay."""
+        policies: list[KeepPolicy] = [KeepNewest(2), KeepChains(self.keep_chains)]
+        policies += [KeepRecent(self.keep_secs)] if self.keep_secs else []
+        policies += [KeepEvery(self.keep_every_hours)] if self.keep_every_hours else []
+        if self.keep_best:
+            model_dir = CheckpointDirectory(self.model_dir).path
+            scores = functools.partial(read_evaluations, model_dir)
+            policies.append(KeepBest(self.keep_best, scores, self.metric))
+        return tuple(policies)

@@ -145,7 +145,7 @@ class Scheduler:
 
     def _attempt(self, unit: Unit) -> ScheduledCall:
         return self._cluster.schedule(
-            self._function, self._arguments(unit), began=lambda: self._ledger.begin(unit)
+            self._function, self._arguments(unit), on_start=lambda: self._ledger.begin(unit)
         )
 
     def _see_through(self, unit: Unit, attempts: list[ScheduledCall]) -> Counts | None:
@@ -159,7 +159,7 @@ class Scheduler:
                 counts: Counts = self._cluster.fetch(attempt)
                 with self._lock:
                     self._rows_done += unit.num_rows
-                    self._secs_done += time.monotonic() - attempt.since
+                    self._secs_done += time.monotonic() - attempt.started_at
                 return counts
             if self._is_over():
                 return None
@@ -186,7 +186,10 @@ class Scheduler:
         if worker is None or not self._cluster.can_lose_workers:
             return False
         limit = max(_STUCK_SECS, _STUCK_TIMES * self._usual_secs(unit))
-        return worker in self._cluster.silent_workers() or time.monotonic() > attempt.since + limit
+        return (
+            worker in self._cluster.unresponsive_workers()
+            or time.monotonic() > attempt.started_at + limit
+        )
 
     def _is_straggler(self, unit: Unit, attempts: list[ScheduledCall]) -> bool:
         """Whether a worker is idle that could do what this one is slow at."""
@@ -197,10 +200,10 @@ class Scheduler:
             return False
         with self._lock:
             idle = self._in_progress < (
-                self._cluster.num_workers - len(self._cluster.silent_workers())
+                self._cluster.num_workers - len(self._cluster.unresponsive_workers())
             )
         limit = max(_STRAGGLER_SECS, _STRAGGLER_TIMES * self._usual_secs(unit))
-        return idle and time.monotonic() > attempt.since + limit
+        return idle and time.monotonic() > attempt.started_at + limit
 
     def _usual_secs(self, unit: Unit) -> float:
         """By its rows: the last unit of a file may have few."""

@@ -40,7 +40,7 @@ class CheckpointSchedule:
         """
         self._ledger = ledger
         self._save = save
-        self._policy = config.cut_policy()
+        self._policy = config.save_policy()
         self._max_interval_secs = config.delta_secs
         self._failing = SaveFailures(max_secs=config.max_secs_without_checkpoint, say=say)
         self._retry_at = -math.inf

@@ -19,7 +19,7 @@ from embedps.checkpoint.format.ledger_state import check_ledger
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.retention import KeepPolicy
 from embedps.cluster.factory import check_cluster, make_cluster
-from embedps.cluster.health import Task
+from embedps.cluster.health import TaskId
 from embedps.cluster.interface import Cluster
 from embedps.console import tf_logging
 from embedps.console.progress import ProgressLine
@@ -28,8 +28,8 @@ from embedps.data.dataset import Dataset
 from embedps.engine.checkpoint_restore import check_tables
 from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.model_signature import check_optimizer, check_signature, signature_of
-from embedps.engine.network_check import check_missing, try_step
-from embedps.engine.random_numbers import draw_anew
+from embedps.engine.network_check import check_missing, check_step
+from embedps.engine.random_numbers import reseed_generators
 from embedps.engine.recommender import Recommender
 from embedps.engine.unit_functions import explain, make_train_unit
 from embedps.errors import ClusterError, EmbedpsError, ServerLostError, UsageError
@@ -194,13 +194,13 @@ class Trainer:
         tf.keras.utils.set_random_seed(config.seed)
         with cluster.scope():
             network = recommender.build_network()
-            try_step(recommender, network, cluster.strategy, on_servers=not _is_local(cluster))
+            check_step(recommender, network, cluster.strategy, on_servers=not _is_local(cluster))
             self._nan_where_missing = not check_missing(recommender, network, dataset)
             optimizer = make_dense_optimizer(
                 config.dense_optimizer, config.dense_learning_rate, network
             )
             if last is not None:
-                draw_anew(network, config.seed, last.step)
+                reseed_generators(network, config.seed, last.step)
         signature = signature_of(recommender, config.dense_optimizer)
         self._saver = CheckpointWriter(
             self._directory,
@@ -254,7 +254,7 @@ class Trainer:
         self._act(say=lambda text: None)
         self._stop = threading.Event()  # a signal came, or a parameter server is to end
         self._told_to_end = False
-        self._leaving: set[Task] = set()
+        self._leaving: set[TaskId] = set()
         self._restarts = Restarts(self._directory.path)
 
     @property
@@ -492,9 +492,9 @@ class Trainer:
     def _let_go(self) -> None:
         """Lets the parameter servers end that were told to: all they held is saved."""
         for task in self._leaving:
-            self._cluster.release(task)
+            self._cluster.allow_shutdown(task)
         deadline = time.monotonic() + _LET_GO_SECS
-        while self._leaving & self._cluster.leaving() and time.monotonic() < deadline:
+        while self._leaving & self._cluster.draining() and time.monotonic() < deadline:
             time.sleep(_TICK_SECS)
         if self._leaving and not self._ledger.finished and not self._told_to_end:
             raise ServerLostError(f"{_names(self._leaving)} was told to end, after a checkpoint")
@@ -552,7 +552,7 @@ class Trainer:
         self._log.count_from_now()
         first_units = self._ledger.num_done
         acted = -math.inf
-        noticed: Set[Task] = set()
+        noticed: Set[TaskId] = set()
         told = False
         self._saves.count_from_now()
         running = True
@@ -570,7 +570,7 @@ class Trainer:
                 sidecar_news = self._sidecar.news() if self._sidecar is not None else []
                 for news in [*sidecar_news, *self._saver.news()]:
                     line.say(news)
-            leaving = self._cluster.leaving()
+            leaving = self._cluster.draining()
             if leaving - noticed:
                 line.say(f"{_names(leaving - noticed)} was told to end: saving a checkpoint")
                 self._saves.hurry()
@@ -634,7 +634,7 @@ def _make_ledger(dataset: Dataset, config: TrainConfig) -> Ledger:
     return Ledger(dataset, options, epochs=config.epochs)
 
 
-def _names(tasks: Set[Task]) -> str:
+def _names(tasks: Set[TaskId]) -> str:
     return ", ".join(f"{job} {index}" for job, index in sorted(tasks))
 
 

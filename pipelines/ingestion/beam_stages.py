@@ -34,10 +34,10 @@ from pipelines.ingestion.line_blocks import (
     ReadAhead,
     checksum_of,
 )
+from pipelines.ingestion.line_parser import LineParser
 from pipelines.ingestion.parquet_input import read_rows
-from pipelines.ingestion.parse import LineParser
 from pipelines.ingestion.shard_writer import ShardRecord, ShardTask, merged_sketches, write_shard
-from pipelines.ingestion.sorted_runs import RunWriter
+from pipelines.ingestion.sorted_runs import SortedRunWriter
 from pipelines.ingestion.splits import SplitRule
 from pipelines.ingestion.table_schema import Table
 from pipelines.ingestion.transforms import FILE_NAME as TRANSFORMS_NAME
@@ -124,8 +124,8 @@ class _FileParser:
 
     def __init__(self, job: Job, task: InputTask, bad_out: Any) -> None:
         self._job, self._task, self._bad_out = job, task, bad_out
-        self._runs = RunWriter(job.work, task.index, job.table, job.split.seed)
-        self._first_pass = ColumnStatistics(job.table, job.work, task.index)
+        self._runs = SortedRunWriter(job.work, task.index, job.table, job.split.seed)
+        self._statistics = ColumnStatistics(job.table, job.work, task.index)
         self._bad = _DistinctLines()
         self._damage = ""
 
@@ -172,7 +172,7 @@ class _FileParser:
         if rows.num_rows:
             held_out = self._job.split.held_out(self._job.table, rows, self._task.held_out)
             self._runs.add(rows, held_out)
-            self._first_pass.add(rows.filter(pa.array(~held_out)))
+            self._statistics.add(rows.filter(pa.array(~held_out)))
         progress = self._job.work.progress(f"{self._task.index:05d}")
         progress.write_text(f"{bytes_read} {self._runs.num_rows}")
 
@@ -193,8 +193,8 @@ class _FileParser:
             lines_bad=self._bad.count,
             runs=tuple(self._runs.records),
             damage=self._damage,
-            moments=self._first_pass.moments,
-            num_count_pieces=self._first_pass.finish(),
+            moments=self._statistics.moments,
+            num_count_pieces=self._statistics.finish(),
         )
 
 

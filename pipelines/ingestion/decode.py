@@ -22,7 +22,7 @@ from pipelines.ingestion.text_values import MAX_INT, text_decoder
 
 _ID_DIGITS = 8
 
-Bad = dict[int, str]
+BadRows = dict[int, str]
 """The reason for each row that cannot be read."""
 
 
@@ -50,7 +50,7 @@ _HEX_PAIRS = _hex_pairs()
 
 def decode_batch(
     table: Table, batch: pa.RecordBatch, *, has_nulls_for_missing: bool = False
-) -> tuple[pa.RecordBatch, Bad]:
+) -> tuple[pa.RecordBatch, BadRows]:
     """Decodes a batch of texts or typed values to rows of `table.row_schema`.
 
     Args:
@@ -64,7 +64,7 @@ def decode_batch(
     Raises:
       DatasetError: a column has a type that cannot be read as what it is declared.
     """
-    bad: Bad = {}
+    bad: BadRows = {}
     names, arrays = [], []
     missing = () if has_nulls_for_missing else table.missing
     for column in table.read_columns:
@@ -81,7 +81,7 @@ def decode_batch(
 
 def decode_column(
     column: Column, array: pa.Array, missing: tuple[str, ...]
-) -> tuple[pa.Array, Bad]:
+) -> tuple[pa.Array, BadRows]:
     """Decodes one column to its row type; see `decode_batch`."""
     if _is_list(array.type) and column.role != "list":
         return _decode_lists_of_one(column, array, missing)
@@ -103,7 +103,7 @@ def decode_column(
 
 def _decode_lists_of_one(
     column: Column, array: pa.Array, missing: tuple[str, ...]
-) -> tuple[pa.Array, Bad]:
+) -> tuple[pa.Array, BadRows]:
     """Decodes lists of one value each as that value; a null list is a missing value."""
     kind = array.type
     of_other_size = pa.types.is_fixed_size_list(kind) and kind.list_size != 1
@@ -130,7 +130,7 @@ def _without_missing(array: pa.Array, missing: tuple[str, ...]) -> pa.Array:
     )
 
 
-def _decode_texts(column: Column, array: pa.Array) -> tuple[NDArray[Any], Bad]:
+def _decode_texts(column: Column, array: pa.Array) -> tuple[NDArray[Any], BadRows]:
     fast = {
         "hex": _fast_hex,
         "integer": _fast_integers,
@@ -171,7 +171,7 @@ def _missing_value(column: Column) -> float | int | None:
 
 def _decode_distinct(
     array: pa.Array, missing: float | int | None, decode: Callable[[str], float | int]
-) -> tuple[NDArray[Any], Bad]:
+) -> tuple[NDArray[Any], BadRows]:
     """Decodes each distinct text once."""
     encoded = array.dictionary_encode()
     texts = encoded.dictionary.to_pylist()
@@ -188,7 +188,7 @@ def _decode_distinct(
     dtype = np.int64 if all(isinstance(v, int) for v in [*decoded, missing or 0]) else np.float64
     decoded.append(0 if missing is None else missing)
     codes = encoded.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False)
-    bad: Bad = {}
+    bad: BadRows = {}
     if reasons:
         is_bad = np.isin(codes, np.fromiter(reasons, np.int64))
         bad = {int(row): reasons[int(codes[row])] for row in np.flatnonzero(is_bad)}
@@ -250,7 +250,9 @@ def _fast_hex(array: pa.Array) -> NDArray[np.int64] | None:
     return full
 
 
-def _decode_list(column: Column, array: pa.Array, missing: tuple[str, ...]) -> tuple[pa.Array, Bad]:
+def _decode_list(
+    column: Column, array: pa.Array, missing: tuple[str, ...]
+) -> tuple[pa.Array, BadRows]:
     if not _is_list(array.type):
         array = pc.split_pattern(
             _without_missing(array.cast(pa.string()), missing), column.separator
@@ -263,7 +265,7 @@ def _decode_list(column: Column, array: pa.Array, missing: tuple[str, ...]) -> t
     element = Column(name=column.name, role="categorical", type=column.type)
     values, bad_values = decode_column(element, array.flatten(), ())
     offsets = starts - starts[0]
-    bad: Bad = {}
+    bad: BadRows = {}
     for at, reason in bad_values.items():
         bad.setdefault(int(np.searchsorted(offsets, at, side="right")) - 1, reason)
     lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, type=LIST_TYPE)
@@ -282,7 +284,7 @@ def _is_list(kind: pa.DataType) -> bool:
     )
 
 
-def _decode_typed(column: Column, array: pa.Array) -> tuple[NDArray[Any], Bad]:
+def _decode_typed(column: Column, array: pa.Array) -> tuple[NDArray[Any], BadRows]:
     """Decodes numbers, booleans and timestamps."""
     kind = array.type
     if column.role in ("label", "numeric", "weight"):
@@ -314,7 +316,7 @@ def _to_floats(array: pa.Array) -> NDArray[np.float64]:
     return np.asarray(values, np.float64)  # a null is NaN
 
 
-def _check_numbers(column: Column, values: NDArray[np.float64]) -> tuple[NDArray[Any], Bad]:
+def _check_numbers(column: Column, values: NDArray[np.float64]) -> tuple[NDArray[Any], BadRows]:
     wrong = np.isinf(values)
     what = "must be a finite number"
     if column.role == "weight":
@@ -327,11 +329,11 @@ def _check_numbers(column: Column, values: NDArray[np.float64]) -> tuple[NDArray
     return values, _reasons(wrong, what, values)
 
 
-def _check_integers(column: Column, array: pa.Array, scale: int) -> tuple[NDArray[Any], Bad]:
+def _check_integers(column: Column, array: pa.Array, scale: int) -> tuple[NDArray[Any], BadRows]:
     absent = array.is_null().to_numpy(zero_copy_only=False)
     filled = array.fill_null(0)
     values = filled.to_numpy(zero_copy_only=False)
-    bad: Bad = {}
+    bad: BadRows = {}
     if values.dtype == np.uint64:
         bad = _reasons(values > MAX_INT, "must fit in 64 bits with a sign", values)
     values = values.astype(np.int64)
@@ -343,7 +345,7 @@ def _check_integers(column: Column, array: pa.Array, scale: int) -> tuple[NDArra
     return values, bad
 
 
-def _reasons(wrong: NDArray[np.bool_], what: str, values: NDArray[Any] | None) -> Bad:
+def _reasons(wrong: NDArray[np.bool_], what: str, values: NDArray[Any] | None) -> BadRows:
     rows = np.flatnonzero(wrong)
     return {int(r): what if values is None else f"{what}, got {values[r]}" for r in rows}
 

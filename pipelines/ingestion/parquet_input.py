@@ -12,7 +12,7 @@ from embedps.errors import DatasetError
 from pipelines.ingestion.bad_lines import BadLine
 from pipelines.ingestion.decode import decode_batch
 from pipelines.ingestion.line_blocks import ByteStream
-from pipelines.ingestion.parse import without
+from pipelines.ingestion.line_parser import drop_rows
 from pipelines.ingestion.table_schema import Table
 
 _BATCH_ROWS = 65536
@@ -42,7 +42,7 @@ def read_rows(
                     BadLine(line=number + row, reason=reasons[row], raw=_text(batch, row))
                     for row in sorted(reasons)
                 ]
-                yield (without(rows, reasons) if bad else rows), bad
+                yield (drop_rows(rows, reasons) if bad else rows), bad
                 number += batch.num_rows
     except (pa.ArrowException, OSError) as error:
         reason = f"the Parquet file is damaged here: {' '.join(str(error).split())}"

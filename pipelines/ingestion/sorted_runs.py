@@ -16,8 +16,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipelines.ingestion.table_schema import Table
-from pipelines.ingestion.work_dir import RunRecord, WorkDir, replacing
-from pipelines.splitmix import GOLDEN, mix, seeded
+from pipelines.ingestion.work_dir import SortedRunRecord, WorkDir, replacing
+from pipelines.splitmix import GOLDEN, mix, seed_hashes
 
 RUN_ROWS = 1 << 17
 BATCH_ROWS = 1 << 10
@@ -27,7 +27,7 @@ KEY = "_key"
 _SIGN = np.uint64(1 << 63)
 
 
-class RunWriter:
+class SortedRunWriter:
     """Gathers one file's rows and writes them as runs."""
 
     def __init__(self, work: WorkDir, file_index: int, table: Table, seed: int) -> None:
@@ -40,7 +40,7 @@ class RunWriter:
         self._pending: list[tuple[pa.RecordBatch, NDArray[np.bool_]]] = []
         self._num_pending = 0
         self.num_rows = 0
-        self.records: list[RunRecord] = []
+        self.records: list[SortedRunRecord] = []
 
     def add(self, rows: pa.RecordBatch, held_out: NDArray[np.bool_]) -> None:
         """Adds rows of the file, in order."""
@@ -70,7 +70,7 @@ class RunWriter:
                 if split.num_rows:
                     self._save_keys(path.name, index, split.column(KEY).to_numpy())
         self.records.append(
-            RunRecord(file_name=path.name, rows=tuple(counts), positives=tuple(positives))
+            SortedRunRecord(file_name=path.name, rows=tuple(counts), positives=tuple(positives))
         )
 
     def _save_keys(self, name: str, split: int, keys: NDArray[np.uint64]) -> None:
@@ -83,13 +83,13 @@ class RunWriter:
             return np.asarray(times.view(np.uint64) ^ _SIGN)
         first = (self._file_index << 44) + self.num_rows
         places = np.arange(first, first + rows.num_rows, dtype=np.uint64)
-        return mix(places * np.uint64(GOLDEN) ^ seeded(self._seed, 1)[0])
+        return mix(places * np.uint64(GOLDEN) ^ seed_hashes(self._seed, 1)[0])
 
 
-class SortedRows:
+class SortedRunReader:
     """The rows of one split of all runs, in order."""
 
-    def __init__(self, work: WorkDir, runs: Sequence[RunRecord], split: int) -> None:
+    def __init__(self, work: WorkDir, runs: Sequence[SortedRunRecord], split: int) -> None:
         self._work, self._split = work, split
         self._runs = [run for run in runs if run.rows[split]]
         self.num_rows = sum(run.rows[split] for run in self._runs)
@@ -133,7 +133,7 @@ class SortedRows:
         before = np.cumsum(equal, axis=1) - equal
         return np.asarray(cuts + np.clip(left - before, 0, equal))
 
-    def _slice(self, run: RunRecord, start: int, stop: int) -> list[pa.RecordBatch]:
+    def _slice(self, run: SortedRunRecord, start: int, stop: int) -> list[pa.RecordBatch]:
         """Returns a run's rows start..stop; its file is mapped for as long as these live."""
         first_batch = -(-run.rows[0] // BATCH_ROWS) if self._split else 0
         parts = []

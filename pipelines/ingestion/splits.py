@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from embedps.errors import UsageError
 from pipelines.ingestion.table_schema import Table
-from pipelines.splitmix import GOLDEN, mix, seeded
+from pipelines.splitmix import GOLDEN, mix, seed_hashes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class SplitRule:
 
 def hash_rows(columns: list[pa.Array], seed: int) -> NDArray[np.uint64]:
     """Returns a hash of each row's values."""
-    h = seeded(seed, len(columns[0]))
+    h = seed_hashes(seed, len(columns[0]))
     for column in columns:
         h *= np.uint64(GOLDEN)
         h ^= h >> np.uint64(32)

@@ -31,8 +31,7 @@ from typing import Any
 import pyarrow as pa
 
 from embedps.errors import UsageError
-from pipelines.ingestion import transform_steps
-from pipelines.ingestion.transform_steps import Step
+from pipelines.ingestion.transform_steps import TransformStep, parse_step
 
 SCHEMAS = Path(__file__).parent.parent / "schemas"
 """The schemas that come with the package, by name."""
@@ -121,7 +120,7 @@ class Feature:
     sources: tuple[str, ...]
     kind: str
     """numeric, categorical or list, once the steps are done."""
-    steps: tuple[Step, ...] = ()
+    steps: tuple[TransformStep, ...] = ()
 
     @property
     def is_cross(self) -> bool:
@@ -323,7 +322,7 @@ def _feature(name: str, sources: tuple[Column, ...], transform: Any) -> Feature:
     if not isinstance(transform, list):
         raise UsageError(f"feature {name!r}: transform must be a list, got {transform!r}")
     try:
-        parsed = tuple(transform_steps.parse(step) for step in transform)
+        parsed = tuple(parse_step(step) for step in transform)
     except UsageError as error:
         raise UsageError(f"feature {name!r}: {error}") from None
     kind = "categorical" if len(sources) > 1 else sources[0].role

@@ -22,7 +22,7 @@ Kind = Literal["numbers", "ids"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class TransformStep:
     """One step; `takes` and `gives` say what its arrays hold."""
 
     op: ClassVar[str]
@@ -44,7 +44,7 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Log1p(Step):
+class Log1p(TransformStep):
     """log(1 + max(x, 0))."""
 
     op: ClassVar[str] = "log1p"
@@ -60,7 +60,7 @@ class Log1p(Step):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clip(Step):
+class Clip(TransformStep):
     """Numbers below `low` become it, above `high` that."""
 
     op: ClassVar[str] = "clip"
@@ -81,7 +81,7 @@ class Clip(Step):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standardize(Step):
+class Standardize(TransformStep):
     """(x - mean) / std, both of the rows to train on; a std of 0 counts as 1."""
 
     op: ClassVar[str] = "standardize"
@@ -104,7 +104,7 @@ class Standardize(Step):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bucketize(Step):
+class Bucketize(TransformStep):
     """How many of the ascending bounds are at most x: ids 0..len(bounds)."""
 
     op: ClassVar[str] = "bucketize"
@@ -126,7 +126,7 @@ class Bucketize(Step):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hash(Step):
+class Hash(TransformStep):
     """Ids become 0..buckets-1 by a mixing hash; the missing one stays."""
 
     op: ClassVar[str] = "hash"
@@ -147,7 +147,7 @@ class Hash(Step):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class MinCount(Step):
+class MinCount(TransformStep):
     """Ids seen fewer than `count` times in the rows to train on become RARE_ID."""
 
     op: ClassVar[str] = "min_count"
@@ -179,7 +179,7 @@ class MinCount(Step):
         return {"min_count": {"count": self.count, "file": self.file} if self.file else self.count}
 
 
-def parse(node: Any) -> Step:
+def parse_step(node: Any) -> TransformStep:
     """Makes a step of its TOML or JSON form; raises UsageError for one that is none."""
     if isinstance(node, str):
         node = {node: True}

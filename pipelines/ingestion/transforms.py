@@ -25,7 +25,7 @@ from embedps.data.dataset import MISSING_ID
 from embedps.errors import DatasetError, UsageError
 from pipelines.ingestion.decode import bad_values, decode_batch
 from pipelines.ingestion.table_schema import LIST_TYPE, Feature, Table
-from pipelines.ingestion.transform_steps import MinCount, Step
+from pipelines.ingestion.transform_steps import MinCount, TransformStep
 from pipelines.ingestion.work_dir import replacing
 from pipelines.splitmix import GOLDEN, mix
 
@@ -141,7 +141,7 @@ def numbers(feature: Feature, rows: pa.RecordBatch, num_steps: int) -> NDArray[n
     return _steps(feature.steps[:num_steps], values)
 
 
-def _steps(steps: tuple[Step, ...], values: NDArray[Any]) -> NDArray[Any]:
+def _steps(steps: tuple[TransformStep, ...], values: NDArray[Any]) -> NDArray[Any]:
     for step in steps:
         values = step.apply(values)
     return values
@@ -171,7 +171,7 @@ def save_ids(path: Path, ids: NDArray[np.int64] | None) -> None:
 
 
 def _with_ids(feature: Feature, directory: Path) -> Feature:
-    steps: list[Step] = []
+    steps: list[TransformStep] = []
     for step in feature.steps:
         if isinstance(step, MinCount):
             path = directory / step.file

@@ -26,7 +26,7 @@ SPLITS = ("train", "eval")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRecord:
+class SortedRunRecord:
     """One sorted run: its file in the work directory, rows and positives of each split."""
 
     file_name: str
@@ -45,7 +45,7 @@ class FileRecord:
     lines: int
     """Lines that should be rows; a header is none."""
     lines_bad: int
-    runs: tuple[RunRecord, ...]
+    runs: tuple[SortedRunRecord, ...]
     damage: str = ""
     """Why rows of it are lost, nobody knows how many: it is cut, damaged or gone."""
     moments: Mapping[str, Moments] = field(default_factory=dict)

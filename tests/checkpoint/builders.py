@@ -143,7 +143,7 @@ def make_manifest(
     )
 
 
-class RunConfig:
+class CheckpointRun:
     """Commits checkpoints one after the other, as a training run does."""
 
     def __init__(self, path: Path, encoding: Encoding = FLOAT32) -> None:
@@ -171,9 +171,9 @@ class RunConfig:
         return manifest
 
 
-def make_run(path: Path) -> RunConfig:
+def make_run(path: Path) -> CheckpointRun:
     """A base of ten rows (1), two deltas with a removal each (2, 3)."""
-    run = RunConfig(path)
+    run = CheckpointRun(path)
     run.base([Record("C1", i, float(i)) for i in range(8)] + [Record("C2", 5, 0.5)])
     run.delta([Record("C1", 3, None), Record("C1", 4, 40.0), Record("C2", 6, 0.25)])
     run.delta([Record("C1", 3, 33.0), Record("C2", 5, None)])

@@ -22,7 +22,7 @@ from embedps.checkpoint.tools.compact import compact
 from embedps.checkpoint.tools.replay import read_chain
 from embedps.checkpoint.tools.verify import verify
 from embedps.storage import file_io
-from tests.checkpoint.builders import GROUP, Record, RunConfig
+from tests.checkpoint.builders import GROUP, CheckpointRun, Record
 
 ROOT = Path(__file__).resolve().parents[2]
 Rows = dict[tuple[str, int], float]
@@ -53,7 +53,7 @@ def rows_of(directory: CheckpointDirectory) -> Rows:
 
 def write(path: Path, step: int, merges: bool) -> None:
     """What a save does on the disk, in Python: a base or a delta, the commit, the collection."""
-    run = RunConfig(path)
+    run = CheckpointRun(path)
     newest = run.directory.latest()
     if newest is None or step % 7 == 0:
         rows = {} if newest is None else rows_of(run.directory)

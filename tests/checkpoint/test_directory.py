@@ -9,7 +9,7 @@ import pytest
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import to_json
 from embedps.errors import CheckpointError, CorruptCheckpointError
-from tests.checkpoint.builders import Record, RunConfig, make_run
+from tests.checkpoint.builders import CheckpointRun, Record, make_run
 
 
 def test_paths_are_those_of_the_format(tmp_path):
@@ -34,7 +34,7 @@ def test_empty_directory_has_no_manifest(tmp_path):
 
 
 def test_commits_come_back_and_the_newest_is_the_latest(tmp_path):
-    run = RunConfig(tmp_path)
+    run = CheckpointRun(tmp_path)
     manifests = [run.base([Record("C1", 1, 1.0)]), run.delta([Record("C1", 2, 2.0)])]
     directory = CheckpointDirectory(tmp_path)
     assert directory.numbers() == [1, 2]

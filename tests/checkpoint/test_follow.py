@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedps.checkpoint.chain import Position, continuation, position_of, way
+from embedps.checkpoint.chain import Position, continuation, position_of, shortest_path
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.follow import Follower, Reached, Reset, Rows, follow
 from embedps.checkpoint.format.manifest import SaveSet, to_json
@@ -17,7 +17,14 @@ from embedps.checkpoint.retention import KeepNewest, collect_garbage
 from embedps.checkpoint.tools.compact import compact
 from embedps.checkpoint.tools.replay import read_chain
 from embedps.errors import CheckpointError, CorruptCheckpointError
-from tests.checkpoint.builders import GROUP, Record, RunConfig, make_manifest, make_run, write_save
+from tests.checkpoint.builders import (
+    GROUP,
+    CheckpointRun,
+    Record,
+    make_manifest,
+    make_run,
+    write_save,
+)
 
 
 class Cache:
@@ -56,7 +63,7 @@ def rows_of(directory: CheckpointDirectory) -> dict[tuple[str, int], tuple]:
     return dict(zip(keys, map(tuple, rows["embedding"].to_pylist()), strict=True))
 
 
-def rebase(run: RunConfig, base: list[Record], delta: list[Record]) -> None:
+def rebase(run: CheckpointRun, base: list[Record], delta: list[Record]) -> None:
     """A new base with a delta since the old chain, in one manifest, as the saver writes it."""
     since, number = run.chain[-1].number, run.directory.next_number()
     saves = [
@@ -184,7 +191,7 @@ def test_other_history_of_the_same_numbers_resets(tmp_path):
 
 
 def test_follower_waits_for_commits_and_ends_with_the_final_one(tmp_path):
-    run = RunConfig(tmp_path)
+    run = CheckpointRun(tmp_path)
     run.base([Record("C1", 1, 1.0)])
     cache, seen = Cache(), threading.Event()
     done: list[int] = []
@@ -282,8 +289,8 @@ def test_way_is_the_fewest_manifests_that_lead_on():
     compacted = [save_of("base", 2, None), old[2], save_of("delta", 5, 3)]
     manifests.append(make_manifest(5, compacted))
     start = position_of(manifests[0])
-    assert [m.number for m in way(manifests, start)] == [3, 5]
-    assert way(manifests, position_of(manifests[3])) == []
+    assert [m.number for m in shortest_path(manifests, start)] == [3, 5]
+    assert shortest_path(manifests, position_of(manifests[3])) == []
 
 
 def test_first_version_manifests_are_followed_too(tmp_path):

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from embedps.checkpoint.policies import (
     REBASE_KINDS,
     Consecutive,
-    CutPolicy,
     Intermittent,
     OneShot,
+    SavePolicy,
     make_rebase,
 )
 from embedps.errors import UsageError
@@ -20,15 +20,15 @@ SIZES = st.lists(st.integers(1, 10**6), max_size=30)
 
 
 def test_cut_is_due_by_seconds_or_steps_whichever_is_first():
-    both = CutPolicy(secs=10, steps=100)
+    both = SavePolicy(secs=10, steps=100)
     assert not both.due(secs=9.9, steps=99)
     assert both.due(secs=10, steps=0)
     assert both.due(secs=0, steps=100)
-    assert not CutPolicy(secs=10).due(secs=9, steps=10**9)
-    assert not CutPolicy(steps=5).due(secs=1e9, steps=4)
+    assert not SavePolicy(secs=10).due(secs=9, steps=10**9)
+    assert not SavePolicy(steps=5).due(secs=1e9, steps=4)
     for wrong in ({"secs": 0}, {"steps": -1}, {"secs": math.nan}):
         with pytest.raises(UsageError, match="must be above 0"):
-            CutPolicy(**wrong)
+            SavePolicy(**wrong)
 
 
 @given(base=st.integers(1, 10**6), deltas=SIZES)

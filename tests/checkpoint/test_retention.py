@@ -1,4 +1,4 @@
-"""Leases and the garbage collector: what is needed stays, also under races and kills."""
+"""Leases, keep policies and the garbage collector: needed files stay, also in races and kills."""
 
 import dataclasses
 import json
@@ -9,10 +9,25 @@ import pytest
 
 from embedps.checkpoint import retention
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.lease import lease_latest, read_leases, release_lease, write_lease
-from embedps.checkpoint.retention import KeepChains, KeepNewest, collect_garbage
+from embedps.checkpoint.format.manifest import to_json
+from embedps.checkpoint.lease import (
+    LeaseRenewer,
+    lease_latest,
+    read_leases,
+    release_lease,
+    write_lease,
+)
+from embedps.checkpoint.retention import (
+    KeepBest,
+    KeepChains,
+    KeepEvery,
+    KeepNewest,
+    KeepRecent,
+    collect_garbage,
+)
 from embedps.errors import CheckpointError, CorruptCheckpointError, UsageError
-from tests.checkpoint.builders import Record, RunConfig
+from embedps.run.summary import read_evaluations
+from tests.checkpoint.builders import CheckpointRun, Record
 
 NOW = 1_000_000.0
 
@@ -23,7 +38,7 @@ def rows(number: int) -> list[Record]:
 
 def make_chains(path, *lengths: int) -> CheckpointDirectory:
     """Chains of so many manifests each; numbers run on from 1."""
-    run = RunConfig(path)
+    run = CheckpointRun(path)
     for length in lengths:
         run.base(rows(0))
         for _ in range(length - 1):
@@ -192,7 +207,7 @@ def killed(*_):
 
 
 def test_leftovers_of_failed_commits_go_but_a_save_under_way_stays(tmp_path):
-    run = RunConfig(tmp_path)
+    run = CheckpointRun(tmp_path)
     run.base(rows(0))
     failed = tmp_path / "delta-2" / "dim2" / "shard-0-of-2.arrow.tmp"
     failed.parent.mkdir(parents=True)
@@ -255,3 +270,58 @@ def test_what_cannot_be_removed_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "rmtree", refuse)
     with pytest.raises(CheckpointError, match=r"cannot collect garbage in .*Permission denied"):
         collect_garbage(directory, [KeepNewest(1), KeepChains(1)], now=NOW)
+
+
+def kept(path, policies, *, hours=(), scores=None, now=0.0):
+    run = CheckpointRun(path)
+    for i, hour in enumerate(hours):
+        run.base([Record("C1", 1, float(i))])
+        number = i + 1
+        manifest = run.directory.read(number)
+        aged = dataclasses.replace(manifest, wall_time=3600.0 * hour)
+        run.directory.manifest_path(number).write_bytes(to_json(aged))
+    same = {"step": 1, "examples": 1}
+    lines = [json.dumps({**same, "number": n, "auc": auc}) for n, auc in (scores or {}).items()]
+    (path / "evaluation.jsonl").write_text("\n".join([*lines, '{"number": 1, "au']))
+    collect_garbage(run.directory, policies, now=3600.0 * now)
+    return run.directory.numbers()
+
+
+HOURS = (0.5, 1.1, 1.9, 3.0, 3.5, 5.2)
+
+
+@pytest.mark.parametrize(
+    ("policies", "expected"),
+    [
+        ([KeepNewest(1)], [6]),
+        ([KeepChains(2)], [5, 6]),
+        ([KeepRecent(3600 * 2.6)], [4, 5, 6]),
+        ([KeepEvery(1.0)], [1, 2, 4, 6]),
+        ([KeepEvery(3.0)], [1, 4, 6]),
+        ([KeepNewest(1), KeepEvery(3.0), KeepRecent(3600 * 2.1)], [1, 4, 5, 6]),
+    ],
+)
+def test_policies_say_together_what_stays(tmp_path, policies, expected):
+    assert kept(tmp_path, policies, hours=HOURS, now=5.5) == expected
+
+
+def test_best_by_evaluation_stays(tmp_path):
+    scores = {1: 0.7, 2: 0.9, 3: None, 4: 0.8, 5: 0.6, 9: 1.0}
+    policy = KeepBest(2, lambda: read_evaluations(tmp_path))
+    assert kept(tmp_path, [policy], hours=HOURS, scores=scores) == [2, 4, 6]
+
+
+def test_newest_stays_whatever_the_policies_say(tmp_path):
+    assert kept(tmp_path, [KeepRecent(1)], hours=HOURS, now=100) == [6]
+
+
+def test_leased_stays_whatever_the_policies_say(tmp_path):
+    run = CheckpointRun(tmp_path)
+    for i in range(4):
+        run.base([Record("C1", 1, float(i))])
+    with LeaseRenewer(run.directory, "reader", expire_secs=60, holder="reader") as lease:
+        assert lease.take(2) is not None
+        collect_garbage(run.directory, [KeepNewest(1)])
+        assert run.directory.numbers() == [2, 4]
+    collect_garbage(run.directory, [KeepNewest(1)])
+    assert run.directory.numbers() == [4]

@@ -84,18 +84,18 @@ def test_cluster_without_a_server_is_refused():
         CoordinatorCluster(resolver, server_timeout_secs=15, wait_secs=15)
 
 
-class Health:
+class HealthMonitor:
     """Nobody is known to be lost; those in `silent_tasks` have not answered for a while."""
 
     silent_tasks: ClassVar[set[tuple[str, int]]] = set()
 
-    def leaving(self):
+    def draining(self):
         return set()
 
     def unreachable(self):
         return set()
 
-    def silent(self):
+    def unresponsive(self):
         return self.silent_tasks
 
 
@@ -109,8 +109,8 @@ class Health:
 @pytest.mark.parametrize("running", [(), (1,)])
 def test_cluster_in_which_no_unit_ends_is_lost(monkeypatch, silent, told, running):
     cluster = object.__new__(CoordinatorCluster)
-    health = Health()
-    monkeypatch.setattr(Health, "silent_tasks", silent)
+    health = HealthMonitor()
+    monkeypatch.setattr(HealthMonitor, "silent_tasks", silent)
     state: dict[str, Any] = {
         "_health": health,
         "_processes": None,
@@ -118,7 +118,7 @@ def test_cluster_in_which_no_unit_ends_is_lost(monkeypatch, silent, told, runnin
         "_busy": dict.fromkeys(running, ScheduledCall()),
     }
     for attempt in state["_busy"].values():
-        attempt.since = time.monotonic() - 700
+        attempt.started_at = time.monotonic() - 700
     told += "; running one: worker 1 for 700 s" if running else "; no worker runs one"
     vars(cluster).update(
         state, _open={1}, _wait_secs=600.0, server_timeout_secs=15.0, _lost_since=0
@@ -139,7 +139,7 @@ def test_cluster_in_which_no_unit_ends_is_lost(monkeypatch, silent, told, runnin
 def test_wait_for_a_function_that_is_traced_counts(monkeypatch):
     """Every server is told of it: one that hangs does not answer."""
     cluster = object.__new__(CoordinatorCluster)
-    state: dict[str, Any] = {"_health": Health(), "_processes": None, "_busy": {}}
+    state: dict[str, Any] = {"_health": HealthMonitor(), "_processes": None, "_busy": {}}
     locks = {"_lock": threading.Lock(), "_schedule_lock": threading.Lock()}
     vars(cluster).update(state, **locks, _open=0, _last_end=0.0, _wait_secs=600.0)
     cluster._lost_since = 0

@@ -91,8 +91,8 @@ def test_worker_that_finishes_units_between_its_deaths_is_started_again(
         for _ in range(2):
             assert die(workers, 0, 1, 2) is None
         for index in range(3):
-            workers.began(index, ScheduledCall())
-            workers.ended(index)
+            workers.unit_started(index, ScheduledCall())
+            workers.unit_ended(index)
     assert workers.restarts == 3 * 4 * 2
     for _ in range(2):
         assert die(workers, 0, 1, 2) is None
@@ -102,12 +102,12 @@ def test_worker_that_finishes_units_between_its_deaths_is_started_again(
 def test_unit_that_ends_worker_after_worker_ends_the_run(workers: LocalProcesses) -> None:
     deadly = ScheduledCall()
     for index in range(2):
-        workers.began(index, deadly)
+        workers.unit_started(index, deadly)
         assert die(workers, 0, 1, 2) is None
         for each in range(3):  # all of them finish another one meanwhile
-            workers.began(each, ScheduledCall())
-            workers.ended(each)
-    workers.began(2, deadly)
+            workers.unit_started(each, ScheduledCall())
+            workers.unit_ended(each)
+    workers.unit_started(2, deadly)
     error = die(workers, 0, 1, 2)
     assert isinstance(error, ClusterError)
     assert "worker 2 ended by SIGKILL, as did the 2 that attempted the same unit" in str(error)
@@ -117,7 +117,7 @@ def test_worker_that_was_told_to_end_is_not_counted(how: Path, workers: LocalPro
     how.write_text("exit 0")
     assert die(workers, 0, 1, 2) is None
     for index in range(3):  # those before read their orders earlier
-        workers.ended(index)
+        workers.unit_ended(index)
     for _ in range(5):
         assert die(workers, 0, 1, 2) is None
 

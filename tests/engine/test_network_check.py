@@ -16,8 +16,8 @@ from embedps.cluster.embedded import EmbeddedCluster
 from embedps.cluster.interface import Cluster
 from embedps.data.dataset import Dataset, NumericFeature
 from embedps.engine.dense_optimizer import make_dense_optimizer
-from embedps.engine.network_check import try_step
-from embedps.engine.random_numbers import draw_anew
+from embedps.engine.network_check import check_step
+from embedps.engine.random_numbers import reseed_generators
 from embedps.engine.recommender import Recommender
 from embedps.engine.unit_functions import make_eval_unit, make_train_unit
 from embedps.errors import UsageError
@@ -215,7 +215,7 @@ def check(build: Callable[[], tf.keras.Model], cluster: Cluster) -> None:
     recommender = make_mixed(build=build)
     with cluster.scope():
         network = recommender.build_network()
-        try_step(recommender, network, cluster.strategy, on_servers=cluster.num_ps > 0)
+        check_step(recommender, network, cluster.strategy, on_servers=cluster.num_ps > 0)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -505,7 +505,7 @@ def check_cluster(folder: Path) -> None:
             parts = make_parts(TAKEN[name], remote, name)
             parts.optimizer.learning_rate.assign(0.0)
             with remote.scope():
-                draw_anew(parts.network, 3, 7)
+                reseed_generators(parts.network, 3, 7)
             unit = make_unit(parts, remote, 600)
             arguments = unit_arguments(dataset, 600, 1e-30)
             runs = [remote.schedule(unit, arguments) for _ in range(16)]

@@ -21,7 +21,7 @@ from embedps.engine import unit_functions
 from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.network_variables import RemoteVariables
 from embedps.engine.recommender import Recommender
-from embedps.engine.step_exchange import LocalExchange, RemoteExchange, make_exchange
+from embedps.engine.step_exchange import LocalExchange, RemoteExchange, make_step_exchange
 from embedps.engine.unit_functions import make_train_unit
 from embedps.tables import FeatureSpec
 from embedps.tables.collection import EmbeddingCollection
@@ -133,7 +133,7 @@ def test_variables_of_this_process_are_left_to_keras():
     network(tf.zeros([1, 3]))
     optimizer = make_dense_optimizer("sgd", 0.1, network)
     collection = make_collection([make_table()])
-    exchange = make_exchange(network, optimizer, collection, wire_dtype=tf.bfloat16)
+    exchange = make_step_exchange(network, optimizer, collection, wire_dtype=tf.bfloat16)
     assert isinstance(exchange, LocalExchange)
 
 
@@ -236,7 +236,7 @@ def unit_arguments(dataset: Dataset) -> tuple[tf.Tensor, ...]:
 def force_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has units of this process do as on a cluster."""
     make = lambda *parts, wire_dtype: RemoteExchange(*parts, wire_dtype=wire_dtype)  # noqa: E731
-    monkeypatch.setattr(unit_functions, "make_exchange", make)
+    monkeypatch.setattr(unit_functions, "make_step_exchange", make)
 
 
 def train_by_hand(

@@ -19,7 +19,7 @@ from pipelines import generate as generate_module
 from pipelines.cli import run
 from pipelines.generate import CHUNK_ROWS, Options, generate, main, parse_options
 from pipelines.ingestion.line_blocks import LineBlock
-from pipelines.ingestion.parse import LineParser
+from pipelines.ingestion.line_parser import LineParser
 from pipelines.ingestion.table_schema import Table
 from pipelines.synthetic import planted_model
 from pipelines.synthetic.click_rows import COUNT_COLUMNS, ID_COLUMNS, MISSING_RANK, draw_rows

@@ -15,8 +15,8 @@ import pytest
 from embedps.errors import DatasetError, UsageError
 from pipelines.ingestion import beam_stages
 from pipelines.ingestion.job import find_inputs
+from pipelines.ingestion.line_parser import LineParser
 from pipelines.ingestion.lock import locked
-from pipelines.ingestion.parse import LineParser
 from pipelines.ingestion.table_schema import Table
 from tests.pipelines.builders import make_lines, write_log
 from tests.pipelines.shop import NAMES, SHOP, bad_lines, load, make, make_records, write_csv

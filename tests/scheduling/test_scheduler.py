@@ -19,11 +19,11 @@ class Attempt(ScheduledCall):
     """Of a unit, by a worker that does with it what the test says."""
 
     position: int
-    began: Callable[[], None]
+    on_start: Callable[[], None]
 
     def start(self, worker: int, *, ago: float = 0.0) -> None:
-        self.worker, self.since = worker, time.monotonic() - ago
-        self.began()
+        self.worker, self.started_at = worker, time.monotonic() - ago
+        self.on_start()
 
 
 class FakeCluster:
@@ -45,9 +45,9 @@ class FakeCluster:
     def scope(self):
         raise NotImplementedError
 
-    def schedule(self, function, args, *, began=lambda: None):
+    def schedule(self, function, args, *, on_start=lambda: None):
         attempt = Attempt()
-        attempt.position, attempt.began = args[0], began
+        attempt.position, attempt.on_start = args[0], on_start
         with self._more:
             self.scheduled.append(attempt)
             self._more.notify_all()
@@ -62,13 +62,13 @@ class FakeCluster:
     def fetch(self, result):
         return result.result()
 
-    def silent_workers(self):
+    def unresponsive_workers(self):
         return self.silent
 
-    def leaving(self):
+    def draining(self):
         return frozenset()
 
-    def release(self, task):
+    def allow_shutdown(self, task):
         raise NotImplementedError
 
     def done(self):
@@ -81,7 +81,7 @@ class FakeCluster:
         raise NotImplementedError
 
 
-class RunConfig:
+class ScheduledRun:
     """A schedule of units over a fake cluster, and what it recorded."""
 
     def __init__(
@@ -123,7 +123,7 @@ class RunConfig:
 
 @pytest.mark.parametrize("finish_secs", [30.0, math.inf])
 def test_schedule_that_is_abandoned_waits_for_no_unit(finish_secs):
-    run = RunConfig(units=3, num_workers=1, finish_secs=finish_secs)
+    run = ScheduledRun(units=3, num_workers=1, finish_secs=finish_secs)
     run.cluster.attempts(2)[0].start(0)
     run.schedule.abandon()
     run.wait()
@@ -131,7 +131,7 @@ def test_schedule_that_is_abandoned_waits_for_no_unit(finish_secs):
 
 
 def test_unit_of_a_worker_that_is_silent_is_done_by_another_and_recorded_once():
-    run = RunConfig(units=3, num_workers=2)
+    run = ScheduledRun(units=3, num_workers=2)
     with run.schedule:
         hung, well, queued = run.cluster.attempts(3)
         hung.start(0)
@@ -153,7 +153,7 @@ def test_unit_of_a_worker_that_is_silent_is_done_by_another_and_recorded_once():
 
 
 def test_queued_unit_is_left_to_the_queue_though_a_worker_is_silent():
-    run = RunConfig(units=1, num_workers=2)
+    run = ScheduledRun(units=1, num_workers=2)
     with run.schedule:
         (queued,) = run.cluster.attempts(1)
         run.cluster.silent.add(0)
@@ -166,7 +166,7 @@ def test_queued_unit_is_left_to_the_queue_though_a_worker_is_silent():
 
 
 def test_stragglers_unit_at_the_end_is_not_waited_for_where_a_worker_is_idle():
-    run = RunConfig(units=3, num_workers=2)
+    run = ScheduledRun(units=3, num_workers=2)
     with run.schedule:
         first, slow, third = run.cluster.attempts(3)
         slow.start(1, ago=100)  # not at the end: the other worker is busy
@@ -189,7 +189,7 @@ def test_stragglers_unit_at_the_end_is_not_waited_for_where_a_worker_is_idle():
 
 @pytest.mark.parametrize(("rows", "first_took"), [((10, 10), 50), ((2, 10), 10)])
 def test_unit_as_fast_by_its_rows_as_the_others_is_no_stragglers(rows, first_took):
-    run = RunConfig(rows=rows, num_workers=2)
+    run = ScheduledRun(rows=rows, num_workers=2)
     with run.schedule:
         first, last = run.cluster.attempts(2)
         first.start(0, ago=first_took)
@@ -203,7 +203,7 @@ def test_unit_as_fast_by_its_rows_as_the_others_is_no_stragglers(rows, first_too
 
 
 def test_unit_is_given_back_where_it_cannot_finish_in_time():
-    run = RunConfig(units=4, num_workers=2, finish_secs=0.0)
+    run = ScheduledRun(units=4, num_workers=2, finish_secs=0.0)
     with run.schedule:
         running, *_ = run.cluster.attempts(4)
         running.start(0)
@@ -216,7 +216,7 @@ def test_unit_is_given_back_where_it_cannot_finish_in_time():
 
 
 def test_unit_in_progress_finishes_before_a_run_stops():
-    run = RunConfig(units=9, num_workers=1)
+    run = ScheduledRun(units=9, num_workers=1)
     with run.schedule:
         running, queued = run.cluster.attempts(2)
         running.start(0)
@@ -230,7 +230,7 @@ def test_unit_in_progress_finishes_before_a_run_stops():
 
 
 def test_error_of_a_unit_ends_the_others_at_once_and_is_kept():
-    run = RunConfig(units=4, num_workers=2)
+    run = ScheduledRun(units=4, num_workers=2)
     with run.schedule:
         attempts = run.cluster.attempts(4)
         attempts[0].start(0)

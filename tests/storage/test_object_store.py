@@ -17,7 +17,7 @@ from embedps.checkpoint.tools.replay import read_chain
 from embedps.errors import CheckpointError, CorruptCheckpointError, UsageError
 from embedps.storage import file_io
 from embedps.storage.object_store import ObjectPath, as_path
-from tests.checkpoint.builders import GROUP, RunConfig, make_run
+from tests.checkpoint.builders import GROUP, CheckpointRun, make_run
 
 
 def test_urls_become_paths_and_come_back():
@@ -126,7 +126,7 @@ def test_large_object_goes_up_in_parts_and_comes_back(s3_dir):
 
 
 def test_manifest_that_another_writer_put_meanwhile_is_not_a_commit(s3_dir, monkeypatch):
-    run = RunConfig(as_path(s3_dir))
+    run = CheckpointRun(as_path(s3_dir))
     run.base([])
     put = ObjectPath.upload
 
@@ -141,7 +141,7 @@ def test_manifest_that_another_writer_put_meanwhile_is_not_a_commit(s3_dir, monk
 
 
 def test_collection_keeps_what_is_leased(s3_dir):
-    run = RunConfig(as_path(s3_dir))
+    run = CheckpointRun(as_path(s3_dir))
     run.base([])
     leased = lease_latest(run.directory, "reader", expire_secs=60)
     assert leased is not None

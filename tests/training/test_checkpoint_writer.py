@@ -1,8 +1,6 @@
 """The saver under each policy: chains that replay to the live rows, and readers that go on."""
 
 import concurrent.futures
-import dataclasses
-import json
 import random
 import threading
 
@@ -13,23 +11,13 @@ import tensorflow as tf
 from embedps.checkpoint.chain import continuation, position_of
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.follow import Reached, Reset, Rows, follow
-from embedps.checkpoint.format.manifest import to_json
-from embedps.checkpoint.lease import Renewal
 from embedps.checkpoint.policies import Consecutive, Intermittent, OneShot
-from embedps.checkpoint.retention import (
-    KeepBest,
-    KeepChains,
-    KeepEvery,
-    KeepNewest,
-    KeepYoung,
-    collect_garbage,
-)
+from embedps.checkpoint.retention import KeepNewest
 from embedps.checkpoint.tools.compact import compact
 from embedps.checkpoint.tools.replay import read_chain
 from embedps.errors import CheckpointError, DirectoryTakenError
 from embedps.tables import Adagrad
 from embedps.training.checkpoint_writer import CheckpointWriter
-from tests.checkpoint.builders import Record, RunConfig
 from tests.tables.builders import ids, make_collection, make_table, remove, rows_of, train
 
 DIM = 2
@@ -337,60 +325,3 @@ def test_run_that_goes_back_begins_a_new_history(tmp_path):
     assert newest.history != left.history
     assert continuation(newest, position_of(left)) is None
     model.collection.drop()
-
-
-# ---- what stays ---------------------------------------------------------------------------------
-
-
-def kept(path, policies, *, hours=(), scores=None, now=0.0):
-    run = RunConfig(path)
-    for i, hour in enumerate(hours):
-        run.base([Record("C1", 1, float(i))])
-        number = i + 1
-        manifest = run.directory.read(number)
-        aged = dataclasses.replace(manifest, wall_time=3600.0 * hour)
-        run.directory.manifest_path(number).write_bytes(to_json(aged))
-    same = {"step": 1, "examples": 1}
-    lines = [json.dumps({**same, "number": n, "auc": auc}) for n, auc in (scores or {}).items()]
-    (path / "evaluation.jsonl").write_text("\n".join([*lines, '{"number": 1, "au']))
-    collect_garbage(run.directory, policies, now=3600.0 * now)
-    return run.directory.numbers()
-
-
-HOURS = (0.5, 1.1, 1.9, 3.0, 3.5, 5.2)
-
-
-@pytest.mark.parametrize(
-    ("policies", "expected"),
-    [
-        ([KeepNewest(1)], [6]),
-        ([KeepChains(2)], [5, 6]),
-        ([KeepYoung(3600 * 2.6)], [4, 5, 6]),
-        ([KeepEvery(1.0)], [1, 2, 4, 6]),
-        ([KeepEvery(3.0)], [1, 4, 6]),
-        ([KeepNewest(1), KeepEvery(3.0), KeepYoung(3600 * 2.1)], [1, 4, 5, 6]),
-    ],
-)
-def test_policies_say_together_what_stays(tmp_path, policies, expected):
-    assert kept(tmp_path, policies, hours=HOURS, now=5.5) == expected
-
-
-def test_best_by_evaluation_stays(tmp_path):
-    scores = {1: 0.7, 2: 0.9, 3: None, 4: 0.8, 5: 0.6, 9: 1.0}
-    assert kept(tmp_path, [KeepBest(2, tmp_path)], hours=HOURS, scores=scores) == [2, 4, 6]
-
-
-def test_newest_stays_whatever_the_policies_say(tmp_path):
-    assert kept(tmp_path, [KeepYoung(1)], hours=HOURS, now=100) == [6]
-
-
-def test_leased_stays_whatever_the_policies_say(tmp_path):
-    run = RunConfig(tmp_path)
-    for i in range(4):
-        run.base([Record("C1", 1, float(i))])
-    with Renewal(run.directory, "reader", expire_secs=60, holder="reader") as lease:
-        assert lease.take(2) is not None
-        collect_garbage(run.directory, [KeepNewest(1)])
-        assert run.directory.numbers() == [2, 4]
-    collect_garbage(run.directory, [KeepNewest(1)])
-    assert run.directory.numbers() == [4]

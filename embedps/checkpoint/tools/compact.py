@@ -22,8 +22,8 @@ import pyarrow as pa
 from embedps.checkpoint.chain import replace_start
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import VERSION, FileEntry, Manifest, SaveSet
-from embedps.checkpoint.lease import Renewal
-from embedps.checkpoint.tools.replay import Part, make_parts
+from embedps.checkpoint.lease import LeaseRenewer
+from embedps.checkpoint.tools.replay import Partition, make_partitions
 from embedps.errors import CheckpointError, CorruptCheckpointError
 from embedps.storage import file_io
 from embedps.storage.object_store import ObjectPath
@@ -34,7 +34,7 @@ _MAX_BATCH_ROWS = 65536
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Compacted:
+class CompactResult:
     """What a compaction made.
 
     Attributes:
@@ -48,7 +48,7 @@ class Compacted:
     read_bytes: int
 
 
-def compact(directory: CheckpointDirectory) -> Compacted | None:
+def compact(directory: CheckpointDirectory) -> CompactResult | None:
     """Merges the newest chain into one base, in bounded memory, and commits a manifest of it.
 
     It removes nothing but what it left itself when killed: the run's next save collects, by its
@@ -69,7 +69,7 @@ def compact(directory: CheckpointDirectory) -> Compacted | None:
     name = f"compaction-{socket.gethostname()}-{os.getpid()}"
     with (
         file_io.locked(directory.manifests_dir / ".compact.lock", wait=False) as held,
-        Renewal(directory, name, expire_secs=_LEASE_SECS, holder="compaction") as lease,
+        LeaseRenewer(directory, name, expire_secs=_LEASE_SECS, holder="compaction") as lease,
     ):
         if not held:
             raise CheckpointError(f"{directory.path}: another compaction runs: wait for it")
@@ -91,13 +91,13 @@ def compact(directory: CheckpointDirectory) -> Compacted | None:
     if committed is None:
         return None
     read_bytes = sum(file.bytes for file in files)
-    return Compacted(manifest=committed, base=base, read_bytes=read_bytes)
+    return CompactResult(manifest=committed, base=base, read_bytes=read_bytes)
 
 
 def _write_base(directory: CheckpointDirectory, manifest: Manifest, work: Path) -> SaveSet:
     number = manifest.save_number
     entries = []
-    for part in make_parts(directory, manifest.chain):
+    for part in make_partitions(directory, manifest.chain):
         final = directory.shard_path("base", number, part.group, part.shard, part.num_shards)
         path = directory.relative(final)
         digest, num_rows = _write_part(part.as_stored(), work / path)
@@ -106,7 +106,7 @@ def _write_base(directory: CheckpointDirectory, manifest: Manifest, work: Path) 
     return SaveSet(kind="base", number=number, step=step, since=None, files=tuple(entries))
 
 
-def _write_part(part: Part, path: Path) -> tuple[file_io.Digest, int]:
+def _write_part(part: Partition, path: Path) -> tuple[file_io.Digest, int]:
     schema = part.schema.append(pa.field("removed", pa.bool_(), nullable=False))
     schema = schema.with_metadata(part.metadata)
     num_rows = 0

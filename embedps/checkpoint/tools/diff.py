@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import FileEntry, Manifest
-from embedps.checkpoint.tools.replay import Part, make_parts, winners_by_bucket
+from embedps.checkpoint.tools.replay import Partition, make_partitions, winners_by_bucket
 from embedps.errors import CorruptCheckpointError
 
 CHANGES = ("added", "changed", "removed")
@@ -33,15 +33,15 @@ def diff(
     for manifest in (before, after):
         directory.check_content(manifest, [f for save in manifest.chain for f in save.files])
     saves = {(s.kind, s.number): s for s in (*before.chain, *after.chain)}
-    for part in make_parts(directory, list(saves.values())):
-        sides = [_Side(part, directory, manifest) for manifest in (before, after)]
+    for part in make_partitions(directory, list(saves.values())):
+        sides = [_ManifestRecords(part, directory, manifest) for manifest in (before, after)]
         yield from _changes(sides)
 
 
-class _Side:
+class _ManifestRecords:
     """The records of one manifest in a part of two manifests' files."""
 
-    def __init__(self, part: Part, directory: CheckpointDirectory, manifest: Manifest) -> None:
+    def __init__(self, part: Partition, directory: CheckpointDirectory, manifest: Manifest) -> None:
         paths = {directory.file(file) for save in manifest.chain for file in save.files}
         order = {directory.file(f): i for i, f in enumerate(_files(manifest))}
         files = sorted((f for f in part.files if f.path in paths), key=lambda f: order[f.path])
@@ -91,7 +91,7 @@ def _files(manifest: Manifest) -> list[FileEntry]:
     return [file for save in manifest.chain for file in save.files]
 
 
-def _changes(sides: Sequence[_Side]) -> Iterator[pa.RecordBatch]:
+def _changes(sides: Sequence[_ManifestRecords]) -> Iterator[pa.RecordBatch]:
     old, new = sides
     files = sorted({f.path for side in sides for f in side.part.files})
     parts = [side.part for side in sides]
@@ -116,7 +116,7 @@ def _changes(sides: Sequence[_Side]) -> Iterator[pa.RecordBatch]:
 
 
 def _changed(
-    old: _Side, new: _Side, before: np.ndarray, after: np.ndarray
+    old: _ManifestRecords, new: _ManifestRecords, before: np.ndarray, after: np.ndarray
 ) -> Iterator[pa.RecordBatch]:
     order = np.argsort(after, kind="stable")
     before, after = before[order], after[order]

@@ -25,7 +25,7 @@ _SHARD_NAME = re.compile(r"shard-(\d+)-of-(\d+)\.arrow")
 
 
 @dataclasses.dataclass(frozen=True)
-class Records:
+class NumberedBatch:
     """A batch of records with the tables as indices of their part's.
 
     Attributes:
@@ -51,7 +51,7 @@ class Records:
         return removed
 
 
-class Part:
+class Partition:
     """Files of a chain that hold all records of their ids: a group's shard, in the saves' order."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Part:
         num_shards: int,
         files: Sequence[RowFile],
         *,
-        like: Part | None = None,
+        like: Partition | None = None,
     ) -> None:
         """Takes one file or more, or none if it is `like` another part, with its tables."""
         self.group = group
@@ -88,7 +88,7 @@ class Part:
         """Of a row file that holds the rows of all."""
         return with_tables(self._metadata, self.tables)
 
-    def as_stored(self) -> Part:
+    def as_stored(self) -> Partition:
         """The same part with its floats as the files store them, where all have one encoding.
 
         Where they have several, itself: what stands for a row's floats in one encoding stands for
@@ -97,23 +97,23 @@ class Part:
         if len({file.encoding for file in self.files}) > 1:
             return self
         files = [RowFile(file.path, decoded=False) for file in self.files]
-        return Part(self.group, self.shard, self.num_shards, files)
+        return Partition(self.group, self.shard, self.num_shards, files)
 
-    def of(self, files: Sequence[RowFile]) -> Part:
+    def of(self, files: Sequence[RowFile]) -> Partition:
         """A part of some of its files, with the same tables."""
-        return Part(self.group, self.shard, self.num_shards, files, like=self)
+        return Partition(self.group, self.shard, self.num_shards, files, like=self)
 
     def as_rows(self, file: int, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Records of one of its files as rows: the part's tables, without column `removed`."""
+        """Turns records of a file into rows: the part's tables, without column `removed`."""
         return self._rows(self._to_ours(self.files[file])[table_codes(batch)], batch)
 
-    def records(self) -> Iterator[Records]:
+    def records(self) -> Iterator[NumberedBatch]:
         """Every record, removals too, in order."""
         first = 0
         for file in self.files:
             to_ours = self._to_ours(file)
             for batch in file.batches():
-                yield Records(first, to_ours[table_codes(batch)], batch)
+                yield NumberedBatch(first, to_ours[table_codes(batch)], batch)
                 first += batch.num_rows
 
     def live(self, table: str | None = None) -> np.ndarray:
@@ -151,7 +151,7 @@ class Part:
 
 
 def winners_by_bucket(
-    parts: Sequence[Part], num_records: Sequence[int], max_keys: int = 0
+    parts: Sequence[Partition], num_records: Sequence[int], max_keys: int = 0
 ) -> Iterator[tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]]:
     """Goes through the keys of parts, some at a time: the same ones of each part.
 
@@ -178,7 +178,7 @@ def winners_by_bucket(
         yield keys, winners, removed
 
 
-def make_parts(directory: CheckpointDirectory, saves: Sequence[SaveSet]) -> list[Part]:
+def make_partitions(directory: CheckpointDirectory, saves: Sequence[SaveSet]) -> list[Partition]:
     """Splits a chain's files into parts that share no ids.
 
     Where every save has the same groups and shards, a part is a shard of a group. Otherwise, as
@@ -196,9 +196,9 @@ def make_parts(directory: CheckpointDirectory, saves: Sequence[SaveSet]) -> list
         if len(groups) == 1 and len({of for _, of in shards}) == 1:
             for shard in sorted(set(shards)):
                 chosen = [file for (_, file), at in zip(mine, shards, strict=True) if at == shard]
-                found.append(Part(name, *shard, chosen))
+                found.append(Partition(name, *shard, chosen))
         else:
-            found.append(Part(name, 0, 1, [file for _, file in mine]))
+            found.append(Partition(name, 0, 1, [file for _, file in mine]))
     return found
 
 
@@ -214,7 +214,7 @@ def read_chain(
     groups = sorted({file.group for save in manifest.chain for file in save.files})
     if group not in groups:
         raise CheckpointError(f"manifest {manifest.number} has no group {group!r}, it has {groups}")
-    parts = [part for part in make_parts(directory, manifest.chain) if part.group == group]
+    parts = [part for part in make_partitions(directory, manifest.chain) if part.group == group]
     tables = [pa.Table.from_batches(part.rows(table), part.schema) for part in parts]
     rows = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
     names = rows["table"].cast(pa.string())
@@ -244,7 +244,7 @@ def stream_table(
     names = sorted(table["name"] for table in manifest.tables)
     if name not in names:
         raise CheckpointError(f"manifest {manifest.number} has no table {name!r}, it has {names}")
-    parts = [part for part in make_parts(directory, manifest.chain) if name in part.tables]
+    parts = [part for part in make_partitions(directory, manifest.chain) if name in part.tables]
     if not parts:
         raise CheckpointError(f"manifest {manifest.number} has no files of table {name!r}")
     return parts[0].schema.remove(0), (
@@ -253,7 +253,7 @@ def stream_table(
 
 
 def _in_bucket(
-    records: Records, bucket: int, buckets: int
+    records: NumberedBatch, bucket: int, buckets: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Of the keys in a bucket: tables, ids, the records' numbers, removals."""
     tables, ids, removed = records.tables, records.ids, records.removed

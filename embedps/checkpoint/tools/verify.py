@@ -32,7 +32,7 @@ class Problem:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Verified:
+class VerifyResult:
     """What was read, and every problem met."""
 
     manifests: int
@@ -41,7 +41,7 @@ class Verified:
     problems: tuple[Problem, ...]
 
 
-def verify(directory: CheckpointDirectory, numbers: Sequence[int]) -> Verified:
+def verify(directory: CheckpointDirectory, numbers: Sequence[int]) -> VerifyResult:
     """Checks manifests and, once each, the files they name: presence, size, checksum, content."""
     problems: list[Problem] = []
     files: dict[str, FileEntry] = {}
@@ -72,7 +72,7 @@ def verify(directory: CheckpointDirectory, numbers: Sequence[int]) -> Verified:
         found = list(_check_file(directory.file(entry), entry, dims))
         problems += found
         num_bytes += entry.bytes
-    return Verified(
+    return VerifyResult(
         manifests=len(numbers), files=len(files), bytes=num_bytes, problems=tuple(problems)
     )
 

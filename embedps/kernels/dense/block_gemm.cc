@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "embedps/kernels/dense/panels.h"
-#include "embedps/kernels/dense/simd.h"
+#include "embedps/kernels/runtime/simd.h"
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
 #define EMBEDPS_X86 1

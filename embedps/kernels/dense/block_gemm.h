@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "embedps/kernels/dense/bf16.h"
+#include "embedps/kernels/runtime/bf16.h"
 
 namespace embedps {
 

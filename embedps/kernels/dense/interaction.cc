@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "embedps/kernels/dense/panels.h"
-#include "embedps/kernels/dense/simd.h"
+#include "embedps/kernels/runtime/simd.h"
 
 namespace embedps {
 namespace {

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "embedps/kernels/dense/panels.h"
-#include "embedps/kernels/dense/simd.h"
+#include "embedps/kernels/runtime/simd.h"
 
 namespace embedps {
 namespace {

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "embedps/kernels/store/row_encoding.h"
+#include "embedps/kernels/files/row_encoding.h"
 
 namespace embedps {
 

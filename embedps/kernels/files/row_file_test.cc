@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "embedps/kernels/files/row_encoding.h"
 #include "embedps/kernels/files/row_file_reader.h"
 #include "embedps/kernels/files/row_file_testing.h"
 #include "embedps/kernels/files/row_file_writer.h"
-#include "embedps/kernels/store/row_encoding.h"
 #include "embedps/kernels/testing/testing.h"
 
 namespace embedps {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "embedps/kernels/dense/simd.h"
+#include "embedps/kernels/runtime/simd.h"
 
 namespace embedps {
 namespace {

@@ -14,7 +14,7 @@
 #include "embedps/kernels/files/row_file_reader.h"
 #include "embedps/kernels/files/row_file_writer.h"
 #include "embedps/kernels/ops/store_resource.h"
-#include "embedps/kernels/store/throttle.h"
+#include "embedps/kernels/runtime/throttle.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "embedps/kernels/dense/bf16.h"
 #include "embedps/kernels/ops/tf_util.h"
+#include "embedps/kernels/runtime/bf16.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 

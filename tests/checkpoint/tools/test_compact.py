@@ -19,11 +19,11 @@ from embedps.checkpoint.retention import KeepNewest, collect_garbage
 from embedps.checkpoint.tools import compact as compact_module
 from embedps.checkpoint.tools import replay
 from embedps.checkpoint.tools.compact import compact
-from embedps.checkpoint.tools.replay import make_parts, read_chain
+from embedps.checkpoint.tools.replay import make_partitions, read_chain
 from embedps.checkpoint.tools.verify import verify
 from embedps.errors import CheckpointError, CorruptCheckpointError
 from embedps.storage import file_io
-from tests.checkpoint.builders import GROUP, Record, RunConfig, make_run, write_save
+from tests.checkpoint.builders import GROUP, CheckpointRun, Record, make_run, write_save
 
 NAN_BITS = np.array([0x7FC00123], np.uint32).view(np.float32)[0]
 ids = st.integers(-4, 4)
@@ -50,7 +50,7 @@ def rows_of(directory: CheckpointDirectory, number: int | None = None) -> list:
 def test_compacted_chain_has_the_same_bits(tmp_path_factory, monkeypatch, base, deltas, keys):
     """Also with few keys sorted at a time, and an id twice in the base."""
     monkeypatch.setattr(replay, "MAX_KEYS", keys)
-    run = RunConfig(tmp_path_factory.mktemp("chain"))
+    run = CheckpointRun(tmp_path_factory.mktemp("chain"))
     run.base(base)
     for delta in deltas:
         run.delta(delta)
@@ -68,7 +68,7 @@ def test_compacted_chain_has_the_same_bits(tmp_path_factory, monkeypatch, base, 
 
 
 def test_id_twice_in_a_base_is_one_row_and_the_last(tmp_path):
-    run = RunConfig(tmp_path)
+    run = CheckpointRun(tmp_path)
     run.base([Record("C1", 1, 5.0), Record("C1", 2, 1.0), Record("C1", 1, 7.0)])
     rows = read_chain(run.directory, run.directory.read(1), GROUP)
     assert rows["id"].to_pylist() == [1, 2]
@@ -80,7 +80,7 @@ def test_id_twice_in_a_base_is_one_row_and_the_last(tmp_path):
 
 
 def test_not_a_number_keeps_its_bits(tmp_path):
-    run = RunConfig(tmp_path)
+    run = CheckpointRun(tmp_path)
     run.base([Record("C1", 1, 1.0)])
     run.delta([Record("C1", 3, NAN_BITS)])
     before = rows_of(run.directory)
@@ -96,7 +96,7 @@ ENCODINGS = [
 ]
 
 
-def stored_rows(run: RunConfig, save: SaveSet) -> set[str]:
+def stored_rows(run: CheckpointRun, save: SaveSet) -> set[str]:
     """Every row's columns as the files have them: codes, scales and offsets."""
     files = [RowFile(run.directory.file(entry), decoded=False) for entry in save.files]
     rows = [row for file in files for batch in file.batches() for row in batch.to_pylist()]
@@ -105,7 +105,7 @@ def stored_rows(run: RunConfig, save: SaveSet) -> set[str]:
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_quantized_chain_keeps_its_encoding_codes_scales_and_offsets(tmp_path, encoding):
-    run = RunConfig(tmp_path, encoding)
+    run = CheckpointRun(tmp_path, encoding)
     values = [0.1, -3.7, 255.0, 1e-30, 7.0, 0.0]
     run.base([Record("C1", i, value) for i, value in enumerate(values)])
     run.delta([Record("C2", 3, NAN_BITS), Record("C1", 2, -0.3), Record("C1", 0, None)])
@@ -124,7 +124,7 @@ def test_quantized_chain_keeps_its_encoding_codes_scales_and_offsets(tmp_path, e
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_chain_of_several_encodings_becomes_the_floats_that_it_restores_to(tmp_path, encoding):
-    run = RunConfig(tmp_path, encoding)
+    run = CheckpointRun(tmp_path, encoding)
     run.base([Record("C1", i, i / 7) for i in range(9)])
     run.encoding = FLOAT32
     run.delta([Record("C1", 2, 0.3), Record("C2", 4, 0.1)])
@@ -139,8 +139,8 @@ def test_shards_that_changed_along_the_chain_are_merged_into_one_file(tmp_path):
     run = make_run(tmp_path)
     save = write_save(run.directory, "delta", 4, [Record("C1", 0, 9.0)], num_shards=3, since=3)
     run.chain.append(save)
-    assert len(make_parts(run.directory, run.chain)) == 1
-    assert len(make_parts(run.directory, run.chain[:3])) == 2
+    assert len(make_partitions(run.directory, run.chain)) == 1
+    assert len(make_partitions(run.directory, run.chain[:3])) == 2
     run.delta([])
     before = rows_of(run.directory)
     made = compact(run.directory)

@@ -10,7 +10,7 @@ from embedps.checkpoint.tools import replay
 from embedps.checkpoint.tools.compact import compact
 from embedps.checkpoint.tools.diff import diff
 from embedps.errors import CorruptCheckpointError
-from tests.checkpoint.builders import Record, RunConfig, make_run, row_batch
+from tests.checkpoint.builders import CheckpointRun, Record, make_run, row_batch
 
 ids = st.integers(-4, 4)
 values = st.one_of(st.none(), st.integers(-2, 2).map(float))
@@ -60,7 +60,7 @@ def expected(before: Rows, after: Rows) -> dict[tuple[str, int], tuple]:
 )
 def test_diff_is_that_of_two_dictionaries(tmp_path_factory, saves, compacts, data):
     """Over deltas, new bases and a compaction; in both directions."""
-    run = RunConfig(tmp_path_factory.mktemp("chain"))
+    run = CheckpointRun(tmp_path_factory.mktemp("chain"))
     states: list[Rows] = [{}]
     for some, is_base in saves:
         if is_base or len(states) == 1:
@@ -82,7 +82,7 @@ def test_diff_is_that_of_two_dictionaries(tmp_path_factory, saves, compacts, dat
 
 
 def test_row_written_again_as_it_was_is_no_change(tmp_path):
-    run = RunConfig(tmp_path)
+    run = CheckpointRun(tmp_path)
     run.base([Record("C1", 2, 1.0), Record("C1", 4, 1.0)])
     run.delta([Record("C1", 2, 1.0), Record("C1", 4, 2.0)])
     (batch,) = diff(run.directory, run.directory.read(1), run.directory.read(2))

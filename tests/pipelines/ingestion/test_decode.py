@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from embedps.errors import DatasetError
 from pipelines.ingestion.decode import decode_batch, decode_column
 from pipelines.ingestion.line_blocks import LineBlock
-from pipelines.ingestion.parse import LineParser
+from pipelines.ingestion.line_parser import LineParser
 from pipelines.ingestion.table_schema import Column, Table
 from pipelines.ingestion.text_values import fingerprint, text_decoder
 

@@ -12,25 +12,24 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.ingestion import shard_writer
-from pipelines.ingestion import sorted_runs as runs_module
+from pipelines.ingestion import shard_writer, sorted_runs
 from pipelines.ingestion.shard_writer import ShardTask, columns_for_dictionary, write_shard
-from pipelines.ingestion.sorted_runs import RunWriter, SortedRows
+from pipelines.ingestion.sorted_runs import SortedRunReader, SortedRunWriter
 from pipelines.ingestion.table_schema import Table
 from pipelines.ingestion.transforms import Transforms
-from pipelines.ingestion.work_dir import SPLITS, RunRecord, WorkDir
+from pipelines.ingestion.work_dir import SPLITS, SortedRunRecord, WorkDir
 from tests.pipelines.builders import make_rows, make_table
 
 
 def write_runs(
     work: WorkDir, table: Table, files: list[list[list[int]]], held_out_every: int = 10
-) -> list[RunRecord]:
+) -> list[SortedRunRecord]:
     """Writes files of blocks of times; returns their runs in order. Ids count from 0."""
     work.path.mkdir(exist_ok=True)
     first = 0
     records = []
     for index, blocks in enumerate(files):
-        writer = RunWriter(work, index, table, seed=5)
+        writer = SortedRunWriter(work, index, table, seed=5)
         for times in blocks:
             rows = make_rows(table, first, times)
             writer.add(rows, np.arange(first, first + len(times)) % held_out_every == 0)
@@ -51,12 +50,12 @@ def test_ranges_cover_every_row_once_sorted_by_time_then_input(
     work = WorkDir(path=tmp_path_factory.mktemp("work"))
     table = make_table(timed=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs_module, "RUN_ROWS", 5)
+        patch.setattr(sorted_runs, "RUN_ROWS", 5)
         records = write_runs(work, table, files, held_out_every=4)
     times = [time for blocks in files for block in blocks for time in block]
     for split in range(2):
         wanted = sorted((time, i) for i, time in enumerate(times) if (i % 4 == 0) == (split == 1))
-        rows = SortedRows(work, records, split)
+        rows = SortedRunReader(work, records, split)
         assert rows.num_rows == len(wanted)
         seen: list[tuple[int, int]] = []
         sizes = []
@@ -79,7 +78,7 @@ def test_runs_without_a_time_are_shuffled_alike_each_time(tmp_path: Path):
     orders = []
     for name in ("a", "b"):
         work = WorkDir(path=tmp_path / name)
-        rows = SortedRows(work, write_runs(work, table, files), 0)
+        rows = SortedRunReader(work, write_runs(work, table, files), 0)
         (batch,) = rows.ranges([0, rows.num_rows])
         orders.append(batch.column("id").to_numpy())
     np.testing.assert_array_equal(orders[0], orders[1])
@@ -92,7 +91,7 @@ def test_runs_without_a_time_are_shuffled_alike_each_time(tmp_path: Path):
 def test_shards_hold_the_sorted_rows_in_row_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ):
-    monkeypatch.setattr(runs_module, "RUN_ROWS", 150)
+    monkeypatch.setattr(sorted_runs, "RUN_ROWS", 150)
     monkeypatch.setattr(shard_writer, "RUN_ROWS", 250)
     work = WorkDir(path=tmp_path / "work")
     table = make_table(timed=True)
@@ -139,7 +138,7 @@ def test_dictionary_is_for_columns_of_few_values():
 
 def test_failed_shard_leaves_nothing(tmp_path: Path):
     work = WorkDir(path=tmp_path / "work")
-    records = [RunRecord(file_name="absent.arrow", rows=(5, 0), positives=(0, 0))]
+    records = [SortedRunRecord(file_name="absent.arrow", rows=(5, 0), positives=(0, 0))]
     task = ShardTask(split="train", index=0, count=1)
     with pytest.raises(FileNotFoundError):
         write_shard(tmp_path, work, records, Transforms(table=make_table(True)), task, 100)

@@ -1,4 +1,4 @@
-#include "embedps/kernels/store/row_encoding.h"
+#include "embedps/kernels/files/row_encoding.h"
 
 #include <cmath>
 #include <cstdint>

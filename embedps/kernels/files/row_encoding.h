@@ -6,8 +6,8 @@
 // same bits, and no value is further than scale / 2 from what was encoded. A row whose values are
 // all the same has scale 0 and is exact. A row with a value that is not finite, or is 2^125 or more
 // in magnitude, has scale and offset NaN.
-#ifndef EMBEDPS_KERNELS_STORE_ROW_ENCODING_H_
-#define EMBEDPS_KERNELS_STORE_ROW_ENCODING_H_
+#ifndef EMBEDPS_KERNELS_FILES_ROW_ENCODING_H_
+#define EMBEDPS_KERNELS_FILES_ROW_ENCODING_H_
 
 #include <cstdint>
 #include <string>
@@ -40,4 +40,4 @@ float FromBfloat16(uint16_t bits);
 
 }  // namespace embedps
 
-#endif  // EMBEDPS_KERNELS_STORE_ROW_ENCODING_H_
+#endif  // EMBEDPS_KERNELS_FILES_ROW_ENCODING_H_

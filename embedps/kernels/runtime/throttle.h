@@ -1,6 +1,6 @@
 // Keeps threads that work beside training to a share of the cores. Plain C++17.
-#ifndef EMBEDPS_KERNELS_STORE_THROTTLE_H_
-#define EMBEDPS_KERNELS_STORE_THROTTLE_H_
+#ifndef EMBEDPS_KERNELS_RUNTIME_THROTTLE_H_
+#define EMBEDPS_KERNELS_RUNTIME_THROTTLE_H_
 
 #include <functional>
 
@@ -42,4 +42,4 @@ class Pace {
 
 }  // namespace embedps
 
-#endif  // EMBEDPS_KERNELS_STORE_THROTTLE_H_
+#endif  // EMBEDPS_KERNELS_RUNTIME_THROTTLE_H_

@@ -1,6 +1,6 @@
-#include "embedps/kernels/dense/bf16.h"
+#include "embedps/kernels/runtime/bf16.h"
 
-#include "embedps/kernels/dense/simd.h"
+#include "embedps/kernels/runtime/simd.h"
 
 namespace embedps {
 

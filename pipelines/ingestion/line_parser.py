@@ -171,10 +171,10 @@ class LineParser:
             BadLine(line=numbers[row], reason=reasons[row] if lines[row] else empty, raw=lines[row])
             for row in sorted(reasons)
         ]
-        return without(rows, reasons), bad
+        return drop_rows(rows, reasons), bad
 
 
-def without(rows: pa.RecordBatch, bad: dict[int, str]) -> pa.RecordBatch:
+def drop_rows(rows: pa.RecordBatch, bad: dict[int, str]) -> pa.RecordBatch:
     """Returns the rows but the bad ones."""
     keep = [True] * rows.num_rows
     for row in bad:

@@ -1,4 +1,4 @@
-#include "embedps/kernels/store/throttle.h"
+#include "embedps/kernels/runtime/throttle.h"
 
 #include <time.h>
 

@@ -1,6 +1,6 @@
 // bfloat16: a float's upper half, as TensorFlow and the CPU's instructions have it.
-#ifndef EMBEDPS_KERNELS_DENSE_BF16_H_
-#define EMBEDPS_KERNELS_DENSE_BF16_H_
+#ifndef EMBEDPS_KERNELS_RUNTIME_BF16_H_
+#define EMBEDPS_KERNELS_RUNTIME_BF16_H_
 
 #include <cstdint>
 #include <cstring>
@@ -30,4 +30,4 @@ void WidenBf16(const Bf16* from, int64_t n, float* to);
 
 }  // namespace embedps
 
-#endif  // EMBEDPS_KERNELS_DENSE_BF16_H_
+#endif  // EMBEDPS_KERNELS_RUNTIME_BF16_H_

@@ -1,7 +1,7 @@
 // One dispatch point for loops that gain from wide vectors: the same source is compiled for each
 // instruction set and the loader picks one.
-#ifndef EMBEDPS_KERNELS_DENSE_SIMD_H_
-#define EMBEDPS_KERNELS_DENSE_SIMD_H_
+#ifndef EMBEDPS_KERNELS_RUNTIME_SIMD_H_
+#define EMBEDPS_KERNELS_RUNTIME_SIMD_H_
 
 // The sanitizers' runtimes are not up yet when the loader resolves a clone.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
@@ -11,4 +11,4 @@
 #define EMBEDPS_SIMD
 #endif
 
-#endif  // EMBEDPS_KERNELS_DENSE_SIMD_H_
+#endif  // EMBEDPS_KERNELS_RUNTIME_SIMD_H_

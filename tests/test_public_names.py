@@ -1,0 +1,96 @@
+"""`import embedps`: the public names, where they come from, and what the import costs."""
+
+import importlib
+import json
+import subprocess
+import sys
+
+import pytest
+
+import embedps
+from tests.builders import ROOT
+
+NEED_NO_TENSORFLOW = (
+    "Adagrad",
+    "Callback",
+    "Dataset",
+    "EarlyStopping",
+    "FeatureSpec",
+    "Ftrl",
+    "Initializer",
+    "LazyAdam",
+    "Recommender",
+    "ReduceLearningRate",
+    "RowwiseAdagrad",
+    "SGD",
+    "TableSpec",
+    "TrainConfig",
+    "__version__",
+    "errors",
+    "follow",
+)
+NEED_TENSORFLOW = ("Trainer",)
+
+
+def test_these_are_the_public_names():
+    assert sorted(embedps.__all__) == sorted([*NEED_NO_TENSORFLOW, *NEED_TENSORFLOW])
+
+
+@pytest.mark.parametrize("name", sorted(embedps._MODULE_OF))
+def test_a_public_name_is_what_its_module_has(name):
+    module = importlib.import_module(f"embedps.{embedps._MODULE_OF[name]}")
+    assert name in embedps.__all__
+    assert getattr(embedps, name) is getattr(module, name)
+    assert vars(embedps)[name] is getattr(module, name)  # the second use asks no module
+
+
+def test_dir_lists_the_public_names():
+    assert set(embedps.__all__) <= set(dir(embedps))
+
+
+def test_star_import_gives_the_public_names():
+    found: dict[str, object] = {}
+    exec("from embedps import *", found)
+    assert set(embedps.__all__) <= set(found)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'embedps' has no attribute 'Trainr'"):
+        embedps.Trainr  # noqa: B018
+
+
+def test_types_are_shipped():
+    assert (ROOT / "embedps" / "py.typed").is_file()
+
+
+def _in_a_process(program: str) -> dict:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import json, sys, time\n{program}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def test_import_is_fast_and_leaves_tensorflow_out():
+    program = (
+        "began = time.process_time()\n"
+        "import embedps\n"
+        "secs = time.process_time() - began\n"
+        "print(json.dumps({'secs': secs, 'tf': 'tensorflow' in sys.modules}))"
+    )
+    found = [_in_a_process(program) for _ in range(3)]
+    assert min(each["secs"] for each in found) < 0.3
+    assert not any(each["tf"] for each in found)
+
+
+def test_names_that_need_no_tensorflow_do_not_import_it():
+    program = (
+        "import embedps\n"
+        f"found = [getattr(embedps, name) for name in {NEED_NO_TENSORFLOW!r}]\n"
+        "print(json.dumps({'tf': 'tensorflow' in sys.modules}))"
+    )
+    assert _in_a_process(program) == {"tf": False}

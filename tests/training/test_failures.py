@@ -25,7 +25,7 @@ from embedps.data.dataset import Dataset
 from tests.builders import ROOT, latest
 from tests.commands import processes_with, summary_of, tf_config, wait_until_gone
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+pytestmark = pytest.mark.multiprocess
 
 UNIT_ROWS = 1024
 BATCH_ROWS = 64
@@ -172,6 +172,22 @@ def check(
     return summary
 
 
+def test_run_goes_on_when_a_worker_is_killed(tmp_path, dataset, programs):
+    """The short form of the next test, which also stops processes and tells them to end."""
+    model_dir = tmp_path / "m"
+    few = ("--num-ps=1", "--num-workers=2", "--server-timeout-secs=4", "--eval=none")
+    run = train(programs, dataset, model_dir, *few, f"--epochs={EPOCHS}")
+    run.wait_for("delta")
+    os.kill(pid_of(model_dir, "worker 0"), signal.SIGKILL)
+    wait_until_joined(run, model_dir, "worker-0", 2)
+    run.process.send_signal(signal.SIGTERM)
+    run.finish()
+    assert summary_of(model_dir)["worker_restarts"] == 1
+    epochs = finish_in_one_process(programs, dataset, model_dir)
+    check(model_dir, dataset, programs, epochs=epochs, within_units=4, within_rows=BATCH_ROWS)
+
+
+@pytest.mark.slow
 def test_run_outlives_workers_and_evaluator_that_are_killed_stopped_or_told_to_end(
     tmp_path, dataset, programs
 ):
@@ -203,6 +219,7 @@ def test_run_outlives_workers_and_evaluator_that_are_killed_stopped_or_told_to_e
     )
 
 
+@pytest.mark.slow
 def test_unit_of_a_worker_that_is_slow_at_the_end_is_applied_once(tmp_path, dataset, programs):
     model_dir = tmp_path / "m"
     patient = (*LOCAL, "--server-timeout-secs=100", "--eval=none")
@@ -234,6 +251,7 @@ def finish_in_one_process(programs: list[Program], dataset: Dataset, model_dir: 
     return epochs
 
 
+@pytest.mark.slow
 def test_run_recovers_by_itself_from_parameter_servers_that_are_killed_stopped_or_told_to_end(
     tmp_path, dataset, programs
 ):
@@ -264,6 +282,7 @@ def test_run_recovers_by_itself_from_parameter_servers_that_are_killed_stopped_o
     check(model_dir, dataset, programs, epochs=epochs, within_units=0)
 
 
+@pytest.mark.slow
 def test_client_that_is_killed_leaves_nobody_and_resumes(tmp_path, dataset, programs):
     model_dir = tmp_path / "m"
     run = train(programs, dataset, model_dir, *LOCAL, f"--epochs={EPOCHS}")
@@ -294,6 +313,7 @@ def test_client_that_is_killed_leaves_nobody_and_resumes(tmp_path, dataset, prog
     assert summary["worker_restarts"] == 1  # what the killed client had counted
 
 
+@pytest.mark.slow
 def test_cluster_of_tf_config_outlives_its_servers_and_its_client(tmp_path, dataset, programs):
     """Servers that are not the client's: it passes a stopped worker over, and ends with code 75."""
     model_dir = tmp_path / "m"

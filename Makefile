@@ -23,7 +23,7 @@ unexport PYTHONPATH
 unexport PYTHONHOME
 
 .DELETE_ON_ERROR:
-.PHONY: help env kernels train test test-all lint format types sanitize bazel bench bench-micro lock clean check-tools
+.PHONY: help env kernels train test test-all lint format types sanitize docs bazel bench bench-micro lock clean check-tools
 .DEFAULT_GOAL := help
 
 help: ## say what there is
@@ -41,8 +41,9 @@ test: env kernels ## run the quick tests, which train on a local cluster too (5 
 test-all: env kernels ## run every test (13 min on 2 cores; real samples: EMBEDPS_SAMPLES=DIR)
 	$(PYTEST) $(PYTEST_FLAGS)
 
-lint: env ## check style: ruff, clang-format
+lint: env ## check style and imports: ruff, import-linter, clang-format
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/lint-imports --no-cache
 	$(VENV)/bin/ruff format --check .
 	git ls-files -- '*.cc' '*.h' | xargs -r $(VENV)/bin/clang-format --dry-run --Werror
 
@@ -56,6 +57,9 @@ types: env ## check types: mypy, strict
 
 sanitize: env ## run the C++ tests under ASan + UBSan and under TSan
 	$(PY) -m tools.sanitize
+
+docs: env ## build the site of docs/ into build/site, and refuse any broken link
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 bazel: env kernels ## build and test with Bazel (bazel or Debian's bazel-bootstrap on the PATH)
 	tools/bazel_test $(abspath $(PY))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from benchmarks.environments import PEERS, cache
 from benchmarks.peers.protocol import WARM_UP_SECS
 from benchmarks.races import Timing, hold
 from benchmarks.suites import SUITES, Choice, meetings
-from embedps.console import flags
+from embedps.console import command_line
 from embedps.errors import UsageError
 
 _ROWS = 12 * 32768
@@ -25,7 +26,7 @@ _PRECISIONS = ("float32", "bfloat16")
 
 def main(arguments: Sequence[str]) -> int:
     """`python -m benchmarks`."""
-    parser = flags.Parser(prog="python -m benchmarks", description=__doc__)
+    parser = command_line.Parser(prog="python -m benchmarks", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="run|docs", dest="command")
     commands.add_parser("docs", help="write the results into docs/performance.md")
     run = commands.add_parser(
@@ -116,4 +117,4 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 if __name__ == "__main__":
-    flags.run(main)
+    sys.exit(command_line.run(main, sys.argv[1:]))

@@ -10,7 +10,6 @@ whole, the AUC is within 0.005 of the calm run's and no process is left.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import signal
@@ -29,7 +28,7 @@ from benchmarks import report
 from benchmarks.numbered import visits, write_dataset
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.tools.verify import verify
-from embedps.console import flags
+from embedps.console import command_line
 from embedps.errors import EmbedpsError
 from embedps.run.summary import read_json
 
@@ -189,11 +188,7 @@ def examine(training: Training, *, num_rows: int, epochs: int) -> dict[str, Any]
 
 def main(arguments: Sequence[str]) -> int:
     """`python -m benchmarks.chaos`."""
-    parser = flags.Parser(
-        prog="python -m benchmarks.chaos",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line.Parser(prog="python -m benchmarks.chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=5.0, help="of disturbance (default: 5)")
     parser.add_argument("--seed", type=int, default=1, help="of what is done when (default: 1)")
     parser.add_argument("--rows", type=int, default=100_000, help="of an epoch (default: 100000)")
@@ -256,4 +251,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    flags.run(main)
+    sys.exit(command_line.run(main, sys.argv[1:]))

@@ -7,12 +7,12 @@ encodings: the bytes of quantized rows, and the AUC after ten restores from them
 
 from __future__ import annotations
 
-import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import checkpoint_cost, checkpoint_encodings, checkpoint_pause, report
-from embedps.console import flags
+from embedps.console import command_line
 
 PARTS = {
     "cost": checkpoint_cost,
@@ -23,11 +23,7 @@ PARTS = {
 
 def main(arguments: Sequence[str]) -> int:
     """`python -m benchmarks.checkpoint`."""
-    parser = flags.Parser(
-        prog="python -m benchmarks.checkpoint",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line.Parser(prog="python -m benchmarks.checkpoint", description=__doc__)
     commands = parser.add_subparsers(dest="part", required=True)
     for name, part in PARTS.items():
         command = commands.add_parser(name, help=(part.__doc__ or "").splitlines()[0])
@@ -52,4 +48,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    flags.run(main)
+    sys.exit(command_line.run(main, sys.argv[1:]))

@@ -25,9 +25,9 @@ the client for 120 ms, and a server's lookups run no Python.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import mmap
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ from rich.table import Table
 
 from benchmarks import report
 from embedps import kernels
-from embedps.console import flags
+from embedps.console import command_line
 from embedps.tables import RowwiseAdagrad, ops
 
 DIM = 16
@@ -324,11 +324,7 @@ def show(results: dict[str, Any]) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """`python -m benchmarks.growth`."""
-    parser = flags.Parser(
-        prog="python -m benchmarks.growth",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line.Parser(prog="python -m benchmarks.growth", description=__doc__)
     parser.add_argument("--rows", type=int, default=100_000_000, help="default: 100 million")
     parser.add_argument("--rounds", type=int, default=40, help="of cold lookups (default: 40)")
     parser.add_argument("--output", type=report.output_file, default=report.RESULTS / "growth.json")
@@ -356,4 +352,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    flags.run(main)
+    sys.exit(command_line.run(main, sys.argv[1:]))

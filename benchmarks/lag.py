@@ -27,8 +27,9 @@ import xxhash
 from benchmarks import report
 from benchmarks.workload import W1, make_batches
 from embedps.checkpoint.follow import Reached, Rows, follow
-from embedps.console import flags
-from embedps.data.dataset import CategoricalFeature, DataFile, Dataset, NumericFeature, Split
+from embedps.console import command_line
+from embedps.data.dataset import Dataset
+from embedps.data.dataset_metadata import CategoricalFeature, DataFile, NumericFeature, Split
 from embedps.errors import EmbedpsError
 
 TABLE = "row"
@@ -180,11 +181,7 @@ def measure(num_rows: int, delta_secs: float) -> dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> int:
     """`python -m benchmarks.lag`."""
-    parser = flags.Parser(
-        prog="python -m benchmarks.lag",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line.Parser(prog="python -m benchmarks.lag", description=__doc__)
     parser.add_argument("--rows", type=int, default=3_000_000, help="(default: 3 million)")
     parser.add_argument("--delta-secs", type=float, default=2.0, help="(default: 2)")
     parser.add_argument("--output", type=report.output_file, default=report.RESULTS / "lag.json")
@@ -217,4 +214,4 @@ def main(arguments: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
-    flags.run(main)
+    sys.exit(command_line.run(main, sys.argv[1:]))

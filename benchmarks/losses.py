@@ -11,7 +11,6 @@ parameter servers, and reads from summary.json how long it took to the first uni
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -29,7 +28,7 @@ from benchmarks.chaos import pids_writing
 from benchmarks.numbered import write_dataset
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.cluster.local_processes import _free_ports
-from embedps.console import flags
+from embedps.console import command_line
 from embedps.errors import EmbedpsError
 from embedps.run.summary import read_json
 
@@ -152,11 +151,7 @@ def lose_parameter_server(*, num_rows: int) -> dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> int:
     """`python -m benchmarks.losses`."""
-    parser = flags.Parser(
-        prog="python -m benchmarks.losses",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line.Parser(prog="python -m benchmarks.losses", description=__doc__)
     parser.add_argument("--num-workers", type=int, default=2, help="(default: 2)")
     parser.add_argument("--phase-secs", type=float, default=20.0, help="(default: 20)")
     parser.add_argument("--rows", type=int, default=2_000_000, help="(default: 2000000)")
@@ -196,4 +191,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    flags.run(main)
+    sys.exit(command_line.run(main, sys.argv[1:]))

@@ -18,8 +18,9 @@ import tensorflow as tf
 import xxhash
 
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.tools.replay import read_table
-from embedps.data.dataset import CategoricalFeature, DataFile, Dataset, NumericFeature, Split
+from embedps.checkpoint.tools.replay import stream_table
+from embedps.data.dataset import Dataset
+from embedps.data.dataset_metadata import CategoricalFeature, DataFile, NumericFeature, Split
 from embedps.engine.recommender import Recommender
 from embedps.errors import CheckpointError
 from embedps.tables import FeatureSpec, TableSpec
@@ -111,9 +112,10 @@ def visits(model_dir: Path, num_rows: int) -> npt.NDArray[np.int64]:
     manifest = directory.latest()
     if manifest is None:
         raise CheckpointError(f"{model_dir} has no checkpoint")
-    rows = read_table(directory, manifest, "row")
     counts = np.zeros(num_rows, np.int64)
-    counts[rows["id"].to_numpy()] = rows["frequency"].to_numpy()
+    _, batches = stream_table(directory, manifest, "row")
+    for batch in batches:
+        counts[batch["id"].to_numpy()] = batch["frequency"].to_numpy()
     return counts
 
 

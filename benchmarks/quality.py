@@ -8,7 +8,6 @@ probabilities reach, and dataset/.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import report
-from embedps.console import flags
+from embedps.console import command_line
 from embedps.errors import EmbedpsError, UsageError
 from embedps.run.summary import read_evaluations
 
@@ -64,11 +63,7 @@ def train(data: Path, model_dir: Path, *arguments: str) -> dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> int:
     """`python -m benchmarks.quality`."""
-    parser = flags.Parser(
-        prog="python -m benchmarks.quality",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line.Parser(prog="python -m benchmarks.quality", description=__doc__)
     parser.add_argument("--run", type=Path, required=True, help="what `make train` made")
     parser.add_argument(
         "--output", type=report.output_file, default=report.RESULTS / "quality.json"
@@ -118,4 +113,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    flags.run(main)
+    sys.exit(command_line.run(main, sys.argv[1:]))

@@ -10,12 +10,12 @@ or busy the machine is; of the calls, those that ask whether a server is there g
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import os
 import re
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from benchmarks.peers import protocol
 from benchmarks.peers.embedps_dlrm import Embedps
 from embedps.cluster import local_cluster, local_processes
 from embedps.cluster.coordinator import CoordinatorCluster
-from embedps.console import flags, tf_logging
+from embedps.console import command_line, tf_logging
 
 _UNITS = 4  # the first is not counted
 _STEPS_A_UNIT = 16
@@ -299,11 +299,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """`python -m benchmarks.scaling`."""
-    parser = flags.Parser(
-        prog="python -m benchmarks.scaling",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line.Parser(prog="python -m benchmarks.scaling", description=__doc__)
     parser.add_argument(
         "--output", type=report.output_file, default=report.RESULTS / "scaling.json"
     )
@@ -341,4 +337,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    flags.run(main)
+    sys.exit(command_line.run(main, sys.argv[1:]))

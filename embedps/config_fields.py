@@ -15,6 +15,7 @@ from typing import Any
 from embedps.errors import UsageError
 
 MAX_COUNT = 2**31 - 1
+MAX_INT64 = 2**63 - 1
 MAX_SECS = 1e9
 """About 30 years; the longest wait that the system takes is some times that."""
 

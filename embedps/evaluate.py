@@ -7,7 +7,6 @@ DIR/evaluation.jsonl and ends with the run's last checkpoint.
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import sys
@@ -19,7 +18,8 @@ from typing import TYPE_CHECKING
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.config_fields import MAX_COUNT
-from embedps.console import flags
+from embedps.console import command_line
+from embedps.console.command_line import number, text
 from embedps.console.progress import ProgressLine
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
@@ -42,9 +42,9 @@ if TYPE_CHECKING:  # these import TensorFlow, which --help does not wait for
 _LOG_SECS = 5.0
 
 
-def main(arguments: Sequence[str]) -> int:
-    """`python -m embedps.evaluate`."""
-    options = _parser().parse_args(arguments)
+def main(arguments: Sequence[str], prog: str = "python -m embedps.evaluate") -> int:
+    """Scores checkpoints."""
+    options = _parser(prog).parse_args(arguments)
     parent = os.environ.get("EMBEDPS_PARENT_PID")
     if parent is not None:
         from embedps.console.child_process import end_with_parent
@@ -107,15 +107,11 @@ def _sent_model() -> tuple[Recommender, int] | None:
     return recommender, seed
 
 
-def _parser() -> flags.Parser:
-    parser = flags.Parser(
-        prog="python -m embedps.evaluate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def _parser(prog: str) -> command_line.Parser:
+    parser = command_line.Parser(prog=prog, description=__doc__)
     parser.add_argument(
         "--model-dir",
-        type=flags.path,
+        type=text,
         required=True,
         metavar="DIR",
         help="what embedps.train was given",
@@ -127,7 +123,7 @@ def _parser() -> flags.Parser:
     )
     parser.add_argument(
         "--data",
-        type=flags.path,
+        type=text,
         metavar="DIR",
         help="the dataset's directory (default: the run's)",
     )
@@ -136,14 +132,14 @@ def _parser() -> flags.Parser:
     )
     parser.add_argument(
         "--batch-size",
-        type=flags.number(int, least=1, most=MAX_COUNT),
+        type=number(int, least=1, most=MAX_COUNT),
         default=4096,
         metavar="N",
         help="(default: 4096)",
     )
     parser.add_argument(
         "--num-shards",
-        type=flags.number(int, least=1, most=MAX_SHARDS),
+        type=number(int, least=1, most=MAX_SHARDS),
         default=1,
         metavar="N",
         help="of the tables in this process (default: 1)",
@@ -160,7 +156,7 @@ def _parser() -> flags.Parser:
     )
     parser.add_argument(
         "--idle-secs",
-        type=flags.number(float, above=0, most=math.inf),
+        type=number(float, above=0, most=math.inf),
         default=math.inf,
         metavar="X",
         help="end when nothing new came for so long",
@@ -218,4 +214,4 @@ def _complete_summary(model_dir: Path) -> None:
 
 
 if __name__ == "__main__":
-    flags.run(main)
+    sys.exit(command_line.run(main, sys.argv[1:]))

@@ -21,7 +21,7 @@ from typing import NoReturn
 from embedps import kernels
 from embedps.cluster.bind_address import check_listening, listen_at
 from embedps.config_fields import MAX_SECS
-from embedps.console import flags, tf_startup
+from embedps.console import command_line, tf_startup
 from embedps.console.child_process import end_with_parent
 from embedps.errors import ClusterError, UsageError
 from embedps.run.config import TrainConfig
@@ -37,7 +37,7 @@ def add_grace_flag(parser: argparse.ArgumentParser) -> None:
     default = TrainConfig.grace_secs
     parser.add_argument(
         "--grace-secs",
-        type=flags.number(float, above=0, most=MAX_SECS),
+        type=command_line.number(float, above=0, most=MAX_SECS),
         default=default,
         metavar="X",
         help=f"(default: {default})",
@@ -122,16 +122,12 @@ def keep_freed_memory() -> None:
         libc.mallopt(_M_ARENA_MAX, len(os.sched_getaffinity(0)))
 
 
-def main(arguments: Sequence[str]) -> int:
-    """`python -m embedps.server`."""
-    parser = flags.Parser(
-        prog="python -m embedps.server",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def main(arguments: Sequence[str], prog: str = "python -m embedps.server") -> NoReturn:
+    """Serves as a task of TF_CONFIG."""
+    parser = command_line.Parser(prog=prog, description=__doc__)
     add_grace_flag(parser)
     serve(grace_secs=parser.parse_args(arguments).grace_secs)
 
 
 if __name__ == "__main__":
-    flags.run(main)
+    sys.exit(command_line.run(main, sys.argv[1:]))

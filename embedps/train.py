@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from embedps.console import flags
+from embedps.console import command_line, flags
 from embedps.errors import ClusterError, ServerLostError, UsageError
 from embedps.run.config import DEFAULT_MODEL, TrainConfig
 from embedps.run.stored_config import (
@@ -38,14 +38,14 @@ from embedps.server import add_grace_flag, serve
 from embedps.storage.object_store import ObjectPath, local_dir
 
 
-def main(arguments: Sequence[str]) -> NoReturn:
-    """`python -m embedps.train`; ends the process."""
+def main(arguments: Sequence[str], prog: str = "python -m embedps.train") -> NoReturn:
+    """Trains, or serves as a task of TF_CONFIG; ends the process."""
     task = read_tf_config()
     if task is not None and task["task"]["type"] in ("worker", "ps"):
-        parser = flags.Parser(prog="python -m embedps.train", add_help=False)
+        parser = command_line.Parser(prog=prog, add_help=False)
         add_grace_flag(parser)
         serve(grace_secs=parser.parse_known_args(arguments)[0].grace_secs)
-    run = parse(arguments)
+    run = parse(arguments, prog)
     chief_task(run.config)
     dataset = open_dataset(run.config)
     recommender = run.recommender(dataset)
@@ -99,14 +99,14 @@ def _ends_in_good_order(grace_secs: float) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def parse(arguments: Sequence[str]) -> RunConfig:
+def parse(arguments: Sequence[str], prog: str = "python -m embedps.train") -> RunConfig:
     """Reads the flags of a run and of its model.
 
     Raises:
       UsageError: a flag is unknown, or has a value that it may not have.
     """
     # The model's module first: its config's fields are flags too.
-    first = flags.Parser(prog="python -m embedps.train", add_help=False)
+    first = command_line.Parser(prog=prog, add_help=False)
     first.add_argument("--model")
     first.add_argument("--config")
     early, _ = first.parse_known_args(arguments)
@@ -114,11 +114,7 @@ def parse(arguments: Sequence[str]) -> RunConfig:
     if model is None:
         model = str(flags.read_file(early.config).get("model", DEFAULT_MODEL))
     module = find_model(model)
-    parser = flags.Parser(
-        prog="python -m embedps.train",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line.Parser(prog=prog, description=__doc__)
     parser.add_argument(
         "--config", metavar="FILE", help="TOML with any of the values below; flags go before it"
     )
@@ -164,4 +160,4 @@ def _show(summary: dict[str, Any], model_dir: Path) -> None:
 
 
 if __name__ == "__main__":
-    flags.run(main)
+    sys.exit(command_line.run(main, sys.argv[1:]))

@@ -1,17 +1,29 @@
 """DLRM's dense network, apart from its flags, which do not wait for TensorFlow."""
 
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
 from embedps.layers.dense import MLP, dot_interaction
-from models.dlrm import Config
+
+
+class Shape(Protocol):
+    """What the network needs to know; `models.dlrm.Config` has it."""
+
+    @property
+    def embedding_dim(self) -> int: ...
+    @property
+    def bottom_mlp(self) -> tuple[int, ...]: ...
+    @property
+    def top_mlp(self) -> tuple[int, ...]: ...
+    @property
+    def compute_dtype(self) -> str: ...
 
 
 class DLRM(tf.keras.Model):
     """The dense network: logits from numeric features and embeddings of one dim."""
 
-    def __init__(self, config: Config, *, has_numerics: bool = True, **kwargs: Any) -> None:
+    def __init__(self, config: Shape, *, has_numerics: bool = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._interaction_dtype = config.compute_dtype
         self._bottom: MLP | None = None

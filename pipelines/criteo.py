@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from pipelines.cli import run
+from embedps.console.command_line import run
 from pipelines.ingest import main as ingest
 
 
@@ -15,4 +15,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, sys.argv[1:]))
+    sys.exit(run(main, sys.argv[1:], all_or_nothing=True))

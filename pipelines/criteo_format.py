@@ -1,4 +1,7 @@
-"""Criteo's click-log line: label, 13 integers, 26 hex ids; tabs between, empty is missing."""
+"""The line format of Criteo's click logs: a label, 13 integers and 26 hexadecimal ids.
+
+Tabs separate the fields; an empty field is a missing value.
+"""
 
 NUM_INTEGERS = 13
 NUM_IDS = 26

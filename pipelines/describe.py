@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from embedps.console.command_line import Parser, path, run
 from embedps.data.dataset import Dataset
-from pipelines.cli import ArgumentParser, path, run
 from pipelines.report.html_page import make_page
 from pipelines.report.profile import Profile, make_profile
 
@@ -51,7 +51,7 @@ def _print(profile: Profile) -> None:
 
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
-    parser = ArgumentParser(
+    parser = Parser(
         prog="python -m pipelines.describe",
         description="Shows what a dataset holds: label rate of each shard; of each column missing "
         "rate, spread, cardinality and the share of the most frequent ids.",
@@ -67,4 +67,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, sys.argv[1:]))
+    sys.exit(run(main, sys.argv[1:], all_or_nothing=True))

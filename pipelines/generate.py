@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -19,8 +18,11 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from embedps.config_fields import MAX_INT64
+from embedps.console.command_line import Parser, number, path, run
+from embedps.console.progress import ProgressLine
 from embedps.errors import UsageError
-from pipelines.cli import ArgumentParser, Reporter, path, positive_int, reporter, run, seed_int
+from embedps.storage.file_io import replacing
 from pipelines.synthetic.click_rows import draw_rows
 from pipelines.synthetic.planted_model import SHARES, PlantedModel, sigmoid
 from pipelines.synthetic.scores import Score
@@ -103,23 +105,21 @@ def generate(options: Options) -> dict[str, Any]:
         return report
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.unlink(missing_ok=True)
-    temporary = options.output.with_name(f".{options.output.name}.{os.getpid()}.tmp")
     try:
-        with reporter("generating", options.rows, "rows") as progress:
-            report = _write_log(options, temporary, progress)
-        # The log comes last: where it is, so is its report.
-        _write_report(options.report_path, report)
-        os.replace(temporary, options.output)
+        with replacing(options.output) as temporary:
+            with ProgressLine("generating", options.rows, unit="rows") as progress:
+                report = _write_log(options, temporary, progress)
+            # The log comes last: where it is, so is its report.
+            with replacing(options.report_path, sync=True) as path:
+                path.write_text(json.dumps(report, indent=1) + "\n")
     except OSError as error:
         if error.errno is not None and error.filename is None:  # of a write
             error.filename = str(options.output)
         raise
-    finally:
-        temporary.unlink(missing_ok=True)
     return report
 
 
-def _write_log(options: Options, path: Path, progress: Reporter) -> dict[str, Any]:
+def _write_log(options: Options, path: Path, progress: ProgressLine) -> dict[str, Any]:
     model = PlantedModel.calibrated(options.seed)
     score = Score()
     digest = xxhash.xxh3_64()
@@ -192,19 +192,6 @@ def _finished_report(options: Options) -> dict[str, Any] | None:
     return dict(report)
 
 
-def _write_report(path: Path, report: dict[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "w", encoding="utf-8") as out:
-            json.dump(report, out, indent=1)
-            out.write("\n")
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _entropy(rate: float) -> float:
     if not 0.0 < rate < 1.0:
         return math.log(2.0)
@@ -213,21 +200,23 @@ def _entropy(rate: float) -> float:
 
 def parse_options(argv: Sequence[str]) -> Options:
     """Parses the command line; raises UsageError."""
-    parser = ArgumentParser(
+    parser = Parser(
         prog="python -m pipelines.generate",
         description=_HELP,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rows", type=positive_int, required=True, help="lines to write")
+    parser.add_argument("--rows", type=number(int, least=1), required=True, help="lines to write")
     parser.add_argument(
-        "--seed", type=seed_int, default=0, help="of rows and planted model (default: %(default)s)"
+        "--seed",
+        type=number(int, least=0, most=MAX_INT64),
+        default=0,
+        help="of rows and planted model (default: %(default)s)",
     )
     parser.add_argument(
         "--output", type=path, required=True, metavar="FILE", help="a .tsv.gz file, or .tsv"
     )
     parser.add_argument(
-        "--threads", type=positive_int, default=Options.threads, help="default: %(default)s"
+        "--threads", type=number(int, least=1), default=Options.threads, help="default: %(default)s"
     )
     parser.add_argument("--force", action="store_true", help="replace what is there")
     return Options(**vars(parser.parse_args(argv)))
@@ -252,4 +241,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, sys.argv[1:]))
+    sys.exit(run(main, sys.argv[1:], all_or_nothing=True))

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from embedps.console.command_line import run
 from embedps.data.dataset import Dataset
-from pipelines.cli import run
 from pipelines.ingestion.options import parse_options
 
 
@@ -52,7 +52,7 @@ def main(argv: Sequence[str], schema: str | None = None) -> None:
     # Beam logs every failure with its traceback; ours is one line.
     logging.basicConfig(level=logging.DEBUG if options.verbose else logging.CRITICAL)
     # Beam takes seconds to import, and warns: flags are checked and the log level is set first.
-    from pipelines.ingestion.job import make_dataset
+    from pipelines.ingestion.make_dataset import make_dataset
 
     started = time.monotonic()
     dataset, made = make_dataset(options)
@@ -60,4 +60,4 @@ def main(argv: Sequence[str], schema: str | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, sys.argv[1:]))
+    sys.exit(run(main, sys.argv[1:], all_or_nothing=True))

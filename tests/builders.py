@@ -16,7 +16,8 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.cluster.embedded import EmbeddedCluster
 from embedps.cluster.interface import Cluster
-from embedps.data.dataset import CategoricalFeature, DataFile, Dataset, NumericFeature, Split
+from embedps.data.dataset import Dataset
+from embedps.data.dataset_metadata import CategoricalFeature, DataFile, NumericFeature, Split
 from embedps.engine.recommender import Recommender
 from embedps.run.config import TrainConfig
 from embedps.tables import FeatureSpec, TableSpec

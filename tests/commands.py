@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from embedps.checkpoint import __main__ as checkpoint
+from embedps.console import command_line
 from embedps.data.dataset import Dataset
 from tests.builders import ROOT, TINY_DLRM_FLAGS
 
@@ -45,6 +47,11 @@ def finish(process: subprocess.Popen[str], code: int = 0) -> str:
 def train(dataset: Dataset, model_dir: Path, *more: str, **env: str) -> subprocess.Popen[str]:
     where = (f"--data={dataset.directory}", f"--model-dir={model_dir}")
     return start("embedps.train", *where, *more, **env)
+
+
+def checkpoint_command(arguments: Sequence[str]) -> int:
+    """Runs `embedps.checkpoint` in this process; gives its exit code."""
+    return command_line.run(checkpoint.main, arguments)
 
 
 def summary_of(model_dir: Path) -> dict[str, Any]:

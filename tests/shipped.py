@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from embedps.data.dataset import CategoricalFeature, DataFile, Dataset, NumericFeature, Split
+from embedps.data.dataset import Dataset
+from embedps.data.dataset_metadata import CategoricalFeature, DataFile, NumericFeature, Split
 from pipelines.ingestion.table_schema import SCHEMAS, Table
 
 NAMES = tuple(sorted(path.stem for path in SCHEMAS.glob("*.toml")))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from embedps.checkpoint.format.manifest import from_json
+from embedps.checkpoint.format.manifest_json import from_json
 from embedps.errors import CorruptCheckpointError
 from embedps.kernels import build
 from tools.fuzz_seeds import SEEDS

@@ -1,45 +1,46 @@
-"""The README's programs run as they are printed."""
+"""The README is a door: it is short, it fits the project, and its program runs as printed."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
-from tests.builders import write_dataset
+from tests.builders import ROOT, write_dataset
+from tests.pages import blocks, run_page
 
-README = Path(__file__).parent.parent / "README.md"
-
-# As an evaluation whose labels are all the same has it, and others.
-CALLS = """
-from embedps.training.callbacks import RunControl
-control = RunControl()
-for auc in (None, 0.7, None):
-    StopAtGoal().on_evaluation(control, {"auc": auc})
-assert control.reason is None
-StopAtGoal().on_evaluation(control, {"auc": 0.9})
-assert control.reason
-"""
+README = ROOT / "README.md"
 
 
-def test_library_examples_train_and_the_last_follows(tmp_path: Path) -> None:
-    callbacks, train, follow = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    dataset = write_dataset(tmp_path / "data")
-    train = train.replace('"DATA"', repr(str(dataset.directory)))
-    begin = train[: train.index("trainer = ")].replace('"WIDE"', repr(str(tmp_path / "other")))
-    begin += "dataset = Dataset.open(config.data)\n"
-    assert "'finished': True" in run(f"{begin}{callbacks}\nprint(trainer.run()){CALLS}")
-    model_dir = repr(str(tmp_path / "model"))
-    out = run(train.replace('"WIDE"', model_dir))
-    assert "'finished': True" in out
-    assert (tmp_path / "model/evaluation.jsonl").exists()  # by the evaluator beside it
-    out = run(follow.replace('"MODEL"', model_dir) + "\nprint(len(rows), stored)")
-    assert re.search(rf"'ids': {out.split()[0]}\b", run(train.replace('"WIDE"', model_dir)))
-    assert '"number": ' in out
+def test_it_is_a_door_and_no_report():
+    lines = README.read_text().splitlines()
+    assert len(lines) <= 120
+    (hero,) = (block for block in blocks(README) if block.language == "python")
+    assert len([line for line in hero.code.splitlines() if line.strip()]) <= 20
 
 
-def run(program: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def test_a_cell_of_its_results_has_one_number():
+    text = README.read_text()
+    table = text[text.index("## Results") : text.index("## Install")]
+    rows = [line for line in table.splitlines() if line.startswith("|")][2:]
+    assert len(rows) == 5
+    for row in rows:
+        _, *cells = (cell.strip() for cell in row.strip("|").split("|"))
+        for cell in cells:
+            assert len(re.findall(r"[\d,.]*\d", cell)) <= 1, row
+
+
+def test_its_supported_versions_are_those_of_the_package():
+    project = (ROOT / "pyproject.toml").read_text()
+    assert 'requires-python = ">=3.11,<3.14"' in project
+    assert "Python 3.11 to 3.13, TensorFlow 2.21, pyarrow 25" in README.read_text()
+    assert '"tensorflow~=2.21.0"' in project
+    assert '"pyarrow~=25.0"' in project
+    assert (3, 11) <= sys.version_info[:2] < (3, 14)
+
+
+def test_its_program_trains_and_resumes(tmp_path: Path):
+    (tmp_path / "data/criteo-2000000").mkdir(parents=True)
+    write_dataset(tmp_path / "data/criteo-2000000/dataset")
+    out = run_page(README, tmp_path)
+    assert "done: 1/1 units, 3,000 examples" in out
+    assert (tmp_path / "WIDE/evaluation.jsonl").exists()  # by the evaluator beside it
+    assert "done: 1/1 units, 3,000 examples" in run_page(README, tmp_path)

@@ -1,6 +1,6 @@
 """What a user gets wrong: one clear line on stderr, exit code 2 or 1, never a traceback.
 
-The commands run in this process, through the same `flags.run` as theirs; a few also as processes.
+The commands run in this process, by `command_line.run` as ever; a few also run as processes.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ import pytest
 from embedps import evaluate, server
 from embedps import train as train_command
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.console import flags
+from embedps.console import command_line
 from embedps.data.dataset import Dataset
 from embedps.run.stored_config import RunConfig
 from tests.builders import (
@@ -45,20 +45,17 @@ def trained(tmp_path_factory, dataset) -> Path:
 
 
 @pytest.fixture(name="fails")
-def make_fails(monkeypatch, capfd):
+def make_fails(capfd):
     """Runs a command that must fail; gives its exit code and its one line."""
 
     def fails(main, *arguments) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["command", *map(str, arguments)])
         capfd.readouterr()
-        with pytest.raises(SystemExit) as exited:
-            flags.run(main)
+        code = command_line.run(main, [*map(str, arguments)])
         stderr = capfd.readouterr().err
         assert "Traceback" not in stderr
         (line,) = [each for each in stderr.splitlines() if not is_tensorflows(each)]
         assert line.startswith("embedps: ")
-        assert isinstance(exited.value.code, int)
-        return exited.value.code, line
+        return code, line
 
     return fails
 

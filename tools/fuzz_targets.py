@@ -16,8 +16,8 @@ from typing import Any
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.dense import read_dense
 from embedps.checkpoint.format.ledger_state import check_ledger
-from embedps.checkpoint.format.manifest import from_json, to_json
-from embedps.checkpoint.format.rows import read_row_file
+from embedps.checkpoint.format.manifest_json import from_json, to_json
+from embedps.checkpoint.format.rows import RowFile
 from embedps.checkpoint.lease import read_leases
 from embedps.data.dataset import Dataset
 from embedps.errors import EmbedpsError
@@ -51,7 +51,8 @@ def _signed(data: bytes) -> bytes:
 def row_file(data: bytes) -> None:
     """A row file, by the Python reader."""
     with _in_memory(data) as path:
-        read_row_file(path)
+        for _ in RowFile(path).batches():
+            pass
 
 
 def dense(data: bytes) -> None:

@@ -1,6 +1,6 @@
-"""`python -m embedps.checkpoint inspect|verify|export|compact|diff DIR`.
+"""Runs `embedps checkpoint inspect|verify|export|compact|diff DIR`.
 
-Exit code 0: done, and all is well. 1: a checkpoint is damaged or absent. 2: the command is wrong.
+Exit code 0: done, no problem found. 1: a checkpoint is damaged or absent. 2: the command is wrong.
 """
 
 from __future__ import annotations
@@ -24,54 +24,49 @@ from embedps.checkpoint.tools.diff import CHANGES, diff
 from embedps.checkpoint.tools.inspect import format_bytes, inspect
 from embedps.checkpoint.tools.replay import stream_table
 from embedps.checkpoint.tools.verify import verify
-from embedps.console.flags import Parser, complain, path
-from embedps.errors import CheckpointError, EmbedpsError, UsageError
+from embedps.console.command_line import Parser, run, text
+from embedps.errors import CheckpointError, UsageError
 from embedps.storage import file_io
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; its exit code."""
-    try:
-        args = _parser().parse_args(argv)
-        directory = CheckpointDirectory(args.directory)
-        if not directory.path.is_dir():
-            raise UsageError(f"there is no directory {str(directory.path)!r}")
-        return _COMMANDS[args.command](directory, args)
-    except (EmbedpsError, OSError) as error:
-        return complain(error)
+def main(arguments: Sequence[str], prog: str = "python -m embedps.checkpoint") -> int:
+    """Runs one command; returns its exit code."""
+    args = _parser(prog).parse_args(arguments)
+    directory = CheckpointDirectory(args.directory)
+    if not directory.path.is_dir():
+        raise UsageError(f"there is no directory {str(directory.path)!r}")
+    return _COMMANDS[args.command](directory, args)
 
 
-def _parser() -> Parser:
-    parser = Parser(
-        prog="python -m embedps.checkpoint", description="Looks into a checkpoint directory."
-    )
+def _parser(prog: str) -> Parser:
+    parser = Parser(prog=prog, description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     summaries = {
         "inspect": "show a manifest's chain, tables and leases",
         "verify": "read every file and compare it with the manifests",
-        "export": "replay base and deltas into one Parquet file of a table",
-        "compact": "merge base and deltas into a new base, also while training goes on",
+        "export": "replay base and deltas, and write one table as a Parquet file",
+        "compact": "merge base and deltas into a new base, also during training",
         "diff": "count the rows that differ between two manifests",
     }
     for name, summary in summaries.items():
         command = commands.add_parser(name, help=summary, description=summary)
         command.add_argument("directory", metavar="DIR", help="a path, or an s3:// or gs:// URL")
         if name in ("inspect", "verify", "export"):
-            command.add_argument("--number", type=int, help="the manifest; the newest if not given")
+            command.add_argument("--number", type=int, help="a manifest's number; default: newest")
         if name == "verify":
-            command.add_argument("--all", action="store_true", help="every manifest there is")
+            command.add_argument("--all", action="store_true", help="verify every manifest")
         if name == "export":
             command.add_argument("--table", required=True, metavar="NAME")
-            command.add_argument("--output", required=True, type=path, metavar="FILE.parquet")
+            command.add_argument("--output", required=True, type=text, metavar="FILE.parquet")
         if name == "diff":
             command.add_argument("before", type=int, metavar="A", help="a manifest's number")
-            command.add_argument("after", type=int, metavar="B", help="another's")
-            command.add_argument("--table", metavar="NAME", help="of this table only")
+            command.add_argument("after", type=int, metavar="B", help="another manifest's number")
+            command.add_argument("--table", metavar="NAME", help="compare only this table")
             command.add_argument(
                 "--output",
-                type=path,
+                type=text,
                 metavar="FILE.parquet",
-                help="the rows themselves; of one table",
+                help="write the rows that differ; needs --table",
             )
     return parser
 
@@ -94,7 +89,7 @@ def _verify(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
         raise CheckpointError(f"{directory.path} holds no manifest: nothing was committed there")
     if args.number is not None:
         if args.all:
-            raise UsageError("--number and --all exclude each other")
+            raise UsageError("--number and --all must not be given together")
         numbers = [args.number]
     elif not args.all:
         numbers = numbers[-1:]
@@ -116,7 +111,7 @@ def _export(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
     saved = (file for save in manifest.chain for file in save.files)
     directory.check_content(manifest, [file for file in saved if file.group == groups[args.table]])
     schema, batches = stream_table(directory, manifest, args.table)
-    num_rows = write_parquet(Path(args.output), schema, batches)
+    num_rows = _write_parquet(Path(args.output), schema, batches)
     print(
         f"{args.output}: {num_rows:,} rows of {args.table} "
         f"from manifest {manifest.number}, step {manifest.step:,}"
@@ -128,7 +123,8 @@ def _compact(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
     made = compact(directory)
     if made is None:
         print(
-            f"{directory.path}: nothing to merge: the chain is a base, or a new one came meanwhile"
+            f"{directory.path}: nothing to merge: the chain is one base, or a new base was "
+            "committed in the meantime"
         )
         return 0
     print(
@@ -153,10 +149,10 @@ def _diff(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
     else:
         first = next(changes, None)
         if first is not None:
-            write_parquet(Path(args.output), first.schema, itertools.chain([first], changes))
+            _write_parquet(Path(args.output), first.schema, itertools.chain([first], changes))
     for name in names if args.table is None else [args.table]:
-        told = (f"{counts[name, change]:,} {change}" for change in CHANGES)
-        print(f"{name}: {', '.join(told)}")
+        totals = (f"{counts[name, change]:,} {change}" for change in CHANGES)
+        print(f"{name}: {', '.join(totals)}")
     return 0
 
 
@@ -165,7 +161,7 @@ def _counted(
     table: str | None,
     counts: collections.Counter[tuple[str, str]],
 ) -> Iterator[pa.RecordBatch]:
-    """Passes batches on, of one table if given, and counts their rows by table and change."""
+    """Yields the batches, filtered to a table if given, and counts rows by table and change."""
     for batch in batches:
         if table is not None:
             batch = batch.filter(pc.equal(batch["table"].cast(pa.string()), table))
@@ -186,8 +182,8 @@ _COMMANDS = {
 }
 
 
-def write_parquet(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
-    """Writes batches as they come; how many rows they had."""
+def _write_parquet(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
+    """Writes batches to a Parquet file and returns the number of rows."""
     num_rows = 0
     with (
         file_io.write_atomically(path) as file,
@@ -200,4 +196,4 @@ def write_parquet(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatc
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main, sys.argv[1:], all_or_nothing=True))

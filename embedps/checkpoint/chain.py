@@ -1,4 +1,4 @@
-"""A place in a run's history, and the saves that lead on from it."""
+"""Chains of saves: a reader's position in a run, and the saves that bring it up to date."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from embedps.errors import CheckpointError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Position:
-    """The rows as of a save; two of the same history and number are the same rows.
+    """Identifies the rows as of a save; equal positions mean equal rows.
 
     Attributes:
-      history: the manifest's; empty in version 1, which tells no histories apart.
-      number: the save's.
+      history: the manifest's history; empty in version 1, which has no histories.
+      number: the save's number.
     """
 
     history: str
     number: int
 
     def to_json(self) -> str:
+        """Writes the position as JSON text."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
@@ -31,30 +32,31 @@ class Position:
         """Reads `to_json`'s text.
 
         Raises:
-          CheckpointError: it is another.
+          CheckpointError: the text is not of a position.
         """
         try:
             content: dict[str, Any] = json.loads(text)
             return cls(history=str(content["history"]), number=int(content["number"]))
         except (ValueError, TypeError, KeyError) as error:
             raise CheckpointError(
-                f"a position must be what Position.to_json gave but is {text!r}"
+                f"a position must be a text that Position.to_json wrote but is {text!r}"
             ) from error
 
 
 def position_of(manifest: Manifest) -> Position:
-    """Where a manifest is."""
+    """Returns the position of a manifest's rows."""
     return Position(history=manifest.history, number=manifest.save_number)
 
 
 def continuation(manifest: Manifest, position: Position | None) -> tuple[SaveSet, ...] | None:
-    """The saves that bring the rows of a position to a manifest's, in order.
+    """Returns the saves that turn a position's rows into a manifest's rows, in order.
 
-    A delta may be applied to the rows of the save that it is since, and of any later one: it holds
-    every change since.
+    A delta holds every change since its `since` save. So it may be applied to the rows of that save
+    or of any later one.
 
     Returns:
-      None where there is no way from there: the whole chain has to be read, into empty tables.
+      The saves; None if no saves do this. Then the reader must load the whole chain into empty
+      tables.
     """
     if position is None or position.history != manifest.history:
         return None
@@ -69,24 +71,30 @@ def continuation(manifest: Manifest, position: Position | None) -> tuple[SaveSet
 
 
 def shortest_path(manifests: Iterable[Manifest], position: Position) -> list[Manifest]:
-    """The fewest manifests by which a reader at a position comes as far as it can, in order."""
+    """Finds the fewest manifests through which a reader gets from a position to the newest rows.
+
+    Returns:
+      The manifests in order. Each is reached from the one before by its saves. If the newest cannot
+      be reached, the path ends as far on as possible.
+    """
     newest_first = sorted(manifests, key=lambda manifest: manifest.number, reverse=True)
     found: list[Manifest] = []
     while True:
         here = position if not found else position_of(found[-1])
         ahead = (m for m in newest_first if m.save_number > here.number)
-        step = next((m for m in ahead if continuation(m, here) is not None), None)
-        if step is None:
+        following = next((m for m in ahead if continuation(m, here) is not None), None)
+        if following is None:
             return found
-        found.append(step)
+        found.append(following)
 
 
 def split_head(
     chain: Sequence[SaveSet],
 ) -> tuple[Sequence[SaveSet], Sequence[SaveSet]]:
-    """What a new chain begins with, and the deltas since.
+    """Splits a chain into its first saves and the deltas since.
 
-    A base that follows an older chain has a delta with it, which is since a save of that chain.
+    The first saves are the base and, if the base replaced an older chain's, the delta that links
+    them: that delta is since a save of the older chain.
     """
     second = chain[1].since if len(chain) > 1 else None
     head = 2 if second is not None and second < chain[0].number else 1
@@ -94,27 +102,28 @@ def split_head(
 
 
 def extend(chain: tuple[SaveSet, ...], delta: SaveSet) -> tuple[SaveSet, ...]:
-    """A chain with one more delta, without those whose changes that one holds too."""
+    """Adds a delta to a chain, and leaves out the deltas whose changes the new one holds too."""
     since = -1 if delta.since is None else delta.since
     return (*(s for s in chain if s.since is None or s.since < since), delta)
 
 
 def rebase(chain: tuple[SaveSet, ...], base: SaveSet | None) -> tuple[SaveSet, ...]:
-    """A chain that begins with a base which was written beside it, if there is one.
+    """Replaces the start of a chain by a base that was written beside it, if there is one.
 
-    The base was begun after the last save with a lesser number, and ended before the next delta
-    that the chain gets: that one and those with a greater number bring it up to date.
+    The shards started to write the base after the last save with a smaller number, and finished it
+    before the chain's next delta. So that delta and all saves with a greater number bring the base
+    up to date.
     """
-    if base is None or base.number <= chain[0].number:  # a compaction's is newer
+    if base is None or base.number <= chain[0].number:  # a compaction made a newer base
         return chain
     return (base, *(save for save in chain if save.number > base.number))
 
 
 def replace_start(chain: tuple[SaveSet, ...], base: SaveSet) -> tuple[SaveSet, ...] | None:
-    """A chain that begins with a base which holds the rows as of a save's number.
+    """Replaces the first saves of a chain by a base that holds the rows as of a save's number.
 
     Returns:
-      None where the chain begins after that save, or does not hold the rows as of it.
+      The chain; None if it begins after that save, or cannot give the rows as of it.
     """
     if base.number <= chain[0].number or base.number > chain[-1].number:
         return None

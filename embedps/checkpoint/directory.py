@@ -1,13 +1,13 @@
-"""The checkpoint directory: where everything lies, and the commit of a manifest.
+"""The checkpoint directory: where each file lies, and the commit of a manifest.
 
     DIR/manifests/NNNNNNNN.json                commit = atomic rename of this file
     DIR/base-N/<group>/shard-i-of-n.arrow      all rows of that shard
     DIR/delta-N/<group>/shard-i-of-n.arrow     rows changed since the save before, and removals
     DIR/dense-N/dense.arrow                    dense variables and their optimizer
     DIR/leases/<name>.json                     which manifests are being read, and until when
-    DIR/manifests/.lock                        held by who commits or removes
+    DIR/manifests/.lock                        held by a process that commits or removes
 
-Numbers only grow, and a number is used once, whether or not its commit came about.
+Numbers only grow. A number is used once, even if its commit failed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
 
-from embedps.checkpoint.format.manifest import FileEntry, Manifest, SaveKind, from_json, to_json
+from embedps.checkpoint.format.manifest import FileEntry, Manifest, SaveKind
+from embedps.checkpoint.format.manifest_json import from_json, to_json
 from embedps.errors import CheckpointError, CorruptCheckpointError, DirectoryTakenError
 from embedps.storage import file_io
+from embedps.storage.file_lock import locked
 from embedps.storage.object_store import as_path
 
 _MANIFEST_NAME = re.compile(r"(\d{8,})\.json")
@@ -28,10 +30,10 @@ _SAVE_NAME = re.compile(r"(base|delta|dense)-(\d+)")
 
 
 class CheckpointDirectory:
-    """A checkpoint directory: where things are, which manifests there are, and the commit."""
+    """Finds a checkpoint's files, reads its manifests, and commits new ones."""
 
     def __init__(self, path: Path | str) -> None:
-        """A local path, or a file://, s3:// or gs:// URL."""
+        """Takes a local path, or a file://, s3:// or gs:// URL."""
         self.path = as_path(path)
 
     def __repr__(self) -> str:
@@ -39,62 +41,67 @@ class CheckpointDirectory:
 
     @property
     def manifests_dir(self) -> Path:
+        """Returns the directory of the manifests."""
         return self.path / "manifests"
 
     @property
     def leases_dir(self) -> Path:
+        """Returns the directory of the leases."""
         return self.path / "leases"
 
     def manifest_path(self, number: int) -> Path:
+        """Returns a manifest's path."""
         return self.manifests_dir / f"{number:08d}.json"
 
     def base_dir(self, number: int) -> Path:
+        """Returns a base's directory."""
         return self.path / f"base-{number}"
 
     def dense_path(self, number: int) -> Path:
+        """Returns the path of a dense file."""
         return self.path / f"dense-{number}" / "dense.arrow"
 
     def shard_path(
         self, kind: SaveKind, number: int, group: str, shard: int, num_shards: int
     ) -> Path:
-        """Where a shard writes its rows of a group."""
+        """Returns the path where a shard writes its rows of a group."""
         if group != PurePosixPath(group).name:
             raise CheckpointError(f"a group's name must be a file name but is {group!r}")
         return self.path / f"{kind}-{number}" / group / f"shard-{shard}-of-{num_shards}.arrow"
 
     def relative(self, path: Path) -> str:
-        """A path in the directory as a manifest names it."""
+        """Returns a path of the directory as a manifest names it."""
         return path.relative_to(self.path).as_posix()
 
     def file(self, entry: FileEntry) -> Path:
-        """Where a manifest's file is."""
+        """Returns the path of a file that a manifest lists."""
         return self.path / entry.path
 
     def numbers(self) -> list[int]:
-        """Of the committed manifests, in order."""
+        """Lists the numbers of the committed manifests, in order."""
         if not self.manifests_dir.is_dir():
             return []
         found = (_MANIFEST_NAME.fullmatch(each.name) for each in self.manifests_dir.iterdir())
         return sorted(int(match[1]) for match in found if match)
 
     def save_directories(self) -> list[tuple[int, Path]]:
-        """The directories of bases, deltas and dense states, committed or not, by number."""
+        """Lists the directories of saves and dense states by number, uncommitted ones too."""
         if not self.path.is_dir():
             return []
         found = ((_SAVE_NAME.fullmatch(each.name), each) for each in self.path.iterdir())
         return sorted((int(match[2]), each) for match, each in found if match and each.is_dir())
 
     def exclusive(self) -> AbstractContextManager[bool]:
-        """Keeps other processes from committing and removing; not from reading."""
-        return file_io.locked(self.manifests_dir / ".lock")
+        """Locks the directory: other processes can still read, but not commit or remove."""
+        return locked(self.manifests_dir / ".lock")
 
     def next_number(self) -> int:
-        """A number that no manifest and no leftover of a failed commit has."""
+        """Returns a number that no manifest and no leftover of a failed commit has."""
         saves = [number for number, _ in self.save_directories()]
         return max([0, *self.numbers(), *saves]) + 1
 
     def read(self, number: int) -> Manifest:
-        """Reads one manifest; `check_present` says whether its files are there.
+        """Reads one manifest; `check_present` checks its files.
 
         Raises:
           CheckpointError: there is no such manifest.
@@ -119,13 +126,17 @@ class CheckpointDirectory:
         return manifest
 
     def latest(self, *, skip_corrupt: bool = False) -> Manifest | None:
-        """Reads the newest manifest; None where nothing was committed yet.
+        """Reads the newest manifest; returns None if nothing was committed yet.
 
-        A commit is one synced rename, so a crash does not leave a corrupt manifest: one is damage
-        from outside. By default that is raised rather than hidden by resuming further back.
+        A commit is one synced rename, so a crash cannot leave a corrupt manifest: a corrupt one was
+        damaged from outside. By default this raises. A silent resume from an older manifest would
+        hide the damage.
 
         Args:
-          skip_corrupt: take the newest that is readable; raises if there are some and none is.
+          skip_corrupt: read the newest readable manifest instead.
+
+        Raises:
+          CorruptCheckpointError: the newest manifest is corrupt; with `skip_corrupt`, all are.
         """
         first_error: CorruptCheckpointError | None = None
         numbers = self.numbers()
@@ -140,19 +151,19 @@ class CheckpointDirectory:
             except CheckpointError:
                 if self.manifest_path(number).exists():
                     raise
-                # Collected after it was listed, so there are newer ones by now.
+                # Garbage collection removed it after the listing, so newer ones exist now.
                 numbers = self.numbers()
         if first_error is not None:
             raise first_error
         return None
 
     def commit(self, manifest: Manifest) -> None:
-        """Makes a checkpoint be, by one atomic rename; to be called in `exclusive`.
+        """Commits a manifest by one atomic rename; call it inside `exclusive`.
 
         Raises:
-          CheckpointError: it cannot be written.
-          DirectoryTakenError: its number is not greater than the newest.
-          CorruptCheckpointError: a file it names is absent or of another size.
+          CheckpointError: the manifest cannot be written.
+          DirectoryTakenError: its number is not greater than the newest manifest's.
+          CorruptCheckpointError: a file that it names is absent or has another size.
         """
         newest = max(self.numbers(), default=-1)
         if manifest.number <= newest:
@@ -164,10 +175,10 @@ class CheckpointDirectory:
         file_io.write_once(self.manifest_path(manifest.number), to_json(manifest))
 
     def check_present(self, manifest: Manifest) -> None:
-        """Checks that every file is there with its size.
+        """Checks that every file exists and has its size.
 
         Raises:
-          CorruptCheckpointError: one is not; names its path, the field, expected and found.
+          CorruptCheckpointError: a file does not; names path, field, expected and found.
         """
         for entry in manifest.files:
             path = self.file(entry)
@@ -184,10 +195,10 @@ class CheckpointDirectory:
                 raise _differs(path, manifest, "bytes", entry.bytes, found.st_size)
 
     def check_content(self, manifest: Manifest, entries: Iterable[FileEntry]) -> None:
-        """Reads files of a manifest whole and checks their size and checksum.
+        """Reads whole files of a manifest, and checks their sizes and checksums.
 
         Raises:
-          CorruptCheckpointError: one differs; names its path, the field, expected and found.
+          CorruptCheckpointError: a file differs; names path, field, expected and found.
         """
         for entry in entries:
             path = self.file(entry)

@@ -1,4 +1,4 @@
-"""A run's changes as Arrow batches, in order, from any position on; for caches, for anyone.
+"""Follows a run's checkpoints: the changes as Arrow batches, in order, from any position on.
 
 rows = {}
 for change in follow(directory, position):
@@ -8,7 +8,7 @@ for change in follow(directory, position):
         case Rows(batch=batch):
             ...  # set the rows of `batch`; remove those with `removed`
         case Reached(position=position):
-            ...  # the rows are those of `position`: store it to go on from there
+            ...  # `rows` is complete as of `position`: store it, to continue from there
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _names = itertools.count()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reset:
-    """What follows is a whole chain: rows held so far are to be forgotten.
+    """Announces a whole chain: the reader must drop the rows that it holds.
 
     Attributes:
-      lost: the position that could not be gone on from; none at a start without one.
+      lost: the position from which no saves lead on; None if the reader started without one.
     """
 
     lost: Position | None
@@ -51,12 +51,12 @@ class Reset:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Records to apply in order: each sets the row of its table and id, or removes it.
+    """Holds records to apply in order: each sets or removes the row of its table and id.
 
     Attributes:
       group: the tables' group.
-      save: the save that holds them.
-      batch: the columns of a row file, `removed` among them.
+      save: the save that holds the records.
+      batch: the columns of a row file, including `removed`.
     """
 
     group: str
@@ -66,13 +66,13 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reached:
-    """The rows are those of a save; of one on the way, where a new base was read, or newer.
+    """Says that the rows are now those of a save; where a new base was read, they may be newer.
 
     Attributes:
-      position: to go on from.
+      position: where to continue from.
       step: training steps done.
-      manifest: that was read; its own state where `complete`.
-      complete: the manifest's last save.
+      manifest: the manifest that is read.
+      complete: whether this is the manifest's last save; then the rows are the manifest's.
     """
 
     position: Position
@@ -86,12 +86,12 @@ Change = Reset | Rows | Reached
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Advance:
-    """A manifest to be brought up to, under a lease.
+    """One move of a reader to a leased manifest.
 
     Attributes:
-      manifest: the next to be at.
-      saves: to apply, in order; none where it holds the rows that one has.
-      reset: `saves` is the whole chain, for empty tables.
+      manifest: the manifest to move to.
+      saves: the saves to apply, in order; empty if the reader's rows are the manifest's already.
+      reset: whether `saves` is the whole chain, for empty tables.
     """
 
     manifest: Manifest
@@ -100,23 +100,23 @@ class Advance:
 
 
 class Follower:
-    """A reader's place in a run, and the lease that keeps the way on from it, while it is open."""
+    """Keeps a reader's position in a run and, while open, a lease on the manifests ahead of it."""
 
     def __init__(
         self, directory: CheckpointDirectory, position: Position | None = None, *, holder: str
     ) -> None:
-        """Starts at a position, or before everything.
+        """Starts at a position, or without rows.
 
         Args:
           directory: of the checkpoints.
           position: of the rows that the reader holds.
-          holder: who it is, for `inspect`.
+          holder: the reader's name in `inspect`.
         """
         self._directory = directory
         self._holder = holder
         self._name = f"{holder}-{socket.gethostname()}-{os.getpid()}-{next(_names)}"
         self._lease: LeaseRenewer | None = None
-        self._seen = -1  # the manifest that was looked at last
+        self._seen = -1  # number of the last manifest that the reader reached
         self.position = position
 
     def __enter__(self) -> Follower:
@@ -138,38 +138,39 @@ class Follower:
 
     @property
     def is_open(self) -> bool:
+        """Tells whether the lease is held."""
         return self._lease is not None
 
     def forget(self) -> None:
-        """The reader holds no rows any more: its next step is a whole chain."""
+        """Drops the position: the reader holds no rows any more, and must load a whole chain."""
         self.position, self._seen = None, -1
 
     def next(self) -> Advance | None:
-        """The next manifest to be at, leased; None where there is no newer one.
+        """Leases the next manifest to move to; returns None if there is no newer one.
 
         Raises:
           CorruptCheckpointError: the newest manifest cannot be read.
         """
         if self._lease is None:
-            raise CheckpointError("a Follower must be open (`with follower:`) to be asked for more")
+            raise CheckpointError("a Follower must be open (`with follower:`) to call `next`")
         while max(self._directory.numbers(), default=-1) > self._seen:
-            step = self._choose()
-            leased = self._lease.take(step.manifest.number)
+            advance = self._choose()
+            leased = self._lease.take(advance.manifest.number)
             if leased is not None:
-                return step
+                return advance
         return None
 
-    def reached(self, step: Advance) -> None:
-        """Says that the reader holds the rows of a step's manifest now."""
-        self.position = position_of(step.manifest)
-        self._seen = step.manifest.number
+    def reached(self, advance: Advance) -> None:
+        """Records that the reader now holds the rows of an advance's manifest."""
+        self.position = position_of(advance.manifest)
+        self._seen = advance.manifest.number
 
     def _choose(self) -> Advance:
         manifests = _readable(self._directory)
         newest = manifests[-1]
         if self.position is None:
             return Advance(manifest=newest, saves=newest.chain, reset=True)
-        # The newest that can be reached at once; else the first of a way that leads far.
+        # The newest manifest if its saves continue from here; else the first of a path to it.
         saves = continuation(newest, self.position)
         if saves is not None:
             return Advance(manifest=newest, saves=saves, reset=False)
@@ -187,18 +188,19 @@ def follow(
     idle_secs: float = math.inf,
     stop: threading.Event | None = None,
 ) -> Iterator[Change]:
-    """Yields what changes in a run's tables, until its last checkpoint has been read.
+    """Yields the changes of a run's tables, until the run's last checkpoint is read.
 
-    What it reads is leased, and compared with its checksums first. A reader that is killed goes on
-    from the last position it stored; records after it come again, which changes nothing. Where
-    compactions and new bases have come meanwhile, it goes on by deltas as long as these are kept:
-    `Reset` comes first, and after that only where the position is gone.
+    The manifest is leased, and each file is compared with its checksum before it is read. A reader
+    that was killed continues from the last position that it stored. It gets the records after that
+    position again; applying them twice changes nothing. After compactions and new bases, the reader
+    still continues by deltas while these are kept. `Reset` comes first if no position is given.
+    Later it comes only if no kept deltas continue from the position.
 
     Args:
       directory: of the checkpoints.
-      position: of a `Reached`; from the start if none is given.
-      idle_secs: ends when nothing was committed for so long.
-      stop: ends it when set.
+      position: from a `Reached`; the start of the chain if not given.
+      idle_secs: return after so many seconds without a commit.
+      stop: return when this is set.
 
     Raises:
       CorruptCheckpointError: a file is not what was written.
@@ -209,39 +211,39 @@ def follow(
     with Follower(directory, position, holder="follower") as follower:
         last_change = time.monotonic()
         while not stop.is_set():
-            step = follower.next()
-            if step is None:
+            advance = follower.next()
+            if advance is None:
                 if time.monotonic() - last_change > idle_secs:
                     return
                 stop.wait(_POLL_SECS)
                 continue
-            yield from _read(directory, follower.position, step)
-            follower.reached(step)
+            yield from _read(directory, follower.position, advance)
+            follower.reached(advance)
             last_change = time.monotonic()
-            if step.manifest.final:
+            if advance.manifest.final:
                 return
 
 
 def _read(
-    directory: CheckpointDirectory, position: Position | None, step: Advance
+    directory: CheckpointDirectory, position: Position | None, advance: Advance
 ) -> Iterator[Change]:
-    if step.reset:
+    if advance.reset:
         yield Reset(lost=position)
-    for save in step.saves:
-        directory.check_content(step.manifest, save.files)
+    for save in advance.saves:
+        directory.check_content(advance.manifest, save.files)
         for entry in save.files:
             for batch in RowFile(directory.file(entry)).batches():
                 yield Rows(group=entry.group, save=save, batch=batch)
         yield Reached(
-            position=Position(history=step.manifest.history, number=save.number),
+            position=Position(history=advance.manifest.history, number=save.number),
             step=save.step,
-            manifest=step.manifest,
-            complete=save.number == step.manifest.save_number,
+            manifest=advance.manifest,
+            complete=save.number == advance.manifest.save_number,
         )
 
 
 def _readable(directory: CheckpointDirectory) -> list[Manifest]:
-    """The manifests in order; the newest must be readable, older ones need not."""
+    """Reads the manifests in order; the newest must be readable, older ones need not be."""
     while True:
         numbers = directory.numbers()
         manifests = []

@@ -1,4 +1,4 @@
-"""Leases: who reads which manifest, and until when its files must stay."""
+"""Leases: which reader needs which manifest's files, and until when."""
 
 from __future__ import annotations
 
@@ -21,12 +21,16 @@ _LEASE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lease:
-    """A reader's word that it needs a manifest's files, until it expires or is released.
+    """Protects a manifest's files for a reader, until the lease expires or is released.
 
     Attributes:
-      name: of the reader, one lease each; the file's name.
-      number: the manifest's.
-      expires_at: seconds since the epoch; the reader renews before.
+      name: the lease's name, and its file's name; a reader has one lease.
+      holder: the reader's name, for people.
+      pid: the reader's process.
+      host: the machine of that process.
+      number: the manifest's number.
+      acquired_at: when it was written last, in seconds since the epoch.
+      expires_at: seconds since the epoch; the reader renews the lease before.
     """
 
     name: str
@@ -45,6 +49,7 @@ class Lease:
                 raise TypeError(f"a lease's {name} must be a number but is {getattr(self, name)!r}")
 
     def is_live(self, now: float) -> bool:
+        """Tells whether the lease has not expired at a time."""
         return now < self.expires_at
 
 
@@ -57,9 +62,9 @@ def write_lease(
     holder: str = "",
     now: float | None = None,
 ) -> Lease:
-    """Takes, moves or renews the lease of that name.
+    """Writes a lease: takes, moves or renews the lease of that name.
 
-    By itself it does not say that the manifest is still there: `lease_latest` does.
+    It does not check that the manifest still exists; `lease_latest` and `lease_manifest` do.
     """
     now = time.time() if now is None else now
     lease = Lease(
@@ -78,7 +83,7 @@ def write_lease(
 
 
 def release_lease(directory: CheckpointDirectory, name: str) -> None:
-    """Gives the lease up; without effect if there is none."""
+    """Removes a lease; does nothing if there is none."""
     file_io.unlink(_lease_path(directory, name))
 
 
@@ -92,11 +97,12 @@ def lease_latest(
 ) -> tuple[Manifest, Lease] | None:
     """Leases the newest manifest and reads it; its files stay while the lease is renewed.
 
-    The manifest is looked for again once the lease is written: a collector that did not see the
-    lease has by then removed it, or sees the lease before it removes a file.
+    After the lease is written, the manifest's file is looked up again. A garbage collector that
+    missed the lease has removed that file by then; any other one sees the lease before it removes a
+    file.
 
     Returns:
-      None where nothing was committed yet.
+      The manifest and the lease; None if nothing was committed yet.
     """
     while (manifest := directory.latest()) is not None:
         lease = write_lease(
@@ -116,7 +122,7 @@ def lease_manifest(
     holder: str = "",
     now: float | None = None,
 ) -> Manifest | None:
-    """Leases one manifest and reads it; None, and no lease of that name, where it is gone."""
+    """Leases one manifest and reads it; if it was removed, releases the lease and returns None."""
     write_lease(directory, name, number, expire_secs=expire_secs, holder=holder, now=now)
     if not directory.manifest_path(number).exists():
         release_lease(directory, name)
@@ -125,7 +131,7 @@ def lease_manifest(
 
 
 class LeaseRenewer:
-    """Renews a lease on a thread of its own while its block runs, and releases it at its end."""
+    """Renews a lease on its own thread while the block runs; releases it at the block's end."""
 
     def __init__(
         self, directory: CheckpointDirectory, name: str, *, expire_secs: float, holder: str
@@ -140,7 +146,7 @@ class LeaseRenewer:
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
 
     def take(self, number: int) -> Manifest | None:
-        """Moves the lease to a manifest and reads it; None where that is gone."""
+        """Moves the lease to a manifest and reads it; returns None if the manifest was removed."""
         with self._lock:
             found = lease_manifest(
                 self._directory,
@@ -153,7 +159,7 @@ class LeaseRenewer:
             return found
 
     def take_latest(self) -> Manifest | None:
-        """Moves the lease to the newest manifest and reads it; None where nothing is committed."""
+        """Moves the lease to the newest manifest and reads it; returns None before any commit."""
         with self._lock:
             found = lease_latest(
                 self._directory, self._name, expire_secs=self._expire_secs, holder=self._holder
@@ -162,7 +168,7 @@ class LeaseRenewer:
             return found[0] if found is not None else None
 
     def release(self) -> None:
-        """Gives the lease up until the next `take`."""
+        """Releases the lease until the next `take`."""
         with self._lock:
             self._number = None
             release_lease(self._directory, self._name)
@@ -190,10 +196,10 @@ class LeaseRenewer:
 
 
 def read_leases(directory: CheckpointDirectory) -> list[Lease]:
-    """The leases there are, expired ones too, by name.
+    """Reads all leases by name, expired ones too.
 
     Raises:
-      CorruptCheckpointError: one cannot be read; nothing is collected then.
+      CorruptCheckpointError: a lease cannot be read. Then no garbage may be collected.
     """
     if not directory.leases_dir.is_dir():
         return []
@@ -202,7 +208,7 @@ def read_leases(directory: CheckpointDirectory) -> list[Lease]:
         try:
             leases.append(Lease(**json.loads(file_io.read_bytes(path))))
         except FileNotFoundError:
-            continue  # released meanwhile
+            continue  # was released in the meantime
         except (file_io.NoFileError, ValueError, TypeError, RecursionError) as error:
             raise CorruptCheckpointError(
                 f"{path}: must be a lease but is not ({error}): remove it if its reader is gone"

@@ -1,4 +1,4 @@
-"""When to cut, and when to begin a new base: small objects that the saver and the trainer ask."""
+"""Save policies: when to save, and when to write a new base."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from embedps.errors import UsageError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SavePolicy:
-    """A cut is due after so many seconds or so many training steps, whichever comes first.
+    """Says when to save: after some seconds or some training steps, whichever comes first.
 
     Attributes:
-      secs: from the beginning of one cut to the next.
-      steps: since the last cut.
+      secs: from the start of one save to the start of the next.
+      steps: training steps since the last save.
     """
 
     secs: float = math.inf
@@ -25,41 +25,41 @@ class SavePolicy:
     def __post_init__(self) -> None:
         for name in ("secs", "steps"):
             if not getattr(self, name) > 0:
-                raise UsageError(f"a cut's {name} must be above 0 but got {getattr(self, name)}")
+                raise UsageError(f"a save's {name} must be above 0 but got {getattr(self, name)}")
 
     def due(self, *, secs: float, steps: int) -> bool:
-        """Whether to cut, so long and so many steps after the last cut."""
+        """Tells whether to save, given the seconds and the steps since the last save."""
         return secs >= self.secs or steps >= self.steps
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RebasePolicy:
-    """When a new base is written, and whether a delta holds all that changed since the last base.
+    """Says when to write a new base, and whether a delta holds all changes since the last base.
 
-    The names are of Check-N-Run (Eisenman et al., NSDI 2022, section 5.1).
+    The names are those of Check-N-Run (Eisenman et al., NSDI 2022, section 5.1).
 
     Attributes:
-      kind: what a flag calls it.
-      cumulative: a delta replaces the one before it, so that a restore reads a base and one delta;
-        otherwise each holds what changed since the one before, and a restore reads them all.
+      kind: the policy's name in flags.
+      cumulative: if true, a delta replaces the one before it, and a restore reads a base and one
+        delta. Otherwise each delta holds the changes since the one before, and a restore reads all.
     """
 
     kind: ClassVar[str]
     cumulative: ClassVar[bool]
 
     def due(self, base_bytes: int, delta_bytes: Sequence[int]) -> bool:
-        """Whether the next save begins with a new base.
+        """Tells whether the next save starts with a new base.
 
         Args:
-          base_bytes: of the newest base.
-          delta_bytes: of each delta since, in order, those that were replaced too.
+          base_bytes: size of the newest base.
+          delta_bytes: sizes of all deltas since, in order; includes replaced deltas.
         """
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OneShot(RebasePolicy):
-    """One base for good; a delta holds all since."""
+    """Writes one base, and deltas that hold all changes since."""
 
     kind: ClassVar[str] = "one-shot"
     cumulative: ClassVar[bool] = True
@@ -70,11 +70,12 @@ class OneShot(RebasePolicy):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Consecutive(RebasePolicy):
-    """Deltas one after the other; a new base once the next delta would make a restore too long.
+    """Writes deltas since the one before, and a new base before a restore gets too long.
 
     Attributes:
-      max_read_cost: the most that a restore may read, in bases; the next delta is predicted to be
-        as large as the last. Infinite: one base for good, as in Check-N-Run.
+      max_read_cost: the most that a restore may read, as a multiple of the base's bytes. The next
+        delta is predicted to be as large as the last. If infinite, no new base is written, as in
+        Check-N-Run.
     """
 
     kind: ClassVar[str] = "consecutive"
@@ -94,10 +95,11 @@ class Consecutive(RebasePolicy):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Intermittent(RebasePolicy):
-    """Deltas since the base, and a new base when going on is predicted to cost more.
+    """Writes deltas since the base, and a new base when that is predicted to write fewer bytes.
 
-    Check-N-Run's rule: with deltas of S_1..S_i bases' size, a new base and i deltas like the last
-    ones cost 1 + S_1 + ... + S_i; going on, i + 1 deltas of S_i or more. The lesser is done.
+    Check-N-Run's rule: let the deltas have sizes S_1..S_i, in bases. A new base and i deltas like
+    the last ones cost 1 + S_1 + ... + S_i. Without a new base, the next i + 1 deltas have size S_i
+    or more. The policy takes the smaller cost.
     """
 
     kind: ClassVar[str] = "intermittent"
@@ -114,7 +116,7 @@ REBASE_KINDS = (OneShot.kind, Consecutive.kind, Intermittent.kind)
 
 
 def make_rebase(kind: str, *, max_read_cost: float) -> RebasePolicy:
-    """The policy that a flag names."""
+    """Makes the policy that a flag names."""
     if kind == Consecutive.kind:
         return Consecutive(max_read_cost=max_read_cost)
     return {OneShot.kind: OneShot, Intermittent.kind: Intermittent}[kind]()

@@ -142,7 +142,7 @@ def collect_garbage(
       CorruptCheckpointError: the newest manifest or a lease cannot be read. Nothing was removed.
     """
     if not keep:
-        raise UsageError("collect_garbage must get at least one policy that says what to keep")
+        raise UsageError("collect_garbage must get a policy that says what to keep")
     now = time.time() if now is None else now
     try:
         return _collect(directory, keep, under_way, now)

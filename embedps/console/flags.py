@@ -1,36 +1,25 @@
-"""Command lines from config dataclasses: one field, one flag, one default."""
+"""Makes flags of config dataclasses: each field is a flag, and its default is the flag's."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 import tomllib
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
-from embedps.config_fields import check_text, check_value, shown, without_none
-from embedps.errors import EmbedpsError, UsageError
+from embedps.config_fields import check_text, shown, without_none
+from embedps.errors import UsageError
 
 C = TypeVar("C")
 
 
-class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose complaint is one line on stderr and exit code 2."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(allow_abbrev=False, **kwargs)
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{self.prog}: {message} (--help lists the flags)")
-
-
 def add_flags(parser: argparse.ArgumentParser, config: type, title: str) -> None:
-    """Adds a flag for each field of a config dataclass, by its metadata.
+    """Adds a flag for each field of a config dataclass.
 
-    These are `help` and, where they are wanted, `choices` and `metavar`.
+    The field's metadata has the flag's `help`, and its `choices` and `metavar` if it has any.
     """
     group = parser.add_argument_group(title)
     hints = typing.get_type_hints(config)
@@ -49,16 +38,16 @@ def add_flags(parser: argparse.ArgumentParser, config: type, title: str) -> None
 
 
 def flag_name(field: str) -> str:
-    """The flag of a field: `batch_size` is --batch-size."""
+    """Gives the flag of a field: `batch_size` is --batch-size."""
     return "--" + field.replace("_", "-")
 
 
 def make(config: type[C], flags: argparse.Namespace, file: Mapping[str, Any]) -> C:
-    """The config: its defaults, then the file's values, then the flags that were given.
+    """Makes a config from its defaults, the file's values over them, and the flags over both.
 
     Raises:
-      UsageError: a value in the file is not of its field's type, a required one is absent, or the
-        config's own check refuses it.
+      UsageError: a value in the file is not of its field's type, a required value is absent, or the
+        config's own check fails.
     """
     hints = typing.get_type_hints(config)
     values: dict[str, Any] = {}
@@ -74,76 +63,26 @@ def make(config: type[C], flags: argparse.Namespace, file: Mapping[str, Any]) ->
 
 
 def read_file(path: str | None, *configs: type) -> dict[str, Any]:
-    """The values of a TOML file, whose keys are the fields of the configs, where some are given.
+    """Reads the values of a TOML file.
+
+    Args:
+      path: of the file; None gives no values.
+      configs: whose fields the keys must be; without any, every key is taken.
 
     Raises:
-      UsageError: the file cannot be read, is not TOML, or has a key that is no field.
+      UsageError: the file cannot be read, is not TOML, or has an unknown key.
     """
     if path is None:
         return {}
     try:
         values = tomllib.loads(Path(check_text("--config", path)).read_text())
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: what is not TOML, too
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: not TOML, or not UTF-8
         raise UsageError(f"--config {path} must be a readable TOML file: {error}") from error
     known = {f.name for config in configs for f in dataclasses.fields(config)}
     unknown = sorted(set(values) - known) if configs else []
     if unknown:
         raise UsageError(f"--config {path} has keys {unknown}; it may have {sorted(known)}")
     return values
-
-
-def number(kind: type, **bounds: float) -> Callable[[str], Any]:
-    """Reads a flag's number for argparse, within `fields.check_value`'s bounds."""
-
-    def read(text: str) -> Any:
-        try:
-            value = kind(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(
-                f"invalid {kind.__name__} value: {shown(text)}"
-            ) from None
-        return _told(lambda: check_value("it", kind, value, bounds))
-
-    return read
-
-
-def path(text: str) -> str:
-    """Reads a flag's path for argparse."""
-    return str(_told(lambda: check_text("it", text)))
-
-
-def _told(check: Callable[[], Any]) -> Any:
-    try:
-        return check()
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def run(main: Callable[[Sequence[str]], int]) -> NoReturn:
-    """Runs a command: what a user can mend becomes one line on stderr and an exit code."""
-    try:
-        code = main(sys.argv[1:])
-    except (EmbedpsError, OSError) as error:
-        code = complain(error)
-    except KeyboardInterrupt:
-        print("embedps: interrupted", file=sys.stderr, flush=True)
-        code = 130
-    sys.exit(code)
-
-
-def complain(error: EmbedpsError | OSError) -> int:
-    """Prints an error as one line on stderr; returns the exit code.
-
-    Raises:
-      OSError: the error itself, if it is not of a file.
-    """
-    if isinstance(error, EmbedpsError):
-        print(f"embedps: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
-    if error.filename is None:
-        raise error
-    print(f"embedps: {error.filename}: {error.strerror}", file=sys.stderr, flush=True)
-    return 1
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

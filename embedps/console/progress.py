@@ -1,4 +1,4 @@
-"""The live line of a long run: a bar on a terminal, plain lines elsewhere."""
+"""Shows the progress of a long run: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -7,30 +7,54 @@ import time
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+LOG_SECS = 5.0
 
 
 class ProgressLine:
-    """Shows how far a run is. Use as a context manager; call `update` as often as you like."""
+    """Shows how much of a total is done. Use it as a context manager."""
 
-    def __init__(self, what: str, total: int, *, log_secs: float, completed: int = 0) -> None:
-        """Shows WHAT, of TOTAL units of it; plain lines come no faster than `log_secs`."""
+    def __init__(
+        self,
+        what: str,
+        total: int,
+        *,
+        unit: str = "",
+        log_secs: float = LOG_SECS,
+        completed: int = 0,
+    ) -> None:
+        """Shows nothing yet.
+
+        Args:
+          what: the text in front.
+          total: how much there is to do.
+          unit: of `total`, such as rows: large numbers, which are shown with their rate and with no
+            plain line before the first `log_secs`.
+          log_secs: seconds between two plain lines.
+          completed: how much was done before.
+        """
         self._what = what
         self._total = total
+        self._unit = unit
         self._log_secs = log_secs
-        self._next_line = 0.0
+        self._began = time.monotonic()
+        self._next_line = self._began + log_secs if unit else 0.0
         console = Console(file=sys.stdout)
         self._bar: Progress | None = None
         if console.is_terminal:
             self._bar = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=20),
-                MofNCompleteColumn(),
+                TextColumn("{task.fields[amount]}"),
                 TimeRemainingColumn(compact=True),
                 TextColumn("{task.fields[detail]}"),
                 console=console,
+                transient=bool(unit),
             )
-            self._task = self._bar.add_task(what, total=total, completed=completed, detail="")
+            self._task = self._bar.add_task(
+                what, total=total, completed=completed, amount=self._amount(completed), detail=""
+            )
 
     def __enter__(self) -> ProgressLine:
         if self._bar:
@@ -47,17 +71,39 @@ class ProgressLine:
             self._bar.stop()
 
     def due(self) -> bool:
-        """Whether `update` would show anything, so that its text need not be made in vain."""
+        """Tells whether `update` would show anything now; a caller can save making its text."""
         return self._bar is not None or time.monotonic() >= self._next_line
 
-    def update(self, completed: int, detail: str, *, force: bool = False) -> None:
-        """Shows the state; `force` prints a plain line even if the last one is recent."""
+    def update(
+        self, completed: int, detail: str = "", *, total: int | None = None, force: bool = False
+    ) -> None:
+        """Shows the state; may be called as often as you like.
+
+        Args:
+          completed: how much is done.
+          detail: the text behind; the rate where it is empty and there is a unit.
+          total: how much there is to do, if that is known better now.
+          force: print a plain line even if the last one is recent.
+        """
+        self._total = self._total if total is None else total
+        now = time.monotonic()
+        if self._unit and not detail:
+            detail = f"{completed / max(now - self._began, 1e-9):,.0f} {self._unit}/s"
         if self._bar:
-            self._bar.update(self._task, completed=completed, detail=detail)
-        elif force or time.monotonic() >= self._next_line:
-            self._next_line = time.monotonic() + self._log_secs
-            share = 100 * completed / max(1, self._total)
-            print(f"{self._what} {completed}/{self._total} ({share:.0f}%) {detail}", flush=True)
+            self._bar.update(
+                self._task,
+                completed=completed,
+                total=self._total,
+                amount=self._amount(completed),
+                detail=detail,
+            )
+        elif force or now >= self._next_line:
+            self._next_line = now + self._log_secs
+            if self._unit:
+                print(f"{self._what}: {self._amount(completed)}, {detail}", flush=True)
+            else:
+                share = 100 * completed / max(1, self._total)
+                print(f"{self._what} {self._amount(completed)} ({share:.0f}%) {detail}", flush=True)
 
     def say(self, text: str) -> None:
         """Prints a line of its own, above the bar."""
@@ -65,3 +111,8 @@ class ProgressLine:
             self._bar.console.print(text)
         else:
             print(text, flush=True)
+
+    def _amount(self, completed: int) -> str:
+        if self._unit:
+            return f"{completed:,} of {self._total:,} {self._unit}"
+        return f"{completed}/{self._total}"

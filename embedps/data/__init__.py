@@ -1,0 +1,1 @@
+"""Holds the dataset format and its reader."""

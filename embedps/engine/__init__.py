@@ -1,0 +1,1 @@
+"""Holds a training step: the model's interface, unit functions, and the exchange with servers."""

@@ -92,7 +92,7 @@ class Recommender:
         """
         import tensorflow as tf
 
-        from embedps.engine.network_check import check_logits, check_network
+        from embedps.engine.network_interface import check_logits, check_network
 
         network = self.build()
         check_network(network)

@@ -5,7 +5,6 @@ the kernels do the same. What is built is known by a digest over sources, flags 
 so nothing is compiled twice and a new pyarrow major version is never met with an old library.
 """
 
-import argparse
 import concurrent.futures
 import fcntl
 import hashlib
@@ -18,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from embedps.console import flags
+from embedps.console import command_line
 from embedps.errors import KernelBuildError
 
 HERE = Path(__file__).resolve().parent
@@ -198,14 +197,12 @@ def build(*, verbose: bool = False) -> Path:
 
 def main(arguments: Sequence[str]) -> int:
     """`python -m embedps.kernels.build`."""
-    flags.Parser(
-        prog="python -m embedps.kernels.build",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    ).parse_args(arguments)
+    command_line.Parser(prog="python -m embedps.kernels.build", description=__doc__).parse_args(
+        arguments
+    )
     print(build(verbose=True))
     return 0
 
 
 if __name__ == "__main__":
-    flags.run(main)
+    sys.exit(command_line.run(main, sys.argv[1:]))

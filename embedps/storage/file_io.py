@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import fcntl
 import io
 import os
 import shutil
 import signal
 import stat
 import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -234,20 +234,50 @@ def write_atomically(path: Path) -> Iterator[ChecksummedFile]:
             except OSError as error:
                 raise CheckpointError(f"cannot write {str(path)!r}: {error}") from error
         return
-    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:
         make_directories(path.parent)
-        with open(temporary, "wb", buffering=0) as file:
+        with (
+            _renamed(path.with_name(path.name + TEMPORARY_SUFFIX), path) as temporary,
+            open(temporary, "wb", buffering=0) as file,
+        ):
             yield ChecksummedFile(file)
             _die_if_fault("io.fsync")
             os.fsync(file.fileno())
-        rename(temporary, path)
         sync_directory(path.parent)
     except OSError as error:
-        _discard(temporary)
         raise CheckpointError(f"cannot write {str(path)!r}: {error}") from error
+
+
+@contextmanager
+def replacing(path: Path, *, sync: bool = False) -> Iterator[Path]:
+    """Gives a new path beside `path`, to write a file; renames the file when the block ends.
+
+    If the block raises, the file is removed. Several processes may do so for one path at once.
+
+    Args:
+      path: a local path, in an existing directory.
+      sync: the file shall survive a power cut.
+
+    Raises:
+      OSError: the file cannot be synced or renamed.
+    """
+    with _renamed(path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp"), path) as temporary:
+        yield temporary
+        if sync:
+            with open(temporary, "rb") as written:
+                os.fsync(written.fileno())
+    if sync:
+        sync_directory(path.parent)
+
+
+@contextmanager
+def _renamed(temporary: Path, path: Path) -> Iterator[Path]:
+    try:
+        yield temporary
+        rename(temporary, path)
     except BaseException:
-        _discard(temporary)
+        with suppress(OSError):
+            temporary.unlink()
         raise
 
 
@@ -314,32 +344,3 @@ def remove_directory(path: Path) -> int:
     _die_if_fault("io.unlink")
     shutil.rmtree(path)
     return num_bytes
-
-
-@contextmanager
-def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Holds an exclusive lock on a file while the block runs; a killed holder's is free.
-
-    Yields:
-      Whether it is held: always, unless not to `wait` and another process has it. An object store
-        has no locks: one writer is all that there may be.
-    """
-    if isinstance(path, ObjectPath):
-        yield True
-        return
-    make_directories(path.parent)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(descriptor)
-
-
-def _discard(path: Path) -> None:
-    with suppress(OSError):
-        path.unlink()

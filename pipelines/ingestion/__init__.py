@@ -1,0 +1,1 @@
+"""Ingestion: parses input files, fits the transforms and writes a dataset, as a Beam job."""

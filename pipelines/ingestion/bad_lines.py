@@ -1,4 +1,4 @@
-"""Lines that cannot be read as rows: set aside as JSON lines, with their place and the reason."""
+"""Bad lines: input lines that are not rows, set aside as JSON with their place and the reason."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class BadLine:
-    """A line set aside; `line` counts from 1 in its file, `raw` is without the line break."""
+    """A line set aside; `line` counts from 1 in its file, `raw` lacks the line break."""
 
     line: int
     reason: str
     raw: bytes
     ends_file: bool = False
-    """Whether the file is cut or damaged here: how many lines are lost with it is not known."""
+    """Whether the file is cut or damaged here, so that an unknown number of lines is lost."""
 
     def to_json(self, file: str) -> str:
-        """Returns one line of `_bad_lines.jsonl`; bytes that are not UTF-8 are also in base64."""
+        """Formats one line of `_bad_lines.jsonl`; a line that is not UTF-8 is added as base64."""
         record: dict[str, str | int] = {"file": file, "line": self.line, "reason": self.reason}
         try:
             record["text"] = self.raw.decode("utf-8")

@@ -1,6 +1,6 @@
-"""A worker process of a multi-process run that logs nothing; Beam's own logs every start and end.
+"""Runs one worker process of a multi-process run without logs.
 
-What fails in it is told by the runner all the same.
+Beam's own worker logs each start and end. The runner reports a worker's failure in any case.
 """
 
 from __future__ import annotations

@@ -1,68 +1,36 @@
-"""What the steps learn from the rows to train on: moments of numbers, counts of ids.
+"""Column statistics that fit the transforms: moments of numbers, counts of ids.
 
-Each file's rows give partial results; `fit` merges them in the order of the files, so that the fit
-does not depend on the runner. Ids are counted in sorted pieces on disk, merged a range of hashes at
-a time: memory does not grow with the number of distinct ids, but for those that are kept.
+Only the rows to train on count. Each file gives partial statistics; `fit_features` merges them in
+the order of the files, so the fit does not depend on the runner. Ids are counted in sorted pieces
+on disk, which are merged one range of hashes at a time: memory grows only with the number of ids
+that are kept, not with the number of distinct ids.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from embedps.storage.file_io import replacing
+from pipelines.ingestion.file_record import FileRecord
 from pipelines.ingestion.table_schema import Feature, Table
 from pipelines.ingestion.transform_steps import MinCount, Standardize
-from pipelines.ingestion.transforms import FOLDER_NAME, compute, numbers
-from pipelines.ingestion.work_dir import FileRecord, WorkDir, replacing
+from pipelines.ingestion.transforms import FOLDER_NAME, compute_feature, compute_numbers
+from pipelines.ingestion.work_dir import WorkDir
+from pipelines.moments import Moments
 from pipelines.splitmix import mix, unmix
 
 _PIECE_IDS = 1 << 20
 _MERGED_IDS = 1 << 22
 
 
-@dataclass(frozen=True, kw_only=True)
-class Moments:
-    """Count, mean and sum of squared deviations of numbers."""
-
-    count: int = 0
-    mean: float = 0.0
-    squares: float = 0.0
-
-    @classmethod
-    def of(cls, values: NDArray[np.float64]) -> Moments:
-        """Returns the moments of the values that are not missing."""
-        values = values[~np.isnan(values)]
-        if not len(values):
-            return cls()
-        mean = float(values.mean())
-        return cls(count=len(values), mean=mean, squares=float(((values - mean) ** 2).sum()))
-
-    def __add__(self, other: Moments) -> Moments:
-        """Chan et al. (1983)."""
-        if not other.count:
-            return self
-        count = self.count + other.count
-        delta = other.mean - self.mean
-        return Moments(
-            count=count,
-            mean=self.mean + delta * other.count / count,
-            squares=self.squares + other.squares + delta**2 * self.count * other.count / count,
-        )
-
-    @property
-    def std(self) -> float:
-        """Of a population."""
-        return math.sqrt(self.squares / self.count) if self.count else 0.0
-
-
 class ColumnStatistics:
-    """Gathers what one file's rows give to the fit."""
+    """Gathers the statistics of one file's rows."""
 
     def __init__(self, table: Table, work: WorkDir, file_index: int) -> None:
         self._work, self._file_index = work, file_index
@@ -75,10 +43,10 @@ class ColumnStatistics:
         """Adds rows to train on."""
         for feature, at in self._features:
             if isinstance(feature.steps[at], Standardize):
-                moments = Moments.of(numbers(feature, rows, at))
+                moments = Moments.of(compute_numbers(feature, rows, at))
                 self.moments[feature.name] = self.moments.get(feature.name, Moments()) + moments
             else:
-                ids = compute(feature, rows, at)
+                ids = compute_feature(feature, rows, at)
                 ids = ids.flatten() if pa.types.is_list(ids.type) else ids
                 self._count(feature.name, ids.to_numpy())
 
@@ -90,7 +58,7 @@ class ColumnStatistics:
             self._write_piece(name)
 
     def _write_piece(self, name: str) -> None:
-        hashes, counts = _merged(self._pending.pop(name))
+        hashes, counts = _merge_counts(self._pending.pop(name))
         number = self._num_pieces.get(name, 0)
         self._num_pieces[name] = number + 1
         path = self._work.counts(self._file_index, name, number)
@@ -98,7 +66,7 @@ class ColumnStatistics:
             np.save(out, np.stack([hashes, counts.astype(np.uint64)]))
 
     def finish(self) -> dict[str, int]:
-        """Writes what is pending; returns the number of pieces of each feature's counts."""
+        """Writes the counts still in memory; returns the number of pieces of each feature."""
         for name in list(self._pending):
             self._write_piece(name)
         return self._num_pieces
@@ -107,7 +75,8 @@ class ColumnStatistics:
 _Counts = tuple[NDArray[np.uint64], NDArray[np.integer]]
 
 
-def _merged(parts: Sequence[_Counts]) -> _Counts:
+def _merge_counts(parts: Sequence[_Counts]) -> _Counts:
+    """Adds up the counts of equal hashes; returns the hashes ascending."""
     hashes = np.concatenate([np.empty(0, np.uint64), *(part for part, _ in parts)])
     counts = np.concatenate([np.empty(0, np.int64), *(c.astype(np.int64) for _, c in parts)])
     order = np.argsort(hashes, kind="stable")
@@ -118,12 +87,14 @@ def _merged(parts: Sequence[_Counts]) -> _Counts:
     return hashes[starts], np.add.reduceat(counts, starts) if len(starts) else counts
 
 
-def fit(table: Table, work: WorkDir, files: Sequence[FileRecord]) -> Table:
-    """Returns the table with every step fitted; `files` are in order."""
-    return table.with_features(tuple(_fit(feature, work, files) for feature in table.features))
+def fit_features(table: Table, work: WorkDir, files: Sequence[FileRecord]) -> Table:
+    """Fits every step of a table's features; `files` are in order."""
+    return table.with_features(
+        tuple(_fit_feature(feature, work, files) for feature in table.features)
+    )
 
 
-def _fit(feature: Feature, work: WorkDir, files: Sequence[FileRecord]) -> Feature:
+def _fit_feature(feature: Feature, work: WorkDir, files: Sequence[FileRecord]) -> Feature:
     at = feature.first_unfitted
     if at is None:
         return feature
@@ -137,13 +108,13 @@ def _fit(feature: Feature, work: WorkDir, files: Sequence[FileRecord]) -> Featur
             for file in files
             for number in range(file.num_count_pieces.get(feature.name, 0))
         ]
-        kept = _frequent(paths, step.count)
+        kept = _frequent_ids(paths, step.count)
         step = replace(step, kept=kept, file=f"{FOLDER_NAME}/{feature.name}.arrow")
     return replace(feature, steps=(*feature.steps[:at], step, *feature.steps[at + 1 :]))
 
 
-def _frequent(paths: Sequence[Path], least: int) -> NDArray[np.int64]:
-    """Returns the ids of at least so many counts in all pieces, ascending."""
+def _frequent_ids(paths: Sequence[Path], min_count: int) -> NDArray[np.int64]:
+    """Returns the ids that all pieces together count at least `min_count` times, ascending."""
     pieces = [np.load(path, mmap_mode="r") for path in paths]
     num_ranges = max(1, -(-sum(piece.shape[1] for piece in pieces) // _MERGED_IDS))
     bounds = [(i << 64) // num_ranges for i in range(num_ranges)]
@@ -155,6 +126,6 @@ def _frequent(paths: Sequence[Path], least: int) -> NDArray[np.int64]:
             last = i + 1 == num_ranges
             stop = piece.shape[1] if last else np.searchsorted(piece[0], np.uint64(bounds[i + 1]))
             parts.append((piece[0, start:stop], piece[1, start:stop]))
-        hashes, counts = _merged(parts)
-        kept.append(unmix(hashes[counts >= least]).astype(np.int64))
+        hashes, counts = _merge_counts(parts)
+        kept.append(unmix(hashes[counts >= min_count]).astype(np.int64))
     return np.sort(np.concatenate(kept))

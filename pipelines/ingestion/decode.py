@@ -1,7 +1,7 @@
-"""Columns of texts, or of typed values, become rows without nulls; what cannot is told by row.
+"""Decodes columns of texts or typed values to rows without nulls; explains each bad row.
 
-Whole columns are decoded at once where their texts are plain; others value by value, each distinct
-one once. Both ways accept the same texts and give the same values.
+A column of plain texts is decoded at once. Any other column is decoded value by value, once per
+distinct value. Both paths accept the same texts and give the same values.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipelines.ingestion.text_values import MAX_INT, text_decoder
 _ID_DIGITS = 8
 
 BadRows = dict[int, str]
-"""The reason for each row that cannot be read."""
+"""The reason for each row that cannot be decoded."""
 
 
 def _is_one_of(characters: bytes) -> NDArray[np.bool_]:
@@ -54,15 +54,15 @@ def decode_batch(
     """Decodes a batch of texts or typed values to rows of `table.row_schema`.
 
     Args:
-      table: what the columns are.
-      batch: the columns of the table by name; those that it lacks are left out.
-      has_nulls_for_missing: whether texts that mean missing are nulls already.
+      table: declares the columns.
+      batch: the table's columns by name; absent columns are skipped.
+      has_nulls_for_missing: whether texts that mean missing are already nulls.
 
     Returns:
-      the rows, those that are bad with a value of no meaning, and the reason for each bad row.
+      the rows, in which bad rows have arbitrary values, and the reason for each bad row.
 
     Raises:
-      DatasetError: a column has a type that cannot be read as what it is declared.
+      DatasetError: a column's type cannot hold what the table declares.
     """
     bad: BadRows = {}
     names, arrays = [], []
@@ -82,7 +82,7 @@ def decode_batch(
 def decode_column(
     column: Column, array: pa.Array, missing: tuple[str, ...]
 ) -> tuple[pa.Array, BadRows]:
-    """Decodes one column to its row type; see `decode_batch`."""
+    """Decodes one column to its row type, as `decode_batch` does."""
     if _is_list(array.type) and column.role != "list":
         return _decode_lists_of_one(column, array, missing)
     if pa.types.is_dictionary(array.type):
@@ -104,11 +104,11 @@ def decode_column(
 def _decode_lists_of_one(
     column: Column, array: pa.Array, missing: tuple[str, ...]
 ) -> tuple[pa.Array, BadRows]:
-    """Decodes lists of one value each as that value; a null list is a missing value."""
+    """Decodes lists of one value each to that value; a null list is a missing value."""
     kind = array.type
     of_other_size = pa.types.is_fixed_size_list(kind) and kind.list_size != 1
     if of_other_size or pa.types.is_nested(kind.value_type):
-        raise _wrong_type(column, kind, "one value a row, or lists of one")
+        raise _wrong_type(column, kind, "one value per row, or lists of one")
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
     places = pa.array(np.cumsum(lengths) - lengths, mask=lengths != 1)
     values, bad = decode_column(column, array.flatten().take(places), missing)
@@ -121,7 +121,7 @@ def _decode_lists_of_one(
 
 
 def _without_missing(array: pa.Array, missing: tuple[str, ...]) -> pa.Array:
-    """Makes nulls of the texts that mean that there is no value."""
+    """Replaces texts that mean a missing value by nulls."""
     if not missing:
         return array
     absent = pc.is_in(array, value_set=pa.array(missing))
@@ -140,7 +140,7 @@ def _decode_texts(column: Column, array: pa.Array) -> tuple[NDArray[Any], BadRow
     }.get(column.type)
     values = fast(array) if fast is not None else None
     if values is not None and column.role == "numeric" and column.type == "integer":
-        values = _numbers_of(array, values)
+        values = _to_numbers(array, values)
     elif values is not None and column.type == "integer" and array.null_count:
         values = np.where(array.is_null().to_numpy(zero_copy_only=False), MISSING_ID, values)
     elif values is not None and column.role == "weight" and (~(values >= 0)).any():
@@ -155,7 +155,7 @@ def _decode_texts(column: Column, array: pa.Array) -> tuple[NDArray[Any], BadRow
     return _decode_distinct(array, _missing_value(column), text_decoder(column))
 
 
-def _numbers_of(array: pa.Array, values: NDArray[Any]) -> NDArray[np.float64]:
+def _to_numbers(array: pa.Array, values: NDArray[Any]) -> NDArray[np.float64]:
     numbers = values.astype(np.float64)
     if array.null_count:
         numbers[array.is_null().to_numpy(zero_copy_only=False)] = np.nan
@@ -163,7 +163,7 @@ def _numbers_of(array: pa.Array, values: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _missing_value(column: Column) -> float | int | None:
-    """Returns what a missing value becomes; None where it makes the row bad."""
+    """Returns the value that replaces a missing one; None if a missing value makes the row bad."""
     if column.role == "numeric":
         return math.nan
     return MISSING_ID if column.role in ("categorical", "list", "key") else None
@@ -196,7 +196,7 @@ def _decode_distinct(
 
 
 def _characters(array: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-    """Returns a string array's offsets and the characters between the first and the last."""
+    """Returns a string array's offsets and its characters."""
     _, offset_buffer, data_buffer = array.buffers()
     offsets = np.frombuffer(offset_buffer, np.int32, len(array) + 1, array.offset * 4)
     if data_buffer is None:
@@ -205,7 +205,7 @@ def _characters(array: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
 
 
 def _fast_integers(array: pa.Array) -> NDArray[np.int64] | None:
-    """Decodes plain integers, anything where missing; returns None where a text is another."""
+    """Decodes plain integers; None if a text is not one. Missing values become arbitrary."""
     values = _fast_cast(array, _INTEGER_BYTES, pa.int64())
     if values is None:
         return None
@@ -229,7 +229,7 @@ def _fast_cast(array: pa.Array, allowed: NDArray[np.bool_], kind: pa.DataType) -
 
 
 def _fast_hex(array: pa.Array) -> NDArray[np.int64] | None:
-    """Decodes ids of 8 digits or none; returns None where there are others."""
+    """Decodes ids of 8 hexadecimal digits or none; None if a text is another."""
     offsets, characters = _characters(array)
     lengths = np.diff(offsets)
     present = lengths == _ID_DIGITS
@@ -307,7 +307,7 @@ def _decode_typed(column: Column, array: pa.Array) -> tuple[NDArray[Any], BadRow
 def _wrong_type(column: Column, kind: pa.DataType, wanted: str) -> DatasetError:
     return DatasetError(
         f"column {column.name!r}, a {column.role} of type {column.type}, must hold {wanted}, "
-        f"it holds {kind}: declare what it is"
+        f"it holds {kind}: declare its real type"
     )
 
 
@@ -318,15 +318,15 @@ def _to_floats(array: pa.Array) -> NDArray[np.float64]:
 
 def _check_numbers(column: Column, values: NDArray[np.float64]) -> tuple[NDArray[Any], BadRows]:
     wrong = np.isinf(values)
-    what = "must be a finite number"
+    rule = "must be a finite number"
     if column.role == "weight":
-        wrong, what = ~((values >= 0) & (values < math.inf)), "must be a number of 0 or more"
+        wrong, rule = ~((values >= 0) & (values < math.inf)), "must be a number of 0 or more"
     elif column.role == "label" and column.positive_from is None:
-        wrong, what = (values != 0) & (values != 1), "must be 0 or 1"
+        wrong, rule = (values != 0) & (values != 1), "must be 0 or 1"
     elif column.role == "label" and column.positive_from is not None:
         positive = (values >= column.positive_from).astype(np.float64)
-        return positive, _reasons(~np.isfinite(values), what, values)
-    return values, _reasons(wrong, what, values)
+        return positive, _reasons(~np.isfinite(values), rule, values)
+    return values, _reasons(wrong, rule, values)
 
 
 def _check_integers(column: Column, array: pa.Array, scale: int) -> tuple[NDArray[Any], BadRows]:
@@ -345,18 +345,18 @@ def _check_integers(column: Column, array: pa.Array, scale: int) -> tuple[NDArra
     return values, bad
 
 
-def _reasons(wrong: NDArray[np.bool_], what: str, values: NDArray[Any] | None) -> BadRows:
+def _reasons(wrong: NDArray[np.bool_], rule: str, values: NDArray[Any] | None) -> BadRows:
     rows = np.flatnonzero(wrong)
-    return {int(r): what if values is None else f"{what}, got {values[r]}" for r in rows}
+    return {int(r): rule if values is None else f"{rule}, got {values[r]}" for r in rows}
 
 
-def bad_values(bad: Mapping[int, str]) -> str:
-    """Returns the first bad row and its reason, for an error."""
+def first_bad_row(bad: Mapping[int, str]) -> str:
+    """Formats the first bad row and its reason, for an error message."""
     row = min(bad)
     return f"row {row}: {bad[row]}"
 
 
 def _beyond_milliseconds(values: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which seconds (int64) do not fit as milliseconds; by both ends, as no int64 is -(-2^63)."""
+    """Tells which int64 seconds overflow as milliseconds; no abs(), as that of -2^63 overflows."""
     limit = MAX_INT // 1000
     return (values > limit) | (values < -limit)

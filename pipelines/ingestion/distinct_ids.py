@@ -1,9 +1,9 @@
-"""Counts distinct ids: exactly up to a limit, beyond it by the smallest hashes (a KMV sketch).
+"""Counts distinct ids with a KMV sketch (Bar-Yossef et al., 2002): exactly up to a limit.
 
-The ids' 64-bit hash is a bijection, so distinct hashes are distinct ids. The MAX_HASHES least are
-kept; while there are fewer, the count is exact, afterwards it follows from how small they are
-(Bar-Yossef et al., 2002), within 0.2% (one standard deviation). Merging in any order, or splitting
-the ids in any way, gives the same count.
+The 64-bit hash of an id is a bijection, so distinct hashes are distinct ids. The sketch keeps the
+MAX_HASHES smallest hashes. With fewer hashes the count is exact. With more, the largest kept hash
+gives an estimate with a standard deviation of 0.2%. Neither the order of merging nor the division
+of the ids over sketches changes the count.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_HASHES = 1 << 18
 
 
 class DistinctSketch:
-    """The smallest distinct hashes of the ids added."""
+    """A sketch that holds the smallest distinct hashes of the ids added."""
 
     def __init__(self, *, max_hashes: int = MAX_HASHES) -> None:
         self._max_hashes = max_hashes
@@ -52,7 +52,7 @@ class DistinctSketch:
 
     @property
     def count(self) -> int:
-        """How many distinct ids were added, exactly or by estimate."""
+        """The number of distinct ids added, exact or estimated."""
         hashes = self.hashes
         if len(hashes) < self._max_hashes:
             return len(hashes)
@@ -66,7 +66,7 @@ class DistinctSketch:
 
 
 def _sorted_distinct(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Does what np.unique does, by a sort: several times faster here than NumPy's hash set."""
+    """Sorts values and drops repeats; several times faster here than np.unique's hash set."""
     values = np.sort(values)
     is_first = np.ones(len(values), np.bool_)
     np.not_equal(values[1:], values[:-1], out=is_first[1:])

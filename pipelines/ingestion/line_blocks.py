@@ -1,4 +1,4 @@
-"""Reads a log, gzip, zstd or plain, as blocks of whole lines, in memory that is bounded."""
+"""Reads a gzip, zstd or plain log as blocks of whole lines, in bounded memory."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WBITS = 31
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_READ_BYTES = 4 << 10
-"""Given to the decompressor at once: what comes out of it is a few hundred times that at most."""
+"""Bytes given to the decompressor at once; its output is at most a few hundred times as long."""
 
 
 class ByteStream(Protocol):
-    """What is read from: a file, or what a Beam file system opens."""
+    """A readable stream: a file, or one that a Beam file system opened."""
 
     def read(self, size: int, /) -> bytes:
         """Returns up to `size` bytes, none at the end."""
         ...
 
     def close(self) -> None:
-        """Frees what it holds."""
+        """Frees its resources."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class LineBlock:
-    """Whole lines, each with its line feed (a carriage return before it is gone), and bad ones.
+    """Whole lines, each ending in a line feed without a carriage return, and bad lines.
 
     `first_line` counts from 1; `num_lines` counts the lines of `data`.
     """
@@ -51,14 +51,14 @@ class LineBlock:
     data: bytes
     bad: tuple[BadLine, ...] = ()
     bytes_read: int = 0
-    """Bytes of the file that had been read when the block was cut."""
+    """The bytes of the file read so far, this block included."""
 
 
 class LineBlockReader:
-    """Iterates over a stream's blocks; afterwards knows its size, checksum and number of lines.
+    """Iterates over a stream's blocks; afterwards has its size, checksum and number of lines.
 
-    A packed stream that ends early or is damaged gives the lines before the damage, then one bad
-    line that says so and ends the file. A line over MAX_LINE_BYTES is bad, and set aside in parts.
+    A compressed stream that is cut or damaged gives the lines before the damage, then one bad line
+    that reports it and ends the file. A line over MAX_LINE_BYTES is bad; it is set aside in parts.
     """
 
     def __init__(self, stream: ByteStream, *, block_bytes: int | None = None) -> None:
@@ -136,7 +136,7 @@ class LineBlockReader:
         )
 
     def _skip_long_line(self, piece: bytes, parts: int, bad: list[BadLine]) -> tuple[bytes, int]:
-        """Takes the rest of a too long line off a piece; returns what follows, and the parts."""
+        """Removes the rest of a too long line from a piece; returns the remainder and the parts."""
         head, newline, tail = piece.partition(b"\n")
         bad.append(self._long_line_part(head, parts + 1))
         if not newline:
@@ -187,7 +187,7 @@ class LineBlockReader:
                 self._read_to_end()
                 return
             if inflate.eof:
-                # gzip files may be several members, one after another, and end in zeros.
+                # A gzip file may consist of several members and end in zeros.
                 raw = inflate.unused_data.lstrip(b"\0")
                 while not raw and (more := self._read()):
                     raw = more.lstrip(b"\0")
@@ -201,7 +201,7 @@ class LineBlockReader:
         self._fault = "the gzip stream ends early: the file is cut off here"
 
     def _salvage(self, inflate: zlib._Decompress, raw: bytes) -> Iterator[bytes]:
-        """Gives what comes out of a damaged piece before the damage."""
+        """Yields the output of a damaged piece up to the damage."""
         for at in range(len(raw)):
             try:
                 yield inflate.decompress(raw[at : at + 1])
@@ -225,7 +225,7 @@ def _cut_after_last_line(data: bytes) -> tuple[bytes, bytes]:
 
 
 def checksum_of(stream: ByteStream) -> str:
-    """Returns the XXH3-64 of all bytes of a stream, as 16 hexadecimal digits."""
+    """Computes the XXH3-64 of all bytes of a stream, as 16 hexadecimal digits."""
     digest = xxhash.xxh3_64()
     while raw := stream.read(_READ_BYTES):
         digest.update(raw)
@@ -233,7 +233,7 @@ def checksum_of(stream: ByteStream) -> str:
 
 
 class ReadAhead:
-    """Iterates over blocks that a thread reads ahead, so that inflating and parsing overlap."""
+    """Iterates over blocks that a thread reads ahead, so that decompression and parsing overlap."""
 
     def __init__(self, blocks: Iterable[LineBlock], *, depth: int = 2) -> None:
         self._blocks = blocks
@@ -250,11 +250,11 @@ class ReadAhead:
                 yield item
         finally:
             self._stopped.set()
-            # Makes room for a put that waits, so that the thread sees the stop.
+            # Makes room for a waiting put, so that the thread sees the stop.
             with contextlib.suppress(queue.Empty):
                 while True:
                     self._queue.get_nowait()
-            # A thread that waits for input, of a pipe say, must not hold up an interrupt.
+            # A thread that waits for input, such as from a pipe, must not delay an interrupt.
             thread.join(_STOP_SECS)
 
     def _fill(self) -> None:
@@ -264,5 +264,5 @@ class ReadAhead:
                 if self._stopped.is_set():
                     return
             self._queue.put(None)
-        except BaseException as error:  # handed to the reader, which raises it
+        except BaseException as error:  # the consumer raises it
             self._queue.put(error)

@@ -1,8 +1,8 @@
-"""Turns blocks of lines into rows of a declared table; bad lines are set aside with their reason.
+"""Parses blocks of lines into rows of a declared table; sets bad lines aside with the reason.
 
-A block goes whole through Arrow's CSV parser. Where that fails, the lines that cannot be rows (not
-UTF-8, another number of fields) are set aside and the others tried again, then in runs, and those
-of a failing run one by one. A value that cannot be read sets its line aside, not its block.
+Arrow's CSV parser reads a whole block at once. If it fails, the lines that cannot be rows (not
+UTF-8, a wrong number of fields) are set aside and the others are parsed again: first together, then
+in batches, then the lines of a failing batch one by one. A bad value sets aside only its line.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pipelines.ingestion.table_schema import Table
 
 _NumberedLine = tuple[int, bytes]
 
-_RUN_LINES = 256
+_BATCH_LINES = 256
 python_csv.field_size_limit(MAX_LINE_BYTES)
 
 
 class LineParser:
-    """Parses one file's blocks, in order: the first may begin with a header."""
+    """Parses the blocks of one file in order; the first may begin with a header."""
 
     def __init__(self, table: Table, file_name: str = "") -> None:
         self._table, self._file_name = table, file_name
@@ -35,7 +35,7 @@ class LineParser:
             delimiter=table.delimiter, quote_char=table.quote or False, ignore_empty_lines=False
         )
         self.num_header_lines = 0
-        """Lines read that are no rows."""
+        """Header lines read; they are not rows."""
 
     def parse(self, block: LineBlock) -> tuple[pa.RecordBatch, list[BadLine]]:
         """Parses a block's lines, in order.
@@ -44,7 +44,7 @@ class LineParser:
           rows of the table's `row_schema`, and the bad lines.
 
         Raises:
-          DatasetError: the file must begin with a header that names the columns, and does not.
+          DatasetError: the file lacks the header that its schema declares.
         """
         data, first_line, num_lines = block.data, block.first_line, block.num_lines
         if first_line == 1 and num_lines and self._take_header(data):
@@ -87,28 +87,28 @@ class LineParser:
             except ValueError as error:
                 bad.append(BadLine(line=number, reason=str(error), raw=line))
         parts = []
-        for run in self._readable_runs(good, bad):
-            data = b"".join(line + b"\n" for _, line in run)
-            batch = self._read(data, len(run))
+        for batch_lines in self._readable_batches(good, bad):
+            data = b"".join(line + b"\n" for _, line in batch_lines)
+            batch = self._read(data, len(batch_lines))
             if batch is None:
                 raise DatasetError(f"{self._file_name}: lines that were read cannot be read again")
-            rows, bad_of_run = self._decode(batch, data, [number for number, _ in run])
+            rows, bad_of_batch = self._decode(batch, data, [number for number, _ in batch_lines])
             parts.append(rows)
-            bad += bad_of_run
+            bad += bad_of_batch
         table = pa.Table.from_batches(parts, schema=self._table.row_schema).combine_chunks()
         rows = table.to_batches()[0] if table.num_rows else _empty(self._table)
         return rows, sorted(bad, key=lambda line: line.line)
 
-    def _readable_runs(
+    def _readable_batches(
         self, lines: list[_NumberedLine], bad: list[BadLine]
     ) -> list[list[_NumberedLine]]:
-        """Returns runs of lines that Arrow reads; what it does not even read alone is bad."""
+        """Returns batches of lines that Arrow reads; a line that it cannot read alone is bad."""
         if self._read(b"".join(line + b"\n" for _, line in lines), len(lines)) is not None:
             return [lines]
         if len(lines) > 1:
-            size = _RUN_LINES if len(lines) > _RUN_LINES else 1
+            size = _BATCH_LINES if len(lines) > _BATCH_LINES else 1
             parts = [lines[at : at + size] for at in range(0, len(lines), size)]
-            return [run for part in parts for run in self._readable_runs(part, bad)]
+            return [batch for part in parts for batch in self._readable_batches(part, bad)]
         bad += [
             BadLine(line=number, reason="cannot be read as fields: quotes do not match", raw=line)
             for number, line in lines
@@ -116,7 +116,7 @@ class LineParser:
         return []
 
     def _fields(self, line: bytes) -> list[str]:
-        """Splits a line; raises ValueError with the reason why it is no row."""
+        """Splits a line into fields; raises ValueError with the reason if it is not a row."""
         try:
             text = line.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -137,8 +137,8 @@ class LineParser:
         return fields
 
     def _read(self, data: bytes, num_lines: int) -> pa.RecordBatch | None:
-        """Reads lines as texts, nulls where missing; None where they are not a row each."""
-        # Arrow takes a carriage return for the end of a line.
+        """Reads lines as texts, with nulls for missing values; None unless each line is one row."""
+        # Arrow would end a line at a carriage return.
         if num_lines == 0 or b"\r" in data:
             return None
         try:
@@ -166,7 +166,8 @@ class LineParser:
         if not reasons:
             return rows, []
         lines = data.split(b"\n")
-        empty = f"must have {len(self._names)} fields, got 1"  # which Arrow takes for all missing
+        # Arrow reads an empty line as missing values.
+        empty = f"must have {len(self._names)} fields, got 1"
         bad = [
             BadLine(line=numbers[row], reason=reasons[row] if lines[row] else empty, raw=lines[row])
             for row in sorted(reasons)
@@ -175,7 +176,7 @@ class LineParser:
 
 
 def drop_rows(rows: pa.RecordBatch, bad: dict[int, str]) -> pa.RecordBatch:
-    """Returns the rows but the bad ones."""
+    """Returns the rows without the bad ones."""
     keep = [True] * rows.num_rows
     for row in bad:
         keep[row] = False

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from embedps.config_fields import MAX_INT64
+from embedps.console.command_line import Parser, number, path, text
 from embedps.data.dataset import ROW_GROUP_ROWS
 from embedps.errors import UsageError
-from pipelines.cli import ArgumentParser, nonempty, path, positive_int, seed_int
 from pipelines.ingestion.splits import SplitRule
 from pipelines.ingestion.table_schema import Table
 
@@ -124,19 +125,18 @@ def _milliseconds(text: str) -> int:
     return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
-def _parser(schema: str | None) -> ArgumentParser:
+def _parser(schema: str | None) -> Parser:
     name = schema or "ingest"
     shown = "" if schema else " --schema avazu"
-    parser = ArgumentParser(
+    parser = Parser(
         prog=f"python -m pipelines.{name}",
         description=_HELP[name] + _HELP_OUTPUT,
         epilog=_EXAMPLES.format(name=name, schema=shown),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument(
         "--input",
-        type=nonempty,
+        type=text,
         nargs="+",
         required=True,
         metavar="PATTERN",
@@ -146,21 +146,21 @@ def _parser(schema: str | None) -> ArgumentParser:
     if schema is None:
         parser.add_argument(
             "--schema",
-            type=nonempty,
+            type=text,
             required=True,
             metavar="FILE",
             help="a TOML file, or one that comes along: criteo, avazu, movielens_100k, …",
         )
     parser.add_argument(
         "--num-shards",
-        type=positive_int,
+        type=number(int, least=1),
         default=Options.num_shards,
         help="shards of each split: the number of workers, or a multiple of it "
         "(default: %(default)s)",
     )
     parser.add_argument(
         "--row-group-rows",
-        type=positive_int,
+        type=number(int, least=1),
         default=Options.row_group_rows,
         help="rows of a shard's row group (default: %(default)s)",
     )
@@ -172,16 +172,16 @@ def _parser(schema: str | None) -> ArgumentParser:
     )
     split.add_argument(
         "--split-key",
-        type=nonempty,
+        type=text,
         metavar="COLUMN",
         help="hash this column instead: a key's rows stay together",
     )
     split.add_argument(
-        "--eval-from", type=nonempty, metavar="TIME", help="rows from this time on (UTC)"
+        "--eval-from", type=text, metavar="TIME", help="rows from this time on (UTC)"
     )
     split.add_argument(
         "--eval-input",
-        type=nonempty,
+        type=text,
         nargs="+",
         default=[],
         metavar="PATTERN",
@@ -201,7 +201,7 @@ def _parser(schema: str | None) -> ArgumentParser:
     )
     parser.add_argument(
         "--seed",
-        type=seed_int,
+        type=number(int, least=0, most=MAX_INT64),
         default=SplitRule.seed,
         help="of the split and the order (default: %(default)s)",
     )

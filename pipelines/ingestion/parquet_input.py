@@ -1,4 +1,4 @@
-"""Reads Parquet input, a declared table's columns, as rows; bad ones are set aside by number."""
+"""Reads the declared columns of a Parquet file as rows; sets bad rows aside by number."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _BATCH_ROWS = 65536
 def read_rows(
     stream: ByteStream, table: Table, file_name: str
 ) -> Iterator[tuple[pa.RecordBatch, list[BadLine]]]:
-    """Gives a file's rows and bad rows, numbered from 1; a damaged file ends with a bad row.
+    """Yields a file's rows and bad rows, numbered from 1; a damaged file ends with a bad row.
 
     Raises:
-      DatasetError: a column is absent, or of a type that is not what it is declared.
+      DatasetError: a declared column is absent or has another type.
     """
     number = 1
     try:
@@ -39,7 +39,7 @@ def read_rows(
             for batch in file.iter_batches(_BATCH_ROWS, columns=names):
                 rows, reasons = decode_batch(table, batch)
                 bad = [
-                    BadLine(line=number + row, reason=reasons[row], raw=_text(batch, row))
+                    BadLine(line=number + row, reason=reasons[row], raw=_to_json(batch, row))
                     for row in sorted(reasons)
                 ]
                 yield (drop_rows(rows, reasons) if bad else rows), bad
@@ -50,5 +50,5 @@ def read_rows(
         yield empty, [BadLine(line=number, reason=reason, raw=b"", ends_file=True)]
 
 
-def _text(batch: pa.RecordBatch, row: int) -> bytes:
+def _to_json(batch: pa.RecordBatch, row: int) -> bytes:
     return json.dumps(batch.slice(row, 1).to_pylist()[0], default=str).encode()

@@ -1,4 +1,4 @@
-"""Parquet shards of equal rows: ranges of the sorted rows, made into features and written."""
+"""Writes Parquet shards of equal size: each is a range of the sorted rows, as features."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from embedps.data.dataset import MISSING_ID, DataFile
+from embedps.data.dataset import MISSING_ID
+from embedps.data.dataset_metadata import DataFile
+from embedps.storage.file_io import replacing
 from pipelines.ingestion.distinct_ids import DistinctSketch
 from pipelines.ingestion.line_blocks import checksum_of
-from pipelines.ingestion.sorted_runs import RUN_ROWS, SortedRunReader
+from pipelines.ingestion.sorted_runs import RUN_ROWS, SortedRunReader, SortedRunRecord
 from pipelines.ingestion.transforms import Transforms
-from pipelines.ingestion.work_dir import SPLITS, SortedRunRecord, WorkDir, replacing
+from pipelines.ingestion.work_dir import SPLITS, WorkDir
 
 _ROWS_PER_DICTIONARY_VALUE = 4
-"""On 225k generated rows: 2% smaller and 10% faster to read than with dictionaries everywhere."""
+"""Columns with fewer repeats get no dictionary: files are 2% smaller, reading is 10% faster.
+
+Measured on 225k generated rows, against dictionaries for all columns.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,17 +38,17 @@ class ShardTask:
 
     @property
     def path(self) -> str:
-        """Where the shard is in the dataset."""
+        """The shard's path in the dataset."""
         return f"{self.split}/shard-{self.index:05d}-of-{self.count:05d}.parquet"
 
     def ranks(self, num_rows: int) -> tuple[int, int]:
-        """Returns which of a split's rows the shard holds: the shards' are equal within one."""
+        """Returns the shard's range of ranks in its split; shard sizes differ by at most 1."""
         return num_rows * self.index // self.count, num_rows * (self.index + 1) // self.count
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardRecord:
-    """A written shard; `missing` counts by feature."""
+    """A written shard; `missing` has the number of missing values by feature."""
 
     task: ShardTask
     positives: int
@@ -59,7 +64,7 @@ def write_shard(
     task: ShardTask,
     row_group_rows: int,
 ) -> ShardRecord:
-    """Writes one shard, some row groups at a time, under a temporary name; then renames it."""
+    """Writes one shard under a temporary name, some row groups at a time, then renames it."""
     path = output / task.path
     path.parent.mkdir(parents=True, exist_ok=True)
     schema = transforms.table.output_schema
@@ -76,7 +81,7 @@ def write_shard(
             compression="zstd",
             use_dictionary=columns_for_dictionary(first) if first else [],
             store_schema=False,
-            write_page_checksum=True,  # so that the reader tells a flipped bit from data
+            write_page_checksum=True,  # the reader then detects flipped bits
         )
         with writer:
             for batch in itertools.chain([first] if first else [], batches):
@@ -103,7 +108,7 @@ def write_shard(
 
 
 def columns_for_dictionary(batch: pa.RecordBatch) -> list[str]:
-    """Returns the columns that a dictionary makes smaller and faster: those of few values."""
+    """Chooses the columns of few distinct values; a dictionary makes them smaller and faster."""
     sample = batch.slice(0, _DICTIONARY_SAMPLE_ROWS)
     return [
         f"{name}.list.element" if pa.types.is_list(column.type) else name
@@ -126,7 +131,7 @@ def _batches(
     task: ShardTask,
     row_group_rows: int,
 ) -> Iterator[pa.RecordBatch]:
-    """Gives the shard's features in batches of whole row groups, but for the last."""
+    """Yields the shard's features in batches; all but the last consist of whole row groups."""
     source = SortedRunReader(work, runs, SPLITS.index(task.split))
     first, last = task.ranks(source.num_rows)
     if first < last:
@@ -136,7 +141,7 @@ def _batches(
 
 
 class _ShardStatistics:
-    """Missing values and distinct ids of one shard's features."""
+    """Counts the missing values and distinct ids of one shard's features."""
 
     def __init__(self, transforms: Transforms) -> None:
         features = transforms.table.features
@@ -147,7 +152,7 @@ class _ShardStatistics:
         for name in self.missing:
             column = batch.column(name)
             if pa.types.is_list(column.type):
-                # An example without ids has none missing: its list is empty.
+                # A list has no missing id: a row without ids has an empty list.
                 lengths = np.diff(column.offsets.to_numpy())
                 self.missing[name] += int((lengths == 0).sum())
                 self._add_ids(name, column.flatten().to_numpy())
@@ -171,7 +176,7 @@ class _ShardStatistics:
 def merged_sketches(
     work: WorkDir, transforms: Transforms, tasks: Sequence[ShardTask]
 ) -> dict[str, DistinctSketch]:
-    """Returns the distinct-id sketches of all shards, by feature."""
+    """Merges the distinct-id sketches of all shards, by feature."""
     names = sorted(f.name for f in transforms.table.features if f.kind != "numeric")
     sketches = {name: DistinctSketch() for name in names}
     for task in tasks:

@@ -1,34 +1,45 @@
-"""Sorted runs in the work directory, and any range of the rows of all of them in order.
+"""Sorted runs of rows in the work directory: writes them, and reads any range of ranks.
 
-The order is by key: the time where the table has one, else a hash of the row's place and the seed;
-equal keys are in the order of the input. A run is sorted when it is written; a range of ranks is
-then a slice of each run, found by bisection of the keys. Memory is that of one range.
+Rows are sorted by a key: the timestamp if the table has one, else a hash of the row's position and
+the seed. Rows of equal keys keep the order of the input. Each run is sorted when it is written. A
+range of ranks is a slice of each run, found by bisection over the keys, so memory holds one range.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from embedps.storage.file_io import replacing
 from pipelines.ingestion.table_schema import Table
-from pipelines.ingestion.work_dir import SortedRunRecord, WorkDir, replacing
+from pipelines.ingestion.work_dir import WorkDir
 from pipelines.splitmix import GOLDEN, mix, seed_hashes
 
 RUN_ROWS = 1 << 17
 BATCH_ROWS = 1 << 10
-"""Of a batch in a run's file: what is read for a slice lies together, not a column apart."""
+"""Rows per batch in a run's file; small batches keep the columns of a slice close together."""
 _MAPPED_BYTES = 1 << 18
 KEY = "_key"
 _SIGN = np.uint64(1 << 63)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SortedRunRecord:
+    """One sorted run: its file in the work directory; the rows and positives of each split."""
+
+    file_name: str
+    rows: tuple[int, ...]
+    positives: tuple[int, ...]
+
+
 class SortedRunWriter:
-    """Gathers one file's rows and writes them as runs."""
+    """Collects one file's rows and writes them as sorted runs."""
 
     def __init__(self, work: WorkDir, file_index: int, table: Table, seed: int) -> None:
         self._work, self._file_index = work, file_index
@@ -52,7 +63,7 @@ class SortedRunWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what is pending."""
+        """Writes the rows still in memory as a run."""
         if not self._num_pending:
             return
         path = self._work.run(self._file_index, len(self.records))
@@ -87,7 +98,7 @@ class SortedRunWriter:
 
 
 class SortedRunReader:
-    """The rows of one split of all runs, in order."""
+    """Reads the rows of one split from all runs, in order."""
 
     def __init__(self, work: WorkDir, runs: Sequence[SortedRunRecord], split: int) -> None:
         self._work, self._split = work, split
@@ -95,7 +106,7 @@ class SortedRunReader:
         self.num_rows = sum(run.rows[split] for run in self._runs)
 
     def ranges(self, ranks: Sequence[int]) -> Iterator[pa.RecordBatch]:
-        """Gives the rows between each rank and the next, sorted.
+        """Yields the rows between each rank and the next, sorted.
 
         Args:
           ranks: ascending, within 0..num_rows.
@@ -117,7 +128,7 @@ class SortedRunReader:
             return np.zeros((len(ranks), 0), np.int64)
         paths = [self._work.keys(run.file_name, self._split) for run in self._runs]
         keys = [_load_keys(path) for path in paths]
-        # The key of a rank's row is the least that so many rows are at or below.
+        # The key at a rank is the smallest key with more than `rank` rows at or below it.
         low = np.full(len(ranks), min(k[0] for k in keys), np.uint64)
         high = np.full(len(ranks), max(k[-1] for k in keys), np.uint64)
         while (low < high).any():
@@ -128,13 +139,13 @@ class SortedRunReader:
             low = np.where(reached, low, np.minimum(middle + np.uint64(1), high))
         cuts = np.stack([np.searchsorted(k, low, side="left") for k in keys], axis=1)
         equal = np.stack([np.searchsorted(k, low, side="right") for k in keys], axis=1) - cuts
-        # Of the rows of that key, the first ones in the order of the input.
+        # Among rows of that key, the first ones in the order of the input.
         left = (ranks - cuts.sum(axis=1))[:, None]
         before = np.cumsum(equal, axis=1) - equal
         return np.asarray(cuts + np.clip(left - before, 0, equal))
 
     def _slice(self, run: SortedRunRecord, start: int, stop: int) -> list[pa.RecordBatch]:
-        """Returns a run's rows start..stop; its file is mapped for as long as these live."""
+        """Returns a run's rows start..stop; its file stays mapped while they are in use."""
         first_batch = -(-run.rows[0] // BATCH_ROWS) if self._split else 0
         parts = []
         with pa.memory_map(str(self._work.path / run.file_name)) as source:
@@ -147,6 +158,6 @@ class SortedRunReader:
 
 
 def _load_keys(path: Path) -> NDArray[np.uint64]:
-    """Reads a run's keys; maps many of them. A map holds a descriptor, of which there are few."""
+    """Reads a run's keys; maps only large files, as each map holds a file descriptor."""
     mapped = path.stat().st_size > _MAPPED_BYTES
     return np.asarray(np.load(path, mmap_mode="r" if mapped else None))

@@ -1,4 +1,4 @@
-"""Which rows are held out: by a hash of their content or of a key, by time, or by their file."""
+"""Decides which rows are held out: by a hash of the row or a key, by time, or by file."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from pipelines.splitmix import GOLDEN, mix, seed_hashes
 
 @dataclass(frozen=True, kw_only=True)
 class SplitRule:
-    """How rows are split.
+    """The rule that splits rows into train and eval.
 
-    By default a row's split follows from its whole content and the seed, so that equal rows are
-    always in the same split, whatever the runner, the order of rows, or the files they are in.
+    By default, a row's content and the seed decide its split. Equal rows are then always in the
+    same split, for any runner, order of rows and division into files.
 
     Attributes:
-      fraction: the share of hashes held out; None where time or the file decides.
-      key: hash this column only, so that rows of the same key are in the same split.
-      from_ms: hold out the rows of this time (milliseconds) and later.
+      seed: seeds the hash.
+      fraction: the share of hashes held out; None if time or the file decides.
+      key: the only column to hash, so that rows of one key are in the same split.
+      from_ms: hold out the rows of this time (milliseconds since 1970) and later.
     """
 
     seed: int = 0
@@ -33,14 +34,14 @@ class SplitRule:
     from_ms: int | None = None
 
     def check(self, table: Table) -> None:
-        """Raises UsageError where the table has no such column."""
+        """Raises UsageError if the table lacks the column that the rule needs."""
         if self.key and table.column(self.key).role not in ("key", "categorical"):
             raise UsageError(f"--split-key {self.key} must be a key or categorical column")
         if self.from_ms is not None and table.role("timestamp") is None:
             raise UsageError("--eval-from needs a timestamp column in the schema")
 
     def held_out(self, table: Table, rows: pa.RecordBatch, eval_file: bool) -> NDArray[np.bool_]:
-        """Tells which rows are held out; `eval_file` is whether their file was given as such."""
+        """Tells which rows are held out; `eval_file`: their file is an --eval-input."""
         if self.from_ms is not None:
             time = table.role("timestamp")
             name = time.name if time is not None else ""
@@ -52,7 +53,7 @@ class SplitRule:
         return hash_rows([rows.column(name) for name in names], self.seed) < limit
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what `_dataset.json` keeps."""
+        """Returns the rule as `_dataset.json` stores it."""
         return {
             "seed": self.seed,
             "eval_fraction": self.fraction,
@@ -62,7 +63,7 @@ class SplitRule:
 
 
 def hash_rows(columns: list[pa.Array], seed: int) -> NDArray[np.uint64]:
-    """Returns a hash of each row's values."""
+    """Hashes the values of each row."""
     h = seed_hashes(seed, len(columns[0]))
     for column in columns:
         h *= np.uint64(GOLDEN)

@@ -1,18 +1,18 @@
-r"""A table as its schema declares it: the file's format, its columns, the features made of them.
+r"""The declared schema of a table: its file format, its columns and the features made of them.
 
     format = "csv"            # or "parquet"
     delimiter = "\t"
-    header = false            # true, or "auto": where the first line names the columns
-    quote = ""                # '"' where fields may be quoted
-    missing = [""]            # the texts that mean that there is no value
+    header = false            # true: the first line names the columns; "auto": if it does
+    quote = ""                # '"': fields may be quoted
+    missing = [""]            # texts that mean a missing value
 
-    [[column]]                # in the file's order; `names = [...]` declares several alike
+    [[column]]                # in the order of the file; `names = [...]` declares several
     name = "I1"
     as = "numeric"            # label, categorical, list, weight, timestamp, key or ignore
     type = "integer"
     transform = ["log1p", { clip = [0, 10] }]
 
-    [[feature]]               # one more of a column, or a cross of several
+    [[feature]]               # another feature of a column, or a cross of several
     name = "C1xC2"
     cross = ["C1", "C2"]
     transform = [{ hash = 100000 }]
@@ -34,7 +34,7 @@ from embedps.errors import UsageError
 from pipelines.ingestion.transform_steps import TransformStep, parse_step
 
 SCHEMAS = Path(__file__).parent.parent / "schemas"
-"""The schemas that come with the package, by name."""
+"""The folder of the schemas that the package ships."""
 
 ROLES = ("label", "numeric", "categorical", "list", "weight", "timestamp", "key", "ignore")
 _ID_TYPES = ("hex", "integer", "string")
@@ -65,18 +65,19 @@ LIST_TYPE = _ROW_TYPES["list"]
 class Column:
     """A column of the input.
 
-    `type` is how its values are written: numeric float or integer, ids hex, integer or string (by
-    their 64-bit fingerprint), a timestamp seconds, milliseconds or text of a strptime `format`.
+    `type` is how the values are written. Numbers: float or integer. Ids: hex, integer, or string
+    (stored as a 64-bit fingerprint). Timestamps: seconds, milliseconds, or text of a strptime
+    `format`.
     """
 
     name: str
     role: str
     type: str
     separator: str = " "
-    """Between the ids of a list."""
+    """The text between the ids of a list."""
     format: str = ""
     positive_from: float | None = None
-    """The least value of a positive label; None where labels are 0 and 1."""
+    """The smallest value of a positive label; None if labels are 0 and 1."""
 
     def __post_init__(self) -> None:
         if not self.name or self.name.startswith("_"):
@@ -97,11 +98,11 @@ class Column:
 
     @property
     def row_type(self) -> pa.DataType:
-        """The Arrow type of its values once read."""
+        """The Arrow type of the decoded values."""
         return _ROW_TYPES[self.role]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what `Table.parse` makes the column of."""
+        """Returns the JSON form that `Table.parse` reads."""
         node: dict[str, Any] = {"name": self.name, "as": self.role, "type": self.type}
         if self.role == "list":
             node["separator"] = self.separator
@@ -119,7 +120,7 @@ class Feature:
     name: str
     sources: tuple[str, ...]
     kind: str
-    """numeric, categorical or list, once the steps are done."""
+    """numeric, categorical or list, after all steps."""
     steps: tuple[TransformStep, ...] = ()
 
     @property
@@ -137,7 +138,7 @@ class Feature:
         return next((i for i, step in enumerate(self.steps) if not step.fitted), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what `Table.parse` makes the feature of."""
+        """Returns the JSON form that `Table.parse` reads."""
         node: dict[str, Any] = {"name": self.name}
         node |= {"cross": list(self.sources)} if self.is_cross else {"from": self.sources[0]}
         return node | {"transform": [step.to_json() for step in self.steps]}
@@ -196,14 +197,14 @@ class Table:
             raise UsageError(f"{where}: must have at most one of standardize and min_count, once")
 
     def column(self, name: str) -> Column:
-        """Returns a column by name; raises UsageError for one that is not declared."""
+        """Finds a column by name; raises UsageError if it is not declared."""
         for column in self.columns:
             if column.name == name:
                 return column
         raise UsageError(f"there is no column {name!r}: {[c.name for c in self.columns]}")
 
     def role(self, role: str) -> Column | None:
-        """Returns the column of a role that at most one has."""
+        """Finds the column of a role that at most one column has."""
         return next((column for column in self.columns if column.role == role), None)
 
     @property
@@ -213,7 +214,7 @@ class Table:
 
     @property
     def row_schema(self) -> pa.Schema:
-        """The Arrow schema of rows once read: no nulls, missing numbers NaN, ids MISSING_ID."""
+        """The Arrow schema of decoded rows: missing numbers are NaN, missing ids MISSING_ID."""
         return pa.schema([pa.field(c.name, c.row_type, nullable=False) for c in self.read_columns])
 
     @property
@@ -227,11 +228,11 @@ class Table:
         return pa.schema([pa.field(name, kind, nullable=False) for name, kind in fields])
 
     def with_features(self, features: tuple[Feature, ...]) -> Table:
-        """Returns the table with other features, such as fitted ones."""
+        """Returns the table with its features replaced, such as by fitted ones."""
         return replace(self, features=features)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what `parse` makes the table of."""
+        """Returns the JSON form that `parse` reads."""
         return {
             "name": self.name,
             "format": self.format,
@@ -245,10 +246,10 @@ class Table:
 
     @classmethod
     def load(cls, name_or_path: str) -> Table:
-        """Reads a TOML schema: a file, or the name of one that comes with the package.
+        """Reads a TOML schema: a file, or the name of one that the package ships.
 
         Raises:
-          UsageError: there is none, it is no TOML, or it declares what cannot be.
+          UsageError: the schema is absent, is not TOML, or is not valid.
         """
         path = Path(name_or_path)
         if not path.suffix and not path.exists():
@@ -269,7 +270,7 @@ class Table:
 
     @classmethod
     def parse(cls, node: Mapping[str, Any]) -> Table:
-        """Makes a table of its TOML or JSON form; raises UsageError for one that cannot be."""
+        """Parses a table from its TOML or JSON form; raises UsageError if it is not valid."""
         settings = dict(node)
         columns: list[Column] = []
         features: list[Feature] = []
@@ -283,7 +284,7 @@ class Table:
                 column = _column(str(name), entry)
                 columns.append(column)
                 if column.role in ("numeric", "categorical", "list"):
-                    # A stored table names every feature, the columns' own ones too.
+                    # A stored table lists every feature, including those that columns declare.
                     if name not in own:
                         features.append(_feature(column.name, (column,), transform))
                 elif transform:

@@ -1,4 +1,4 @@
-"""One text to one value: what is accepted, and the reason why another is not."""
+"""Decodes one text to one value, or explains why the text is not accepted."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ MIN_INT, MAX_INT = -(1 << 63), (1 << 63) - 1
 
 
 def text_decoder(column: Column) -> Callable[[str], float | int]:
-    """Returns what decodes a column's texts, raising ValueError with the reason."""
+    """Returns a function that decodes a column's texts; it raises ValueError with the reason."""
     if column.role == "label":
         return lambda text: _label(text, column.positive_from)
     if column.role == "timestamp" and column.type == "text":
-        return lambda text: _time_of(text, column.format)
+        return lambda text: _time_text(text, column.format)
     if column.role == "timestamp":
         scale = 1000 if column.type == "seconds" else 1
         return lambda text: _time_integer(text, scale)
@@ -82,7 +82,7 @@ def _hex(text: str) -> int:
 
 
 def fingerprint(text: str) -> int:
-    """Returns a text's id: the XXH3-64 of its UTF-8 as int64, moved off the two ids of meaning."""
+    """Hashes a text to an id: the XXH3-64 of its UTF-8 as int64, never one of the reserved ids."""
     value = xxhash.xxh3_64_intdigest(text.encode("utf-8"))
     value -= (value >> 63) << 64
     return value + RARE_ID if value in (MISSING_ID, RARE_ID) else value
@@ -95,7 +95,7 @@ def _time_integer(text: str, scale: int) -> int:
     return value * scale
 
 
-def _time_of(text: str, time_format: str) -> int:
+def _time_text(text: str, time_format: str) -> int:
     try:
         time = datetime.strptime(text, time_format)
     except ValueError:

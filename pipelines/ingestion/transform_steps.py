@@ -1,7 +1,8 @@
-"""The steps a column goes through on its way to a feature: pure functions of NumPy arrays.
+"""Transform steps turn a column into a feature; each is a pure function of NumPy arrays.
 
-Numbers are float64, NaN where missing; ids are int64, MISSING_ID where missing. A step that learns
-from the data (standardize, min_count) is fitted once, on the rows to train on, and stored fitted.
+Numbers are float64 with NaN for missing values. Ids are int64 with MISSING_ID for missing values.
+A step that learns from data (standardize, min_count) is fitted once, on the rows to train on, and
+stored fitted.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Kind = Literal["numbers", "ids"]
 
 @dataclass(frozen=True, kw_only=True)
 class TransformStep:
-    """One step; `takes` and `gives` say what its arrays hold."""
+    """One step; `takes` and `gives` are the kinds of its input and output."""
 
     op: ClassVar[str]
     takes: ClassVar[Kind]
@@ -31,21 +32,21 @@ class TransformStep:
 
     @property
     def fitted(self) -> bool:
-        """Whether it can be applied."""
+        """Whether the step can be applied."""
         return True
 
     def apply(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Returns the values after the step; leaves `values` as they are."""
+        """Applies the step; does not change `values`."""
         raise NotImplementedError
 
     def to_json(self) -> Any:
-        """Returns what `parse` makes the step of."""
+        """Returns the JSON form that `parse_step` reads."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Log1p(TransformStep):
-    """log(1 + max(x, 0))."""
+    """Computes log(1 + max(x, 0))."""
 
     op: ClassVar[str] = "log1p"
     takes: ClassVar[Kind] = "numbers"
@@ -61,7 +62,7 @@ class Log1p(TransformStep):
 
 @dataclass(frozen=True, kw_only=True)
 class Clip(TransformStep):
-    """Numbers below `low` become it, above `high` that."""
+    """Replaces numbers below `low` by `low`, and those above `high` by `high`."""
 
     op: ClassVar[str] = "clip"
     takes: ClassVar[Kind] = "numbers"
@@ -82,7 +83,7 @@ class Clip(TransformStep):
 
 @dataclass(frozen=True, kw_only=True)
 class Standardize(TransformStep):
-    """(x - mean) / std, both of the rows to train on; a std of 0 counts as 1."""
+    """Computes (x - mean) / std of the rows to train on; a std of 0 counts as 1."""
 
     op: ClassVar[str] = "standardize"
     takes: ClassVar[Kind] = "numbers"
@@ -105,7 +106,7 @@ class Standardize(TransformStep):
 
 @dataclass(frozen=True, kw_only=True)
 class Bucketize(TransformStep):
-    """How many of the ascending bounds are at most x: ids 0..len(bounds)."""
+    """Counts the ascending bounds that are at most x: ids 0..len(bounds)."""
 
     op: ClassVar[str] = "bucketize"
     takes: ClassVar[Kind] = "numbers"
@@ -127,7 +128,7 @@ class Bucketize(TransformStep):
 
 @dataclass(frozen=True, kw_only=True)
 class Hash(TransformStep):
-    """Ids become 0..buckets-1 by a mixing hash; the missing one stays."""
+    """Hashes ids to 0..buckets-1; a missing id stays missing."""
 
     op: ClassVar[str] = "hash"
     takes: ClassVar[Kind] = "ids"
@@ -148,16 +149,16 @@ class Hash(TransformStep):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MinCount(TransformStep):
-    """Ids seen fewer than `count` times in the rows to train on become RARE_ID."""
+    """Replaces ids seen fewer than `count` times in the rows to train on by RARE_ID."""
 
     op: ClassVar[str] = "min_count"
     takes: ClassVar[Kind] = "ids"
     gives: ClassVar[Kind] = "ids"
     count: int
     file: str = ""
-    """Where the ids kept are, beside the description; empty before the fit."""
+    """The file of the ids to keep, relative to `_transforms.json`; empty before the fit."""
     kept: NDArray[np.int64] | None = field(default=None, repr=False)
-    """Ascending."""
+    """The ids to keep, ascending; None before they are fitted or loaded."""
 
     def __post_init__(self) -> None:
         if self.count < 2:
@@ -180,7 +181,7 @@ class MinCount(TransformStep):
 
 
 def parse_step(node: Any) -> TransformStep:
-    """Makes a step of its TOML or JSON form; raises UsageError for one that is none."""
+    """Parses a step from its TOML or JSON form; raises UsageError if it is malformed."""
     if isinstance(node, str):
         node = {node: True}
     if not isinstance(node, Mapping) or len(node) != 1:

@@ -1,13 +1,15 @@
-"""What makes features of a table's rows, as a plain function of a record batch.
+"""Fitted transforms: turn a table's rows into features, in the pipeline and in serving.
 
     DIR/_transforms.json        the table with its fitted features
     DIR/_transforms/NAME.arrow  the ids that NAME's min_count keeps
 
-The pipeline itself uses it, so that what a model is served is made as what it was trained on. It
-needs pyarrow, NumPy and xxhash; neither Beam nor TensorFlow.
+The pipeline uses the same function as serving, so a model is served the features it was trained
+on. It needs pyarrow, NumPy and xxhash, but not Beam or TensorFlow.
 
     transforms = Transforms.load(DIR)
     features = transforms.apply(batch)   # texts as in the log, or typed columns
+
+Users import it as `pipelines.transforms`.
 """
 
 from __future__ import annotations
@@ -23,10 +25,10 @@ from numpy.typing import NDArray
 
 from embedps.data.dataset import MISSING_ID
 from embedps.errors import DatasetError, UsageError
-from pipelines.ingestion.decode import bad_values, decode_batch
+from embedps.storage.file_io import replacing
+from pipelines.ingestion.decode import decode_batch, first_bad_row
 from pipelines.ingestion.table_schema import LIST_TYPE, Feature, Table
 from pipelines.ingestion.transform_steps import MinCount, TransformStep
-from pipelines.ingestion.work_dir import replacing
 from pipelines.splitmix import GOLDEN, mix
 
 FILE_NAME = "_transforms.json"
@@ -37,7 +39,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Transforms:
-    """A table's features, fitted."""
+    """The fitted features of a table."""
 
     table: Table
 
@@ -47,11 +49,11 @@ class Transforms:
                 raise UsageError(f"feature {feature.name!r}: {feature.steps[at].op} is not fitted")
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Makes features of rows as they are in the log: texts, or typed values.
+        """Makes features of rows as the log has them: texts, or typed values.
 
         Args:
-          batch: the table's columns by name. Label, weight and timestamp may be absent; they are
-            then absent from what is returned.
+          batch: the table's columns by name. Label, weight and timestamp may be absent; the result
+            then lacks them too.
 
         Returns:
           The columns of the dataset: see `Table.output_schema`.
@@ -61,12 +63,12 @@ class Transforms:
         """
         rows, bad = decode_batch(self.table, batch)
         if bad:
-            raise DatasetError(f"a batch must hold rows that can be read, {bad_values(bad)}")
+            raise DatasetError(f"every row of a batch must be readable, but {first_bad_row(bad)}")
         return self.apply_rows(rows)
 
     def apply_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Makes features of decoded rows."""
-        made = {feature.name: compute(feature, rows) for feature in self.table.features}
+        made = {feature.name: compute_feature(feature, rows) for feature in self.table.features}
         fields, arrays = [], []
         for field in self.table.output_schema:
             if field.name in made:
@@ -80,11 +82,11 @@ class Transforms:
         return pa.record_batch(arrays, schema=pa.schema(fields))
 
     def save(self, directory: Path) -> None:
-        """Writes the description beside the data."""
+        """Writes `_transforms.json` and the ids that min_count keeps."""
         for feature in self.table.features:
             for step in feature.steps:
                 if isinstance(step, MinCount):
-                    save_ids(directory / step.file, step.kept)
+                    _save_ids(directory / step.file, step.kept)
         document = {"format": _FORMAT, "version": _VERSION, "table": self.table.to_json()}
         text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
         with replacing(directory / FILE_NAME, sync=True) as path:
@@ -92,7 +94,7 @@ class Transforms:
 
     @classmethod
     def load(cls, directory: Path | str) -> Transforms:
-        """Reads the description of a dataset; raises DatasetError where there is none."""
+        """Reads the transforms of a dataset; raises DatasetError if there are none."""
         path = Path(directory) / FILE_NAME
         try:
             document = json.loads(path.read_bytes())
@@ -107,12 +109,14 @@ class Transforms:
             table = Table.parse(document["table"])
         except (UsageError, KeyError, TypeError) as error:
             raise DatasetError(f"{path}: {error}") from None
-        features = tuple(_with_ids(feature, Path(directory)) for feature in table.features)
+        features = tuple(_load_ids(feature, Path(directory)) for feature in table.features)
         return cls(table=table.with_features(features))
 
 
-def compute(feature: Feature, rows: pa.RecordBatch, num_steps: int | None = None) -> pa.Array:
-    """Returns a feature of decoded rows after its first `num_steps` steps, all by default."""
+def compute_feature(
+    feature: Feature, rows: pa.RecordBatch, num_steps: int | None = None
+) -> pa.Array:
+    """Computes a feature of decoded rows after its first `num_steps` steps; None means all."""
     sources = []
     for name in feature.sources:
         index = rows.schema.get_field_index(name)
@@ -124,43 +128,43 @@ def compute(feature: Feature, rows: pa.RecordBatch, num_steps: int | None = None
     taken = feature.steps[:num_steps]
     if feature.kind == "list":
         (lists,) = sources
-        ids = _steps(taken, lists.flatten().to_numpy())
+        ids = _apply_steps(taken, lists.flatten().to_numpy())
         offsets = np.frombuffer(lists.buffers()[1], np.int32, len(lists) + 1, lists.offset * 4)
         starts = pa.array(offsets - offsets[0])
         return pa.ListArray.from_arrays(starts, pa.array(ids), type=LIST_TYPE)
     values = _cross(sources) if feature.is_cross else sources[0].to_numpy()
-    values = _steps(taken, values)
+    values = _apply_steps(taken, values)
     if values.dtype != np.int64:
         values = values.astype(np.float32)
     return pa.array(values, from_pandas=False)
 
 
-def numbers(feature: Feature, rows: pa.RecordBatch, num_steps: int) -> NDArray[np.float64]:
-    """Returns a numeric feature's numbers after some steps, in the precision of the steps."""
+def compute_numbers(feature: Feature, rows: pa.RecordBatch, num_steps: int) -> NDArray[np.float64]:
+    """Computes a numeric feature after its first `num_steps` steps, in float64."""
     values = rows.column(rows.schema.get_field_index(feature.sources[0])).to_numpy()
-    return _steps(feature.steps[:num_steps], values)
+    return _apply_steps(feature.steps[:num_steps], values)
 
 
-def _steps(steps: tuple[TransformStep, ...], values: NDArray[Any]) -> NDArray[Any]:
+def _apply_steps(steps: tuple[TransformStep, ...], values: NDArray[Any]) -> NDArray[Any]:
     for step in steps:
         values = step.apply(values)
     return values
 
 
 def _cross(columns: list[pa.Array]) -> NDArray[np.int64]:
-    """Returns an id for each combination; it is missing where one of them is."""
+    """Returns an id per combination of ids; it is missing if any of them is."""
     h = np.zeros(len(columns[0]), np.uint64)
     missing = np.zeros(len(h), np.bool_)
     for column in columns:
         ids = column.to_numpy()
         missing |= ids == MISSING_ID
         h = mix(h * np.uint64(GOLDEN) + ids.view(np.uint64))
-    # 63 bits: no combination is an id of meaning.
+    # 63 bits: no combination gets a reserved id, which are negative.
     return np.where(missing, MISSING_ID, (h >> np.uint64(1)).astype(np.int64))
 
 
-def save_ids(path: Path, ids: NDArray[np.int64] | None) -> None:
-    """Writes ids kept, ascending, as an Arrow file."""
+def _save_ids(path: Path, ids: NDArray[np.int64] | None) -> None:
+    """Writes the ids that min_count keeps, ascending, as an Arrow file."""
     batch = pa.record_batch({"id": np.empty(0, np.int64) if ids is None else ids})
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
@@ -170,7 +174,8 @@ def save_ids(path: Path, ids: NDArray[np.int64] | None) -> None:
         writer.write_batch(batch)
 
 
-def _with_ids(feature: Feature, directory: Path) -> Feature:
+def _load_ids(feature: Feature, directory: Path) -> Feature:
+    """Returns the feature with the ids that its min_count steps keep."""
     steps: list[TransformStep] = []
     for step in feature.steps:
         if isinstance(step, MinCount):

@@ -1,4 +1,4 @@
-"""A dataset's profile as one HTML page with plots in it: no script, nothing to fetch."""
+"""Renders a dataset's profile as one HTML page with plots, without scripts or downloads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TOPS = (1, 10, 100, 1000)
 
 
 def make_page(profile: Profile) -> str:
-    """Returns the page."""
+    """Renders a profile as an HTML page."""
     dataset = profile.dataset
     splits = ", ".join(f"{name} {split.rows:,} rows" for name, split in dataset.splits.items())
     bad = dataset.input.lines_bad
@@ -44,12 +44,12 @@ def make_page(profile: Profile) -> str:
     ]
     if profile.ids:
         parts += [
-            "<h2>Ids</h2><p>Distinct ids on a logarithmic scale; the share of rows that the most "
-            "frequent 1, 10, 100 and 1000 ids have.</p>",
-            _ids(profile.ids),
+            "<h2>Ids</h2><p>Distinct ids on a logarithmic scale; the share of rows of the most "
+            "frequent 1, 10, 100 and 1000 ids.</p>",
+            _id_table(profile.ids),
         ]
     if profile.numeric:
-        parts += ["<h2>Numbers</h2>", _numbers(profile.numeric)]
+        parts += ["<h2>Numbers</h2>", _numeric_table(profile.numeric)]
     body = "\n".join(parts)
     title = escape(dataset.directory.absolute().name)
     return (
@@ -60,7 +60,7 @@ def make_page(profile: Profile) -> str:
 
 
 def _label_rates(shards: Sequence[ShardProfile]) -> str:
-    """Returns a bar for each shard, from zero, with the axis labelled."""
+    """Draws one bar per shard, from zero, with a labelled axis."""
     width, height, left = 960.0, 180.0, 44.0
     top = _round_up(max((shard.label_rate for shard in shards), default=0.0))
     step = (width - left) / max(len(shards), 1)
@@ -85,7 +85,7 @@ def _label_rates(shards: Sequence[ShardProfile]) -> str:
 
 
 def _round_up(value: float) -> float:
-    """Returns the next of 1, 2, 5 times a power of ten, 1 at most."""
+    """Rounds up to 1, 2 or 5 times a power of ten, at most 1."""
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
@@ -110,7 +110,7 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return '<div class="wide"><table>' + "\n".join(lines) + "</table></div>"
 
 
-def _ids(columns: Sequence[IdProfile]) -> str:
+def _id_table(columns: Sequence[IdProfile]) -> str:
     most = max(math.log10(max(column.cardinality, 1) + 1) for column in columns)
     rows = []
     for column in columns:
@@ -123,7 +123,7 @@ def _ids(columns: Sequence[IdProfile]) -> str:
                 f"{about}{column.cardinality:,}",
                 _bar(column.missing_rate, 60),
                 f"{column.missing_rate:.1%}",
-                _steps([column.top.share(number) for number in _TOPS]),
+                _share_bars([column.top.share(number) for number in _TOPS]),
                 *(f"{least}{column.top.share(number):.1%}" for number in _TOPS),
             ]
         )
@@ -131,7 +131,7 @@ def _ids(columns: Sequence[IdProfile]) -> str:
     return _table(["column", "", "distinct", "", "missing", "", *tops], rows)
 
 
-def _steps(shares: Sequence[float]) -> str:
+def _share_bars(shares: Sequence[float]) -> str:
     bars = "".join(
         f'<rect class="bar" x="{i * 20}" y="{24 - 24 * share:.1f}" width="18" '
         f'height="{24 * share:.1f}"/>'
@@ -140,7 +140,7 @@ def _steps(shares: Sequence[float]) -> str:
     return f'<svg width="80" height="24">{bars}</svg>'
 
 
-def _numbers(columns: Sequence[NumericProfile]) -> str:
+def _numeric_table(columns: Sequence[NumericProfile]) -> str:
     rows = []
     for column in columns:
         most = max(int(column.bins.max()), 1)

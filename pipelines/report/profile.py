@@ -1,8 +1,8 @@
-"""What a dataset's columns hold, read from its shards a row group at a time."""
+"""Profiles a dataset's columns: reads its shards, one row group at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,16 +11,17 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from embedps.data.dataset import Dataset
-from pipelines.ingestion.column_statistics import Moments
+from embedps.data.dataset_metadata import CategoricalFeature, DataFile, NumericFeature
+from pipelines.moments import Moments
 
 MAX_IDS = 1 << 16
 NUM_BINS = 32
 
 
 class TopIds:
-    """Counts of the most frequent ids; exact until there are more than 2 * MAX_IDS of them.
+    """Counts of the most frequent ids, exact up to 2 * MAX_IDS distinct ids.
 
-    Beyond that the rarest are forgotten now and then: a count is then at least what it says.
+    With more ids, the rarest are dropped from time to time, so a count is then a lower bound.
     """
 
     def __init__(self) -> None:
@@ -30,7 +31,7 @@ class TopIds:
         self.exact = True
 
     def add(self, ids: NDArray[np.int64]) -> None:
-        """Adds ids, any number of times each."""
+        """Adds ids; repeats count."""
         self.total += len(ids)
         new, counts = np.unique(ids, return_counts=True)
         merged, at = np.unique(np.concatenate([self._ids, new]), return_inverse=True)
@@ -42,18 +43,18 @@ class TopIds:
             self.exact = False
 
     def top(self, number: int) -> list[tuple[int, int]]:
-        """Returns the most frequent ids with their counts, the most frequent first."""
+        """Returns the `number` most frequent ids with their counts, the most frequent first."""
         order = np.lexsort((self._ids, -self._counts))[:number]
         return [(int(self._ids[i]), int(self._counts[i])) for i in order]
 
     def share(self, number: int) -> float:
-        """Returns the share of all ids that the most frequent ones have."""
+        """Returns the share of all ids added that the `number` most frequent ones make up."""
         return sum(count for _, count in self.top(number)) / max(self.total, 1)
 
 
 @dataclass(kw_only=True)
 class NumericProfile:
-    """A numeric column: its moments and how its values are spread."""
+    """A numeric column: its moments and a histogram of its values."""
 
     name: str
     transform: str
@@ -106,49 +107,61 @@ class Profile:
 
 
 def make_profile(dataset: Dataset) -> Profile:
-    """Reads all shards of a dataset, a row group at a time."""
+    """Reads all shards of a dataset, one row group at a time."""
     rows = max(sum(split.rows for split in dataset.splits.values()), 1)
-    numeric = [
-        NumericProfile(
-            name=feature.name,
-            transform=feature.transform,
-            missing_rate=feature.missing / rows,
-            low=bounds[0],
-            high=bounds[1],
-        )
-        for feature in dataset.numeric
-        for bounds in [_bounds(dataset, feature.name)]
-    ]
-    ids = [
-        IdProfile(
-            name=feature.name,
-            ragged=feature.ragged,
-            cardinality=feature.cardinality,
-            cardinality_exact=feature.cardinality_exact,
-            missing_rate=feature.missing / rows,
-        )
-        for feature in dataset.categorical
-    ]
-    shards = []
-    for name, split in dataset.splits.items():
-        for file in split.files:
-            positives = 0.0
-            for batch in _row_groups(dataset, file.path):
-                positives += float(batch.column(dataset.label).to_numpy().sum(dtype=np.float64))
-                for number in numeric:
-                    number.add(batch.column(number.name).to_numpy())
-                for column in ids:
-                    _add_ids(column, batch.column(column.name), dataset.missing_id)
-            shards.append(
-                ShardProfile(
-                    split=name,
-                    path=file.path,
-                    rows=file.rows,
-                    bytes=file.bytes,
-                    label_rate=positives / max(file.rows, 1),
-                )
-            )
-    return Profile(dataset=dataset, shards=tuple(shards), numeric=tuple(numeric), ids=tuple(ids))
+    numeric = [_numeric_profile(dataset, feature, rows) for feature in dataset.numeric]
+    ids = [_id_profile(feature, rows) for feature in dataset.categorical]
+    shards = tuple(
+        _read_shard(dataset, name, file, numeric, ids)
+        for name, split in dataset.splits.items()
+        for file in split.files
+    )
+    return Profile(dataset=dataset, shards=shards, numeric=tuple(numeric), ids=tuple(ids))
+
+
+def _numeric_profile(dataset: Dataset, feature: NumericFeature, rows: int) -> NumericProfile:
+    low, high = _bounds(dataset, feature.name)
+    return NumericProfile(
+        name=feature.name,
+        transform=feature.transform,
+        missing_rate=feature.missing / rows,
+        low=low,
+        high=high,
+    )
+
+
+def _id_profile(feature: CategoricalFeature, rows: int) -> IdProfile:
+    return IdProfile(
+        name=feature.name,
+        ragged=feature.ragged,
+        cardinality=feature.cardinality,
+        cardinality_exact=feature.cardinality_exact,
+        missing_rate=feature.missing / rows,
+    )
+
+
+def _read_shard(
+    dataset: Dataset,
+    split: str,
+    file: DataFile,
+    numeric: Sequence[NumericProfile],
+    ids: Sequence[IdProfile],
+) -> ShardProfile:
+    """Adds a shard's rows to the column profiles; returns the shard's own profile."""
+    positives = 0.0
+    for batch in _row_groups(dataset, file.path):
+        positives += float(batch.column(dataset.label).to_numpy().sum(dtype=np.float64))
+        for number in numeric:
+            number.add(batch.column(number.name).to_numpy())
+        for column in ids:
+            _add_ids(column, batch.column(column.name), dataset.missing_id)
+    return ShardProfile(
+        split=split,
+        path=file.path,
+        rows=file.rows,
+        bytes=file.bytes,
+        label_rate=positives / max(file.rows, 1),
+    )
 
 
 def _row_groups(dataset: Dataset, path: str) -> Iterator[pa.Table]:
@@ -165,7 +178,7 @@ def _add_ids(profile: IdProfile, column: pa.ChunkedArray, missing_id: int) -> No
 
 
 def _bounds(dataset: Dataset, name: str) -> tuple[float, float]:
-    """Returns a column's least and greatest value, from the shards' statistics."""
+    """Returns a column's smallest and largest value, from the shards' Parquet statistics."""
     lows, highs = [], []
     for split in dataset.splits:
         for path in dataset.paths(split):
@@ -174,6 +187,6 @@ def _bounds(dataset: Dataset, name: str) -> tuple[float, float]:
             for i in range(metadata.num_row_groups):
                 statistics = metadata.row_group(i).column(index).statistics
                 if statistics is not None and statistics.has_min_max:
-                    lows.append(float(statistics.min) + 0.0)  # a zero is kept as -0
+                    lows.append(float(statistics.min) + 0.0)  # Parquet may store a 0 as -0
                     highs.append(float(statistics.max))
     return (min(lows), max(highs)) if lows else (0.0, 1.0)

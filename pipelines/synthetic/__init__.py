@@ -1,0 +1,1 @@
+"""Synthetic click logs: draws rows and labels of a planted model, and writes them as TSV."""

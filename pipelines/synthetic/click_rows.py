@@ -1,7 +1,8 @@
-"""Rows of a synthetic click log: ids by Zipf's law, heavy-tailed counts, fields missing together.
+"""Draws rows of a synthetic click log, with the cardinalities of Criteo Kaggle.
 
-Cardinalities are Criteo Kaggle's; the rates (missing, zero, the first id's share) and the counts'
-log-means were measured on a sample of it and rounded.
+Ids follow Zipf's law, counts have heavy tails, and some fields are missing together. The rates
+(missing, zero, share of the first id) and the log-means of the counts are rounded measurements of a
+Criteo Kaggle sample.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ MISSING_RANK = -1
 
 @dataclass(frozen=True, kw_only=True)
 class CountColumn:
-    """A count: 0, -1, or exp(normal(log_mean, log_std)) cut to 1..max; rates are shares of rows."""
+    """A count: 0, -1, or exp(normal(log_mean, log_std)) clipped to 1..max; rates are row shares."""
 
     missing: float
     zero: float
@@ -30,7 +31,7 @@ class CountColumn:
 
 @dataclass(frozen=True, kw_only=True)
 class IdColumn:
-    """Ids of ranks 0..cardinality-1 by a bounded Zipf law whose first id has `top_share`."""
+    """Ids of ranks 0..cardinality-1, drawn by a bounded Zipf law; the first id has `top_share`."""
 
     cardinality: int
     missing: float
@@ -38,7 +39,7 @@ class IdColumn:
 
     @property
     def exponent(self) -> float:
-        """The Zipf exponent, by bisection on the first id's share."""
+        """The Zipf exponent, found by bisection on the first id's share."""
         low, high = 0.0, 16.0
         for _ in range(60):
             middle = (low + high) / 2
@@ -111,7 +112,7 @@ ID_COLUMNS: tuple[IdColumn, ...] = tuple(
     for cardinality, missing, top_share in _ID_COLUMN_VALUES
 )
 
-# Fields that are missing together in Criteo's logs share one draw.
+# These fields are missing together in Criteo's logs, so they share one draw.
 _MISSING_TOGETHER: tuple[tuple[str, ...], ...] = (
     ("I1", "I10"),
     ("I4", "I13"),
@@ -125,12 +126,12 @@ _ZIPF_POWERS = tuple(1.0 - column.exponent for column in ID_COLUMNS)
 
 @dataclass(frozen=True, kw_only=True)
 class ClickRows:
-    """Rows before their labels; arrays are [columns, rows]."""
+    """Rows without labels; arrays are [columns, rows]."""
 
     counts: NDArray[np.int64]
     count_missing: NDArray[np.bool_]
     ranks: NDArray[np.int64]
-    """An id's rank by frequency in its column, MISSING_RANK where missing."""
+    """Each id's rank by frequency in its column; MISSING_RANK for a missing id."""
 
     @property
     def num_rows(self) -> int:

@@ -1,10 +1,14 @@
 """The planted click model: true click probabilities from ids, pairs of ids and counts.
 
-logit = intercept + scale * the sum over components of sqrt(share) * component, each of variance 1
-over the rows: `frequent` ids' own effects, `rare` ids' own effects, `pairs` of ids (the
-dot product of two latent vectors) and `numeric` (curves of log(1 + count)). Effects are functions
-of (seed, column, rank), so they need no tables. Scale and intercept are set on a pilot sample so
-that the best reachable AUC and the click rate are the ones asked for.
+logit = intercept + scale * sum over components of sqrt(share) * component. Each component has
+variance 1 over the rows:
+
+- `frequent` and `rare`: the effects of single ids, by frequency;
+- `pairs`: dot products of the latent vectors of two ids;
+- `numeric`: curves of log(1 + count).
+
+Effects are functions of (seed, column, rank), so they need no tables. A pilot sample sets scale and
+intercept so that the click rate and the best reachable AUC are those asked for.
 """
 
 from __future__ import annotations
@@ -25,13 +29,13 @@ from pipelines.synthetic.click_rows import (
 
 Floats = NDArray[np.float64]
 
-# Most of the variance is in effects that one epoch over 2M rows can teach.
+# One epoch over 2M rows can learn the effects that have most of the variance.
 SHARES: dict[str, float] = {"frequent": 0.54, "numeric": 0.38, "pairs": 0.05, "rare": 0.03}
 CLICK_RATE = 0.25
 BEST_AUC = 0.80
 PILOT_ROWS = 1 << 17
 RARE_PROBABILITY = 1e-3
-"""An id is rare when it is in fewer rows than this (2,000 of 2M)."""
+"""An id below this probability is rare (2,000 of 2M rows)."""
 
 PAIRS: tuple[tuple[int, int], ...] = ((0, 13), (1, 5), (4, 22), (6, 16), (9, 7), (10, 25))
 """Columns (from 0) whose ids have a joint effect."""
@@ -44,7 +48,7 @@ _NORMAL_QUANTILES = np.array(
 
 
 def hash_normal(key: int, values: NDArray[np.int64]) -> Floats:
-    """Returns a standard normal number for each value: a pure function of (key, value)."""
+    """Hashes each value to a standard normal number: a pure function of (key, value)."""
     h = values.astype(np.uint64)
     h += np.uint64((key * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) % (1 << 64))
     h ^= h >> np.uint64(30)
@@ -57,7 +61,7 @@ def hash_normal(key: int, values: NDArray[np.int64]) -> Floats:
 
 @dataclass(frozen=True, kw_only=True)
 class PlantedModel:
-    """True probabilities of a seed's clicks; make it with `PlantedModel.calibrated(seed)`."""
+    """The true click probabilities of a seed; `PlantedModel.calibrated(seed)` makes one."""
 
     seed: int
     frequent_scales: Floats = field(default_factory=lambda: np.ones(len(ID_COLUMNS)))
@@ -70,12 +74,12 @@ class PlantedModel:
     def calibrated(
         cls, seed: int, *, click_rate: float = CLICK_RATE, best_auc: float = BEST_AUC
     ) -> PlantedModel:
-        """Sets every scale on a pilot sample that depends on the seed only."""
+        """Makes a model whose scales fit a pilot sample; the sample depends on the seed only."""
         rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0,)))
         pilot = draw_rows(rng, PILOT_ROWS)
         raw = cls(seed=seed)
-        stds = np.array([raw._own_effect(i, pilot)[0].std() for i in range(len(ID_COLUMNS))])
-        # A column of many frequent ids takes longer to learn and weighs less.
+        stds = np.array([raw._id_effect(i, pilot)[0].std() for i in range(len(ID_COLUMNS))])
+        # A column with many frequent ids takes longer to learn, so it gets less weight.
         weights = 0.7 + 0.6 * np.random.default_rng([seed, 1]).random(len(ID_COLUMNS))
         weights *= np.where(np.array(FIRST_RARE_RANKS) < 100, 1.0, 0.6)
         raw = cls(seed=seed, frequent_scales=weights / stds)
@@ -105,7 +109,7 @@ class PlantedModel:
         )
 
     def logits(self, rows: ClickRows) -> Floats:
-        """Returns the true logit of each row."""
+        """Computes the true logit of each row."""
         total = np.zeros(rows.num_rows)
         for name, component in self._components(rows).items():
             component -= self.means[name]
@@ -119,9 +123,9 @@ class PlantedModel:
         frequent = np.zeros(rows.num_rows)
         rare = np.zeros(rows.num_rows)
         for i in range(len(ID_COLUMNS)):
-            own_frequent, own_rare = self._own_effect(i, rows)
-            frequent += own_frequent * self.frequent_scales[i]
-            rare += own_rare
+            frequent_effect, rare_effect = self._id_effect(i, rows)
+            frequent += frequent_effect * self.frequent_scales[i]
+            rare += rare_effect
         return {
             "frequent": frequent,
             "numeric": self._numeric(rows),
@@ -129,11 +133,11 @@ class PlantedModel:
             "rare": rare,
         }
 
-    def _own_effect(self, column: int, rows: ClickRows) -> tuple[Floats, Floats]:
-        """Returns an id's own effect as (frequent, rare): one of the two is 0."""
+    def _id_effect(self, column: int, rows: ClickRows) -> tuple[Floats, Floats]:
+        """Returns the effect of each single id as (frequent, rare); one of the two is 0."""
         ranks = rows.ranks[column]
         effect = hash_normal(self._key(1, column), ranks)
-        # Probability falls with rank: the first rare rank splits them.
+        # Probability falls with rank, so the first rare rank separates the two.
         frequent = ranks < FIRST_RARE_RANKS[column]
         return effect * frequent, effect * ~frequent
 
@@ -163,12 +167,12 @@ class PlantedModel:
 
 
 def sigmoid(logits: Floats) -> Floats:
-    """Returns 1 / (1 + exp(-logits))."""
+    """Computes 1 / (1 + exp(-logits))."""
     return np.asarray(1.0 / (1.0 + np.exp(-logits)))
 
 
 def expected_auc(probabilities: Floats) -> float:
-    """Returns the AUC that `probabilities` have, in expectation, against labels drawn from them."""
+    """Computes the expected AUC of `probabilities` against labels drawn from them."""
     p = np.sort(probabilities)
     negatives = 1.0 - p
     below = np.cumsum(negatives) - 0.5 * negatives

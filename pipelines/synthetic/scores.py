@@ -1,4 +1,4 @@
-"""Scores of probabilities against labels, summed over blocks of rows in bounded memory."""
+"""Scores logits against labels, over blocks of rows in bounded memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_LOGIT = 16.0
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Sums over rows; add two with `+`. Labels are counted in bins of the logit."""
+    """Sums over rows, which add up with `+`; labels are counted by bins of the logit."""
 
     positives: NDArray[np.int64] = field(default_factory=lambda: np.zeros(_NUM_BINS, np.int64))
     negatives: NDArray[np.int64] = field(default_factory=lambda: np.zeros(_NUM_BINS, np.int64))
@@ -24,7 +24,7 @@ class Score:
         """Scores one block: logits float64 [rows], labels bool [rows]."""
         scaled = (logits + _MAX_LOGIT) * (_NUM_BINS / (2 * _MAX_LOGIT))
         bins = np.clip(scaled, 0, _NUM_BINS - 1).astype(np.int64)
-        # log(1 + exp(-margin)), the margin being the logit signed by the label.
+        # log(1 + exp(-margin)); the margin is the logit, negated for a negative label.
         loss = np.logaddexp(0.0, np.where(labels, -logits, logits)).sum()
         return cls(
             positives=np.bincount(bins[labels], minlength=_NUM_BINS),
@@ -45,17 +45,17 @@ class Score:
 
     @property
     def click_rate(self) -> float:
-        """The share of positive labels; 0 where there is no row."""
+        """The share of positive labels; 0 without rows."""
         return int(self.positives.sum()) / max(self.rows, 1)
 
     @property
     def logloss(self) -> float:
-        """The mean log loss in nats; 0 where there is no row."""
+        """The mean log loss in nats; 0 without rows."""
         return self.loss / max(self.rows, 1)
 
     @property
     def auc(self) -> float:
-        """The area under the ROC curve; rows of one bin count as ties; 0.5 for one class only."""
+        """The area under the ROC curve; rows of one bin count as ties. 0.5 for a single class."""
         positives, negatives = int(self.positives.sum()), int(self.negatives.sum())
         if positives == 0 or negatives == 0:
             return 0.5

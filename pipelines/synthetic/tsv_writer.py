@@ -1,7 +1,7 @@
-"""Click rows as Criteo's TSV bytes, a block of rows at a time.
+"""Formats click rows as Criteo's TSV, one block of rows at a time.
 
 Every field has a fixed place in a [rows, width] byte matrix and is padded with NUL; deleting the
-NULs gives the lines. Digits come from tables, so there is no Python code per row.
+NULs gives the lines. Digits come from lookup tables, so no Python code runs per row.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ def _text_table(texts: list[str], width: int) -> NDArray[np.uint8]:
     return np.frombuffer(joined, np.uint8).reshape(len(texts), width)
 
 
-# Four characters are looked up at once, as one uint32.
+# Each entry holds four characters as one uint32.
 _DIGITS = _text_table([f"{i:04d}" for i in range(10_000)], 4).view(np.uint32).ravel()
 _DIGITS_UNPADDED = _text_table([str(i) for i in range(10_000)], 4).view(np.uint32).ravel()
 _HEX = _text_table([f"{i:04x}" for i in range(1 << 16)], 4).view(np.uint32).ravel()
 
 
 def hash_id(column: int, ranks: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """Returns 32-bit ids: a bijection of the ranks (0..2**32-1), another one for each column."""
+    """Hashes ranks (0..2**32-1) to 32-bit ids, by a different bijection per column."""
     h = ranks.astype(np.uint32)
     h += np.uint32(1 + (column * 0x9E3779B1) % (1 << 32))
     h ^= h >> np.uint32(16)
@@ -41,7 +41,7 @@ def hash_id(column: int, ranks: NDArray[np.int64]) -> NDArray[np.uint32]:
 
 
 def format_rows(labels: NDArray[np.bool_], rows: ClickRows) -> bytes:
-    """Returns the rows as lines; counts must be within -99,999,999..99,999,999."""
+    """Formats rows as lines; counts must be within -99,999,999..99,999,999."""
     matrix = np.zeros((rows.num_rows, _ROW_WIDTH), np.uint8)
     matrix[:, 0] = labels
     matrix[:, 0] += ord("0")

@@ -24,11 +24,11 @@ from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.policies import Consecutive
 from embedps.checkpoint.retention import KeepNewest
 from embedps.checkpoint.tools.compact import compact
-from embedps.checkpoint.tools.replay import read_chain
 from embedps.checkpoint.tools.verify import verify
 from embedps.storage import file_io
 from embedps.tables import Adagrad
 from embedps.training.checkpoint_writer import CheckpointWriter
+from tests.checkpoint.readers import read_chain
 from tests.tables.builders import constant, ids, make_collection, make_table, remove, train
 
 LEARNING_RATE, EPSILON, DIM = 0.5, 0.25, 2

@@ -19,10 +19,10 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.dense import read_dense
 from embedps.checkpoint.retention import KeepNewest, collect_garbage
 from embedps.checkpoint.tools.compact import compact
-from embedps.checkpoint.tools.replay import read_chain
 from embedps.checkpoint.tools.verify import verify
 from embedps.storage import file_io
 from tests.checkpoint.builders import GROUP, CheckpointRun, Record
+from tests.checkpoint.readers import read_chain
 
 ROOT = Path(__file__).resolve().parents[2]
 Rows = dict[tuple[str, int], float]

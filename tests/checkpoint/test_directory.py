@@ -7,7 +7,7 @@ import os
 import pytest
 
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.format.manifest import to_json
+from embedps.checkpoint.format.manifest_json import to_json
 from embedps.errors import CheckpointError, CorruptCheckpointError
 from tests.checkpoint.builders import CheckpointRun, Record, make_run
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from embedps.checkpoint.chain import Position, continuation, position_of, shortest_path
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.follow import Follower, Reached, Reset, Rows, follow
-from embedps.checkpoint.format.manifest import SaveSet, to_json
+from embedps.checkpoint.format.manifest import SaveSet
+from embedps.checkpoint.format.manifest_json import to_json
 from embedps.checkpoint.lease import read_leases
 from embedps.checkpoint.retention import KeepNewest, collect_garbage
 from embedps.checkpoint.tools.compact import compact
-from embedps.checkpoint.tools.replay import read_chain
 from embedps.errors import CheckpointError, CorruptCheckpointError
 from tests.checkpoint.builders import (
     GROUP,
@@ -25,6 +25,7 @@ from tests.checkpoint.builders import (
     make_run,
     write_save,
 )
+from tests.checkpoint.readers import read_chain
 
 
 class Cache:

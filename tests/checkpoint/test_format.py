@@ -17,10 +17,10 @@ import xxhash
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.follow import Rows, follow
-from embedps.checkpoint.tools.replay import read_table
 from embedps.checkpoint.tools.verify import verify
 from embedps.tables.row_files import StoredFile
 from tests.checkpoint import store_chain
+from tests.checkpoint.readers import read_table
 from tests.tables.builders import make_collection, rows_of
 
 STORED = Path(__file__).parent / "stored" / "manifest-2"

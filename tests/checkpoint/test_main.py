@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from embedps.checkpoint.__main__ import main
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.format.manifest import to_json
+from embedps.checkpoint.format.manifest_json import to_json
 from embedps.checkpoint.lease import write_lease
 from tests.checkpoint.builders import make_run
+from tests.commands import checkpoint_command as main
 
 SHARD = "delta-2/dim2/shard-0-of-2.arrow"
 
@@ -144,7 +144,7 @@ def test_verify_names_file_field_expected_and_found(directory, capsys, damage):
 def test_verify_all_finds_manifests_that_contradict_each_other(directory, capsys):
     reseal(directory, xxh3_64="0" * 16)
     assert main(["verify", str(directory.path), "--all"]) == 1
-    assert f"entry of {SHARD}: expected that of the other manifests" in capsys.readouterr().out
+    assert f"entry of {SHARD}: expected the other manifests' entry" in capsys.readouterr().out
 
 
 def test_verify_reports_every_damaged_file(directory, capsys):

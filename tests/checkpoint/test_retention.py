@@ -9,7 +9,7 @@ import pytest
 
 from embedps.checkpoint import retention
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.format.manifest import to_json
+from embedps.checkpoint.format.manifest_json import to_json
 from embedps.checkpoint.lease import (
     LeaseRenewer,
     lease_latest,

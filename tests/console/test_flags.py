@@ -1,13 +1,12 @@
 """Configs from defaults, a TOML file and flags: each default told once."""
 
 import dataclasses
-import errno
-import sys
 
 import pytest
 
 from embedps.console import flags
-from embedps.errors import EmbedpsError, UsageError
+from embedps.console.command_line import Parser
+from embedps.errors import UsageError
 from embedps.run.config import TrainConfig
 
 REQUIRED = ["--data=d", "--model-dir=m"]
@@ -26,7 +25,7 @@ class Other:
 
 
 def parser_of(*configs):
-    parser = flags.Parser(prog="prog")
+    parser = Parser(prog="prog")
     for config in configs:
         flags.add_flags(parser, config, config.__name__)
     return parser
@@ -187,31 +186,3 @@ def test_config_refuses_a_value_out_of_range(field, value):
 def test_unit_must_hold_a_batch():
     with pytest.raises(UsageError, match="unit_rows must be at least the batch size 64 but got 63"):
         TrainConfig(data="d", model_dir="m", batch_size=64, unit_rows=63)
-
-
-@pytest.mark.parametrize(
-    ("outcome", "code", "text"),
-    [
-        (lambda: 0, 0, ""),
-        (lambda: flags.Parser(prog="p").parse_args(["--x"]), 2, "embedps: p: unrecognized"),
-        (lambda: raise_(EmbedpsError("broken")), 1, "embedps: broken\n"),
-        (
-            lambda: raise_(PermissionError(errno.EACCES, "Permission denied", "/d/f")),
-            1,
-            "embedps: /d/f: Permission denied\n",
-        ),
-        (lambda: raise_(KeyboardInterrupt()), 130, "embedps: interrupted\n"),
-    ],
-)
-def test_run_turns_an_error_into_a_line_and_a_code(outcome, code, text, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["prog"])
-    with pytest.raises(SystemExit) as exited:
-        flags.run(lambda _: outcome())
-    assert exited.value.code == code
-    stderr = capsys.readouterr().err
-    assert stderr.startswith(text)
-    assert stderr.count("\n") == (1 if text else 0)
-
-
-def raise_(error):
-    raise error

@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 
-from embedps.data.dataset import (
+from embedps.data.dataset import Dataset
+from embedps.data.dataset_metadata import (
     CategoricalFeature,
     DataFile,
-    Dataset,
     InputFile,
     InputSummary,
     NumericFeature,

@@ -11,7 +11,8 @@ import pytest
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.dense import read_dense, write_dense
-from embedps.checkpoint.format.manifest import Manifest, to_json
+from embedps.checkpoint.format.manifest import Manifest
+from embedps.checkpoint.format.manifest_json import to_json
 from embedps.data.dataset import Dataset
 from embedps.errors import DimMismatchError
 from embedps.evaluation.evaluator import Evaluator

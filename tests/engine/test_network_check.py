@@ -14,7 +14,8 @@ import tensorflow as tf
 from embedps.cluster import local_cluster
 from embedps.cluster.embedded import EmbeddedCluster
 from embedps.cluster.interface import Cluster
-from embedps.data.dataset import Dataset, NumericFeature
+from embedps.data.dataset import Dataset
+from embedps.data.dataset_metadata import NumericFeature
 from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.network_check import check_step
 from embedps.engine.random_numbers import reseed_generators

@@ -12,9 +12,10 @@ from embedps.checkpoint.format.quantize import (
     encode,
     encoding_of,
 )
-from embedps.checkpoint.format.rows import check_schema, read_row_file
+from embedps.checkpoint.format.rows import check_schema
 from embedps.tables import Adagrad
 from tests.checkpoint.builders import row_schema, some_rows
+from tests.checkpoint.readers import read_row_file
 from tests.tables.builders import (
     as_stored,
     cuts_of,

@@ -11,14 +11,13 @@ import tensorflow as tf
 from embedps import kernels
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import FileEntry, Manifest, SaveKind, SaveSet
-from embedps.checkpoint.format.rows import read_row_file
-from embedps.checkpoint.tools.replay import read_chain, read_table
 from embedps.errors import CheckpointError, CorruptCheckpointError, DimMismatchError
 from embedps.storage import file_io
 from embedps.tables import SGD, Adagrad, Ftrl, LazyAdam, Optimizer, RowwiseAdagrad
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.row_files import StoredFile
 from tests.checkpoint.builders import row_schema
+from tests.checkpoint.readers import read_chain, read_row_file, read_table
 from tests.tables.builders import as_stored, ids, make_collection, make_table, remove, train
 
 DIM = 3

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from embedps.data.dataset import RAGGED_TYPE, CategoricalFeature, Dataset
+from embedps.data.dataset import RAGGED_TYPE, Dataset
+from embedps.data.dataset_metadata import CategoricalFeature
 from embedps.dtypes import COMPUTE_DTYPES
 from embedps.errors import UsageError
 from models import dlrm

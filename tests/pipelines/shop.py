@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from embedps.data.dataset import Dataset
-from pipelines.ingestion.job import make_dataset
+from pipelines.ingestion.make_dataset import make_dataset
 from pipelines.ingestion.options import Options
 from pipelines.ingestion.table_schema import Table
 

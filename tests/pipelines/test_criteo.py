@@ -20,7 +20,8 @@ import pytest
 from embedps.data.dataset import Dataset
 from embedps.errors import DatasetError, UsageError
 from pipelines.criteo_format import FIELDS
-from pipelines.ingestion.job import find_inputs, make_dataset
+from pipelines.ingestion.input_files import find_inputs
+from pipelines.ingestion.make_dataset import make_dataset
 from pipelines.ingestion.options import Options, parse_options
 from pipelines.ingestion.splits import SplitRule
 from pipelines.ingestion.table_schema import Table
@@ -273,10 +274,10 @@ def test_logs_without_a_good_line_are_no_dataset(tmp_path: Path):
     ("flags", "message"),
     [
         ((), "required: --input, --output"),
-        (("--num-shards=0",), "--num-shards: must be a whole number of 1 or more, got '0'"),
+        (("--num-shards=0",), "--num-shards: it must be at least 1 but got 0"),
         (("--eval-fraction=1",), "--eval-fraction must be within 0 <= x < 1, got 1.0"),
         (("--eval-fraction=nan",), "--eval-fraction must be within"),
-        (("--seed=-1",), "--seed: must be a whole number within"),
+        (("--seed=-1",), "--seed: it must be at least 0 but got -1"),
         (("--output=/dev/null",), "--output must be a directory"),
     ],
 )
@@ -313,9 +314,9 @@ def test_absent_input_is_a_usage_error(tmp_path: Path):
 def test_inputs_are_sorted_without_repeats(tmp_path: Path):
     for name in ("b/x.tsv", "a/x.tsv"):
         write_log(tmp_path / name, make_lines(1))
-    tasks, sizes = find_inputs([str(tmp_path / "*/x.tsv"), str(tmp_path / "b/x.tsv")])
+    tasks = find_inputs([str(tmp_path / "*/x.tsv"), str(tmp_path / "b/x.tsv")])
     assert [task.name for task in tasks] == ["a/x.tsv", "b/x.tsv"]
-    assert sizes == [(tmp_path / "a/x.tsv").stat().st_size] * 2
+    assert [task.bytes for task in tasks] == [(tmp_path / "a/x.tsv").stat().st_size] * 2
 
 
 def test_failing_pipeline_is_one_dataset_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -346,7 +347,7 @@ def test_command_line_prints_a_summary_then_keeps_it_then_refuses(
     result = run_cli(*flags, "--seed=3")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith("error: --output")
+    assert result.stderr.startswith("embedps: --output")
     write_log(tmp_path / "bad.tsv", [b"bad"])
     result = run_cli("--input", tmp_path / "bad.tsv", "--output", tmp_path / "failed", *TWO_WORKERS)
     assert (result.returncode, result.stderr.count("\n")) == (1, 1)

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from embedps.console.command_line import run
 from embedps.errors import UsageError
 from pipelines import generate as generate_module
-from pipelines.cli import run
 from pipelines.generate import CHUNK_ROWS, Options, generate, main, parse_options
 from pipelines.ingestion.line_blocks import LineBlock
 from pipelines.ingestion.line_parser import LineParser
@@ -230,7 +230,7 @@ def test_full_disk_is_one_line_with_the_file(
     monkeypatch.setattr(os, "fsync", full)
     output = tmp_path / "log.tsv"
     assert run(main, ["--rows=10", f"--output={output}"]) == 1
-    assert capsys.readouterr().err == f"error: {output}: No space left on device\n"
+    assert capsys.readouterr().err == f"embedps: {output}: No space left on device\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -248,8 +248,8 @@ def test_failure_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ("flags", "message"),
     [
         (["--rows", "10"], "--output"),
-        (["--rows", "0", "--output", "a.tsv"], "--rows: must be a whole number of 1 or more"),
-        (["--rows", "ten", "--output", "a.tsv"], "got 'ten'"),
+        (["--rows", "0", "--output", "a.tsv"], "--rows: it must be at least 1 but got 0"),
+        (["--rows", "ten", "--output", "a.tsv"], "--rows: invalid int value: 'ten'"),
         (["--rows", "10", "--output", "a.csv"], "must end in .tsv.gz or .tsv"),
         (["--rows", "10", "--output", "a.tsv", "--seed", "-1"], "--seed"),
         (["--rows", "10", "--output", "a.tsv", "--colour"], "--colour"),
@@ -266,7 +266,7 @@ def test_command_line_ends_with_one_line_and_code_2_on_bad_flags():
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith("error: ")
+    assert result.stderr.startswith("embedps: ")
 
 
 def test_chunks_do_not_depend_on_each_other():

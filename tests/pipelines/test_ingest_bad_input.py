@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from embedps.errors import DatasetError, UsageError
-from pipelines.ingestion import beam_stages
-from pipelines.ingestion.job import find_inputs
+from pipelines.ingestion import file_parser
+from pipelines.ingestion.input_files import find_inputs
 from pipelines.ingestion.line_parser import LineParser
 from pipelines.ingestion.lock import locked
 from pipelines.ingestion.table_schema import Table
@@ -118,13 +118,13 @@ def test_file_that_vanishes_and_empty_files_are_set_aside(
         write_csv(tmp_path / f"logs/{name}.csv", make_records(50, seed=ord(name)))
     (tmp_path / "logs/empty.csv").write_bytes(b"")
     (tmp_path / "logs/header.csv").write_text(",".join(NAMES) + "\n")
-    opened = beam_stages.open_input
+    opened = file_parser.open_input
 
     def open_late(path: str) -> Any:
         (tmp_path / "logs/b.csv").unlink(missing_ok=True)  # after it was listed
         return opened(path)
 
-    monkeypatch.setattr(beam_stages, "open_input", open_late)
+    monkeypatch.setattr(file_parser, "open_input", open_late)
     dataset = make(load(tmp_path), tmp_path / "logs/*", tmp_path / "out", allow_damaged_files=True)
     assert [(r["file"], r["line"], r["reason"]) for r in bad_lines(dataset)] == [
         ("b.csv", 0, "the file vanished after it was listed"),
@@ -195,13 +195,13 @@ def test_damaged_file_fails_the_job_unless_it_is_allowed(tmp_path: Path, packing
 def test_file_that_vanishes_fails_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     log = write_log(tmp_path / "logs/a.tsv", make_lines(30))
     write_log(tmp_path / "logs/b.tsv", make_lines(30))
-    opened = beam_stages.open_input
+    opened = file_parser.open_input
 
     def open_late(path: str) -> Any:
         log.unlink(missing_ok=True)  # after it was listed
         return opened(path)
 
-    monkeypatch.setattr(beam_stages, "open_input", open_late)
+    monkeypatch.setattr(file_parser, "open_input", open_late)
     with pytest.raises(DatasetError, match=r"a\.tsv after 0 good rows \(the file vanished"):
         make(Table.load("criteo"), tmp_path / "logs/*", tmp_path / "out")
 
@@ -226,8 +226,8 @@ def test_match_that_is_no_file_is_one_error(tmp_path: Path, kind: str, message: 
 def test_folder_is_passed_over_by_a_pattern(tmp_path: Path):
     good = write_log(tmp_path / "logs/a.tsv", make_lines(30))
     write_log(tmp_path / "logs/more/b.tsv", make_lines(30))
-    (task,), sizes = find_inputs([str(tmp_path / "logs/*")])
-    assert (task.path, task.bytes, sizes) == (str(good), good.stat().st_size, [task.bytes])
+    (task,) = find_inputs([str(tmp_path / "logs/*")])
+    assert (task.path, task.bytes) == (str(good), good.stat().st_size)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

@@ -13,7 +13,7 @@ import pytest
 
 from embedps.checkpoint import Reset, follow
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.format.manifest import to_json
+from embedps.checkpoint.format.manifest_json import to_json
 from embedps.checkpoint.tools.compact import compact
 from embedps.errors import DirectoryInUseError, DirectoryTakenError, UsageError
 from embedps.evaluation.evaluator import Evaluator

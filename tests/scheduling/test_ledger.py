@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedps.data.dataset import Split
+from embedps.data.dataset_metadata import Split
 from embedps.errors import UsageError
 from embedps.scheduling.ledger import Ledger, LedgerOptions, Unit
 from tests.builders import UNEVEN, make_listed

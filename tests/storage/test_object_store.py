@@ -6,18 +6,18 @@ from pathlib import Path, PurePosixPath
 import pyarrow.fs as pafs
 import pytest
 
-from embedps.checkpoint.__main__ import main
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.follow import Reached, Rows, follow
 from embedps.checkpoint.lease import lease_latest, read_leases, release_lease
 from embedps.checkpoint.retention import KeepChains, KeepNewest, collect_garbage
 from embedps.checkpoint.tools.compact import compact
 from embedps.checkpoint.tools.diff import diff
-from embedps.checkpoint.tools.replay import read_chain
 from embedps.errors import CheckpointError, CorruptCheckpointError, UsageError
 from embedps.storage import file_io
 from embedps.storage.object_store import ObjectPath, as_path
 from tests.checkpoint.builders import GROUP, CheckpointRun, make_run
+from tests.checkpoint.readers import read_chain
+from tests.commands import checkpoint_command as main
 
 
 def test_urls_become_paths_and_come_back():

@@ -14,10 +14,10 @@ from embedps.checkpoint.follow import Reached, Reset, Rows, follow
 from embedps.checkpoint.policies import Consecutive, Intermittent, OneShot
 from embedps.checkpoint.retention import KeepNewest
 from embedps.checkpoint.tools.compact import compact
-from embedps.checkpoint.tools.replay import read_chain
 from embedps.errors import CheckpointError, DirectoryTakenError
 from embedps.tables import Adagrad
 from embedps.training.checkpoint_writer import CheckpointWriter
+from tests.checkpoint.readers import read_chain
 from tests.tables.builders import ids, make_collection, make_table, remove, rows_of, train
 
 DIM = 2

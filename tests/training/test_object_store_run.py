@@ -6,12 +6,12 @@ import re
 
 import pytest
 
-from embedps.checkpoint.__main__ import main as checkpoint
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.lease import read_leases
 from embedps.storage.object_store import as_path
 from tests.builders import write_dataset
 from tests.commands import SMALL, finish, start
+from tests.commands import checkpoint_command as checkpoint
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 

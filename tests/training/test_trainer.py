@@ -17,8 +17,6 @@ import tensorflow as tf
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.dense import read_dense
-from embedps.checkpoint.format.rows import read_row_file
-from embedps.checkpoint.tools.replay import read_chain
 from embedps.checkpoint.tools.verify import verify
 from embedps.cluster.embedded import EmbeddedCluster
 from embedps.data.dataset import Dataset
@@ -31,6 +29,7 @@ from embedps.tables.collection import EmbeddingCollection
 from embedps.training.trainer import Trainer, TrainingError
 from models import dlrm
 from tests.builders import TINY_DLRM, latest, make_dlrm, make_mixed, make_trainer, write_dataset
+from tests.checkpoint.readers import read_chain, read_row_file
 
 
 @pytest.fixture(scope="module")

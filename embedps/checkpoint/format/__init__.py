@@ -1,0 +1,1 @@
+"""Holds the on-disk formats: manifests, row files and dense files as bytes."""

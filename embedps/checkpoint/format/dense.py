@@ -1,4 +1,4 @@
-"""The dense variables' file: Arrow IPC, one variable a record batch, in the order given.
+"""The dense variables' file: Arrow IPC, one record batch per variable, in the given order.
 
 Columns: name and dtype (utf8), shape (list<int64>), data (large_binary: little-endian, C order).
 """
@@ -29,17 +29,17 @@ SCHEMA = pa.schema(
     metadata={"embedps.dense_file": "1"},
 )
 _STANDARD_KINDS = "biufc"
-# By name: np.dtype() would parse whatever the file says.
+# Looked up by name: np.dtype() would parse any text that a file holds.
 _STANDARD = {np.dtype(code).name: np.dtype(code) for code in "?bBhHiIlLqQefdFD"}
 
 
 def write_dense(path: Path, arrays: Mapping[str, np.ndarray], *, root: Path) -> FileEntry:
-    """Writes variables of any numeric dtype, ml_dtypes' (bfloat16, float8…) included.
+    """Writes variables of any numeric dtype, including those of ml_dtypes (bfloat16, float8…).
 
     Args:
-      path: `CheckpointDirectory.dense_path(number)`.
-      arrays: by name; the order is kept.
-      root: the checkpoint directory, which the entry's path is relative to.
+      path: where to write, below `root`.
+      arrays: the variables by name; their order is kept.
+      root: the checkpoint directory; the entry's path is relative to it.
 
     Raises:
       CheckpointError: a dtype is not numeric, or the file cannot be written.
@@ -52,10 +52,11 @@ def write_dense(path: Path, arrays: Mapping[str, np.ndarray], *, root: Path) -> 
 
 
 def read_dense(path: Path) -> dict[str, np.ndarray]:
-    """Reads what `write_dense` wrote: writable arrays by name, in order.
+    """Reads a dense file: writable arrays by name, in order.
 
     Raises:
-      CorruptCheckpointError: the file is absent or not one; names path, variable, expected, found.
+      CorruptCheckpointError: it is absent, or not a dense file; names path, variable, expected and
+        found.
     """
     arrays: dict[str, np.ndarray] = {}
     try:
@@ -78,7 +79,7 @@ def read_dense(path: Path) -> dict[str, np.ndarray]:
                     if name in arrays:
                         raise CorruptCheckpointError(f"{path}: has variable {name!r} twice")
                     arrays[name] = _decode(path, batch, row)
-    # ValueError: names not of UTF-8.
+    # ValueError: a name is not valid UTF-8.
     except (pa.ArrowException, OSError, ValueError, *lengths.MALFORMED) as error:
         raise CorruptCheckpointError(f"{path}: cannot be read as a dense file: {error}") from error
     return arrays
@@ -91,7 +92,7 @@ def _encode(name: str, array: np.ndarray) -> pa.RecordBatch:
     little = array if _is_little(dtype) else array.astype(dtype.newbyteorder("<"))
     flat = np.ascontiguousarray(little).reshape(-1).view(np.uint8)
     offsets = np.array([0, flat.nbytes], np.int64)
-    # By buffers: the variable's bytes are not copied.
+    # From buffers, so that the variable's bytes are not copied.
     data = pa.Array.from_buffers(
         pa.large_binary(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(flat)]
     )
@@ -140,7 +141,7 @@ def _dtype(name: str) -> np.dtype[Any] | None:
 
 
 def _extended_dtype(name: str) -> np.dtype[Any] | None:
-    """One of ml_dtypes, which TensorFlow brings; imported only where one is met."""
+    """Looks up a dtype of ml_dtypes; imports that package, which TensorFlow installs, only then."""
     import ml_dtypes
 
     found = getattr(ml_dtypes, name, None)

@@ -1,4 +1,4 @@
-"""The ledger's state in a manifest: the input position that a run goes on from."""
+"""The ledger's state in a manifest: the input position where a run resumes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _LISTS = ("beyond", "doing", "attempts")
 
 
 def check_ledger(ledger: Mapping[str, Any], path: Path) -> None:
-    """Checks that a run can go on from a manifest's ledger.
+    """Checks that a run can resume from a manifest's ledger.
 
     Raises:
-      CorruptCheckpointError: it cannot; names the path, the field, expected and found.
+      CorruptCheckpointError: it cannot; names path, field, expected and found.
     """
     _check(path, ledger, "dataset", "a text", isinstance(ledger.get("dataset"), str))
     for name in _COUNTS:

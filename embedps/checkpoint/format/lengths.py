@@ -1,8 +1,9 @@
-"""What an Arrow file's compressed buffers say they hold, before room is made for it.
+"""Reads the decompressed sizes of an Arrow file's buffers, before memory is allocated for them.
 
-Arrow takes a compressed buffer's word for its size. The kernels' readers decompress into a pool
-that is capped; pyarrow has none, so the sizes are read first, by the layout of Arrow's columnar
-format (File.fbs, Message.fbs: a table's field k is in slot 4 + 2 k of its vtable).
+A compressed buffer states its decompressed size, and Arrow allocates that size without a check.
+The kernels' readers decompress into a memory pool with a limit. pyarrow has no such pool, so the
+stated sizes are read first, by the layout of Arrow's columnar format (File.fbs, Message.fbs: field
+k of a table is at offset 4 + 2 k of its vtable).
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ _BLOCK = struct.Struct("<qi4xq")  # offset, bytes of metadata, bytes of the body
 _BUFFER = struct.Struct("<qq")  # offset in the body, bytes
 _TAIL = struct.Struct("<i6s")  # bytes of the footer, magic
 
-# What a hostile file's offsets lead to in a flatbuffer.
+# The errors that bad offsets of a hostile file cause in a flatbuffer.
 MALFORMED = (struct.error, IndexError, OverflowError, TypeError, ValueError)
 
 
 Block: TypeAlias = tuple[int, ...]
-"""Where a message is: offset in the file, bytes of metadata, bytes of its body."""
+"""Locates a message: offset in the file, bytes of metadata, bytes of its body."""
 
 
 class Blocks:
-    """Where an Arrow file has its dictionaries and record batches."""
+    """Locates the dictionaries and record batches of an Arrow file."""
 
     def __init__(self, file: pa.NativeFile) -> None:
-        """Reads the footer, of a file that Arrow has opened.
+        """Reads the footer of a file that Arrow has opened.
 
         Raises:
-          one of MALFORMED: it is not one.
+          one of MALFORMED: the footer is not valid.
         """
         self._file, self._size = file, file.size()
         tail_at = self._size - _TAIL.size
@@ -51,10 +52,10 @@ class Blocks:
         self.batches: list[Block] = list(_structs(footer, _FOOTER_RECORD_BATCHES, _BLOCK))
 
     def decompressed_bytes(self, block: Block) -> int:
-        """What the compressed buffers of a block say they hold, together; 0 where none is.
+        """Sums the stated decompressed sizes of a block's buffers; 0 if none is compressed.
 
         Raises:
-          one of MALFORMED: the block is not one.
+          one of MALFORMED: the block is not valid.
         """
         offset, metadata_bytes, _ = block
         data = self._read(offset, metadata_bytes)
@@ -74,7 +75,7 @@ class Blocks:
             if num_bytes >= 8:
                 prefix = self._read(offset + metadata_bytes + at, 8)
                 (claimed,) = struct.unpack("<q", prefix)
-                total += max(0, claimed)  # -1: stored as it is
+                total += max(0, claimed)  # -1: not compressed
         return total
 
     def _read(self, offset: int, num_bytes: int) -> bytes:
@@ -88,20 +89,20 @@ def _root(data: bytes) -> Table:
     return Table(data, struct.unpack_from("<I", data)[0])
 
 
-def _field(table: Table, slot: int) -> int:
-    offset: int = table.Offset(slot)
+def _field(table: Table, vtable_offset: int) -> int:
+    offset: int = table.Offset(vtable_offset)
     if not offset:
-        raise ValueError(f"no field in slot {slot}")
+        raise ValueError(f"no field at vtable offset {vtable_offset}")
     position: int = table.Pos + offset
     return position
 
 
-def _table(table: Table, slot: int) -> Table:
-    return Table(table.Bytes, table.Indirect(_field(table, slot)))
+def _table(table: Table, vtable_offset: int) -> Table:
+    return Table(table.Bytes, table.Indirect(_field(table, vtable_offset)))
 
 
-def _structs(table: Table, slot: int, layout: struct.Struct) -> Iterator[tuple[int, ...]]:
-    offset = table.Offset(slot)
+def _structs(table: Table, vtable_offset: int, layout: struct.Struct) -> Iterator[tuple[int, ...]]:
+    offset = table.Offset(vtable_offset)
     if not offset:
         return
     first = table.Vector(offset)

@@ -1,23 +1,20 @@
-"""The manifest: the list of files that together are one checkpoint, and its JSON."""
+"""The manifest: the list of files that make up one checkpoint."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import re
-from pathlib import Path, PurePosixPath
-from typing import Any, Literal, TypeGuard, TypeVar, cast
+from pathlib import PurePosixPath
+from typing import Any, Literal, TypeGuard
 
-from embedps.errors import CheckpointError, CorruptCheckpointError
+from embedps.errors import CheckpointError
 from embedps.storage import file_io
 
-FORMAT = "embedps.manifest"
 VERSION = 2
 
 SaveKind = Literal["base", "delta"]
 
-_T = TypeVar("_T")
 _CHECKSUM = re.compile(r"[0-9a-f]{16}")
 _DENSE = re.compile(r"dense-\d+")
 _MAX_INT = 2**63 - 1
@@ -26,7 +23,7 @@ _CHECKSUMS = re.compile(r"([0-9a-f]{16})*")
 
 
 def is_count(value: object) -> TypeGuard[int]:
-    """Whether it is an integer from 0 on that an int64 holds."""
+    """Tells whether a value is an integer in [0, 2^63)."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_INT
 
 
@@ -38,7 +35,7 @@ def _check_counts(where: str, **values: object) -> None:
 
 
 def _is_name(value: object) -> bool:
-    """Whether it is a text that a path and a terminal can take."""
+    """Tells whether a value is a text that may stand in a path and on a terminal."""
     if not isinstance(value, str) or value == "" or "\0" in value:
         return False
     try:
@@ -50,15 +47,16 @@ def _is_name(value: object) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FileEntry:
-    """A file as it was written.
+    """Describes a file as it was written.
 
     Attributes:
       path: relative to the checkpoint directory, with forward slashes.
-      bytes: its size.
-      rows: records that are not removals; of a dense file, variables.
-      removed: records that are removals.
-      xxh3_64: of its bytes, 16 hex digits.
-      blocks: the checksums of its blocks (`io.block_bytes`), 16 hex digits each; none in version 1.
+      bytes: the file's size.
+      rows: the number of records that are not removals; in a dense file, of variables.
+      removed: the number of records that are removals.
+      xxh3_64: the checksum of its bytes, 16 hex digits.
+      blocks: the checksums of its blocks (`file_io.block_bytes`), 16 hex digits each; empty in
+        version 1.
     """
 
     path: str
@@ -89,7 +87,7 @@ class FileEntry:
 
     @classmethod
     def of(cls, path: str, digest: file_io.Digest, *, rows: int, removed: int = 0) -> FileEntry:
-        """The entry of a file just written or read."""
+        """Makes the entry of a file from its digest."""
         return cls(
             path=path,
             bytes=digest.num_bytes,
@@ -101,25 +99,26 @@ class FileEntry:
 
     @property
     def directory(self) -> str:
-        """The save it belongs to: `base-3`."""
+        """Returns the name of its save's directory, such as `base-3`."""
         return PurePosixPath(self.path).parts[0]
 
     @property
     def group(self) -> str:
-        """The group whose rows it holds; of a row file."""
+        """Returns the group whose rows a row file holds."""
         return PurePosixPath(self.path).parts[1]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SaveSet:
-    """What the shards wrote at one cut: all rows (base), or the changes since an earlier save.
+    """Lists what the shards wrote in one save: all rows (base), or the changes (delta).
 
     Attributes:
-      number: of the save; the rows as of it are its chain's up to it.
+      kind: "base" or "delta".
+      number: the save's number. Its chain up to this save gives the rows as of it.
       step: training steps done.
-      since: of a delta, the save whose rows and all later ones' it brings to its own; null of a
-        base.
-      files: one a group and shard.
+      since: a delta holds all changes since this save, and may be applied to the rows of this save
+        or of any later one. None for a base.
+      files: one per group and shard.
     """
 
     kind: SaveKind
@@ -162,23 +161,24 @@ class SaveSet:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """One checkpoint: a chain of saves, the dense state, and where the run was.
+    """Describes one checkpoint: a chain of saves, the dense state, and the run's position.
 
     Attributes:
-      number: of this commit; the next one's is greater.
-      history: 16 hex digits that manifests share whose saves of one number are the same rows: a run
-        that goes on from another manifest than the newest begins a new one.
+      number: the commit's number; each commit has a greater one than the commit before.
+      history: 16 hex digits. In manifests of one history, saves of one number hold the same rows. A
+        run that resumes from a manifest other than the newest starts a new history.
       step: training steps done.
-      wall_time: of the commit, seconds since the epoch.
-      chain: a base, then its deltas in order; replayed, they are the rows.
+      wall_time: the time of the commit, seconds since the epoch.
+      chain: a base, then its deltas in order; their replay gives the rows.
       dense: the dense variables' file.
       ledger: the input position, as the trainer writes it.
       tables: for each table at least name, dim, optimizer, group.
-      num_shards: of the saves; a restore may have another number.
-      model: what besides its tables must be the same to go on, as the trainer writes it; what is
-        not in it is not known.
+      num_shards: the number of shards that wrote; a restore may have another number.
+      model: what must be equal to resume, besides the tables, as the trainer writes it. What is not
+        in it is unknown.
       progress: the run's counters, as the trainer writes them.
-      final: the run is over: nothing follows.
+      final: the run is finished; no manifest follows.
+      version: of the format.
     """
 
     number: int
@@ -235,22 +235,22 @@ class Manifest:
 
     @property
     def base_number(self) -> int:
-        """Of the chain's base: manifests with the same one share a chain."""
+        """Returns the number of the chain's base; manifests with the same base share a chain."""
         return self.chain[0].number
 
     @property
     def save_number(self) -> int:
-        """Of the chain's last save: the rows as of it."""
+        """Returns the number of the chain's last save, whose rows the manifest holds."""
         return self.chain[-1].number
 
     @property
     def chain_bytes(self) -> int:
-        """What a restore of the rows reads."""
+        """Returns the bytes that a restore of the rows reads."""
         return sum(save.bytes for save in self.chain)
 
     @property
     def files(self) -> tuple[FileEntry, ...]:
-        """Every file that the checkpoint consists of."""
+        """Returns every file of the checkpoint."""
         files = [file for save in self.chain for file in save.files]
         return (*files, *([] if self.dense is None else [self.dense]))
 
@@ -276,136 +276,10 @@ def _check_table(where: str, table: object) -> None:
 
 
 def _check_progress(where: str, progress: dict[str, Any]) -> None:
-    """Checks the counters that a run goes on from, where they are there."""
+    """Checks the counters that a resumed run reads, if present."""
     _check_counts(f"{where}: progress", examples=progress.get("examples", 0))
     recoveries = progress.get("recoveries", [])
     if not isinstance(recoveries, list) or not all(isinstance(r, dict) for r in recoveries):
         raise CheckpointError(
             f"{where}: progress: recoveries must be a list of objects but is {recoveries!r:.60}"
         )
-
-
-def to_json(manifest: Manifest) -> bytes:
-    """The manifest's file: JSON with the checksum of the rest in it."""
-    content = {"format": FORMAT, **dataclasses.asdict(manifest)}
-    try:
-        content["xxh3_64"] = file_io.checksum_bytes(_canonical(content))
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"manifest {manifest.number}: its ledger, tables and progress must be JSON: {error}"
-        ) from error
-    return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
-
-
-def from_json(data: bytes, path: Path) -> Manifest:
-    """Reads `to_json`'s bytes.
-
-    Raises:
-      CorruptCheckpointError: they are not what was written; names the path, field, expected, found.
-      CheckpointError: a newer embedps wrote them.
-    """
-    try:
-        content = json.loads(data, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise CorruptCheckpointError(f"{path}: must be JSON but is not: {error}") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise CorruptCheckpointError(f"{path}: field 'format' must be {FORMAT!r}: not a manifest")
-    version = content.get("version")
-    if is_count(version) and version > VERSION:
-        raise CheckpointError(
-            f"{path}: its version is {version}, this embedps reads up to {VERSION}: upgrade"
-        )
-    stored = content.pop("xxh3_64", None)
-    try:
-        computed = file_io.checksum_bytes(_canonical(content))
-    except (ValueError, RecursionError) as error:  # 1e999 is read as an infinity
-        raise CorruptCheckpointError(f"{path}: must be JSON but is not: {error}") from error
-    if stored != computed:
-        raise CorruptCheckpointError(
-            f"{path}: field 'xxh3_64': expected {computed}, found {stored}"
-        )
-    fields = _Fields(content, path)
-    dense = content.get("dense")
-    try:
-        return Manifest(
-            version=fields.take("version", int),
-            number=fields.take("number", int),
-            step=fields.take("step", int),
-            wall_time=float(fields.take("wall_time", (int, float))),
-            history=fields.take("history", str) if version != 1 else "",
-            chain=_chain(fields.take("chain", list), path, version == 1),
-            dense=None if dense is None else _file(_Fields(dense, path)),
-            ledger=fields.take("ledger", dict),
-            tables=tuple(fields.take("tables", list)),
-            num_shards=fields.take("num_shards", int),
-            model=fields.take("model", dict, absent={}),
-            progress=fields.take("progress", dict),
-            final=fields.take("final", bool),
-        )
-    except CorruptCheckpointError:
-        raise
-    except (CheckpointError, OverflowError, RecursionError) as error:
-        raise CorruptCheckpointError(f"{path}: {error}") from error
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
-
-
-class _Fields:
-    """A JSON object whose fields are taken with their type."""
-
-    def __init__(self, content: Any, path: Path) -> None:
-        self.path = path
-        if not isinstance(content, dict):
-            raise CorruptCheckpointError(f"{path}: expected an object, found {content!r:.60}")
-        self._content = content
-
-    def since(self) -> int | None:
-        return None if self._content.get("kind") == "base" else self.take("since", int)
-
-    def take(
-        self, name: str, kind: type[_T] | tuple[type[_T], ...], *, absent: _T | None = None
-    ) -> _T:
-        value = self._content.get(name, absent)
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            wanted = kind.__name__ if isinstance(kind, type) else "number"
-            raise CorruptCheckpointError(
-                f"{self.path}: field {name!r}: expected {wanted}, found {value!r:.60}"
-            )
-        return value
-
-
-def _file(fields: _Fields) -> FileEntry:
-    return FileEntry(
-        path=fields.take("path", str),
-        bytes=fields.take("bytes", int),
-        rows=fields.take("rows", int),
-        removed=fields.take("removed", int),
-        xxh3_64=fields.take("xxh3_64", str),
-        blocks=fields.take("blocks", str, absent=""),
-    )
-
-
-def _chain(saves: list[Any], path: Path, first_version: bool) -> tuple[SaveSet, ...]:
-    chain: list[SaveSet] = []
-    for each in saves:
-        fields = _Fields(each, path)
-        # Version 1: a delta is since the save before it.
-        since = (chain[-1].number if chain else None) if first_version else fields.since()
-        chain.append(_save(fields, since))
-    return tuple(chain)
-
-
-def _save(fields: _Fields, since: int | None) -> SaveSet:
-    return SaveSet(
-        kind=cast(SaveKind, fields.take("kind", str)),  # SaveSet checks it
-        number=fields.take("number", int),
-        step=fields.take("step", int),
-        since=since,
-        files=tuple(_file(_Fields(each, fields.path)) for each in fields.take("files", list)),
-    )
-
-
-def _canonical(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()

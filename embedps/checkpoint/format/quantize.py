@@ -1,8 +1,8 @@
-"""Floats in fewer bytes, and back: what row files hold and row_encoding.cc does, in NumPy.
+"""Encodings of floats in row files, in NumPy; row_encoding.cc does the same.
 
-A quantized embedding is `offset + scale * code` with a scale and an offset a row, such that this is
-exact in float32: every reader gets the same bits, and no value is further than scale / 2 from what
-was encoded.
+A quantized embedding is `offset + scale * code`, with one scale and one offset per row. Both are
+chosen so that float32 computes this exactly: every reader gets the same bits. A decoded value
+differs from the original by at most scale / 2.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _VERSION = b"embedps.row_file"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """How a save's files store floats.
+    """Says how a save's files store floats.
 
     Attributes:
-      rows: the embeddings; int8 and int4 have a scale and an offset a row.
-      slots: the optimizer slots.
+      rows: the encoding of embeddings; int8 and int4 have a scale and an offset per row.
+      slots: the encoding of optimizer slots.
     """
 
     rows: RowEncoding = "float32"
@@ -47,12 +47,12 @@ class Encoding:
 
     @property
     def exact(self) -> bool:
-        """Whether a restore gives the very floats."""
+        """Tells whether a restore gives the same bits that were saved."""
         return self == FLOAT32
 
     @property
     def columns(self) -> list[str]:
-        """What stands beside the embedding's codes."""
+        """Lists the columns that follow the embedding's codes."""
         return [] if self.rows == "float32" else [_SCALE, _OFFSET]
 
 
@@ -60,15 +60,16 @@ FLOAT32: Final = Encoding()
 
 
 def quantize(values: np.ndarray, rows: RowEncoding) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Encodes embeddings, each row by itself.
+    """Encodes embeddings row by row.
 
     Args:
       values: float32 [n, dim].
       rows: int8 or int4.
 
     Returns:
-      The codes, uint8 [n, dim] in [0, 255] or [0, 15]; the scales and the offsets, float32 [n]. Of
-      a row that is not finite, or has a magnitude of 2^125 or more, both are NaN.
+      The codes, uint8 [n, dim] in [0, 255] or [0, 15]; the scales and the offsets, float32 [n]. If
+      a row has a value that is not finite, or of magnitude 2^125 or more, its scale and offset are
+      NaN.
     """
     levels = LEVELS[rows]
     wide = values.astype(np.float64)
@@ -88,26 +89,26 @@ def quantize(values: np.ndarray, rows: RowEncoding) -> tuple[np.ndarray, np.ndar
 
 
 def dequantize(codes: np.ndarray, scale: np.ndarray, offset: np.ndarray) -> np.ndarray:
-    """The embeddings that `quantize` encoded, each within scale / 2: float32 [n, dim]."""
+    """Decodes what `quantize` encoded, within scale / 2: float32 [n, dim]."""
     values: np.ndarray = offset[:, None] + scale[:, None] * codes.astype(np.float32)
     return values
 
 
 def pack(codes: np.ndarray) -> np.ndarray:
-    """Two 4-bit codes a byte, the first in its lower half: uint8 [n, (dim + 1) // 2]."""
+    """Packs two 4-bit codes per byte, the first in the low half: uint8 [n, (dim + 1) // 2]."""
     even = np.pad(codes, ((0, 0), (0, codes.shape[1] % 2)))
     packed: np.ndarray = even[:, ::2] | even[:, 1::2] << 4
     return packed
 
 
 def unpack(packed: np.ndarray, dim: int) -> np.ndarray:
-    """`pack`'s codes: uint8 [n, dim]."""
+    """Unpacks the codes that `pack` packed: uint8 [n, dim]."""
     both = np.stack([packed & 15, packed >> 4], axis=2)
     return both.reshape(len(packed), 2 * packed.shape[1])[:, :dim]
 
 
 def to_bfloat16(values: np.ndarray) -> np.ndarray:
-    """The upper halves of float32s, rounded to nearest even: uint16 bits of the same shape."""
+    """Rounds float32 to bfloat16, to nearest even: uint16 bits of the same shape."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16
     halves: np.ndarray = np.where(np.isnan(values), bits >> 16 | 0x40, rounded).astype(np.uint16)
@@ -115,15 +116,18 @@ def to_bfloat16(values: np.ndarray) -> np.ndarray:
 
 
 def from_bfloat16(bits: np.ndarray) -> np.ndarray:
-    """The float32s of bfloat16 bits."""
+    """Converts bfloat16 bits to float32."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def encoding_of(path: Path | str, schema: pa.Schema) -> tuple[Encoding, int]:
-    """What a row file's schema metadata says: the encoding, and the dim, 0 where it is in the type.
+    """Reads the encoding and the dim from a row file's schema metadata.
+
+    Returns:
+      The encoding, and the dim; the dim is 0 in version 1, where the column's type has it.
 
     Raises:
-      CorruptCheckpointError: it says nothing that is known.
+      CorruptCheckpointError: a value is unknown.
     """
     found = schema.metadata or {}
     metadata = {k.decode(errors="replace"): v.decode(errors="replace") for k, v in found.items()}
@@ -149,7 +153,7 @@ def encoding_of(path: Path | str, schema: pa.Schema) -> tuple[Encoding, int]:
 
 
 def stored_type(encoding: Encoding, name: str, width: int) -> pa.DataType:
-    """The type of the embedding's column, or of an optimizer slot's of that many floats."""
+    """Returns the column type of the embedding, or of an optimizer slot, with `width` floats."""
     if name == "embedding" and encoding.rows != "float32":
         return _list_of(pa.uint8(), (width + 1) // 2 if encoding.rows == "int4" else width)
     halved = name != "embedding" and encoding.slots == "bfloat16"
@@ -157,11 +161,11 @@ def stored_type(encoding: Encoding, name: str, width: int) -> pa.DataType:
 
 
 def decode(path: Path | str, records: pa.Table) -> pa.Table:
-    """A row file's records with all floats as float32, in version 1's columns and metadata.
+    """Decodes a row file's records to float32, with the columns and metadata of version 1.
 
     Args:
       path: for messages.
-      records: as the file has them; their schema was checked.
+      records: as stored, with a checked schema.
     """
     encoding, dim = encoding_of(path, records.schema)
     if encoding.exact and dim == 0:
@@ -186,7 +190,7 @@ def decode(path: Path | str, records: pa.Table) -> pa.Table:
 
 
 def encode(records: pa.Table, encoding: Encoding) -> pa.Table:
-    """Version 1's records as a file of another encoding has them."""
+    """Encodes records of version 1 as a file of an encoding stores them."""
     if encoding.exact:
         return records
     dim = records.schema.field("embedding").type.list_size
@@ -227,7 +231,7 @@ def _is_halved(kind: pa.DataType) -> bool:
 
 
 def _matrix(column: pa.ChunkedArray) -> np.ndarray:
-    """The numbers of a column of fixed-size lists: [n, width]."""
+    """Returns the numbers of a column of fixed-size lists: [n, width]."""
     lists = column.combine_chunks()
     values: np.ndarray = lists.flatten().to_numpy(zero_copy_only=False)
     return values.reshape(len(lists), column.type.list_size)

@@ -1,4 +1,4 @@
-"""Row files, read without the kernels: one after the other, batch by batch."""
+"""Reads row files without the kernels, batch by batch."""
 
 from __future__ import annotations
 
@@ -19,29 +19,30 @@ _LAST = {"last_step": pa.uint32(), "frequency": pa.uint32(), "removed": pa.bool_
 _NUM_TABLES_KEY = b"embedps.num_tables"
 _TABLE_KEY = "embedps.table."
 MAX_BATCH_RECORDS = 65536
-# Of a batch besides its records: the tables' names, every buffer rounded up.
+# A batch's bytes besides its records: the tables' names, and the padding of each buffer.
 _SLACK_BYTES = 1 << 20
-# ValueError: names not of UTF-8.
+# ValueError: a name is not valid UTF-8.
 _ARROW_ERRORS = (pa.ArrowException, OSError, ValueError, *lengths.MALFORMED)
 
 
 class RowFile:
-    """A row file, mapped: what it holds, and its batches as they are asked for.
+    """A memory-mapped row file, which reads its batches on demand.
 
     Attributes:
+      path: the file's path.
       schema: of the batches.
       encoding: of the file.
     """
 
     def __init__(self, path: Path | str, *, decoded: bool = True) -> None:
-        """Opens it.
+        """Opens a row file and checks its schema.
 
         Args:
-          decoded: the batches have all floats as float32, whatever the file's encoding; else they
-            are as they are stored.
+          path: of the file.
+          decoded: if true, batches have all floats as float32; otherwise, as they are stored.
 
         Raises:
-          CorruptCheckpointError: it is absent, or not a row file; names path, field, expected,
+          CorruptCheckpointError: it is absent, or not a row file; names path, field, expected and
             found.
         """
         self.path = as_path(path)
@@ -64,11 +65,12 @@ class RowFile:
 
     @property
     def num_batches(self) -> int:
+        """Returns the number of record batches, empty ones too."""
         return int(self._reader.num_record_batches)
 
     @property
     def tables(self) -> list[str]:
-        """The tables that its records may be of, by the index that a record has."""
+        """Lists the tables in the order of the indices that records have."""
         metadata = self.schema.metadata
         count = metadata.get(_NUM_TABLES_KEY, b"0")
         keys = [f"{_TABLE_KEY}{i}".encode() for i in range(int(count) if count.isdigit() else 0)]
@@ -80,10 +82,11 @@ class RowFile:
         return [metadata[key].decode(errors="replace") for key in keys]
 
     def batch(self, index: int) -> pa.RecordBatch:
-        """Reads one record batch, and checks that it holds together.
+        """Reads one record batch and checks it.
 
         Raises:
-          CorruptCheckpointError: it does not; names path, batch, field, expected, found.
+          CorruptCheckpointError: the batch is damaged; names path, batch, field, expected and
+            found.
         """
         where = f"record batch {index}"
         try:
@@ -94,7 +97,7 @@ class RowFile:
                     f"{self.path}: {where}: expected at most {MAX_BATCH_RECORDS} records, "
                     f"found {batch.num_rows}"
                 )
-            batch.validate(full=True)  # an index out of its dictionary would be followed
+            batch.validate(full=True)  # else Arrow reads at an index outside of the dictionary
             tables = batch["table"].dictionary.to_pylist()
         except _ARROW_ERRORS as error:
             raise _unreadable(self.path, error, where) from error
@@ -123,23 +126,13 @@ class RowFile:
             )
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Every record batch that has records, in order."""
+        """Yields each batch that has records, in order."""
         batches = (self.batch(i) for i in range(self.num_batches))
         return (batch for batch in batches if batch.num_rows)
 
 
-def read_row_file(path: Path | str) -> pa.Table:
-    """Reads a row file: its records in file order, removals among them, all floats as float32.
-
-    Raises:
-      CorruptCheckpointError: it is absent, or not a row file; names path, field, expected, found.
-    """
-    file = RowFile(path)
-    return pa.Table.from_batches(file.batches(), file.schema)
-
-
 def check_schema(path: Path | str, schema: pa.Schema) -> None:
-    """Raises CorruptCheckpointError unless the schema is a row file's."""
+    """Checks that a schema is a row file's; raises CorruptCheckpointError otherwise."""
     encoding, dim = encoding_of(path, schema)
     names = schema.names
     first = [*_FIRST, "embedding", *encoding.columns]
@@ -168,20 +161,20 @@ def check_schema(path: Path | str, schema: pa.Schema) -> None:
 
 
 def with_tables(metadata: Mapping[bytes, bytes], tables: Sequence[str]) -> dict[bytes, bytes]:
-    """A row file's schema metadata with other tables."""
+    """Replaces the tables in a row file's schema metadata."""
     kept = {k: v for k, v in metadata.items() if not k.startswith(_TABLE_KEY.encode())}
     named = {f"{_TABLE_KEY}{i}".encode(): name.encode() for i, name in enumerate(tables)}
     return kept | {_NUM_TABLES_KEY: str(len(tables)).encode()} | named
 
 
 def table_codes(batch: pa.RecordBatch) -> np.ndarray:
-    """Each record's index into the tables; int16 [num_records]."""
+    """Returns each record's index into the tables; int16 [num_records]."""
     codes: np.ndarray = batch["table"].indices.to_numpy(zero_copy_only=False)
     return codes
 
 
 def _max_bytes(field: pa.Field) -> int:
-    """Of a record's value in a column."""
+    """Returns the most bytes of one record in a column."""
     kind = field.type
     if pa.types.is_fixed_size_list(kind):
         return int(kind.list_size * kind.value_type.bit_width // 8)

@@ -1,0 +1,1 @@
+"""Holds what `embedps checkpoint` does: inspect, verify, diff, compact, and replay."""

@@ -1,9 +1,9 @@
-"""Base and deltas merged into a new base, offline or while training goes on.
+"""Merges base and deltas into a new base, offline or during training.
 
-The new base takes the number of the chain's last save, whose rows it holds: readers go on from
-that number as if nothing had happened. So a row is what it was to the last bit: quantized ones
-keep their codes, scales and offsets, as quantizing what they restore to would move them again. See
-"Compaction" in docs/checkpoint-format.md.
+The new base takes the number of the chain's last save, because it holds the rows as of that save.
+So readers continue from that number without a change, and every row must keep every bit. Quantized
+rows keep their codes, scales and offsets: quantizing the restored floats again would change them.
+See "Compaction" in docs/checkpoint-format.md.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from embedps.checkpoint.lease import LeaseRenewer
 from embedps.checkpoint.tools.replay import Partition, make_partitions
 from embedps.errors import CheckpointError, CorruptCheckpointError
 from embedps.storage import file_io
+from embedps.storage.file_lock import locked
 from embedps.storage.object_store import ObjectPath
 
 WORK_NAME = "compacting"
@@ -35,12 +36,12 @@ _MAX_BATCH_ROWS = 65536
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompactResult:
-    """What a compaction made.
+    """What a compaction wrote.
 
     Attributes:
-      manifest: the one it committed.
+      manifest: the committed manifest.
       base: the new base.
-      read_bytes: of the base and deltas that it replaces.
+      read_bytes: size of the base and deltas that it replaces.
     """
 
     manifest: Manifest
@@ -49,17 +50,18 @@ class CompactResult:
 
 
 def compact(directory: CheckpointDirectory) -> CompactResult | None:
-    """Merges the newest chain into one base, in bounded memory, and commits a manifest of it.
+    """Merges the newest chain into one base, in bounded memory, and commits a manifest with it.
 
-    It removes nothing but what it left itself when killed: the run's next save collects, by its
-    policies, what nothing needs any more.
+    It removes only what a killed compaction left. The run's next save removes the old chain, when
+    its keep policies allow that.
 
     Returns:
-      None where there is nothing to merge, or a new base came meanwhile.
+      The result; None if there is nothing to merge, or a new base was committed in the meantime.
 
     Raises:
-      CheckpointError: nothing was committed, another compaction runs, or it cannot be written.
-      CorruptCheckpointError: a file is not what its manifest says; nothing was committed.
+      CheckpointError: the directory has no manifest, another compaction runs, or a file cannot be
+        written.
+      CorruptCheckpointError: a file is not what its manifest says. Nothing was committed.
     """
     if isinstance(directory.path, ObjectPath):
         raise CheckpointError(
@@ -68,7 +70,7 @@ def compact(directory: CheckpointDirectory) -> CompactResult | None:
     work = directory.path / WORK_NAME
     name = f"compaction-{socket.gethostname()}-{os.getpid()}"
     with (
-        file_io.locked(directory.manifests_dir / ".compact.lock", wait=False) as held,
+        locked(directory.manifests_dir / ".compact.lock", wait=False) as held,
         LeaseRenewer(directory, name, expire_secs=_LEASE_SECS, holder="compaction") as lease,
     ):
         if not held:
@@ -122,7 +124,7 @@ def _write_part(part: Partition, path: Path) -> tuple[file_io.Digest, int]:
 
 
 def _of_full_size(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of up to 65,536, however few the ones given have."""
+    """Merges small batches into batches of up to 65,536 rows."""
     held: list[pa.RecordBatch] = []
     num_rows = 0
     for batch in batches:
@@ -144,7 +146,7 @@ def _merged(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
 def _commit(
     directory: CheckpointDirectory, read: Manifest, base: SaveSet, work: Path
 ) -> Manifest | None:
-    """Commits the newest manifest with its chain's start replaced; None where that cannot be."""
+    """Commits the newest manifest with the base in its chain; None if that is impossible."""
     with directory.exclusive():
         newest = directory.latest()
         if newest is None or newest.history != read.history:
@@ -169,12 +171,12 @@ def _commit(
 
 
 def _remove_leftover(directory: CheckpointDirectory, folder: Path) -> None:
-    """Removes the base of a compaction that was killed before its commit."""
+    """Removes the base that a killed compaction left before its commit."""
     for number in directory.numbers():
         try:
             manifest = directory.read(number)
         except CorruptCheckpointError as error:
             raise CheckpointError(f"{folder} may be needed: {error}") from error
         if any(file.directory == folder.name for file in manifest.files):
-            raise CheckpointError(f"{folder} is of manifest {number}: compact another chain")
+            raise CheckpointError(f"{folder} belongs to manifest {number}: compact another chain")
     file_io.remove_directory(folder)

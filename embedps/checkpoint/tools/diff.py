@@ -1,4 +1,4 @@
-"""What changed in the rows between two manifests, in bounded memory."""
+"""Finds the rows that differ between two manifests, in bounded memory."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ def diff(
 ) -> Iterator[pa.RecordBatch]:
     """Yields the rows that differ, group by group, in no particular order.
 
-    A row differs where any bit of it does. Columns: `change` (dictionary of "added", "changed",
-    "removed"), then a row file's without `removed`: values after, of a removed row those before.
+    A row differs if any of its bits differs. Columns: `change` (dictionary of "added", "changed",
+    "removed"), then those of a row file without `removed`. Values are those after; for a removed
+    row, those before.
 
     Raises:
       CorruptCheckpointError: a file is not what was written.
@@ -39,15 +40,15 @@ def diff(
 
 
 class _ManifestRecords:
-    """The records of one manifest in a part of two manifests' files."""
+    """The records of one manifest in a partition that holds the files of two."""
 
     def __init__(self, part: Partition, directory: CheckpointDirectory, manifest: Manifest) -> None:
         paths = {directory.file(file) for save in manifest.chain for file in save.files}
         order = {directory.file(f): i for i, f in enumerate(_files(manifest))}
         files = sorted((f for f in part.files if f.path in paths), key=lambda f: order[f.path])
         self.part = part.of(files)
-        self.firsts: list[int] = []  # the number of each batch's first record
-        self._batches: list[tuple[int, int]] = []  # its file and place there
+        self.firsts: list[int] = []  # number of each batch's first record
+        self._batches: list[tuple[int, int]] = []  # each batch's file, and its index in that file
         self._starts: dict[Path, int] = {}
         number = 0
         for at, file in enumerate(self.part.files):
@@ -61,15 +62,18 @@ class _ManifestRecords:
         self.num_records = number
 
     def places(self, numbers: np.ndarray, files: Sequence[Path]) -> np.ndarray:
-        """Where records stand on disk, alike for both sides: int64 [n, 2], file and place."""
+        """Returns where records are on disk, as file and index: int64 [n, 2].
+
+        Equal places of the two manifests mean the same record.
+        """
         starts = np.array([self._starts[f.path] for f in self.part.files] or [0])
         known = np.array([files.index(f.path) for f in self.part.files] or [-1])
         at = np.searchsorted(starts, numbers, side="right") - 1
-        # Of files without records several start at one number: the last is the one that has it.
+        # Empty files start at the same number as the file after them; searchsorted takes the last.
         return np.stack([known[at], numbers - starts[at]], axis=1)
 
     def take(self, numbers: np.ndarray) -> pa.Table:
-        """The rows of records, in the numbers' order."""
+        """Reads the rows of the given records, in the given order."""
         order = np.argsort(numbers, kind="stable")
         chosen = numbers[order]
         found = []
@@ -129,16 +133,16 @@ def _changed(
 
 
 def _matching(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where the keys that both have stand in each: keys are int64 [n, 2], none twice."""
+    """Returns the indices, in each, of keys that both have; keys are int64 [n, 2], none twice."""
     both = np.concatenate([first, second])
-    order = np.lexsort((both[:, 1], both[:, 0]))  # stable: the first's comes first
+    order = np.lexsort((both[:, 1], both[:, 0]))  # stable: `first` comes first
     same = (both[order][1:] == both[order][:-1]).all(axis=1)
     at = np.flatnonzero(same)
     return order[at], order[at + 1] - len(first)
 
 
 def _differ(before: pa.Table, after: pa.Table) -> np.ndarray:
-    """Which rows have other bits: bool [num_rows]."""
+    """Tells which rows have different bits: bool [num_rows]."""
     if before.schema != after.schema:
         raise CorruptCheckpointError(
             f"rows of {before.schema} cannot be compared with rows of {after.schema}"

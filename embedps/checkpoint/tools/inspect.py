@@ -15,7 +15,7 @@ from embedps.checkpoint.lease import Lease, read_leases
 
 
 def inspect(directory: CheckpointDirectory, manifest: Manifest, console: Console) -> None:
-    """Prints a manifest: its chain, its tables, the dense state and who leases what."""
+    """Prints a manifest: its chain, its tables, its dense state and its leases."""
     now = time.time()
     numbers = directory.numbers()
     final = ", final" if manifest.final else ""
@@ -34,7 +34,7 @@ def inspect(directory: CheckpointDirectory, manifest: Manifest, console: Console
 
 
 def format_bytes(num_bytes: float) -> str:
-    """In units of 1024."""
+    """Formats bytes in units of 1024."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if num_bytes < 1024:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
@@ -43,7 +43,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_secs(secs: float) -> str:
-    """The largest unit that leaves at least 2 of it."""
+    """Formats seconds in the largest unit of which there are at least 2."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if secs >= 2 * size:
             return f"{secs / size:.0f} {unit}"
@@ -92,7 +92,7 @@ def _chain(
 def _holders(
     directory: CheckpointDirectory, leases: list[Lease], now: float
 ) -> dict[str, list[str]]:
-    """By a save's directory, who leases a manifest that names it."""
+    """Maps each save's directory to the holders of leases on manifests that name it."""
     holders: dict[str, list[str]] = {}
     for lease in leases:
         if lease.is_live(now) and directory.manifest_path(lease.number).exists():
@@ -102,7 +102,7 @@ def _holders(
 
 
 def _age(path: Path, now: float) -> str:
-    """Since a save's directory was finished; an object store does not say."""
+    """Returns the time since a save was written; empty for an object store, which has no times."""
     written = path.stat().st_mtime if path.is_dir() else 0
     return format_secs(now - written) if written else ""
 

@@ -1,8 +1,8 @@
-"""Chains replayed without the kernels: what the C++ loader does, in plain Arrow, batch by batch.
+"""Replays chains without the kernels, in Arrow, batch by batch; the C++ loader does the same.
 
-The last record of a table's id wins, in the order of saves, files and records; of one that is a
-removal nothing is left. Which records win is found from the ids alone, some of them at a time, and
-held as a byte a record; then the files are read once, in order, and the winners let through.
+The last record of a table's id wins, in the order of saves, files and records. If it is a removal,
+the row is gone. A first pass finds the winning records from the ids alone, one bucket of ids at a
+time, and keeps one byte per record. A second pass reads the files in order and yields the winners.
 """
 
 from __future__ import annotations
@@ -13,25 +13,24 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import FileEntry, Manifest, SaveSet
 from embedps.checkpoint.format.rows import RowFile, table_codes, with_tables
 from embedps.errors import CheckpointError, CorruptCheckpointError
 
-MAX_KEYS = 1 << 21  # sorted at once: some 100 MB
+MAX_KEYS = 1 << 21  # sorted at once; takes about 100 MB
 _SHARD_NAME = re.compile(r"shard-(\d+)-of-(\d+)\.arrow")
 
 
 @dataclasses.dataclass(frozen=True)
 class NumberedBatch:
-    """A batch of records with the tables as indices of their part's.
+    """A batch of records, numbered within a partition.
 
     Attributes:
-      first: the number of the first record among its part's.
-      tables: int64 [num_records].
-      batch: as in its file.
+      first: the number of its first record in the partition.
+      tables: each record's index into the partition's tables, int64 [num_records].
+      batch: the records as in the file.
     """
 
     first: int
@@ -40,19 +39,19 @@ class NumberedBatch:
 
     @property
     def ids(self) -> np.ndarray:
-        """int64 [num_records]."""
+        """Returns the ids, int64 [num_records]."""
         ids: np.ndarray = self.batch["id"].to_numpy()
         return ids
 
     @property
     def removed(self) -> np.ndarray:
-        """Bool [num_records]."""
+        """Tells which records are removals: bool [num_records]."""
         removed: np.ndarray = self.batch["removed"].to_numpy(zero_copy_only=False)
         return removed
 
 
 class Partition:
-    """Files of a chain that hold all records of their ids: a group's shard, in the saves' order."""
+    """Files of a chain, in order, that hold all records of their ids; usually a group's shard."""
 
     def __init__(
         self,
@@ -63,7 +62,7 @@ class Partition:
         *,
         like: Partition | None = None,
     ) -> None:
-        """Takes one file or more, or none if it is `like` another part, with its tables."""
+        """Takes at least one file; may take none if it is `like` another partition."""
         self.group = group
         self.shard = shard
         self.num_shards = num_shards
@@ -85,14 +84,14 @@ class Partition:
 
     @property
     def metadata(self) -> dict[bytes, bytes]:
-        """Of a row file that holds the rows of all."""
+        """Returns the schema metadata of a row file with the rows of all files."""
         return with_tables(self._metadata, self.tables)
 
     def as_stored(self) -> Partition:
-        """The same part with its floats as the files store them, where all have one encoding.
+        """Returns a partition that yields floats as the files store them.
 
-        Where they have several, itself: what stands for a row's floats in one encoding stands for
-        others, or for none, in another.
+        If the files have several encodings, returns this partition, which decodes floats: the
+        stored values of different encodings cannot be mixed in one file.
         """
         if len({file.encoding for file in self.files}) > 1:
             return self
@@ -100,15 +99,15 @@ class Partition:
         return Partition(self.group, self.shard, self.num_shards, files)
 
     def of(self, files: Sequence[RowFile]) -> Partition:
-        """A part of some of its files, with the same tables."""
+        """Returns a partition of some of the files, with the same tables."""
         return Partition(self.group, self.shard, self.num_shards, files, like=self)
 
     def as_rows(self, file: int, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Turns records of a file into rows: the part's tables, without column `removed`."""
+        """Turns records of a file into rows: the partition's tables, no column `removed`."""
         return self._rows(self._to_ours(self.files[file])[table_codes(batch)], batch)
 
     def records(self) -> Iterator[NumberedBatch]:
-        """Every record, removals too, in order."""
+        """Yields every record in order, removals too."""
         first = 0
         for file in self.files:
             to_ours = self._to_ours(file)
@@ -117,7 +116,7 @@ class Partition:
                 first += batch.num_rows
 
     def live(self, table: str | None = None) -> np.ndarray:
-        """Which records are rows: bool [num_records]."""
+        """Tells which records are live rows, of one table if given: bool [num_records]."""
         num_records = sum(records.batch.num_rows for records in self.records())
         live = np.zeros(num_records, bool)
         for _, winners, removed in winners_by_bucket([self], [num_records]):
@@ -131,7 +130,7 @@ class Partition:
         return live
 
     def rows(self, table: str | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows, in the order of their last records; of one table only if that is given."""
+        """Yields the rows in the order of their last records, of one table if given."""
         live = self.live(table)
         for records in self.records():
             batch = records.batch
@@ -151,15 +150,19 @@ class Partition:
 
 
 def winners_by_bucket(
-    parts: Sequence[Partition], num_records: Sequence[int], max_keys: int = 0
+    parts: Sequence[Partition], num_records: Sequence[int]
 ) -> Iterator[tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]]:
-    """Goes through the keys of parts, some at a time: the same ones of each part.
+    """Finds the last record of each key, one bucket of keys at a time, the same in each partition.
+
+    Args:
+      parts: the partitions.
+      num_records: of each partition.
 
     Yields:
-      For each part the keys (int64 [n, 2]: table and id, ascending), the number of each key's last
-      record, and whether that is a removal.
+      For each partition: the keys (int64 [n, 2]: table and id, ascending), the number of each key's
+      last record, and whether that record is a removal.
     """
-    buckets = max(1, -(-sum(num_records) // (max_keys or MAX_KEYS)))
+    buckets = max(1, -(-sum(num_records) // MAX_KEYS))
     for bucket in range(buckets):
         keys, winners, removed = [], [], []
         for part in parts:
@@ -179,13 +182,15 @@ def winners_by_bucket(
 
 
 def make_partitions(directory: CheckpointDirectory, saves: Sequence[SaveSet]) -> list[Partition]:
-    """Splits a chain's files into parts that share no ids.
+    """Splits a chain's files into partitions that share no ids.
 
-    Where every save has the same groups and shards, a part is a shard of a group. Otherwise, as
-    after a restore onto other shards, all files of a group, and of those that share its tables.
+    If all saves have the same groups and shards, a partition is one shard of one group. Otherwise,
+    such as after a restore onto another number of shards, it is all files of a group and of the
+    groups that share tables with it.
 
     Raises:
-      CorruptCheckpointError: a file is absent, or not a row file, or unlike the others.
+      CorruptCheckpointError: a file is absent, is not a row file, or has other columns than the
+        first file of its partition.
     """
     files = [(entry, RowFile(directory.file(entry))) for save in saves for entry in save.files]
     found = []
@@ -202,41 +207,13 @@ def make_partitions(directory: CheckpointDirectory, saves: Sequence[SaveSet]) ->
     return found
 
 
-def read_chain(
-    directory: CheckpointDirectory, manifest: Manifest, group: str, *, table: str | None = None
-) -> pa.Table:
-    """Replays the chain of one group into memory: its rows, by table and id.
-
-    Raises:
-      CheckpointError: the manifest has no such group.
-      CorruptCheckpointError: a file is absent or not a row file.
-    """
-    groups = sorted({file.group for save in manifest.chain for file in save.files})
-    if group not in groups:
-        raise CheckpointError(f"manifest {manifest.number} has no group {group!r}, it has {groups}")
-    parts = [part for part in make_partitions(directory, manifest.chain) if part.group == group]
-    tables = [pa.Table.from_batches(part.rows(table), part.schema) for part in parts]
-    rows = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
-    names = rows["table"].cast(pa.string())
-    by = pa.table({"table": names, "id": rows["id"]})
-    return rows.take(pc.sort_indices(by, [("table", "ascending"), ("id", "ascending")]))
-
-
-def read_table(directory: CheckpointDirectory, manifest: Manifest, name: str) -> pa.Table:
-    """The rows of one table in memory, by id; column `table` left out.
-
-    Raises:
-      CheckpointError: the manifest has no such table.
-    """
-    schema, batches = stream_table(directory, manifest, name)
-    rows = pa.Table.from_batches(batches, schema)
-    return rows.take(pc.sort_indices(rows, [("id", "ascending")]))
-
-
 def stream_table(
     directory: CheckpointDirectory, manifest: Manifest, name: str
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """The rows of one table, batch by batch, in no particular order; column `table` left out.
+    """Streams the rows of one table in batches, in no particular order, without column `table`.
+
+    Returns:
+      The batches' schema, and the batches.
 
     Raises:
       CheckpointError: the manifest has no such table.
@@ -255,19 +232,19 @@ def stream_table(
 def _in_bucket(
     records: NumberedBatch, bucket: int, buckets: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Of the keys in a bucket: tables, ids, the records' numbers, removals."""
+    """Selects the records in a bucket: tables, ids, the records' numbers, removals."""
     tables, ids, removed = records.tables, records.ids, records.removed
     numbers = np.arange(records.first, records.first + len(ids))
     if buckets == 1:
         return tables, ids, numbers, removed
-    # The high half of a product: ids may share their low bits.
+    # The high bits of a product, because ids may share their low bits.
     mixed = (ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
     mine = mixed % np.uint64(buckets) == bucket
     return tables[mine], ids[mine], numbers[mine], removed[mine]
 
 
 def _linked(members: Sequence[tuple[str, Sequence[str]]]) -> list[set[str]]:
-    """Groups, in order, together with those that hold one of the same tables."""
+    """Merges groups that share a table: sets of groups, in order."""
     found: list[tuple[set[str], set[str]]] = []
     for group, tables in members:
         linked = [each for each in found if group in each[0] or each[1] & set(tables)]

@@ -1,4 +1,4 @@
-"""Reads every byte of checkpoints and says what differs from their manifests."""
+"""Verifies checkpoints: reads every byte and compares it with the manifests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,14 @@ from embedps.storage import file_io
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One difference: in which file, of what, the value the manifest has and the one found."""
+    """A difference between a manifest and a file.
+
+    Attributes:
+      path: the file's path.
+      field: what differs.
+      expected: the manifest's value.
+      found: the file's value.
+    """
 
     path: str
     field: str
@@ -33,7 +40,7 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VerifyResult:
-    """What was read, and every problem met."""
+    """Counts what was read, and lists every problem."""
 
     manifests: int
     files: int
@@ -42,7 +49,7 @@ class VerifyResult:
 
 
 def verify(directory: CheckpointDirectory, numbers: Sequence[int]) -> VerifyResult:
-    """Checks manifests and, once each, the files they name: presence, size, checksum, content."""
+    """Checks manifests, and each file that they name once: presence, size, checksum, content."""
     problems: list[Problem] = []
     files: dict[str, FileEntry] = {}
     dims: dict[str, dict[str, int]] = {}
@@ -50,7 +57,7 @@ def verify(directory: CheckpointDirectory, numbers: Sequence[int]) -> VerifyResu
         try:
             manifest = directory.read(number)
             problems += _check_manifest(directory.manifest_path(number))
-            if manifest.ledger:  # of a run, and not of who only writes rows
+            if manifest.ledger:  # a run's; a writer of rows alone leaves it empty
                 check_ledger(manifest.ledger, directory.manifest_path(number))
         except (CheckpointError, OSError) as error:
             problems.append(_unreadable(directory.manifest_path(number), error))
@@ -63,7 +70,7 @@ def verify(directory: CheckpointDirectory, numbers: Sequence[int]) -> VerifyResu
                     Problem(
                         path=str(directory.manifest_path(number)),
                         field=f"entry of {entry.path}",
-                        expected=f"that of the other manifests, {known}",
+                        expected=f"the other manifests' entry, {known}",
                         found=str(entry),
                     )
                 )
@@ -78,7 +85,7 @@ def verify(directory: CheckpointDirectory, numbers: Sequence[int]) -> VerifyResu
 
 
 def _check_manifest(path: Path) -> Iterator[Problem]:
-    """What JSON's own checksum does not cover: how the same content is written."""
+    """Checks the manifest's formatting, which its checksum does not cover."""
     found = file_io.read_bytes(path)
     content = json.loads(found)
     expected = (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
@@ -94,7 +101,7 @@ def _check_manifest(path: Path) -> Iterator[Problem]:
 
 
 def _check_file(path: Path, entry: FileEntry, dims: dict[str, dict[str, int]]) -> Iterator[Problem]:
-    """The first problem of a file, if any: what follows from it would only repeat it."""
+    """Yields a file's first problem, if any; further ones would follow from it."""
     try:
         digest = file_io.digest_file(path)
     except OSError as error:
@@ -118,7 +125,7 @@ def _check_file(path: Path, entry: FileEntry, dims: dict[str, dict[str, int]]) -
 
 
 def _differing_bytes(path: Path, entry: FileEntry, digest: file_io.Digest) -> Problem:
-    """Where a file's bytes differ: the first block that does."""
+    """Finds the first block of a file that differs."""
     both = [(entry.blocks[i : i + 16], digest.blocks[i : i + 16]) for i in _starts(entry)]
     wrong = [i for i, (expected, found) in enumerate(both) if expected != found]
     if not wrong:  # version 1 has no blocks
@@ -169,7 +176,7 @@ def _compare(path: Path, entry: FileEntry, rows: int, removed: int) -> Iterator[
 
 
 def _dims(manifest: Manifest) -> dict[str, dict[str, int]]:
-    """By group and table."""
+    """Maps group and table to the table's dim."""
     dims: dict[str, dict[str, int]] = {}
     for table in manifest.tables:
         dims.setdefault(table["group"], {})[table["name"]] = table["dim"]

@@ -9,7 +9,8 @@ import pytest
 import xxhash
 
 from embedps.checkpoint.format.ledger_state import check_ledger
-from embedps.checkpoint.format.manifest import FileEntry, Manifest, SaveSet, from_json, to_json
+from embedps.checkpoint.format.manifest import FileEntry, Manifest, SaveSet
+from embedps.checkpoint.format.manifest_json import from_json, to_json
 from embedps.errors import CheckpointError, CorruptCheckpointError
 from tests.checkpoint.builders import make_manifest
 

@@ -28,9 +28,10 @@ from embedps.checkpoint.format.quantize import (
     to_bfloat16,
     unpack,
 )
-from embedps.checkpoint.format.rows import check_schema, read_row_file
+from embedps.checkpoint.format.rows import check_schema
 from embedps.errors import CorruptCheckpointError, UsageError
 from tests.checkpoint.builders import Record, row_batch, some_rows
+from tests.checkpoint.readers import read_row_file
 
 QUANTIZED: list[RowEncoding] = ["int8", "int4"]
 

@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import SaveKind
-from embedps.checkpoint.format.rows import read_row_file
-from embedps.checkpoint.tools.replay import read_chain, read_table
 from embedps.errors import CheckpointError, CorruptCheckpointError
 from tests.checkpoint.builders import (
     GROUP,
@@ -20,6 +18,7 @@ from tests.checkpoint.builders import (
     row_schema,
     write_save,
 )
+from tests.checkpoint.readers import read_chain, read_row_file, read_table
 
 
 def live_rows(table: pa.Table) -> list[tuple[str, int, float]]:

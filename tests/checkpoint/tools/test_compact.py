@@ -19,11 +19,12 @@ from embedps.checkpoint.retention import KeepNewest, collect_garbage
 from embedps.checkpoint.tools import compact as compact_module
 from embedps.checkpoint.tools import replay
 from embedps.checkpoint.tools.compact import compact
-from embedps.checkpoint.tools.replay import make_partitions, read_chain
+from embedps.checkpoint.tools.replay import make_partitions
 from embedps.checkpoint.tools.verify import verify
 from embedps.errors import CheckpointError, CorruptCheckpointError
 from embedps.storage import file_io
 from tests.checkpoint.builders import GROUP, CheckpointRun, Record, make_run, write_save
+from tests.checkpoint.readers import read_chain
 
 NAN_BITS = np.array([0x7FC00123], np.uint32).view(np.float32)[0]
 ids = st.integers(-4, 4)

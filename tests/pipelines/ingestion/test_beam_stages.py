@@ -17,8 +17,10 @@ from apache_beam.testing.util import assert_that, equal_to
 
 from embedps.data.dataset import Dataset
 from embedps.errors import DatasetError
-from pipelines.ingestion.beam_stages import Job, ParseFile, WriteShard, build, fit_transforms
-from pipelines.ingestion.job import find_inputs, make_dataset
+from pipelines.ingestion.beam_stages import ParseFile, WriteShard, build, fit_transforms
+from pipelines.ingestion.ingest_job import IngestJob
+from pipelines.ingestion.input_files import find_inputs
+from pipelines.ingestion.make_dataset import make_dataset
 from pipelines.ingestion.options import Options
 from pipelines.ingestion.table_schema import Table
 from tests.pipelines.builders import files_of, make_lines, write_log
@@ -34,8 +36,8 @@ def logs(tmp_path: Path) -> str:
     return str(tmp_path / "logs/*")
 
 
-def make_job(output: Path) -> Job:
-    job = Job(
+def make_job(output: Path) -> IngestJob:
+    job = IngestJob(
         output=str(output),
         table=Table.load("criteo"),
         num_shards=3,
@@ -48,7 +50,7 @@ def make_job(output: Path) -> Job:
 
 def test_parse_gives_a_record_of_each_file(tmp_path: Path, logs: str):
     job = make_job(tmp_path / "out")
-    inputs, _ = find_inputs([logs])
+    inputs = find_inputs([logs])
     with BeamPipeline(runner="FnApiRunner") as pipeline:
         files = pipeline | beam.Create(inputs) | beam.ParDo(ParseFile(job))
         counts = files | beam.Map(
@@ -59,7 +61,7 @@ def test_parse_gives_a_record_of_each_file(tmp_path: Path, logs: str):
 
 def test_whole_pipeline_commits_a_dataset(tmp_path: Path, logs: str):
     job = make_job(tmp_path / "out")
-    inputs, _ = find_inputs([logs])
+    inputs = find_inputs([logs])
     with BeamPipeline(runner="FnApiRunner") as pipeline:
         build(pipeline, job, inputs)
     dataset = Dataset.open(tmp_path / "out")
@@ -67,12 +69,12 @@ def test_whole_pipeline_commits_a_dataset(tmp_path: Path, logs: str):
     assert (dataset.input.lines_read, dataset.input.lines_bad) == (122, 2)
 
 
-def test_nothing_is_written_for_a_job_that_is_given_up(tmp_path: Path, logs: str):
+def test_nothing_is_written_for_a_job_that_is_stopped(tmp_path: Path, logs: str):
     job = make_job(tmp_path / "out")
-    inputs, _ = find_inputs([logs])
+    inputs = find_inputs([logs])
     with BeamPipeline(runner="FnApiRunner") as pipeline:
         files = pipeline | beam.Create(inputs) | beam.ParDo(ParseFile(job))
-        strict = Job(**{**vars(job), "max_bad_fraction": 0.0})
+        strict = IngestJob(**{**vars(job), "max_bad_fraction": 0.0})
         once = pipeline | "Once" >> beam.Create([None])
         go = once | beam.Map(fit_transforms, strict, beam.pvalue.AsList(files))
         assert_that(go, equal_to([False]), label="go")

@@ -1,4 +1,4 @@
-"""Statistics merged from any parts are those of all rows; counts are merged in bounded ranges."""
+"""Frequent ids are those of all rows; their counts are merged in bounded ranges."""
 
 from __future__ import annotations
 
@@ -8,35 +8,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pipelines.ingestion import column_statistics
-from pipelines.ingestion.column_statistics import ColumnStatistics, Moments
+from pipelines.ingestion.column_statistics import ColumnStatistics
 from pipelines.ingestion.table_schema import Table
 from pipelines.ingestion.work_dir import WorkDir
-from pipelines.splitmix import mix, unmix
 from tests.pipelines.builders import make_rows, make_table
-
-
-@given(st.lists(st.integers(0, (1 << 64) - 1), max_size=20))
-def test_unmix_is_the_inverse_of_mix(values: list[int]):
-    h = np.array(values, np.uint64)
-    np.testing.assert_array_equal(unmix(mix(h.copy())), h)
-
-
-@given(
-    parts=st.lists(
-        st.lists(st.one_of(st.floats(-1e6, 1e6), st.just(float("nan"))), max_size=9), max_size=6
-    )
-)
-def test_moments_of_parts_add_up(parts: list[list[float]]):
-    moments = sum((Moments.of(np.array(part, np.float64)) for part in parts), Moments())
-    values = np.array([v for part in parts for v in part if v == v])
-    assert moments.count == len(values)
-    if len(values):
-        np.testing.assert_allclose(moments.mean, values.mean(), rtol=1e-9, atol=1e-6)
-        np.testing.assert_allclose(moments.std, values.std(), rtol=1e-6, atol=1e-3)
 
 
 def test_frequent_ids_are_exact_over_pieces_and_ranges(
@@ -68,4 +45,4 @@ def test_frequent_ids_are_exact_over_pieces_and_ranges(
         paths += [work.counts(index, "f", number) for number in range(pieces)]
     counts = Counter(ids.tolist())
     wanted = sorted(i for i, count in counts.items() if count >= 3)
-    assert column_statistics._frequent(paths, 3).tolist() == wanted
+    assert column_statistics._frequent_ids(paths, 3).tolist() == wanted

@@ -225,5 +225,7 @@ def test_lists_of_another_length_are_bad_rows_where_a_scalar_is_declared():
 )
 def test_lists_that_cannot_be_one_value_are_one_error(kind: pa.DataType):
     column = Column(name="c", role="categorical", type="integer")
-    with pytest.raises(DatasetError, match=r"must hold one value a row, or lists of one, it holds"):
+    with pytest.raises(
+        DatasetError, match=r"must hold one value per row, or lists of one, it holds"
+    ):
         decode_column(column, pa.nulls(2, kind), ())

@@ -1,0 +1,92 @@
+"""The command `embedps`, which is also `python -m embedps`: it runs one of the commands below it.
+
+A command is imported when it is run, so that `embedps --help` imports neither TensorFlow nor Arrow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import embedps
+from embedps.console import command_line
+
+_MODULES = {
+    "train": "embedps.train",
+    "evaluate": "embedps.evaluate",
+    "server": "embedps.server",
+    "checkpoint": "embedps.checkpoint.__main__",
+}
+_DESCRIPTION = """\
+Trains recommenders whose embedding tables live on parameter servers.
+
+  train        train a model on a dataset: in this process, on a local cluster or with TF_CONFIG
+  evaluate     score the checkpoints of a run on held-out data, while it trains or later
+  server       serve as one worker or parameter server of a cluster
+  checkpoint   inspect, verify, export, compact or compare checkpoints
+"""
+_EPILOG = """\
+first steps:
+  python -m pipelines.generate --rows 200_000 --output logs/day_0.tsv.gz
+  python -m pipelines.criteo --input 'logs/*.tsv.gz' --output dataset
+  {prog} train --data dataset --model-dir run
+  {prog} train --data dataset --model-dir run --epochs 2 --num-ps 2 --num-workers 2
+  {prog} checkpoint inspect run
+
+Run a train command again to resume from its last checkpoint.
+`{prog} COMMAND --help` lists the flags of a command.
+`python -m embedps.COMMAND` runs the same command.
+
+exit codes:
+  0 done   1 failed   2 a wrong flag or file   74 no checkpoint could be written for too long
+  75 a server was lost or the directory is in use: run it again   130 interrupted
+"""
+
+
+def main() -> NoReturn:
+    """Runs the command that this process's arguments name."""
+    script = Path(sys.argv[0])
+    if script.name == "__main__.py":
+        prog = "python -m embedps"
+    else:
+        prog = script.name
+        # `python -m` finds a user's model in the working directory; a script must be told to.
+        sys.path.append(os.getcwd())
+    sys.exit(command_line.run(functools.partial(dispatch, prog=prog), sys.argv[1:]))
+
+
+def dispatch(arguments: Sequence[str], prog: str = "embedps") -> int:
+    """Runs a command.
+
+    Args:
+      arguments: the command's name, and its own arguments.
+      prog: what the user called this program.
+
+    Returns:
+      The exit code.
+
+    Raises:
+      UsageError: there is no such command.
+    """
+    parser = command_line.Parser(
+        prog=prog,
+        usage="%(prog)s COMMAND ...",
+        description=_DESCRIPTION,
+        epilog=_EPILOG.format(prog=prog),
+    )
+    parser.add_argument("--version", action="version", version=f"embedps {embedps.__version__}")
+    parser.add_argument("command", choices=_MODULES, metavar="COMMAND", help=argparse.SUPPRESS)
+    name = parser.parse_args(arguments[:1]).command
+    command = importlib.import_module(_MODULES[name])
+    code: int = command.main(arguments[1:], prog=f"{prog} {name}")
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Runs a command line: it parses flags, reports errors as one line and gives the exit code.
+
+All commands of embedps, pipelines and benchmarks use it. It imports neither TensorFlow nor Arrow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from embedps.config_fields import check_text, check_value, shown
+from embedps.errors import EmbedpsError, KernelBuildError, UsageError
+
+INTERRUPTED_EXIT_CODE = 130  # 128 + SIGINT, as shells have it
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser that keeps a text's lines, and whose errors are UsageError."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(allow_abbrev=False, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog}: {message} (--help lists the flags)")
+
+
+def number(kind: type, **bounds: float) -> Callable[[str], Any]:
+    """Makes an argparse type that reads a number within `config_fields.check_value`'s bounds."""
+
+    def read(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(
+                f"invalid {kind.__name__} value: {shown(text)}"
+            ) from None
+        return _checked(lambda: check_value("it", kind, value, bounds))
+
+    return read
+
+
+def text(given: str) -> str:
+    """Reads a name, path or pattern for argparse; an unset shell variable gives an empty one."""
+    return str(_checked(lambda: check_text("it", given)))
+
+
+def path(given: str) -> Path:
+    """Reads a local path for argparse; an empty one would be the working directory."""
+    return Path(text(given))
+
+
+def _checked(check: Callable[[], Any]) -> Any:
+    try:
+        return check()
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def run(
+    main: Callable[[Sequence[str]], int | None],
+    arguments: Sequence[str],
+    *,
+    all_or_nothing: bool = False,
+) -> int:
+    """Runs a command; an error that a user can mend becomes one line on stderr.
+
+    Args:
+      main: the command; None is exit code 0.
+      arguments: its flags.
+      all_or_nothing: the command finishes its output at its end or not at all. SIGTERM then
+        interrupts it like Ctrl-C, so that it removes its temporary files.
+
+    Returns:
+      The exit code: the command's, `EmbedpsError.exit_code`, 1 for an OSError, or 130 when
+      interrupted.
+    """
+    with _interrupts(all_or_nothing) as was_interrupted:
+        try:
+            return main(arguments) or 0
+        except (EmbedpsError, OSError, KeyboardInterrupt) as error:
+            # Beam turns an interrupt in its own code into an ordinary error.
+            if not isinstance(error, KeyboardInterrupt) and not was_interrupted():
+                return report(error)
+    advice = ": nothing was finished, run the command again" if all_or_nothing else ""
+    print(f"embedps: interrupted{advice}", file=sys.stderr, flush=True)
+    return INTERRUPTED_EXIT_CODE
+
+
+def report(error: EmbedpsError | OSError) -> int:
+    """Prints an error as one line on stderr; returns the exit code.
+
+    The compiler's output under a KernelBuildError stays as it is.
+    """
+    if isinstance(error, OSError) and error.filename is not None:
+        message = f"{error.filename}: {error.strerror}"
+    else:
+        message = str(error) or type(error).__name__
+    if not isinstance(error, KernelBuildError):
+        message = re.sub(r"\s*\n\s*", " ", message.strip())
+    print(f"embedps: {message}", file=sys.stderr, flush=True)
+    return error.exit_code if isinstance(error, EmbedpsError) else 1
+
+
+@contextmanager
+def _interrupts(by_sigterm: bool) -> Iterator[Callable[[], bool]]:
+    """Raises KeyboardInterrupt at SIGTERM too, if wanted; yields whether a signal came."""
+    came = False
+    if not by_sigterm or threading.current_thread() is not threading.main_thread():
+        yield lambda: came
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        came = True
+        raise KeyboardInterrupt
+
+    before = {s: signal.signal(s, interrupt) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: came
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)

@@ -1,0 +1,189 @@
+"""The parts of a dataset's description: features, files, splits and input, and their JSON."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from embedps.errors import DatasetError
+
+_MIN_INT, _MAX_INT = -(1 << 63), (1 << 63) - 1
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumericFeature:
+    """Describes a float32 column; `missing` counts its NaN rows."""
+
+    name: str
+    transform: str = "log1p"
+    missing: int = 0
+
+    @classmethod
+    def from_json(cls, node: Any, where: str) -> NumericFeature:
+        """Reads a feature; `where` is its place in the document, for messages."""
+        return cls(
+            name=get_field(node, "name", str, where),
+            transform=get_field(node, "transform", str, where),
+            missing=get_field(node, "missing", int, where),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CategoricalFeature:
+    """Describes a column of ids, or of lists of ids if `ragged`.
+
+    Attributes:
+      name: the column's name.
+      cardinality: the number of distinct ids, without the missing id.
+      cardinality_exact: whether `cardinality` was counted; otherwise it is estimated.
+      missing: the number of missing ids; for a ragged feature, of empty lists.
+      ragged: whether a row has a list of ids.
+    """
+
+    name: str
+    cardinality: int
+    cardinality_exact: bool = True
+    missing: int = 0
+    ragged: bool = False
+
+    @classmethod
+    def from_json(cls, node: Any, where: str) -> CategoricalFeature:
+        """Reads a feature; `where` is its place in the document, for messages."""
+        return cls(
+            name=get_field(node, "name", str, where),
+            cardinality=get_field(node, "cardinality", int, where),
+            cardinality_exact=get_field(node, "cardinality_exact", bool, where),
+            missing=get_field(node, "missing", int, where),
+            ragged=get_field({"ragged": False} | node, "ragged", bool, where),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFile:
+    """Describes a Parquet shard; `path` is relative to the dataset, `row_groups` has row counts."""
+
+    path: str
+    rows: int
+    bytes: int
+    xxh3_64: str
+    row_groups: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if os.path.isabs(self.path) or ".." in Path(self.path).parts:
+            raise DatasetError(f"a shard's path must be inside the dataset, got {self.path!r}")
+        if sum(self.row_groups) != self.rows:
+            raise DatasetError(
+                f"{self.path}: row groups must add up to its {self.rows} rows, "
+                f"they give {sum(self.row_groups)}"
+            )
+
+    @classmethod
+    def from_json(cls, node: Any, where: str) -> DataFile:
+        """Reads a shard; `where` is its place in the document, for messages."""
+        groups = get_field(node, "row_groups", list, where)
+        for i in range(len(groups)):
+            get_field({f"row_groups[{i}]": groups[i]}, f"row_groups[{i}]", int, where)
+        return cls(
+            path=get_field(node, "path", str, where),
+            rows=get_field(node, "rows", int, where),
+            bytes=get_field(node, "bytes", int, where),
+            xxh3_64=get_field(node, "xxh3_64", str, where),
+            row_groups=tuple(groups),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """Describes the rows for one use (train, eval); shards differ by at most one row."""
+
+    rows: int
+    positives: int
+    files: tuple[DataFile, ...]
+
+    def __post_init__(self) -> None:
+        rows = sum(file.rows for file in self.files)
+        if rows != self.rows:
+            raise DatasetError(f"a split's files must hold its {self.rows} rows, they hold {rows}")
+        if not 0 <= self.positives <= self.rows:
+            raise DatasetError(
+                f"a split's positives must be within 0..{self.rows}, got {self.positives}"
+            )
+
+    @classmethod
+    def from_json(cls, node: Any, where: str) -> Split:
+        """Reads a split; `where` is its place in the document, for messages."""
+        files = get_field(node, "files", list, where)
+        return cls(
+            rows=get_field(node, "rows", int, where),
+            positives=get_field(node, "positives", int, where),
+            files=tuple(DataFile.from_json(f, f"{where}files[{i}].") for i, f in enumerate(files)),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputFile:
+    """Describes an input file: its name, size, and the checksum of its bytes."""
+
+    path: str
+    bytes: int
+    xxh3_64: str
+    lines: int = 0
+    lines_bad: int = 0
+
+    @classmethod
+    def from_json(cls, node: Any, where: str) -> InputFile:
+        """Reads an input file; `where` is its place in the document, for messages."""
+        return cls(
+            path=get_field(node, "path", str, where),
+            bytes=get_field(node, "bytes", int, where),
+            xxh3_64=get_field(node, "xxh3_64", str, where),
+            lines=get_field(node, "lines", int, where),
+            lines_bad=get_field(node, "lines_bad", int, where),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputSummary:
+    """Describes a dataset's input: enough to tell whether a rerun would write the same bytes."""
+
+    files: tuple[InputFile, ...] = ()
+    lines_read: int = 0
+    lines_bad: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, node: Any, where: str) -> InputSummary:
+        """Reads a summary; `where` is its place in the document, for messages."""
+        files = get_field(node, "files", list, where)
+        return cls(
+            files=tuple(
+                InputFile.from_json(each, f"{where}files[{i}].") for i, each in enumerate(files)
+            ),
+            lines_read=get_field(node, "lines_read", int, where),
+            lines_bad=get_field(node, "lines_bad", int, where),
+            options=get_field(node, "options", dict, where),
+        )
+
+
+def get_field(node: Any, key: str, kind: type[_T], where: str) -> _T:
+    """Returns node[key]; raises DatasetError if it is absent or has another type than `kind`."""
+    if not isinstance(node, dict) or key not in node:
+        raise DatasetError(f"{where}{key} must be there, it is absent")
+    value = node[key]
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise DatasetError(f"{where}{key} must be {kind.__name__}, got {value!r:.60}")
+    if kind is int:
+        least = _MIN_INT if key == "missing_id" else 0
+        if not least <= value <= _MAX_INT:  # type: ignore[operator]
+            raise DatasetError(
+                f"{where}{key} must be within {least}..2**63-1, got {value!r:.60}: "
+                "make the dataset again"
+            )
+    if kind is str and "\0" in value:  # type: ignore[operator]
+        raise DatasetError(f"{where}{key} must be text without NUL, got {value!r:.60}")
+    return value

@@ -1,0 +1,138 @@
+"""Parses one input file into sorted runs, bad lines and the statistics for the fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TextIO
+
+import pyarrow as pa
+from apache_beam.io.filesystems import FileSystems
+
+from pipelines.ingestion.bad_lines import BadLine
+from pipelines.ingestion.column_statistics import ColumnStatistics
+from pipelines.ingestion.file_record import FileRecord
+from pipelines.ingestion.ingest_job import IngestJob
+from pipelines.ingestion.input_files import InputTask, open_input
+from pipelines.ingestion.line_blocks import (
+    BLOCK_BYTES,
+    ByteStream,
+    LineBlockReader,
+    ReadAhead,
+    checksum_of,
+)
+from pipelines.ingestion.line_parser import LineParser
+from pipelines.ingestion.parquet_input import read_rows
+from pipelines.ingestion.sorted_runs import SortedRunWriter
+
+_MIN_COMPRESSED_BYTES = 9  # of an empty zstd frame; gzip's is longer
+
+
+class FileParser:
+    """Parses one file; writes its runs to the work directory and its bad lines to `bad_out`."""
+
+    def __init__(self, job: IngestJob, task: InputTask, bad_out: TextIO) -> None:
+        self._job, self._task, self._bad_out = job, task, bad_out
+        self._runs = SortedRunWriter(job.work, task.index, job.table, job.split.seed)
+        self._statistics = ColumnStatistics(job.table, job.work, task.index)
+        self._bad = _LineCounter()
+        self._damage = ""
+
+    def run(self) -> FileRecord:
+        """Parses the file.
+
+        Raises:
+          DatasetError: the file lacks a declared column, or a column has another type.
+          OSError: the file exists but cannot be read.
+        """
+        try:
+            stream = open_input(self._task.path)
+        except Exception:
+            # A listed file that is gone counts as damaged; one that cannot be read fails the job.
+            if FileSystems.exists(self._task.path):
+                raise
+            self._damage = "the file vanished after it was listed"
+            return self._record(0, checksum_of(_EmptyStream()))
+        is_parquet = self._job.table.format == "parquet"
+        return self._parse_parquet(stream) if is_parquet else self._parse_lines(stream)
+
+    def _parse_lines(self, stream: ByteStream) -> FileRecord:
+        reader = LineBlockReader(stream)
+        parser = LineParser(self._job.table, self._task.name)
+        # Starting a thread takes longer than reading a small file.
+        blocks = ReadAhead(reader) if self._task.bytes > BLOCK_BYTES else reader
+        for block in blocks:
+            rows, bad = parser.parse(block)
+            self._add(rows, sorted((*bad, *block.bad), key=_line_number), block.bytes_read)
+        # Not closed on an error: closing would wait for the thread that reads ahead.
+        stream.close()
+        lines = reader.num_lines - parser.num_header_lines
+        return self._record(reader.num_bytes, reader.checksum, lines)
+
+    def _parse_parquet(self, stream: ByteStream) -> FileRecord:
+        for rows, bad in read_rows(stream, self._job.table, self._task.name):
+            self._add(rows, bad, 0)
+        stream.close()
+        whole = open_input(self._task.path)
+        checksum, num_bytes = checksum_of(whole), whole.tell()  # type: ignore[attr-defined]
+        whole.close()
+        return self._record(num_bytes, checksum, self._runs.num_rows + self._bad.count)
+
+    def _add(self, rows: pa.RecordBatch, bad: Sequence[BadLine], bytes_read: int) -> None:
+        for line in bad:
+            self._bad_out.write(line.to_json(self._task.name) + "\n")
+            self._bad.add(line.line)
+            if line.ends_file:
+                self._damage = line.reason
+        if rows.num_rows:
+            held_out = self._job.split.held_out(self._job.table, rows, self._task.held_out)
+            self._runs.add(rows, held_out)
+            self._statistics.add(rows.filter(pa.array(~held_out)))
+        progress = self._job.work.progress(f"{self._task.index:05d}")
+        progress.write_text(f"{bytes_read} {self._runs.num_rows}")
+
+    def _record(self, num_bytes: int, checksum: str, lines: int = 0) -> FileRecord:
+        self._runs.flush()
+        is_compressed = self._task.path.endswith((".gz", ".zst"))
+        if num_bytes < _MIN_COMPRESSED_BYTES and is_compressed and not self._damage:
+            self._damage = f"the file must be gzip or zstd, it has {num_bytes} bytes"
+        if not lines:
+            fault = BadLine(line=0, reason=self._damage or "the file has no rows", raw=b"")
+            self._bad_out.write(fault.to_json(self._task.name) + "\n")
+        return FileRecord(
+            index=self._task.index,
+            name=self._task.name,
+            bytes=num_bytes,
+            xxh3_64=checksum,
+            lines=lines,
+            lines_bad=self._bad.count,
+            runs=tuple(self._runs.records),
+            damage=self._damage,
+            moments=self._statistics.moments,
+            num_count_pieces=self._statistics.finish(),
+        )
+
+
+class _LineCounter:
+    """Counts distinct line numbers that arrive in order; the parts of a long line share one."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._last = 0
+
+    def add(self, number: int) -> None:
+        self.count += number != self._last
+        self._last = number
+
+
+class _EmptyStream:
+    """A stream without bytes."""
+
+    def read(self, size: int, /) -> bytes:
+        return b""
+
+    def close(self) -> None:
+        pass
+
+
+def _line_number(line: BadLine) -> int:
+    return line.line

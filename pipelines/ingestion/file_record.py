@@ -1,0 +1,32 @@
+"""The record of one parsed input file, which later stages read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pipelines.ingestion.sorted_runs import SortedRunRecord
+from pipelines.moments import Moments
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRecord:
+    """One input file after parsing; `name` is its name in reports."""
+
+    index: int
+    name: str
+    bytes: int
+    xxh3_64: str
+    lines: int
+    """Lines that should be rows; a header does not count."""
+    lines_bad: int
+    runs: tuple[SortedRunRecord, ...]
+    damage: str = ""
+    """Why an unknown number of rows is lost: the file is cut, damaged or gone."""
+    moments: Mapping[str, Moments] = field(default_factory=dict)
+    num_count_pieces: Mapping[str, int] = field(default_factory=dict)
+
+
+def in_order(files: Sequence[FileRecord]) -> list[FileRecord]:
+    """Sorts records by the files' order; a runner returns them in any order."""
+    return sorted(files, key=lambda file: file.index)

@@ -1,0 +1,54 @@
+"""The job of one ingestion: what decides the dataset's bytes, and where the dataset goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipelines.ingestion.shard_writer import ShardTask
+from pipelines.ingestion.splits import SplitRule
+from pipelines.ingestion.table_schema import Table
+from pipelines.ingestion.work_dir import SPLITS, WorkDir
+
+BAD_LINES_NAME = "_bad_lines.jsonl"
+WORK_NAME = "_work"
+
+
+@dataclass(frozen=True, kw_only=True)
+class IngestJob:
+    """The options of one ingestion; with the input files, they decide the dataset's bytes."""
+
+    output: str
+    table: Table
+    num_shards: int
+    row_group_rows: int
+    max_bad_fraction: float
+    allow_damaged_files: bool = False
+    split: SplitRule = field(default_factory=SplitRule)
+    eval_files: tuple[str, ...] = ()
+    """Names of the files whose rows are held out, where the file decides the split."""
+
+    @property
+    def work(self) -> WorkDir:
+        return WorkDir(path=Path(self.output) / WORK_NAME)
+
+    @property
+    def shard_tasks(self) -> list[ShardTask]:
+        """The shards to write; there are no eval shards if no rows are held out."""
+        splits = SPLITS if self.split.fraction != 0 else SPLITS[:1]
+        return [
+            ShardTask(split=split, index=i, count=self.num_shards)
+            for split in splits
+            for i in range(self.num_shards)
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the options that decide a dataset's bytes, as `_dataset.json` stores them."""
+        return {
+            "num_shards": self.num_shards,
+            "row_group_rows": self.row_group_rows,
+            **self.split.to_json(),
+            "eval_files": list(self.eval_files),
+            "table": self.table.to_json(),
+        }

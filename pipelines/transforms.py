@@ -1,0 +1,8 @@
+"""The public name of a dataset's transforms, for serving code: `pipelines.transforms.Transforms`.
+
+The implementation is in `pipelines/ingestion/transforms.py`. Import from here: this name stays.
+"""
+
+from pipelines.ingestion.transforms import Transforms
+
+__all__ = ["Transforms"]

@@ -1,0 +1,38 @@
+"""Progress of a long run, off a terminal."""
+
+from __future__ import annotations
+
+import pytest
+
+from embedps.console.progress import ProgressLine
+
+
+def test_progress_off_a_terminal_is_plain_lines_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    clock = [100.0]
+    monkeypatch.setattr("embedps.console.progress.time.monotonic", lambda: clock[0])
+    with ProgressLine("reading", 1000, unit="rows") as progress:
+        for done in range(0, 1001, 100):
+            progress.update(done)
+            clock[0] += 1.0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "reading: 500 of 1,000 rows, 100 rows/s",
+        "reading: 1,000 of 1,000 rows, 100 rows/s",
+    ]
+
+
+def test_units_are_shown_at_once_and_with_their_share(capsys: pytest.CaptureFixture[str]):
+    with ProgressLine("units", 8, log_secs=1000, completed=2) as line:
+        assert line.due()
+        line.update(3, "loss 0.5")
+        assert not line.due()
+        line.update(4, "loss 0.4")
+        line.update(8, "loss 0.3", force=True)
+        line.say("done")
+    assert capsys.readouterr().out.splitlines() == [
+        "units 3/8 (38%) loss 0.5",
+        "units 8/8 (100%) loss 0.3",
+        "done",
+    ]

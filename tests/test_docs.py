@@ -1,0 +1,185 @@
+"""The pages of docs/ and the examples: their code runs as printed, their links lead somewhere."""
+
+import csv
+import gzip
+import re
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from embedps.data.dataset import Dataset
+from embedps.run.config import TrainConfig
+from tests.builders import ROOT, make_trainer, write_dataset
+from tests.pages import blocks, pages, run_page, run_python
+
+DOCS = ROOT / "docs"
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+# What a page's code must print, in order. MODEL, where a page names one, is a finished run.
+PRINTS = {
+    "quickstart.md": (r"20,000 rows read = 20,000 written", r"base", r"best AUC: 0\.[67]\d"),
+    "guides/checkpoints.md": (r"all as written", r"C1\.parquet: ", r"\d+ rows at Position"),
+    "guides/clusters.md": (r"done: 1/1 units, 3,000 examples",),
+    "guides/preprocessing.md": (r"1,000 rows read = 1,000 written", r"'price_group': 1"),
+    "guides/reading-checkpoints.md": (r"frequency", r"norm", r"\d+ rows\n", r"float32"),
+    "guides/scores.md": (r"stopped early: the AUC is above 0\.55", r"done: "),
+    "guides/tuning.md": (r"done: ", r"done: 2/2 units, 6,000 examples"),
+    "guides/your-model.md": (r"done: 1/1 units", r"done: 1/1 units"),
+    "tutorial.md": (
+        r"100,000 rows read = 100,000 written \+ 0 bad",
+        r"done: \d+/\d+ units, 360,\d+ examples",
+        r"rows, 4 variables of the network",
+        r"(0\.\d{3}  .*\n){10}",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_dataset(tmp_path_factory.mktemp("data") / "dataset").directory
+
+
+@pytest.fixture(scope="module")
+def model(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of DLRM."""
+    directory = tmp_path_factory.mktemp("model") / "model"
+    opened = Dataset.open(dataset)
+    make_trainer(opened, directory).fit()
+    return directory
+
+
+def page_name(page: Path) -> str:
+    return page.relative_to(DOCS).as_posix()
+
+
+def test_the_pages_with_code_are_those_that_run():
+    found = {p for p in pages() if p.is_relative_to(DOCS) and any(b.runs for b in blocks(p))}
+    assert {page_name(page) for page in found} == set(PRINTS)
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("name", sorted(set(PRINTS) - {"tutorial.md"}))
+def test_a_page_does_what_it_says(name: str, dataset: Path, request, tmp_path: Path):
+    page = DOCS / name
+    (tmp_path / "DATA").symlink_to(dataset)
+    if re.search(r'"MODEL"| MODEL\b', "".join(b.code for b in blocks(page) if b.runs)):
+        shutil.copytree(request.getfixturevalue("model"), tmp_path / "MODEL")
+    check_output(name, run_page(page, tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_the_tutorial_goes_from_files_to_predictions(samples: Path, tmp_path: Path):
+    write_movielens(samples, tmp_path / "ml-100k")
+    out = run_page(DOCS / "tutorial.md", tmp_path)
+    check_output("tutorial.md", out)
+    aucs = [float(row.split("│")[2]) for row in out.splitlines() if row.startswith("│")]
+    assert aucs[-1] > 0.77  # the mean of each movie's ratings gives less
+    predictions = [float(p) for p in re.findall(r"^(0\.\d{3})  ", out, re.M)]
+    assert predictions == sorted(predictions, reverse=True)
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    ("script", "prints"),
+    [
+        ("own_model.py", r"best held-out AUC: 0\.[789]"),
+        ("local_cluster.py", r"step \d+: held-out AUC 0\.\d{4}\n[\s\S]*done: "),
+        ("follow_checkpoints.py", r"[\d,]+ rows of 26 tables are those of the last checkpoint"),
+    ],
+)
+def test_an_example_runs_as_it_is(script: str, prints: str, tmp_path: Path):
+    out = run_python(ROOT / "examples" / script, tmp_path / "work", tmp_path)
+    assert re.search(prints, out), out
+
+
+def test_every_example_is_listed_and_run():
+    listed = re.findall(r"^\| `(\w+\.py)`", (ROOT / "examples" / "README.md").read_text(), re.M)
+    assert sorted(listed) == [script.name for script in EXAMPLES]
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_to_files_and_headings(page: Path):
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"https?:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page}: {link}"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", target.read_text(), re.M)
+            assert anchor in map(slug, headings), f"{page}: {link}"
+
+
+def test_files_that_the_pages_name_are_there():
+    named = re.compile(r"`((?:embedps|pipelines|models|benchmarks|tests|tools|deploy)/[\w/.-]+)`")
+    for page in pages():
+        for name in named.findall(page.read_text()):
+            found = (ROOT / name).exists() or list(ROOT.glob(f"{name}.*"))
+            assert found or name == "tests/folder", f"{page}: there is no {name}"
+
+
+def test_every_page_is_in_the_navigation():
+    def leaves(node) -> list[str]:
+        if isinstance(node, str):
+            return [node]
+        parts = node.values() if isinstance(node, dict) else node
+        return [leaf for part in parts for leaf in leaves(part)]
+
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    assert sorted(leaves(site["nav"])) == sorted(page_name(p) for p in DOCS.rglob("*.md"))
+
+
+def test_the_configuration_file_of_the_page_is_one():
+    (block,) = (b for b in blocks(DOCS / "reference" / "commands.md") if b.language == "toml")
+    keys = tomllib.loads(block.code)
+    flat = {k: v for k, v in keys.items() if not isinstance(v, dict)}
+    for group in keys.values():
+        flat |= group if isinstance(group, dict) else {}
+    config = TrainConfig.from_options(**flat)
+    assert (config.cluster.num_ps, config.checkpoint.keep_best) == (2, 1)
+
+
+def check_output(name: str, out: str) -> None:
+    at = 0
+    for pattern in PRINTS[name]:
+        found = re.compile(pattern).search(out, at)
+        assert found, f"{name} must print {pattern!r} after what came before:\n{out[-6000:]}"
+        at = found.end()
+
+
+def slug(heading: str) -> str:
+    """A heading's anchor, as Python-Markdown makes it."""
+    words = re.sub(r"[^\w\s-]", "", heading.replace("`", "")).strip().lower()
+    return re.sub(r"[-\s]+", "-", words)
+
+
+def write_movielens(samples: Path, directory: Path) -> None:
+    """Writes the samples as MovieLens 100K's own files."""
+    (block,) = (b for b in blocks(DOCS / "tutorial.md") if b.title == "join.py")
+    match = re.search(r"GENRES = \(\n(.*?)\n\)", block.code, re.S)
+    assert match
+    genres = " ".join(re.findall(r'"([^"]*)"', match[1])).split()
+    directory.mkdir()
+    with gzip.open(samples / "movielens_100k_u.data.gz") as data:
+        (directory / "u.data").write_bytes(data.read())
+
+    def rows(name: str) -> list[list[str]]:
+        with open(samples / name, encoding="utf-8", newline="") as file:
+            return list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[1:]
+
+    with open(directory / "u.item", "w", encoding="latin-1", errors="replace") as file:
+        for movie, title, year, names in rows("movielens_100k_item.txt"):
+            flags = ["1" if genre in names.split() else "0" for genre in genres]
+            print(
+                "|".join([movie, f"{title} ({year})", f"01-Jan-{year}", "", "", *flags]), file=file
+            )
+    with open(directory / "u.user", "w", encoding="latin-1") as file:
+        for row in rows("movielens_100k_user.txt"):
+            print("|".join(row), file=file)

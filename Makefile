@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
-PYTEST = $(PY) -m pytest --numprocesses=$(TEST_JOBS) --dist=loadgroup
+PYTEST = $(PY) -m pytest --numprocesses=$(TEST_JOBS)
 PIP := $(PY) -m pip --disable-pip-version-check --require-virtualenv
 
 ROWS ?= 2000000

@@ -28,8 +28,6 @@ from tests.commands import (
 )
 
 pytestmark = pytest.mark.multiprocess
-# One process has the run of `embedded`.
-of_embedded = pytest.mark.xdist_group("train command: embedded")
 
 OWN_MODEL = '''
 """A user's model: two dims, a multi-hot feature, a table that two features share."""
@@ -99,7 +97,6 @@ def test_help_of_each_command_exits_with_zero():
     assert "TF_CONFIG" in server_help
 
 
-@of_embedded
 def test_run_leaves_scores_and_a_summary(embedded, dataset):
     summary = summary_of(embedded)
     rows = dataset.split("train").rows
@@ -140,7 +137,6 @@ def test_run_leaves_scores_and_a_summary(embedded, dataset):
     assert processes_with(str(embedded)) == {}
 
 
-@of_embedded
 @pytest.mark.slow
 def test_rerun_of_a_finished_run_does_nothing(embedded, dataset):
     manifest, scores, summary = latest(embedded), evaluations_of(embedded), summary_of(embedded)
@@ -155,7 +151,6 @@ def test_rerun_of_a_finished_run_does_nothing(embedded, dataset):
     assert summary_of(embedded)["evaluation"] == scores[-1]
 
 
-@of_embedded
 @pytest.mark.slow
 def test_evaluate_once_gives_the_same_scores_on_other_shards(embedded, dataset, tmp_path):
     expected = evaluations_of(embedded)[-1]
@@ -271,7 +266,6 @@ def test_user_trains_a_module_of_their_own(tmp_path, dataset):
     assert summary["evaluation"]["auc"] > 0.6
 
 
-@of_embedded
 def test_local_cluster_trains_as_well_as_one_process(tmp_path, embedded, dataset):
     model_dir = tmp_path / "m"
     flags = ("--epochs=3", "--delta-secs=0.5", "--num-ps=2", "--num-workers=2")

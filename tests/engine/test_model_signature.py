@@ -22,8 +22,6 @@ from tests.builders import latest, make_dlrm, make_mixed, make_trainer, write_da
 
 KINDS = ("sgd", "adagrad", "adam")
 
-pytestmark = pytest.mark.xdist_group("model signature")  # one process has the runs of `trained`
-
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory) -> Dataset:

@@ -28,6 +28,7 @@ def hold(entrants, lanes):
     return races.hold(meeting, workload.make_batches(TINY, 2048), timing)
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_ours_races_beside_a_peer_that_cannot_be_installed(monkeypatch, tmp_path, capfd):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -140,6 +141,7 @@ def test_an_unknown_peer_is_refused():
         main(["run", "--peers", "tf,fast"])
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_the_command_writes_json_and_a_plot(tmp_path, capfd):
     arguments = ["run", "--suite", "lookup", "--batch-sizes", "256", "--rounds", "1"]

@@ -19,7 +19,7 @@ from embedps.tables.optimizers import make as make_optimizer
 from embedps.tables.specs import MAX_DIM
 
 if TYPE_CHECKING:  # it imports TensorFlow, which the flags' help does not wait for
-    from models.dlrm_network import DLRM
+    from .dlrm_network import DLRM
 
 _MAX_WIDTH = 65536  # of a layer
 
@@ -68,7 +68,7 @@ class Config:
 
 def build(config: Config, *, has_numerics: bool) -> "DLRM":
     """Makes the dense network."""
-    from models.dlrm_network import DLRM
+    from .dlrm_network import DLRM
 
     return DLRM(config, has_numerics=has_numerics)
 

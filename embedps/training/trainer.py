@@ -37,15 +37,10 @@ from embedps.evaluation.inline import InlineEvaluation
 from embedps.evaluation.sidecar import Sidecar
 from embedps.metrics import Counts
 from embedps.run.config import DEFAULT_MODEL, TrainConfig
+from embedps.run.model_module import find_model
+from embedps.run.preparation import check_dataset, open_dataset, prepare_directory
+from embedps.run.run_config import RunConfig, run_of
 from embedps.run.run_lock import RunLock
-from embedps.run.stored_config import (
-    RunConfig,
-    check_dataset,
-    find_model,
-    open_dataset,
-    prepare_directory,
-    run_of,
-)
 from embedps.run.summary import (
     SUMMARY_NAME,
     Restarts,

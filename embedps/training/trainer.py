@@ -14,7 +14,7 @@ from embedps.cluster.factory import check_cluster, make_cluster
 from embedps.cluster.interface import Cluster
 from embedps.cluster.local_cluster import LocalCluster
 from embedps.console import tf_logging
-from embedps.console.shutdown import end_process, notices
+from embedps.console.shutdown import end_process, shutdown_signals
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.engine.unit_functions import explain
@@ -246,7 +246,7 @@ class Trainer:
         """
         scoring = self._loop.scoring
         try:
-            with notices(self._notices.end, grace_secs=self._config.grace_secs):
+            with shutdown_signals(self._notices.end, grace_secs=self._config.grace_secs):
                 self._run.save()  # the directory's checkpoint has proved to be of this model
                 scoring.start(self._setup.writer.last, finished=self.finished)
                 began = time.monotonic()

@@ -1,4 +1,4 @@
-"""A local cluster's processes: those that die are started again, but not for ever."""
+"""A local cluster's processes: dead workers are restarted, but not forever."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def die(processes: LocalProcesses, *indexes: int) -> ClusterError | None:
     """Waits until workers are dead, and has them looked after."""
     for index in indexes:
         processes._processes["worker", index].wait(30)
-    return processes._look_after()
+    return processes._restart_dead()
 
 
 @pytest.mark.parametrize(("command", "ended"), ENDS.items())

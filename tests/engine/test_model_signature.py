@@ -1,4 +1,4 @@
-"""A run resumes, and an evaluator scores, what the checkpoint is of: nothing is taken silently."""
+"""A run or an evaluator refuses a checkpoint of another model, and names the difference."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""A user's network trains as Keras would train it, or is refused before training, by one line."""
+"""A user's network trains as in Keras, or is refused before training with a one-line error."""
 
 import dataclasses
 import subprocess
@@ -185,7 +185,7 @@ REFUSED: dict[str, tuple[Callable[[], tf.keras.Model], str]] = {
 REFUSED_ON_SERVERS: dict[str, tuple[Callable[[], tf.keras.Model], str]] = {
     "fixed seed": (
         lambda: Base(layers.Dropout(0.5, seed=7)),
-        "'.*/dropout.*' has a fixed seed, by which every worker would draw the same random",
+        "'.*/dropout.*' has a fixed seed, so every worker would draw the same random",
     ),
     "constraint": (
         lambda: Base(layers.Dense(4, kernel_constraint="non_neg")),

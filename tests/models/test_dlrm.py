@@ -139,7 +139,7 @@ def test_with_numerics_variables_are_those_of_checkpoints_before(
 
 
 def test_logits_without_numerics_are_of_embeddings_and_their_dot_product() -> None:
-    network = DLRM(dlrm.Config(embedding_dim=2, top_mlp=()), has_numerics=False)
+    network = DLRM(embedding_dim=2, top_mlp=())
     a, b = [[1.0, 2.0], [0.0, 1.0]], [[3.0, -1.0], [5.0, 7.0]]
     embeddings = {"a": tf.constant(a), "b": tf.constant(b)}
     network(tf.zeros([2, 0]), embeddings)

@@ -1,1 +1,1 @@
-"""Benchmarks: each writes JSON, and compares within one run, by ratio."""
+"""Benchmarks: each writes JSON, and compares within one run by ratios."""

@@ -108,7 +108,7 @@ def read_batches(data: Path, workload: Workload, *, max_rows: int) -> tuple[Work
 
     Returns:
       the workload with the dataset's columns, and its examples. Ids are renumbered from 0 in the
-      order of their values, because the tables of peers have a fixed size and no rows for 64-bit ids.
+      order of their values, because peers' tables have a fixed size and no rows for 64-bit ids.
 
     Raises:
       DatasetError, UsageError: there is no dataset, or the file is not a click log.

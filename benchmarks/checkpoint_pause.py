@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from benchmarks import embedded_dlrm, report
 from benchmarks.workload import W1, files, make_batches
-from embedps.run.config import TrainConfig
+from embedps.run.checkpoint_config import CheckpointConfig
 from embedps.tables.collection import EmbeddingCollection
 from embedps.training.checkpoint_writer import REST_SHARE
 
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--delta-secs",
         type=float,
-        default=TrainConfig.delta_secs,
+        default=CheckpointConfig.delta_secs,
         help="the --delta-secs of the run to imitate",
     )
     parser.add_argument("--folder", type=Path, help="a folder on the disk to measure")

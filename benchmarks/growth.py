@@ -47,9 +47,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import report
-from embedps import kernels
+from embedps import constants, kernels
 from embedps.console import command_line
 from embedps.tables import RowwiseAdagrad, ops
+from pipelines.splitmix import GOLDEN, mix
 
 DIM = 16
 SMALL_ROWS = 1_000_000
@@ -69,23 +70,16 @@ _INDEX_PART_BIT = 24
 
 def ids_of(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Maps distinct numbers to distinct 64-bit ids, by SplitMix64's finalizer."""
-    return _mix(numbers.astype(np.uint64)).view(np.int64)
-
-
-def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    with np.errstate(over="ignore"):
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    return mix(numbers.astype(np.uint64)).view(np.int64)
 
 
 def row_hashes(table: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    """Computes the hashes that decide the rows' places, as kernels/store/hash.h; uint64 [n]."""
-    salt = 0xCBF29CE484222325
+    """Computes the hashes that decide the rows' places, as kernels/runtime/hash.h; uint64 [n]."""
+    salt = constants.FNV_OFFSET
     for byte in table.encode():
-        salt = (salt ^ byte) * 0x100000001B3 % 2**64
+        salt = (salt ^ byte) * constants.FNV_PRIME % 2**64
     with np.errstate(over="ignore"):
-        return _mix((ids.view(np.uint64) ^ np.uint64(salt)) + np.uint64(0x9E3779B97F4A7C15))
+        return mix((ids.view(np.uint64) ^ np.uint64(salt)) + np.uint64(GOLDEN))
 
 
 class OneTable:

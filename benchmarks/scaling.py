@@ -32,8 +32,9 @@ from rich.table import Table
 from benchmarks import report, workload
 from benchmarks.peers import protocol
 from benchmarks.peers.embedps_dlrm import Embedps
-from embedps.cluster import local_cluster, local_processes
+from embedps.cluster import local_processes
 from embedps.cluster.coordinator import CoordinatorCluster
+from embedps.cluster.local_cluster import LocalCluster
 from embedps.console import command_line, tf_logging
 
 _UNITS = 4  # the first is not counted
@@ -126,12 +127,10 @@ def measure(points: Sequence[Point]) -> list[dict[str, Any]]:
     tf_logging.silence_native_stderr()  # hides the calls of this process
     for num_ps in dict.fromkeys(p.num_ps for p in points):
         with tempfile.TemporaryDirectory() as logs:
-            cluster, processes = local_cluster.start(
-                num_ps=num_ps, num_workers=1, num_shards=0, log_dir=Path(logs)
-            )
+            cluster = LocalCluster(num_ps=num_ps, num_workers=1, log_dir=Path(logs))
             try:
                 for point in (p for p in points if p.num_ps == num_ps):
-                    shards = _measure(point, cluster, processes, Path(logs))
+                    shards = _measure(point, cluster, cluster.processes, Path(logs))
                     results.append(
                         {
                             "point": dataclasses.asdict(point),

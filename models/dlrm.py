@@ -15,13 +15,14 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from embedps.config_fields import check, option
-from embedps.data.dataset import CategoricalFeature, Dataset
+from embedps.constants import MAX_ROW_FILE_WIDTH
+from embedps.data.dataset import Dataset
+from embedps.data.dataset_metadata import CategoricalFeature
 from embedps.dtypes import COMPUTE_DTYPES
 from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.optimizers import make as make_optimizer
-from embedps.tables.specs import MAX_DIM
 
 if TYPE_CHECKING:  # imports TensorFlow, which `--help` does not need
     from models.dlrm_network import DLRM
@@ -33,7 +34,7 @@ _MAX_LAYER_WIDTH = 65536
 class Config:
     """DLRM's options; the defaults are those of facebookresearch/dlrm for Criteo Kaggle."""
 
-    embedding_dim: int = option(16, "floats per embedding", least=1, most=MAX_DIM)
+    embedding_dim: int = option(16, "floats per embedding", least=1, most=MAX_ROW_FILE_WIDTH)
     bottom_mlp: tuple[int, ...] = option(
         (512, 256, 64),
         "widths of the layers over the numeric features; a last layer of --embedding-dim is added",

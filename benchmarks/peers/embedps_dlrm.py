@@ -19,13 +19,13 @@ import embedps  # noqa: F401  before TensorFlow: it chooses the Keras
 import tensorflow as tf
 
 from benchmarks.peers import embedps_files, protocol
-from embedps.cluster import local_cluster
 from embedps.cluster.embedded import EmbeddedCluster
 from embedps.cluster.interface import Cluster
+from embedps.cluster.local_cluster import LocalCluster
 from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.recommender import Recommender
 from embedps.engine.unit_functions import make_train_unit
-from embedps.run.config import TrainConfig
+from embedps.run.cluster_config import ClusterConfig
 from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.optimizers import make as make_optimizer
@@ -121,7 +121,7 @@ class Embedps:
             collection,
             self._cluster.strategy,
             recommender.input(batch_rows=variant.batch, shuffle_rows=unit_rows if shuffle else 0),
-            overlap=self._work.settings.get("overlap", TrainConfig.overlap),
+            overlap=self._work.settings.get("overlap", ClusterConfig.overlap),
         )
         path = tf.constant(str(self._work.folder / "batches.parquet"))
         numbers = itertools.count()
@@ -180,10 +180,9 @@ def _make(work: protocol.Work) -> Embedps:
     if _cluster is None:
         num_ps, num_workers = work.settings.get("num_ps", 0), work.settings.get("num_workers", 1)
         if num_ps:
-            _cluster, _ = local_cluster.start(
+            _cluster = LocalCluster(
                 num_ps=num_ps,
                 num_workers=num_workers,
-                num_shards=0,
                 log_dir=work.folder / "logs",
             )
         else:

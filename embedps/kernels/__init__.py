@@ -1,7 +1,8 @@
-"""The C++ kernels as TensorFlow ops, built when stale and loaded once a process."""
+"""The C++ kernels as TensorFlow ops, built if they are stale and loaded once per process."""
 
 import ctypes
 import functools
+from pathlib import Path
 from typing import Any
 
 from embedps.errors import KernelBuildError
@@ -9,11 +10,12 @@ from embedps.errors import KernelBuildError
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The loaded kernels' plain C functions: `embedps_leave`, `embedps_released`, ..."""
-    from embedps.kernels import build as _build
+    """Returns the kernels' plain C functions: `embedps_leave`, `embedps_released` and so on.
 
-    load()
-    functions = ctypes.CDLL(str(_build.build()))
+    Needs no more of TensorFlow than `tf_startup.import_runtime`.
+    """
+    path = _load_into_runtime()
+    functions = ctypes.CDLL(str(path))
     functions.embedps_released.restype = ctypes.c_bool
     functions.embedps_secs_since_probe.restype = ctypes.c_double
     return functions
@@ -23,11 +25,24 @@ def library() -> ctypes.CDLL:
 def load() -> Any:
     """Loads the kernels into this process's TensorFlow.
 
-    Every process that runs an op of embedps must call this before its tf.distribute.Server starts,
-    or the ops are "not registered" there.
+    A process that runs ops of embedps must call this, or `library`, before its
+    tf.distribute.Server starts. Otherwise TensorFlow reports the ops as "not registered".
 
     Returns:
-      The module of generated op functions (`embedps_lookup` and so on).
+      The module with the generated op functions: `embedps_lookup` and so on.
+
+    Raises:
+      KernelBuildError: the library cannot be built or loaded.
+    """
+    path = _load_into_runtime()
+    import tensorflow as tf
+
+    return tf.load_op_library(str(path))
+
+
+@functools.cache
+def _load_into_runtime() -> Path:
+    """Registers the ops and kernels with TensorFlow's runtime. Returns the library's path.
 
     Raises:
       KernelBuildError: the library cannot be built or loaded.
@@ -36,16 +51,17 @@ def load() -> Any:
         build as _build,
     )  # not above: `python -m embedps.kernels.build` runs it
 
-    library = _build.build(verbose=True)
-    # Before TensorFlow's first import anywhere: it reads the variables embedps/__init__.py sets.
-    import tensorflow as tf
+    path = _build.build(verbose=True)
+    # Imported late: TensorFlow reads environment variables that embedps/__init__.py sets.
+    from tensorflow.python.client import pywrap_tf_session
+    from tensorflow.python.framework import errors
 
-    # A wheel built elsewhere knows the libraries by name only: have them loaded already.
+    # A wheel that was built elsewhere finds the libraries by name only: load them first.
     ctypes.CDLL(str(_build.arrow_library("libparquet")), mode=ctypes.RTLD_LOCAL)
     try:
-        return tf.load_op_library(str(library))
-    except tf.errors.NotFoundError as error:
+        pywrap_tf_session.TF_LoadLibrary(str(path))
+    except errors.NotFoundError as error:
         raise KernelBuildError(
-            f"{library} does not load ({error}): remove it and run "
-            "`python -m embedps.kernels.build`"
+            f"{path} does not load ({error}): remove it and run `python -m embedps.kernels.build`"
         ) from error
+    return path

@@ -54,7 +54,9 @@ def test_shipped_schema_is_trained_on_and_scored_in_one_process(
     config = dataclasses.replace(TINY_DLRM, compute_dtype=compute_dtype)
     recommender = dlrm.make(config, datasets[name])
     options: dict[str, Any] = {"epochs": EPOCHS, "eval": "inline", **shipped.LEARN}
-    result = make_trainer(datasets[name], tmp_path, recommender=recommender, **options).run()
+    result = (
+        make_trainer(datasets[name], tmp_path, recommender=recommender, **options).fit().summary
+    )
     check(result, shipped.ROWS["train"])
     assert result["evaluation"]["auc"] > 0.55
 
@@ -118,10 +120,10 @@ def test_without_numerics_the_embeddings_take_the_bottom_mlps_place(
     recommender = dlrm.make(config, dataset)
     network = recommender.build_network()
     assert [v.shape.as_list() for v in network.variables] == [[width, 8], [8], [8, 1], [1]]
-    make_trainer(dataset, tmp_path, recommender=recommender).run()
+    make_trainer(dataset, tmp_path, recommender=recommender).fit()
     trainer = make_trainer(dataset, tmp_path, recommender=recommender, epochs=EPOCHS)
     assert trainer.ledger.num_done == trainer.ledger.units_per_epoch  # it resumes
-    check(trainer.run(), 1500)
+    check(trainer.fit().summary, 1500)
     assert latest(tmp_path).final
 
 

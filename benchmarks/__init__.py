@@ -1,4 +1,4 @@
-"""Benchmarks: each writes JSON, and compares within one run, by ratio."""
+"""Benchmarks: each writes JSON, and compares within one run by ratios."""
 
 from embedps.errors import UsageError
 from embedps.run.model_module import check_shipped

@@ -29,7 +29,7 @@ from pipelines.synthetic.scores import Score
 from pipelines.synthetic.tsv_writer import format_rows
 
 GENERATOR_VERSION = 1
-"""Raised when the same rows and seed would give other bytes."""
+"""Raise it when the same rows and seed give other bytes than before."""
 CHUNK_ROWS = 1 << 16
 _GZIP_LEVEL = 1
 _GZIP_WBITS = 31
@@ -54,7 +54,7 @@ examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to generate and where."""
+    """The options of `pipelines.generate`."""
 
     rows: int
     seed: int

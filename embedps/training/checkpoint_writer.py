@@ -147,7 +147,7 @@ class CheckpointWriter:
         Args:
           step: training steps done.
           ledger: its state, read before this call: a unit it lists as done is in the tables.
-          in_doubt: asked once the tables are cut, for what the ledger then says of units that may
+          partially_applied: asked once the tables are cut, for what the ledger then says of units that may
             be in them in part; a rerun visits and counts these again.
           progress: the run's counters.
           final: nothing follows.

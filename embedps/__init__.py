@@ -86,7 +86,7 @@ _MODULE_OF = {
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 # Log errors only: what an op refuses would be logged as a warning, and it is raised anyway.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-tf_startup.watch()
+tf_startup.prepare_first_import()
 
 
 if not TYPE_CHECKING:  # a type checker would take any name to be there

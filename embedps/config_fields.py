@@ -19,7 +19,7 @@ C = TypeVar("C")
 MAX_COUNT = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 MAX_SECS = 1e9
-"""About 30 years; the longest wait that the system takes is some times that."""
+"""About 30 years, which the system's waits can take; it has a limit not far above."""
 
 
 def option(default: Any, text: str, **metadata: Any) -> Any:
@@ -166,11 +166,11 @@ def check_value(name: str, hint: Any, value: Any, metadata: Mapping[str, Any]) -
 
 
 def check_text(name: str, value: Any) -> str:
-    """Checks a name or a path, and gives it as a text.
+    """Checks a name or a path, and returns it as a text.
 
     Raises:
-      UsageError: it is no text, blank (as of an unset shell variable), or has a NUL or what is not
-        of Unicode, which no file's name here may have.
+      UsageError: it is not a text, or blank (as an unset shell variable gives it), or has a NUL or
+        a character that is not Unicode. No file's name here may have these.
     """
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str):
@@ -198,17 +198,17 @@ def _options(config: type, group: str | None) -> Iterator[Option]:
 
 
 def without_none(hint: Any) -> Any:
-    """The type behind `X | None`."""
+    """Returns the X of a type `X | None`; any other type as it is."""
     if isinstance(hint, types.UnionType):
         return next(h for h in typing.get_args(hint) if h is not type(None))
     return hint
 
 
 def shown(value: Any) -> str:
-    """A value for a message, in at most 80 characters."""
+    """Formats a value for a message, in at most 80 characters."""
     try:
         text = repr(value)
-    except ValueError:  # Python writes no longer number
+    except ValueError:  # Python formats no number that is longer
         return "a number of thousands of digits"
     return text if len(text) <= 80 else f"{text[:77]}..."
 

@@ -24,13 +24,9 @@ from typing import NoReturn
 from embedps.console import command_line, flags
 from embedps.errors import ClusterError, ServerLostError, UsageError
 from embedps.run.config import DEFAULT_MODEL, TrainConfig
-from embedps.run.stored_config import (
-    RunConfig,
-    chief_task,
-    find_model,
-    open_dataset,
-    prepare_directory,
-)
+from embedps.run.model_module import find_model
+from embedps.run.preparation import chief_task, open_dataset, prepare_directory
+from embedps.run.run_config import RunConfig
 from embedps.run.tf_config import read_tf_config
 from embedps.server import add_grace_flag, serve
 from embedps.storage.object_store import ObjectPath, local_dir

@@ -25,7 +25,7 @@ from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.optimizers import make as make_optimizer
 
 if TYPE_CHECKING:  # imports TensorFlow, which `--help` does not need
-    from models.dlrm_network import DLRM
+    from .dlrm_network import DLRM
 
 _MAX_LAYER_WIDTH = 65536
 
@@ -74,7 +74,7 @@ class Config:
 
 def build(config: Config, *, has_numerics: bool) -> "DLRM":
     """Builds the dense network."""
-    from models.dlrm_network import DLRM
+    from .dlrm_network import DLRM
 
     return DLRM(
         embedding_dim=config.embedding_dim,

@@ -59,7 +59,7 @@ def test_manifest_that_once_crashed_the_reader_is_refused(path):
         from_json(path.read_bytes(), path)
 
 
-@pytest.mark.parametrize("name", ["row_file_fuzz_test", "unit_reader_fuzz_test"])
+@pytest.mark.parametrize("name", ["files/row_file_fuzz_test", "input/unit_reader_fuzz_test"])
 def test_kernels_reader_reads_or_refuses_every_seed_and_its_changes(name, tmp_path):
     """As the kernels are built for use; `make sanitize` does it under the sanitizers too."""
     if not (build.HERE / "_build").is_dir():
@@ -67,7 +67,7 @@ def test_kernels_reader_reads_or_refuses_every_seed_and_its_changes(name, tmp_pa
     build.build()
     source, *linked = linked_sources(build.HERE / f"{name}.cc")
     objects = [str(build.HERE / "_build" / f"{path.stem}.o") for path in linked]
-    program = tmp_path / name
+    program = tmp_path / source.stem
     libraries = [str(build.arrow_library(stem)) for stem in ("libparquet", "libarrow")]
     libraries += [f"-Wl,-rpath,{build.package_dir('pyarrow')}", "-pthread"]
     command = [os.environ.get("CXX", "g++"), *build.compile_flags(source), str(source), *objects]

@@ -12,11 +12,11 @@ from embedps.cluster.embedded import EmbeddedCluster
 from embedps.cluster.health import wait_until_serving
 from embedps.cluster.interface import Cluster
 from embedps.cluster.local_cluster import LocalCluster
-from embedps.console.shutdown import within
+from embedps.console.shutdown import deadline
 from embedps.errors import ClusterError, UsageError
 from embedps.run.cluster_config import ClusterConfig
 from embedps.run.config import TrainConfig
-from embedps.run.stored_config import chief_task
+from embedps.run.preparation import chief_task
 from embedps.storage.object_store import as_path, local_dir
 
 
@@ -84,7 +84,7 @@ def _join(
     if {job for job, _ in addresses} == {"ps", "worker"}:
         wait_until_serving(addresses, secs=config.cluster.wait_secs, check=lambda task: None)
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    with within(config.cluster.wait_secs, "the servers of TF_CONFIG to accept a client"):
+    with deadline(config.cluster.wait_secs, "the servers of TF_CONFIG to accept a client"):
         return CoordinatorCluster(
             resolver,
             num_shards=config.cluster.num_shards,

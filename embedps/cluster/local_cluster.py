@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from embedps.cluster.coordinator import CoordinatorCluster
 from embedps.cluster.local_processes import LocalProcesses
-from embedps.console.shutdown import within
+from embedps.console.shutdown import deadline
 from embedps.errors import ClusterError
 from embedps.run.cluster_config import ClusterConfig
 from embedps.run.config import TrainConfig
@@ -78,7 +78,7 @@ class LocalCluster(CoordinatorCluster):
                 task_id=0,
                 rpc_layer="grpc",
             )
-            with within(wait_secs, "the servers of the local cluster to take a client"):
+            with deadline(wait_secs, "the servers of the local cluster to take a client"):
                 super().__init__(
                     resolver,
                     num_shards=num_shards,

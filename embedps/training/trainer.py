@@ -23,7 +23,7 @@ from embedps.cluster.health import TaskId
 from embedps.cluster.interface import Cluster
 from embedps.console import tf_logging
 from embedps.console.progress import ProgressLine
-from embedps.console.shutdown import end_process, notices
+from embedps.console.shutdown import end_process, shutdown_signals
 from embedps.data.dataset import Dataset
 from embedps.engine.checkpoint_restore import check_tables
 from embedps.engine.dense_optimizer import make_dense_optimizer
@@ -37,15 +37,10 @@ from embedps.evaluation.inline import InlineEvaluation
 from embedps.evaluation.sidecar import Sidecar
 from embedps.metrics import Counts
 from embedps.run.config import DEFAULT_MODEL, TrainConfig
+from embedps.run.model_module import find_model
+from embedps.run.preparation import check_dataset, open_dataset, prepare_directory
+from embedps.run.run_config import RunConfig, run_of
 from embedps.run.run_lock import RunLock
-from embedps.run.stored_config import (
-    RunConfig,
-    check_dataset,
-    find_model,
-    open_dataset,
-    prepare_directory,
-    run_of,
-)
 from embedps.run.summary import (
     SUMMARY_NAME,
     Restarts,
@@ -318,7 +313,7 @@ class Trainer:
           CheckpointError: the last checkpoint could not be written when a signal ended the run.
         """
         try:
-            with notices(self._end, grace_secs=self._config.grace_secs):
+            with shutdown_signals(self._end, grace_secs=self._config.grace_secs):
                 self._run.save()  # the directory's checkpoint has proved to be of this model
                 self._start_evaluator()
                 result = self._train_to_the_end()

@@ -30,6 +30,7 @@ def measure(systems, cases):
     return comparison.run_comparison(whole, workload.make_batches(TINY, 2048), timing)
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_ours_is_measured_when_a_peer_cannot_be_installed(monkeypatch, tmp_path, capfd):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -142,6 +143,7 @@ def test_an_unknown_peer_is_refused():
         main(["run", "--peers", "tf,fast"])
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_the_command_writes_json_and_a_plot(tmp_path, capfd):
     arguments = ["run", "--suite", "lookup", "--batch-sizes", "256", "--rounds", "1"]

@@ -119,12 +119,12 @@ def test_only_greetings_are_dropped(monkeypatch, capfd):
         b"E as the first letter of a user's line\n",
         b"no line's end",
     )
-    with tf_startup._without_greetings():
+    with tf_startup._without_startup_log():
         os.write(2, b"".join(lines))
     assert capfd.readouterr().err.encode() == b"".join(lines[3:])
 
     def fail() -> None:
-        with tf_startup._without_greetings():
+        with tf_startup._without_startup_log():
             os.write(2, b"".join(lines))
             raise ImportError
 

@@ -141,7 +141,7 @@ def test_removed_rows_go_from_the_evaluator(tmp_path, dataset):
     save: dict[str, Any] = {
         "step": 1,
         "ledger": trainer.ledger.state(),
-        "in_doubt": dict,
+        "partially_applied": dict,
         "progress": {},
     }
     manifest = trainer.saver.save(**save, final=True)

@@ -410,7 +410,7 @@ def test_base_and_deltas_equal_a_full_save_after_a_quiet_point(tmp_path, dataset
     save: dict[str, Any] = {
         "step": 1,
         "ledger": trainer.ledger.state(),
-        "in_doubt": dict,
+        "partially_applied": dict,
         "progress": {},
     }
     trainer.saver.save(**save, final=False)

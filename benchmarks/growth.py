@@ -43,9 +43,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import report
-from embedps import kernels
+from embedps import constants, kernels
 from embedps.console import command_line
 from embedps.tables import RowwiseAdagrad, ops
+from pipelines.splitmix import GOLDEN, mix
 
 DIM = 16
 SMALL_ROWS = 1_000_000
@@ -60,28 +61,21 @@ _EVICT_BYTES = 1 << 30
 _TOUCH_EVERY_SECS = 0.004
 _TOUCHED_PAGES = 1 << 16
 _INDEX_PART_BIT = 24
-"""The lowest bit of a row's hash that tells segments of an index apart (kernels/stripe.h)."""
+"""The lowest bit of a row's hash that tells segments of an index apart (kernels/store/stripe.h)."""
 
 
 def ids_of(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Distinct 64-bit ids of distinct numbers: SplitMix64's finalizer, which is a permutation."""
-    return _mix(numbers.astype(np.uint64)).view(np.int64)
-
-
-def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    with np.errstate(over="ignore"):
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    return mix(numbers.astype(np.uint64)).view(np.int64)
 
 
 def row_hashes(table: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    """uint64 [n], what decides a row's place, as kernels/hash.h has it."""
-    salt = 0xCBF29CE484222325
+    """uint64 [n], what decides a row's place, as in kernels/runtime/hash.h."""
+    salt = constants.FNV_OFFSET
     for byte in table.encode():
-        salt = (salt ^ byte) * 0x100000001B3 % 2**64
+        salt = (salt ^ byte) * constants.FNV_PRIME % 2**64
     with np.errstate(over="ignore"):
-        return _mix((ids.view(np.uint64) ^ np.uint64(salt)) + np.uint64(0x9E3779B97F4A7C15))
+        return mix((ids.view(np.uint64) ^ np.uint64(salt)) + np.uint64(GOLDEN))
 
 
 class OneTable:
@@ -235,7 +229,7 @@ def grow(table: OneTable, small: OneTable, rows: int) -> dict[str, Any]:
     return {
         "rows": table.rows,
         "secs": round(secs, 1),
-        "need_bytes": need,
+        "needed_bytes": need,
         "memory_bytes": table.memory_bytes(),
         "memory_ratio": round(table.memory_bytes() / need, 4),
         "resident_bytes": report.rss_bytes() - before,
@@ -266,7 +260,7 @@ def time_cold(small: OneTable, table: OneTable, rounds: int) -> dict[str, Any]:
             junk += 1.0
             micros[kind].append(asked.lookup(ids, insert=False) / len(ids) * 1e6)
     results: dict[str, Any] = {
-        "cold_micros_an_id": {kind: report.spread(values) for kind, values in micros.items()}
+        "cold_micros_per_id": {kind: report.spread(values) for kind, values in micros.items()}
     }
     for kind in ("anywhere", "stretch", "equal_misses"):
         ratios = [b / a for a, b in zip(micros["small"], micros[kind], strict=True)]
@@ -292,7 +286,7 @@ def show(results: dict[str, Any]) -> None:
         "bytes against rows + slots + ids", f"{results['memory_ratio']:.3f} x", "under 1.25 x"
     )
     table.add_row("resident bytes against the same", f"{results['resident_ratio']:.3f} x", "")
-    cold = results["cold_micros_an_id"]
+    cold = results["cold_micros_per_id"]
     lookups = {
         "equal_misses": ("cold lookup at equal misses", "under 1.3 x"),
         "stretch": ("cold lookup of rows of a stretch", ""),
@@ -340,7 +334,7 @@ def main(arguments: Sequence[str]) -> int:
             "environment": environment,
             "config": {
                 "dim": DIM,
-                "need_bytes_a_row": NEED_BYTES,
+                "needed_bytes_per_row": NEED_BYTES,
                 "rows_between_cuts": _ROWS_BETWEEN_CUTS,
                 "small_rows": SMALL_ROWS,
                 "rounds": options.rounds,

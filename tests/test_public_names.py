@@ -13,12 +13,17 @@ from tests.builders import ROOT
 NEED_NO_TENSORFLOW = (
     "Adagrad",
     "Callback",
+    "CheckpointConfig",
+    "ClusterConfig",
     "Dataset",
     "EarlyStopping",
+    "EvaluationConfig",
     "FeatureSpec",
+    "FitResult",
     "Ftrl",
     "Initializer",
     "LazyAdam",
+    "OptimizerConfig",
     "Recommender",
     "ReduceLearningRate",
     "RowwiseAdagrad",
@@ -29,7 +34,7 @@ NEED_NO_TENSORFLOW = (
     "errors",
     "follow",
 )
-NEED_TENSORFLOW = ("Trainer",)
+NEED_TENSORFLOW = ("LocalCluster", "Trainer")
 
 
 def test_these_are_the_public_names():

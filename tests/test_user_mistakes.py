@@ -40,7 +40,7 @@ def dataset(tmp_path_factory) -> Dataset:
 def trained(tmp_path_factory, dataset) -> Path:
     """A finished run of the tiny DLRM, as the command leaves it but for its scores."""
     model_dir = tmp_path_factory.mktemp("trained") / "model"
-    make_trainer(dataset, model_dir).run()
+    make_trainer(dataset, model_dir).fit()
     return model_dir
 
 

@@ -41,7 +41,7 @@ def build_target(test: Path, compiler: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     objects = []
     for source in linked_sources(test):
-        target = folder / f"{source.stem}.o"
+        target = folder / build.object_name(source)
         command = [compiler, *build.compile_flags(source), *_FLAGS, "-O1", "-g"]
         if not target.exists() or target.stat().st_mtime < _newest(source):
             subprocess.run([*command, "-c", str(source), "-o", str(target)], check=True)

@@ -71,7 +71,7 @@ def compile_test(test: Path, sanitizer: Sanitizer, folder: Path, compiler: str) 
     objects = []
     arrow = False
     for source in linked_sources(test):
-        target = folder / f"{source.stem}.o"
+        target = folder / build.object_name(source)
         objects.append(str(target))
         arrow = arrow or build.uses_arrow(source)
         if target.exists():

@@ -52,7 +52,7 @@ class RunConfig:
         """Gives both configs, every field."""
         known = self.model_config is not None
         return {
-            "train": dataclasses.asdict(self.config),
+            "train": self.config.to_options(),
             "model": dataclasses.asdict(self.model_config) if known else {},
         }
 
@@ -104,10 +104,10 @@ def check_dataset(dataset: Dataset, config: TrainConfig) -> None:
             f"config.data is {config.data!r}, but the dataset that is given lies in "
             f"{str(dataset.directory)!r}: they must be the same"
         )
-    split = dataset.splits.get("eval")
-    if config.eval != "none" and (split is None or not split.rows):
+    split, mode = dataset.splits.get("eval"), config.evaluation.mode
+    if mode != "none" and (split is None or not split.rows):
         raise UsageError(
-            f"{dataset.directory} has no rows in split 'eval', so --eval {config.eval} has nothing "
+            f"{dataset.directory} has no rows in split 'eval', so --eval {mode} has nothing "
             "to score: use --eval none, or make the dataset with --eval-fraction above 0"
         )
 
@@ -121,7 +121,7 @@ def chief_task(config: TrainConfig) -> dict[str, Any] | None:
     task = read_tf_config()
     if task is None:
         return None
-    if config.num_ps:
+    if config.cluster.num_ps:
         raise UsageError("--num-ps is of a local cluster; TF_CONFIG already names one")
     kind, index = task["task"]["type"], task["task"]["index"]
     if kind != "chief":
@@ -200,7 +200,7 @@ def read_run(model_dir: Path, *, model: str | None = None) -> RunConfig:
     path = model_dir / FILE_NAME
     try:
         content = json.loads(read_bytes(path))
-        config = TrainConfig(**content["train"])
+        config = TrainConfig.from_options(**content["train"])
         name, options = _model_of(config.model, content["model"], model, path)
         model_config = find_model(name).Config(
             **{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}

@@ -119,7 +119,7 @@ def test_optimizer_equals_tensorflow_where_it_has_one(optimizer, apply, dim, tmp
     accumulator = optimizer.settings().get("initial_accumulator", 0.0)
     slots = [
         tf.Variable(tf.fill(w.shape, np.float32(accumulator if name == "accumulator" else 0)))
-        for name in optimizer.slot_widths(dim)
+        for name in optimizer.optimizer_slot_widths(dim)
     ]
     for step, gradients, learning_rate in _steps(dim):
         batch = {"t": ids(*range(NUM_IDS))}

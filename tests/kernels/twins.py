@@ -68,7 +68,7 @@ class ReferenceRow:
         accumulator = _f(optimizer.settings().get("initial_accumulator", 0.0))
         self.slots: list[np.ndarray] = [
             np.full(width, accumulator if name == "accumulator" else 0.0)
-            for name, width in optimizer.slot_widths(len(initial)).items()
+            for name, width in optimizer.optimizer_slot_widths(len(initial)).items()
         ]
         self.updates = 0
 

@@ -28,7 +28,7 @@ from embedps.run.config import TrainConfig
 from embedps.training.trainer import Trainer
 from models import dlrm
 
-config = TrainConfig(
+config = TrainConfig.from_options(
     data=sys.argv[1],
     model_dir=sys.argv[2],
     num_ps=2,
@@ -43,7 +43,7 @@ config = TrainConfig(
 )
 small = dlrm.Config(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,))
 if __name__ == "__main__":
-    summary = Trainer.from_config(config, small).run()
+    summary = Trainer.from_config(config, small).fit().summary
     print("stopped early:", summary["stopped_early"])
 """
 
@@ -78,7 +78,7 @@ def make(config, dataset):
 
 if __name__ == "__main__":
     config = TrainConfig(data=sys.argv[1], model_dir=sys.argv[2], batch_size=64, unit_rows=512)
-    print(Trainer(make(None, Dataset.open(config.data)), Dataset.open(config.data), config).run())
+    print(Trainer(make(None, Dataset.open(config.data)), Dataset.open(config.data), config).fit())
 """
 
 MODULE = """
@@ -153,7 +153,11 @@ def test_script_gets_a_cluster_an_evaluator_and_its_stop_and_leaves_what_others_
     assert len(evaluations_of(model_dir)) >= 3
 
     run = read_run(model_dir)
-    assert (run.config.model, run.config.num_ps, run.config.num_shards) == ("dlrm", 2, 3)
+    assert (run.config.model, run.config.cluster.num_ps, run.config.cluster.num_shards) == (
+        "dlrm",
+        2,
+        3,
+    )
     assert run.model_config == TINY_DLRM
     assert summary_of(model_dir)["config"] == json.loads((model_dir / "config.json").read_text())
     code, out, err = python("-m", "embedps.evaluate", "--model-dir", model_dir, "--once")
@@ -221,9 +225,9 @@ def test_evaluator_that_ends_for_good_is_one_line_and_the_summary_is_written(tmp
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("num_ps", 2, "config.num_ps is 2, but the cluster that is given has 0"),
-        ("num_workers", 3, "config.num_workers is 3, but the cluster that is given has 2"),
-        ("num_shards", 5, "config.num_shards is 5, but the cluster that is given has 4"),
+        ("num_ps", 2, "config.cluster.num_ps is 2, but the cluster that is given has 0"),
+        ("num_workers", 3, "config.cluster.num_workers is 3, but the cluster that is given has 2"),
+        ("num_shards", 5, "config.cluster.num_shards is 5, but the cluster that is given has 4"),
         ("data", "elsewhere", "config.data is 'elsewhere', but the dataset that is given lies in"),
         ("model", "mine", "config.model is 'mine', but the recommender was made by module dlrm"),
     ],
@@ -284,7 +288,7 @@ def test_model_that_no_other_process_can_get_is_refused_before_anything_is_train
     )
     config = make_config(dataset, tmp_path, eval="sidecar")
     with pytest.raises(UsageError, match=r"cannot be sent there \(TypeError: .*lock.*\): put the"):
-        Trainer(unsendable, dataset, config).run()
+        Trainer(unsendable, dataset, config).fit()
     assert not list(tmp_path.glob("manifests/*"))
 
 
@@ -306,7 +310,7 @@ def test_run_that_would_score_nothing_is_refused_at_its_start(tmp_path, unscored
 
 
 def test_run_that_is_not_scored_needs_no_eval_rows(tmp_path, unscored):
-    summary = Trainer(make_dlrm(unscored), unscored, make_config(unscored, tmp_path)).run()
+    summary = Trainer(make_dlrm(unscored), unscored, make_config(unscored, tmp_path)).fit().summary
     assert summary["finished"]
     assert summary["evaluation"] is None
 

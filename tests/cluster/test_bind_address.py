@@ -18,10 +18,10 @@ PROGRAM = """
 import sys
 import tensorflow as tf
 from embedps.cluster import bind_address
-listen.listen_at(sys.argv[1])
+bind_address.listen_at(sys.argv[1])
 server = tf.distribute.Server(tf.train.ClusterSpec({"ps": [sys.argv[1]]}), job_name="ps")
-listen.check_listening(sys.argv[1])
-print("at", *(f"{host}|{port}" for host, port in listen.listening_addresses()))
+bind_address.check_listening(sys.argv[1])
+print("at", *(f"{host}|{port}" for host, port in bind_address.listening_addresses()))
 """
 
 
@@ -106,10 +106,10 @@ CLIENT = """
 import json, sys
 from pathlib import Path
 from embedps.cluster import bind_address
-from embedps.cluster import local_processes
-cluster, processes = local.start(num_ps=1, num_workers=1, num_shards=0, log_dir=Path(sys.argv[1]))
+from embedps.cluster import local_cluster
+cluster, processes = local_cluster.start(num_ps=1, num_workers=1, num_shards=0, log_dir=Path(sys.argv[1]))
 pids = [processes.pid(job, 0) for job in ("ps", "worker")]
-print("found", json.dumps({"pids": pids, "client": listen.listening_addresses()}), flush=True)
+print("found", json.dumps({"pids": pids, "client": bind_address.listening_addresses()}), flush=True)
 sys.stdin.readline()
 cluster.close()
 """

@@ -5,15 +5,21 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-GOLDEN = 0x9E3779B97F4A7C15
+from embedps import constants
+
+GOLDEN = constants.SPLITMIX_INCREMENT
+_FIRST, _SECOND = map(np.uint64, constants.SPLITMIX_MULTIPLIERS)
+_INVERSE_OF_FIRST, _INVERSE_OF_SECOND = (
+    np.uint64(pow(multiplier, -1, 1 << 64)) for multiplier in constants.SPLITMIX_MULTIPLIERS
+)
 
 
 def mix(h: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Applies splitmix64's finalizer in place; returns `h`."""
     h ^= h >> np.uint64(30)
-    h *= np.uint64(0xBF58476D1CE4E5B9)
+    h *= _FIRST
     h ^= h >> np.uint64(27)
-    h *= np.uint64(0x94D049BB133111EB)
+    h *= _SECOND
     h ^= h >> np.uint64(31)
     return h
 
@@ -25,6 +31,6 @@ def seed_hashes(seed: int, num: int) -> NDArray[np.uint64]:
 
 def unmix(h: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Inverts `mix`; does not change `h`."""
-    h = (h ^ (h >> np.uint64(31)) ^ (h >> np.uint64(62))) * np.uint64(0x319642B2D24D8EC3)
-    h = (h ^ (h >> np.uint64(27)) ^ (h >> np.uint64(54))) * np.uint64(0x96DE1B173F119089)
+    h = (h ^ (h >> np.uint64(31)) ^ (h >> np.uint64(62))) * _INVERSE_OF_SECOND
+    h = (h ^ (h >> np.uint64(27)) ^ (h >> np.uint64(54))) * _INVERSE_OF_FIRST
     return np.asarray(h ^ (h >> np.uint64(30)) ^ (h >> np.uint64(60)))

@@ -1,7 +1,7 @@
-"""Writes the fuzzers' seeds, small valid files of each format: `python -m tools.fuzz_seeds`.
+"""Writes the fuzzers' seeds: `python -m tools.fuzz_seeds`.
 
-They go to tests/fuzz_seeds/<target>/; what a fuzzer found lies beside them, by a name that begins
-with `found-`, and stays.
+They are small valid files of each format, in tests/fuzz_seeds/<target>/. Files there whose names
+begin with `found-` come from a fuzzer; this command keeps them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embedps import constants
 from embedps.checkpoint.format.dense import write_dense
 from embedps.checkpoint.format.manifest import FileEntry, Manifest, SaveSet
 from embedps.checkpoint.format.manifest_json import to_json
@@ -31,7 +32,7 @@ _CHECKSUM = "0123456789abcdef"
 
 
 def main() -> int:
-    """Writes all of them anew."""
+    """Writes all seeds."""
     for write in (_row_files, _parquet, _dense, _manifests, _datasets, _leases, _runs, _scores):
         write()
     return 0
@@ -56,8 +57,13 @@ def _row_files() -> None:
         "frequency": pa.uint32(),
         "removed": pa.bool_(),
     }
-    metadata = {"embedps.row_file": "1", "embedps.num_tables": str(len(_TABLES))}
-    metadata |= {f"embedps.table.{i}": name for i, name in enumerate(_TABLES)}
+    metadata = {
+        constants.ROW_FILE_VERSION_KEY: constants.ROW_FILE_VERSION,
+        constants.ROW_FILE_NUM_TABLES_KEY: str(len(_TABLES)),
+    }
+    metadata |= {
+        f"{constants.ROW_FILE_TABLE_KEY_PREFIX}{i}": name for i, name in enumerate(_TABLES)
+    }
     schema = pa.schema([pa.field(n, t, nullable=False) for n, t in types.items()], metadata)
     rows = 5
     values = pa.array(np.arange(2 * rows, dtype=np.float32))
@@ -150,7 +156,9 @@ def _manifests() -> None:
         return FileEntry(path=path, bytes=100, rows=2, removed=1, xxh3_64=_CHECKSUM)
 
     def save(kind: Any, number: int) -> SaveSet:
-        files = tuple(entry(f"{kind}-{number}/g/shard-{i}-of-2.arrow") for i in range(2))
+        files = tuple(
+            entry(f"{kind}-{number}/g/{constants.shard_file_name(i, 2)}") for i in range(2)
+        )
         since = number - 2 if kind == "delta" else None
         return SaveSet(kind=kind, number=number, step=10 * number, since=since, files=files)
 

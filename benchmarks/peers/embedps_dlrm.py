@@ -1,8 +1,8 @@
-"""embedps itself: the trainer's own unit, embedded or on a local cluster.
+"""Measures embedps itself: the trainer's own unit function, embedded or on a local cluster.
 
-Settings: num_ps (0 is embedded), num_workers, shuffle, overlap. It reads its examples from Parquet
-as it trains, with shuffling as in a run; the peers have theirs in memory. The rows of all examples
-are made before any is timed: the peers' tables have a row for every id from the start.
+Settings: num_ps (0 is embedded), num_workers, shuffle, overlap. It reads and shuffles its examples
+from Parquet while it trains, as in a run; the peers have theirs in memory. The rows of all examples
+exist before the measurement, because the peers' tables have a row for every id from the start.
 """
 
 from __future__ import annotations
@@ -19,26 +19,25 @@ import embedps  # noqa: F401  before TensorFlow: it chooses the Keras
 import tensorflow as tf
 
 from benchmarks.peers import embedps_files, protocol
-from embedps.cluster import local_cluster
 from embedps.cluster.embedded import EmbeddedCluster
 from embedps.cluster.interface import Cluster
+from embedps.cluster.local_cluster import LocalCluster
 from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.recommender import Recommender
 from embedps.engine.unit_functions import make_train_unit
-from embedps.run.config import TrainConfig
+from embedps.run.cluster_config import ClusterConfig
 from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.optimizers import make as make_optimizer
-from models.dlrm import Config
-from models.dlrm_network import DLRM
+from models.dlrm import Config, build
 
-_STEPS_A_UNIT = 16
+_STEPS_PER_UNIT = 16
 _INSERT_ROWS = 32768
 _containers = itertools.count()
 
 
 class Embedps:
-    """Tables for each sparse optimizer, a network for each variant."""
+    """Trains with one set of tables per sparse optimizer, and one network per variant."""
 
     def __init__(self, work: protocol.Work, cluster: Cluster) -> None:
         self._work = work
@@ -46,7 +45,7 @@ class Embedps:
         self._collections: dict[str, EmbeddingCollection] = {}
         self._checkpoints: embedps_files.Checkpoints | None = None
         self._names = [f"C{i + 1}" for i in range(len(work.cardinalities))]
-        self.network: Any = None  # of the variant that was prepared last
+        self.network: Any = None  # the network of the variant prepared last
 
     def __del__(self) -> None:
         for collection in self._collections.values():
@@ -60,7 +59,7 @@ class Embedps:
             return protocol.checkpointer(self._checkpoints, variant.kind)
         config = Config(
             embedding_dim=self._work.dim,
-            bottom_mlp=tuple(self._work.bottom_mlp[:-1]),  # DLRM adds the one of dim
+            bottom_mlp=tuple(self._work.bottom_mlp[:-1]),  # DLRM adds the layer of dim
             top_mlp=tuple(self._work.top_mlp[:-1]),  # and the logit
             sparse_optimizer=variant.kind,
             compute_dtype=variant.precision,
@@ -79,7 +78,7 @@ class Embedps:
         return prepare(variant, recommender, collection)
 
     def _make_rows(self, collection: EmbeddingCollection) -> None:
-        """Looks every id up once."""
+        """Looks every id up once, which creates its row."""
 
         @tf.function
         def insert(ids: tf.Tensor) -> tf.Tensor:
@@ -101,15 +100,15 @@ class Embedps:
             ),
             features=tuple(FeatureSpec(name=n, table=n) for n in names),
             numerics=tuple(f"I{i + 1}" for i in range(self._work.num_numerics)),
-            build=lambda: DLRM(config),
-            wire_dtype=config.dtype_between_tasks,
+            build=lambda: build(config, has_numerics=True),
+            wire_dtype=config.resolved_wire_dtype,
         )
 
     def _train(
         self, variant: protocol.Variant, recommender: Recommender, collection: EmbeddingCollection
     ) -> protocol.Measure:
         rows = len(self._work.labels)
-        unit_rows = min(rows, _STEPS_A_UNIT * variant.batch)
+        unit_rows = min(rows, _STEPS_PER_UNIT * variant.batch)
         shuffle = self._work.settings.get("shuffle", True)
         dense = "sgd" if variant.kind == "sgd" else "adagrad"
         with self._cluster.scope():
@@ -122,28 +121,28 @@ class Embedps:
             collection,
             self._cluster.strategy,
             recommender.input(batch_rows=variant.batch, shuffle_rows=unit_rows if shuffle else 0),
-            overlap=self._work.settings.get("overlap", TrainConfig.overlap),
+            overlap=self._work.settings.get("overlap", ClusterConfig.overlap),
         )
         path = tf.constant(str(self._work.folder / "batches.parquet"))
         numbers = itertools.count()
-        units_a_sec = 1.0
+        units_per_sec = 1.0
 
         def schedule() -> Any:
             unit = next(numbers)
             first = unit * unit_rows % (rows - unit_rows + 1)
-            of_unit = (first, unit_rows, unit, unit * _STEPS_A_UNIT)
+            of_unit = (first, unit_rows, unit, unit * _STEPS_PER_UNIT)
             arguments = [tf.constant(n, tf.int64) for n in of_unit]
             return self._cluster.schedule(train_unit, (path, *arguments, tf.constant(0.01)))
 
         def measure(secs: float) -> dict[str, float]:
-            nonlocal units_a_sec
-            units = max(self._cluster.num_workers, round(secs * units_a_sec))
+            nonlocal units_per_sec
+            units = max(self._cluster.num_workers, round(secs * units_per_sec))
             began = time.perf_counter()
             running: collections.deque[Any] = collections.deque(schedule() for _ in range(units))
             while running:
                 self._cluster.fetch(running.popleft())
             took = time.perf_counter() - began
-            units_a_sec = units / took
+            units_per_sec = units / took
             return {"examples": units * unit_rows, "secs": took}
 
         return measure
@@ -181,10 +180,9 @@ def _make(work: protocol.Work) -> Embedps:
     if _cluster is None:
         num_ps, num_workers = work.settings.get("num_ps", 0), work.settings.get("num_workers", 1)
         if num_ps:
-            _cluster, _ = local_cluster.start(
+            _cluster = LocalCluster(
                 num_ps=num_ps,
                 num_workers=num_workers,
-                num_shards=0,
                 log_dir=work.folder / "logs",
             )
         else:

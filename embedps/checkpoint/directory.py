@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
 
+from embedps import constants
 from embedps.checkpoint.format.manifest import FileEntry, Manifest, SaveKind
 from embedps.checkpoint.format.manifest_json import from_json, to_json
 from embedps.errors import CheckpointError, CorruptCheckpointError, DirectoryTakenError
@@ -67,7 +68,7 @@ class CheckpointDirectory:
         """Returns the path where a shard writes its rows of a group."""
         if group != PurePosixPath(group).name:
             raise CheckpointError(f"a group's name must be a file name but is {group!r}")
-        return self.path / f"{kind}-{number}" / group / f"shard-{shard}-of-{num_shards}.arrow"
+        return self.path / f"{kind}-{number}" / group / constants.shard_file_name(shard, num_shards)
 
     def relative(self, path: Path) -> str:
         """Returns a path of the directory as a manifest names it."""

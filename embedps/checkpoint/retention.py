@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from embedps import constants
 from embedps.checkpoint.chain import position_of, shortest_path
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
@@ -226,7 +227,7 @@ def _remove_manifests(
         file_io.rename(aside.pop(number), directory.manifest_path(number))
     for path in aside.values():
         file_io.unlink(path)
-    for path in directory.manifests_dir.glob(f"*{file_io.TEMPORARY_SUFFIX}"):
+    for path in directory.manifests_dir.glob(f"*{constants.TEMPORARY_SUFFIX}"):
         file_io.unlink(path)
     file_io.sync_directory(directory.manifests_dir)
     return sorted(aside)

@@ -40,8 +40,8 @@ def listen_at(address: str) -> None:
     if not ip.is_unspecified:
         _check_local(ip, address)
     library = ctypes.CDLL(str(build.build()))
-    library.embedps_listen_on.argtypes = [ctypes.c_char_p]
-    library.embedps_listen_on(b"" if ip.is_unspecified else str(ip).encode())
+    library.embedps_set_bind_address.argtypes = [ctypes.c_char_p]
+    library.embedps_set_bind_address(b"" if ip.is_unspecified else str(ip).encode())
 
 
 def check_listening(address: str) -> None:

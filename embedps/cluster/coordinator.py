@@ -82,8 +82,8 @@ class CoordinatorCluster:
         if not jobs.get("ps") or not jobs.get("worker"):
             raise UsageError(f"a cluster must have at least a ps and a worker but has {jobs}")
         kernels.load()
-        tf_logging.own_errors_alone()
-        # The chief serves too: workers and parameter servers send it requests.
+        tf_logging.silence_python_logging()
+        # The client serves too: workers and parameter servers call it back.
         own = spec.task_address("chief", 0) if "chief" in jobs else None
         if own is not None:
             listen_at(own)

@@ -22,7 +22,7 @@ class EmbeddedCluster:
 
     def __init__(self, *, num_workers: int = 1, num_shards: int = 1) -> None:
         kernels.load()
-        tf_logging.own_errors_alone()
+        tf_logging.silence_python_logging()
         self.strategy = tf.distribute.get_strategy()
         self.shard_devices: Sequence[str] = ["/device:CPU:0"] * num_shards
         self.num_workers = num_workers

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from embedps.cluster.health import TaskId, wait_until_serving
 from embedps.cluster.interface import ScheduledCall
-from embedps.console.process_logs import how_it_ended, last_line
+from embedps.console.child_process import ChildProcess, how_it_ended
 from embedps.errors import ClusterError, ServerLostError
 
 _TICK_SECS = 0.2
@@ -44,14 +43,13 @@ class LocalProcesses:
         self.restarts = 0  # how often a worker was restarted
         self._log_dir = log_dir
         self._grace_secs = grace_secs
-        self._processes: dict[TaskId, subprocess.Popen[bytes]] = {}
+        self._processes: dict[TaskId, ChildProcess] = {}
         self._deaths: dict[TaskId, int] = {}  # since the task last finished a unit
         self._units: dict[int, ScheduledCall] = {}  # by the worker that runs it
         self._closed = threading.Event()
-        self._lock = threading.Lock()  # no process starts after close
         for job, count in (("ps", num_ps), ("worker", num_workers)):
             for index in range(count):
-                self._spawn((job, index))
+                self._start((job, index))
 
     def pid(self, job: str, index: int) -> int:
         """Returns the process id of a task."""
@@ -97,13 +95,12 @@ class LocalProcesses:
             if job == "ps":
                 return ServerLostError(f"parameter server {index} ended {how_it_ended(code)}")
             if code != 0 and (cause := self._count_death(task)):
-                log = self._log(*task)
                 return ClusterError(
-                    f"worker {index} ended {how_it_ended(code)}, {cause}: {last_line(log)}; "
-                    f"see {log}"
+                    f"worker {index} ended {how_it_ended(code)}, {cause}: {process.last_line()}; "
+                    f"see {process.log}"
                 )
             self.restarts += 1
-            self._spawn(task)
+            process.start()
         return None
 
     def _count_death(self, task: TaskId) -> str:
@@ -129,15 +126,16 @@ class LocalProcesses:
         """
 
         def check(task: TaskId) -> None:
-            code = self._processes[task].poll()
+            process = self._processes[task]
+            code = process.poll()
             if code is None:
                 return
             if code > 0 or (code < 0 and self._count_death(task)):
                 raise ClusterError(
                     f"{task[0]} {task[1]} ended {how_it_ended(code)} before it served: "
-                    f"{last_line(self._log(*task))}; see {self._log(*task)}"
+                    f"{process.last_line()}; see {process.log}"
                 )
-            self._spawn(task)  # killed, or shut down: it had no state yet
+            process.start()  # killed, or shut down: it had no state yet
 
         wait_until_serving(
             {(job, index): self.cluster[job][index] for job, index in self._processes},
@@ -148,38 +146,24 @@ class LocalProcesses:
     def close(self) -> None:
         """Kills the processes and waits for their ends."""
         self._closed.set()
-        with self._lock:
-            for process in self._processes.values():
-                process.kill()
-            for process in self._processes.values():
-                process.wait()
+        for process in self._processes.values():
+            process.kill()
+        for process in self._processes.values():
+            process.close()
 
-    def _log(self, job: str, index: int) -> Path:
-        return self._log_dir / f"{job}-{index}.log"
-
-    def _spawn(self, task: TaskId) -> None:
+    def _start(self, task: TaskId) -> None:
         job, index = task
         config = {"cluster": self.cluster, "task": {"type": job, "index": index}}
-        environment = dict(
-            os.environ,
-            TF_CONFIG=json.dumps(config),
-            EMBEDPS_PARENT_PID=str(os.getpid()),
-            PYTHONUNBUFFERED="1",
-        )
+        environment = dict(os.environ, TF_CONFIG=json.dumps(config))
         # Puts tensors in huge pages: a step touches more 4 KiB pages than the TLB holds.
         environment.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
         # Limits threads per op. The number of concurrent ops needs no limit: most wait for RPCs.
         environment.setdefault("TF_NUM_INTRAOP_THREADS", str(self._num_threads[job]))
-        with self._lock, open(self._log(job, index), "ab") as log:
-            if self._closed.is_set():
-                return
-            self._processes[task] = subprocess.Popen(
-                [sys.executable, "-m", "embedps.server", f"--grace-secs={self._grace_secs}"],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        self._processes[task] = ChildProcess(
+            ["-m", "embedps.server", f"--grace-secs={self._grace_secs}"],
+            log=self._log_dir / f"{job}-{index}.log",
+            environment=environment,
+        )
 
 
 def _num_cores() -> int:

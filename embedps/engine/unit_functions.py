@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 
-from embedps.console.tf_logging import own_words
+from embedps.console.tf_logging import op_error_text
 from embedps.data.unit_reader import Batch, UnitReader
 from embedps.engine.recommender import Recommender
 from embedps.engine.step_exchange import StepInputs, make_step_exchange
@@ -148,11 +148,11 @@ def explain(error: BaseException) -> BaseException:
     # Cancelled: a function that ran beside the one that met the lost server.
     lost = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
     if isinstance(error, lost) or cluster_coordinator._is_ps_failure(error):
-        why = own_words(str(getattr(error, "message", error)))[:200] or type(error).__name__
+        why = op_error_text(str(getattr(error, "message", error)))[:200] or type(error).__name__
         return ServerLostError(f"a parameter server is lost ({why})")
     wrong = tf.errors.DataLossError | tf.errors.NotFoundError | tf.errors.InvalidArgumentError
     if isinstance(error, wrong) and ".parquet" in error.message:
-        return DatasetError(f"{own_words(error.message)}: make the dataset again")
+        return DatasetError(f"{op_error_text(error.message)}: make the dataset again")
     if isinstance(error, tf.errors.DataLossError | tf.errors.NotFoundError):
-        return DatasetError(own_words(error.message))
+        return DatasetError(op_error_text(error.message))
     return error

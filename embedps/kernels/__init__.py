@@ -1,4 +1,4 @@
-"""The C++ kernels as TensorFlow ops, built when stale and loaded once a process."""
+"""The C++ kernels as TensorFlow ops, built if they are stale and loaded once per process."""
 
 import ctypes
 import functools
@@ -10,9 +10,9 @@ from embedps.errors import KernelBuildError
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The loaded kernels' plain C functions: `embedps_leave`, `embedps_released`, ...
+    """Returns the kernels' plain C functions: `embedps_leave`, `embedps_released` and so on.
 
-    Needs no more of TensorFlow than `startup.import_runtime`.
+    Needs no more of TensorFlow than `tf_startup.import_runtime`.
     """
     path = _load_into_runtime()
     functions = ctypes.CDLL(str(path))
@@ -25,11 +25,11 @@ def library() -> ctypes.CDLL:
 def load() -> Any:
     """Loads the kernels into this process's TensorFlow.
 
-    Every process that runs an op of embedps must call this, or `library`, before its
-    tf.distribute.Server starts, or the ops are "not registered" there.
+    A process that runs ops of embedps must call this, or `library`, before its
+    tf.distribute.Server starts. Otherwise TensorFlow reports the ops as "not registered".
 
     Returns:
-      The module of generated op functions (`embedps_lookup` and so on).
+      The module with the generated op functions: `embedps_lookup` and so on.
 
     Raises:
       KernelBuildError: the library cannot be built or loaded.
@@ -42,7 +42,7 @@ def load() -> Any:
 
 @functools.cache
 def _load_into_runtime() -> Path:
-    """Registers the ops and kernels with TensorFlow's runtime; gives the library's path.
+    """Registers the ops and kernels with TensorFlow's runtime. Returns the library's path.
 
     Raises:
       KernelBuildError: the library cannot be built or loaded.
@@ -52,11 +52,11 @@ def _load_into_runtime() -> Path:
     )  # not above: `python -m embedps.kernels.build` runs it
 
     path = _build.build(verbose=True)
-    # TensorFlow's first import, where it was not: it reads what embedps/__init__.py sets.
+    # Imported late: TensorFlow reads environment variables that embedps/__init__.py sets.
     from tensorflow.python.client import pywrap_tf_session
     from tensorflow.python.framework import errors
 
-    # A wheel built elsewhere knows the libraries by name only: have them loaded already.
+    # A wheel that was built elsewhere finds the libraries by name only: load them first.
     ctypes.CDLL(str(_build.arrow_library("libparquet")), mode=ctypes.RTLD_LOCAL)
     try:
         pywrap_tf_session.TF_LoadLibrary(str(path))

@@ -1,8 +1,8 @@
 """Builds the C++ kernels against the headers of the installed TensorFlow and pyarrow wheels.
 
-`python -m embedps.kernels.build` builds what changed; `pip install -e .` and the first import of
-the kernels do the same. What is built is known by a digest over sources, flags and wheel versions,
-so nothing is compiled twice and a new pyarrow major version is never met with an old library.
+`python -m embedps.kernels.build` compiles changed sources. `pip install -e .` and the first import
+of the kernels do the same. A digest over sources, flags and wheel versions identifies a build. So
+nothing is compiled twice, and a new major version of pyarrow never meets an old library.
 """
 
 import concurrent.futures
@@ -31,14 +31,14 @@ _COMMON_FLAGS = (
     "-fvisibility=hidden",
     "-Wall",
     "-Wno-sign-compare",
-    "-Wno-restrict",  # GCC 12 warns of std::string + in vain (GCC bug 105651)
+    "-Wno-restrict",  # GCC 12 warns wrongly of std::string + (GCC bug 105651)
     "-D_GLIBCXX_USE_CXX11_ABI=1",
     "-DEIGEN_MAX_ALIGN_BYTES=64",
 )
 
 
 def library_sources() -> list[Path]:
-    """Lists the translation units of the library: every .cc of the rooms but tests."""
+    """Lists the sources of the library: every .cc of the rooms except tests."""
     return sorted(p for p in HERE.glob("*/*.cc") if not p.name.endswith("_test.cc"))
 
 
@@ -48,13 +48,13 @@ def headers() -> list[Path]:
 
 
 def uses_arrow(source: Path) -> bool:
-    """Whether a source includes Arrow's headers, which want C++20; TensorFlow's want C++17."""
+    """Tells whether a source includes Arrow's headers: these need C++20, TensorFlow's C++17."""
     text = source.read_text()
     return "#include <arrow/" in text or "#include <parquet/" in text
 
 
 def package_dir(name: str) -> Path:
-    """Where an installed package lies, found without importing it."""
+    """Finds the folder of an installed package without importing it."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         raise KernelBuildError(
@@ -65,15 +65,15 @@ def package_dir(name: str) -> Path:
 
 
 def arrow_library(stem: str) -> Path:
-    """The wheel's shared library `stem`, whose name carries pyarrow's major version."""
+    """Finds a shared library of the pyarrow wheel; its name ends with the major version."""
     found = sorted(package_dir("pyarrow").glob(f"{stem}.so.*"))
     if not found:
-        raise KernelBuildError(f"the pyarrow wheel holds no {stem}.so.*: reinstall pyarrow")
+        raise KernelBuildError(f"the pyarrow wheel has no {stem}.so.*: reinstall pyarrow")
     return found[0]
 
 
 def compile_flags(source: Path) -> list[str]:
-    """The compiler's flags for one source of the library."""
+    """Returns the compiler's flags for one source of the library."""
     if uses_arrow(source):
         includes = ["-std=c++20", "-isystem", str(package_dir("pyarrow") / "include")]
     else:
@@ -82,14 +82,14 @@ def compile_flags(source: Path) -> list[str]:
 
 
 def link_flags() -> list[str]:
-    """The linker's flags: the wheels' own libraries, found again at run time beside or by path."""
+    """Returns the linker's flags; they also say where to find the wheels' libraries at run time."""
     tensorflow = package_dir("tensorflow")
     pyarrow = package_dir("pyarrow")
     return [
         str(tensorflow / "libtensorflow_framework.so.2"),
         str(arrow_library("libparquet")),
         str(arrow_library("libarrow")),
-        # Site-packages beside an installed embedps first, then the environment that built it.
+        # First site-packages beside an installed embedps, then the environment that built it.
         "-Wl,-rpath,$ORIGIN/../../tensorflow:$ORIGIN/../../pyarrow",
         f"-Wl,-rpath,{tensorflow}:{pyarrow}",
         "-pthread",
@@ -108,7 +108,7 @@ def _compiler() -> str:
 
 
 def digest() -> str:
-    """What the library would be built from: sources, flags and the wheels' versions."""
+    """Computes the digest of sources, flags and wheel versions."""
     h = hashlib.sha256()
     for path in sorted([*headers(), *library_sources(), Path(__file__)]):
         h.update(path.relative_to(HERE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
@@ -119,16 +119,21 @@ def digest() -> str:
 
 
 def _file_digest(source: Path, command: list[str]) -> str:
-    """Over one source, every header and its command: enough to know when an object is stale."""
+    """Computes the digest of one source, all headers and the command, to find stale objects."""
     h = hashlib.sha256(repr(command).encode())
     for path in [source, *headers()]:
         h.update(path.read_bytes())
     return h.hexdigest()
 
 
+def object_name(source: Path) -> str:
+    """Names a source's object file; two rooms may have sources of one name."""
+    return "-".join(source.relative_to(HERE).with_suffix(".o").parts)
+
+
 def _compile(source: Path, folder: Path, compiler: str) -> Path:
-    target = folder / (source.stem + ".o")
-    stamp = folder / (source.stem + ".digest")
+    target = folder / object_name(source)
+    stamp = target.with_suffix(".digest")
     command = [compiler, *compile_flags(source), "-c", str(source), "-o", str(target)]
     wanted = _file_digest(source, command)
     if target.exists() and stamp.exists() and stamp.read_text() == wanted:
@@ -150,21 +155,22 @@ def _run(command: list[str], what: str) -> None:
 
 
 def is_current() -> bool:
-    """Whether the library on disk is the one these sources and wheels would give."""
+    """Tells whether the library on disk was built from these sources and wheels."""
     return LIBRARY.exists() and _STAMP.exists() and _STAMP.read_text() == digest()
 
 
 def build(*, verbose: bool = False) -> Path:
-    """Builds the kernels if they are stale; safe to call from several processes at once.
+    """Builds the kernels if they are stale. Several processes may call it at once.
 
     Args:
-      verbose: say on stderr what is built.
+      verbose: print to stderr what it builds.
 
     Returns:
-      The shared library's path.
+      The path of the shared library.
 
     Raises:
-      KernelBuildError: no compiler, no TensorFlow or pyarrow, or a source does not compile.
+      KernelBuildError: the compiler, TensorFlow or pyarrow is missing, or a source does not
+        compile.
     """
     if is_current():
         return LIBRARY
@@ -196,7 +202,7 @@ def build(*, verbose: bool = False) -> Path:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`python -m embedps.kernels.build`."""
+    """Runs `python -m embedps.kernels.build`."""
     command_line.Parser(prog="python -m embedps.kernels.build", description=__doc__).parse_args(
         arguments
     )

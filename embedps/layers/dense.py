@@ -1,4 +1,7 @@
-"""Layers of a dense network whose plain-TensorFlow twins spend most of their time moving bytes."""
+"""Layers of a dense network that are faster than their equivalents in plain TensorFlow.
+
+The equivalents spend most of their time moving bytes.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,11 +15,12 @@ from embedps.errors import UsageError
 
 
 class MLP(tfrs.layers.blocks.MLP):
-    """Dense layers with ReLU between them, over inputs side by side.
+    """Dense layers with ReLU between them, over concatenated inputs.
 
-    The weights are float32, with the names and first values of tfrs.layers.blocks.MLP. In bfloat16
-    all layers are one op forward and one backward: products of bfloat16, summed in float32;
-    activations and the gradients between layers are bfloat16, the weights' gradients float32.
+    The weights are float32 and have the names and initial values of tfrs.layers.blocks.MLP. With
+    bfloat16, all layers are one op forward and one op backward. It multiplies bfloat16 and sums
+    float32. Activations and the gradients between layers are bfloat16. The weights' gradients are
+    float32.
     """
 
     def __init__(
@@ -31,14 +35,13 @@ class MLP(tfrs.layers.blocks.MLP):
         """Declares the layers.
 
         Args:
-          units: outputs of each layer.
-          final_activation: "relu" or None, of the last layer.
+          units: the number of outputs of each layer.
+          final_activation: "relu" or None, for the last layer.
           compute_dtype: one of dtypes.COMPUTE_DTYPES.
-          out_dtype: of the output; by default the compute dtype.
+          out_dtype: the output's dtype; by default the compute dtype.
 
         Raises:
-          UsageError: a dtype or the final activation is not one of these, or a layer has no
-            outputs.
+          UsageError: a dtype or the final activation is another one, or a layer has no outputs.
         """
         if not units or min(units) < 1:
             raise UsageError(f"an MLP's layers must have at least 1 output but got {list(units)}")
@@ -46,21 +49,21 @@ class MLP(tfrs.layers.blocks.MLP):
         check_compute_dtype(out_dtype or compute_dtype)
         if final_activation not in (None, "relu"):
             raise UsageError(f"final_activation must be None or 'relu' but got {final_activation}")
-        # Inputs come as they are: a cast of what is bfloat16 already would only cost time.
+        # No autocast: Keras would cast bfloat16 inputs to float32, which only costs time.
         super().__init__(list(units), final_activation=final_activation, autocast=False, **kwargs)
         self._final_relu = final_activation == "relu"
         self._in_bfloat16 = compute_dtype == "bfloat16"
         self._out_dtype = tf.as_dtype(out_dtype or compute_dtype)
 
     def build(self, input_shape: Any) -> None:
-        """Makes the weights, named as a call of the layers would.
+        """Makes the weights, with the names that calling the layers would give them.
 
         Raises:
           UsageError: the inputs have no columns.
         """
         shapes = [input_shape] if isinstance(input_shape, tf.TensorShape) else input_shape
         width = sum(shape[-1] for shape in shapes)
-        if width == 0:  # a product over nothing ends the process in some of TensorFlow's kernels
+        if width == 0:  # some of TensorFlow's kernels crash on a product over nothing
             raise UsageError(
                 f"an MLP's inputs must have at least 1 column but {self.name}'s have none: leave "
                 "it out where there is nothing to compute with"
@@ -75,7 +78,7 @@ class MLP(tfrs.layers.blocks.MLP):
         """Computes the layers.
 
         Args:
-          inputs: float32 or bfloat16 [batch, n], or several of one batch.
+          inputs: float32 or bfloat16 [batch, n], or several of them to concatenate.
 
         Returns:
           out_dtype [batch, units[-1]].
@@ -100,19 +103,19 @@ def _mlp_gradient(op: tf.Operation, upstream: tf.Tensor, _: tf.Tensor) -> list[t
     num_layers = op.get_attr("num_layers")
     num_inputs = len(op.get_attr("input_types"))
     inputs = list(op.inputs)
-    # What a tape does not watch, such as numeric features, needs no gradient.
+    # Inputs that no tape watches, such as numeric features, need no gradient.
     skipped = set(getattr(op, "skip_input_indices", None) or ())
-    wanted = not skipped.issuperset(range(num_inputs))
+    needs_inputs = not skipped.issuperset(range(num_inputs))
     gradients = kernels.load().embedps_mlp_grad(
         upstream=upstream,
         inputs=inputs[:num_inputs],
         kernels=inputs[num_inputs : num_inputs + num_layers],
         saved=op.outputs[1],
         final_relu=op.get_attr("final_relu"),
-        gradient_types=op.get_attr("input_types") if wanted else [],
+        gradient_types=op.get_attr("input_types") if needs_inputs else [],
     )
     return [
-        *(gradients.input_gradients if wanted else [None] * num_inputs),
+        *(gradients.input_gradients if needs_inputs else [None] * num_inputs),
         *gradients.kernel_gradients,
         *gradients.bias_gradients,
     ]
@@ -121,14 +124,14 @@ def _mlp_gradient(op: tf.Operation, upstream: tf.Tensor, _: tf.Tensor) -> list[t
 def dot_interaction(
     features: Sequence[tf.Tensor], out_dtype: tf.DType | str = tf.float32
 ) -> tf.Tensor:
-    """Dot products of every pair of an example's vectors; differentiable.
+    """Computes the dot products of every pair of an example's vectors; differentiable.
 
-    The same values in the same order as tfrs.layers.feature_interaction.DotInteraction(), without
-    its batched square matrix, mask and gather.
+    Values and order are those of tfrs.layers.feature_interaction.DotInteraction(), without its
+    batched square matrix, mask and gather.
 
     Args:
       features: n >= 2 tensors, each float32 or bfloat16 [batch, dim].
-      out_dtype: float32 or bfloat16; products are summed in float32.
+      out_dtype: float32 or bfloat16. Sums are float32.
 
     Returns:
       out_dtype [batch, n (n - 1) / 2]: vector i . vector j for each j < i, row by row.

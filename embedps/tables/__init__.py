@@ -1,4 +1,4 @@
-"""Tables: what a user declares, how they are stacked, and the lookups and updates of a step."""
+"""Embedding tables: their declarations, their groups, and the lookups and updates of a step."""
 
 from embedps.tables.optimizers import SGD, Adagrad, Ftrl, LazyAdam, Optimizer, RowwiseAdagrad
 from embedps.tables.specs import FeatureSpec, Initializer, TableSpec

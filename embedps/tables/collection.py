@@ -1,4 +1,4 @@
-"""A model's embedding tables on their shards: a step's lookups and updates, and their counts."""
+"""A model's embedding tables on their shards, with the lookups and updates of a step."""
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -10,8 +10,8 @@ import tensorflow as tf
 from embedps import kernels
 from embedps.errors import UsageError
 from embedps.tables import ops
+from embedps.tables.groups import TableGroup, group_tables
 from embedps.tables.optimizers import SGD
-from embedps.tables.plan import Group, make_plan
 from embedps.tables.row_files import RowFiles
 from embedps.tables.specs import FeatureSpec, TableSpec
 
@@ -20,12 +20,12 @@ Ids: TypeAlias = tf.Tensor | tf.RaggedTensor
 
 
 class LookupResult(NamedTuple):
-    """What a lookup leaves for `combine` and `update`; each list has an entry a group.
+    """The result of a lookup, for `combine` and `update`. Each list has one entry per group.
 
     Attributes:
-      rows: for each shard float32 [n, dim]: what a gradient is taken of.
-      routed: the ids that were asked for, and where each one's row stands.
-      row_splits: for each feature int64 [batch + 1], or empty where every example has one id.
+      rows: per shard float32 [n, dim]. Take gradients with respect to these.
+      routed: the ids that each shard was asked for, and the position of each id's row.
+      row_splits: per feature int64 [batch + 1], or empty if every example has one id.
     """
 
     rows: list[list[tf.Tensor]]
@@ -43,14 +43,14 @@ class TableStats(NamedTuple):
 
 
 class EmbeddingCollection:
-    """Tables stacked in groups, each group's rows partitioned over shards by a hash of the id.
+    """Embedding tables in groups. A hash of the id partitions each group's rows over shards.
 
-    Used inside a tf.function, a step issues one lookup and one update a group and shard, on the
-    shard's device; everything else runs where the caller is placed.
+    In a tf.function, a step issues one lookup and one update per group and shard, on the shard's
+    device. Everything else runs on the caller's device.
 
     Attributes:
-      groups: how the tables are stacked.
-      devices: each shard's.
+      groups: the groups of tables.
+      devices: each shard's device.
       files: writes the rows to files, and loads them.
     """
 
@@ -63,22 +63,22 @@ class EmbeddingCollection:
         container: str,
         trainable: bool = True,
     ) -> None:
-        """Creates the stores, empty: whatever the container held on these devices is dropped.
+        """Creates empty stores. Drops what the container holds on these devices.
 
         Args:
-          tables: what is declared; tables no feature uses are left out.
-          features: who looks up what.
-          devices: each shard's device, such as "/job:ps/replica:0/task:0/device:CPU:0"; a device
-            may be named more than once.
-          container: a name for the stores, of this collection alone on these devices.
-          trainable: keep optimizer slots; without, rows can be loaded and looked up only.
+          tables: the declared tables; those that no feature uses are omitted.
+          features: the columns of ids and their tables.
+          devices: each shard's device, such as "/job:ps/replica:0/task:0/device:CPU:0". A device
+            may appear more than once.
+          container: a name for the stores that only this collection uses on these devices.
+          trainable: keep optimizer slots. Otherwise rows can only be loaded and result up.
 
         Raises:
-          UsageError: the declaration is not consistent, or there are no devices.
+          UsageError: the declaration is inconsistent, or there are no devices.
         """
         if not devices:
             raise UsageError("an embedding collection must have at least one shard but got none")
-        self.groups = make_plan(tables, features)
+        self.groups = group_tables(tables, features)
         self.devices = tuple(devices)
         self.container = container
         self.trainable = trainable
@@ -94,7 +94,7 @@ class EmbeddingCollection:
 
     @property
     def num_shards(self) -> int:
-        """How many shards each group has."""
+        """The number of shards of each group."""
         return len(self.devices)
 
     @property
@@ -118,42 +118,42 @@ class EmbeddingCollection:
           insert: create absent rows (training); otherwise they read as zeros.
 
         Raises:
-          UsageError: a feature is absent, of another dtype or rank, or ragged where its spec is
-            not, or the other way round.
+          UsageError: a feature is absent, has another dtype or rank, or differs from its spec in
+            being ragged.
         """
-        looked = self.route(ids)
-        for g, routed in enumerate(looked.routed):
+        result = self.route(ids)
+        for g, routed in enumerate(result.routed):
             rows = []
             for shard, device in enumerate(self.devices):
-                # Whatever is sent to another task is a call of both: send one tensor.
-                wanted = [routed.shard_ids[shard], routed.shard_splits[shard]]
+                # Each tensor sent to another task costs an RPC: send one.
+                request = [routed.shard_ids[shard], routed.shard_splits[shard]]
                 if device.startswith("/job:"):
-                    specs = [tf.TensorSpec(w.shape, w.dtype) for w in wanted]
-                    message = ops.pack(wanted)
+                    specs = [tf.TensorSpec(t.shape, t.dtype) for t in request]
+                    message = ops.pack(request)
                     with tf.device(device):
-                        wanted = ops.unpack(message, specs)
+                        request = ops.unpack(message, specs)
                 with tf.device(device):
-                    rows.append(self.lookup_shard(g, shard, *wanted, insert=insert))
-            looked.rows.append(rows)
-        return looked
+                    rows.append(self.lookup_shard(g, shard, *request, insert=insert))
+            result.rows.append(rows)
+        return result
 
     def route(self, ids: Mapping[str, Ids]) -> LookupResult:
-        """Says which ids a batch asks which shard for; there are no rows yet.
+        """Decides which shard to ask for which ids of a batch. The result has no rows yet.
 
         Args:
-          ids: as `lookup` takes them.
+          ids: as in `lookup`.
 
         Raises:
-          UsageError: as `lookup`.
+          UsageError: as in `lookup`.
         """
-        looked = LookupResult([], [], [])
+        result = LookupResult([], [], [])
         for group in self.groups:
             values, row_splits = [], []
             for feature in group.features:
                 value, splits = _flatten(feature, ids)
                 values.append(value)
                 row_splits.append(splits)
-            looked.routed.append(
+            result.routed.append(
                 ops.route(
                     values,
                     feature_tables=group.feature_tables,
@@ -161,13 +161,13 @@ class EmbeddingCollection:
                     num_shards=self.num_shards,
                 )
             )
-            looked.row_splits.append(row_splits)
-        return looked
+            result.row_splits.append(row_splits)
+        return result
 
     def lookup_shard(
         self, group: int, shard: int, ids: tf.Tensor, splits: tf.Tensor, *, insert: bool
     ) -> tf.Tensor:
-        """Reads rows of one shard on the current device, which must be the shard's."""
+        """Reads rows of one shard. The current device must be the shard's."""
         store, dim = self._stores[group][shard], self.groups[group].dim
         return ops.lookup(store, ids, splits, dim=dim, insert=insert)
 
@@ -183,9 +183,9 @@ class EmbeddingCollection:
         step: tf.Tensor,
         is_new: tf.Tensor | bool = True,
     ) -> tf.Operation:
-        """Applies gradients to rows of one shard on the current device, which must be its own.
+        """Applies gradients to rows of one shard. The current device must be the shard's.
 
-        Where `is_new`, a bool scalar, is false, the rows stay as they are.
+        If `is_new`, a bool scalar, is false, the rows stay unchanged.
         """
         return ops.update(
             self._stores[group][shard],
@@ -197,15 +197,15 @@ class EmbeddingCollection:
             is_new=is_new,
         )
 
-    def combine(self, looked: LookupResult) -> dict[str, tf.Tensor]:
-        """One vector a feature and example; differentiable in `looked.rows`.
+    def combine(self, result: LookupResult) -> dict[str, tf.Tensor]:
+        """Combines rows into one vector per feature and example; differentiable in `result.rows`.
 
         Returns:
           By feature float32 [batch, dim].
         """
         embeddings: dict[str, tf.Tensor] = {}
         for group, rows, routed, row_splits in zip(
-            self.groups, looked.rows, looked.routed, looked.row_splits, strict=True
+            self.groups, result.rows, result.routed, result.row_splits, strict=True
         ):
             combined = ops.combine(
                 rows,
@@ -220,22 +220,22 @@ class EmbeddingCollection:
 
     def update(
         self,
-        looked: LookupResult,
+        result: LookupResult,
         gradients: Sequence[Sequence[tf.Tensor | None]],
         *,
         learning_rate: tf.Tensor,
         step: tf.Tensor,
     ) -> None:
-        """Applies gradients to the rows that were looked up.
+        """Applies gradients to the rows that were result up.
 
         Args:
-          looked: what `lookup` returned.
-          gradients: of `looked.rows`, in its structure; None where the loss does not depend on
-            them.
+          result: what `lookup` returned.
+          gradients: with respect to `result.rows`, in its structure; None where the loss does not
+            depend on the rows.
           learning_rate: float32 scalar.
           step: int64 scalar in [0, 2^32), the rows' last step.
         """
-        for g, (routed, shard_gradients) in enumerate(zip(looked.routed, gradients, strict=True)):
+        for g, (routed, shard_gradients) in enumerate(zip(result.routed, gradients, strict=True)):
             for shard, gradient in enumerate(shard_gradients):
                 if gradient is None:
                     continue
@@ -257,20 +257,25 @@ class EmbeddingCollection:
         self._on_each_store(lambda store: kernels.load().embedps_clear(store))
 
     def mark_clean(self) -> dict[tuple[str, int], int]:
-        """Forgets what was touched, as after a restore.
+        """Forgets which rows were touched, for instance after a restore.
 
         Returns:
-          By (group, shard) the cut to write the next delta since.
+          By (group, shard) the cut that the next delta must be since.
         """
         cuts = self._on_each_store(lambda store: int(kernels.load().embedps_mark_clean(store)))
         return dict(zip(self._names(), cuts, strict=True))
 
     def stop_copies(self) -> None:
-        """Ends the copies that are being written, as failures."""
+        """Makes the copies that are being written fail."""
         self._on_each_store(lambda store: kernels.load().embedps_stop_copies(store))
 
     def evict(self, table: str, *, before_step: int, max_frequency: int) -> int:
-        """Removes a table's rows last updated before a step and with fewer updates than a number.
+        """Removes a table's rows of which the last update is old and the updates are few.
+
+        Args:
+          table: the table's name.
+          before_step: removes rows that were last updated before this step,
+          max_frequency: and that have fewer updates than this.
 
         Returns:
           How many rows were removed.
@@ -318,13 +323,13 @@ class EmbeddingCollection:
                     results.append(call(store))
         return results
 
-    def _make_store(self, group: Group, shard: int) -> tf.Tensor:
+    def _make_store(self, group: TableGroup, shard: int) -> tf.Tensor:
         optimizer = group.optimizer if self.trainable else SGD()
         initializers = [t.initializer for t in group.tables if t.initializer is not None]
         with tf.device(self.devices[shard]):
             return ops.row_store(
                 container=self.container,
-                # Never found again by a unit that a client before this one left running.
+                # A new name: a unit that an earlier client left running must not find the store.
                 shared_name=f"{group.name}/shard-{shard}-of-{self.num_shards}/{self._name}",
                 group=group.name,
                 dim=group.dim,
@@ -335,13 +340,13 @@ class EmbeddingCollection:
                 initializers=[i.kind for i in initializers],
                 initializer_lows=[i.low for i in initializers],
                 initializer_highs=[i.high for i in initializers],
-                # Rows are spread evenly, so each shard may hold its part of a table's capacity.
+                # The hash spreads rows evenly, so each shard may hold its part of the capacity.
                 max_rows=[-(-t.capacity // self.num_shards) for t in group.tables],
             )
 
 
 def _flatten(feature: FeatureSpec, ids: Mapping[str, Ids]) -> tuple[tf.Tensor, tf.Tensor]:
-    """A feature's ids and their row splits, empty where every example has one id."""
+    """Returns a feature's ids and their row splits, which are empty if examples have one id."""
     if feature.name not in ids:
         raise UsageError(f"feature {feature.name!r} is not among the batch's: {sorted(ids)}")
     value = ids[feature.name]

@@ -1,4 +1,4 @@
-"""Typed wrappers of the kernels' ops; nothing but names, types and the gradient."""
+"""Typed wrappers of the kernels' ops. They add only names, types and the gradient."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -9,12 +9,12 @@ from embedps import kernels
 
 
 class RoutedIds(NamedTuple):
-    """A step's ids of one group, as `route` leaves them.
+    """A step's ids of one group, as `route` returns them.
 
     Attributes:
-      shard_ids: for each shard int64 [n], without repeats within a table, ordered by table.
-      shard_splits: for each shard int32 [num_tables + 1], where each table's ids begin.
-      positions: for each feature int32 [num ids], into the shards' rows concatenated.
+      shard_ids: per shard int64 [n], ordered by table, each id once per table.
+      shard_splits: per shard int32 [num_tables + 1], where each table's ids begin.
+      positions: per feature int32 [num ids], indexes into the shards' concatenated rows.
     """
 
     shard_ids: list[tf.Tensor]
@@ -32,10 +32,10 @@ def route(
     """Deduplicates ids by table and routes them to shards.
 
     Args:
-      ids: for each feature int64 [n].
+      ids: per feature int64 [n].
       feature_tables: each feature's index in `tables`.
-      tables: the group's table names, which are part of the routing hash.
-      num_shards: how many shards the group has.
+      tables: the group's table names; the routing hash depends on them.
+      num_shards: the group's number of shards.
     """
     out = kernels.load().embedps_route(
         ids=list(ids), feature_tables=feature_tables, tables=tables, num_shards=num_shards
@@ -50,7 +50,7 @@ def lookup(
 
     Args:
       store: a resource, as `row_store` returns.
-      ids: int64 [n], without repeats within a table, ordered by table.
+      ids: int64 [n], ordered by table, each id once per table.
       splits: int32 [num_tables + 1].
       dim: the group's dim.
       insert: create absent rows; otherwise they read as zeros.
@@ -71,16 +71,16 @@ def update(
     step: tf.Tensor,
     is_new: tf.Tensor | bool = True,
 ) -> tf.Operation:
-    """Applies summed gradients to the rows that are there.
+    """Applies summed gradients to the rows that exist.
 
     Args:
       store: a resource, as `row_store` returns.
-      ids: as `lookup` took them.
-      splits: the same.
+      ids: as in `lookup`.
+      splits: as in `lookup`.
       gradients: float32 [n, dim].
       learning_rate: float32 scalar.
       step: int64 scalar in [0, 2^32).
-      is_new: bool scalar; otherwise the rows stay as they are.
+      is_new: bool scalar; if false, the rows stay unchanged.
     """
     return kernels.load().embedps_update(store, ids, splits, gradients, learning_rate, step, is_new)
 
@@ -93,17 +93,17 @@ def combine(
     combiners: Sequence[str],
     feature_tables: Sequence[int],
 ) -> list[tf.Tensor]:
-    """One vector a feature and example from the shards' rows; differentiable in the rows.
+    """Combines rows into one vector per feature and example; differentiable in the rows.
 
     Args:
-      rows: for each shard float32 [n, dim].
-      positions: for each feature int32 [num ids], into the rows concatenated.
-      row_splits: for each feature int64 [batch + 1], or empty where every example has one id.
-      combiners: for each feature sum, mean or sqrtn.
-      feature_tables: each feature's table; features of one table are summed together.
+      rows: per shard float32 [n, dim].
+      positions: per feature int32 [num ids], indexes into the concatenated rows.
+      row_splits: per feature int64 [batch + 1], or empty if every example has one id.
+      combiners: per feature sum, mean or sqrtn.
+      feature_tables: per feature the index of its table; gradients are summed per table.
 
     Returns:
-      For each feature float32 [batch, dim]; zeros for an example without ids.
+      Per feature float32 [batch, dim]; zeros for an example without ids.
     """
     return list(
         kernels.load().embedps_combine(
@@ -133,12 +133,12 @@ def _combine_gradient(op: tf.Operation, *upstream: tf.Tensor) -> list[tf.Tensor 
 
 
 def pack(parts: Sequence[tf.Tensor], wire_dtypes: Sequence[tf.DType] | None = None) -> tf.Tensor:
-    """Several tensors as one, for another task: each tensor between tasks is a call of its own.
+    """Packs tensors into one. Each tensor that is sent to another task costs an RPC.
 
     Args:
       parts: float32, bfloat16, int32 or int64 of any shapes.
-      wire_dtypes: of each on its way, by default its own; a float32 may go as bfloat16, rounded to
-        the nearest.
+      wire_dtypes: the dtype to send each part as, by default its own. A float32 may be sent as
+        bfloat16, rounded to the nearest.
 
     Returns:
       uint8 [n].
@@ -148,14 +148,14 @@ def pack(parts: Sequence[tf.Tensor], wire_dtypes: Sequence[tf.DType] | None = No
 
 
 def unpack(message: tf.Tensor, specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor]:
-    """The parts of what `pack` made, where they lie; what went as bfloat16 is widened.
+    """Returns the parts of a message of `pack`, in place; widens what was sent as bfloat16.
 
     Args:
       message: uint8 [n].
       specs: dtype and shape of each part, as it was packed.
 
     Raises:
-      tf.errors.InvalidArgumentError: the message has others, or is no message.
+      tf.errors.InvalidArgumentError: the message has other parts, or is no message.
     """
     return list(
         kernels.load().embedps_unpack(
@@ -170,15 +170,15 @@ def step_log(*, container: str, shared_name: str) -> tf.Tensor:
 
 
 def step_is_new(log: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-    """Whether a step, int64 in [0, 2^32), is not in a log: bool scalar."""
+    """Tells whether a step, int64 in [0, 2^32), is not in a log: a bool scalar."""
     return kernels.load().embedps_step_is_new(log, step)
 
 
 def step_applied(log: tf.Tensor, step: tf.Tensor) -> tf.Operation:
-    """Enters a step in a log."""
+    """Adds a step to a log."""
     return kernels.load().embedps_step_applied(log, step)
 
 
 def row_store(**attributes: Any) -> tf.Tensor:
-    """Finds or creates a store on the current device; `collection.py` gives the attributes."""
+    """Finds or creates a store on the current device; see `collection.py` for the attributes."""
     return kernels.load().embedps_row_store(**attributes)

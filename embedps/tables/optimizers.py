@@ -1,4 +1,4 @@
-"""Sparse optimizers, as a user declares them; kernels/store/optimizers.h has the formulas."""
+"""Sparse optimizers, as a user declares them. kernels/store/optimizers.h has the formulas."""
 
 import dataclasses
 from typing import ClassVar
@@ -8,7 +8,7 @@ from embedps.errors import UsageError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """How a row takes its gradient. The learning rate is an input of each step, not a setting."""
+    """Updates rows from their gradients. Each step has its learning rate; it is no setting."""
 
     kind: ClassVar[str]
 
@@ -22,33 +22,33 @@ class Optimizer:
                 )
 
     def settings(self) -> dict[str, float]:
-        """The optimizer's numbers by name."""
+        """Returns the optimizer's numbers by name."""
         return dataclasses.asdict(self)
 
-    def slot_widths(self, dim: int) -> dict[str, int]:
-        """Floats of each optimizer slot of a row of `dim`, in stored order."""
+    def optimizer_slot_widths(self, dim: int) -> dict[str, int]:
+        """Returns the floats per row of each optimizer slot, in stored order."""
         raise NotImplementedError
 
 
 def _check_divisor(optimizer: Optimizer, *terms: float) -> None:
-    """A gradient of zero divides zero by these: one of them must be above zero."""
+    """Checks that a gradient of zero does not divide zero by zero: a term must be above zero."""
     if not any(terms):
         raise UsageError(f"{optimizer} would divide by zero: epsilon must be above 0")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SGD(Optimizer):
-    """w -= lr g."""
+    """Stochastic gradient descent: w -= lr g."""
 
     kind: ClassVar[str] = "sgd"
 
-    def slot_widths(self, dim: int) -> dict[str, int]:
+    def optimizer_slot_widths(self, dim: int) -> dict[str, int]:
         return {}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Adagrad(Optimizer):
-    """One accumulator a weight (Duchi et al. 2011). Defaults are Keras's."""
+    """Adagrad with one accumulator per weight (Duchi et al. 2011). The defaults are Keras's."""
 
     kind: ClassVar[str] = "adagrad"
     initial_accumulator: float = 0.1
@@ -58,13 +58,16 @@ class Adagrad(Optimizer):
         super().__post_init__()
         _check_divisor(self, self.initial_accumulator, self.epsilon)
 
-    def slot_widths(self, dim: int) -> dict[str, int]:
+    def optimizer_slot_widths(self, dim: int) -> dict[str, int]:
         return {"accumulator": dim}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowwiseAdagrad(Optimizer):
-    """One accumulator a row, of the mean squared gradient, as FBGEMM's EXACT_ROWWISE_ADAGRAD."""
+    """Adagrad with one accumulator per row, of the mean squared gradient.
+
+    It equals EXACT_ROWWISE_ADAGRAD of FBGEMM.
+    """
 
     kind: ClassVar[str] = "rowwise_adagrad"
     initial_accumulator: float = 0.0
@@ -74,13 +77,16 @@ class RowwiseAdagrad(Optimizer):
         super().__post_init__()
         _check_divisor(self, self.initial_accumulator, self.epsilon)
 
-    def slot_widths(self, dim: int) -> dict[str, int]:
+    def optimizer_slot_widths(self, dim: int) -> dict[str, int]:
         return {"accumulator": 1}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LazyAdam(Optimizer):
-    """Adam on touched rows (Kingma and Ba 2015); bias corrected by the row's own updates."""
+    """Adam on touched rows only (Kingma and Ba 2015).
+
+    The bias correction uses the row's own number of updates.
+    """
 
     kind: ClassVar[str] = "lazy_adam"
     beta1: float = 0.9
@@ -91,7 +97,7 @@ class LazyAdam(Optimizer):
         super().__post_init__()
         _check_divisor(self, self.epsilon)
 
-    def slot_widths(self, dim: int) -> dict[str, int]:
+    def optimizer_slot_widths(self, dim: int) -> dict[str, int]:
         return {"m": dim, "v": dim}
 
 
@@ -104,7 +110,7 @@ class Ftrl(Optimizer):
     l1: float = 0.0
     l2: float = 0.0
 
-    def slot_widths(self, dim: int) -> dict[str, int]:
+    def optimizer_slot_widths(self, dim: int) -> dict[str, int]:
         return {"linear": dim, "accumulator": dim}
 
 
@@ -114,7 +120,7 @@ BY_KIND: dict[str, type[Optimizer]] = {
 
 
 def make(kind: str) -> Optimizer:
-    """The optimizer of that kind, with its defaults.
+    """Makes the optimizer of a kind, with its defaults.
 
     Raises:
       UsageError: there is no such kind.

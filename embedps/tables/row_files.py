@@ -1,4 +1,4 @@
-"""Tables' rows in checkpoint files: each shard writes its own, and takes its own of any."""
+"""Writes and loads rows in checkpoint files. Each shard writes one file and loads its own rows."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,17 +9,18 @@ import tensorflow as tf
 
 from embedps import kernels
 from embedps.checkpoint.format.quantize import FLOAT32, Encoding
-from embedps.console.tf_logging import own_words
+from embedps.console.tf_logging import op_error_text
+from embedps.constants import shard_file_name
 from embedps.errors import CheckpointError, CorruptCheckpointError, DimMismatchError
 from embedps.storage.file_io import format_checksum
-from embedps.tables.plan import Group, stem_of
+from embedps.tables.groups import TableGroup, stem_of
 
 WriteKind: TypeAlias = Literal["base", "delta", "copy"]
 _Write: TypeAlias = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], list[list[tf.Tensor]]]
 
 
 class StoredFile(NamedTuple):
-    """A file to load, and what it is known by."""
+    """A file to load, with its size and checksum."""
 
     path: str
     bytes: int
@@ -27,7 +28,7 @@ class StoredFile(NamedTuple):
 
 
 class ShardFile(NamedTuple):
-    """What a shard says of a file that it wrote."""
+    """A file that a shard wrote."""
 
     group: str
     shard: int
@@ -41,7 +42,7 @@ class ShardFile(NamedTuple):
 
     @property
     def stored(self) -> StoredFile:
-        """The file, to load it."""
+        """The file as `RowFiles.load` takes it."""
         return StoredFile(self.path, self.bytes, self.xxh3_64)
 
 
@@ -50,19 +51,19 @@ class RowFiles:
 
     def __init__(
         self,
-        groups: Sequence[Group],
+        groups: Sequence[TableGroup],
         stores: Sequence[Sequence[tf.Tensor]],
         *,
         devices: Sequence[str],
         optimizer_slots: bool,
     ) -> None:
-        """Keeps what is needed to call the stores.
+        """Prepares to call the stores.
 
         Args:
-          groups: how the tables are stacked.
+          groups: the groups of tables.
           stores: by group and shard.
-          devices: each shard's.
-          optimizer_slots: whether to load these too.
+          devices: each shard's device.
+          optimizer_slots: whether to load optimizer slots too.
         """
         self._groups = tuple(groups)
         self._stores = stores
@@ -78,39 +79,41 @@ class RowFiles:
         *,
         since: Mapping[tuple[str, int], int],
         encoding: Encoding = FLOAT32,
-        rest_secs: float = 0.0,
+        max_pause_secs: float = 0.0,
     ) -> list[ShardFile]:
-        """Has every shard write its own file, all at once, while training goes on.
+        """Makes every shard write its file, all in parallel, while training continues.
 
         Args:
-          kind: all rows (base), or those touched and removed since a cut (delta); or all rows
-            beside such cuts (copy), each as of some moment while it was written.
-          folder: the files are FOLDER/<group>/shard-i-of-n.arrow; on a cluster, of a file system
-            that the parameter servers see.
-          since: by (group, shard) the cut of the last committed file, as `ShardFile.cut` gave it.
-          encoding: of the floats in the files; the rows here stay as they are.
-          rest_secs: while steps use a shard's rows, its writers take 4% of the shard's cores,
-            but each rests no longer than this in all; 0 writes as fast as it can.
+          kind: all rows (base), or those touched and removed since a cut (delta), or all rows
+            without a cut (copy), each as of some moment during the copy.
+          folder: the files are FOLDER/<group>/shard-i-of-n.arrow. On a cluster, the parameter
+            servers must see this file system.
+          since: by (group, shard) the cut of the last committed file, from `ShardFile.cut`.
+          encoding: of the floats in the files; the rows in memory stay unchanged.
+          max_pause_secs: the most that each writer pauses in total. While steps use a shard's
+            rows, its writers pause to use only 4% of the shard's cores; 0 writes at full speed.
 
         Raises:
-          CheckpointError: a file could not be written.
+          CheckpointError: a file cannot be written.
         """
         n = len(self._devices)
         paths = [
-            [f"{folder}/{group.name}/shard-{i}-of-{n}.arrow" for i in range(n)]
+            [f"{folder}/{group.name}/{shard_file_name(i, n)}" for i in range(n)]
             for group in self._groups
         ]
         cuts = [[since.get((group.name, i), -1) for i in range(n)] for group in self._groups]
         self.prepare_writes(encoding)
         try:
             infos = self._write[kind, encoding](
-                tf.constant(paths), tf.constant(cuts, tf.int64), tf.constant(rest_secs, tf.float32)
+                tf.constant(paths),
+                tf.constant(cuts, tf.int64),
+                tf.constant(max_pause_secs, tf.float32),
             )
         except (tf.errors.UnavailableError, tf.errors.AbortedError):
-            raise  # the shard is gone, and not its disk
+            raise  # the shard is lost; its disk may be fine
         except tf.errors.OpError as error:
             raise CheckpointError(
-                f"could not write the {kind} in {folder}: {own_words(error.message)}"
+                f"could not write the {kind} in {folder}: {op_error_text(error.message)}"
             ) from error
         files = []
         for group, group_paths, group_infos in zip(self._groups, paths, infos, strict=True):
@@ -132,31 +135,31 @@ class RowFiles:
         return files
 
     def prepare_writes(self, encoding: Encoding) -> None:
-        """Makes what `write` calls, where it was not yet.
+        """Makes the functions that `write` calls, unless they exist.
 
-        TensorFlow tells each worker of a new function, and waits for one that hangs.
+        TensorFlow sends a new function to every worker, and a worker that hangs blocks that.
         """
         for kind in get_args(WriteKind):
             if (kind, encoding) not in self._write:
                 self._write[kind, encoding] = self._make_write(kind, encoding)
 
     def load(self, group_files: Mapping[str, Sequence[StoredFile]]) -> int:
-        """Takes the files' records, each shard its own; the files may be of any shard count.
+        """Loads files of any number of shards; each shard loads its own records.
 
-        A table is found by its name in whichever group it is stacked now: the numbers that tell
-        groups of one dim and optimizer apart change with the tables' order and settings.
+        It finds a table by its name, in whichever group it is now: the numbers that distinguish
+        groups of one dim and optimizer depend on the tables' order and settings.
 
         Args:
-          group_files: by group the files, which are of one cut: each id is in one of them at most.
+          group_files: by group the files, all of one cut: at most one of them has an id.
 
         Returns:
-          How many records were taken.
+          How many records it loaded.
 
         Raises:
-          CorruptCheckpointError: a file is absent, or not what was written: names path, field,
-            expected and found. The shards may have taken some records, but none of a file that is
-            read whole (`kMaxWholeFileBytes`).
-          DimMismatchError: a file holds rows of another shape, or no group is like its.
+          CorruptCheckpointError: a file is absent or damaged; names path, field, expected and
+            found. The shards may have loaded some records, but none of a file that is small enough
+            to be read at once (`kMaxWholeFileBytes`).
+          DimMismatchError: a file has rows of another shape, or of a group that does not exist.
         """
         if self._load is None:
             self._load = self._make_load()
@@ -166,7 +169,7 @@ class RowFiles:
                 of_groups[group].extend(files)
         arguments: list[tf.Tensor] = []
         for files in of_groups:
-            # An int64 has the checksum's 64 bits.
+            # An int64 holds the checksum's 64 bits.
             sums = [int.from_bytes(bytes.fromhex(f.xxh3_64), signed=True) for f in files]
             arguments += [
                 tf.constant([f.path for f in files], tf.string),
@@ -177,7 +180,7 @@ class RowFiles:
             return int(np.sum(self._load(*arguments).numpy()))
 
     def _groups_like(self, group_name: str) -> list[int]:
-        """The groups that rows of a stored group may belong to."""
+        """Returns the indexes of groups that may hold the rows of a stored group."""
         alike = [g for g, group in enumerate(self._groups) if group.stem == stem_of(group_name)]
         if not alike:
             raise DimMismatchError(
@@ -189,7 +192,9 @@ class RowFiles:
 
     def _make_write(self, kind: str, encoding: Encoding) -> _Write:
         @tf.function(autograph=False)
-        def write(paths: tf.Tensor, cuts: tf.Tensor, rest_secs: tf.Tensor) -> list[list[tf.Tensor]]:
+        def write(
+            paths: tf.Tensor, cuts: tf.Tensor, max_pause_secs: tf.Tensor
+        ) -> list[list[tf.Tensor]]:
             infos = []
             for g, stores in enumerate(self._stores):
                 group_infos = []
@@ -201,10 +206,10 @@ class RowFiles:
                                 store,
                                 path,
                                 cut,
-                                rest_secs,
+                                max_pause_secs,
                                 kind=kind,
-                                rows=encoding.rows,
-                                slots=encoding.slots,
+                                embedding_encoding=encoding.rows,
+                                optimizer_slot_encoding=encoding.slots,
                             )
                         )
                 infos.append(group_infos)
@@ -218,9 +223,10 @@ class RowFiles:
         )
 
     def _make_load(self) -> Callable[..., tf.Tensor]:
-        """One call for every group and shard: each one's records, int64 [num_groups * num_shards].
+        """Makes a function that loads files into every group and shard.
 
-        Its arguments are by group paths, bytes and checksums.
+        Its arguments are paths, sizes and checksums per group. It returns the number of records
+        per store, int64 [num_groups * num_shards].
         """
 
         @tf.function(autograph=False)
@@ -251,13 +257,13 @@ class RowFiles:
 
 @contextmanager
 def _file_errors() -> Iterator[None]:
-    """What TensorFlow says of a file that cannot be taken, as our own errors."""
+    """Turns TensorFlow's errors for a file that cannot be loaded into ours."""
     try:
         yield
     except tf.errors.FailedPreconditionError as error:
         raise DimMismatchError(
-            f"{own_words(error.message)}: restore with the tables it was written with, or start "
-            "a new model directory"
+            f"{op_error_text(error.message)}: restore with the tables it was written with, or "
+            "start a new model directory"
         ) from error
     except (tf.errors.DataLossError, tf.errors.NotFoundError) as error:
-        raise CorruptCheckpointError(own_words(error.message)) from error
+        raise CorruptCheckpointError(op_error_text(error.message)) from error

@@ -1,21 +1,20 @@
-"""What a user declares: tables of rows, and the features that look them up."""
+"""The declarations of a model: tables of rows, and the features that look them up."""
 
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from embedps.constants import COMBINERS, INITIALIZER_KINDS, MAX_ROW_FILE_WIDTH
 from embedps.errors import UsageError
 from embedps.tables.optimizers import Optimizer, RowwiseAdagrad
 
 Combiner = Literal["sum", "mean", "sqrtn"]
-COMBINERS: tuple[Combiner, ...] = ("sum", "mean", "sqrtn")
 _MAX_FLOAT32 = 3.4028234e38
-MAX_DIM = 65536  # of a row file's columns: kMaxRowFileWidth
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Initializer:
-    """A new row's values: a pure function of (seed, table name, id), so the same on any shard.
+    """Initial values of rows: a pure function of (seed, table name, id), so equal on any shard.
 
     Attributes:
       kind: "constant" (`low`), "uniform" in [low, high), or "normal" of mean `low` and standard
@@ -27,7 +26,7 @@ class Initializer:
     high: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.kind not in ("constant", "uniform", "normal"):
+        if self.kind not in INITIALIZER_KINDS:
             raise UsageError(
                 f"Initializer.kind must be constant, uniform or normal but got {self.kind!r}"
             )
@@ -40,26 +39,26 @@ class Initializer:
 
     @classmethod
     def uniform(cls, bound: float) -> "Initializer":
-        """Uniform in [-bound, bound)."""
+        """Makes an initializer that is uniform in [-bound, bound)."""
         return cls(kind="uniform", low=-bound, high=bound)
 
     @classmethod
     def normal(cls, stddev: float) -> "Initializer":
-        """Normal of mean 0."""
+        """Makes a normal initializer of mean 0."""
         return cls(kind="normal", high=stddev)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TableSpec:
-    """A table: every int64 id is a row of its own, created at its first training lookup.
+    """A table: each int64 id has its own row, created by the first training lookup.
 
     Attributes:
-      name: unique among tables; part of what a row's initial value is made of.
-      dim: floats of a row's embedding.
-      optimizer: how its rows are updated.
-      initializer: a new row's values; uniform in +-1/sqrt(dim) if None.
+      name: unique among tables; initial values depend on it.
+      dim: floats per embedding.
+      optimizer: updates the rows.
+      initializer: makes the values of new rows; uniform in +-1/sqrt(dim) if None.
       seed: of the initial values.
-      capacity: most rows; 0 is no limit. Ids beyond it read as their initial value and do not
+      capacity: the most rows; 0 means no limit. Further ids read as their initial value and do not
         learn.
     """
 
@@ -73,9 +72,9 @@ class TableSpec:
     def __post_init__(self) -> None:
         if not self.name:
             raise UsageError("a table's name must not be empty")
-        if not 1 <= self.dim <= MAX_DIM:
+        if not 1 <= self.dim <= MAX_ROW_FILE_WIDTH:
             raise UsageError(
-                f"table {self.name!r}: dim must be in [1, {MAX_DIM}] but got {self.dim}"
+                f"table {self.name!r}: dim must be in [1, {MAX_ROW_FILE_WIDTH}] but got {self.dim}"
             )
         if not -(2**63) <= self.seed < 2**63:
             raise UsageError(
@@ -89,7 +88,7 @@ class TableSpec:
             object.__setattr__(self, "initializer", Initializer.uniform(self.dim**-0.5))
 
     def to_json(self) -> dict[str, Any]:
-        """What a checkpoint must agree with, and what a reader of it wants to know."""
+        """Returns the fields that a checkpoint stores. A restore compares them."""
         return {
             "name": self.name,
             "dim": self.dim,
@@ -102,12 +101,12 @@ class TableSpec:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeatureSpec:
-    """A column of ids and the table they are looked up in; several features may share a table.
+    """A column of ids and the table to look them up in. Features may share a table.
 
     Attributes:
       name: the column's name.
       table: the table's name.
-      combiner: what makes one vector of an example's rows, where it has several.
+      combiner: combines the rows of an example with several ids into one vector.
       ragged: whether an example has any number of ids (multi-hot) rather than one.
     """
 

@@ -19,6 +19,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from embedps import constants
 from pipelines.synthetic.click_rows import (
     COUNT_COLUMNS,
     ID_COLUMNS,
@@ -50,11 +51,11 @@ _NORMAL_QUANTILES = np.array(
 def hash_normal(key: int, values: NDArray[np.int64]) -> Floats:
     """Hashes each value to a standard normal number: a pure function of (key, value)."""
     h = values.astype(np.uint64)
-    h += np.uint64((key * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) % (1 << 64))
+    h += np.uint64((key * constants.SPLITMIX_INCREMENT + 0xD1B54A32D192ED03) % (1 << 64))
     h ^= h >> np.uint64(30)
-    h *= np.uint64(0xBF58476D1CE4E5B9)
+    h *= np.uint64(constants.SPLITMIX_MULTIPLIERS[0])
     h ^= h >> np.uint64(27)
-    h *= np.uint64(0x94D049BB133111EB)
+    h *= np.uint64(constants.SPLITMIX_MULTIPLIERS[1])
     h >>= np.uint64(64 - _NORMAL_BITS)
     return _NORMAL_QUANTILES[h.astype(np.intp)]
 

@@ -151,7 +151,7 @@ def test_page_alone_reads_what_the_formulas_say(encoding):
             np.testing.assert_allclose(record["embedding"], row.w, rtol=1e-5, atol=atol)
             assert record["last_step"] == store_chain.last_step(step, id_)
             assert record["frequency"] == row.updates
-            slots = row.optimizer.slot_widths(store_chain.DIM)
+            slots = row.optimizer.optimizer_slot_widths(store_chain.DIM)
             for slot, values in zip(slots, row.slots, strict=True):
                 rtol = 2.0**-8 if encoding == "int8" else 1e-5
                 np.testing.assert_allclose(record[slot], values, rtol=rtol, atol=1e-6)

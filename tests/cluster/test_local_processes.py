@@ -174,12 +174,12 @@ from embedps.errors import ClusterError
 from embedps.training.trainer import Trainer
 from tests import deadly
 
-config = TrainConfig(
+config = TrainConfig.from_options(
     data=sys.argv[1], model_dir=sys.argv[2], model="tests.deadly", batch_size=64, unit_rows=256,
     num_ps=1, num_workers=1, eval="inline",
 )
 try:
-    Trainer.from_config(config, deadly.Config(deadly="eval")).run()
+    Trainer.from_config(config, deadly.Config(deadly="eval")).fit()
 except ClusterError as error:
     print(f"{type(error).__name__}: {error}", flush=True)
 os._exit(0)  # not the coordinator's teardown: it waits for servers that are gone

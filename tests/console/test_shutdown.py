@@ -8,21 +8,30 @@ import threading
 
 import pytest
 
-from embedps.console.shutdown import notices
+from embedps.console.shutdown import shutdown_signals
 from tests.builders import ROOT
 
 PROGRAM = """
 import os, signal, sys, threading
-from embedps.console.shutdown import notices, within
+from embedps.console.shutdown import deadline, shutdown_signals, sigterm_exits
 
 def stop():  # in a signal's handler, where a print may meet one that is under way
     os.write(1, b"told\\n")
 
 kind = sys.argv[1]
 if kind == "within":
-    with within(0.2, "a friend"):
+    with deadline(0.2, "a friend"):
         threading.Event().wait(60)
-with notices(stop, grace_secs=0.5 if kind == "grace" else 60.0):
+if kind in ("exits", "stuck"):
+    with sigterm_exits(0.2 if kind == "stuck" else 60.0):
+        print("up", flush=True)
+        try:
+            threading.Event().wait(60)
+        finally:
+            if kind == "stuck":
+                threading.Event().wait(60)
+            print("cleaned up", flush=True)
+with shutdown_signals(stop, grace_secs=0.5 if kind == "grace" else 60.0):
     print("up", flush=True)
     while True:
         threading.Event().wait(0.1)
@@ -76,11 +85,21 @@ def test_wait_that_takes_too_long_ends_the_process_with_what_it_waited_for():
     assert "embedps: waited 0 s for a friend; run the same command again to resume" in err
 
 
+@pytest.mark.parametrize(("kind", "said"), [("exits", "cleaned up\n"), ("stuck", "")])
+def test_process_with_nothing_to_save_ends_with_code_0_at_sigterm(kind: str, said: str):
+    process = start(kind)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=30) == (said, "")
+    assert process.returncode == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_notice_is_given_once_and_handlers_are_put_back(number):
     before = signal.getsignal(number)
     told: list[int] = []
-    with notices(lambda: told.append(1), grace_secs=60):
+    with shutdown_signals(lambda: told.append(1), grace_secs=60):
         os.kill(os.getpid(), number)
         threading.Event().wait(0.01)
         os.kill(os.getpid(), signal.SIGTERM)

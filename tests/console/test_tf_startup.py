@@ -21,11 +21,11 @@ from embedps.training.trainer import Trainer
 from models import dlrm
 
 data, model_dir, more = sys.argv[1:]
-config = TrainConfig(
+config = TrainConfig.from_options(
     data=data, model_dir=model_dir, batch_size=64, unit_rows=512, log_secs=1e6, **json.loads(more)
 )
 model = dlrm.Config(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,))
-Trainer.from_config(config, model).run()
+Trainer.from_config(config, model).fit()
 """
 
 TRACES = """
@@ -109,6 +109,28 @@ def test_user_who_asks_for_the_log_gets_it(tmp_path):
     assert "oneDNN" in err
 
 
+SERVES = """
+import sys
+from embedps import kernels
+from embedps.console import tf_startup
+
+tf_startup.import_runtime()
+kernels.library()
+from tensorflow.python.training import server_lib
+
+print(server_lib.Server.create_local_server().target)
+print([name for name in sys.modules if name.startswith(("tensorflow._api", "keras", "tf_keras"))])
+tf_startup.import_runtime()  # once more does nothing
+"""
+
+
+def test_server_needs_no_python_api(tmp_path):
+    """It takes seconds to import, for each server that starts."""
+    out, err = run_script(SERVES, tmp_path=tmp_path)
+    assert re.fullmatch(r"grpc://localhost:\d+\n\[\]\n", out)
+    assert err == ""
+
+
 def test_only_greetings_are_dropped(monkeypatch, capfd):
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
     lines = (
@@ -119,12 +141,12 @@ def test_only_greetings_are_dropped(monkeypatch, capfd):
         b"E as the first letter of a user's line\n",
         b"no line's end",
     )
-    with tf_startup._without_greetings():
+    with tf_startup._without_startup_log():
         os.write(2, b"".join(lines))
     assert capfd.readouterr().err.encode() == b"".join(lines[3:])
 
     def fail() -> None:
-        with tf_startup._without_greetings():
+        with tf_startup._without_startup_log():
             os.write(2, b"".join(lines))
             raise ImportError
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from embedps.cluster import local_cluster
 from embedps.cluster.embedded import EmbeddedCluster
 from embedps.cluster.interface import Cluster
+from embedps.cluster.local_cluster import LocalCluster
 from embedps.data.dataset import Dataset
 from embedps.engine import unit_functions
 from embedps.engine.dense_optimizer import make_dense_optimizer
@@ -331,9 +331,7 @@ def check_servers_and_worker(directory: Path) -> None:
     """Checks losses, rows and variables, for each of the network's optimizers."""
     dataset = write_dataset(directory / "data")
     arguments = unit_arguments(dataset)
-    remote, _ = local_cluster.start(
-        num_ps=3, num_workers=1, num_shards=4, log_dir=directory / "logs"
-    )
+    remote = LocalCluster(num_ps=3, num_workers=1, num_shards=4, log_dir=directory / "logs")
     here = EmbeddedCluster(num_shards=4)
     monkeypatch = pytest.MonkeyPatch()
     try:

@@ -14,15 +14,20 @@ from typing import Final, Literal, TypeAlias, get_args
 import numpy as np
 import pyarrow as pa
 
+from embedps import constants
 from embedps.errors import CorruptCheckpointError, UsageError
 
 RowEncoding: TypeAlias = Literal["float32", "int8", "int4"]
 SlotEncoding: TypeAlias = Literal["float32", "bfloat16"]
 
-LEVELS: Final = {"int8": 255, "int4": 15}
 _SCALE, _OFFSET = "embedding_scale", "embedding_offset"
 _MAX_MAGNITUDE = 2.0**125
-_VERSION = b"embedps.row_file"
+_VERSION_KEY = constants.ROW_FILE_VERSION_KEY
+_VERSION = constants.ROW_FILE_VERSION
+_ENCODED_VERSION = constants.ROW_FILE_ENCODED_VERSION
+_ROWS_KEY = constants.ROW_FILE_EMBEDDING_ENCODING_KEY
+_SLOTS_KEY = constants.ROW_FILE_OPTIMIZER_SLOT_ENCODING_KEY
+_DIM_KEY = constants.ROW_FILE_DIM_KEY
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,7 +76,7 @@ def quantize(values: np.ndarray, rows: RowEncoding) -> tuple[np.ndarray, np.ndar
       a row has a value that is not finite, or of magnitude 2^125 or more, its scale and offset are
       NaN.
     """
-    levels = LEVELS[rows]
+    levels = constants.QUANTIZED_LEVELS[rows]
     wide = values.astype(np.float64)
     finite = (np.abs(wide) < _MAX_MAGNITUDE).all(axis=1)
     wide[~finite] = 0
@@ -131,23 +136,25 @@ def encoding_of(path: Path | str, schema: pa.Schema) -> tuple[Encoding, int]:
     """
     found = schema.metadata or {}
     metadata = {k.decode(errors="replace"): v.decode(errors="replace") for k, v in found.items()}
-    version = metadata.get(_VERSION.decode(), "none")
-    if version == "1":
+    version = metadata.get(_VERSION_KEY, "none")
+    if version == _VERSION:
         return FLOAT32, 0
-    if version != "2":
+    if version != _ENCODED_VERSION:
         raise CorruptCheckpointError(
-            f"{path}: schema metadata {_VERSION.decode()!r}: expected '1' or '2', found {version!r}"
+            f"{path}: schema metadata {_VERSION_KEY!r}: expected {_VERSION!r} or "
+            f"{_ENCODED_VERSION!r}, found {version!r}"
         )
-    rows, slots = metadata.get("embedps.rows"), metadata.get("embedps.slots")
-    dim = metadata.get("embedps.dim", "")
+    rows, slots = metadata.get(_ROWS_KEY), metadata.get(_SLOTS_KEY)
+    dim = metadata.get(_DIM_KEY, "")
     if rows not in get_args(RowEncoding) or slots not in get_args(SlotEncoding):
         raise CorruptCheckpointError(
-            f"{path}: schema metadata 'embedps.rows' and 'embedps.slots': expected one of "
+            f"{path}: schema metadata {_ROWS_KEY!r} and {_SLOTS_KEY!r}: expected one of "
             f"{get_args(RowEncoding)} and of {get_args(SlotEncoding)}, found {rows!r} and {slots!r}"
         )
-    if not dim.isdecimal() or not 1 <= int(dim) <= 65536:
+    if not dim.isdecimal() or not 1 <= int(dim) <= constants.MAX_ROW_FILE_WIDTH:
         raise CorruptCheckpointError(
-            f"{path}: schema metadata 'embedps.dim': expected a number in 1..65536, found {dim!r}"
+            f"{path}: schema metadata {_DIM_KEY!r}: expected a number in "
+            f"1..{constants.MAX_ROW_FILE_WIDTH}, found {dim!r}"
         )
     return Encoding(rows=rows, slots=slots), int(dim)  # type: ignore[arg-type]
 
@@ -184,9 +191,9 @@ def decode(path: Path | str, records: pa.Table) -> pa.Table:
             column = _lists(from_bfloat16(_matrix(column)))
         columns.append(column)
         fields.append(field.with_type(column.type))
-    own = (b"embedps.rows", b"embedps.slots", b"embedps.dim")
+    own = (_ROWS_KEY.encode(), _SLOTS_KEY.encode(), _DIM_KEY.encode())
     metadata = {k: v for k, v in records.schema.metadata.items() if k not in own}
-    return pa.table(columns, pa.schema(fields, metadata | {_VERSION: b"1"}))
+    return pa.table(columns, pa.schema(fields, metadata | {_VERSION_KEY.encode(): _VERSION}))
 
 
 def encode(records: pa.Table, encoding: Encoding) -> pa.Table:
@@ -214,10 +221,10 @@ def encode(records: pa.Table, encoding: Encoding) -> pa.Table:
         fields.append(field.with_type(column.type))
     metadata = {
         **records.schema.metadata,
-        _VERSION: b"2",
-        b"embedps.rows": encoding.rows.encode(),
-        b"embedps.slots": encoding.slots.encode(),
-        b"embedps.dim": str(dim).encode(),
+        _VERSION_KEY.encode(): _ENCODED_VERSION,
+        _ROWS_KEY.encode(): encoding.rows,
+        _SLOTS_KEY.encode(): encoding.slots,
+        _DIM_KEY.encode(): str(dim),
     }
     return pa.table(columns, pa.schema(fields, metadata))
 

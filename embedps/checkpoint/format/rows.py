@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from embedps import constants
 from embedps.checkpoint.format import lengths
 from embedps.checkpoint.format.quantize import Encoding, decode, encoding_of, stored_type
 from embedps.errors import CorruptCheckpointError
@@ -16,9 +17,9 @@ from embedps.storage.object_store import as_path
 
 _FIRST = {"table": pa.dictionary(pa.int16(), pa.string()), "id": pa.int64()}
 _LAST = {"last_step": pa.uint32(), "frequency": pa.uint32(), "removed": pa.bool_()}
-_NUM_TABLES_KEY = b"embedps.num_tables"
-_TABLE_KEY = "embedps.table."
-MAX_BATCH_RECORDS = 65536
+_TABLE_KEY = constants.ROW_FILE_TABLE_KEY_PREFIX
+MAX_BATCH_RECORDS = constants.MAX_ROW_FILE_BATCH_ROWS
+_NUM_TABLES_KEY = constants.ROW_FILE_NUM_TABLES_KEY.encode()
 # A batch's bytes besides its records: the tables' names, and the padding of each buffer.
 _SLACK_BYTES = 1 << 20
 # ValueError: a name is not valid UTF-8.

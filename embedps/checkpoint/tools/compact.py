@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from embedps import constants
 from embedps.checkpoint.chain import replace_start
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import VERSION, FileEntry, Manifest, SaveSet
@@ -31,7 +32,6 @@ from embedps.storage.object_store import ObjectPath
 
 WORK_NAME = "compacting"
 _LEASE_SECS = 120.0
-_MAX_BATCH_ROWS = 65536
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ def _of_full_size(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
     held: list[pa.RecordBatch] = []
     num_rows = 0
     for batch in batches:
-        if num_rows + batch.num_rows > _MAX_BATCH_ROWS:
+        if num_rows + batch.num_rows > constants.MAX_ROW_FILE_BATCH_ROWS:
             yield from _merged(held)
             held, num_rows = [], 0
         held.append(batch)

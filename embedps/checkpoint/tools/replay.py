@@ -14,13 +14,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
+from embedps import constants
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import FileEntry, Manifest, SaveSet
 from embedps.checkpoint.format.rows import RowFile, table_codes, with_tables
 from embedps.errors import CheckpointError, CorruptCheckpointError
 
 MAX_KEYS = 1 << 21  # sorted at once; takes about 100 MB
-_SHARD_NAME = re.compile(r"shard-(\d+)-of-(\d+)\.arrow")
+_SHARD_NAME = re.compile(re.escape(constants.SHARD_FILE_FORMAT).replace("%d", r"(\d+)"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,7 +263,7 @@ def _shard_of(entry: FileEntry) -> tuple[int, int]:
     match = _SHARD_NAME.fullmatch(entry.path.rsplit("/", 1)[-1])
     if match is None:
         raise CorruptCheckpointError(
-            f"{entry.path}: expected a name like shard-0-of-1.arrow, found another"
+            f"{entry.path}: expected a name like {constants.shard_file_name(0, 1)}, found another"
         )
     return int(match[1]), int(match[2])
 

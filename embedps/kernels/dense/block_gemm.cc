@@ -16,7 +16,7 @@
 namespace embedps {
 namespace {
 
-void Nothing() {}
+void DoNothing() {}
 
 typedef float Floats __attribute__((vector_size(64), aligned(4), may_alias));
 typedef uint32_t Words __attribute__((vector_size(64), aligned(4), may_alias));
@@ -25,7 +25,7 @@ EMBEDPS_SIMD void PlainRound(const float* __restrict sums, Bf16* __restrict to) 
   for (int i = 0; i < kStepValues; ++i) to[i] = ToBf16(sums[i]);
 }
 
-// Pairs of contraction values that step `step` has.
+// Returns the number of pairs of contraction values in a step.
 int64_t PairsOf(const Extent& extent, int64_t step) {
   return std::min<int64_t>(16, (extent.inner - step * kBlock + 1) / 2);
 }
@@ -61,8 +61,8 @@ EMBEDPS_SIMD void PlainMultiply(const Bf16* left, const Bf16* right, const Exten
 
 constexpr int kRows = 8;  // multiplied at once: 8 or 16 registers of sums
 
-// kRows rows of a product. The pairs of a row's values are `row_stride` values from the row
-// before's and `pair_stride` from each other.
+// Computes kRows rows of a product. `row_stride` values lie between the pairs of adjacent rows, and
+// `pair_stride` values between adjacent pairs of a row.
 template <int kHalves, int row_stride, int pair_stride>
 EMBEDPS_AVX512_BF16 inline void Avx512Rows(const Bf16* left, const Bf16* right,
                                            const Extent& extent, float* sums) {
@@ -125,7 +125,8 @@ EMBEDPS_AVX512_BF16 void Avx512Multiply(const Bf16* left, const Bf16* right, con
   }
 }
 
-// A turned step is one of a right panel: what is broadcast may stand anywhere.
+// A turned step has the layout of a right panel. That is fine, as this code broadcasts single
+// pairs.
 EMBEDPS_AVX512_BF16 void Avx512MultiplyTurned(const Bf16* turned, const Bf16* right,
                                               const Extent& extent, float* sums) {
   Avx512Clear(extent, sums);
@@ -135,7 +136,8 @@ EMBEDPS_AVX512_BF16 void Avx512MultiplyTurned(const Bf16* turned, const Bf16* ri
   }
 }
 
-// Numbers of 16 bits in two registers: n of the first beside n of the second.
+// The order that interleaves the 16-bit numbers of two registers: n of the first beside n of the
+// second.
 struct alignas(64) Interleaved {
   uint16_t low[32], high[32];
 };
@@ -155,7 +157,7 @@ constexpr Interleaved kInterleaved = MakeInterleaved();
 
 template <bool kSums>
 EMBEDPS_AVX512_BF16 inline void Avx512PairRows(const Bf16* left, Bf16* right, float* sums) {
-  constexpr int kSideBySide = 4;  // sums: one alone would wait for the addition before
+  constexpr int kSideBySide = 4;  // independent sums: a single one would wait for each addition
   const __m512i low = _mm512_load_si512(kInterleaved.low);
   const __m512i high = _mm512_load_si512(kInterleaved.high);
   const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3F80);
@@ -201,7 +203,7 @@ EMBEDPS_AVX512_BF16 void Avx512Round(const float* sums, Bf16* to) {
 
 #define EMBEDPS_AMX __attribute__((target("amx-tile,amx-bf16,avx512f")))
 
-// What LDTILECFG reads: all eight tiles are 16 rows of 64 bytes.
+// The input of LDTILECFG: all eight tiles have 16 rows of 64 bytes.
 struct alignas(64) TileConfig {
   uint8_t palette = 1;
   uint8_t start_row = 0;
@@ -218,7 +220,7 @@ EMBEDPS_AMX void AmxBegin() {
 
 EMBEDPS_AMX void AmxEnd() { _tile_release(); }
 
-// A tile takes its time however little of it is more than padding.
+// Ignores rows and columns of the extent: a tile takes the same time with padding.
 EMBEDPS_AMX void AmxMultiply(const Bf16* left, const Bf16* right, const Extent& extent,
                              float* sums) {
   constexpr int kHalf = kStepValues / 2, kRowBytes = 64;
@@ -243,7 +245,7 @@ EMBEDPS_AMX void AmxMultiply(const Bf16* left, const Bf16* right, const Extent& 
   _tile_stored(3, sums + 16 * kBlock + 16, 2 * kRowBytes);
 }
 
-// Linux grants a process the tiles' state when it asks (Documentation/arch/x86/xstate.rst).
+// Asks Linux for permission to use the tiles (Documentation/arch/x86/xstate.rst).
 bool AskForTiles() {
   constexpr int kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
@@ -256,12 +258,12 @@ bool AskForTiles() {
 const std::vector<BlockGemm>& BlockGemms() {
   static const auto* gemms = [] {
     auto* list = new std::vector<BlockGemm>;
-    list->push_back({"plain", false, Nothing, Nothing, PlainMultiply, PlainMultiply, TransposeLeft,
-                     LeftToRight, PlainRound});
+    list->push_back({"plain", false, DoNothing, DoNothing, PlainMultiply, PlainMultiply,
+                     TransposeLeft, LeftToRight, PlainRound});
 #ifdef EMBEDPS_X86
     if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw")) {
-      list->push_back({"avx512-bf16", false, Nothing, Nothing, Avx512Multiply, Avx512MultiplyTurned,
-                       Avx512Turn, Avx512LeftToRight, Avx512Round});
+      list->push_back({"avx512-bf16", false, DoNothing, DoNothing, Avx512Multiply,
+                       Avx512MultiplyTurned, Avx512Turn, Avx512LeftToRight, Avx512Round});
     }
     if (__builtin_cpu_supports("amx-bf16") && __builtin_cpu_supports("avx512bf16") &&
         AskForTiles()) {

@@ -9,29 +9,29 @@
 namespace embedps {
 namespace {
 
-constexpr int kLane = 16;  // floats; widths are padded to it so that inner loops have no remainder
+constexpr int kLane = 16;  // floats. Widths are padded to it, so inner loops have no remainder.
 
-// GCC lowers a lane to the widest registers of the clone it compiles: one of AVX-512, two of AVX2.
-// Left to itself it keeps the sums in memory.
+// GCC maps a lane to the widest registers of the clone that it compiles: one of AVX-512, two of
+// AVX2. Without this type it keeps the sums in memory.
 typedef float Lane
     __attribute__((vector_size(kLane * sizeof(float)), aligned(sizeof(float)), may_alias));
 
-// By reference, so that no lane crosses a call in registers that some clones have not.
+// They return references: a lane by value would use registers that some clones do not have.
 inline const Lane& LaneAt(const float* at) { return *reinterpret_cast<const Lane*>(at); }
 inline Lane& LaneAt(float* at) { return *reinterpret_cast<Lane*>(at); }
 
 int Padded(int n) { return (n + kLane - 1) / kLane * kLane; }
 
-// Vectors whose sums are made side by side: one sum alone would wait at each addition for the one
-// before. With more, AVX2 runs out of registers.
+// Vectors whose sums are computed together. A single sum would wait for each addition. With more
+// vectors AVX2 runs out of registers.
 constexpr int kRows = 4;
 
 int PaddedRows(int n) { return (n + kRows - 1) / kRows * kRows; }
 
-// One example. Scratch is `transposed` [Padded(n) / kLane, Padded(dim), kLane]: with features along
-// its rows, one multiply and add serves a lane of pairs, and nothing is summed across a register;
-// and `products` [PaddedRows(n), Padded(n)]. `out` has room for a lane past its pairs: a row's last
-// lane runs over into the next row, which is written after it.
+// Computes one example. Scratch: `transposed` [Padded(n) / kLane, Padded(dim), kLane] and
+// `products` [PaddedRows(n), Padded(n)]. `transposed` has the features along its rows, so one
+// multiply-add serves a lane of pairs and no sum goes across a register. `out` has room for one
+// lane past its pairs: the last lane of a row overlaps the next row, which is written later.
 EMBEDPS_SIMD void Forward(const float* const* __restrict x, int n, int dim,
                           float* __restrict transposed, float* __restrict products,
                           float* __restrict out) {
@@ -75,8 +75,8 @@ EMBEDPS_SIMD void Forward(const float* const* __restrict x, int n, int dim,
   }
 }
 
-// One example. x[j] and gradients[j] have Padded(dim) floats. `square` is scratch
-// [PaddedRows(n), n], whose diagonal and rows past n are zero.
+// Computes the gradients of one example. x[j] and gradients[j] have Padded(dim) floats. Scratch:
+// `square` [PaddedRows(n), n], whose diagonal and rows past n are zero.
 EMBEDPS_SIMD void Backward(const float* const* __restrict x, const float* __restrict upstream,
                            int n, int dim, float* __restrict square, float* const* gradients) {
   for (int i = 0; i < n; ++i) {
@@ -99,8 +99,8 @@ EMBEDPS_SIMD void Backward(const float* const* __restrict x, const float* __rest
   }
 }
 
-// Row `row` of `width` values as float32: where it lies, or widened into `copy`, which is used in
-// any case when `must_copy`.
+// Returns row `row` of `width` values as float32: in place, or in `copy` if it is bfloat16 or
+// `must_copy`.
 const float* Read(const InteractionMatrix& matrix, int64_t row, int64_t width, bool must_copy,
                   float* copy) {
   if (matrix.is_bf16) {
@@ -122,7 +122,7 @@ void Write(const float* from, int64_t row, int64_t width, const InteractionMatri
   }
 }
 
-// Row `row` of a matrix, `width` values from `first` on, as bfloat16.
+// Reads `width` values of row `row`, from `first` on, as bfloat16.
 void ReadBf16(const InteractionMatrix& matrix, int64_t row, int dim, int first, int width,
               Bf16* to) {
   const int64_t at = row * dim + first;
@@ -133,7 +133,7 @@ void ReadBf16(const InteractionMatrix& matrix, int64_t row, int dim, int first, 
   }
 }
 
-// Each example's vectors as a left panel, whose rows are the features.
+// Packs an example's vectors into a left panel, whose rows are the features.
 class VectorPanel {
  public:
   VectorPanel(const std::vector<InteractionMatrix>& features, int dim)
@@ -156,7 +156,8 @@ class VectorPanel {
   std::vector<Bf16> values_;
 };
 
-// g [32][32] = the pairs (i, j) with j < i; `pairs` has room to read 32 past its end.
+// Sets g [32][32] to the pairs (i, j) with j < i, and to zeros elsewhere. 32 values past the end of
+// `pairs` must be readable.
 EMBEDPS_SIMD void SpreadPairs(const Bf16* __restrict pairs, int n, Bf16* __restrict g) {
   for (int i = 0; i < n; ++i) {
     const Bf16* __restrict from = pairs + NumPairs(i);
@@ -191,7 +192,7 @@ void DotInteractionGradient(const std::vector<InteractionMatrix>& features,
   const int n = static_cast<int>(features.size());
   const int64_t pairs = NumPairs(n);
   const int width = Padded(dim);
-  // Vectors that do not fill their lanes go through padded copies.
+  // Vectors that do not fill their lanes need padded copies.
   const bool pad = width != dim;
   std::vector<float> copies(2 * static_cast<size_t>(n) * width, 0.0f), g(pairs);
   std::vector<float> square(static_cast<size_t>(PaddedRows(n)) * n, 0.0f);
@@ -235,7 +236,7 @@ void DotInteractionByBlocks(const std::vector<InteractionMatrix>& features, int 
       continue;
     }
     gemm.round(sums, rounded);
-    // A row runs over into the next, which is written after it.
+    // A row overlaps the next one, which is written later.
     for (int i = 1; i < n; ++i) {
       std::memcpy(&row[NumPairs(i)], rounded + i * kBlock, sizeof(Bf16) * kBlock);
     }

@@ -27,12 +27,12 @@ Example MakeExample(int n, int batch, int dim) {
   return example;
 }
 
-// Buffers are of exactly the size that is promised, so the address sanitizer sees a lane too many.
+// Buffers have exactly the documented size, so the address sanitizer sees an access past the end.
 void CheckAgainstPlainLoops(int n, int batch, int dim) {
   Example example = MakeExample(n, batch, dim);
   const int64_t pairs = NumPairs(n);
   std::vector<float> out(batch * pairs);
-  // In two ranges, as two threads would.
+  // Two ranges, as with two threads.
   DotInteraction(example.features, dim, 0, batch / 2, {out.data(), false});
   DotInteraction(example.features, dim, batch / 2, batch, {out.data(), false});
   std::vector<float> upstream(batch * pairs);
@@ -66,7 +66,7 @@ void CheckAgainstPlainLoops(int n, int batch, int dim) {
   }
 }
 
-// Of vectors that bfloat16 holds exactly, the blocks' products are those of float32.
+// bfloat16 represents these vectors exactly, so the products of blocks equal those of float32.
 void CheckBlocksAgainstFloat32(const BlockGemm& gemm, int n, int batch, int dim, bool is_bf16) {
   Example example = MakeExample(n, batch, dim);
   for (auto& vector : example.vectors) {

@@ -10,20 +10,20 @@
 namespace embedps {
 namespace {
 
-// Blocks of rows whose panels are multiplied together into the weights' gradients before the next:
-// so many as the second-level cache holds.
+// The panels of this many blocks of rows are multiplied into the weights' gradients together. They
+// fit into the second-level cache.
 constexpr int64_t kChunkBlocks = 16;
 
-// How many of n values stand in block `block`.
+// Returns how many of n values lie in block `block`.
 int InBlock(int64_t n, int64_t block) {
   return static_cast<int>(std::min<int64_t>(kBlock, n - block * kBlock));
 }
 
-// sums [32][32] + bias, through ReLU.
+// Adds the bias to sums [32][32] and applies ReLU.
 EMBEDPS_SIMD void AddBias(const float* __restrict bias, bool relu, float* __restrict sums) {
   for (int row = 0; row < kBlock; ++row) {
     float* __restrict x = sums + row * kBlock;
-    // A comparison that a NaN fails leaves it as it is.
+    // A NaN fails the comparison and stays a NaN.
     if (relu) {
       for (int n = 0; n < kBlock; ++n) {
         const float y = x[n] + bias[n];
@@ -35,7 +35,7 @@ EMBEDPS_SIMD void AddBias(const float* __restrict bias, bool relu, float* __rest
   }
 }
 
-// Zero where the ReLU's output was.
+// Sets the gradient to zero where the ReLU's output was zero.
 EMBEDPS_SIMD void Mask(const Bf16* __restrict output, Bf16* __restrict gradient) {
   for (int i = 0; i < kStepValues; ++i) {
     gradient[i] = static_cast<int16_t>(output[i]) > 0 ? gradient[i] : Bf16{0};
@@ -46,8 +46,8 @@ EMBEDPS_SIMD void Add(const float* __restrict from, int n, float* __restrict to)
   for (int i = 0; i < n; ++i) to[i] += from[i];
 }
 
-// Rows [first_row, first_row + num_rows) of matrices side by side to a left panel, zeros past the
-// last row and column.
+// Packs rows [first_row, first_row + num_rows) of matrices, side by side, into a left panel. Fills
+// it with zeros past the last row and column.
 void PackLeft(const std::vector<MlpMatrix>& matrices, int64_t first_row, int num_rows,
               int64_t num_blocks, Bf16* row, Bf16* panel) {
   std::fill_n(row, num_blocks * kBlock, Bf16{0});
@@ -71,7 +71,7 @@ void PackLeft(const std::vector<MlpMatrix>& matrices, int64_t first_row, int num
   }
 }
 
-// Rows of float32 [num_rows, stride] to matrices side by side.
+// Splits rows of float32 [num_rows, stride] into matrices that lie side by side.
 void Unpack(const float* rows, int64_t stride, int64_t first_row, int num_rows,
             const std::vector<MlpMatrix>& matrices) {
   for (int r = 0; r < num_rows; ++r) {
@@ -89,7 +89,8 @@ void Unpack(const float* rows, int64_t stride, int64_t first_row, int num_rows,
   }
 }
 
-// Calls work(layer, block) for blocks counted over the layers, in ranges.
+// Numbers the blocks of all layers in one sequence, and calls work(layer, begin, end) for ranges of
+// one layer's blocks, in parallel.
 template <typename Work>
 void ForEachBlock(const std::vector<int64_t>& blocks_of_layer, int64_t cost,
                   const ParallelFor& parallel, const Work& work) {
@@ -105,13 +106,13 @@ void ForEachBlock(const std::vector<int64_t>& blocks_of_layer, int64_t cost,
   });
 }
 
-// A thread's products.
-class Multiplying {
+// Prepares the calling thread for products, and ends that with the scope.
+class GemmScope {
  public:
-  explicit Multiplying(const BlockGemm& gemm) : gemm_(gemm) { gemm_.begin(); }
-  ~Multiplying() { gemm_.end(); }
-  Multiplying(const Multiplying&) = delete;
-  Multiplying& operator=(const Multiplying&) = delete;
+  explicit GemmScope(const BlockGemm& gemm) : gemm_(gemm) { gemm_.begin(); }
+  ~GemmScope() { gemm_.end(); }
+  GemmScope(const GemmScope&) = delete;
+  GemmScope& operator=(const GemmScope&) = delete;
 
  private:
   const BlockGemm& gemm_;
@@ -158,89 +159,100 @@ int64_t Mlp::BackwardScratchSize(int64_t batch) const {
   return size;
 }
 
+struct Mlp::ForwardPass {
+  const std::vector<MlpMatrix>& inputs;
+  int64_t batch;
+  const MlpMatrix& out;
+  Bf16* saved;
+  // Right panels of each layer's kernel: per block of outputs, the steps of the inputs.
+  std::vector<Bf16*> kernels;
+  std::vector<int64_t> blocks;  // of each layer's outputs
+  int64_t row_cost = 0;         // cycles per block of rows, roughly
+};
+
 void Mlp::Forward(const std::vector<MlpMatrix>& inputs, int64_t batch, const ParallelFor& parallel,
                   Bf16* scratch, Bf16* saved, const MlpMatrix& out) const {
-  // Right panels of the kernels: for each block of a layer's outputs its inputs' steps.
-  std::vector<Bf16*> kernels;
-  std::vector<int64_t> blocks;
-  int64_t row_cost = 0;
+  ForwardPass pass{inputs, batch, out, saved, {}, {}};
   for (const MlpLayer& l : layers_) {
-    kernels.push_back(scratch);
+    pass.kernels.push_back(scratch);
     scratch += NumBlocks(l.num_inputs) * NumBlocks(l.num_outputs) * kStepValues;
-    blocks.push_back(NumBlocks(l.num_outputs));
-    row_cost += NumBlocks(l.num_inputs) * NumBlocks(l.num_outputs) * 100;
+    pass.blocks.push_back(NumBlocks(l.num_outputs));
+    pass.row_cost += NumBlocks(l.num_inputs) * NumBlocks(l.num_outputs) * 100;
   }
-  ForEachBlock(blocks, 20000, parallel, [&](int l, int64_t begin, int64_t end) {
+  ForEachBlock(pass.blocks, 20000, parallel, [&](int l, int64_t begin, int64_t end) {
     const MlpLayer& layer = layers_[l];
     const int64_t steps = NumBlocks(layer.num_inputs);
     for (int64_t n = begin; n < end; ++n) {
       for (int64_t k = 0; k < steps; ++k) {
         PackRight(layer.kernel + k * kBlock * layer.num_outputs + n * kBlock, layer.num_outputs,
                   layer.num_inputs - k * kBlock, layer.num_outputs - n * kBlock,
-                  kernels[l] + (n * steps + k) * kStepValues);
+                  pass.kernels[l] + (n * steps + k) * kStepValues);
       }
     }
   });
-
-  parallel(NumBlocks(batch), row_cost, [&](int64_t begin, int64_t end) {
-    const Multiplying multiplying(gemm_);
-    alignas(64) float sums[kStepValues];
-    std::vector<Bf16> row(MaxWidth());
-    std::vector<float> rows(kBlock * NumBlocks(out.width) * kBlock);
-    const int64_t out_stride = NumBlocks(out.width) * kBlock;
-    for (int64_t b = begin; b < end; ++b) {
-      Bf16* panels = saved + b * panels_.back();
-      const int num_rows = InBlock(batch, b);
-      PackLeft(inputs, b * kBlock, num_rows, NumBlocks(layers_[0].num_inputs), row.data(), panels);
-      for (int l = 0; l < num_layers(); ++l) {
-        const MlpLayer& layer = layers_[l];
-        const int64_t steps = NumBlocks(layer.num_inputs);
-        const bool last = l + 1 == num_layers();
-        const bool relu = !last || final_relu_;
-        for (int64_t n = 0; n < blocks[l]; ++n) {
-          float bias[kBlock] = {};
-          std::memcpy(bias, layer.bias + n * kBlock, sizeof(float) * InBlock(layer.num_outputs, n));
-          gemm_.multiply(panels + panels_[l], kernels[l] + n * steps * kStepValues,
-                         {layer.num_inputs, kBlock, InBlock(layer.num_outputs, n)}, sums);
-          AddBias(bias, relu, sums);
-          if (relu) gemm_.round(sums, panels + panels_[l + 1] + n * kStepValues);
-          for (int r = 0; last && r < num_rows; ++r) {
-            std::memcpy(rows.data() + r * out_stride + n * kBlock, sums + r * kBlock,
-                        sizeof(float) * kBlock);
-          }
-        }
-      }
-      Unpack(rows.data(), out_stride, b * kBlock, num_rows, {out});
-    }
-  });
+  parallel(NumBlocks(batch), pass.row_cost,
+           [&](int64_t begin, int64_t end) { ForwardRows(pass, begin, end); });
 }
+
+void Mlp::ForwardRows(const ForwardPass& pass, int64_t begin, int64_t end) const {
+  const GemmScope scope(gemm_);
+  std::vector<Bf16> row(MaxWidth());
+  const int64_t out_stride = NumBlocks(pass.out.width) * kBlock;
+  std::vector<float> rows(kBlock * out_stride);
+  for (int64_t b = begin; b < end; ++b) {
+    Bf16* panels = pass.saved + b * panels_.back();
+    const int num_rows = InBlock(pass.batch, b);
+    PackLeft(pass.inputs, b * kBlock, num_rows, NumBlocks(layers_[0].num_inputs), row.data(),
+             panels);
+    for (int l = 0; l < num_layers(); ++l) ForwardLayer(pass, l, num_rows, panels, rows.data());
+    Unpack(rows.data(), out_stride, b * kBlock, num_rows, {pass.out});
+  }
+}
+
+void Mlp::ForwardLayer(const ForwardPass& pass, int l, int num_rows, Bf16* panels,
+                       float* rows) const {
+  const MlpLayer& layer = layers_[l];
+  const int64_t steps = NumBlocks(layer.num_inputs);
+  const int64_t out_stride = NumBlocks(pass.out.width) * kBlock;
+  const bool last = l + 1 == num_layers();
+  const bool relu = !last || final_relu_;
+  alignas(64) float sums[kStepValues];
+  for (int64_t n = 0; n < pass.blocks[l]; ++n) {
+    float bias[kBlock] = {};
+    std::memcpy(bias, layer.bias + n * kBlock, sizeof(float) * InBlock(layer.num_outputs, n));
+    gemm_.multiply(panels + panels_[l], pass.kernels[l] + n * steps * kStepValues,
+                   {layer.num_inputs, kBlock, InBlock(layer.num_outputs, n)}, sums);
+    AddBias(bias, relu, sums);
+    if (relu) gemm_.round(sums, panels + panels_[l + 1] + n * kStepValues);
+    for (int r = 0; last && r < num_rows; ++r) {
+      std::memcpy(rows + r * out_stride + n * kBlock, sums + r * kBlock, sizeof(float) * kBlock);
+    }
+  }
+}
+
+struct Mlp::BackwardPass {
+  const MlpMatrix& upstream;
+  const Bf16* saved;
+  int64_t batch;
+  int64_t row_blocks;
+  const std::vector<MlpMatrix>& input_gradients;
+  // Right panels of each layer's transposed kernel: per block of inputs, the steps of the outputs.
+  std::vector<Bf16*> kernels;
+  // Left panels of each layer's transposed inputs, and right panels of its outputs' gradients.
+  // Their steps are blocks of rows.
+  std::vector<Bf16*> inputs, outputs;
+  std::vector<float*> bias_sums;  // of each layer: the outputs' gradients summed per block of rows
+  std::vector<int64_t> blocks;    // of each layer's inputs
+  int64_t row_cost = 0;           // cycles per block of rows, roughly
+};
 
 void Mlp::Backward(const MlpMatrix& upstream, const Bf16* saved, int64_t batch,
                    const ParallelFor& parallel, Bf16* scratch,
                    const std::vector<MlpMatrix>& input_gradients,
                    const std::vector<MlpLayerGradient>& gradients) const {
-  const int64_t row_blocks = NumBlocks(batch);
-  // Of each layer: right panels of the transposed kernel, for each block of inputs the outputs'
-  // steps; left panels of the transposed inputs and right panels of the outputs' gradients, whose
-  // steps are blocks of rows; for each block of rows the sums of the outputs' gradients.
-  std::vector<Bf16*> kernels, inputs, outputs;
-  std::vector<float*> sums_of;
-  std::vector<int64_t> blocks;
-  int64_t row_cost = 0;
-  for (const MlpLayer& l : layers_) {
-    const int64_t in = NumBlocks(l.num_inputs), out = NumBlocks(l.num_outputs);
-    blocks.push_back(in);
-    kernels.push_back(scratch);
-    scratch += in * out * kStepValues;
-    inputs.push_back(scratch);
-    scratch += in * row_blocks * kStepValues;
-    outputs.push_back(scratch);
-    scratch += out * row_blocks * kStepValues;
-    sums_of.push_back(reinterpret_cast<float*>(scratch));
-    scratch += row_blocks * out * kBlock * 2;
-    row_cost += in * out * 100 + (in + out) * 300;
-  }
-  ForEachBlock(blocks, 20000, parallel, [&](int l, int64_t begin, int64_t end) {
+  BackwardPass pass{upstream, saved, batch, NumBlocks(batch), input_gradients, {}, {}, {}, {}, {}};
+  DivideScratch(scratch, &pass);
+  ForEachBlock(pass.blocks, 20000, parallel, [&](int l, int64_t begin, int64_t end) {
     const MlpLayer& layer = layers_[l];
     const int64_t steps = NumBlocks(layer.num_outputs);
     for (int64_t k = begin; k < end; ++k) {
@@ -248,101 +260,136 @@ void Mlp::Backward(const MlpMatrix& upstream, const Bf16* saved, int64_t batch,
         PackRightTransposed(layer.kernel + k * kBlock * layer.num_outputs + n * kBlock,
                             layer.num_outputs, layer.num_outputs - n * kBlock,
                             layer.num_inputs - k * kBlock,
-                            kernels[l] + (k * steps + n) * kStepValues);
+                            pass.kernels[l] + (k * steps + n) * kStepValues);
       }
     }
   });
-
-  parallel(row_blocks, row_cost, [&](int64_t begin, int64_t end) {
-    const Multiplying multiplying(gemm_);
-    alignas(64) float sums[kStepValues];
-    const int64_t width = MaxWidth();
-    std::vector<Bf16> row(width);
-    std::vector<Bf16> buffers(2 * kBlock * width + 32);
-    Bf16* gradient = AlignedBf16(buffers.data());
-    Bf16* next = gradient + kBlock * width;
-    const int64_t stride = blocks[0] * kBlock;
-    std::vector<float> rows(kBlock * stride);
-    for (int64_t b = begin; b < end; ++b) {
-      const Bf16* panels = saved + b * panels_.back();
-      const int num_rows = InBlock(batch, b);
-      const int64_t last_blocks = NumBlocks(layers_.back().num_outputs);
-      PackLeft({upstream}, b * kBlock, num_rows, last_blocks, row.data(), gradient);
-      for (int64_t n = 0; final_relu_ && n < last_blocks; ++n) {
-        Mask(panels + panels_[num_layers()] + n * kStepValues, gradient + n * kStepValues);
-      }
-      for (int l = num_layers() - 1; l >= 0; --l) {
-        const int64_t steps = NumBlocks(layers_[l].num_outputs);
-        float* bias_sums = sums_of[l] + b * steps * kBlock;
-        for (int64_t n = 0; n < steps; ++n) {
-          gemm_.left_to_right(gradient + n * kStepValues,
-                              outputs[l] + (n * row_blocks + b) * kStepValues,
-                              bias_sums + n * kBlock);
-        }
-        for (int64_t k = 0; k < blocks[l]; ++k) {
-          const Bf16* input = panels + panels_[l] + k * kStepValues;
-          gemm_.turn(input, inputs[l] + (k * row_blocks + b) * kStepValues);
-          if (l == 0 && input_gradients.empty()) continue;
-          gemm_.multiply(gradient, kernels[l] + k * steps * kStepValues,
-                         {layers_[l].num_outputs, kBlock, InBlock(layers_[l].num_inputs, k)}, sums);
-          if (l > 0) {
-            gemm_.round(sums, next + k * kStepValues);
-            Mask(input, next + k * kStepValues);
-          } else {
-            for (int r = 0; r < num_rows; ++r) {
-              std::memcpy(rows.data() + r * stride + k * kBlock, sums + r * kBlock,
-                          sizeof(float) * kBlock);
-            }
-          }
-        }
-        std::swap(gradient, next);
-      }
-      if (!input_gradients.empty()) {
-        Unpack(rows.data(), stride, b * kBlock, num_rows, input_gradients);
-      }
-    }
-  });
-
-  // A layer's first block sums its bias too: a layer without inputs has that one alone.
-  std::vector<int64_t> weight_blocks = blocks;
+  parallel(pass.row_blocks, pass.row_cost,
+           [&](int64_t begin, int64_t end) { BackwardRows(pass, begin, end); });
+  // A layer's first block of inputs sums its bias too. A layer without inputs has only that one.
+  std::vector<int64_t> weight_blocks = pass.blocks;
   for (int64_t& n : weight_blocks) n = std::max<int64_t>(1, n);
-  ForEachBlock(weight_blocks, row_blocks * 1500, parallel, [&](int l, int64_t begin, int64_t end) {
-    end = std::min(end, blocks[l]);
-    const Multiplying multiplying(gemm_);
-    alignas(64) float sums[kStepValues];
-    const MlpLayer& layer = layers_[l];
-    const int64_t out_blocks = NumBlocks(layer.num_outputs);
-    float* to = gradients[l].kernel;
-    if (row_blocks == 0) {
-      const int64_t last = std::min<int64_t>(end * kBlock, layer.num_inputs);
-      std::fill(to + begin * kBlock * layer.num_outputs, to + last * layer.num_outputs, 0.0f);
+  ForEachBlock(weight_blocks, pass.row_blocks * 1500, parallel,
+               [&](int l, int64_t begin, int64_t end) {
+                 SumKernelGradient(pass, l, begin, std::min(end, pass.blocks[l]), gradients[l]);
+                 if (begin == 0) SumBiasGradient(pass, l, gradients[l]);
+               });
+}
+
+void Mlp::DivideScratch(Bf16* scratch, BackwardPass* pass) const {
+  for (const MlpLayer& l : layers_) {
+    const int64_t in = NumBlocks(l.num_inputs), out = NumBlocks(l.num_outputs);
+    pass->blocks.push_back(in);
+    pass->kernels.push_back(scratch);
+    scratch += in * out * kStepValues;
+    pass->inputs.push_back(scratch);
+    scratch += in * pass->row_blocks * kStepValues;
+    pass->outputs.push_back(scratch);
+    scratch += out * pass->row_blocks * kStepValues;
+    pass->bias_sums.push_back(reinterpret_cast<float*>(scratch));
+    scratch += pass->row_blocks * out * kBlock * 2;
+    pass->row_cost += in * out * 100 + (in + out) * 300;
+  }
+}
+
+void Mlp::BackwardRows(const BackwardPass& pass, int64_t begin, int64_t end) const {
+  const GemmScope scope(gemm_);
+  const int64_t width = MaxWidth();
+  std::vector<Bf16> row(width);
+  std::vector<Bf16> buffers(2 * kBlock * width + 32);
+  Bf16* gradient = AlignedBf16(buffers.data());
+  Bf16* next = gradient + kBlock * width;
+  const int64_t stride = pass.blocks[0] * kBlock;
+  std::vector<float> rows(kBlock * stride);
+  for (int64_t b = begin; b < end; ++b) {
+    const Bf16* panels = pass.saved + b * panels_.back();
+    const int num_rows = InBlock(pass.batch, b);
+    const int64_t last_blocks = NumBlocks(layers_.back().num_outputs);
+    PackLeft({pass.upstream}, b * kBlock, num_rows, last_blocks, row.data(), gradient);
+    for (int64_t n = 0; final_relu_ && n < last_blocks; ++n) {
+      Mask(panels + panels_[num_layers()] + n * kStepValues, gradient + n * kStepValues);
     }
-    for (int64_t chunk = 0; chunk < row_blocks; chunk += kChunkBlocks) {
-      const int64_t steps = std::min(kChunkBlocks, row_blocks - chunk);
-      for (int64_t k = begin; k < end; ++k) {
-        const int num_rows = InBlock(layer.num_inputs, k);
-        for (int64_t n = 0; n < out_blocks; ++n) {
-          const int columns = InBlock(layer.num_outputs, n);
-          gemm_.multiply_turned(inputs[l] + (k * row_blocks + chunk) * kStepValues,
-                                outputs[l] + (n * row_blocks + chunk) * kStepValues,
-                                {steps * kBlock, num_rows, columns}, sums);
-          for (int r = 0; r < num_rows; ++r) {
-            float* row = to + (k * kBlock + r) * layer.num_outputs + n * kBlock;
-            if (chunk == 0) {
-              std::memcpy(row, sums + r * kBlock, sizeof(float) * columns);
-            } else {
-              Add(sums + r * kBlock, columns, row);
-            }
+    for (int l = num_layers() - 1; l >= 0; --l) {
+      BackwardLayer(pass, l, b, gradient, next, rows.data());
+      std::swap(gradient, next);
+    }
+    if (!pass.input_gradients.empty()) {
+      Unpack(rows.data(), stride, b * kBlock, num_rows, pass.input_gradients);
+    }
+  }
+}
+
+void Mlp::BackwardLayer(const BackwardPass& pass, int l, int64_t b, const Bf16* gradient,
+                        Bf16* next, float* rows) const {
+  const MlpLayer& layer = layers_[l];
+  const int64_t steps = NumBlocks(layer.num_outputs);
+  float* bias_sums = pass.bias_sums[l] + b * steps * kBlock;
+  for (int64_t n = 0; n < steps; ++n) {
+    gemm_.left_to_right(gradient + n * kStepValues,
+                        pass.outputs[l] + (n * pass.row_blocks + b) * kStepValues,
+                        bias_sums + n * kBlock);
+  }
+  const Bf16* panels = pass.saved + b * panels_.back();
+  const int num_rows = InBlock(pass.batch, b);
+  const int64_t stride = pass.blocks[0] * kBlock;
+  alignas(64) float sums[kStepValues];
+  for (int64_t k = 0; k < pass.blocks[l]; ++k) {
+    const Bf16* input = panels + panels_[l] + k * kStepValues;
+    gemm_.turn(input, pass.inputs[l] + (k * pass.row_blocks + b) * kStepValues);
+    if (l == 0 && pass.input_gradients.empty()) continue;
+    gemm_.multiply(gradient, pass.kernels[l] + k * steps * kStepValues,
+                   {layer.num_outputs, kBlock, InBlock(layer.num_inputs, k)}, sums);
+    if (l > 0) {
+      gemm_.round(sums, next + k * kStepValues);
+      Mask(input, next + k * kStepValues);
+    } else {
+      for (int r = 0; r < num_rows; ++r) {
+        std::memcpy(rows + r * stride + k * kBlock, sums + r * kBlock, sizeof(float) * kBlock);
+      }
+    }
+  }
+}
+
+void Mlp::SumKernelGradient(const BackwardPass& pass, int l, int64_t begin, int64_t end,
+                            const MlpLayerGradient& gradient) const {
+  const GemmScope scope(gemm_);
+  alignas(64) float sums[kStepValues];
+  const MlpLayer& layer = layers_[l];
+  const int64_t out_blocks = NumBlocks(layer.num_outputs), row_blocks = pass.row_blocks;
+  float* to = gradient.kernel;
+  if (row_blocks == 0) {
+    const int64_t last = std::min<int64_t>(end * kBlock, layer.num_inputs);
+    std::fill(to + begin * kBlock * layer.num_outputs, to + last * layer.num_outputs, 0.0f);
+  }
+  for (int64_t chunk = 0; chunk < row_blocks; chunk += kChunkBlocks) {
+    const int64_t steps = std::min(kChunkBlocks, row_blocks - chunk);
+    for (int64_t k = begin; k < end; ++k) {
+      const int num_rows = InBlock(layer.num_inputs, k);
+      for (int64_t n = 0; n < out_blocks; ++n) {
+        const int columns = InBlock(layer.num_outputs, n);
+        gemm_.multiply_turned(pass.inputs[l] + (k * row_blocks + chunk) * kStepValues,
+                              pass.outputs[l] + (n * row_blocks + chunk) * kStepValues,
+                              {steps * kBlock, num_rows, columns}, sums);
+        for (int r = 0; r < num_rows; ++r) {
+          float* row = to + (k * kBlock + r) * layer.num_outputs + n * kBlock;
+          if (chunk == 0) {
+            std::memcpy(row, sums + r * kBlock, sizeof(float) * columns);
+          } else {
+            Add(sums + r * kBlock, columns, row);
           }
         }
       }
     }
-    if (begin > 0) return;
-    std::fill_n(gradients[l].bias, layer.num_outputs, 0.0f);
-    for (int64_t b = 0; b < row_blocks; ++b) {
-      Add(sums_of[l] + b * out_blocks * kBlock, layer.num_outputs, gradients[l].bias);
-    }
-  });
+  }
+}
+
+void Mlp::SumBiasGradient(const BackwardPass& pass, int l, const MlpLayerGradient& gradient) const {
+  const int num_outputs = layers_[l].num_outputs;
+  const int64_t out_blocks = NumBlocks(num_outputs);
+  std::fill_n(gradient.bias, num_outputs, 0.0f);
+  for (int64_t b = 0; b < pass.row_blocks; ++b) {
+    Add(pass.bias_sums[l] + b * out_blocks * kBlock, num_outputs, gradient.bias);
+  }
 }
 
 }  // namespace embedps

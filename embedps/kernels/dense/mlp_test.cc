@@ -12,7 +12,7 @@
 namespace embedps {
 namespace {
 
-// A repeatable number in [-1, 1).
+// Returns a repeatable number in [-1, 1).
 float Noise(uint64_t seed, int64_t i) {
   uint64_t x = (seed << 32) + static_cast<uint64_t>(i) * 0x9E3779B97F4A7C15ull;
   x = (x ^ (x >> 31)) * 0xBF58476D1CE4E5B9ull;
@@ -50,10 +50,10 @@ struct AlignedBf16 {
   Bf16* data;
 };
 
-// Where value (k, n) of a right panel's step stands.
+// Returns the offset of value (k, n) in a step of a right panel.
 int InRight(int k, int n) { return n / 16 * 512 + k / 2 * 32 + n % 16 * 2 + k % 2; }
 
-// A product both ways, of panels that are zero past the extent.
+// Checks a product, plain and turned, of panels that are zero past the extent.
 void CheckProduct(const BlockGemm& gemm, const Extent& extent) {
   const int64_t steps = NumBlocks(extent.inner);
   AlignedBf16 left(steps * kStepValues), right(steps * kStepValues);
@@ -140,7 +140,7 @@ TEST(EveryRoundingEqualsThePlainOne) {
   }
 }
 
-// On two threads.
+// A ParallelFor on two threads.
 void TwoThreads(int64_t n, int64_t, const std::function<void(int64_t, int64_t)>& work) {
   std::thread other([&] { work(0, n / 2); });
   work(n / 2, n);
@@ -153,7 +153,7 @@ struct Case {
   int64_t batch;
 };
 
-// Buffers are of exactly the size that is promised, so the address sanitizer sees a value too many.
+// Buffers have exactly the documented size, so the address sanitizer sees an access past the end.
 void CheckAgainstPlainLoops(const BlockGemm& gemm, const Case& c) {
   const int num_layers = static_cast<int>(c.widths.size()) - 1;
   const int64_t batch = c.batch;
@@ -182,7 +182,7 @@ void CheckAgainstPlainLoops(const BlockGemm& gemm, const Case& c) {
               {out.data(), false, c.widths.back()});
   mlp.Backward({upstream.data(), false, c.widths.back()}, saved.data, batch, TwoThreads,
                backward.data, {{dx.data(), false, c.widths[0]}}, gradients);
-  // Without the inputs' gradients the others are the same.
+  // The other gradients are the same without the inputs' gradients.
   std::vector<std::vector<float>> kernels_alone = kernel_gradients, biases_alone = bias_gradients;
   std::vector<MlpLayerGradient> alone;
   for (int l = 0; l < num_layers; ++l) {
@@ -234,7 +234,7 @@ void CheckAgainstPlainLoops(const BlockGemm& gemm, const Case& c) {
         }
       }
     }
-    // Sums of `batch` terms, some of which stood at a rounding's tie.
+    // Sums of `batch` terms, of which some are ties of the rounding.
     const double tolerance = 0.02 * std::sqrt(static_cast<double>(batch)) + 0.02;
     for (int n = 0; n < width; ++n) EXPECT_NEAR(bias_gradients[l][n], bias[n], tolerance);
     for (int i = 0; i < in * width; ++i) {

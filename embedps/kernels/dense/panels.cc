@@ -12,7 +12,7 @@ constexpr int kHalf = kStepValues / 2;
 
 typedef uint32_t Words __attribute__((vector_size(64), aligned(4), may_alias));
 
-// A round of a transpose: of rows `distance` apart, swaps the blocks off the diagonal.
+// One round of a transpose: swaps the off-diagonal blocks of rows that are `distance` apart.
 #define EMBEDPS_ROUND(distance)                                     \
   for (int i = 0; i < 16; ++i) {                                    \
     if (i & (distance)) continue;                                   \

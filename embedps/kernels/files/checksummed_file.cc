@@ -8,13 +8,13 @@
 #include <cstring>
 #include <utility>
 
-#include "embedps/kernels/files/row_file.h"
+#include "embedps/kernels/runtime/constants.h"
 
 namespace embedps {
 namespace {
 
 constexpr int64_t kBufferBytes = 16 * kFilePieceBytes;
-constexpr size_t kAlignment = 4096;  // no device's blocks are larger
+constexpr size_t kAlignment = 4096;  // at least every device's block size
 
 }  // namespace
 
@@ -37,7 +37,7 @@ arrow::Status ChecksummedFile::Write(const void* data, int64_t nbytes) {
   if (FaultIsDue("write")) Tear(data, nbytes);
   const char* next = static_cast<const char*>(data);
   while (nbytes > 0) {
-    // A piece at a time: its checksums are taken of what the caches still hold.
+    // One piece at a time: the CPU caches still hold it when its checksums are taken.
     const int64_t some = std::min(nbytes, kFilePieceBytes - filled_ % kFilePieceBytes);
     std::memcpy(buffer_.get() + filled_, next, static_cast<size_t>(some));
     next += some;
@@ -70,7 +70,7 @@ arrow::Status ChecksummedFile::Flush(bool last) {
     const ssize_t written = ::write(fd_.get(), next, static_cast<size_t>(left));
     if (written < 0) {
       if (errno == EINTR) continue;
-      if (errno == EINVAL && direct_) {  // not so on this device, or after a short write
+      if (errno == EINVAL && direct_) {  // not possible on this device, or after a short write
         SetDirect(false);
         continue;
       }
@@ -116,11 +116,11 @@ arrow::Status ChecksummedFile::Close() {
 
 std::vector<uint64_t> ChecksummedFile::Blocks() const {
   const int64_t num_pieces = static_cast<int64_t>(pieces_.size());
-  int64_t pieces_a_block = 1;
-  while (num_pieces > pieces_a_block * kMaxFileBlocks) pieces_a_block *= 2;
+  int64_t pieces_per_block = 1;
+  while (num_pieces > pieces_per_block * kMaxFileBlocks) pieces_per_block *= 2;
   std::vector<uint64_t> blocks;
-  for (int64_t first = 0; first < num_pieces; first += pieces_a_block) {
-    const int64_t count = std::min(pieces_a_block, num_pieces - first);
+  for (int64_t first = 0; first < num_pieces; first += pieces_per_block) {
+    const int64_t count = std::min(pieces_per_block, num_pieces - first);
     blocks.push_back(XXH3_64bits(pieces_.data() + first, sizeof(uint64_t) * count));
   }
   return blocks;

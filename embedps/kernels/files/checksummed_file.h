@@ -1,5 +1,5 @@
-// Where a row file's bytes go: a file on a disk, or an upload to an object store, with their
-// checksums. Of the Arrow side: C++20.
+// The output of a row file, with checksums: a file on a disk or an upload to an object store. Uses
+// Arrow: C++20.
 #ifndef EMBEDPS_KERNELS_FILES_CHECKSUMMED_FILE_H_
 #define EMBEDPS_KERNELS_FILES_CHECKSUMMED_FILE_H_
 
@@ -16,10 +16,10 @@
 
 namespace embedps {
 
-// An Arrow sink that gathers what it is given in a buffer of its own, so that the disk is written
-// to in large aligned pieces past the page cache (O_DIRECT, where the file system has it: neither a
-// copy nor pages to be made and dropped, and what training reads stays in memory). What does not
-// fill the buffer at the end goes by the page cache, as do files smaller than it.
+// An Arrow sink that collects data in its own buffer. It writes to the disk in large aligned pieces
+// and bypasses the page cache where the file system supports O_DIRECT. That saves a copy and the
+// creation of pages, and leaves in memory what training reads. A last part that does not fill the
+// buffer goes through the page cache, and so do files smaller than the buffer.
 class ChecksummedFile final : public arrow::io::OutputStream {
  public:
   explicit ChecksummedFile(int fd);
@@ -28,13 +28,13 @@ class ChecksummedFile final : public arrow::io::OutputStream {
 
   using arrow::io::OutputStream::Write;
   arrow::Status Write(const void* data, int64_t nbytes) override;
-  // Writes what is left, and syncs it.
+  // Writes the rest of the buffer and syncs the file.
   arrow::Status Close() override;
   arrow::Result<int64_t> Tell() const override { return bytes_; }
   bool closed() const override { return closed_; }
 
   int64_t bytes() const { return bytes_; }
-  // Once it is closed: of the whole file, and of its blocks as RowFileInfo has them.
+  // After Close: the checksum of the whole file, and those of its blocks as in RowFileInfo.
   uint64_t xxh3_64() const { return checksum_.Digest(); }
   std::vector<uint64_t> Blocks() const;
 
@@ -43,22 +43,23 @@ class ChecksummedFile final : public arrow::io::OutputStream {
     void operator()(char* memory) const { std::free(memory); }
   };
 
-  // Checksums the buffer's bytes from `hashed_` on, up to its last whole piece, or all.
+  // Takes checksums of the buffer from `hashed_` on, up to its last whole piece or to its end.
   void Hash(bool all);
   arrow::Status Flush(bool last);
   void SetDirect(bool direct);
+  // Writes half of the data and kills the process, for a test.
   [[noreturn]] void Tear(const void* data, int64_t nbytes);
 
   FileDescriptor fd_;
   std::shared_ptr<arrow::io::OutputStream> upload_;
   std::unique_ptr<char[], Free> buffer_;
-  int64_t filled_ = 0;  // bytes of the buffer that hold something
-  int64_t hashed_ = 0;  // and of these, whose checksums were taken
+  int64_t filled_ = 0;  // bytes in the buffer
+  int64_t hashed_ = 0;  // bytes of these whose checksums are taken
   int64_t bytes_ = 0;
   bool direct_ = false;
   bool closed_ = false;
   Xxh3 checksum_;
-  std::vector<uint64_t> pieces_;  // the checksums of each kFilePieceBytes
+  std::vector<uint64_t> pieces_;  // the checksum of each kFilePieceBytes
 };
 
 }  // namespace embedps

@@ -18,13 +18,13 @@
 namespace embedps {
 namespace {
 
-// Between two messages there is padding, and before the first one the schema.
+// Padding lies between two messages, and the schema before the first one.
 constexpr int64_t kMaxGapBytes = 64 << 10;
 constexpr int64_t kChunkBytes = 1 << 20;
 
 Status NotOpened(const std::string& path, const arrow::Status& status) {
   const std::string message = "cannot open " + Quoted(path) + ": " + status.ToString();
-  // Arrow says so of an object that is not there; it has no code of its own for it.
+  // Arrow has no status code for an absent object. It attaches this errno.
   const auto* detail = status.detail().get();
   const bool absent = detail != nullptr && arrow::internal::ErrnoFromStatus(status) == ENOENT;
   return absent ? Status::NotFound(message) : Status::IoError(message);
@@ -47,7 +47,7 @@ Status InputFile::Open(const std::string& path, int64_t max_whole_bytes,
     if (opened->fd_.get() < 0) return Errno("cannot open", path, errno);
     struct stat attributes;
     if (::fstat(opened->fd_.get(), &attributes) != 0) return Errno("cannot stat", path, errno);
-    if (!S_ISREG(attributes.st_mode)) {  // a FIFO would be waited for
+    if (!S_ISREG(attributes.st_mode)) {  // opening a FIFO would block
       return Status::DataLoss(Quoted(path) + " must be a file but is not a regular one");
     }
     opened->size_ = attributes.st_size;
@@ -67,7 +67,7 @@ arrow::Result<uint64_t> InputFile::Xxh3_64(int64_t* bytes) {
   while (hashed_ < size_) {
     ARROW_ASSIGN_OR_RAISE(const int64_t count,
                           ReadAt(hashed_, static_cast<int64_t>(chunk.size()), chunk.data()));
-    if (count == 0) break;  // it was truncated meanwhile
+    if (count == 0) break;  // the file was truncated meanwhile
   }
   *bytes = hashed_;
   return checksum_.Digest();
@@ -89,7 +89,7 @@ arrow::Result<int64_t> InputFile::Fetch(int64_t position, int64_t nbytes, void* 
   return done;
 }
 
-arrow::Status InputFile::Follow(int64_t position, int64_t nbytes, const void* data) {
+arrow::Status InputFile::ExtendChecksum(int64_t position, int64_t nbytes, const void* data) {
   if (position > hashed_ + kMaxGapBytes || position + nbytes <= hashed_) return arrow::Status::OK();
   if (position > hashed_) {
     std::vector<char> gap(static_cast<size_t>(position - hashed_));
@@ -113,13 +113,13 @@ arrow::Result<int64_t> InputFile::ReadAt(int64_t position, int64_t nbytes, void*
     return nbytes;
   }
   ARROW_ASSIGN_OR_RAISE(const int64_t count, Fetch(position, nbytes, out));
-  ARROW_RETURN_NOT_OK(Follow(position, count, out));
+  ARROW_RETURN_NOT_OK(ExtendChecksum(position, count, out));
   return count;
 }
 
 arrow::Result<std::shared_ptr<arrow::ResizableBuffer>> InputFile::BufferOf(int64_t nbytes) {
-  // Whoever had what was read last lets go of it before asking for the next batch, whose pages then
-  // are there already. Smaller ones are not worth it.
+  // A reader frees a batch before it asks for the next one, so its buffer, whose pages exist
+  // already, can be reused. That does not pay for small buffers.
   if (nbytes < kMaxGapBytes) return arrow::AllocateResizableBuffer(nbytes);
   if (last_ == nullptr || last_.use_count() > 1) {
     ARROW_ASSIGN_OR_RAISE(last_, arrow::AllocateResizableBuffer(nbytes));
@@ -129,7 +129,7 @@ arrow::Result<std::shared_ptr<arrow::ResizableBuffer>> InputFile::BufferOf(int64
 }
 
 arrow::Result<std::shared_ptr<arrow::Buffer>> InputFile::ReadAt(int64_t position, int64_t nbytes) {
-  // What a damaged footer asks for is not allocated beyond what there is.
+  // A damaged footer may ask for more than the file has: do not allocate that.
   nbytes = std::max<int64_t>(0, std::min(nbytes, size_ - std::max<int64_t>(0, position)));
   if (whole_ != nullptr) {
     if (position < 0) return arrow::Status::Invalid("a read before the beginning");

@@ -1,5 +1,5 @@
-// Where a row file's bytes come from: a file on a disk or an object of a store, checksummed as they
-// are read. Of the Arrow side: C++20.
+// The input of a row file: a file on a disk or an object in a store. Takes its checksum while it is
+// read. Uses Arrow: C++20.
 #ifndef EMBEDPS_KERNELS_FILES_INPUT_FILE_H_
 #define EMBEDPS_KERNELS_FILES_INPUT_FILE_H_
 
@@ -17,25 +17,26 @@
 
 namespace embedps {
 
-// A file that is read where it is asked, on the asking thread: Arrow's own may be read by its I/O
-// threads, which then may hold the reader, and the memory pool with it, past the return of Open.
-// Not mapped: one that is truncated meanwhile ends in a Status, not in a signal.
+// A file that is read on the calling thread. Arrow's own files may use its I/O threads, which may
+// hold the reader and its memory pool after Open has returned. The file is not mapped: if it is
+// truncated meanwhile, the result is a Status and not a signal.
 //
-// A small file is read whole when it is opened, in one request of the disk, and what is read of it
-// is a view. Of a larger one the checksum is taken while it is read from its beginning on, so that
-// to verify it is not to read it a second time. The kernel reads ahead by itself; asking it to
-// (POSIX_FADV_WILLNEED) took a load of 86 MB an eighth longer.
+// A small file is read whole when it is opened, with one disk request; reads return views of it.
+// The checksum of a larger file is taken while it is read from the beginning, so verifying it needs
+// no second read. The operating system reads ahead by itself. POSIX_FADV_WILLNEED makes a load of
+// 86 MB an eighth slower.
 class InputFile final : public arrow::io::RandomAccessFile {
  public:
-  // A file of at most `max_whole_bytes` is read whole.
+  // Reads the whole file at once if it has at most `max_whole_bytes`.
   static Status Open(const std::string& path, int64_t max_whole_bytes,
                      std::shared_ptr<InputFile>* file);
   ~InputFile() override { (void)Close(); }
 
-  // Whether all of it was read when it was opened.
+  // Whether Open read all of it.
   bool whole() const { return whole_ != nullptr; }
 
-  // Of the whole file: reads what was not read in order yet. `bytes` says how many there were.
+  // Returns the checksum of the whole file. Reads the parts that were not yet read in order. Sets
+  // `*bytes` to the file's size.
   arrow::Result<uint64_t> Xxh3_64(int64_t* bytes);
 
   arrow::Result<int64_t> ReadAt(int64_t position, int64_t nbytes, void* out) override;
@@ -55,21 +56,21 @@ class InputFile final : public arrow::io::RandomAccessFile {
   bool closed() const override { return closed_; }
 
  private:
-  // Bytes from `position` on, which the file may turn out not to have.
+  // Reads bytes from `position` on; fewer if the file ends before.
   arrow::Result<int64_t> Fetch(int64_t position, int64_t nbytes, void* out);
-  // Takes the checksum of what was read where it follows what it was taken of.
-  arrow::Status Follow(int64_t position, int64_t nbytes, const void* data);
+  // Extends the checksum by data that was read, if the data continues it.
+  arrow::Status ExtendChecksum(int64_t position, int64_t nbytes, const void* data);
   arrow::Result<std::shared_ptr<arrow::ResizableBuffer>> BufferOf(int64_t nbytes);
 
   FileDescriptor fd_{-1};
   std::shared_ptr<arrow::io::RandomAccessFile> object_;
   std::shared_ptr<arrow::Buffer> whole_;
-  std::shared_ptr<arrow::ResizableBuffer> last_;  // what was read last, used again once it is free
+  std::shared_ptr<arrow::ResizableBuffer> last_;  // of the last read; reused when it is free
   int64_t size_ = 0;
   int64_t position_ = 0;
   bool closed_ = false;
   Xxh3 checksum_;
-  int64_t hashed_ = 0;  // bytes from the beginning that it was taken of
+  int64_t hashed_ = 0;  // bytes from the beginning that the checksum covers
 };
 
 }  // namespace embedps

@@ -11,13 +11,15 @@
 #include <string_view>
 #include <system_error>
 
+#include "embedps/kernels/runtime/constants.h"
+
 namespace embedps {
 namespace {
 
 class Faults {
  public:
   Faults() {
-    const char* text = std::getenv("EMBEDPS_FAULT");
+    const char* text = std::getenv(kFaultVariable);
     constexpr std::string_view prefix = "row_file.";
     if (text == nullptr || std::string_view(text).substr(0, prefix.size()) != prefix) return;
     const std::string_view rest = std::string_view(text).substr(prefix.size());
@@ -72,7 +74,7 @@ Status MakeDirectories(const std::filesystem::path& path,
   EMBEDPS_RETURN_IF_ERROR(MakeDirectories(path.parent_path(), unsynced));
   DieIfFault("mkdir");
   if (::mkdir(path.c_str(), 0777) != 0) {
-    if (errno == EEXIST) return Status::Ok();  // another shard made it meanwhile
+    if (errno == EEXIST) return Status::Ok();  // another shard made it in the meantime
     return Errno("cannot make directory", path.string(), errno);
   }
   unsynced->insert(unsynced->begin(), path.parent_path());

@@ -1,5 +1,5 @@
-// What writers and readers of files on a local disk share: descriptors, directories that survive a
-// power cut, and the points at which a test has the process killed.
+// Tools for files on a local disk: descriptors, directories that survive a power cut, and the
+// points at which a test kills the process.
 #ifndef EMBEDPS_KERNELS_FILES_LOCAL_FILES_H_
 #define EMBEDPS_KERNELS_FILES_LOCAL_FILES_H_
 
@@ -16,7 +16,7 @@ namespace embedps {
 
 std::string Quoted(const std::string& text);
 
-// NotFound of ENOENT, IoError of any other.
+// Returns NotFound for ENOENT and IoError for any other error.
 Status Errno(const std::string& what, const std::string& path, int error);
 
 class FileDescriptor {
@@ -38,16 +38,17 @@ class FileDescriptor {
   int fd_;
 };
 
-// A point at which a test has the process killed: EMBEDPS_FAULT=row_file.POINT:N, at the N-th time
-// that it comes to POINT (write, fsync, rename, mkdir), or with POINT `any`, to any of them.
+// A test kills the process by EMBEDPS_FAULT=row_file.POINT:N when it reaches POINT (write, fsync,
+// rename, mkdir) for the N-th time. POINT `any` counts all of them.
 bool FaultIsDue(const char* point);
 void Die();
 void DieIfFault(const char* point);
 
 Status SyncDirectory(const std::filesystem::path& path);
 
-// mkdir -p. Adds to `unsynced` the directories with new entries, the innermost first: these survive
-// a power cut once each is synced.
+// Makes a directory and its parents, as mkdir -p. Adds the directories with new entries to
+// `unsynced`, the innermost first. The new entries survive a power cut once each of these is
+// synced.
 Status MakeDirectories(const std::filesystem::path& path,
                        std::vector<std::filesystem::path>* unsynced);
 

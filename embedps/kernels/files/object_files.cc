@@ -3,23 +3,28 @@
 #include <arrow/filesystem/filesystem.h>
 #include <arrow/filesystem/s3fs.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <mutex>
+
+#include "embedps/kernels/runtime/constants.h"
 
 namespace embedps {
 namespace {
 
-constexpr char kS3[] = "s3://";
-constexpr char kGs[] = "gs://";
+bool HasScheme(const std::string& path, const std::string& scheme) {
+  return path.rfind(scheme + "://", 0) == 0;
+}
 
-// The filesystem of a URL, and the object's name in it. Where the store is and who asks is read
-// from the environment.
+// Returns the filesystem of a URL and sets `*name` to the object's name in it. Arrow reads the
+// store's address and the credentials from the environment.
 arrow::Result<std::shared_ptr<arrow::fs::FileSystem>> Open(const std::string& url,
                                                            std::string* name) {
-  if (url.rfind(kS3, 0) == 0) {
+  if (HasScheme(url, "s3")) {
     ARROW_RETURN_NOT_OK(arrow::fs::EnsureS3Initialized());
     static std::once_flag once;
-    // Arrow's S3 side must end before the process's static objects do.
+    // Arrow's S3 code must end before the process destroys its static objects.
     std::call_once(once, [] { std::atexit([] { (void)arrow::fs::EnsureS3Finalized(); }); });
   }
   return arrow::fs::FileSystemFromUri(url, name);
@@ -28,7 +33,8 @@ arrow::Result<std::shared_ptr<arrow::fs::FileSystem>> Open(const std::string& ur
 }  // namespace
 
 bool IsObject(const std::string& path) {
-  return path.rfind(kS3, 0) == 0 || path.rfind(kGs, 0) == 0;
+  return std::any_of(std::begin(kObjectSchemes), std::end(kObjectSchemes),
+                     [&path](const char* scheme) { return HasScheme(path, scheme); });
 }
 
 arrow::Result<std::shared_ptr<arrow::io::OutputStream>> OpenObjectOutput(const std::string& url) {

@@ -1,4 +1,4 @@
-// Files in object stores, s3:// and gs://, through Arrow's filesystems. Of the Arrow side: C++20.
+// Files in object stores, s3:// and gs://, through Arrow's filesystems: C++20.
 #ifndef EMBEDPS_KERNELS_FILES_OBJECT_FILES_H_
 #define EMBEDPS_KERNELS_FILES_OBJECT_FILES_H_
 
@@ -13,7 +13,7 @@ namespace embedps {
 // Whether a path is a URL of an object store.
 bool IsObject(const std::string& path);
 
-// An upload by parts. The object appears whole on Close, or after Abort not at all.
+// Starts an upload in parts. The object appears as a whole on Close, and never after Abort.
 arrow::Result<std::shared_ptr<arrow::io::OutputStream>> OpenObjectOutput(const std::string& url);
 
 arrow::Result<std::shared_ptr<arrow::io::RandomAccessFile>> OpenObjectInput(const std::string& url);

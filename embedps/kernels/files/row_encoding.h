@@ -1,11 +1,11 @@
-// How a row file stores the floats of a row: as they are, or smaller. Plain C++17.
+// How a row file stores the floats of a row: as float32 or in fewer bits. Plain C++17.
 //
-// A quantized embedding is offset + scale * code, with a code of 8 or 4 bits a value and a scale
-// and an offset a row. Scale and offset are multiples of one power of two, chosen so that this is
-// exact in float32 for every code: whoever decodes it, in whatever order of operations, gets the
-// same bits, and no value is further than scale / 2 from what was encoded. A row whose values are
-// all the same has scale 0 and is exact. A row with a value that is not finite, or is 2^125 or more
-// in magnitude, has scale and offset NaN.
+// A quantized embedding is offset + scale * code, with one code of 8 or 4 bits per value and one
+// scale and offset per row. Scale and offset are multiples of one power of two. It is chosen so
+// that the formula is exact in float32 for every code. So every reader decodes the same bits, in
+// whatever order it computes, and no value differs from the encoded one by more than scale / 2. A
+// row of equal values has scale 0 and is exact. A row with a value that is not finite, or of
+// magnitude 2^125 or more, has scale and offset NaN.
 #ifndef EMBEDPS_KERNELS_FILES_ROW_ENCODING_H_
 #define EMBEDPS_KERNELS_FILES_ROW_ENCODING_H_
 
@@ -16,27 +16,24 @@
 
 namespace embedps {
 
-enum class RowEncoding { kFloat32, kInt8, kInt4 };
-enum class SlotEncoding { kFloat32, kBfloat16 };
+// Their names are kEmbeddingEncodings and kOptimizerSlotEncodings of runtime/constants.h.
+enum class EmbeddingEncoding { kFloat32, kInt8, kInt4 };
+enum class OptimizerSlotEncoding { kFloat32, kBfloat16 };
 
-// "float32", "int8" or "int4"; "float32" or "bfloat16".
-const char* Name(RowEncoding encoding);
-const char* Name(SlotEncoding encoding);
-Status Parse(const std::string& name, RowEncoding* encoding);
-Status Parse(const std::string& name, SlotEncoding* encoding);
+const char* Name(EmbeddingEncoding encoding);
+const char* Name(OptimizerSlotEncoding encoding);
+Status Parse(const std::string& name, EmbeddingEncoding* encoding);
+Status Parse(const std::string& name, OptimizerSlotEncoding* encoding);
 
-// The bytes that the codes of a quantized embedding take.
-int CodeBytes(RowEncoding encoding, int dim);
+// Returns the number of bytes for the codes of a quantized embedding.
+int CodeBytes(EmbeddingEncoding encoding, int dim);
 
-// Of one row. With int4 the lower four bits of a byte are the value that comes first.
-void EncodeRow(RowEncoding encoding, const float* values, int dim, uint8_t* codes, float* scale,
-               float* offset);
-void DecodeRow(RowEncoding encoding, const uint8_t* codes, float scale, float offset, int dim,
+// Encode and decode the embedding of one row. int4 stores the first of two values in the lower four
+// bits of a byte.
+void EncodeRow(EmbeddingEncoding encoding, const float* values, int dim, uint8_t* codes,
+               float* scale, float* offset);
+void DecodeRow(EmbeddingEncoding encoding, const uint8_t* codes, float scale, float offset, int dim,
                float* values);
-
-// The upper half of a float, rounded to nearest even; NaN stays NaN.
-uint16_t ToBfloat16(float value);
-float FromBfloat16(uint16_t bits);
 
 }  // namespace embedps
 

@@ -1,5 +1,5 @@
-// A row file that is damaged, cut short or another one is refused, by its checksums or where it is
-// read.
+// Tests that the reader refuses a row file that is damaged, truncated or another one: by its
+// checksums or while it reads.
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
@@ -60,7 +60,7 @@ TEST(ChecksumOfNothingIsXxh3sConstant) {
             0x2d06800538d394c2ull);  // XXH3_64bits of no input, by xxHash's specification
 }
 
-// Files of less than one of the writer's buffers, and of several.
+// Files that are smaller than the writer's buffer, and files of several buffers.
 TEST(ChecksumsOfLongFilesAreOfTheirBytes) {
   TemporaryDirectory directory;
   const RowFileSchema schema = MakeSchema();
@@ -116,7 +116,7 @@ TEST(FileTruncatedAfterItWasOpenedIsDataLoss) {
   EXPECT_STATUS(reader->Read(1, &columns), StatusCode::kDataLoss, path, "record batch 1");
 }
 
-// Of one that is read whole, and of one whose checksum is taken while it is read.
+// For a file that is read whole, and for one whose checksum is taken while it is read.
 TEST(FileIsReadOnceAndRefusedWhereItIsNotTheExpectedOne) {
   TemporaryDirectory directory;
   const std::string path = directory.Path("rows.arrow");
@@ -129,7 +129,7 @@ TEST(FileIsReadOnceAndRefusedWhereItIsNotTheExpectedOne) {
     const std::string bytes = ReadBytes(path);
     EXPECT_OK(ReadAll(path, SumOf(info)));
     const int64_t size = static_cast<int64_t>(bytes.size());
-    // In the schema that stands before the batches, in a batch, in the footer, in the last bytes.
+    // In the schema before the batches, in a batch, in the footer, in the last bytes.
     for (const int64_t at : {int64_t{40}, size / 3, size / 2, size - 300, size - 1}) {
       std::string changed = bytes;
       changed[at] ^= 4;
@@ -165,15 +165,15 @@ TEST(LongFilesBatchesMayBeReadInAnyOrderBeforeItsSumIsCompared) {
   }
 }
 
-// Whatever bytes a file has, reading it ends with rows or with a Status: never a crash, never more
-// memory than a batch. Run under ASan, this is the reader's fuzz test.
+// Reading a file of any bytes ends with rows or with a Status: without a crash, and with memory for
+// at most one batch. Under ASan this is the reader's fuzz test.
 TEST(DamagedFilesNeverCrashTheReader) {
   for (const std::string compression : {"none", "lz4", "zstd"}) {
     TemporaryDirectory directory;
     const std::string path = directory.Path("rows.arrow");
     RowFileSchema schema = MakeSchema();
-    if (compression == "lz4") schema.rows = RowEncoding::kInt4;
-    if (compression == "zstd") schema.slots = SlotEncoding::kBfloat16;
+    if (compression == "lz4") schema.embedding_encoding = EmbeddingEncoding::kInt4;
+    if (compression == "zstd") schema.optimizer_slot_encoding = OptimizerSlotEncoding::kBfloat16;
     RowFileInfo info;
     ASSERT_OK(WriteFile(path, schema, {MakeColumns(schema, 40, 0), MakeColumns(schema, 3, 1)},
                         compression, &info));
@@ -202,7 +202,7 @@ TEST(DamagedFilesNeverCrashTheReader) {
   }
 }
 
-// Flips the sign bit of one stored table index: found where it is used, before it indexes.
+// Flips the sign bit of a stored table index. The reader must find it before it uses the index.
 TEST(TableIndexOutOfRangeIsNamed) {
   TemporaryDirectory directory;
   const std::string path = directory.Path("rows.arrow");

@@ -1,4 +1,4 @@
-// A checkpoint's row file from anyone: it is read, or refused with a status that says why.
+// Reads any file as a row file: it returns the records or a status that says what is wrong.
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -11,7 +11,7 @@
 namespace embedps {
 namespace {
 
-// Every value is looked at, so that a sanitizer sees what lies outside of a buffer.
+// Reads every value, so a sanitizer sees an access outside of a buffer.
 uint64_t Sum(const RowColumns& columns) {
   uint64_t sum = 0;
   const auto add = [&sum](const auto& values) {

@@ -16,11 +16,12 @@
 #include "embedps/kernels/files/input_file.h"
 #include "embedps/kernels/files/local_files.h"
 #include "embedps/kernels/files/row_file_schema.h"
+#include "embedps/kernels/runtime/bf16.h"
 
 namespace embedps {
 namespace {
 
-// An Arrow failure of a reader: the file is not what was written.
+// Returns the status for Arrow's failure to read: the file is damaged.
 Status ReadError(const std::string& path, const std::string& where, const arrow::Status& status) {
   return Status::DataLoss("row file " + Quoted(path) + ", " + where +
                           ": cannot be decoded as Arrow IPC: " + status.ToString());
@@ -66,14 +67,14 @@ class ArrowRowFileReader final : public RowFileReader {
     if (expected_.has_value() && file_->whole()) {
       EMBEDPS_RETURN_IF_ERROR(CheckSum(path_, *expected_, *file_));
     }
-    return Explained(ReadFooter());
+    return Explain(ReadFooter());
   }
 
   const RowFileSchema& schema() const override { return schema_; }
   int num_batches() const override { return reader_->num_record_batches(); }
 
   Status Read(int index, RowColumns* columns) override {
-    return Explained(ReadBatch(index, columns));
+    return Explain(ReadBatch(index, columns));
   }
 
   Status Finish() override {
@@ -82,8 +83,8 @@ class ArrowRowFileReader final : public RowFileReader {
   }
 
  private:
-  // Where a file is known not to be what was written, that is what is wrong with it.
-  Status Explained(const Status& status) const {
+  // Explains a failure: if the file's checksum is wrong, says that instead.
+  Status Explain(const Status& status) const {
     if (status.ok() || !expected_.has_value() || file_->whole()) return status;
     EMBEDPS_RETURN_IF_ERROR(VerifyFile(path_, *expected_));
     return status;
@@ -91,11 +92,11 @@ class ArrowRowFileReader final : public RowFileReader {
 
   Status ReadFooter() {
     auto options = arrow::ipc::IpcReadOptions::Defaults();
-    options.use_threads = false;  // shards load their files side by side
+    options.use_threads = false;  // shards load their files in parallel
     auto opened = arrow::ipc::RecordBatchFileReader::Open(file_, options);
     if (!opened.ok()) return ReadError(path_, "footer", opened.status());
     EMBEDPS_RETURN_IF_ERROR(FromArrow(path_, *(*opened)->schema(), &schema_));
-    // Now that a batch's size is known, decompression gets no more memory than one may need.
+    // The size of a batch is known now: limit what decompression may allocate to it.
     capped_pool_ = std::make_unique<arrow::CappedMemoryPool>(&pool_, MaxBatchBytes());
     options.memory_pool = capped_pool_.get();
     opened = arrow::ipc::RecordBatchFileReader::Open(file_, options);
@@ -122,7 +123,7 @@ class ArrowRowFileReader final : public RowFileReader {
     for (int i = 0; i < batch.num_columns(); ++i) {
       const arrow::Array& column = *batch.column(i);
       const std::string field = where + ", " + FieldName(batch.column_name(i));
-      // Checks that every buffer holds the bytes that its length asks for.
+      // Checks that every buffer is as long as the column's length requires.
       const arrow::Status valid = column.Validate();
       if (!valid.ok()) return ReadError(path_, field, valid);
       if (column.length() != rows) {
@@ -137,14 +138,15 @@ class ArrowRowFileReader final : public RowFileReader {
     EMBEDPS_RETURN_IF_ERROR(ReadTables(*batch.column(0), where, columns));
     Copy<arrow::Int64Array>(*batch.column(1), &columns->id);
     EMBEDPS_RETURN_IF_ERROR(ReadEmbeddings(batch, where, &columns->embedding));
-    const int before_slots = NumColumnsBeforeSlots(schema_);
+    const int before_optimizer_slots = NumColumnsBeforeOptimizerSlots(schema_);
     const int num_slots = static_cast<int>(schema_.optimizer_slots.size());
     columns->optimizer_slots.resize(num_slots);
     for (int s = 0; s < num_slots; ++s) {
-      EMBEDPS_RETURN_IF_ERROR(ReadSlot(batch, before_slots + s, schema_.optimizer_slots[s].width,
-                                       where, &columns->optimizer_slots[s]));
+      EMBEDPS_RETURN_IF_ERROR(ReadOptimizerSlot(batch, before_optimizer_slots + s,
+                                                schema_.optimizer_slots[s].width, where,
+                                                &columns->optimizer_slots[s]));
     }
-    const int next = before_slots + num_slots;
+    const int next = before_optimizer_slots + num_slots;
     Copy<arrow::UInt32Array>(*batch.column(next), &columns->last_step);
     Copy<arrow::UInt32Array>(*batch.column(next + 1), &columns->frequency);
     const auto& removed = static_cast<const arrow::BooleanArray&>(*batch.column(next + 2));
@@ -158,8 +160,8 @@ class ArrowRowFileReader final : public RowFileReader {
     for (const OptimizerSlot& slot : schema_.optimizer_slots) floats += slot.width;
     int64_t table_bytes = 0;
     for (const std::string& table : schema_.tables) table_bytes += table.size() + sizeof(int32_t);
-    // table, id, scale, offset, last_step, frequency, removed; every buffer rounded up; the
-    // messages' own bytes.
+    // table, id, scale, offset, last_step, frequency, removed, floats. The slack is for rounded-up
+    // buffers and the messages' headers.
     const int64_t row_bytes = 2 + 8 + 4 + 4 + 4 + 4 + 1 + 4 * floats;
     const int64_t slack_bytes = 1 << 20;
     return kMaxRowFileBatchRows * row_bytes + 2 * table_bytes + slack_bytes;
@@ -204,7 +206,7 @@ class ArrowRowFileReader final : public RowFileReader {
     return Status::Ok();
   }
 
-  // The values of a column of lists of `width` numbers.
+  // Finds the values of a column whose elements are lists of `width` numbers.
   template <typename ArrayType>
   Status Values(const arrow::RecordBatch& batch, int column, int width, const std::string& where,
                 const typename ArrayType::value_type** first) const {
@@ -227,29 +229,29 @@ class ArrowRowFileReader final : public RowFileReader {
                         std::vector<float>* out) const {
     const int64_t rows = batch.num_rows();
     const int dim = schema_.dim;
-    if (!Quantized(schema_)) {
+    if (!IsQuantized(schema_)) {
       const float* first = nullptr;
       EMBEDPS_RETURN_IF_ERROR(Values<arrow::FloatArray>(batch, 2, dim, where, &first));
       out->assign(first, first + rows * dim);
       return Status::Ok();
     }
-    const int code_bytes = CodeBytes(schema_.rows, dim);
+    const int code_bytes = CodeBytes(schema_.embedding_encoding, dim);
     const uint8_t* codes = nullptr;
     EMBEDPS_RETURN_IF_ERROR(Values<arrow::UInt8Array>(batch, 2, code_bytes, where, &codes));
     const float* scales = static_cast<const arrow::FloatArray&>(*batch.column(3)).raw_values();
     const float* offsets = static_cast<const arrow::FloatArray&>(*batch.column(4)).raw_values();
     out->resize(rows * dim);
     for (int64_t i = 0; i < rows; ++i) {
-      DecodeRow(schema_.rows, codes + i * code_bytes, scales[i], offsets[i], dim,
+      DecodeRow(schema_.embedding_encoding, codes + i * code_bytes, scales[i], offsets[i], dim,
                 out->data() + i * dim);
     }
     return Status::Ok();
   }
 
-  Status ReadSlot(const arrow::RecordBatch& batch, int column, int width, const std::string& where,
-                  std::vector<float>* out) const {
+  Status ReadOptimizerSlot(const arrow::RecordBatch& batch, int column, int width,
+                           const std::string& where, std::vector<float>* out) const {
     const int64_t count = batch.num_rows() * width;
-    if (schema_.slots == SlotEncoding::kFloat32) {
+    if (schema_.optimizer_slot_encoding == OptimizerSlotEncoding::kFloat32) {
       const float* first = nullptr;
       EMBEDPS_RETURN_IF_ERROR(Values<arrow::FloatArray>(batch, column, width, where, &first));
       out->assign(first, first + count);
@@ -258,14 +260,14 @@ class ArrowRowFileReader final : public RowFileReader {
     const uint16_t* first = nullptr;
     EMBEDPS_RETURN_IF_ERROR(Values<arrow::UInt16Array>(batch, column, width, where, &first));
     out->resize(count);
-    std::transform(first, first + count, out->data(), FromBfloat16);
+    std::transform(first, first + count, out->data(), FromBf16);
     return Status::Ok();
   }
 
   const std::string path_;
   const std::optional<FileSum> expected_;
   RowFileSchema schema_;
-  arrow::ProxyMemoryPool pool_;  // counts this reader's own bytes, which the cap is on
+  arrow::ProxyMemoryPool pool_;  // counts this reader's bytes, for the cap
   std::unique_ptr<arrow::CappedMemoryPool> capped_pool_;
   std::shared_ptr<InputFile> file_;
   std::shared_ptr<arrow::ipc::RecordBatchFileReader> reader_;

@@ -12,35 +12,36 @@
 
 namespace embedps {
 
-// A file of at most this many bytes is read whole when it is opened.
+// Open reads a file of at most this many bytes as a whole.
 inline constexpr int64_t kMaxWholeFileBytes = 4 << 20;
 
-// What a file is known by.
+// A file's size and checksum.
 struct FileSum {
   int64_t bytes = 0;
-  uint64_t xxh3_64 = 0;  // of all of them
+  uint64_t xxh3_64 = 0;  // of the whole file
 };
 
 // Reads a row file batch by batch. Not thread-safe.
 class RowFileReader {
  public:
   virtual ~RowFileReader() = default;
-  // With `expected` another file is DataLoss, naming the path, field, expected and found: here if
-  // it is read whole, so that no record of it is given; in Finish if it is longer. Its records are
-  // in bounds all the same, and its bytes are read once.
+  // With `expected`, a file that differs is DataLoss; the message names path, field, expected and
+  // found. Open finds that for a file that it reads whole, before any record is returned, and
+  // Finish for a longer file. Records are in bounds in any case. The file is read once.
   static Status Open(const std::string& path, const std::optional<FileSum>& expected,
                      std::unique_ptr<RowFileReader>* reader);
   virtual const RowFileSchema& schema() const = 0;
   virtual int num_batches() const = 0;
-  // Fills `columns`, whose vectors are reused; every length and table index is checked.
+  // Fills `columns` and reuses its vectors. Checks every length and table index.
   virtual Status Read(int batch, RowColumns* columns) = 0;
-  // After the last batch: whether the file is the expected one.
+  // Checks after the last batch that the file is the expected one.
   virtual Status Finish() = 0;
 };
 
-// Reads the whole file once.
+// Computes the size and checksum of a file; reads it once.
 Status ChecksumFile(const std::string& path, FileSum* found);
-// ChecksumFile, and DataLoss naming the path, field, expected and found where either differs.
+// Checks a file's size and checksum. A difference is DataLoss; the message names path, field,
+// expected and found.
 Status VerifyFile(const std::string& path, const FileSum& expected);
 
 }  // namespace embedps

@@ -13,20 +13,11 @@
 namespace embedps {
 namespace {
 
-constexpr char kVersionKey[] = "embedps.row_file";
-constexpr char kVersion[] = "1";         // all floats as they are
-constexpr char kEncodedVersion[] = "2";  // says how they are encoded
-constexpr char kRowsKey[] = "embedps.rows";
-constexpr char kSlotsKey[] = "embedps.slots";
-constexpr char kDimKey[] = "embedps.dim";
-constexpr char kNumTablesKey[] = "embedps.num_tables";
-constexpr char kTableKeyPrefix[] = "embedps.table.";
 constexpr char kReservedPrefix[] = "embedps.";
-constexpr int kMaxTables = 32768;         // of an int16 index
-constexpr int kNumColumnsAfterSlots = 3;  // last_step, frequency, removed
+constexpr int kNumColumnsAfterOptimizerSlots = 3;  // last_step, frequency, removed
 
-bool Encoded(const RowFileSchema& schema) {
-  return Quantized(schema) || schema.slots != SlotEncoding::kFloat32;
+bool HasEncoding(const RowFileSchema& schema) {
+  return IsQuantized(schema) || schema.optimizer_slot_encoding != OptimizerSlotEncoding::kFloat32;
 }
 
 std::shared_ptr<arrow::DataType> ListType(const std::shared_ptr<arrow::DataType>& item, int width) {
@@ -34,12 +25,12 @@ std::shared_ptr<arrow::DataType> ListType(const std::shared_ptr<arrow::DataType>
 }
 
 std::shared_ptr<arrow::DataType> EmbeddingType(const RowFileSchema& schema) {
-  if (!Quantized(schema)) return ListType(arrow::float32(), schema.dim);
-  return ListType(arrow::uint8(), CodeBytes(schema.rows, schema.dim));
+  if (!IsQuantized(schema)) return ListType(arrow::float32(), schema.dim);
+  return ListType(arrow::uint8(), CodeBytes(schema.embedding_encoding, schema.dim));
 }
 
-std::shared_ptr<arrow::DataType> SlotType(const RowFileSchema& schema, int width) {
-  const bool halved = schema.slots == SlotEncoding::kBfloat16;
+std::shared_ptr<arrow::DataType> OptimizerSlotType(const RowFileSchema& schema, int width) {
+  const bool halved = schema.optimizer_slot_encoding == OptimizerSlotEncoding::kBfloat16;
   return ListType(halved ? arrow::uint16() : arrow::float32(), width);
 }
 
@@ -62,7 +53,7 @@ Status CheckFieldType(const std::string& path, const arrow::Field& field, const 
   return Status::Ok();
 }
 
-// The width of a fixed-size list of numbers of one type, whatever its item is called.
+// Reads the width of a fixed-size list of numbers of one type, whatever name its items have.
 Status ReadWidth(const std::string& path, const arrow::Field& field, const arrow::DataType& item,
                  int* width) {
   const std::string expected =
@@ -85,20 +76,22 @@ Status MetadataMismatch(const std::string& path, const char* key, const std::str
   return Mismatch(path, "schema metadata '" + std::string(key) + "'", expected, found);
 }
 
-// What the metadata of a file of version 2 says.
+// Reads the encoding from the metadata of a file of version 2.
 Status ReadEncoding(const std::string& path, std::map<std::string, std::string>& own,
                     RowFileSchema* schema) {
-  if (!Parse(own[kRowsKey], &schema->rows).ok()) {
-    return MetadataMismatch(path, kRowsKey, "'float32', 'int8' or 'int4'", Quoted(own[kRowsKey]));
+  if (!Parse(own[kRowFileEmbeddingEncodingKey], &schema->embedding_encoding).ok()) {
+    return MetadataMismatch(path, kRowFileEmbeddingEncodingKey, "'float32', 'int8' or 'int4'",
+                            Quoted(own[kRowFileEmbeddingEncodingKey]));
   }
-  if (!Parse(own[kSlotsKey], &schema->slots).ok()) {
-    return MetadataMismatch(path, kSlotsKey, "'float32' or 'bfloat16'", Quoted(own[kSlotsKey]));
+  if (!Parse(own[kRowFileOptimizerSlotEncodingKey], &schema->optimizer_slot_encoding).ok()) {
+    return MetadataMismatch(path, kRowFileOptimizerSlotEncodingKey, "'float32' or 'bfloat16'",
+                            Quoted(own[kRowFileOptimizerSlotEncodingKey]));
   }
-  const std::string& dim = own[kDimKey];
+  const std::string& dim = own[kRowFileDimKey];
   schema->dim = dim.size() <= 5 ? std::atoi(dim.c_str()) : 0;
   if (schema->dim < 1 || schema->dim > kMaxRowFileWidth || dim != std::to_string(schema->dim)) {
-    return MetadataMismatch(path, kDimKey, "a number in 1.." + std::to_string(kMaxRowFileWidth),
-                            Quoted(dim));
+    return MetadataMismatch(path, kRowFileDimKey,
+                            "a number in 1.." + std::to_string(kMaxRowFileWidth), Quoted(dim));
   }
   return Status::Ok();
 }
@@ -112,35 +105,40 @@ Status ReadMetadata(const std::string& path, const arrow::KeyValueMetadata* meta
       (reserved ? own : schema->metadata)[metadata->key(i)] = metadata->value(i);
     }
   }
-  const auto version = own.find(kVersionKey);
+  const auto version = own.find(kRowFileVersionKey);
   const std::string version_found = version == own.end() ? "none" : Quoted(version->second);
-  if (version_found == Quoted(kEncodedVersion)) {
+  if (version_found == Quoted(kRowFileEncodedVersion)) {
     EMBEDPS_RETURN_IF_ERROR(ReadEncoding(path, own, schema));
-  } else if (version_found != Quoted(kVersion)) {
-    return MetadataMismatch(path, kVersionKey, Quoted(kVersion) + " or " + Quoted(kEncodedVersion),
+  } else if (version_found != Quoted(kRowFileVersion)) {
+    return MetadataMismatch(path, kRowFileVersionKey,
+                            Quoted(kRowFileVersion) + " or " + Quoted(kRowFileEncodedVersion),
                             version_found);
   }
-  for (int i = 0; i <= kMaxTables; ++i) {
-    const auto name = own.find(kTableKeyPrefix + std::to_string(i));
+  for (int i = 0; i <= kMaxRowFileTables; ++i) {
+    const auto name = own.find(kRowFileTableKeyPrefix + std::to_string(i));
     if (name == own.end()) break;
     schema->tables.push_back(name->second);
   }
-  const std::string count = own[kNumTablesKey];
-  if (schema->tables.empty() || schema->tables.size() > kMaxTables ||
+  const std::string count = own[kRowFileNumTablesKey];
+  if (schema->tables.empty() || schema->tables.size() > kMaxRowFileTables ||
       count != std::to_string(schema->tables.size())) {
-    return MetadataMismatch(
-        path, kNumTablesKey,
-        std::to_string(schema->tables.size()) + " (in 1.." + std::to_string(kMaxTables) + ")",
-        Quoted(count));
+    return MetadataMismatch(path, kRowFileNumTablesKey,
+                            std::to_string(schema->tables.size()) + " (in 1.." +
+                                std::to_string(kMaxRowFileTables) + ")",
+                            Quoted(count));
   }
   return Status::Ok();
 }
 
 }  // namespace
 
-bool Quantized(const RowFileSchema& schema) { return schema.rows != RowEncoding::kFloat32; }
+bool IsQuantized(const RowFileSchema& schema) {
+  return schema.embedding_encoding != EmbeddingEncoding::kFloat32;
+}
 
-int NumColumnsBeforeSlots(const RowFileSchema& schema) { return Quantized(schema) ? 5 : 3; }
+int NumColumnsBeforeOptimizerSlots(const RowFileSchema& schema) {
+  return IsQuantized(schema) ? 5 : 3;
+}
 
 std::string FieldName(const std::string& name) { return "field " + Quoted(name); }
 
@@ -164,9 +162,10 @@ Status CheckSchema(const RowFileSchema& schema) {
           Quoted(slot.name));
     }
   }
-  if (schema.tables.empty() || schema.tables.size() > kMaxTables) {
-    return Status::InvalidArgument("a row file must have 1 to " + std::to_string(kMaxTables) +
-                                   " tables but has " + std::to_string(schema.tables.size()));
+  if (schema.tables.empty() || schema.tables.size() > kMaxRowFileTables) {
+    return Status::InvalidArgument("a row file must have 1 to " +
+                                   std::to_string(kMaxRowFileTables) + " tables but has " +
+                                   std::to_string(schema.tables.size()));
   }
   if (std::set<std::string>(schema.tables.begin(), schema.tables.end()).size() !=
       schema.tables.size()) {
@@ -187,27 +186,29 @@ std::shared_ptr<arrow::Schema> ToArrow(const RowFileSchema& schema) {
       arrow::field("table", arrow::dictionary(arrow::int16(), arrow::utf8()), false),
       arrow::field("id", arrow::int64(), false),
       arrow::field("embedding", EmbeddingType(schema), false)};
-  if (Quantized(schema)) {
+  if (IsQuantized(schema)) {
     fields.push_back(arrow::field("embedding_scale", arrow::float32(), false));
     fields.push_back(arrow::field("embedding_offset", arrow::float32(), false));
   }
   for (const OptimizerSlot& slot : schema.optimizer_slots) {
-    fields.push_back(arrow::field(slot.name, SlotType(schema, slot.width), false));
+    fields.push_back(arrow::field(slot.name, OptimizerSlotType(schema, slot.width), false));
   }
   fields.push_back(arrow::field("last_step", arrow::uint32(), false));
   fields.push_back(arrow::field("frequency", arrow::uint32(), false));
   fields.push_back(arrow::field("removed", arrow::boolean(), false));
   auto metadata = std::make_shared<arrow::KeyValueMetadata>();
-  metadata->Append(kVersionKey, Encoded(schema) ? kEncodedVersion : kVersion);
-  if (Encoded(schema)) {
-    metadata->Append(kRowsKey, Name(schema.rows));
-    metadata->Append(kSlotsKey, Name(schema.slots));
-    metadata->Append(kDimKey, std::to_string(schema.dim));
+  metadata->Append(kRowFileVersionKey,
+                   HasEncoding(schema) ? kRowFileEncodedVersion : kRowFileVersion);
+  if (HasEncoding(schema)) {
+    metadata->Append(kRowFileEmbeddingEncodingKey, Name(schema.embedding_encoding));
+    metadata->Append(kRowFileOptimizerSlotEncodingKey, Name(schema.optimizer_slot_encoding));
+    metadata->Append(kRowFileDimKey, std::to_string(schema.dim));
   }
-  // The dictionary reaches the file only with the first record batch, and a delta may have none.
-  metadata->Append(kNumTablesKey, std::to_string(schema.tables.size()));
+  // The table names are metadata too: the dictionary comes with the first record batch, and a delta
+  // may have none.
+  metadata->Append(kRowFileNumTablesKey, std::to_string(schema.tables.size()));
   for (size_t i = 0; i < schema.tables.size(); ++i) {
-    metadata->Append(kTableKeyPrefix + std::to_string(i), schema.tables[i]);
+    metadata->Append(kRowFileTableKeyPrefix + std::to_string(i), schema.tables[i]);
   }
   for (const auto& [key, value] : schema.metadata) metadata->Append(key, value);
   return arrow::schema(std::move(fields), std::move(metadata));
@@ -217,10 +218,12 @@ Status FromArrow(const std::string& path, const arrow::Schema& arrow_schema,
                  RowFileSchema* schema) {
   EMBEDPS_RETURN_IF_ERROR(ReadMetadata(path, arrow_schema.metadata().get(), schema));
   const int num_fields = arrow_schema.num_fields();
-  const int before_slots = NumColumnsBeforeSlots(*schema);
-  if (num_fields < before_slots + kNumColumnsAfterSlots) {
+  const int before_optimizer_slots = NumColumnsBeforeOptimizerSlots(*schema);
+  if (num_fields < before_optimizer_slots + kNumColumnsAfterOptimizerSlots) {
     return Mismatch(path, "schema",
-                    "at least " + std::to_string(before_slots + kNumColumnsAfterSlots) + " fields",
+                    "at least " +
+                        std::to_string(before_optimizer_slots + kNumColumnsAfterOptimizerSlots) +
+                        " fields",
                     std::to_string(num_fields));
   }
   const auto check = [&](int i, const char* name, const std::shared_ptr<arrow::DataType>& type) {
@@ -232,25 +235,28 @@ Status FromArrow(const std::string& path, const arrow::Schema& arrow_schema,
   if (embedding.name() != "embedding") {
     return Mismatch(path, "schema", FieldName("embedding"), FieldName(embedding.name()));
   }
-  if (Quantized(*schema)) {
+  if (IsQuantized(*schema)) {
     int width;
     EMBEDPS_RETURN_IF_ERROR(ReadWidth(path, embedding, *arrow::uint8(), &width));
-    if (width != CodeBytes(schema->rows, schema->dim)) {
-      return Mismatch(path, FieldName("embedding"),
-                      std::to_string(CodeBytes(schema->rows, schema->dim)) + " codes' bytes",
-                      std::to_string(width));
+    if (width != CodeBytes(schema->embedding_encoding, schema->dim)) {
+      return Mismatch(
+          path, FieldName("embedding"),
+          std::to_string(CodeBytes(schema->embedding_encoding, schema->dim)) + " codes' bytes",
+          std::to_string(width));
     }
     EMBEDPS_RETURN_IF_ERROR(check(3, "embedding_scale", arrow::float32()));
     EMBEDPS_RETURN_IF_ERROR(check(4, "embedding_offset", arrow::float32()));
   } else {
     EMBEDPS_RETURN_IF_ERROR(ReadWidth(path, embedding, *arrow::float32(), &schema->dim));
   }
-  const auto slot_item =
-      schema->slots == SlotEncoding::kBfloat16 ? arrow::uint16() : arrow::float32();
-  for (int i = before_slots; i < num_fields - kNumColumnsAfterSlots; ++i) {
+  const auto optimizer_slot_item =
+      schema->optimizer_slot_encoding == OptimizerSlotEncoding::kBfloat16 ? arrow::uint16()
+                                                                          : arrow::float32();
+  for (int i = before_optimizer_slots; i < num_fields - kNumColumnsAfterOptimizerSlots; ++i) {
     OptimizerSlot slot;
     slot.name = arrow_schema.field(i)->name();
-    EMBEDPS_RETURN_IF_ERROR(ReadWidth(path, *arrow_schema.field(i), *slot_item, &slot.width));
+    EMBEDPS_RETURN_IF_ERROR(
+        ReadWidth(path, *arrow_schema.field(i), *optimizer_slot_item, &slot.width));
     schema->optimizer_slots.push_back(std::move(slot));
   }
   EMBEDPS_RETURN_IF_ERROR(check(num_fields - 3, "last_step", arrow::uint32()));

@@ -1,5 +1,4 @@
-// The Arrow side of a row file's schema: how what row_file.h says is kept in a file, and the checks
-// of what a file says. C++20.
+// Converts a row file's schema to Arrow and back, with checks. C++20.
 #ifndef EMBEDPS_KERNELS_FILES_ROW_FILE_SCHEMA_H_
 #define EMBEDPS_KERNELS_FILES_ROW_FILE_SCHEMA_H_
 
@@ -13,25 +12,25 @@
 
 namespace embedps {
 
-// Whether embeddings are codes with a scale and an offset.
-bool Quantized(const RowFileSchema& schema);
+// Whether embeddings are stored as codes with a scale and an offset.
+bool IsQuantized(const RowFileSchema& schema);
 
-// table, id, embedding; of quantized ones embedding_scale, embedding_offset.
-int NumColumnsBeforeSlots(const RowFileSchema& schema);
+// Counts table, id, embedding and, of a quantized file, embedding_scale and embedding_offset.
+int NumColumnsBeforeOptimizerSlots(const RowFileSchema& schema);
 
-// "field 'name'", as errors have it.
+// Returns "field 'name'", for messages.
 std::string FieldName(const std::string& name);
 
-// DataLoss: what a file must hold there, and what it does.
+// Returns DataLoss that says what a file must hold at a place, and what it holds.
 Status Mismatch(const std::string& path, const std::string& where, const std::string& expected,
                 const std::string& found);
 
-// InvalidArgument where a schema that a writer was given cannot be kept.
+// Returns InvalidArgument for a schema that a file cannot store.
 Status CheckSchema(const RowFileSchema& schema);
 
 std::shared_ptr<arrow::Schema> ToArrow(const RowFileSchema& schema);
 
-// DataLoss where the schema of the file at `path` is not a row file's.
+// Reads a file's schema. Returns DataLoss if it is not a row file's. `path` is for messages.
 Status FromArrow(const std::string& path, const arrow::Schema& arrow_schema, RowFileSchema* schema);
 
 }  // namespace embedps

@@ -1,4 +1,4 @@
-// What is written into a row file comes back, and what cannot be written is named.
+// Tests that a row file gives back what was written, and that errors name what cannot be written.
 #include "embedps/kernels/files/row_file.h"
 
 #include <unistd.h>
@@ -14,6 +14,7 @@
 #include "embedps/kernels/files/row_file_reader.h"
 #include "embedps/kernels/files/row_file_testing.h"
 #include "embedps/kernels/files/row_file_writer.h"
+#include "embedps/kernels/runtime/bf16.h"
 #include "embedps/kernels/testing/testing.h"
 
 namespace embedps {
@@ -55,32 +56,35 @@ TEST(RowsComeBackForEveryCompression) {
 }
 
 TEST(EncodedRowsComeBackDecoded) {
-  for (const RowEncoding rows : {RowEncoding::kFloat32, RowEncoding::kInt8, RowEncoding::kInt4}) {
-    for (const SlotEncoding slots : {SlotEncoding::kFloat32, SlotEncoding::kBfloat16}) {
+  for (const EmbeddingEncoding rows :
+       {EmbeddingEncoding::kFloat32, EmbeddingEncoding::kInt8, EmbeddingEncoding::kInt4}) {
+    for (const OptimizerSlotEncoding slots :
+         {OptimizerSlotEncoding::kFloat32, OptimizerSlotEncoding::kBfloat16}) {
       TemporaryDirectory directory;
       const std::string path = directory.Path("rows.arrow");
       RowFileSchema schema = MakeSchema();
-      schema.rows = rows;
-      schema.slots = slots;
+      schema.embedding_encoding = rows;
+      schema.optimizer_slot_encoding = slots;
       const RowColumns columns = MakeColumns(schema, 1000, 2);
       RowFileInfo info;
       ASSERT_OK(WriteFile(path, schema, {columns}, "none", &info));
       std::unique_ptr<RowFileReader> reader;
       ASSERT_OK(RowFileReader::Open(path, std::nullopt, &reader));
       EXPECT_EQ(reader->schema().dim, schema.dim);
-      EXPECT_TRUE(reader->schema().rows == rows && reader->schema().slots == slots);
+      EXPECT_TRUE(reader->schema().embedding_encoding == rows &&
+                  reader->schema().optimizer_slot_encoding == slots);
       EXPECT_TRUE(reader->schema().metadata == schema.metadata);
       RowColumns expected = columns;
       uint8_t codes[3];
       float scale, offset;
-      for (int64_t i = 0; i < 1000 && rows != RowEncoding::kFloat32; ++i) {
+      for (int64_t i = 0; i < 1000 && rows != EmbeddingEncoding::kFloat32; ++i) {
         float* row = &expected.embedding[3 * i];
         EncodeRow(rows, row, 3, codes, &scale, &offset);
         DecodeRow(rows, codes, scale, offset, 3, row);
       }
       for (auto& values : expected.optimizer_slots) {
         for (float& value : values) {
-          if (slots == SlotEncoding::kBfloat16) value = FromBfloat16(ToBfloat16(value));
+          if (slots == OptimizerSlotEncoding::kBfloat16) value = FromBf16(ToBf16(value));
         }
       }
       RowColumns found;
@@ -221,7 +225,7 @@ TEST(WriterNamesWhatCannotBeWritten) {
   EXPECT_STATUS(
       RowFileWriter::Open(directory.Path("file/rows.arrow"), MakeSchema(), "none", &writer),
       StatusCode::kIoError, "file/rows.arrow");
-  // A full disk is the one write error that needs no privilege to produce.
+  // A full disk is the only write error that a test can cause without privileges.
   if (::access("/dev/full", W_OK) != 0) return;
   const std::string path = directory.Path("full.arrow");
   std::filesystem::create_symlink("/dev/full", path + ".tmp");
@@ -229,7 +233,7 @@ TEST(WriterNamesWhatCannotBeWritten) {
   ASSERT_OK(RowFileWriter::Open(path, schema, "none", &writer));
   EXPECT_STATUS(writer->Append(MakeColumns(schema, 40000, 0)), StatusCode::kIoError, "full.arrow",
                 "No space left");
-  // What is less than the writer's buffer is written at the end.
+  // A file smaller than the writer's buffer is written at the end.
   std::filesystem::create_symlink("/dev/full", directory.Path("less.arrow.tmp"));
   ASSERT_OK(RowFileWriter::Open(directory.Path("less.arrow"), schema, "none", &writer));
   ASSERT_OK(writer->Append(MakeColumns(schema, 3, 0)));

@@ -1,4 +1,4 @@
-// What the tests of row files write, read and compare.
+// Builders, readers and comparisons for the tests of row files.
 #ifndef EMBEDPS_KERNELS_FILES_ROW_FILE_TESTING_H_
 #define EMBEDPS_KERNELS_FILES_ROW_FILE_TESTING_H_
 
@@ -26,7 +26,7 @@ inline RowFileSchema MakeSchema() {
   return schema;
 }
 
-// Record i's values follow from i and `seed`; every third record is a removal.
+// Makes records whose values follow from their index and `seed`. Every third record is a removal.
 inline RowColumns MakeColumns(const RowFileSchema& schema, int64_t num_rows, int64_t seed) {
   RowColumns columns;
   columns.num_rows = num_rows;
@@ -74,7 +74,7 @@ inline Status WriteFile(const std::string& path, const RowFileSchema& schema,
 
 inline FileSum SumOf(const RowFileInfo& info) { return {info.bytes, info.xxh3_64}; }
 
-// Opens the file and reads every batch; the first failure.
+// Opens a file and reads every batch. Returns the first failure.
 inline Status ReadAll(const std::string& path,
                       const std::optional<FileSum>& expected = std::nullopt) {
   std::unique_ptr<RowFileReader> reader;

@@ -22,6 +22,7 @@
 #include "embedps/kernels/files/local_files.h"
 #include "embedps/kernels/files/object_files.h"
 #include "embedps/kernels/files/row_file_schema.h"
+#include "embedps/kernels/runtime/bf16.h"
 
 namespace embedps {
 namespace {
@@ -32,7 +33,7 @@ arrow::Result<std::shared_ptr<arrow::Array>> TablesArray(const std::vector<std::
   return builder.Finish();
 }
 
-// A view of `rows` * width values from row `first`; the vector must outlive it.
+// Returns a view of `rows` * width values from row `first` on. The vector must outlive it.
 template <typename T>
 std::shared_ptr<arrow::Buffer> View(const std::vector<T>& values, int64_t first, int64_t rows,
                                     int width) {
@@ -109,7 +110,7 @@ class ArrowRowFileWriter final : public RowFileWriter {
   }
 
  private:
-  std::string TemporaryPath() const { return path_ + ".tmp"; }
+  std::string TemporaryPath() const { return path_ + kTemporarySuffix; }
 
   Status MoveIntoPlace() {
     DieIfFault("rename");
@@ -117,8 +118,8 @@ class ArrowRowFileWriter final : public RowFileWriter {
       return Errno("cannot rename the finished row file to", path_, errno);
     }
     finished_ = true;
-    // Nothing counts before a manifest names it, so the directories that were made are synced here,
-    // with the file's own: that is one write of a file system's journal, and not one for each.
+    // A file has no effect before a manifest names it. So new directories are synced here, together
+    // with the file's own: that costs one write to the file system's journal in total.
     EMBEDPS_RETURN_IF_ERROR(SyncDirectory(std::filesystem::path(path_).parent_path()));
     for (const std::filesystem::path& directory : unsynced_) {
       EMBEDPS_RETURN_IF_ERROR(SyncDirectory(directory));
@@ -135,7 +136,7 @@ class ArrowRowFileWriter final : public RowFileWriter {
     ARROW_ASSIGN_OR_RAISE(tables_, TablesArray(schema_.tables));
     auto options = arrow::ipc::IpcWriteOptions::Defaults();
     options.alignment = 64;
-    options.use_threads = false;  // shards already write side by side, next to training
+    options.use_threads = false;  // shards write in parallel already, beside training
     if (codec != arrow::Compression::UNCOMPRESSED) {
       ARROW_ASSIGN_OR_RAISE(options.codec, arrow::util::Codec::Create(codec));
     }
@@ -187,27 +188,28 @@ class ArrowRowFileWriter final : public RowFileWriter {
         arrow_schema_->field(0)->type(),
         std::make_shared<arrow::Int16Array>(rows, View(columns.table, first, rows, 1)), tables_));
     arrays.push_back(std::make_shared<arrow::Int64Array>(rows, View(columns.id, first, rows, 1)));
-    if (Quantized(schema_)) {
+    if (IsQuantized(schema_)) {
       Quantize(columns.embedding.data() + first * schema_.dim, rows);
-      arrays.push_back(
-          Lists<arrow::UInt8Array>(View(codes_, 0, rows, CodeBytes(schema_.rows, schema_.dim)),
-                                   arrow_schema_->field(2)->type(), rows));
+      arrays.push_back(Lists<arrow::UInt8Array>(
+          View(codes_, 0, rows, CodeBytes(schema_.embedding_encoding, schema_.dim)),
+          arrow_schema_->field(2)->type(), rows));
       arrays.push_back(std::make_shared<arrow::FloatArray>(rows, View(scales_, 0, rows, 1)));
       arrays.push_back(std::make_shared<arrow::FloatArray>(rows, View(offsets_, 0, rows, 1)));
     } else {
       arrays.push_back(Lists<arrow::FloatArray>(View(columns.embedding, first, rows, schema_.dim),
                                                 arrow_schema_->field(2)->type(), rows));
     }
-    halved_.resize(schema_.optimizer_slots.size());
+    rounded_slots_.resize(schema_.optimizer_slots.size());
     for (size_t s = 0; s < schema_.optimizer_slots.size(); ++s) {
       const std::vector<float>& values = columns.optimizer_slots[s];
       const int width = schema_.optimizer_slots[s].width;
       const auto& type = arrow_schema_->field(static_cast<int>(arrays.size()))->type();
-      if (schema_.slots == SlotEncoding::kBfloat16) {
-        halved_[s].resize(rows * width);
+      if (schema_.optimizer_slot_encoding == OptimizerSlotEncoding::kBfloat16) {
+        rounded_slots_[s].resize(rows * width);
         std::transform(values.data() + first * width, values.data() + (first + rows) * width,
-                       halved_[s].data(), ToBfloat16);
-        arrays.push_back(Lists<arrow::UInt16Array>(View(halved_[s], 0, rows, width), type, rows));
+                       rounded_slots_[s].data(), ToBf16);
+        arrays.push_back(
+            Lists<arrow::UInt16Array>(View(rounded_slots_[s], 0, rows, width), type, rows));
       } else {
         arrays.push_back(Lists<arrow::FloatArray>(View(values, first, rows, width), type, rows));
       }
@@ -228,13 +230,13 @@ class ArrowRowFileWriter final : public RowFileWriter {
   }
 
   void Quantize(const float* embeddings, int64_t rows) {
-    const int code_bytes = CodeBytes(schema_.rows, schema_.dim);
+    const int code_bytes = CodeBytes(schema_.embedding_encoding, schema_.dim);
     codes_.resize(rows * code_bytes);
     scales_.resize(rows);
     offsets_.resize(rows);
     for (int64_t i = 0; i < rows; ++i) {
-      EncodeRow(schema_.rows, embeddings + i * schema_.dim, schema_.dim, &codes_[i * code_bytes],
-                &scales_[i], &offsets_[i]);
+      EncodeRow(schema_.embedding_encoding, embeddings + i * schema_.dim, schema_.dim,
+                &codes_[i * code_bytes], &scales_[i], &offsets_[i]);
     }
   }
 
@@ -252,10 +254,10 @@ class ArrowRowFileWriter final : public RowFileWriter {
   const std::shared_ptr<arrow::Schema> arrow_schema_;
   std::vector<std::filesystem::path> unsynced_;
   std::shared_ptr<arrow::Array> tables_;
-  // Of one batch, encoded.
+  // One encoded batch.
   std::vector<uint8_t> codes_;
   std::vector<float> scales_, offsets_;
-  std::vector<std::vector<uint16_t>> halved_;
+  std::vector<std::vector<uint16_t>> rounded_slots_;
   std::unique_ptr<ChecksummedFile> file_;
   std::shared_ptr<arrow::ipc::RecordBatchWriter> writer_;
   int64_t records_ = 0;

@@ -10,15 +10,15 @@
 
 namespace embedps {
 
-// Writes to `path` + ".tmp", checksums what it writes, fsyncs, renames on Finish. Where `path` is a
-// URL of an object store it is uploaded by parts, and appears on Finish. Not thread-safe.
+// Writes to `path` + ".tmp" and takes checksums. Finish syncs and renames the file. If `path` is a
+// URL of an object store, it uploads in parts, and the object appears on Finish. Not thread-safe.
 class RowFileWriter {
  public:
-  virtual ~RowFileWriter() = default;  // without Finish: nothing is left
-  // compression: "none", "lz4" or "zstd". Creates the directories of `path` that are missing.
+  virtual ~RowFileWriter() = default;  // without Finish, removes the file
+  // `compression` is "none", "lz4" or "zstd". Creates missing directories of `path`.
   static Status Open(const std::string& path, const RowFileSchema& schema,
                      const std::string& compression, std::unique_ptr<RowFileWriter>* writer);
-  // Cuts `columns` into record batches of at most kMaxRowFileBatchRows.
+  // Splits `columns` into record batches of at most kMaxRowFileBatchRows.
   virtual Status Append(const RowColumns& columns) = 0;
   virtual Status Finish(RowFileInfo* info) = 0;
 };

@@ -1,4 +1,4 @@
-// XXH3 of bytes that come one part after the other. Of the Arrow side, whose headers have it.
+// XXH3 of bytes that arrive in parts. C++20: it comes from Arrow's headers.
 #ifndef EMBEDPS_KERNELS_FILES_XXH3_H_
 #define EMBEDPS_KERNELS_FILES_XXH3_H_
 

@@ -29,7 +29,7 @@ std::string TopLevelNames(const parquet::SchemaDescriptor& schema) {
   return names;
 }
 
-// The index of the one leaf under the top-level column `name`.
+// Returns the index of the only leaf under the top-level column `name`.
 int FindLeaf(const parquet::SchemaDescriptor& schema, const std::string& name) {
   int leaf = -1;
   for (int i = 0; i < schema.num_columns(); ++i) {
@@ -60,13 +60,14 @@ bool IsUnsigned(const parquet::ColumnDescriptor& column) {
          !static_cast<const parquet::IntLogicalType&>(*type).is_signed();
 }
 
-// Numbers proper: not dates, times or decimals, whose stored integers mean something else.
+// Whether a column holds plain numbers. The stored integers of dates, times and decimals mean
+// something else.
 bool IsNumber(const parquet::ColumnDescriptor& column) {
   const auto& type = column.logical_type();
   return type == nullptr || type->is_none() || type->is_int();
 }
 
-// Whether a stored value stands for none: an id that is NaN.
+// Whether a stored value means null: a NaN that is read as an id.
 template <typename To, typename From>
 bool IsNull(From value) {
   if constexpr (std::is_floating_point_v<From> && std::is_integral_v<To>) return std::isnan(value);
@@ -85,17 +86,18 @@ To Convert(const std::string& column, From value, int64_t row) {
   return static_cast<To>(value);
 }
 
-// DType: the column's Parquet type. Stored: what its bits mean (unsigned or not). T: what is read.
+// DType: the column's Parquet type. Stored: the type of its bits (unsigned or not). T: the type to
+// read.
 template <typename DType, typename Stored, typename T>
 class TypedFlatColumn final : public FlatColumn<T> {
  public:
   using Physical = typename DType::c_type;
 
-  TypedFlatColumn(int leaf, const parquet::ColumnDescriptor& column, OnNull<T> on_null)
+  TypedFlatColumn(int leaf, const parquet::ColumnDescriptor& column, NullPolicy<T> nulls)
       : leaf_(leaf),
         name_(column.name()),
         optional_(column.max_definition_level() > 0),
-        on_null_(on_null) {}
+        nulls_(nulls) {}
 
   const std::string& name() const override { return name_; }
 
@@ -131,7 +133,7 @@ class TypedFlatColumn final : public FlatColumn<T> {
 
   int64_t ReadSome(int64_t rows, T* values) {
     int64_t num_values = 0;
-    // Straight into place where no value can be null and none needs another form.
+    // Read into place if no value can be null or needs a conversion.
     if constexpr (std::is_same_v<Physical, T> && std::is_same_v<Physical, Stored>) {
       if (!optional_) {
         reader_->ReadBatch(rows, nullptr, nullptr, values, &num_values);
@@ -168,23 +170,23 @@ class TypedFlatColumn final : public FlatColumn<T> {
   }
 
   T Null(int64_t row) const {
-    if (!on_null_.allowed) {
+    if (!nulls_.allowed) {
       throw DataError("column '" + name_ + "' must not have nulls but has one" + AtRow(row));
     }
-    return on_null_.value;
+    return nulls_.value;
   }
 
   const int leaf_;
   const std::string name_;
   const bool optional_;
-  const OnNull<T> on_null_;
+  const NullPolicy<T> nulls_;
   std::shared_ptr<parquet::TypedColumnReader<DType>> reader_;
   std::unique_ptr<Physical[]> stored_;
   std::vector<int16_t> levels_;
-  int64_t row_ = 0;  // of the file, the next to read
+  int64_t row_ = 0;  // number in the file of the next row to read
 };
 
-// The definition level from which a level stands for an element, not for an empty or null list.
+// Returns the least definition level that means an element. Lower ones mean an empty or null list.
 int16_t ElementLevel(const parquet::ColumnDescriptor& column) {
   std::vector<const parquet::schema::Node*> path;
   for (const parquet::schema::Node* node = column.schema_node().get(); node->parent() != nullptr;
@@ -266,7 +268,7 @@ class TypedListColumn final : public ListColumn {
     }
   }
 
-  // Whether a level is left, reading more if the last ones are used up.
+  // Reads more levels if all are used up. Returns whether one is left.
   bool FillLevels() {
     while (next_level_ >= num_levels_) {
       if (!reader_->HasNext()) return false;
@@ -301,7 +303,7 @@ std::string AtRow(int64_t row) {
 
 template <typename T>
 std::unique_ptr<FlatColumn<T>> OpenFlatColumn(const parquet::SchemaDescriptor& schema,
-                                              const std::string& name, OnNull<T> on_null) {
+                                              const std::string& name, NullPolicy<T> nulls) {
   const int leaf = FindLeaf(schema, name);
   const parquet::ColumnDescriptor& column = *schema.Column(leaf);
   const bool is_top_level = column.path()->ToDotVector().size() == 1;
@@ -310,28 +312,27 @@ std::unique_ptr<FlatColumn<T>> OpenFlatColumn(const parquet::SchemaDescriptor& s
     switch (column.physical_type()) {
       case parquet::Type::BOOLEAN:
         return std::make_unique<TypedFlatColumn<parquet::BooleanType, bool, T>>(leaf, column,
-                                                                                on_null);
+                                                                                nulls);
       case parquet::Type::INT32:
         if (is_unsigned) {
           return std::make_unique<TypedFlatColumn<parquet::Int32Type, uint32_t, T>>(leaf, column,
-                                                                                    on_null);
+                                                                                    nulls);
         }
         return std::make_unique<TypedFlatColumn<parquet::Int32Type, int32_t, T>>(leaf, column,
-                                                                                 on_null);
+                                                                                 nulls);
       case parquet::Type::INT64:
-        // As an id, an unsigned value is its 64 bits: int64 reads them as they are.
+        // An unsigned id keeps its 64 bits: read them as int64.
         if (is_unsigned && std::is_floating_point_v<T>) {
           return std::make_unique<TypedFlatColumn<parquet::Int64Type, uint64_t, T>>(leaf, column,
-                                                                                    on_null);
+                                                                                    nulls);
         }
         return std::make_unique<TypedFlatColumn<parquet::Int64Type, int64_t, T>>(leaf, column,
-                                                                                 on_null);
+                                                                                 nulls);
       case parquet::Type::FLOAT:
-        return std::make_unique<TypedFlatColumn<parquet::FloatType, float, T>>(leaf, column,
-                                                                               on_null);
+        return std::make_unique<TypedFlatColumn<parquet::FloatType, float, T>>(leaf, column, nulls);
       case parquet::Type::DOUBLE:
         return std::make_unique<TypedFlatColumn<parquet::DoubleType, double, T>>(leaf, column,
-                                                                                 on_null);
+                                                                                 nulls);
       default:
         break;
     }
@@ -341,9 +342,10 @@ std::unique_ptr<FlatColumn<T>> OpenFlatColumn(const parquet::SchemaDescriptor& s
 }
 
 template std::unique_ptr<FlatColumn<float>> OpenFlatColumn(const parquet::SchemaDescriptor&,
-                                                           const std::string&, OnNull<float>);
+                                                           const std::string&, NullPolicy<float>);
 template std::unique_ptr<FlatColumn<int64_t>> OpenFlatColumn(const parquet::SchemaDescriptor&,
-                                                             const std::string&, OnNull<int64_t>);
+                                                             const std::string&,
+                                                             NullPolicy<int64_t>);
 
 std::unique_ptr<ListColumn> OpenListColumn(const parquet::SchemaDescriptor& schema,
                                            const std::string& name, int64_t missing) {

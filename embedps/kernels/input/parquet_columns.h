@@ -1,6 +1,6 @@
-// Readers of single Parquet columns, row group by row group, as the two types a model takes:
-// float32 and int64. Plain C++17 to include; built against Parquet. They throw: ColumnError for a
-// column that cannot be read as asked, DataError and parquet::ParquetException for bad content.
+// Reads single Parquet columns, row group by row group, as float32 or int64: the types that models
+// take. Plain C++17 to include; built against Parquet. The readers throw ColumnError for a column
+// that cannot be read as asked, and DataError or parquet::ParquetException for bad content.
 #ifndef EMBEDPS_KERNELS_INPUT_PARQUET_COLUMNS_H_
 #define EMBEDPS_KERNELS_INPUT_PARQUET_COLUMNS_H_
 
@@ -17,61 +17,63 @@ class SchemaDescriptor;
 
 namespace embedps {
 
-// The caller asked for what the file's schema does not have.
+// The file's schema does not have what the caller asks for.
 class ColumnError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// The file holds a value that may not be there, or fewer values than it says.
+// The file holds an invalid value, or fewer values than it declares.
 class DataError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// A column of numbers, one a row. T is float or int64_t.
+// A column with one number per row. T is float or int64_t.
 template <typename T>
 class FlatColumn {
  public:
   virtual ~FlatColumn() = default;
   virtual const std::string& name() const = 0;
-  // Before the first Skip or Read of each row group; `first_row` is the group's first in the file.
+  // Must be called before the first Skip or Read of each row group. `first_row` is the number of
+  // the group's first row in the file.
   virtual void StartRowGroup(parquet::RowGroupReader* group, int64_t first_row) = 0;
   virtual void Skip(int64_t rows) = 0;
-  // Writes `rows` values.
+  // Writes the next `rows` values.
   virtual void Read(int64_t rows, T* values) = 0;
 };
 
-// A column of lists of integers, any number a row. A null list is empty.
+// A column with a list of any number of integers per row. A null list is empty.
 class ListColumn {
  public:
   virtual ~ListColumn() = default;
   virtual const std::string& name() const = 0;
   virtual void StartRowGroup(parquet::RowGroupReader* group, int64_t first_row) = 0;
   virtual void Skip(int64_t rows) = 0;
-  // Appends the values of `rows` lists and, for each, where it ends in `values`, which must not
-  // grow past `max_values`: a DataError.
+  // Appends the values of the next `rows` lists, and to `ends` where each list ends in `values`.
+  // Throws a DataError if `values` would grow past `max_values`.
   virtual void Read(int64_t rows, size_t max_values, std::vector<int64_t>* values,
                     std::vector<int64_t>* ends) = 0;
 };
 
-// A row's number in its file, as errors tell it.
+// Returns " at row N of the file, ...", for messages.
 std::string AtRow(int64_t row);
 
-// What a null becomes: the given value or, if nulls are not allowed, a DataError.
+// How to read nulls: as `value`, or as a DataError if they are not allowed.
 template <typename T>
-struct OnNull {
+struct NullPolicy {
   bool allowed = true;
   T value = {};
 };
 
 // Opens a top-level column of any integer, floating-point or boolean type. uint64 keeps its bits.
-// As int64, floating-point values must be integral, and NaN counts as null; as float it stays NaN.
+// If T is int64_t, floating-point values must be integral and NaN counts as null. If T is float,
+// NaN stays NaN.
 template <typename T>
 std::unique_ptr<FlatColumn<T>> OpenFlatColumn(const parquet::SchemaDescriptor& schema,
-                                              const std::string& name, OnNull<T> on_null);
+                                              const std::string& name, NullPolicy<T> nulls);
 
-// Opens a top-level list column of any integer type; `missing` replaces null elements.
+// Opens a top-level list column of any integer type. `missing` replaces null elements.
 std::unique_ptr<ListColumn> OpenListColumn(const parquet::SchemaDescriptor& schema,
                                            const std::string& name, int64_t missing);
 

@@ -24,33 +24,33 @@
 #include <utility>
 
 #include "embedps/kernels/input/parquet_columns.h"
+#include "embedps/kernels/runtime/hash.h"
 
 namespace embedps {
 namespace {
 
 constexpr int64_t kMinBlockRows = 8192;
-constexpr int64_t kReadBufferBytes = 256 << 10;  // of each column
-// What a file may have decoded at once: a page's header can ask for 2 GiB whatever its file holds.
+constexpr int64_t kReadBufferBytes = 256 << 10;  // per column
+// The most memory for decoded pages. A page's header can ask for 2 GiB, whatever its file holds.
 constexpr int64_t kMaxDecodedBytes = int64_t{1} << 30;
-constexpr size_t kMaxListIds = size_t{1}
-                               << 27;           // of a column, in a block: run lengths cost nothing
-constexpr int64_t kMaxThriftItems = 1'000'000;  // Parquet's own default
+// The most ids of a list column in a block. Run-length encoding makes huge lists cheap for a file.
+constexpr size_t kMaxListIds = size_t{1} << 27;
+constexpr int64_t kMaxThriftItems = 1'000'000;  // Parquet's default
 
 std::atomic<int64_t> live_readers{0};
 
-// SplitMix64 (Steele, Lea and Flood 2014): a full-period mixer, the same on every machine.
+// Random numbers by SplitMix64: full period, and the same on every machine.
 class Random {
  public:
   Random(uint64_t seed, uint64_t stream) : state_(seed) { state_ = Next() ^ stream; }
 
   uint64_t Next() {
-    uint64_t z = (state_ += 0x9E3779B97F4A7C15u);
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
+    const uint64_t number = Mix64(state_);
+    state_ += kSplitMixIncrement;
+    return number;
   }
 
-  // Uniform in [0, limit), without bias (Lemire 2019).
+  // Returns a uniform number in [0, limit), without bias (Lemire 2019).
   uint64_t Below(uint64_t limit) {
     unsigned __int128 product = static_cast<unsigned __int128>(Next()) * limit;
     if (static_cast<uint64_t>(product) < limit) {
@@ -66,7 +66,7 @@ class Random {
   uint64_t state_;
 };
 
-// Rows as read, by column, and the order in which they leave.
+// Rows as they were read, by column, and the order in which they go to batches.
 struct Block {
   int64_t num_rows = 0;
   std::vector<float> labels;
@@ -76,17 +76,17 @@ struct Block {
   std::vector<int64_t> order;
 };
 
-// As types of their own, so that CheckValues is compiled for each.
+// Each has its own type, so CheckValues is compiled for each.
 constexpr auto kIsLabel = [](float value) { return (value == 0.0f) | (value == 1.0f); };
 constexpr auto kIsNumeric = [](float value) {
   return std::abs(value) != std::numeric_limits<float>::infinity();
 };
 
-// Throws a DataError for the first value that is none of its kind.
+// Throws a DataError for the first value that is not good.
 template <typename IsGood>
 void CheckValues(const std::string& column, const char* what, IsGood is_good, const float* values,
                  int64_t count, int64_t first_row) {
-  // Without a branch for each value, so that the compiler makes vectors of it.
+  // No branch per value, so the compiler vectorizes the loop.
   int32_t num_bad = 0;
   for (int64_t i = 0; i < count; ++i) num_bad |= !is_good(values[i]);
   if (num_bad == 0) return;
@@ -106,8 +106,8 @@ void CheckValues(const std::string& column, const char* what, IsGood is_good, co
 class Columns {
  public:
   Columns(const parquet::SchemaDescriptor& schema, const UnitReaderOptions& options) {
-    const OnNull<float> nan = {true, std::numeric_limits<float>::quiet_NaN()};
-    const OnNull<int64_t> missing = {true, options.missing_id};
+    const NullPolicy<float> nan = {true, std::numeric_limits<float>::quiet_NaN()};
+    const NullPolicy<int64_t> missing = {true, options.missing_id};
     if (!options.label_column.empty()) {
       label_ = OpenFlatColumn<float>(schema, options.label_column, {/*allowed=*/false, 0});
     }
@@ -145,7 +145,7 @@ class Columns {
     }
   }
 
-  // Appends the next `rows`, which are the file's from `first_row` on.
+  // Appends the next `rows` rows, which are numbered from `first_row` in the file.
   void Append(int64_t rows, int64_t first_row, Block* block) {
     const int64_t at = block->num_rows;
     if (label_ != nullptr) {
@@ -217,7 +217,7 @@ void AppendRows(const Block& block, int64_t first, int64_t rows, UnitBatch* batc
   batch->num_rows += rows;
 }
 
-// The batch at the unit's end: no rows, and the shapes of any other.
+// Returns the batch that ends a unit: without rows, in the shape of any other.
 UnitBatch EmptyBatch(const UnitReaderOptions& options) {
   UnitBatch batch;
   batch.ids.resize(options.id_columns.size());
@@ -249,7 +249,7 @@ class ParquetUnitReader final : public UnitReader {
  public:
   explicit ParquetUnitReader(UnitReaderOptions options)
       : options_(std::move(options)),
-        own_pool_(arrow::system_memory_pool()),  // malloc keeps what is freed; others map it anew
+        own_pool_(arrow::system_memory_pool()),  // malloc reuses freed memory, other pools do not
         pool_(&own_pool_, kMaxDecodedBytes) {
     ++live_readers;
   }
@@ -274,7 +274,7 @@ class ParquetUnitReader final : public UnitReader {
       const bool absent = error == ENOENT || error == ENOTDIR;
       return absent ? Status::NotFound(message) : Status::IoError(message);
     }
-    if (!S_ISREG(attributes.st_mode)) {  // a FIFO would be waited for
+    if (!S_ISREG(attributes.st_mode)) {  // opening a FIFO would block
       return Status::DataLoss("Parquet file '" + options_.path +
                               "' must be a file but is not a regular one");
     }
@@ -299,7 +299,8 @@ class ParquetUnitReader final : public UnitReader {
   }
 
  private:
-  // Parquet and Arrow throw, and so do the columns: a status that says which file and where.
+  // Turns the exceptions of Parquet, Arrow and the columns into a status that names the file and
+  // the place.
   template <typename Body>
   Status Guard(Body body) const {
     const std::string file = "Parquet file '" + options_.path + "'";
@@ -325,11 +326,11 @@ class ParquetUnitReader final : public UnitReader {
     std::shared_ptr<arrow::io::ReadableFile> source;
     PARQUET_ASSIGN_OR_THROW(source, arrow::io::ReadableFile::Open(options_.path, &pool_));
     parquet::ReaderProperties properties(&pool_);
-    // An item takes a byte at least; room for as many as its count says is made before they are
-    // read.
+    // Thrift allocates memory for the number of items that it finds, before it reads them. An item
+    // takes at least one byte.
     properties.set_thrift_container_size_limit(
         static_cast<int32_t>(std::min(kMaxThriftItems, std::max<int64_t>(1, file_bytes))));
-    properties.enable_buffered_stream();  // else a whole column chunk is held
+    properties.enable_buffered_stream();  // otherwise memory holds a whole column chunk
     properties.set_buffer_size(kReadBufferBytes);
     properties.set_page_checksum_verification(true);
     file_ = parquet::ParquetFileReader::Open(std::move(source), properties);
@@ -353,7 +354,7 @@ class ParquetUnitReader final : public UnitReader {
     return Status::Ok();
   }
 
-  // The thread: reads block after block and cuts batches from them.
+  // The thread's work: reads blocks and splits them into batches.
   void Produce() {
     Status status;
     if (rows_left_ > 0) status = Guard([this] { SkipTo(options_.first_row); });
@@ -381,7 +382,7 @@ class ParquetUnitReader final : public UnitReader {
     changed_.notify_all();
   }
 
-  // Whether the batch was taken; not once the reader is to stop.
+  // Hands a batch over. Returns false once the reader is told to stop.
   bool Push(UnitBatch batch) {
     std::unique_lock<std::mutex> lock(mutex_);
     const size_t limit = static_cast<size_t>(options_.prefetch_batches);
@@ -448,10 +449,10 @@ class ParquetUnitReader final : public UnitReader {
   }
 
   const UnitReaderOptions options_;
-  arrow::ProxyMemoryPool own_pool_;  // counts this reader's own bytes, which the cap is on
+  arrow::ProxyMemoryPool own_pool_;  // counts this reader's bytes, for the cap
   arrow::CappedMemoryPool pool_;
 
-  // The thread's own, once it runs.
+  // Only the thread uses these once it runs.
   std::unique_ptr<parquet::ParquetFileReader> file_;
   std::unique_ptr<Columns> columns_;
   std::shared_ptr<parquet::RowGroupReader> group_;
@@ -463,8 +464,8 @@ class ParquetUnitReader final : public UnitReader {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<UnitBatch> ready_;  // guarded by mutex_, as what follows
-  bool done_ = false;            // nothing more comes; result_ says why
+  std::deque<UnitBatch> ready_;  // mutex_ guards this and the members below
+  bool done_ = false;            // no more batches come; result_ says why
   bool stopped_ = false;
   Status result_;
 

@@ -1,5 +1,5 @@
-// Reads a unit, a Parquet file's range of rows, as batches for a training step. A thread of its own
-// reads and shuffles ahead. Plain C++17 to include; built against Parquet.
+// Reads a unit, which is a row range of a Parquet file, as batches for training steps. Its own
+// thread reads and shuffles ahead. Plain C++17 to include; built against Parquet.
 #ifndef EMBEDPS_KERNELS_INPUT_UNIT_READER_H_
 #define EMBEDPS_KERNELS_INPUT_UNIT_READER_H_
 
@@ -15,16 +15,16 @@ namespace embedps {
 struct UnitReaderOptions {
   std::string path;
   int64_t first_row = 0;
-  int64_t num_rows = -1;                   // -1: all from first_row
+  int64_t num_rows = -1;                   // -1: all rows from first_row on
   int64_t batch_rows = 0;                  // the last batch may be shorter
-  int64_t shuffle_rows = 0;                // rows are permuted within runs of so many; 0: not
-  uint64_t seed = 0;                       // of the permutations: the same on every machine
-  int64_t missing_id = -1;                 // what a null id becomes
-  int prefetch_batches = 4;                // finished batches held ready
-  std::string label_column;                // 0 or 1; empty: none
-  std::vector<std::string> float_columns;  // any finite number, NaN and null are NaN
-  std::vector<std::string> id_columns;     // one integer a row
-  std::vector<std::string> list_columns;   // a list of integers a row
+  int64_t shuffle_rows = 0;                // rows are shuffled within blocks of this many; 0: not
+  uint64_t seed = 0;                       // of the shuffles, which are the same on every machine
+  int64_t missing_id = -1;                 // replaces a null id
+  int prefetch_batches = 4;                // finished batches to keep ready
+  std::string label_column;                // values 0 or 1; empty: no labels
+  std::vector<std::string> float_columns;  // any finite number; NaN and null become NaN
+  std::vector<std::string> id_columns;     // one integer per row
+  std::vector<std::string> list_columns;   // a list of integers per row
 };
 
 struct IdList {
@@ -33,27 +33,29 @@ struct IdList {
 };
 
 struct UnitBatch {
-  int64_t num_rows = 0;                   // 0: the unit is at its end
-  std::vector<float> labels;              // num_rows, or none
+  int64_t num_rows = 0;                   // 0: the unit has ended
+  std::vector<float> labels;              // num_rows, or empty
   std::vector<float> floats;              // num_rows x float_columns, row-major
-  std::vector<std::vector<int64_t>> ids;  // num_rows for each of id_columns
-  std::vector<IdList> lists;              // one for each of list_columns
+  std::vector<std::vector<int64_t>> ids;  // per id column: num_rows
+  std::vector<IdList> lists;              // one per list column
 };
 
-// Memory: shuffle_rows (at least 8192) rows, prefetch_batches batches, and a page of each column.
+// Uses memory for shuffle_rows rows (at least 8192), prefetch_batches batches, and one page per
+// column.
 class UnitReader {
  public:
   virtual ~UnitReader() = default;  // stops the thread
 
-  // Fails at once for an absent file (NotFound), one that is not Parquet or no regular file
-  // (DataLoss), a column that is not there or of a type that does not fit, or rows past its end
-  // (InvalidArgument).
+  // Returns NotFound for an absent file; DataLoss for a file that is not Parquet or not a regular
+  // file; InvalidArgument for a column that is absent or has another type, or for rows past the
+  // end.
   static Status Open(const UnitReaderOptions& options, std::unique_ptr<UnitReader>* reader);
 
-  // The next batch; waits for it. DataLoss for content that cannot be read, again at every call.
+  // Waits for the next batch. Returns DataLoss for content that cannot be read, on every later call
+  // too.
   virtual Status Next(UnitBatch* batch) = 0;
 
-  // Readers of this process that are open.
+  // Counts the open readers of this process.
   static int64_t num_live();
 };
 

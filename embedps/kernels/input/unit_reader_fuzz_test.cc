@@ -1,4 +1,4 @@
-// A Parquet shard from anyone: its rows are read, or refused with a status that says why.
+// Reads any Parquet file: it returns the rows or a status that says what is wrong.
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -9,7 +9,7 @@
 namespace embedps {
 namespace {
 
-constexpr int64_t kMaxBatches = 1024;  // what a file of a few kilobytes may say it holds is endless
+constexpr int64_t kMaxBatches = 1024;  // a file of a few kilobytes may claim any number
 
 void FuzzParquet(const std::string& path) {
   UnitReaderOptions options;

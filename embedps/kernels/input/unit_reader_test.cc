@@ -31,7 +31,7 @@ using parquet::schema::NodePtr;
 using parquet::schema::PrimitiveNode;
 using testing::TemporaryDirectory;
 
-// Row i: row = i; x = i / 2, null for every fifth; tags = {i, i + 1, ...} of i % 4.
+// Row i: row = i; x = i / 2, null in every fifth row; tags = {i, i + 1, ...}, i % 4 of them.
 constexpr int64_t kRows = 1000;
 
 bool IsNull(int64_t row) { return row % 5 == 0; }
@@ -106,7 +106,7 @@ UnitReaderOptions MakeOptions(const std::string& path) {
   return options;
 }
 
-// Checks that a batch's columns belong together; appends its row ids.
+// Checks that the columns of a batch match. Appends its row ids.
 void CheckBatch(const UnitBatch& batch, std::vector<int64_t>* rows) {
   EXPECT_EQ(static_cast<int64_t>(batch.floats.size()), 2 * batch.num_rows);
   EXPECT_EQ(static_cast<int64_t>(batch.ids[0].size()), batch.num_rows);
@@ -253,7 +253,7 @@ TEST(IdsThatAreNotIntegersAreDataLoss) {
   EXPECT_STATUS(ReadRows(options, &rows), StatusCode::kDataLoss, path, "row group 0", "'x'", "0.5");
 }
 
-// Whatever byte is damaged, reading ends with the right rows or with a Status that names the file.
+// After damage to any byte, reading ends with the right rows or with a Status that names the file.
 // Under the sanitizers this is the reader's fuzz test.
 TEST(DamagedFilesNeverCrashTheReader) {
   TemporaryDirectory directory;

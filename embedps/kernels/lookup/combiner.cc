@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "embedps/kernels/runtime/constants.h"
+#include "embedps/kernels/runtime/names.h"
 #include "embedps/kernels/runtime/simd.h"
 
 namespace embedps {
@@ -29,9 +31,9 @@ EMBEDPS_SIMD void AddScaledRow(int dim, float scale, const float* __restrict row
   for (int i = 0; i < dim; ++i) sum[i] += scale * row[i];
 }
 
-constexpr int64_t kAhead = 16;  // rows brought to the caches before they are used
+constexpr int64_t kAhead = 16;  // rows to prefetch before they are used
 
-// out[i] = the row at positions[i].
+// Sets out[i] to the row at positions[i].
 EMBEDPS_SIMD void CopyRows(int dim, int64_t n, const int32_t* __restrict positions,
                            const float* const* rows, float* __restrict out) {
   for (int64_t i = 0; i < n; ++i) {
@@ -73,16 +75,7 @@ void CombineExamples(const FeaturePositions& feature, const std::vector<const fl
 }  // namespace
 
 Status ParseCombiner(const std::string& name, Combiner* combiner) {
-  if (name == "sum") {
-    *combiner = Combiner::kSum;
-  } else if (name == "mean") {
-    *combiner = Combiner::kMean;
-  } else if (name == "sqrtn") {
-    *combiner = Combiner::kSqrtn;
-  } else {
-    return Status::InvalidArgument("combiner must be sum, mean or sqrtn but got '" + name + "'");
-  }
-  return Status::Ok();
+  return ParseName("combiner", kCombiners, name, combiner);
 }
 
 void Combine(const std::vector<FeaturePositions>& features, const std::vector<const float*>& rows,
@@ -93,7 +86,7 @@ void Combine(const std::vector<FeaturePositions>& features, const std::vector<co
     num_positions += f.num_positions;
   }
   const int64_t cost = 10 + (num_examples == 0 ? 0 : dim * num_positions / num_examples);
-  // Examples counted over the features, one after another.
+  // The examples of all features, numbered in one sequence.
   parallel(num_examples, cost, [&](int64_t begin, int64_t end) {
     int64_t first = 0;
     for (size_t k = 0; k < features.size(); first += features[k].batch, ++k) {

@@ -1,4 +1,4 @@
-// The worker's other half of a lookup: rows to one vector a feature and example, and back.
+// The worker's second half of a lookup: combines rows into one vector per feature and example.
 #ifndef EMBEDPS_KERNELS_LOOKUP_COMBINER_H_
 #define EMBEDPS_KERNELS_LOOKUP_COMBINER_H_
 
@@ -11,29 +11,30 @@
 
 namespace embedps {
 
-// What makes one vector of an example's rows: their sum, sum / n, or sum / sqrt(n).
+// How n rows of an example become one vector: sum, sum / n, or sum / sqrt(n). kCombiners has their
+// names.
 enum class Combiner { kSum, kMean, kSqrtn };
 
 Status ParseCombiner(const std::string& name, Combiner* combiner);
 
-// A feature's positions in the rows, and to which example each belongs.
+// Which rows a feature uses, and which example each belongs to.
 struct FeaturePositions {
   const int32_t* positions = nullptr;
   int64_t num_positions = 0;
-  const int64_t* splits = nullptr;  // batch + 1; null when every example has one id
+  const int64_t* splits = nullptr;  // [batch + 1]; null if every example has one id
   int64_t batch = 0;
   Combiner combiner = Combiner::kSum;
   int table = 0;
 };
 
-// Writes feature.batch vectors [dim] to each feature's `out`; an example without ids gets zeros.
+// Writes feature.batch vectors [dim] to each feature's `out`. An example without ids gets zeros.
 // rows[p] is the row at position p.
 void Combine(const std::vector<FeaturePositions>& features, const std::vector<const float*>& rows,
              int dim, const ParallelFor& parallel, const std::vector<float*>& out);
 
-// The gradient of Combine for all features at once: adds to gradients[p] [dim], which begin as
-// zeros, for each position p. Features of one table are added by one thread, in order, so the sums
-// do not depend on the number of threads.
+// Computes the gradient of Combine for all features: adds to gradients[p] [dim] for each position
+// p. The gradients must begin as zeros. One thread adds the features of one table, in order, so the
+// sums do not depend on the number of threads.
 void CombineGradient(const std::vector<FeaturePositions>& features,
                      const std::vector<const float*>& upstream, int dim, int num_tables,
                      const ParallelFor& parallel, const std::vector<float*>& gradients);

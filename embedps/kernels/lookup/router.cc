@@ -7,38 +7,38 @@
 namespace embedps {
 namespace {
 
-// A table's distinct ids in order of first appearance.
-struct Distinct {
+// A table's ids without repeats, in order of first appearance.
+struct UniqueIds {
   std::vector<int64_t> ids;
-  std::vector<int32_t> shards;     // of each id, where there are several
-  std::vector<int32_t> per_shard;  // number of ids of each shard
+  std::vector<int32_t> shards;     // of each id, if there are several shards
+  std::vector<int32_t> per_shard;  // number of ids per shard
 };
 
-// Fills positions with ordinals in `distinct`.
+// Collects the features' unique ids. Sets the features' positions to indices into them.
 void Deduplicate(uint64_t salt, int num_shards, const std::vector<const FeatureIds*>& features,
-                 Distinct* distinct) {
+                 UniqueIds* unique) {
   int64_t num_ids = 0;
   for (const FeatureIds* f : features) num_ids += f->num_ids;
-  distinct->per_shard.assign(num_shards, 0);
+  unique->per_shard.assign(num_shards, 0);
   uint64_t capacity = 16;
   while (capacity < static_cast<uint64_t>(num_ids) * 2) capacity *= 2;
-  distinct->ids.reserve(num_ids / 2);
-  std::vector<int32_t> slots(capacity, -1);
+  unique->ids.reserve(num_ids / 2);
+  std::vector<int32_t> hash_table(capacity, -1);
   const uint64_t mask = capacity - 1;
   for (const FeatureIds* f : features) {
     for (int64_t i = 0; i < f->num_ids; ++i) {
       const int64_t id = f->ids[i];
       const uint64_t hash = RowHash(salt, id);
       uint64_t at = hash & mask;
-      while (slots[at] >= 0 && distinct->ids[slots[at]] != id) at = (at + 1) & mask;
-      if (slots[at] < 0) {
-        slots[at] = static_cast<int32_t>(distinct->ids.size());
-        distinct->ids.push_back(id);
+      while (hash_table[at] >= 0 && unique->ids[hash_table[at]] != id) at = (at + 1) & mask;
+      if (hash_table[at] < 0) {
+        hash_table[at] = static_cast<int32_t>(unique->ids.size());
+        unique->ids.push_back(id);
         const int shard = num_shards == 1 ? 0 : ShardOf(hash, num_shards);
-        if (num_shards > 1) distinct->shards.push_back(shard);
-        ++distinct->per_shard[shard];
+        if (num_shards > 1) unique->shards.push_back(shard);
+        ++unique->per_shard[shard];
       }
-      f->positions[i] = slots[at];
+      f->positions[i] = hash_table[at];
     }
   }
 }
@@ -57,10 +57,10 @@ std::vector<ShardRequest> Route(const std::vector<std::string>& tables, int num_
   }
   const int64_t cost = num_tables == 0 ? 0 : 20 * num_ids / num_tables;
 
-  std::vector<Distinct> distinct(num_tables);
+  std::vector<UniqueIds> unique(num_tables);
   parallel(num_tables, cost, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      Deduplicate(TableSalt(tables[t]), num_shards, of_table[t], &distinct[t]);
+      Deduplicate(TableSalt(tables[t]), num_shards, of_table[t], &unique[t]);
     }
   });
 
@@ -68,7 +68,7 @@ std::vector<ShardRequest> Route(const std::vector<std::string>& tables, int num_
   for (int s = 0; s < num_shards; ++s) {
     requests[s].splits.assign(num_tables + 1, 0);
     for (int t = 0; t < num_tables; ++t) {
-      requests[s].splits[t + 1] = requests[s].splits[t] + distinct[t].per_shard[s];
+      requests[s].splits[t + 1] = requests[s].splits[t] + unique[t].per_shard[s];
     }
     requests[s].ids.resize(requests[s].splits[num_tables]);
   }
@@ -80,20 +80,20 @@ std::vector<ShardRequest> Route(const std::vector<std::string>& tables, int num_
   parallel(num_tables, cost, [&](int64_t begin, int64_t end) {
     std::vector<int32_t> next(num_shards), rows;
     for (int64_t t = begin; t < end; ++t) {
-      const Distinct& d = distinct[t];
+      const UniqueIds& u = unique[t];
       if (num_shards == 1) {
         const int32_t first = requests[0].splits[t];
-        std::copy(d.ids.begin(), d.ids.end(), requests[0].ids.begin() + first);
+        std::copy(u.ids.begin(), u.ids.end(), requests[0].ids.begin() + first);
         for (const FeatureIds* f : of_table[t]) {
           for (int64_t i = 0; i < f->num_ids; ++i) f->positions[i] += first;
         }
         continue;
       }
       for (int s = 0; s < num_shards; ++s) next[s] = requests[s].splits[t];
-      rows.resize(d.ids.size());
-      for (size_t k = 0; k < d.ids.size(); ++k) {
-        const int s = d.shards[k];
-        requests[s].ids[next[s]] = d.ids[k];
+      rows.resize(u.ids.size());
+      for (size_t k = 0; k < u.ids.size(); ++k) {
+        const int s = u.shards[k];
+        requests[s].ids[next[s]] = u.ids[k];
         rows[k] = shard_starts[s] + next[s]++;
       }
       for (const FeatureIds* f : of_table[t]) {

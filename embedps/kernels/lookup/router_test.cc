@@ -49,7 +49,7 @@ Routed RouteIds(const std::vector<std::string>& tables, int num_shards,
   return routed;
 }
 
-// The same by maps: for each shard and table the ids in order of first appearance.
+// A reference by maps: for each shard and table, the ids in order of first appearance.
 Routed ReferenceRoute(const std::vector<std::string>& tables, int num_shards,
                       const std::vector<std::vector<int64_t>>& ids,
                       const std::vector<int>& of_table) {
@@ -120,7 +120,8 @@ TEST(RoutingNothingAsksNothing) {
 }
 
 TEST(ShardsShareIdsEvenly) {
-  // Consecutive ids, ids of one stride and hashes: four standard deviations of a binomial.
+  // Consecutive ids, ids with a stride, and hashes. The bound is four standard deviations of a
+  // binomial.
   for (const int num_shards : {2, 3, 7}) {
     for (const int64_t stride : {int64_t{1}, int64_t{64}, int64_t{1} << 32}) {
       std::vector<int64_t> count(num_shards);
@@ -135,7 +136,7 @@ TEST(ShardsShareIdsEvenly) {
   }
 }
 
-// Features of two tables over eight rows; ragged ones with empty bags.
+// Features of two tables over eight rows. The ragged ones have empty examples.
 struct Combining {
   static constexpr int kDim = 5;
   std::vector<std::vector<int32_t>> positions{{0, 2, 1, 1}, {3, 0, 0, 2, 1}, {4, 7, 5, 5, 6, 4}};

@@ -1,4 +1,4 @@
-// The ops of the dense network that are worth fusing.
+// Ops of the dense network for which a fused kernel pays.
 #include <string>
 #include <vector>
 
@@ -24,7 +24,7 @@ InteractionMatrix ToMatrix(const Tensor& tensor) {
   return {tensor.data(), tensor.dtype() == tensorflow::DT_BFLOAT16};
 }
 
-// The features' vectors, which must all be [batch, dim].
+// Reads the features' vectors, which must all be [batch, dim].
 absl::Status ReadFeatures(OpKernelContext* context, OpInputList* inputs,
                           std::vector<InteractionMatrix>* features) {
   TF_RETURN_IF_ERROR(context->input_list("features", inputs));
@@ -41,13 +41,13 @@ absl::Status ReadFeatures(OpKernelContext* context, OpInputList* inputs,
   return absl::OkStatus();
 }
 
-// Whether an interaction whose values are bfloat16 is one of blocks.
+// Whether to compute an interaction by products of blocks.
 bool ByBlocks(const Tensor& interactions, int64_t num_features) {
   return interactions.dtype() == tensorflow::DT_BFLOAT16 && num_features <= kBlock &&
          BlockGemms().back().has_tiles;
 }
 
-// Cycles an example, roughly.
+// Returns roughly the cycles per example.
 int64_t Cost(int64_t num_features, int64_t dim) { return num_features * num_features * dim / 8; }
 
 REGISTER_OP("EmbedpsDotInteraction")
@@ -63,7 +63,9 @@ REGISTER_OP("EmbedpsDotInteraction")
       c->set_output(0, c->Matrix(c->Dim(merged, 0), NumPairs(n)));
       return absl::OkStatus();
     })
-    .Doc("Dot products of every pair of an example's vectors: (1,0), (2,0), (2,1), ...");
+    .Doc(
+        "Computes the dot products of every pair of an example's vectors: (1,0), (2,0), (2,1), "
+        "...");
 
 class DotInteractionOp : public OpKernel {
  public:
@@ -99,7 +101,7 @@ REGISTER_OP("EmbedpsDotInteractionGrad")
       for (int i = 0; i < c->num_inputs() - 1; ++i) c->set_output(i, c->input(i));
       return absl::OkStatus();
     })
-    .Doc("The gradient of EmbedpsDotInteraction.");
+    .Doc("Computes the gradient of EmbedpsDotInteraction.");
 
 class DotInteractionGradOp : public OpKernel {
  public:

@@ -1,4 +1,4 @@
-// The ops that move rows between a store and its checkpoint files.
+// Ops that move rows between a store and its checkpoint files.
 #include <sys/resource.h>
 
 #include <cfenv>
@@ -14,6 +14,7 @@
 #include "embedps/kernels/files/row_file_reader.h"
 #include "embedps/kernels/files/row_file_writer.h"
 #include "embedps/kernels/ops/store_resource.h"
+#include "embedps/kernels/runtime/constants.h"
 #include "embedps/kernels/runtime/throttle.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -29,11 +30,11 @@ using tensorflow::Tensor;
 using tensorflow::tstring;
 using tensorflow::shape_inference::InferenceContext;
 
-// Of ten parts of a core that both want, the writer gets one.
+// If training and the writer want the same core, the writer gets a tenth of it.
 constexpr int kWriterNiceness = 10;
 
-// The standard floating-point environment: TensorFlow's threads, and what they start, take numbers
-// under the least normal one for zero, but a file's are to be what was written.
+// Sets the standard floating-point environment in its scope. TensorFlow's threads, and threads that
+// they start, treat denormal numbers as zero, but a file must keep them.
 class StandardFloats {
  public:
   StandardFloats() {
@@ -46,8 +47,8 @@ class StandardFloats {
   std::fenv_t before_;
 };
 
-// File work takes seconds: it has a thread of its own, so that it never holds one that lookups
-// need. A thread that writes is nice: training has the cores before it, and it what they leave.
+// An op that works on files. That takes seconds, so it has its own thread and never blocks one that
+// lookups need. A thread that writes has a low priority: training gets the cores first.
 class FileOp : public AsyncOpKernel {
  public:
   using AsyncOpKernel::AsyncOpKernel;
@@ -73,11 +74,11 @@ REGISTER_OP("EmbedpsWriteRows")
     .Input("store: resource")
     .Input("path: string")
     .Input("since: int64")
-    .Input("rest_secs: float")
+    .Input("max_pause_secs: float")
     .Attr("kind: {'base', 'delta', 'copy'}")
     .Attr("compression: {'none', 'lz4', 'zstd'} = 'none'")
-    .Attr("rows: {'float32', 'int8', 'int4'} = 'float32'")
-    .Attr("slots: {'float32', 'bfloat16'} = 'float32'")
+    .Attr("embedding_encoding: string = 'float32'")
+    .Attr("optimizer_slot_encoding: string = 'float32'")
     .Output("info: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
@@ -85,9 +86,9 @@ REGISTER_OP("EmbedpsWriteRows")
       return absl::OkStatus();
     })
     .Doc(
-        "Cuts this shard's rows and writes them to a file while training goes on: all (base), or "
-        "those touched and removed since a cut (delta); or writes all beside such cuts, and is "
-        "none (copy). While rows are used it rests, rest_secs at most in all, so that it takes a "
+        "Writes this shard's rows to a file while training continues: a cut of all rows (base), a "
+        "cut of the rows touched and removed since a cut (delta), or all rows without a cut "
+        "(copy). While rows are in use it pauses, at most max_pause_secs in total, so it takes a "
         "small share of the cores. info: cut, bytes, rows, removed, xxh3_64 (as int64), then the "
         "xxh3_64 of each block.");
 
@@ -96,11 +97,11 @@ class WriteRowsOp : public FileOp {
   explicit WriteRowsOp(OpKernelConstruction* c) : FileOp(c) {
     OP_REQUIRES_OK(c, c->GetAttr("kind", &kind_));
     OP_REQUIRES_OK(c, c->GetAttr("compression", &compression_));
-    std::string rows, slots;
-    OP_REQUIRES_OK(c, c->GetAttr("rows", &rows));
-    OP_REQUIRES_OK(c, c->GetAttr("slots", &slots));
-    OP_REQUIRES_OK(c, ToTensorFlow(Parse(rows, &rows_)));
-    OP_REQUIRES_OK(c, ToTensorFlow(Parse(slots, &slots_)));
+    std::string name;
+    OP_REQUIRES_OK(c, c->GetAttr("embedding_encoding", &name));
+    OP_REQUIRES_OK(c, ToTensorFlow(Parse(name, &embedding_encoding_)));
+    OP_REQUIRES_OK(c, c->GetAttr("optimizer_slot_encoding", &name));
+    OP_REQUIRES_OK(c, ToTensorFlow(Parse(name, &optimizer_slot_encoding_)));
     niceness_ = kWriterNiceness;
   }
   absl::Status Work(OpKernelContext* context) override {
@@ -110,19 +111,20 @@ class WriteRowsOp : public FileOp {
     TF_RETURN_IF_ERROR(ReadScalar(context, 1, "path", &path));
     int64_t since, cut = -1;
     TF_RETURN_IF_ERROR(ReadScalar(context, 2, "since", &since));
-    float rest_secs;
-    TF_RETURN_IF_ERROR(ReadScalar(context, 3, "rest_secs", &rest_secs));
+    float max_pause_secs;
+    TF_RETURN_IF_ERROR(ReadScalar(context, 3, "max_pause_secs", &max_pause_secs));
     RowStore& store = resource->store;
-    PaceClock clock;
-    Pace pace(Pace::DefaultCores(), rest_secs, [&store] { return store.IsBusy(); }, &clock);
+    ThrottleClock clock;
+    const auto is_busy = [&store] { return store.IsBusy(); };
+    Throttle throttle(Throttle::DefaultCores(), max_pause_secs, is_busy, &clock);
     RowFileSchema schema = store.FileSchema();
-    schema.rows = rows_;
-    schema.slots = slots_;
+    schema.embedding_encoding = embedding_encoding_;
+    schema.optimizer_slot_encoding = optimizer_slot_encoding_;
     std::unique_ptr<RowFileWriter> writer;
     TF_RETURN_IF_ERROR(ToTensorFlow(RowFileWriter::Open(path, schema, compression_, &writer)));
     const auto write = [&](const RowColumns& columns) {
       const Status status = writer->Append(columns);
-      pace.Rest();
+      throttle.Pause();
       return status;
     };
     const auto cut_kind = kind_ == "base" ? RowStore::CutKind::kBase : RowStore::CutKind::kDelta;
@@ -130,6 +132,11 @@ class WriteRowsOp : public FileOp {
                                                     : store.Cut(cut_kind, since, write, &cut)));
     RowFileInfo info;
     TF_RETURN_IF_ERROR(ToTensorFlow(writer->Finish(&info)));
+    return Output(context, cut, info);
+  }
+
+ private:
+  static absl::Status Output(OpKernelContext* context, int64_t cut, const RowFileInfo& info) {
     Tensor* out;
     TF_RETURN_IF_ERROR(
         context->allocate_output(0, {5 + static_cast<int64_t>(info.blocks.size())}, &out));
@@ -145,11 +152,10 @@ class WriteRowsOp : public FileOp {
     return absl::OkStatus();
   }
 
- private:
   std::string kind_;
   std::string compression_;
-  RowEncoding rows_;
-  SlotEncoding slots_;
+  EmbeddingEncoding embedding_encoding_;
+  OptimizerSlotEncoding optimizer_slot_encoding_;
 };
 REGISTER_KERNEL_BUILDER(Name("EmbedpsWriteRows").Device(tensorflow::DEVICE_CPU), WriteRowsOp);
 
@@ -157,7 +163,7 @@ REGISTER_OP("EmbedpsStopCopies")
     .Input("store: resource")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
-    .Doc("Ends the copies that are being written, as failures.");
+    .Doc("Makes the copies that are being written fail.");
 
 class StopCopiesOp : public tensorflow::OpKernel {
  public:
@@ -182,18 +188,18 @@ REGISTER_OP("EmbedpsLoadRows")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(
-        "Takes the records of files that belong to this shard: rows overwrite, removals remove. "
-        "Without optimizer_slots only embeddings are taken. Says how many records were taken. "
-        "A file of one shard of as many is read by that shard alone. Fails with DataLoss where the "
-        "size or checksum of a file that is read is not what was written; records of a long file "
-        "may have been taken by then.");
+        "Loads the records of files that belong to this shard: rows overwrite, removals remove. "
+        "Without optimizer_slots it loads only embeddings. records: how many it loaded. If a "
+        "file's name says that it belongs to another shard of the same number of shards, it is "
+        "not read. Fails with DataLoss if the size or checksum of a file differs; some records of "
+        "a long file may be loaded by then.");
 
 class LoadRowsOp : public FileOp {
  public:
   explicit LoadRowsOp(OpKernelConstruction* c) : FileOp(c) {
     OP_REQUIRES_OK(c, c->GetAttr("shard", &shard_));
     OP_REQUIRES_OK(c, c->GetAttr("num_shards", &num_shards_));
-    OP_REQUIRES_OK(c, c->GetAttr("optimizer_slots", &slots_));
+    OP_REQUIRES_OK(c, c->GetAttr("optimizer_slots", &optimizer_slots_));
     OP_REQUIRES(c, shard_ < num_shards_,
                 absl::InvalidArgumentError("shard must be under " + std::to_string(num_shards_) +
                                            " but got " + std::to_string(shard_)));
@@ -225,12 +231,13 @@ class LoadRowsOp : public FileOp {
   }
 
  private:
-  // A row's shard follows from its table's name, its id and the number of shards; and a file's
-  // name says of which it is.
+  // Whether a file holds only rows of another shard. A row's shard depends on its table's name, its
+  // id and the number of shards. A file's name tells its shard and their number.
   bool IsOfAnotherShard(const std::string& path) const {
     const std::string name = path.substr(path.rfind('/') + 1);
     int shard = -1, num_shards = 0, length = 0;
-    (void)std::sscanf(name.c_str(), "shard-%d-of-%d.arrow%n", &shard, &num_shards, &length);
+    static const std::string format = std::string(kShardFileFormat) + "%n";
+    (void)std::sscanf(name.c_str(), format.c_str(), &shard, &num_shards, &length);
     return length == static_cast<int>(name.size()) && num_shards == num_shards_ && shard != shard_;
   }
 
@@ -240,8 +247,7 @@ class LoadRowsOp : public FileOp {
     TF_RETURN_IF_ERROR(ToTensorFlow(RowFileReader::Open(path, expected, &reader)));
     std::vector<int> tables;
     TF_RETURN_IF_ERROR(Match(path, reader->schema(), *store, &tables));
-    // One record batch is read while the one before it is taken: neither the disk waits for the
-    // processor nor this for the disk.
+    // Read a record batch while the one before is loaded, so neither disk nor processor waits.
     RowColumns columns[2];
     const auto read = [&](int i) {
       return std::async(std::launch::async, [&, i] { return reader->Read(i, &columns[i % 2]); });
@@ -251,7 +257,8 @@ class LoadRowsOp : public FileOp {
     for (int i = 0; i < reader->num_batches(); ++i) {
       TF_RETURN_IF_ERROR(ToTensorFlow(next.get()));
       if (i + 1 < reader->num_batches()) next = read(i + 1);
-      *records += store->Load(columns[i % 2], tables, shard_, num_shards_, slots_, parallel);
+      *records +=
+          store->Load(columns[i % 2], tables, shard_, num_shards_, optimizer_slots_, parallel);
     }
     return ToTensorFlow(reader->Finish());
   }
@@ -269,9 +276,10 @@ class LoadRowsOp : public FileOp {
       same = file.optimizer_slots[i].name == ours.optimizer_slots[i].name &&
              file.optimizer_slots[i].width == ours.optimizer_slots[i].width;
     }
-    if (slots_ && !same) {
+    if (optimizer_slots_ && !same) {
       return absl::FailedPreconditionError(
-          path + " holds the slots of another optimizer than group '" + store.config().group + "'");
+          path + " holds the optimizer slots of another optimizer than that of group '" +
+          store.config().group + "'");
     }
     for (const std::string& name : file.tables) {
       int found = -1;
@@ -284,7 +292,7 @@ class LoadRowsOp : public FileOp {
   }
 
   int shard_, num_shards_;
-  bool slots_;
+  bool optimizer_slots_;
 };
 REGISTER_KERNEL_BUILDER(Name("EmbedpsLoadRows").Device(tensorflow::DEVICE_CPU), LoadRowsOp);
 

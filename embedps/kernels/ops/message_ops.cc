@@ -1,9 +1,9 @@
-// Several tensors as one: what a step sends to another task is a message a direction, whatever it
-// is made of. A tensor more between tasks would be a call more, of both.
+// Packs several tensors into one message. A step sends one message per direction to another task,
+// as each tensor between tasks costs both of them an RPC.
 //
-// A message is a header of int64, little-endian as all here: the number of parts, then of each its
-// dtype, its rank and its dimensions; and the parts' bytes, each at a multiple of 64, so that a
-// part can be used where it lies.
+// A message begins with a header of little-endian int64 numbers: the number of parts, then for each
+// part its dtype, rank and dimensions. The parts' bytes follow, each part at a multiple of 64, so a
+// part can be used in place.
 #include <cstring>
 #include <string>
 #include <vector>
@@ -31,9 +31,10 @@ constexpr int64_t kMaxRank = 8;
 
 int64_t Aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-// One that this op reads or writes by another one's bits: a float may travel as a bfloat16.
-bool Travels(DataType is, DataType travels_as) {
-  return is == travels_as || (is == tensorflow::DT_FLOAT && travels_as == tensorflow::DT_BFLOAT16);
+// Whether a part may be sent as another dtype: a float32 may be sent as bfloat16.
+bool CanBeSentAs(DataType type, DataType wire_type) {
+  return type == wire_type ||
+         (type == tensorflow::DT_FLOAT && wire_type == tensorflow::DT_BFLOAT16);
 }
 
 absl::Status CheckTypes(const char* op, const std::vector<DataType>& types,
@@ -44,9 +45,9 @@ absl::Status CheckTypes(const char* op, const std::vector<DataType>& types,
                                       std::to_string(wire_types.size()));
   }
   for (size_t i = 0; i < types.size(); ++i) {
-    if (!Travels(types[i], wire_types[i])) {
+    if (!CanBeSentAs(types[i], wire_types[i])) {
       return absl::InvalidArgumentError(std::string(op) + ": part " + std::to_string(i) + " of " +
-                                        DataTypeString(types[i]) + " cannot travel as " +
+                                        DataTypeString(types[i]) + " cannot be sent as " +
                                         DataTypeString(wire_types[i]));
     }
   }
@@ -62,7 +63,7 @@ REGISTER_OP("EmbedpsPack")
       c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
       return absl::OkStatus();
     })
-    .Doc("Several tensors as one; a float32 whose wire type is bfloat16 is rounded to it.");
+    .Doc("Packs tensors into one. Rounds a float32 whose wire type is bfloat16.");
 
 class PackOp : public OpKernel {
  public:
@@ -140,8 +141,8 @@ REGISTER_OP("EmbedpsUnpack")
       return absl::OkStatus();
     })
     .Doc(
-        "The parts of a message that EmbedpsPack made, where they lie; one that travelled as "
-        "bfloat16 is widened where it is wanted as float32. Refuses other types and shapes.");
+        "Returns the parts of a message of EmbedpsPack, in place. Widens a part that was sent as "
+        "bfloat16 if its type is float32. Fails for other types and shapes.");
 
 class UnpackOp : public OpKernel {
  public:
@@ -162,7 +163,7 @@ class UnpackOp : public OpKernel {
     OP_REQUIRES_OK(context, ReadHeader(message, &parts));
     for (size_t i = 0; i < parts.size(); ++i) {
       const Part& part = parts[i];
-      // Where the message itself is not aligned, nor is the slice.
+      // If the message is not aligned, its slices are not aligned either.
       const Tensor bytes = message.Slice(part.begin, part.begin + part.bytes);
       if (part.type == types_[i] && (bytes.IsAligned() || part.bytes == 0)) {
         Tensor same;
@@ -218,7 +219,7 @@ class UnpackOp : public OpKernel {
       TF_RETURN_IF_ERROR(next(&type));
       TF_RETURN_IF_ERROR(next(&rank));
       part.type = static_cast<DataType>(type);
-      if (type != part.type || !Travels(types_[i], part.type)) {
+      if (type != part.type || !CanBeSentAs(types_[i], part.type)) {
         return absl::InvalidArgumentError(which + "of dtype " + std::to_string(type) +
                                           " where it must be " + DataTypeString(types_[i]));
       }

@@ -1,4 +1,4 @@
-// The multilayer perceptron in bfloat16 as TensorFlow ops.
+// The bfloat16 multilayer perceptron as TensorFlow ops.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -34,7 +34,7 @@ absl::Status CheckMatrix(const char* name, const Tensor& tensor, int64_t rows, i
                                     tensor.shape().DebugString());
 }
 
-// Inputs "inputs", which must be [batch, width] each.
+// Reads the op's "inputs", each of which must be [batch, width].
 absl::Status ReadInputs(OpKernelContext* context, OpInputList* inputs, int64_t* batch,
                         std::vector<MlpMatrix>* matrices, int* width) {
   TF_RETURN_IF_ERROR(context->input_list("inputs", inputs));
@@ -52,7 +52,7 @@ absl::Status ReadInputs(OpKernelContext* context, OpInputList* inputs, int64_t* 
   return absl::OkStatus();
 }
 
-// Inputs "kernels", each of which must take what the one before gives.
+// Reads the op's "kernels". Each must have as many rows as the one before has columns.
 absl::Status ReadKernels(OpKernelContext* context, int width, std::vector<MlpLayer>* layers) {
   OpInputList kernels;
   TF_RETURN_IF_ERROR(context->input_list("kernels", &kernels));
@@ -71,7 +71,7 @@ absl::Status ReadKernels(OpKernelContext* context, int width, std::vector<MlpLay
   return absl::OkStatus();
 }
 
-// Memory of a step, of bfloat16 values.
+// Allocates temporary memory for bfloat16 values.
 absl::Status Allocate(OpKernelContext* context, int64_t size, Tensor* tensor, Bf16** data) {
   TF_RETURN_IF_ERROR(context->allocate_temp(DT_BFLOAT16, {size}, tensor));
   *data = static_cast<Bf16*>(tensor->data());
@@ -100,8 +100,8 @@ REGISTER_OP("EmbedpsMlp")
       return absl::OkStatus();
     })
     .Doc(
-        "Layers of bfloat16 products with ReLU between them over inputs side by side; saved: for "
-        "EmbedpsMlpGrad.");
+        "Computes layers of bfloat16 products with ReLU between them, of inputs side by side. "
+        "saved: an input of EmbedpsMlpGrad.");
 
 class MlpOp : public OpKernel {
  public:
@@ -171,8 +171,8 @@ REGISTER_OP("EmbedpsMlpGrad")
       return absl::OkStatus();
     })
     .Doc(
-        "The gradient of EmbedpsMlp; inputs give shapes only. gradient_types: of the inputs, or "
-        "none where nobody wants their gradients.");
+        "Computes the gradient of EmbedpsMlp. Uses only the shapes of inputs. gradient_types: the "
+        "types of the inputs, or none to skip their gradients.");
 
 class MlpGradOp : public OpKernel {
  public:
@@ -196,7 +196,7 @@ class MlpGradOp : public OpKernel {
     OP_REQUIRES_OK(context, CheckMatrix("upstream", upstream[0], batch, layers.back().num_outputs));
     const Mlp mlp(layers, final_relu_, BlockGemms().back());
     OP_REQUIRES(context, saved[0].shape() == TensorShape({mlp.SavedSize(batch)}),
-                absl::InvalidArgumentError("saved must be what EmbedpsMlp gave, [" +
+                absl::InvalidArgumentError("saved must be the output of EmbedpsMlp, [" +
                                            std::to_string(mlp.SavedSize(batch)) + "], but is " +
                                            saved[0].shape().DebugString()));
     OP_REQUIRES(context, input_gradients.size() == 0 || input_gradients.size() == inputs.size(),

@@ -1,5 +1,5 @@
-// What passes between a server and its client beside the work: that it is there, that it is to
-// leave, that it may.
+// The signals between a server and its client: the client tells that it is alive, the server that
+// it must end, and the client that it may.
 
 #include <unistd.h>
 
@@ -45,12 +45,12 @@ REGISTER_OP("EmbedpsProbe")
     .Output("leaving: bool")
     .SetIsStateful()
     .SetShapeFn(tf::shape_inference::ScalarShape)
-    .Doc("Whether this process was told to end; release: its client needs it no more.");
+    .Doc("Returns whether this process was told to end. release: the client no longer needs it.");
 REGISTER_KERNEL_BUILDER(Name("EmbedpsProbe").Device(tf::DEVICE_CPU), ProbeOp);
 
 }  // namespace
 
-// For embedps/server.py, by ctypes.
+// embedps/server.py calls these through ctypes.
 extern "C" {
 __attribute__((visibility("default"))) void embedps_leave() { leaving = true; }
 __attribute__((visibility("default"))) bool embedps_released() { return released; }

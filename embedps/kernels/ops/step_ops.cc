@@ -1,4 +1,4 @@
-// A server's log of the steps it has applied.
+// Ops on a server's log of the steps that it has applied.
 #include <string>
 
 #include "embedps/kernels/ops/store_resource.h"
@@ -64,7 +64,7 @@ REGISTER_OP("EmbedpsStepIsNew")
     .Output("is_new: bool")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
-    .Doc("Whether a step is not in the log.");
+    .Doc("Returns whether a step is not in the log.");
 
 class StepIsNewOp : public OpKernel {
  public:
@@ -85,7 +85,7 @@ REGISTER_OP("EmbedpsStepApplied")
     .Input("step: int64")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
-    .Doc("Enters a step in the log.");
+    .Doc("Adds a step to the log.");
 
 class StepAppliedOp : public OpKernel {
  public:

@@ -1,9 +1,12 @@
-// The ops of a step and of a store's life, which run where the rows are: on a parameter server.
+// Ops that run on a parameter server, where the rows are: those of a step, and those that create
+// and drop stores.
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "embedps/kernels/ops/store_resource.h"
+#include "embedps/kernels/runtime/constants.h"
+#include "embedps/kernels/runtime/names.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -19,8 +22,8 @@ using tensorflow::TensorShape;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-// Inputs `at` (ids, int64 [n]) and `at` + 1 (splits, int32 [num_tables + 1]).
-absl::Status ReadBatch(OpKernelContext* context, int at, const RowStore& store, IdBatch* batch) {
+// Reads inputs `at` (ids, int64 [n]) and `at` + 1 (splits, int32 [num_tables + 1]).
+absl::Status ReadBatch(OpKernelContext* context, int at, const RowStore& store, IdsByTable* batch) {
   const Tensor& ids = context->input(at);
   const Tensor& splits = context->input(at + 1);
   const std::string& group = store.config().group;
@@ -110,18 +113,9 @@ class RowStoreOp : public OpKernel {
       table.max_rows = max_rows[t];
       table.initializer.low = lows[t];
       table.initializer.high = highs[t];
-      if (initializers[t] == "constant") {
-        table.initializer.kind = InitializerConfig::Kind::kConstant;
-      } else if (initializers[t] == "uniform") {
-        table.initializer.kind = InitializerConfig::Kind::kUniform;
-      } else {
-        OP_REQUIRES(c, initializers[t] == "normal",
-                    absl::InvalidArgumentError(
-                        "table '" + tables[t] +
-                        "': initializer must be constant, uniform or normal but got '" +
-                        initializers[t] + "'"));
-        table.initializer.kind = InitializerConfig::Kind::kNormal;
-      }
+      OP_REQUIRES_OK(
+          c, ToTensorFlow(ParseName("table '" + tables[t] + "': initializer", kInitializerKinds,
+                                    initializers[t], &table.initializer.kind)));
       config_.tables.push_back(std::move(table));
     }
   }
@@ -174,7 +168,7 @@ REGISTER_OP("EmbedpsLookup")
       c->set_output(0, c->Matrix(c->Dim(ids, 0), dim));
       return absl::OkStatus();
     })
-    .Doc("Reads rows; an absent id is created (insert) or reads as zeros.");
+    .Doc("Reads rows. Creates absent rows if insert; otherwise they read as zeros.");
 
 class LookupOp : public OpKernel {
  public:
@@ -190,7 +184,7 @@ class LookupOp : public OpKernel {
                 absl::InvalidArgumentError("group '" + store.config().group + "' stores dim " +
                                            std::to_string(store.config().dim) +
                                            " but the lookup wants " + std::to_string(dim_)));
-    IdBatch batch;
+    IdsByTable batch;
     OP_REQUIRES_OK(context, ReadBatch(context, 1, store, &batch));
     Tensor* rows;
     OP_REQUIRES_OK(context, context->allocate_output(0, {batch.num_ids, dim_}, &rows));
@@ -213,7 +207,7 @@ REGISTER_OP("EmbedpsUpdate")
     .Input("is_new: bool")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
-    .Doc("Applies summed gradients to the rows that are there, of a step that is new.");
+    .Doc("Applies summed gradients to the rows that exist, if the step is new.");
 
 class UpdateOp : public OpKernel {
  public:
@@ -222,7 +216,7 @@ class UpdateOp : public OpKernel {
     StorePtr resource;
     OP_REQUIRES_OK(context, FindStore(context, &resource));
     RowStore& store = resource->store;
-    IdBatch batch;
+    IdsByTable batch;
     OP_REQUIRES_OK(context, ReadBatch(context, 1, store, &batch));
     const Tensor& gradients = context->input(3);
     OP_REQUIRES(context, gradients.shape() == TensorShape({batch.num_ids, store.config().dim}),
@@ -232,7 +226,7 @@ class UpdateOp : public OpKernel {
                     "] but got " + gradients.shape().DebugString()));
     float learning_rate = 0;
     OP_REQUIRES_OK(context, ReadScalar(context, 4, "learning_rate", &learning_rate));
-    // FTRL divides by it.
+    // FTRL divides by the learning rate.
     const bool ftrl = store.config().optimizer.kind == OptimizerKind::kFtrl;
     OP_REQUIRES(context,
                 std::isfinite(learning_rate) && (ftrl ? learning_rate > 0 : learning_rate >= 0),
@@ -265,7 +259,7 @@ REGISTER_OP("EmbedpsRemove")
     .Output("removed: int64")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
-    .Doc("Removes rows of one table by id; says how many were there.");
+    .Doc("Removes rows of one table by id. removed: how many existed.");
 
 class RemoveOp : public OpKernel {
  public:
@@ -332,7 +326,7 @@ REGISTER_OP("EmbedpsMarkClean")
     .Output("cut: int64")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
-    .Doc("Forgets what was touched, as after a restore; gives the cut to write deltas since.");
+    .Doc("Forgets which rows were touched. cut: the next delta is since this cut.");
 
 class MarkCleanOp : public OpKernel {
  public:
@@ -374,7 +368,7 @@ REGISTER_OP("EmbedpsStats")
       c->set_output(1, c->Vector(3));
       return absl::OkStatus();
     })
-    .Doc("rows of each table; counters: memory_bytes, rejected_inserts, skipped_updates.");
+    .Doc("Counts each table's rows. counters: memory_bytes, rejected_inserts, skipped_updates.");
 
 class StatsOp : public OpKernel {
  public:

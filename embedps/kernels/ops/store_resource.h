@@ -1,4 +1,4 @@
-// The row store as a TensorFlow resource, how resources are found, and how ops read their inputs.
+// The row store as a TensorFlow resource. Also finds resources and reads the inputs of ops.
 #ifndef EMBEDPS_KERNELS_OPS_STORE_RESOURCE_H_
 #define EMBEDPS_KERNELS_OPS_STORE_RESOURCE_H_
 
@@ -26,7 +26,7 @@ inline absl::Status FindStore(tensorflow::OpKernelContext* context, StorePtr* st
   return tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 0), store);
 }
 
-// Finds a resource of this device, or makes it, and gives its handle as the op's only output.
+// Finds or makes a resource on this device. Sets the op's only output to its handle.
 template <typename Resource, typename Make>
 absl::Status FindOrCreate(tensorflow::OpKernelContext* context, const std::string& container,
                           const std::string& name, const Make& make) {

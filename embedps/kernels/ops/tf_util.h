@@ -1,4 +1,4 @@
-// What every op here needs of TensorFlow.
+// Helpers for TensorFlow ops.
 #ifndef EMBEDPS_KERNELS_OPS_TF_UTIL_H_
 #define EMBEDPS_KERNELS_OPS_TF_UTIL_H_
 
@@ -24,12 +24,12 @@ inline absl::Status ToTensorFlow(const Status& status) {
     case StatusCode::kDataLoss:
       return absl::DataLossError(status.message());
     case StatusCode::kIoError:
-      return absl::InternalError(status.message());  // Unavailable would read as a lost server
+      return absl::InternalError(status.message());  // Unavailable would mean a lost server
   }
   return absl::UnknownError(status.message());
 }
 
-// The device's own threads.
+// Returns a ParallelFor on the device's threads.
 inline ParallelFor DeviceThreads(tensorflow::OpKernelContext* context) {
   auto* workers = context->device()->tensorflow_cpu_worker_threads()->workers;
   return [workers](int64_t n, int64_t cost, const std::function<void(int64_t, int64_t)>& work) {

@@ -1,5 +1,5 @@
-// The unit reader as TensorFlow ops. A reader is an anonymous, reference-counted resource: it and
-// its thread end with the last tensor that holds its handle, when a unit ends or its step fails.
+// The unit reader as TensorFlow ops. A reader is an anonymous, reference-counted resource. It ends,
+// with its thread, when the last tensor with its handle goes: when a unit ends or a step fails.
 #include <unistd.h>
 
 #include <cstring>
@@ -84,8 +84,8 @@ class UnitReaderOp : public tf::OpKernel {
   UnitReaderOptions options_;
 };
 
-// Blocks until the batch is there. The thread it waits for is the reader's own, so a full
-// TensorFlow thread pool delays it but cannot deadlock it.
+// Blocks until the next batch is ready. It waits for the reader's own thread, so a full TensorFlow
+// thread pool delays it but cannot cause a deadlock.
 class UnitReaderNextOp : public tf::OpKernel {
  public:
   explicit UnitReaderNextOp(tf::OpKernelConstruction* context) : OpKernel(context) {
@@ -241,19 +241,19 @@ REGISTER_OP("EmbedpsUnitReaderNext")
     .Attr("num_list_columns: int >= 0")
     .SetIsStateful()
     .SetShapeFn(NextShapes)
-    .Doc("The reader's next batch; num_rows is 0 at the unit's end.");
+    .Doc("Returns the reader's next batch. num_rows is 0 at the end of the unit.");
 
 REGISTER_OP("EmbedpsUnitReaderLiveCount")
     .Output("count: int64")
     .SetIsStateful()
     .SetShapeFn(ScalarShapes)
-    .Doc("How many unit readers are open in the process that runs this op.");
+    .Doc("Counts the open unit readers of the process that runs this op.");
 
 REGISTER_OP("EmbedpsProcessId")
     .Output("process_id: int64")
     .SetIsStateful()
     .SetShapeFn(ScalarShapes)
-    .Doc("The id of the process that runs this op.");
+    .Doc("Returns the id of the process that runs this op.");
 
 REGISTER_KERNEL_BUILDER(Name("EmbedpsUnitReader").Device(tf::DEVICE_CPU), UnitReaderOp);
 REGISTER_KERNEL_BUILDER(Name("EmbedpsUnitReaderNext").Device(tf::DEVICE_CPU), UnitReaderNextOp);

@@ -1,4 +1,4 @@
-// The ops that run where the batch is: on a worker, around the lookups.
+// Ops that run on a worker, where the batch is, before and after the lookups.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -44,8 +44,8 @@ REGISTER_OP("EmbedpsRoute")
       return absl::OkStatus();
     })
     .Doc(
-        "Deduplicates each table's ids over its features and routes them to shards. positions: "
-        "where each id's row stands in the shards' rows, concatenated.");
+        "Deduplicates each table's ids over its features and routes them to shards. positions: the "
+        "index of each id's row in the shards' concatenated rows.");
 
 class RouteOp : public OpKernel {
  public:
@@ -108,7 +108,7 @@ class RouteOp : public OpKernel {
 };
 REGISTER_KERNEL_BUILDER(Name("EmbedpsRoute").Device(tensorflow::DEVICE_CPU), RouteOp);
 
-// What EmbedpsCombine and its gradient share: their attributes and their features' positions.
+// The base of EmbedpsCombine and its gradient: reads the attributes and the features' positions.
 class CombineBase : public OpKernel {
  public:
   explicit CombineBase(OpKernelConstruction* c) : OpKernel(c) {
@@ -133,7 +133,7 @@ class CombineBase : public OpKernel {
   }
 
  protected:
-  // Checks the shards' rows, which must all be [n, dim]; gives their number and dim.
+  // Checks that the shards' rows are all [n, dim]. Sets their total number and dim.
   static absl::Status CheckRows(const OpInputList& rows, int64_t* num_rows, int* dim) {
     *num_rows = 0;
     for (int s = 0; s < rows.size(); ++s) {
@@ -161,7 +161,7 @@ class CombineBase : public OpKernel {
       feature.num_positions = n;
       feature.combiner = combiners_[f];
       feature.table = feature_tables_[f];
-      // As unsigned, what is negative is large too.
+      // A negative position is a large unsigned number.
       uint32_t largest = 0;
       for (int64_t i = 0; i < n; ++i) {
         largest = std::max(largest, static_cast<uint32_t>(feature.positions[i]));
@@ -219,9 +219,9 @@ REGISTER_OP("EmbedpsCombine")
       return absl::OkStatus();
     })
     .Doc(
-        "One vector a feature and example from the shards' rows: [batch, dim]. A feature with "
-        "empty row_splits has one id an example; otherwise row_splits [batch + 1] bounds each "
-        "one's ids.");
+        "Combines the shards' rows into one vector per feature and example: [batch, dim]. A "
+        "feature with empty row_splits has one id per example. Otherwise row_splits [batch + 1] "
+        "bounds the ids of each example.");
 
 class CombineOp : public CombineBase {
  public:
@@ -271,8 +271,8 @@ REGISTER_OP("EmbedpsCombineGrad")
       return absl::OkStatus();
     })
     .Doc(
-        "Sums each row's gradient over the features and examples that used it; rows give shapes "
-        "only.");
+        "Sums each row's gradient over the features and examples that used it. Uses only the "
+        "shapes of rows.");
 
 class CombineGradOp : public CombineBase {
  public:

@@ -1,4 +1,4 @@
-// bfloat16: a float's upper half, as TensorFlow and the CPU's instructions have it.
+// bfloat16: the upper half of a float, as in TensorFlow and in the CPU's instructions.
 #ifndef EMBEDPS_KERNELS_RUNTIME_BF16_H_
 #define EMBEDPS_KERNELS_RUNTIME_BF16_H_
 
@@ -16,7 +16,8 @@ inline float FromBf16(Bf16 value) {
   return out;
 }
 
-// To the nearest, ties to even; a NaN stays one. No branches, so that loops of it are vectorized.
+// Rounds to the nearest value, ties to even. A NaN stays a NaN. It has no branches, so the compiler
+// vectorizes loops of it.
 inline Bf16 ToBf16(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));

@@ -1,8 +1,7 @@
-// Where TensorFlow's servers listen. tf.distribute.Server asks gRPC for "0.0.0.0:port" whatever
-// address the cluster has for it, and gives no way to say otherwise. Here bind(2), as TensorFlow's
-// own libraries call it, is exchanged for one that knows better: their entries for it in the global
-// offset table are overwritten. The caller checks what came of it
-// (embedps/cluster/bind_address.py).
+// Sets the address at which TensorFlow's servers listen. tf.distribute.Server always asks gRPC for
+// "0.0.0.0:port", whatever address the cluster gives it, and has no option for another one. This
+// file replaces bind(2) for TensorFlow's libraries: it overwrites their entries for it in the
+// global offset table. The caller checks the result (embedps/cluster/bind_address.py).
 #include <arpa/inet.h>
 #include <elf.h>
 #include <link.h>
@@ -18,19 +17,19 @@
 namespace {
 
 #if defined(__x86_64__)
-constexpr uint32_t kFunctionSlots[] = {R_X86_64_JUMP_SLOT, R_X86_64_GLOB_DAT};
+constexpr uint32_t kFunctionRelocations[] = {R_X86_64_JUMP_SLOT, R_X86_64_GLOB_DAT};
 #elif defined(__aarch64__)
-constexpr uint32_t kFunctionSlots[] = {R_AARCH64_JUMP_SLOT, R_AARCH64_GLOB_DAT};
+constexpr uint32_t kFunctionRelocations[] = {R_AARCH64_JUMP_SLOT, R_AARCH64_GLOB_DAT};
 #endif
 
-struct Wanted {
-  int family = AF_UNSPEC;  // AF_UNSPEC: any address, as asked
+struct BindAddress {
+  int family = AF_UNSPEC;  // AF_UNSPEC: keep the address that the caller asks for
   in_addr v4 = {};
   in6_addr v6 = {};
 };
 
-std::mutex mutex;  // guards `wanted`
-Wanted wanted;
+std::mutex mutex;  // guards `bind_address`
+BindAddress bind_address;
 
 bool IsWildcard(const sockaddr* address, socklen_t length) {
   if (address->sa_family == AF_INET && length >= sizeof(sockaddr_in)) {
@@ -43,12 +42,12 @@ bool IsWildcard(const sockaddr* address, socklen_t length) {
   return IN6_IS_ADDR_UNSPECIFIED(&v6) || (IN6_IS_ADDR_V4MAPPED(&v6) && last == INADDR_ANY);
 }
 
-// bind(2), with the wanted address in the place of a stream socket's wildcard.
-int BindWanted(int fd, const sockaddr* address, socklen_t length) {
-  Wanted to;
+// bind(2), but for a stream socket it replaces a wildcard address by `bind_address`.
+int BindToAddress(int fd, const sockaddr* address, socklen_t length) {
+  BindAddress to;
   {
     std::lock_guard<std::mutex> lock(mutex);
-    to = wanted;
+    to = bind_address;
   }
   int type = 0;
   socklen_t size = sizeof(type);
@@ -59,14 +58,14 @@ int BindWanted(int fd, const sockaddr* address, socklen_t length) {
   if (address->sa_family == AF_INET) {
     sockaddr_in changed;
     std::memcpy(&changed, address, sizeof(changed));
-    if (to.family == AF_INET) changed.sin_addr = to.v4;  // else the caller's check refuses it
+    if (to.family == AF_INET) changed.sin_addr = to.v4;  // else the caller's check fails
     return ::bind(fd, reinterpret_cast<const sockaddr*>(&changed), sizeof(changed));
   }
   sockaddr_in6 changed;
   std::memcpy(&changed, address, sizeof(changed));
   if (to.family == AF_INET6) {
     changed.sin6_addr = to.v6;
-  } else {  // a socket of both families: ::ffff:a.b.c.d
+  } else {  // an IPv4 address on a socket of both families: ::ffff:a.b.c.d
     std::memset(&changed.sin6_addr, 0, 10);
     std::memset(changed.sin6_addr.s6_addr + 10, 0xff, 2);
     std::memcpy(changed.sin6_addr.s6_addr + 12, &to.v4, 4);
@@ -74,37 +73,39 @@ int BindWanted(int fd, const sockaddr* address, socklen_t length) {
   return ::bind(fd, reinterpret_cast<const sockaddr*>(&changed), sizeof(changed));
 }
 
-// A library's relocations of one kind.
-struct Relocations {
+// One relocation table of a library.
+struct RelocationTable {
   const ElfW(Rela) * first = nullptr;
   size_t bytes = 0;
 };
 
-int Exchange(const Relocations& relocations, ElfW(Addr) base, const ElfW(Sym) * symbols,
-             const char* names) {
-  int exchanged = 0;
+// Returns how many function calls it redirected.
+int RedirectBind(const RelocationTable& relocations, ElfW(Addr) base, const ElfW(Sym) * symbols,
+                 const char* names) {
+  int redirected = 0;
 #if defined(__x86_64__) || defined(__aarch64__)
   const size_t page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   const size_t count = relocations.bytes / sizeof(ElfW(Rela));
   for (size_t i = 0; i < count; ++i) {
     const ElfW(Rela) & relocation = relocations.first[i];
     const uint32_t type = ELF64_R_TYPE(relocation.r_info);
-    if (type != kFunctionSlots[0] && type != kFunctionSlots[1]) continue;
+    if (type != kFunctionRelocations[0] && type != kFunctionRelocations[1]) continue;
     const char* name = names + symbols[ELF64_R_SYM(relocation.r_info)].st_name;
     if (std::strcmp(name, "bind") != 0) continue;
-    const uintptr_t slot = base + relocation.r_offset;
-    void* const start = reinterpret_cast<void*>(slot / page * page);
-    // Read-only once the loader was done with it. A slot does not cross pages: it is aligned.
+    const uintptr_t entry = base + relocation.r_offset;
+    void* const start = reinterpret_cast<void*>(entry / page * page);
+    // The loader has made the table read-only. An entry is aligned, so it does not cross pages.
     if (::mprotect(start, page, PROT_READ | PROT_WRITE) != 0) continue;
-    *reinterpret_cast<void**>(slot) = reinterpret_cast<void*>(&BindWanted);
-    if (type == kFunctionSlots[0]) ++exchanged;
-    // It stays writable: other slots on its page may be bound lazily.
+    *reinterpret_cast<void**>(entry) = reinterpret_cast<void*>(&BindToAddress);
+    if (type == kFunctionRelocations[0]) ++redirected;
+    // The page stays writable: the loader may still fill in other entries of it.
   }
 #endif
-  return exchanged;
+  return redirected;
 }
 
-int ExchangeInLibrary(dl_phdr_info* library, size_t, void* total) {
+// For dl_iterate_phdr.
+int RedirectBindOfLibrary(dl_phdr_info* library, size_t, void* total) {
   if (std::strstr(library->dlpi_name, "libtensorflow") == nullptr) return 0;
   const ElfW(Dyn)* entry = nullptr;
   for (int i = 0; i < library->dlpi_phnum; ++i) {
@@ -116,9 +117,9 @@ int ExchangeInLibrary(dl_phdr_info* library, size_t, void* total) {
   if (entry == nullptr) return 0;
   const ElfW(Sym)* symbols = nullptr;
   const char* names = nullptr;
-  Relocations calls, data;
+  RelocationTable calls, data;
   for (; entry->d_tag != DT_NULL; ++entry) {
-    // glibc has made these absolute, other C libraries have not.
+    // glibc makes these addresses absolute, other C libraries do not.
     const ElfW(Addr) value = entry->d_un.d_ptr;
     const ElfW(Addr) address = value < library->dlpi_addr ? library->dlpi_addr + value : value;
     switch (entry->d_tag) {
@@ -145,19 +146,21 @@ int ExchangeInLibrary(dl_phdr_info* library, size_t, void* total) {
     }
   }
   if (symbols == nullptr || names == nullptr) return 0;
-  int* const exchanged = static_cast<int*>(total);
-  if (calls.first != nullptr) *exchanged += Exchange(calls, library->dlpi_addr, symbols, names);
-  if (data.first != nullptr) *exchanged += Exchange(data, library->dlpi_addr, symbols, names);
+  int* const redirected = static_cast<int*>(total);
+  if (calls.first != nullptr)
+    *redirected += RedirectBind(calls, library->dlpi_addr, symbols, names);
+  if (data.first != nullptr) *redirected += RedirectBind(data, library->dlpi_addr, symbols, names);
   return 0;
 }
 
 }  // namespace
 
-// From now on TensorFlow's servers in this process listen at `address`, an IPv4 or IPv6 number,
-// where they ask for any; empty: at any again. Returns how many of its calls were exchanged, or -1
-// if it is not an address.
-extern "C" __attribute__((visibility("default"))) int embedps_listen_on(const char* address) {
-  Wanted to;
+// Makes TensorFlow's servers in this process listen at `address`, an IPv4 or IPv6 number, from now
+// on. An empty address lets them listen at every address again. Returns how many calls of bind(2)
+// were redirected, or -1 if `address` is not an address.
+extern "C" __attribute__((visibility("default"))) int embedps_set_bind_address(
+    const char* address) {
+  BindAddress to;
   if (::inet_pton(AF_INET, address, &to.v4) == 1) {
     to.family = AF_INET;
   } else if (::inet_pton(AF_INET6, address, &to.v6) == 1) {
@@ -167,9 +170,9 @@ extern "C" __attribute__((visibility("default"))) int embedps_listen_on(const ch
   }
   {
     std::lock_guard<std::mutex> lock(mutex);
-    wanted = to;
+    bind_address = to;
   }
-  int exchanged = 0;
-  ::dl_iterate_phdr(ExchangeInLibrary, &exchanged);
-  return exchanged;
+  int redirected = 0;
+  ::dl_iterate_phdr(RedirectBindOfLibrary, &redirected);
+  return redirected;
 }

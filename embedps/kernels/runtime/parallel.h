@@ -1,4 +1,4 @@
-// How the parts without TensorFlow are given threads.
+// How code without TensorFlow gets threads.
 #ifndef EMBEDPS_KERNELS_RUNTIME_PARALLEL_H_
 #define EMBEDPS_KERNELS_RUNTIME_PARALLEL_H_
 
@@ -7,12 +7,12 @@
 
 namespace embedps {
 
-// Calls work(begin, end) over a partition of [0, n), possibly on several threads, and returns when
-// all is done. `cost` is a unit's cost in cycles, roughly.
+// Calls work(begin, end) over a partition of [0, n), possibly on several threads. Returns when all
+// of it is done. `cost` is roughly the cycles per element.
 using ParallelFor = std::function<void(
     int64_t n, int64_t cost, const std::function<void(int64_t begin, int64_t end)>& work)>;
 
-// On the calling thread.
+// A ParallelFor that works on the calling thread.
 inline void SerialFor(int64_t n, int64_t /*cost*/,
                       const std::function<void(int64_t, int64_t)>& work) {
   if (n > 0) work(0, n);

@@ -1,4 +1,4 @@
-// What a function that can fail returns; plain C++, shared by the parts with and without Arrow or
+// The result of a function that can fail. Plain C++17, for code with and without Arrow or
 // TensorFlow.
 #ifndef EMBEDPS_KERNELS_RUNTIME_STATUS_H_
 #define EMBEDPS_KERNELS_RUNTIME_STATUS_H_

@@ -1,4 +1,4 @@
-// Which steps a server has applied, so that none is applied twice.
+// Records which steps a server has applied, so that it applies none twice.
 #ifndef EMBEDPS_KERNELS_RUNTIME_STEP_LOG_H_
 #define EMBEDPS_KERNELS_RUNTIME_STEP_LOG_H_
 
@@ -10,7 +10,7 @@
 
 namespace embedps {
 
-// Thread-safe; takes a bit a step.
+// Thread-safe. Takes one bit per step.
 class StepLog {
  public:
   bool Has(uint32_t step) const {

@@ -12,9 +12,9 @@ namespace embedps {
 namespace {
 
 constexpr double kShareOfCores = 0.04;
-constexpr double kLongestSleepSecs = 0.02;  // it looks around so often
+constexpr double kLongestSleepSecs = 0.02;  // how often it asks `is_busy` again
 
-std::atomic<int> num_paces{0};
+std::atomic<int> num_throttles{0};
 
 double Read(clockid_t clock) {
   timespec time;
@@ -24,33 +24,34 @@ double Read(clockid_t clock) {
 
 }  // namespace
 
-double PaceClock::Now() { return Read(CLOCK_MONOTONIC); }
-double PaceClock::ThreadSecs() { return Read(CLOCK_THREAD_CPUTIME_ID); }
-void PaceClock::Sleep(double secs) {
+double ThrottleClock::Now() { return Read(CLOCK_MONOTONIC); }
+double ThrottleClock::ThreadSecs() { return Read(CLOCK_THREAD_CPUTIME_ID); }
+void ThrottleClock::Sleep(double secs) {
   std::this_thread::sleep_for(std::chrono::duration<double>(secs));
 }
 
-double Pace::DefaultCores() {
-  static const unsigned cores = std::thread::hardware_concurrency();  // it reads a file of /sys
+double Throttle::DefaultCores() {
+  static const unsigned cores = std::thread::hardware_concurrency();  // reads a file of /sys
   return kShareOfCores * std::max(1u, cores);
 }
 
-Pace::Pace(double cores, double rest_secs, std::function<bool()> is_busy, PaceClock* clock)
+Throttle::Throttle(double cores, double max_pause_secs, std::function<bool()> is_busy,
+                   ThrottleClock* clock)
     : cores_(cores),
       is_busy_(std::move(is_busy)),
       clock_(clock),
-      left_secs_(rest_secs),
+      left_secs_(max_pause_secs),
       at_(clock->Now()),
       thread_secs_(clock->ThreadSecs()) {
-  ++num_paces;
+  ++num_throttles;
 }
 
-Pace::~Pace() { --num_paces; }
+Throttle::~Throttle() { --num_throttles; }
 
-void Pace::Rest() {
+void Throttle::Pause() {
   double now = clock_->Now();
   const double worked = clock_->ThreadSecs() - thread_secs_;
-  const double until = at_ + worked * num_paces.load() / cores_;
+  const double until = at_ + worked * num_throttles.load() / cores_;
   while (now < until && left_secs_ > 0 && is_busy_()) {
     clock_->Sleep(std::min({until - now, left_secs_, kLongestSleepSecs}));
     const double before = std::exchange(now, clock_->Now());

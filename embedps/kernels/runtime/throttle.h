@@ -1,4 +1,4 @@
-// Keeps threads that work beside training to a share of the cores. Plain C++17.
+// Limits background threads to a share of the cores. Plain C++17.
 #ifndef EMBEDPS_KERNELS_RUNTIME_THROTTLE_H_
 #define EMBEDPS_KERNELS_RUNTIME_THROTTLE_H_
 
@@ -6,38 +6,40 @@
 
 namespace embedps {
 
-// Seconds: of the day, and of the processor for the calling thread.
-class PaceClock {
+// The clock of a Throttle, in seconds. Tests replace it.
+class ThrottleClock {
  public:
-  virtual ~PaceClock() = default;
+  virtual ~ThrottleClock() = default;
   virtual double Now();
-  virtual double ThreadSecs();
+  virtual double ThreadSecs();  // processor time of the calling thread
   virtual void Sleep(double secs);
 };
 
-// Of one thread, which makes it, works and rests. All threads that have a pace share the cores.
-class Pace {
+// Slows down one background thread. The thread creates it, works, and calls Pause between pieces of
+// work. All throttled threads of the process share one budget of cores.
+class Throttle {
  public:
-  // The most that a pace has by default: this part of the cores that the process may use.
+  // Returns the default budget: a share of the cores that the process may use.
   static double DefaultCores();
 
-  // While `is_busy` says that others want the cores, all paces' threads together take so many of
-  // them at most; but this one rests no longer than `rest_secs` in all.
-  Pace(double cores, double rest_secs, std::function<bool()> is_busy, PaceClock* clock);
-  ~Pace();
-  Pace(const Pace&) = delete;
-  Pace& operator=(const Pace&) = delete;
+  // While `is_busy` returns true, all throttled threads together use at most `cores`. This one
+  // sleeps no longer than `max_pause_secs` in total.
+  Throttle(double cores, double max_pause_secs, std::function<bool()> is_busy,
+           ThrottleClock* clock);
+  ~Throttle();
+  Throttle(const Throttle&) = delete;
+  Throttle& operator=(const Throttle&) = delete;
 
-  // Sleeps for as long as the work since the last call asks for. Not to be called with a lock that
+  // Sleeps until the work since the last call fits the budget. Do not call it with a lock that
   // others wait for.
-  void Rest();
+  void Pause();
 
  private:
   const double cores_;
   const std::function<bool()> is_busy_;
-  PaceClock* const clock_;
-  double left_secs_;         // to rest
-  double at_, thread_secs_;  // at the last call
+  ThrottleClock* const clock_;
+  double left_secs_;         // that it may still sleep
+  double at_, thread_secs_;  // the clock's values at the last call
 };
 
 }  // namespace embedps

@@ -8,7 +8,7 @@
 namespace embedps {
 namespace {
 
-class FakeClock : public PaceClock {
+class FakeClock : public ThrottleClock {
  public:
   double Now() override { return now_; }
   double ThreadSecs() override { return thread_secs_; }
@@ -17,7 +17,7 @@ class FakeClock : public PaceClock {
     slept_ += secs;
     longest_ = std::max(longest_, secs);
   }
-  // Works for so long, of which some time the thread had no core.
+  // Passes time: `thread_secs` with a core and `waiting_secs` without one.
   void Work(double thread_secs, double waiting_secs = 0) {
     thread_secs_ += thread_secs;
     now_ += thread_secs + waiting_secs;
@@ -33,84 +33,84 @@ bool Near(double a, double b) { return a > b - 1e-6 && a < b + 1e-6; }
 
 TEST(ThreadTakesItsShareOfTime) {
   FakeClock clock;
-  Pace pace(0.1, 100, [] { return true; }, &clock);
+  Throttle throttle(0.1, 100, [] { return true; }, &clock);
   for (int i = 0; i < 10; ++i) {
     clock.Work(0.01);
-    pace.Rest();
+    throttle.Pause();
   }
   EXPECT_TRUE(Near(clock.slept(), 0.9));  // 0.1 s of work in 1 s
   EXPECT_TRUE(clock.longest() <= 0.02 + 1e-9);
 }
 
-TEST(TimeWithoutACoreCountsAsRest) {
+TEST(TimeWithoutACoreCountsAsSleep) {
   FakeClock clock;
-  Pace pace(0.1, 100, [] { return true; }, &clock);
+  Throttle throttle(0.1, 100, [] { return true; }, &clock);
   clock.Work(0.01, 0.06);
-  pace.Rest();
+  throttle.Pause();
   EXPECT_TRUE(Near(clock.slept(), 0.03));
-  clock.Work(0.01, 1.0);  // and what is more than enough of it is not kept for later
-  pace.Rest();
+  clock.Work(0.01, 1.0);  // a surplus is not kept for later
+  throttle.Pause();
   EXPECT_TRUE(Near(clock.slept(), 0.03));
   clock.Work(0.01);
-  pace.Rest();
+  throttle.Pause();
   EXPECT_TRUE(Near(clock.slept(), 0.12));
 }
 
-TEST(RestsAddUpToTheirLimit) {
+TEST(TotalSleepIsLimited) {
   FakeClock clock;
-  Pace pace(0.1, 0.25, [] { return true; }, &clock);
+  Throttle throttle(0.1, 0.25, [] { return true; }, &clock);
   for (int i = 0; i < 10; ++i) {
     clock.Work(0.01);
-    pace.Rest();
+    throttle.Pause();
   }
   EXPECT_TRUE(Near(clock.slept(), 0.25));
   FakeClock none;
-  Pace unpaced(0.1, 0, [] { return true; }, &none);
+  Throttle without_sleep(0.1, 0, [] { return true; }, &none);
   none.Work(1);
-  unpaced.Rest();
+  without_sleep.Pause();
   EXPECT_EQ(none.slept(), 0.0);
 }
 
-TEST(NobodyRestsForNobody) {
+TEST(ThreadSleepsOnlyWhileOthersAreBusy) {
   FakeClock clock;
   bool busy = false;
-  Pace pace(0.1, 100, [&] { return busy; }, &clock);
+  Throttle throttle(0.1, 100, [&] { return busy; }, &clock);
   clock.Work(1);
-  pace.Rest();
+  throttle.Pause();
   EXPECT_EQ(clock.slept(), 0.0);
-  // And a rest ends when the others do.
+  // A sleep ends when the others are done.
   int asked = 0;
-  Pace other(0.1, 100, [&] { return ++asked <= 3; }, &clock);
+  Throttle other(0.1, 100, [&] { return ++asked <= 3; }, &clock);
   clock.Work(1);
-  other.Rest();
+  other.Pause();
   EXPECT_TRUE(Near(clock.slept(), 3 * 0.02));
 }
 
-TEST(PacesShareTheCores) {
+TEST(ThrottlesShareTheCores) {
   FakeClock clock;
-  Pace pace(0.1, 100, [] { return true; }, &clock);
-  auto second = std::make_unique<Pace>(0.1, 100, [] { return true; }, &clock);
+  Throttle throttle(0.1, 100, [] { return true; }, &clock);
+  auto second = std::make_unique<Throttle>(0.1, 100, [] { return true; }, &clock);
   clock.Work(0.01);
-  pace.Rest();
+  throttle.Pause();
   EXPECT_TRUE(Near(clock.slept(), 0.19));  // half of a tenth
   second.reset();
   clock.Work(0.01);
-  pace.Rest();
+  throttle.Pause();
   EXPECT_TRUE(Near(clock.slept(), 0.19 + 0.09));
 }
 
-TEST(RealClockCountsThisThreadsWork) {
-  PaceClock clock;
+TEST(RealClockCountsTheThreadsWork) {
+  ThrottleClock clock;
   const double thread = clock.ThreadSecs();
   while (clock.ThreadSecs() - thread < 0.01) {
   }
-  Pace pace(0.5, 100, [] { return true; }, &clock);
+  Throttle throttle(0.5, 100, [] { return true; }, &clock);
   const double began = clock.Now(), worked = clock.ThreadSecs();
   while (clock.ThreadSecs() - worked < 0.02) {
   }
-  pace.Rest();
+  throttle.Pause();
   EXPECT_TRUE(clock.Now() - began >= 0.04 - 1e-3);
-  EXPECT_TRUE(Pace::DefaultCores() > 0);
+  EXPECT_TRUE(Throttle::DefaultCores() > 0);
 }
 
 }  // namespace

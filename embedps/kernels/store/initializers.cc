@@ -12,7 +12,7 @@ void InitializeEmbedding(const InitializerConfig& config, int64_t seed, uint64_t
   const uint64_t base =
       Mix64(Mix64(static_cast<uint64_t>(seed) ^ table_salt) ^ static_cast<uint64_t>(id));
   const auto word = [base](int j) {
-    return Mix64(base + static_cast<uint64_t>(j) * 0x9E3779B97F4A7C15ull);
+    return Mix64(base + static_cast<uint64_t>(j) * kSplitMixIncrement);
   };
   switch (config.kind) {
     case InitializerConfig::Kind::kConstant:

@@ -1,4 +1,4 @@
-// What a new row's embedding is: a pure function of (seed, table, id).
+// The embedding of a new row: a pure function of (seed, table, id).
 #ifndef EMBEDPS_KERNELS_STORE_INITIALIZERS_H_
 #define EMBEDPS_KERNELS_STORE_INITIALIZERS_H_
 
@@ -6,6 +6,7 @@
 
 namespace embedps {
 
+// kInitializerKinds has the names of the kinds.
 struct InitializerConfig {
   enum class Kind { kConstant, kUniform, kNormal };
   Kind kind = Kind::kConstant;
@@ -13,8 +14,8 @@ struct InitializerConfig {
   float high = 0;  // uniform: the upper bound; normal: the standard deviation
 };
 
-// Sets the embedding [dim] of a new row; `table_salt` is TableSalt of the table's name. Uniform
-// values have 24 random bits; normal ones are Box-Muller in double.
+// Sets the embedding [dim] of a new row. `table_salt` is the TableSalt of the table's name. Uniform
+// values have 24 random bits. Normal values come from Box-Muller in double.
 void InitializeEmbedding(const InitializerConfig& config, int64_t seed, uint64_t table_salt,
                          int64_t id, int dim, float* embedding);
 

@@ -47,7 +47,7 @@ TEST(NormalInitialValuesHaveTheirMoments) {
     }
   }
   const double n = kIds * kDim, mean = sum / n;
-  // Five standard errors of each.
+  // The bounds are five standard errors.
   EXPECT_NEAR(mean, 0.5, 5 * 2.0 / std::sqrt(n));
   EXPECT_NEAR(std::sqrt(squares / n - mean * mean), 2.0, 5 * 2.0 / std::sqrt(2 * n));
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "embedps/kernels/runtime/constants.h"
+#include "embedps/kernels/runtime/names.h"
 #include "embedps/kernels/runtime/simd.h"
 
 namespace embedps {
@@ -53,22 +55,7 @@ EMBEDPS_SIMD void Ftrl(int dim, float lr, float l1, float l2, const float* __res
 }  // namespace
 
 Status ParseOptimizerKind(const std::string& name, OptimizerKind* kind) {
-  if (name == "sgd") {
-    *kind = OptimizerKind::kSgd;
-  } else if (name == "adagrad") {
-    *kind = OptimizerKind::kAdagrad;
-  } else if (name == "rowwise_adagrad") {
-    *kind = OptimizerKind::kRowwiseAdagrad;
-  } else if (name == "lazy_adam") {
-    *kind = OptimizerKind::kLazyAdam;
-  } else if (name == "ftrl") {
-    *kind = OptimizerKind::kFtrl;
-  } else {
-    return Status::InvalidArgument(
-        "optimizer must be sgd, adagrad, rowwise_adagrad, lazy_adam or ftrl but got '" + name +
-        "'");
-  }
-  return Status::Ok();
+  return ParseName("optimizer", kOptimizerKinds, name, kind);
 }
 
 std::vector<OptimizerSlot> OptimizerSlots(const OptimizerConfig& config, int dim) {
@@ -87,45 +74,47 @@ std::vector<OptimizerSlot> OptimizerSlots(const OptimizerConfig& config, int dim
   return {};
 }
 
-void InitializeSlots(const OptimizerConfig& config, int dim, float* slots) {
+void InitializeOptimizerSlots(const OptimizerConfig& config, int dim, float* optimizer_slots) {
   switch (config.kind) {
     case OptimizerKind::kSgd:
       return;
     case OptimizerKind::kAdagrad:
-      std::fill_n(slots, dim, config.initial_accumulator);
+      std::fill_n(optimizer_slots, dim, config.initial_accumulator);
       return;
     case OptimizerKind::kRowwiseAdagrad:
-      slots[0] = config.initial_accumulator;
+      optimizer_slots[0] = config.initial_accumulator;
       return;
     case OptimizerKind::kLazyAdam:
-      std::fill_n(slots, 2 * dim, 0.0f);
+      std::fill_n(optimizer_slots, 2 * dim, 0.0f);
       return;
     case OptimizerKind::kFtrl:
-      std::fill_n(slots, dim, 0.0f);
-      std::fill_n(slots + dim, dim, config.initial_accumulator);
+      std::fill_n(optimizer_slots, dim, 0.0f);
+      std::fill_n(optimizer_slots + dim, dim, config.initial_accumulator);
       return;
   }
 }
 
 void ApplyUpdate(const OptimizerConfig& config, int dim, float learning_rate,
-                 uint32_t update_number, const float* gradient, float* embedding, float* slots) {
+                 uint32_t update_number, const float* gradient, float* embedding,
+                 float* optimizer_slots) {
   switch (config.kind) {
     case OptimizerKind::kSgd:
       return Sgd(dim, learning_rate, gradient, embedding);
     case OptimizerKind::kAdagrad:
-      return Adagrad(dim, learning_rate, config.epsilon, gradient, embedding, slots);
+      return Adagrad(dim, learning_rate, config.epsilon, gradient, embedding, optimizer_slots);
     case OptimizerKind::kRowwiseAdagrad:
-      return RowwiseAdagrad(dim, learning_rate, config.epsilon, gradient, embedding, slots);
+      return RowwiseAdagrad(dim, learning_rate, config.epsilon, gradient, embedding,
+                            optimizer_slots);
     case OptimizerKind::kLazyAdam: {
       const double t = update_number;
       const float correction1 = static_cast<float>(1 / (1 - std::pow(double{config.beta1}, t)));
       const float correction2 = static_cast<float>(1 / (1 - std::pow(double{config.beta2}, t)));
       return LazyAdam(dim, learning_rate, config.beta1, config.beta2, config.epsilon, correction1,
-                      correction2, gradient, embedding, slots, slots + dim);
+                      correction2, gradient, embedding, optimizer_slots, optimizer_slots + dim);
     }
     case OptimizerKind::kFtrl:
-      return Ftrl(dim, learning_rate, config.l1, config.l2, gradient, embedding, slots,
-                  slots + dim);
+      return Ftrl(dim, learning_rate, config.l1, config.l2, gradient, embedding, optimizer_slots,
+                  optimizer_slots + dim);
   }
 }
 

@@ -1,4 +1,4 @@
-// Sparse optimizers: what one row's gradient does to its embedding and optimizer slots.
+// Sparse optimizers: how a row's gradient changes its embedding and its optimizer slots.
 #ifndef EMBEDPS_KERNELS_STORE_OPTIMIZERS_H_
 #define EMBEDPS_KERNELS_STORE_OPTIMIZERS_H_
 
@@ -11,6 +11,7 @@
 
 namespace embedps {
 
+// kOptimizerKinds has their names.
 enum class OptimizerKind { kSgd, kAdagrad, kRowwiseAdagrad, kLazyAdam, kFtrl };
 
 struct OptimizerConfig {
@@ -23,32 +24,32 @@ struct OptimizerConfig {
   float l2 = 0;
 };
 
-// "sgd", "adagrad", "rowwise_adagrad", "lazy_adam" or "ftrl".
 Status ParseOptimizerKind(const std::string& name, OptimizerKind* kind);
 
-// The slots of a row, in the order in which they follow the embedding.
+// Lists the optimizer slots of a row, in the order in which they follow the embedding.
 std::vector<OptimizerSlot> OptimizerSlots(const OptimizerConfig& config, int dim);
 
-// Sets a new row's slots.
-void InitializeSlots(const OptimizerConfig& config, int dim, float* slots);
+// Sets the optimizer slots of a new row.
+void InitializeOptimizerSlots(const OptimizerConfig& config, int dim, float* optimizer_slots);
 
-// Applies the gradient [dim] of a row's `update_number`-th update (1 is the first).
+// Applies a gradient [dim] to a row. It is the row's `update_number`-th update; the first is 1.
 //
 // SGD: w -= lr g.
 //
 // Adagrad (Duchi et al. 2011): a += g^2; w -= lr g / (sqrt(a) + eps).
 //
-// Row-wise Adagrad, with one accumulator a row, as FBGEMM: a += mean(g^2);
+// Row-wise Adagrad, with one accumulator per row, as in FBGEMM: a += mean(g^2);
 // w -= lr g / (sqrt(a) + eps).
 //
-// Lazy Adam (Kingma, Ba 2015): m and v of touched rows only, bias corrected by the row's own number
-// of updates, as many as its moments have seen: w -= lr m' / (sqrt(v') + eps).
+// Lazy Adam (Kingma, Ba 2015): updates m and v of touched rows only. The bias correction uses the
+// row's own number of updates: w -= lr m' / (sqrt(v') + eps).
 //
-// FTRL-proximal (McMahan et al. 2013) with power 1/2, as tf.keras.optimizers.Ftrl:
+// FTRL-proximal (McMahan et al. 2013) with power 1/2, as in tf.keras.optimizers.Ftrl:
 // s = (sqrt(n + g^2) - sqrt(n)) / lr; z += g - s w; n += g^2;
 // w = |z| <= l1 ? 0 : (sign(z) l1 - z) / (sqrt(n) / lr + 2 l2).
 void ApplyUpdate(const OptimizerConfig& config, int dim, float learning_rate,
-                 uint32_t update_number, const float* gradient, float* embedding, float* slots);
+                 uint32_t update_number, const float* gradient, float* embedding,
+                 float* optimizer_slots);
 
 }  // namespace embedps
 

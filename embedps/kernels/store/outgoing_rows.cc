@@ -7,13 +7,13 @@
 namespace embedps {
 namespace {
 
-constexpr int64_t kBatchRows = 32768;  // records given to a sink at once
+constexpr int64_t kBatchRows = 32768;  // records per batch
 
 }  // namespace
 
-OutgoingRows::OutgoingRows(int dim, std::vector<OptimizerSlot> slots, const RowSink& sink)
-    : dim_(dim), slots_(std::move(slots)), sink_(sink) {
-  columns_.optimizer_slots.resize(slots_.size());
+OutgoingRows::OutgoingRows(int dim, std::vector<OptimizerSlot> optimizer_slots, const RowSink& sink)
+    : dim_(dim), optimizer_slots_(std::move(optimizer_slots)), sink_(sink) {
+  columns_.optimizer_slots.resize(optimizer_slots_.size());
 }
 
 void OutgoingRows::Reserve(uint32_t num_records) {
@@ -30,8 +30,8 @@ void OutgoingRows::AppendRow(int table, const RowHeader& row, const float* float
   };
   const int64_t i = columns_.num_rows++;
   take(&columns_.embedding, dim_, i);
-  for (size_t s = 0; s < slots_.size(); ++s) {
-    take(&columns_.optimizer_slots[s], slots_[s].width, i);
+  for (size_t s = 0; s < optimizer_slots_.size(); ++s) {
+    take(&columns_.optimizer_slots[s], optimizer_slots_[s].width, i);
   }
 }
 
@@ -39,8 +39,8 @@ void OutgoingRows::AppendRemoval(int table, int64_t id) {
   Append(table, id, 0, 0, true);
   const int64_t i = columns_.num_rows++;
   std::fill_n(columns_.embedding.data() + i * dim_, dim_, 0.0f);
-  for (size_t s = 0; s < slots_.size(); ++s) {
-    const int64_t width = slots_[s].width;
+  for (size_t s = 0; s < optimizer_slots_.size(); ++s) {
+    const int64_t width = optimizer_slots_[s].width;
     std::fill_n(columns_.optimizer_slots[s].data() + i * width, width, 0.0f);
   }
 }
@@ -68,8 +68,8 @@ void OutgoingRows::Resize(int64_t rows) {
   columns_.table.resize(rows);
   columns_.id.resize(rows);
   columns_.embedding.resize(rows * dim_);
-  for (size_t s = 0; s < slots_.size(); ++s) {
-    columns_.optimizer_slots[s].resize(rows * slots_[s].width);
+  for (size_t s = 0; s < optimizer_slots_.size(); ++s) {
+    columns_.optimizer_slots[s].resize(rows * optimizer_slots_[s].width);
   }
   columns_.last_step.resize(rows);
   columns_.frequency.resize(rows);

@@ -1,4 +1,4 @@
-// Records on their way from a row store to a sink, in batches.
+// Collects records from a row store in batches and gives them to a sink.
 #ifndef EMBEDPS_KERNELS_STORE_OUTGOING_ROWS_H_
 #define EMBEDPS_KERNELS_STORE_OUTGOING_ROWS_H_
 
@@ -14,21 +14,21 @@ namespace embedps {
 
 using RowSink = std::function<Status(const RowColumns&)>;
 
-// Columns of a batch, made once, and filled from the start again after each time that they are
-// given.
+// The columns of one batch. They are allocated once and reused for every batch.
 class OutgoingRows {
  public:
-  // `sink` must outlive it.
-  OutgoingRows(int dim, std::vector<OptimizerSlot> slots, const RowSink& sink);
+  // `sink` must outlive the object.
+  OutgoingRows(int dim, std::vector<OptimizerSlot> optimizer_slots, const RowSink& sink);
 
-  // Makes room for so many more, giving what is there where it is not enough.
+  // Makes room for `num_records` more records. Gives the batch to the sink if it would overflow.
   void Reserve(uint32_t num_records);
 
-  // For which there must be room. `floats` has the embedding, then the slots.
+  // Add a record, for which there must be room. `floats` has the embedding, then the optimizer
+  // slots.
   void AppendRow(int table, const RowHeader& row, const float* floats);
   void AppendRemoval(int table, int64_t id);
 
-  // Gives what is there. After a failure, which it returns again, nothing more is given.
+  // Gives the batch to the sink. After a failure it returns that failure and gives nothing more.
   Status Flush();
 
  private:
@@ -36,7 +36,7 @@ class OutgoingRows {
   void Resize(int64_t rows);
 
   const int dim_;
-  const std::vector<OptimizerSlot> slots_;
+  const std::vector<OptimizerSlot> optimizer_slots_;
   const RowSink& sink_;
   RowColumns columns_;
   Status status_;

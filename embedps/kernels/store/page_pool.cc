@@ -10,17 +10,19 @@ namespace {
 
 constexpr size_t kPageBytes = 4096;
 constexpr size_t kHugePageBytes = 2 << 20;
-constexpr size_t kFirstRegionBytes = 2 << 20;  // each is as large as all before it together
+constexpr size_t kFirstRegionBytes = 2
+                                     << 20;  // each region is as large as all earlier ones together
 constexpr size_t kMaxRegionBytes = 256 << 20;
-constexpr size_t kHugeRegionBytes = 8 << 20;  // from here on they ask for huge pages
+constexpr size_t kHugeRegionBytes = 8 << 20;  // regions from this size on ask for huge pages
 constexpr size_t kMinAheadBytes = 8 << 20;
 constexpr size_t kMaxAheadBytes = 64 << 20;
-constexpr size_t kAheadShare = 16;  // a sixteenth of what is held, between the two
+constexpr size_t kAheadShare =
+    16;  // the target is a sixteenth of the used bytes, within these bounds
 
 size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-// Changes nothing that others write meanwhile: a page may have been given out already, where the
-// thread is behind. ThreadSanitizer takes any two unordered writes of a byte for a race.
+// Touches pages without changing their content: if the thread is behind, a page may be in use
+// already. ThreadSanitizer reports any two unordered writes of a byte as a race.
 __attribute__((no_sanitize("thread"))) void TouchPages(char* begin, char* end) {
   for (char* page = begin; page < end; page += kPageBytes) {
     __atomic_fetch_or(page, 0, __ATOMIC_RELAXED);
@@ -34,57 +36,57 @@ PagePool::~PagePool() {
     std::lock_guard<std::mutex> lock(mutex_);
     ended_ = true;
   }
-  wanted_.notify_all();
-  if (maker_.joinable()) maker_.join();
+  changed_.notify_all();
+  if (toucher_.joinable()) toucher_.join();
   for (const Region& region : regions_) munmap(region.mapped, region.mapped_bytes);
 }
 
-char* PagePool::Take(size_t bytes) {
+char* PagePool::Allocate(size_t bytes) {
   bytes = RoundUp(bytes, 64);
   std::lock_guard<std::mutex> lock(mutex_);
-  held_bytes_ += bytes;
-  if (auto& pieces = given_back_[bytes]; !pieces.empty()) {
+  used_bytes_ += bytes;
+  if (auto& pieces = freed_[bytes]; !pieces.empty()) {
     char* piece = pieces.back();
     pieces.pop_back();
     return piece;
   }
   largest_piece_ = std::max(largest_piece_, bytes);
   while (current_ < regions_.size() &&
-         regions_[current_].bytes - regions_[current_].taken < bytes) {
+         regions_[current_].bytes - regions_[current_].allocated < bytes) {
     ++current_;
   }
   if (current_ == regions_.size()) AddRegion(bytes);
   Region& region = regions_[current_];
-  char* piece = region.begin + region.taken;
-  region.taken += bytes;
-  if (held_bytes_ >= kMakeFromBytes) {
-    if (!maker_.joinable()) maker_ = std::thread([this] { MakePages(); });
-    if (AheadBytes() < WantedBytes()) wanted_.notify_one();
+  char* piece = region.begin + region.allocated;
+  region.allocated += bytes;
+  if (used_bytes_ >= kTouchFromBytes) {
+    if (!toucher_.joinable()) toucher_ = std::thread([this] { TouchAhead(); });
+    if (AheadBytes() < TargetAheadBytes()) changed_.notify_one();
   }
   return piece;
 }
 
-void PagePool::GiveBack(char* piece, size_t bytes) {
+void PagePool::Free(char* piece, size_t bytes) {
   bytes = RoundUp(bytes, 64);
   std::lock_guard<std::mutex> lock(mutex_);
-  held_bytes_ -= bytes;
-  given_back_[bytes].push_back(piece);
+  used_bytes_ -= bytes;
+  freed_[bytes].push_back(piece);
 }
 
 int64_t PagePool::SpareBytes() const {
   std::lock_guard<std::mutex> lock(mutex_);
   size_t bytes = 0;
-  for (const Region& region : regions_) bytes += std::max(region.taken, region.made);
-  return static_cast<int64_t>(bytes - held_bytes_);
+  for (const Region& region : regions_) bytes += std::max(region.allocated, region.touched);
+  return static_cast<int64_t>(bytes - used_bytes_);
 }
 
-// Untouched pages of a region cost nothing.
-void PagePool::AddRegion(size_t least_bytes) {
+// Pages that nobody touches cost nothing.
+void PagePool::AddRegion(size_t min_bytes) {
   size_t bytes = kFirstRegionBytes;
   for (const Region& region : regions_) bytes += region.bytes;
   bytes = std::min(bytes, kMaxRegionBytes);
-  // So that what does not fit at a region's end is little of it.
-  bytes = RoundUp(std::max({bytes, least_bytes, 8 * largest_piece_}), kHugePageBytes);
+  // A region is much larger than a piece, so little is wasted at its end.
+  bytes = RoundUp(std::max({bytes, min_bytes, 8 * largest_piece_}), kHugePageBytes);
   Region region{};
   region.bytes = bytes;
   region.mapped_bytes = bytes + kHugePageBytes;
@@ -94,45 +96,45 @@ void PagePool::AddRegion(size_t least_bytes) {
   region.mapped = static_cast<char*>(mapped);
   const size_t at = reinterpret_cast<uintptr_t>(mapped);
   region.begin = region.mapped + (RoundUp(at, kHugePageBytes) - at);
-  // Where the kernel has none, small ones do.
+  // If the system has no huge pages, small ones will do.
   madvise(region.begin, bytes, bytes < kHugeRegionBytes ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
   regions_.push_back(region);
 }
 
-// Of pages made and not given out.
 size_t PagePool::AheadBytes() const {
   size_t bytes = 0;
   for (size_t i = current_; i < regions_.size(); ++i) {
-    bytes += std::max(regions_[i].taken, regions_[i].made) - regions_[i].taken;
+    bytes += std::max(regions_[i].allocated, regions_[i].touched) - regions_[i].allocated;
   }
   return bytes;
 }
 
-size_t PagePool::WantedBytes() const {
-  return std::clamp(held_bytes_ / kAheadShare, kMinAheadBytes, kMaxAheadBytes);
+size_t PagePool::TargetAheadBytes() const {
+  return std::clamp(used_bytes_ / kAheadShare, kMinAheadBytes, kMaxAheadBytes);
 }
 
-void PagePool::MakePages() {
+void PagePool::TouchAhead() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (!ended_) {
-    if (AheadBytes() >= WantedBytes()) {
-      wanted_.wait(lock);
+    if (AheadBytes() >= TargetAheadBytes()) {
+      changed_.wait(lock);
       continue;
     }
     size_t i = current_;
-    while (i < regions_.size() && regions_[i].made == regions_[i].bytes) ++i;
+    while (i < regions_.size() && regions_[i].touched == regions_[i].bytes) ++i;
     if (i == regions_.size()) {
       AddRegion(0);
       continue;
     }
     Region& region = regions_[i];
-    const size_t first = std::max(region.made, region.taken / kHugePageBytes * kHugePageBytes);
+    const size_t first =
+        std::max(region.touched, region.allocated / kHugePageBytes * kHugePageBytes);
     const size_t last = std::min(region.bytes, first + kHugePageBytes);
     char* const begin = region.begin;
     lock.unlock();
     TouchPages(begin + first, begin + last);
     lock.lock();
-    regions_[i].made = last;
+    regions_[i].touched = last;
   }
 }
 

@@ -1,4 +1,4 @@
-// Memory for the rows and indexes of a store, whose pages are made before they are used.
+// Memory for the rows and indexes of a store. It touches pages before they are needed.
 #ifndef EMBEDPS_KERNELS_STORE_PAGE_POOL_H_
 #define EMBEDPS_KERNELS_STORE_PAGE_POOL_H_
 
@@ -12,27 +12,28 @@
 
 namespace embedps {
 
-// Gives out pieces of regions that it maps. The first touch of a page is what a growing table's
-// lookups would wait for, under a stripe's lock: the host of a virtual machine takes 10 us to give
-// a page, 8 ms a huge one, and now and then 100 ms. So from kMakeFromBytes on a thread touches what
-// is to be given out next. Larger regions ask for huge pages: an id of a large table otherwise
-// misses two translations besides its row and its index entry.
+// Allocates pieces of regions that it maps. Lookups of a growing table would otherwise wait for the
+// first touch of a page under a stripe's lock: the host of a virtual machine takes 10 us for a
+// page, 8 ms for a huge page, and sometimes 100 ms. So a thread touches the next pages ahead, once
+// kTouchFromBytes are allocated. Larger regions ask for huge pages: without them each id of a large
+// table costs two address translations besides its row and its index entry.
 class PagePool {
  public:
-  static constexpr size_t kMakeFromBytes = 8 << 20;  // taken; a small store has no thread
+  static constexpr size_t kTouchFromBytes = 8 << 20;  // a smaller pool has no thread
 
   PagePool() = default;
   ~PagePool();
   PagePool(const PagePool&) = delete;
   PagePool& operator=(const PagePool&) = delete;
 
-  // `bytes` at a multiple of 64, of any content, until they are given back or the pool ends.
-  char* Take(size_t bytes);
+  // Returns `bytes` of memory at a multiple of 64, with any content. They are valid until Free, or
+  // as long as the pool.
+  char* Allocate(size_t bytes);
 
-  // Takes back what Take(bytes) gave, to be given out again.
-  void GiveBack(char* piece, size_t bytes);
+  // Frees a piece that Allocate(bytes) returned.
+  void Free(char* piece, size_t bytes);
 
-  // Of the pages that were made or given out, what no piece holds.
+  // Counts the bytes of touched or allocated pages that no piece uses.
   int64_t SpareBytes() const;
 
  private:
@@ -41,24 +42,25 @@ class PagePool {
     size_t mapped_bytes;
     char* begin;  // at a multiple of a huge page
     size_t bytes;
-    size_t taken;  // given out, from the beginning
-    size_t made;   // touched, from the beginning; less than `taken` where the thread is behind
+    size_t allocated;  // from the beginning
+    size_t touched;    // from the beginning; less than `allocated` if the thread is behind
   };
 
-  void AddRegion(size_t least_bytes);
+  void AddRegion(size_t min_bytes);
+  // Bytes that are touched but not allocated: how many there are, and how many there should be.
   size_t AheadBytes() const;
-  size_t WantedBytes() const;
-  void MakePages();
+  size_t TargetAheadBytes() const;
+  void TouchAhead();
 
-  mutable std::mutex mutex_;  // guards everything below but the thread
+  mutable std::mutex mutex_;  // guards everything below except the thread
   std::vector<Region> regions_;
-  size_t current_ = 0;  // the region that pieces are taken of
-  size_t held_bytes_ = 0;
+  size_t current_ = 0;  // the region to allocate from
+  size_t used_bytes_ = 0;
   size_t largest_piece_ = 0;
-  std::map<size_t, std::vector<char*>> given_back_;  // by size
+  std::map<size_t, std::vector<char*>> freed_;  // by size
   bool ended_ = false;
-  std::condition_variable wanted_;
-  std::thread maker_;
+  std::condition_variable changed_;
+  std::thread toucher_;
 };
 
 }  // namespace embedps

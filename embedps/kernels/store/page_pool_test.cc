@@ -20,7 +20,7 @@ TEST(PiecesAreApartAlignedAndKeepWhatIsWritten) {
   std::vector<std::pair<char*, size_t>> pieces;
   for (int i = 0; i < 60; ++i) {
     const size_t bytes = sizes[i % 6];
-    char* piece = pool.Take(bytes);
+    char* piece = pool.Allocate(bytes);
     EXPECT_EQ(reinterpret_cast<uintptr_t>(piece) % 64, uintptr_t{0});
     std::memset(piece, i, bytes);
     pieces.push_back({piece, bytes});
@@ -35,25 +35,25 @@ TEST(PiecesAreApartAlignedAndKeepWhatIsWritten) {
 TEST(WhatIsGivenBackIsGivenOutAgain) {
   PagePool pool;
   std::set<char*> pieces;
-  for (int i = 0; i < 10; ++i) pieces.insert(pool.Take(1000));
-  pool.Take(2000);
+  for (int i = 0; i < 10; ++i) pieces.insert(pool.Allocate(1000));
+  pool.Allocate(2000);
   EXPECT_EQ(pool.SpareBytes(), int64_t{0});
-  for (char* piece : pieces) pool.GiveBack(piece, 1000);
+  for (char* piece : pieces) pool.Free(piece, 1000);
   EXPECT_EQ(pool.SpareBytes(), int64_t{10 * 1024});
   std::set<char*> again;
-  for (int i = 0; i < 10; ++i) again.insert(pool.Take(1000));
+  for (int i = 0; i < 10; ++i) again.insert(pool.Allocate(1000));
   EXPECT_TRUE(again == pieces);
   EXPECT_EQ(pool.SpareBytes(), int64_t{0});
 }
 
-TEST(PagesAreMadeBeforeTheyAreTaken) {
+TEST(PagesAreTouchedBeforeTheyAreAllocated) {
   constexpr size_t kPiece = 64 << 10;
   PagePool pool;
-  for (size_t taken = 0; taken < PagePool::kMakeFromBytes; taken += kPiece) pool.Take(kPiece);
+  for (size_t taken = 0; taken < PagePool::kTouchFromBytes; taken += kPiece) pool.Allocate(kPiece);
   while (pool.SpareBytes() < int64_t{4 << 20}) std::this_thread::yield();
-  // Those of the next MiB are in memory, though nobody has written to them.
+  // The pages of the next MiB are in memory, though nobody has written to them.
   for (size_t taken = 0; taken < 1 << 20; taken += kPiece) {
-    char* piece = pool.Take(kPiece);
+    char* piece = pool.Allocate(kPiece);
     std::vector<unsigned char> present(kPiece / 4096);
     EXPECT_EQ(mincore(piece, kPiece, present.data()), 0);
     for (const unsigned char page : present) EXPECT_EQ(page & 1, 1);
@@ -68,7 +68,7 @@ TEST(PagesAreMadeUnderWritersThatOutrunTheThread) {
   for (int w = 0; w < 2; ++w) {
     writers.emplace_back([&pool, &mine = pieces[w], w] {
       for (int i = 0; i < 300; ++i) {
-        mine.push_back(pool.Take(kPiece));
+        mine.push_back(pool.Allocate(kPiece));
         for (size_t at = 0; at < kPiece; at += 512) mine.back()[at] = static_cast<char>(i + w);
       }
     });

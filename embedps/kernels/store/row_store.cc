@@ -13,9 +13,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr Clock::duration kBusy = std::chrono::seconds(1);  // after a lookup or an update
-constexpr uint32_t kSliceRows = 256;  // rows copied under one hold of a stripe's lock
-constexpr uint32_t kAheadRows = 16;   // brought to the caches before a delta copies them
+constexpr Clock::duration kBusy =
+    std::chrono::seconds(1);          // how long a lookup or update counts as use
+constexpr uint32_t kSliceRows = 256;  // rows to copy while holding a stripe's lock
+constexpr uint32_t kAheadRows = 16;   // rows to prefetch before a delta copies them
 
 }  // namespace
 
@@ -47,7 +48,7 @@ Stripe& RowStore::stripe(int table, uint64_t row_hash) const {
   return *stripes_[table * kStripes + StripeOf(row_hash)];
 }
 
-void RowStore::Lookup(const IdBatch& batch, bool insert, const ParallelFor& parallel,
+void RowStore::Lookup(const IdsByTable& batch, bool insert, const ParallelFor& parallel,
                       float* embeddings) {
   last_use_.store(Clock::now().time_since_epoch(), std::memory_order_relaxed);
   const StripeOrder order(batch, salts_, parallel);
@@ -77,7 +78,7 @@ void RowStore::Lookup(const IdBatch& batch, bool insert, const ParallelFor& para
             }
             float* embedding = stripe.Embedding(number);
             InitializeEmbedding(table.initializer, table.seed, salts_[t], id, dim, embedding);
-            InitializeSlots(config_.optimizer, dim, embedding + dim);
+            InitializeOptimizerSlots(config_.optimizer, dim, embedding + dim);
             stripe.Touch(number);
           }
           if (number == kNone) {
@@ -89,7 +90,7 @@ void RowStore::Lookup(const IdBatch& batch, bool insert, const ParallelFor& para
       });
 }
 
-void RowStore::Update(const IdBatch& batch, const float* gradients, float learning_rate,
+void RowStore::Update(const IdsByTable& batch, const float* gradients, float learning_rate,
                       uint32_t step, const ParallelFor& parallel) {
   last_use_.store(Clock::now().time_since_epoch(), std::memory_order_relaxed);
   const StripeOrder order(batch, salts_, parallel);
@@ -154,8 +155,8 @@ int64_t RowStore::Evict(int table, uint32_t step, uint32_t max_frequency) {
 
 void RowStore::CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pending,
                          OutgoingRows* outgoing) {
-  // Take the open list. A row stays listed until it is copied: what changes it before then is in
-  // the copy, and what changes it later lists it anew. So the copying may go slice by slice.
+  // Take the open list. A row stays listed until it is copied: the copy contains earlier changes,
+  // and later changes list the row again. So slices of rows can be copied one by one.
   std::vector<uint32_t> rows, open;
   std::vector<int64_t> removed, open_removed;
   uint32_t num_rows;
@@ -167,7 +168,7 @@ void RowStore::CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pend
     open_removed.swap(stripe.open_removed);
     num_rows = stripe.used();
   }
-  // Not under the lock, or a lookup would wait for the sorting. Only a cut uses what is pending.
+  // Sort without the lock, or lookups would wait. Only cuts use the pending lists.
   const auto merge = [drop_pending](auto* pending, auto* open, const auto& sort) {
     if (drop_pending) pending->clear();
     pending->insert(pending->end(), open->begin(), open->end());
@@ -201,13 +202,14 @@ void RowStore::CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pend
     std::lock_guard<std::mutex> lock(stripe.mutex);
     for (uint32_t i = first; i < last; ++i) {
       const uint32_t number = kind == CutKind::kDelta ? rows[i] : i;
-      // A base's rows come in order, which the processor foresees.
+      // A base's rows come in order: the processor prefetches them by itself.
       if (kind == CutKind::kDelta && num_rows - i > kAheadRows) {
         stripe.PrefetchRow(rows[i + kAheadRows]);
       }
       RowHeader* row = stripe.Row(number);
       if (row->live) outgoing->AppendRow(table, *row, stripe.Embedding(number));
-      if (row->listed) row->listed = 0;  // few are, and most lines of a base stay clean
+      if (row->listed)
+        row->listed = 0;  // few rows are listed, so a base leaves most cache lines clean
     }
   }
 }
@@ -215,20 +217,20 @@ void RowStore::CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pend
 Status RowStore::Cut(CutKind kind, int64_t since, const RowSink& sink, int64_t* cut) {
   std::lock_guard<std::mutex> cut_lock(cut_mutex_);
   const bool drop_pending = since == last_cut_;
-  // A base gives every row, so it may follow any cut: it keeps what is pending and lists on.
+  // A base gives every row, so it may follow any cut. It keeps the pending lists and extends them.
   if (kind == CutKind::kDelta && !drop_pending && since != pending_since_) {
     return Status::InvalidArgument(
         "group '" + config_.group + "': a delta must be since " + std::to_string(last_cut_) +
         " (the last) or " + std::to_string(pending_since_) + " (the one before it) but got " +
         std::to_string(since) + ": write a base");
   }
-  // Before any stripe closes its list: should the sink fail half-way, this cut is simply one that
-  // was not committed, and the next one gives its rows again.
+  // This comes before any stripe closes its list. If the sink fails half-way, this cut counts as
+  // not committed, and the next one gives its rows again.
   if (drop_pending) pending_since_ = last_cut_;
   const uint32_t this_cut = ++last_cut_;
   OutgoingRows outgoing(config_.dim, OptimizerSlots(config_.optimizer, config_.dim), sink);
   for (size_t i = 0; i < stripes_.size(); ++i) {
-    // Every stripe closes its list even when the sink has failed, or the lists would be of
+    // Every stripe closes its list even after the sink has failed, or the lists would belong to
     // different cuts.
     CutStripe(static_cast<int>(i) / kStripes, *stripes_[i], kind, drop_pending, &outgoing);
   }
@@ -248,7 +250,7 @@ Status RowStore::Copy(const RowSink& sink) {
       num_rows = stripe.used();
     }
     for (uint32_t first = 0; first < num_rows; first += kSliceRows) {
-      if (copies_stopped_ != stopped) return Status::IoError("the copy was told to end");
+      if (copies_stopped_ != stopped) return Status::IoError("the copy was stopped");
       const uint32_t last = std::min(num_rows, first + kSliceRows);
       outgoing.Reserve(last - first);  // not under the lock
       std::lock_guard<std::mutex> lock(stripe.mutex);
@@ -262,9 +264,9 @@ Status RowStore::Copy(const RowSink& sink) {
 }
 
 int64_t RowStore::Load(const RowColumns& columns, const std::vector<int>& tables, int shard,
-                       int num_shards, bool slots, const ParallelFor& parallel) {
-  // The records that are ours by stripe, in the file's order within each: one lock a stripe, and
-  // stripes side by side.
+                       int num_shards, bool optimizer_slots, const ParallelFor& parallel) {
+  // This shard's records by stripe, in file order within each. So each stripe is locked once, and
+  // stripes load in parallel.
   struct Record {
     uint64_t hash;
     int32_t at;
@@ -301,7 +303,7 @@ int64_t RowStore::Load(const RowColumns& columns, const std::vector<int>& tables
                for (const Record* r = first; r < last; ++r) {
                  if (last - r > 2 * kAhead) s.PrefetchEntry(r[2 * kAhead].hash);
                  if (last - r > kAhead) s.PrefetchRow(s.PrefetchChunk(r[kAhead].hash));
-                 LoadRecord(columns, r->at, t, r->hash, slots, &s);
+                 LoadRecord(columns, r->at, t, r->hash, optimizer_slots, &s);
                }
              }
            });
@@ -309,7 +311,7 @@ int64_t RowStore::Load(const RowColumns& columns, const std::vector<int>& tables
 }
 
 void RowStore::LoadRecord(const RowColumns& columns, int64_t i, int table, uint64_t hash,
-                          bool slots, Stripe* stripe) {
+                          bool optimizer_slots, Stripe* stripe) {
   const int dim = config_.dim;
   const int64_t id = columns.id[i];
   if (columns.removed[i]) {
@@ -326,14 +328,15 @@ void RowStore::LoadRecord(const RowColumns& columns, int64_t i, int table, uint6
       return;
     }
     table_rows_[table].fetch_add(1, std::memory_order_relaxed);
-    if (!slots) InitializeSlots(config_.optimizer, dim, stripe->Embedding(number) + dim);
+    if (!optimizer_slots)
+      InitializeOptimizerSlots(config_.optimizer, dim, stripe->Embedding(number) + dim);
   }
   RowHeader* row = stripe->Row(number);
   row->last_step = columns.last_step[i];
   row->frequency = std::min(columns.frequency[i], kMaxFrequency);
   float* floats = stripe->Embedding(number);
   std::memcpy(floats, &columns.embedding[i * dim], sizeof(float) * dim);
-  if (!slots) return;
+  if (!optimizer_slots) return;
   floats += dim;
   for (const std::vector<float>& values : columns.optimizer_slots) {
     const int64_t width = static_cast<int64_t>(values.size()) / columns.num_rows;
@@ -346,8 +349,8 @@ int64_t RowStore::MarkClean() {
   std::lock_guard<std::mutex> cut_lock(cut_mutex_);
   ++last_cut_;
   pending_since_ = last_cut_;
-  // Against the order of lookups, so that one meets it in a single stripe: the other way round it
-  // would wait at each.
+  // In the opposite order of lookups, so a lookup waits at one stripe at most. In the same order it
+  // could wait at each of them.
   for (auto s = stripes_.rbegin(); s != stripes_.rend(); ++s) {
     std::lock_guard<std::mutex> lock((*s)->mutex);
     (*s)->ForgetTouches();

@@ -1,4 +1,4 @@
-// What a row store gives to be written, and takes when it is loaded.
+// Tests what a row store gives to cuts and copies, and what it loads.
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -120,7 +120,7 @@ TEST(DeltaGivesWhatWasTouchedAndRemoved) {
   EXPECT_EQ(records, 4);
   EXPECT_TRUE(rows == BaseOf(&store));
 
-  // Removed; removed and created again; created and removed again; removed and another created.
+  // Removed; removed and created again; created and removed; removed and another one created.
   RowStore again(MakeConfig(2, 2));
   rows.clear();
   Lookup(&again, Batch{Range(0, 10), {}});
@@ -141,10 +141,10 @@ TEST(DeltaGivesWhatWasTouchedAndRemoved) {
 TEST(MemoryOfACutIsABatchAndFourBytesATouchedRow) {
   constexpr int kDim = 2;
   constexpr int64_t kRows = 100000;            // too little for a thread that makes pages meanwhile
-  constexpr int64_t kBatchRows = 32768 + 256;  // what is given at once, and what a slice adds
+  constexpr int64_t kBatchRows = 32768 + 256;  // a batch, and what a slice adds to it
   RowStore store(MakeConfig(kDim, 1, OptimizerKind::kAdagrad));
   Lookup(&store, Batch{Range(0, kRows)});
-  EXPECT_TRUE(store.Stats().memory_bytes < static_cast<int64_t>(PagePool::kMakeFromBytes));
+  EXPECT_TRUE(store.Stats().memory_bytes < static_cast<int64_t>(PagePool::kTouchFromBytes));
   for (const CutKind kind : {CutKind::kBase, CutKind::kDelta}) {
     int64_t since = -1, given = 0;
     if (kind == CutKind::kDelta) {
@@ -200,7 +200,7 @@ TEST(FailedSinkLosesNothing) {
   Update(&store, Batch{Range(0, 90000)}, 1, -1, 1);
   const std::vector<int64_t> removed = Range(95000, 99000);
   store.Remove(0, removed.data(), static_cast<int64_t>(removed.size()));
-  for (int good = 0; good < 3; ++good) {  // batches taken before the disk is full
+  for (int good = 0; good < 3; ++good) {  // batches written before the disk is full
     int batches = 0;
     int64_t cut;
     EXPECT_STATUS(store.Cut(
@@ -306,7 +306,7 @@ TEST(LoadMapsTablesAndMayLeaveSlotsAlone) {
 }
 
 TEST(LoadsListNothingForTheNextCut) {
-  // A reader that follows deltas for ever must not gather a list of their removals.
+  // A reader that follows deltas forever must not collect a list of their removals.
   RowStore source(MakeConfig(1, 1)), store(MakeConfig(1, 1));
   Lookup(&source, Batch{Range(0, 5000)});
   int64_t cut;

@@ -20,7 +20,7 @@ namespace {
 constexpr int64_t kMin = std::numeric_limits<int64_t>::min();
 constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
 
-// One range a thread, so that neighbouring ranges run at the same time.
+// A ParallelFor with one range per thread, so neighboring ranges run at the same time.
 void ThreadsFor(int64_t n, int64_t, const std::function<void(int64_t, int64_t)>& work) {
   constexpr int64_t kThreads = 3;
   std::vector<std::thread> threads;
@@ -64,7 +64,7 @@ TEST(FullTableGivesInitialValuesAndKeepsNoMore) {
   EXPECT_EQ(found[29], 5.0f);
   EXPECT_EQ(store.Stats().rows, (std::vector<int64_t>{10, 30}));
   EXPECT_EQ(store.Stats().rejected_inserts, 20);
-  // What is removed makes room.
+  // Removed rows make room.
   std::vector<int64_t> kept;
   for (const auto& row : BaseOf(&store)) {
     if (row.first.first == 0) kept.push_back(row.first.second);
@@ -98,7 +98,7 @@ TEST(IndexEqualsAMapUnderGrowthAndDeletion) {
   std::unordered_map<int64_t, uint32_t> model;  // id to updates
   std::mt19937_64 random(7);
   for (int round = 0; round < 400; ++round) {
-    // Phases of growth and of shrinkage, over ids dense, far apart and extreme.
+    // Phases of growth and of shrinkage, over dense, distant and extreme ids.
     const bool shrinking = (round / 50) % 2 == 1;
     std::set<int64_t> ids;
     for (int i = 0; i < 200; ++i) {

@@ -1,5 +1,5 @@
-// What the tests of a row store make and compare: batches of ids, and the rows that its records add
-// up to.
+// Builders and comparisons for the tests of a row store: batches of ids, and the rows that its
+// records yield.
 #ifndef EMBEDPS_KERNELS_STORE_ROW_STORE_TESTING_H_
 #define EMBEDPS_KERNELS_STORE_ROW_STORE_TESTING_H_
 
@@ -31,7 +31,7 @@ inline RowStoreConfig MakeConfig(int dim, int num_tables,
   return config;
 }
 
-// A batch that owns its ids, given by table.
+// A batch that owns its ids. They are given by table.
 struct Batch {
   Batch(std::initializer_list<std::vector<int64_t>> by_table) {
     splits.push_back(0);
@@ -40,7 +40,7 @@ struct Batch {
       splits.push_back(static_cast<int32_t>(ids.size()));
     }
   }
-  IdBatch view() const { return {ids.data(), static_cast<int64_t>(ids.size()), splits.data()}; }
+  IdsByTable view() const { return {ids.data(), static_cast<int64_t>(ids.size()), splits.data()}; }
 
   std::vector<int64_t> ids;
   std::vector<int32_t> splits;
@@ -70,7 +70,7 @@ struct Record {
 };
 using Rows = std::map<std::pair<int, int64_t>, Record>;
 
-// What a reader that applies records in order has after these.
+// The rows of a reader that applies records in order.
 inline void Apply(const RowColumns& columns, int dim, Rows* rows) {
   for (int64_t i = 0; i < columns.num_rows; ++i) {
     const std::pair<int, int64_t> key(columns.table[i], columns.id[i]);
@@ -91,7 +91,7 @@ inline void Apply(const RowColumns& columns, int dim, Rows* rows) {
   }
 }
 
-// Cuts onto `rows`; gives the cut, and how many records came.
+// Makes a cut and applies it to `rows`. Returns the cut and its number of records.
 inline int64_t CutOnto(RowStore* store, CutKind kind, int64_t since, Rows* rows,
                        int64_t* records = nullptr) {
   int64_t cut = -100, count = 0;

@@ -1,4 +1,5 @@
-// Rows stay whole while lookups, updates, removals, cuts and loads run side by side.
+// Tests that rows stay consistent while lookups, updates, removals, cuts and loads run
+// concurrently.
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -15,8 +16,8 @@
 namespace embedps {
 namespace {
 
-// Every update adds 1 to a number of the row that must then equal its frequency: with SGD all of
-// the embedding, with Adagrad all of the accumulator.
+// Every update adds 1 to numbers of the row, which must then equal its frequency: the embedding
+// with SGD, the accumulator with Adagrad.
 bool IsWhole(const Record& record, int dim, OptimizerKind kind) {
   const bool sgd = kind == OptimizerKind::kSgd;
   for (int i = 0; i < dim; ++i) {
@@ -62,7 +63,7 @@ void ExpectWholeRowsUnderTraffic(OptimizerKind kind) {
     traffic.Run([&, k] {
       std::mt19937_64 random(k);
       for (int i = 0; i < kRounds; ++i) {
-        // The range grows, and the index with it.
+        // The range of ids grows, and the index with it.
         const Batch batch{SomeIds(&random, 100 + 40 * i), SomeIds(&random, 100)};
         const std::vector<float> rows = Lookup(&store, batch);
         for (size_t r = 0; r < batch.ids.size(); ++r) {
@@ -82,7 +83,7 @@ void ExpectWholeRowsUnderTraffic(OptimizerKind kind) {
       EXPECT_TRUE(store.Stats().memory_bytes > 0);
     }
   });
-  // The chain of what was committed; every third cut fails, early or late.
+  // The chain of committed cuts. Every third cut fails, early or late.
   Rows chain;
   int64_t committed = -1, cuts = 0;
   const auto cut_once = [&](CutKind kind_of_cut, bool fails) {

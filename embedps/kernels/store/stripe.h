@@ -1,4 +1,4 @@
-// One stripe of a table: an index from id to row, and the rows in chunks.
+// A stripe of a table: an index from id to row, and the rows in chunks.
 #ifndef EMBEDPS_KERNELS_STORE_STRIPE_H_
 #define EMBEDPS_KERNELS_STORE_STRIPE_H_
 
@@ -16,29 +16,30 @@
 
 namespace embedps {
 
-inline constexpr int kStripeBits = 12;  // of a row's hash, which decide its stripe
-inline constexpr int kStripes = 64;     // a table
+inline constexpr int kStripeBits = 12;  // bits of a row's hash that decide its stripe
+inline constexpr int kStripes = 64;     // per table
 inline constexpr int kChunkBits = 10;
 inline constexpr uint32_t kChunkRows = 1u << kChunkBits;
 inline constexpr int kSegmentBits = 12;
 inline constexpr uint32_t kSegmentEntries = 1u << kSegmentBits;
 inline constexpr uint32_t kMaxStripeRows = (1u << 24) - 2;
-inline constexpr uint32_t kNone = 0xFFFFFFFF;  // no row
+inline constexpr uint32_t kNone = 0xFFFFFFFF;  // not a row
 inline constexpr uint32_t kMaxFrequency = (1u << 30) - 1;
 
-// What stands before a row's floats. Packed, so that a row of dim 16 with one slot takes 84 bytes.
+// Precedes a row's floats. It is packed: a row of dim 16 with one float of optimizer slots takes 84
+// bytes.
 struct __attribute__((packed, aligned(4))) RowHeader {
   int64_t id;
   uint32_t last_step;
-  uint32_t frequency : 30;  // updates applied; stays at kMaxFrequency
+  uint32_t frequency : 30;  // number of updates; stops at kMaxFrequency
   uint32_t live : 1;
-  uint32_t listed : 1;  // in the open list, or in one whose cut has yet to copy the row
+  uint32_t listed : 1;  // in the open list, or in the list of a cut that has not copied the row yet
 };
 inline constexpr size_t kHeaderBytes = 16;
 
-// The stripe of a row. The last one has twice the rows of the first, and those between lie evenly
-// between: were all of a size, every segment of a table's indexes would be full, and split, at the
-// same time, and a lookup that inserts would wait for a split in each stripe.
+// Returns the stripe of a row. Stripe sizes grow evenly from the first to the last, which has twice
+// as many rows. If all stripes had the same size, all segments of a table's indexes would be full
+// and split at the same time, and a lookup that inserts would wait for a split in each stripe.
 inline int StripeOf(uint64_t row_hash) {
   constexpr uint64_t kOne = uint64_t{1} << kStripeBits;
   const uint64_t x = row_hash & (kOne - 1);
@@ -47,11 +48,11 @@ inline int StripeOf(uint64_t row_hash) {
 
 static_assert(sizeof(RowHeader) == kHeaderBytes);
 
-// Sorts row numbers below `limit`, and leaves each once. Where they are not very few of the rows it
-// goes by a bit a row: a processor foresees none of a sort's comparisons.
+// Sorts row numbers below `limit` and removes duplicates. Uses a bitmap unless the list is sparse:
+// the comparisons of a sort are unpredictable branches.
 inline void SortRows(uint32_t limit, std::vector<uint32_t>* numbers) {
-  constexpr uint32_t kBits = 64, kVeryFew = 1024;
-  if (numbers->size() < limit / kVeryFew) {
+  constexpr uint32_t kBits = 64, kSparse = 1024;
+  if (numbers->size() < limit / kSparse) {
     std::sort(numbers->begin(), numbers->end());
     numbers->erase(std::unique(numbers->begin(), numbers->end()), numbers->end());
     return;
@@ -66,11 +67,11 @@ inline void SortRows(uint32_t limit, std::vector<uint32_t>* numbers) {
   }
 }
 
-// One table's rows of one stripe. Everything but the constants is guarded by `mutex`.
+// The rows of one stripe of one table. `mutex` guards everything except the constants.
 //
-// The index is of segments of at most 4096 entries, found by a directory (Fagin et al., Extendible
-// Hashing, 1979): a full segment is split by itself, so that an insert never waits for more than
-// one segment's rows to be hashed again, however many rows there are.
+// The index consists of segments of at most 4096 entries, which a directory finds (Fagin et al.,
+// Extendible Hashing, 1979). A full segment is split alone, so an insert rehashes the rows of at
+// most one segment, however many rows there are.
 class Stripe {
  public:
   Stripe(size_t row_bytes, PagePool* pool) : row_bytes_(row_bytes), pool_(pool) {}
@@ -78,13 +79,13 @@ class Stripe {
   std::mutex mutex;
 
   static uint8_t Tag(uint64_t hash) {
-    return static_cast<uint8_t>((hash * 0x9E3779B97F4A7C15ull) >> 56);
+    return static_cast<uint8_t>((hash * kSplitMixIncrement) >> 56);
   }
 
-  // Four steps bring an id's row to the caches, each some ids after the one before, as each needs
-  // what the one before it brought: the directory's place, the index entry, the chunk's place, the
-  // row. A large table's directory and places are not in the caches either. Inlined by force: GCC
-  // takes a function that does nothing but prefetch for one without effects, and drops its calls.
+  // Four functions prefetch an id's row: the directory entry, the index entry, the chunk's address,
+  // the row. Each needs the result of the one before, so the caller calls it some ids later. All
+  // four are outside the caches for a large table. They are inlined by force: GCC considers a
+  // function that only prefetches to have no effect, and drops its calls.
   [[gnu::always_inline]] void PrefetchSegment(uint64_t hash) const {
     if (!directory_.empty()) {
       __builtin_prefetch(&directory_[DirectoryBits(hash) & (directory_.size() - 1)]);
@@ -95,7 +96,7 @@ class Stripe {
     if (!directory_.empty()) __builtin_prefetch(&SegmentOf(hash)->entries()[Home(hash)]);
   }
 
-  // Gives the number of the row that is probably the id's, or kNone.
+  // Also returns the number of the row that is probably the id's, or kNone.
   uint32_t PrefetchChunk(uint64_t hash) const {
     if (directory_.empty()) return kNone;
     const uint32_t* entries = SegmentOf(hash)->entries();
@@ -113,16 +114,16 @@ class Stripe {
     if (probably == kNone) return;
     const char* row = reinterpret_cast<const char*>(Row(probably));
     for (size_t byte = 0; byte < row_bytes_; byte += 64) __builtin_prefetch(row + byte, 1);
-    __builtin_prefetch(row + row_bytes_ - 1, 1);  // a row may end in one line more
+    __builtin_prefetch(row + row_bytes_ - 1, 1);  // a row may end in one more cache line
   }
 
-  // Find, where PrefetchChunk gave `probably`.
+  // Find, with the result of PrefetchChunk.
   uint32_t Find(uint64_t hash, int64_t id, uint32_t probably) const {
     if (probably != kNone && Row(probably)->id == id && Row(probably)->live) return probably;
     return Find(hash, id);
   }
 
-  // The number of the row of `id`, or kNone.
+  // Returns the number of the row of `id`, or kNone.
   uint32_t Find(uint64_t hash, int64_t id) const {
     if (directory_.empty()) return kNone;
     const Segment* segment = SegmentOf(hash);
@@ -134,7 +135,7 @@ class Stripe {
     }
   }
 
-  // The number of a new row for an id that is not there, its floats not set, or kNone when the
+  // Adds a row for an absent id, without setting its floats. Returns its number, or kNone if the
   // stripe is full.
   uint32_t Insert(uint64_t hash, int64_t id, uint64_t salt) {
     uint32_t number;
@@ -160,21 +161,21 @@ class Stripe {
     return number;
   }
 
-  // Makes an index for so many rows at once, where there is none: inserted one by one they would
-  // have it doubled and split again and again, which was a sixth of a load.
+  // Makes an empty stripe's index large enough for `rows` rows. Otherwise inserts would double and
+  // split it again and again, which is a sixth of the time of a load.
   void Reserve(int64_t rows) {
     if (!directory_.empty()) return;
     uint32_t size = 8, depth = 0;
     while (size < kSegmentEntries && rows * 5 > size * int64_t{4}) size *= 2;
-    // To three quarters: a full one is split, and of many segments some get more than their share.
+    // Segments fill to three quarters on average, because some get more rows than others.
     while (rows * 4 > (int64_t{kSegmentEntries} << depth) * 3) ++depth;
     mask_ = size - 1;
     for (uint32_t i = 0; i < 1u << depth; ++i) segments_.push_back(NewSegment(size, depth));
     directory_ = segments_;
   }
 
-  // Frees the row of `id`. Returns whether it was there. The caller records the removal where the
-  // next cut is to give it.
+  // Removes the row of `id`. Returns whether it was there. The caller records the removal if the
+  // next cut must contain it.
   bool Remove(uint64_t hash, int64_t id, uint64_t salt) {
     if (directory_.empty()) return false;
     Segment* segment = SegmentOf(hash);
@@ -185,7 +186,8 @@ class Stripe {
       if (entry >> 24 != tag || Row(RowOf(entry))->id != id) continue;
       RowHeader* row = Row(RowOf(entry));
       row->live = 0;
-      // Should it come back, the next cut gives it after its removal: it must be listed anew.
+      // If the row comes back, the next cut writes it after its removal, so it must be listed
+      // again.
       row->listed = 0;
       free_.push_back(RowOf(entry));
       --live_;
@@ -195,7 +197,7 @@ class Stripe {
     }
   }
 
-  // Lists a live row for the next cut. A row that was removed meanwhile may be listed twice.
+  // Lists a live row for the next cut. A row that was removed in between may be listed twice.
   void Touch(uint32_t number) {
     RowHeader* row = Row(number);
     if (row->listed) return;
@@ -211,17 +213,17 @@ class Stripe {
     return reinterpret_cast<float*>(reinterpret_cast<char*>(Row(number)) + kHeaderBytes);
   }
 
-  uint32_t used() const { return used_; }  // row numbers ever given out
+  uint32_t used() const { return used_; }  // row numbers ever used
   int64_t live() const { return live_; }
 
   void Clear() {
     if (mask_ + 1 == kSegmentEntries) {
       for (Segment* segment : segments_) {
-        pool_->GiveBack(reinterpret_cast<char*>(segment), SegmentBytes(kSegmentEntries));
+        pool_->Free(reinterpret_cast<char*>(segment), SegmentBytes(kSegmentEntries));
       }
     }
     if (room_ >= kChunkRows) {
-      for (char* chunk : chunks_) pool_->GiveBack(chunk, kChunkRows * row_bytes_);
+      for (char* chunk : chunks_) pool_->Free(chunk, kChunkRows * row_bytes_);
     }
     directory_ = {};
     segments_ = {};
@@ -245,7 +247,7 @@ class Stripe {
         Row((*list)[i])->listed = 0;
       }
     }
-    // With their memory, which `= {}` would keep.
+    // Frees their memory too; `= {}` would keep it.
     std::vector<uint32_t>().swap(open);
     std::vector<int64_t>().swap(open_removed);
     std::vector<uint32_t>().swap(pending);
@@ -263,25 +265,26 @@ class Stripe {
 
   std::vector<uint32_t> open;         // rows touched since the last cut
   std::vector<int64_t> open_removed;  // ids removed since the last cut
-  std::vector<uint32_t> pending;      // cut, but not known to be committed
+  std::vector<uint32_t> pending;      // rows of the last cut, until it is known to be committed
   std::vector<int64_t> pending_removed;
 
  private:
-  // The ids whose hashes have `depth` bits in common after those of the stripe and the segment.
+  // Entries of ids whose hashes share `depth` bits, after the bits for the stripe and the position.
   struct Segment {
     uint32_t used;
     uint32_t depth;
-    // So many as the stripe's mask says; they follow.
+    // The entries follow the struct. The stripe's mask tells their number.
     uint32_t* entries() { return reinterpret_cast<uint32_t*>(this + 1); }
     const uint32_t* entries() const { return reinterpret_cast<const uint32_t*>(this + 1); }
   };
   static size_t SegmentBytes(uint32_t size) { return sizeof(Segment) + size * sizeof(uint32_t); }
 
-  // Without entries. The first ones, which are smaller, are of the heap: one at a time.
+  // Makes an empty segment. A smaller one comes from the heap; there is only one of these at a
+  // time.
   Segment* NewSegment(uint32_t size, uint32_t depth) {
     const size_t bytes = SegmentBytes(size);
     std::unique_ptr<char[]> small(size < kSegmentEntries ? new char[bytes] : nullptr);
-    char* memory = small ? small.get() : pool_->Take(bytes);
+    char* memory = small ? small.get() : pool_->Allocate(bytes);
     std::memset(memory, 0, bytes);
     first_segment_ = std::move(small);
     auto* segment = reinterpret_cast<Segment*>(memory);
@@ -289,25 +292,25 @@ class Stripe {
     return segment;
   }
 
-  // Chunks never move, but for the first, which doubles up to its full size: a small table would
-  // leave most of one empty in each of its stripes.
+  // Adds a chunk. Chunks never move, except the first: it doubles until it has the full size, as
+  // most of a full chunk would stay empty in each stripe of a small table.
   void AddRoom() {
     if (room_ >= kChunkRows) {
-      chunks_.push_back(pool_->Take(kChunkRows * row_bytes_));
+      chunks_.push_back(pool_->Allocate(kChunkRows * row_bytes_));
       room_ += kChunkRows;
       return;
     }
     const uint32_t room = std::max(uint32_t{16}, 2 * room_);
     const size_t bytes = room * row_bytes_;
     std::unique_ptr<char[]> small(room < kChunkRows ? new char[bytes] : nullptr);
-    char* chunk = small ? small.get() : pool_->Take(bytes);
+    char* chunk = small ? small.get() : pool_->Allocate(bytes);
     if (room_ > 0) std::memcpy(chunk, chunks_[0], used_ * row_bytes_);
     chunks_.assign(1, chunk);
     first_chunk_ = std::move(small);
     room_ = room;
   }
 
-  // An index entry: tag in the upper 8 bits, row number + 1 in the lower 24; 0 is empty.
+  // An index entry has a tag in the upper 8 bits and row number + 1 in the lower 24. 0 is empty.
   static uint32_t RowOf(uint32_t entry) { return (entry & 0xFFFFFF) - 1; }
   uint32_t Home(uint64_t hash) const { return static_cast<uint32_t>(hash >> kStripeBits) & mask_; }
   static size_t DirectoryBits(uint64_t hash) { return hash >> (kStripeBits + kSegmentBits); }
@@ -322,8 +325,8 @@ class Stripe {
     ++segment->used;
   }
 
-  // Makes room where `hash` belongs: the only segment is doubled up to its full size, a full one is
-  // split.
+  // Makes room in the segment of `hash`: doubles the only segment until it has the full size, then
+  // splits segments.
   void Grow(uint64_t hash, uint64_t salt) {
     if (directory_.empty()) {
       mask_ = 7;
@@ -349,8 +352,7 @@ class Stripe {
     }
   }
 
-  // Empties a segment that stands at `bits` of the directory, and makes another for half of its
-  // ids.
+  // Empties the segment at `bits` of the directory, and makes another one for half of its ids.
   void Split(Segment* segment, size_t bits) {
     const size_t step = size_t{1} << segment->depth++;
     std::fill_n(segment->entries(), mask_ + 1, 0);
@@ -365,8 +367,8 @@ class Stripe {
     }
   }
 
-  // Moves later entries of the probe run back over the gap, so that no run is broken and none needs
-  // a tombstone.
+  // Moves later entries of the probe sequence back over the gap. So no sequence breaks, and there
+  // are no tombstones.
   void CloseGap(Segment* segment, uint32_t gap, uint64_t salt) {
     uint32_t* entries = segment->entries();
     for (uint32_t at = (gap + 1) & mask_; entries[at] != 0; at = (at + 1) & mask_) {
@@ -381,12 +383,12 @@ class Stripe {
 
   const size_t row_bytes_;
   PagePool* const pool_;
-  std::vector<Segment*> directory_;  // by the hash's bits after the segment's; 2^n of them
+  std::vector<Segment*> directory_;  // 2^n entries, by the hash's bits after the segment's
   std::vector<Segment*> segments_;
-  std::unique_ptr<char[]> first_segment_;  // while it is smaller than others
-  uint32_t mask_ = 0;                      // a segment's entries - 1
+  std::unique_ptr<char[]> first_segment_;  // while it is smaller than the full size
+  uint32_t mask_ = 0;                      // entries per segment - 1
   std::vector<char*> chunks_;
-  std::unique_ptr<char[]> first_chunk_;  // while it is smaller than others
+  std::unique_ptr<char[]> first_chunk_;  // while it is smaller than the full size
   uint32_t room_ = 0;                    // rows in the chunks, used or not
   std::vector<uint32_t> free_;
   uint32_t used_ = 0;

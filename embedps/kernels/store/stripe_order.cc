@@ -4,14 +4,14 @@
 
 namespace embedps {
 
-StripeOrder::StripeOrder(const IdBatch& batch, const std::vector<uint64_t>& table_salts,
+StripeOrder::StripeOrder(const IdsByTable& batch, const std::vector<uint64_t>& table_salts,
                          const ParallelFor& parallel)
     : entries_(batch.num_ids) {
   const int64_t num_tables = static_cast<int64_t>(table_salts.size());
   parallel(num_tables, 20 * batch.num_ids / num_tables, [&](int64_t begin, int64_t end) {
     std::vector<uint64_t> hashes;
     for (int t = static_cast<int>(begin); t < end; ++t) {
-      // Ids come ordered by table: a counting sort by stripe within each is all that is wanted.
+      // The ids are ordered by table. A counting sort by stripe orders them within each table.
       const int32_t first = batch.splits[t], last = batch.splits[t + 1];
       hashes.resize(last - first);
       int32_t starts[kStripes + 1] = {};

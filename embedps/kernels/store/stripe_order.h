@@ -1,5 +1,5 @@
-// A step's ids arranged by stripe, so that each stripe is locked once, and their rows found with
-// the caches filled ahead.
+// Orders a step's ids by stripe, so each stripe is locked once, and finds their rows with
+// prefetches.
 #ifndef EMBEDPS_KERNELS_STORE_STRIPE_ORDER_H_
 #define EMBEDPS_KERNELS_STORE_STRIPE_ORDER_H_
 
@@ -12,34 +12,34 @@
 
 namespace embedps {
 
-// Ids of a step on one shard, ordered by table: those of table t are ids[splits[t], splits[t+1]),
-// without repeats within a table.
-struct IdBatch {
+// A step's ids on one shard, ordered by table, each once per table. Those of table t are
+// ids[splits[t], splits[t+1]).
+struct IdsByTable {
   const int64_t* ids = nullptr;
   int64_t num_ids = 0;
   const int32_t* splits = nullptr;  // num_tables + 1, from 0 to num_ids
 };
 
-// Entries of a batch, those of one stripe together.
+// The ids of a batch, grouped by stripe.
 class StripeOrder {
  public:
   struct Entry {
     uint64_t hash;
-    int32_t at;   // in the batch
+    int32_t at;   // index in the batch
     int32_t bin;  // table * kStripes + stripe
   };
 
   // `table_salts` has the TableSalt of each table of the batch.
-  StripeOrder(const IdBatch& batch, const std::vector<uint64_t>& table_salts,
+  StripeOrder(const IdsByTable& batch, const std::vector<uint64_t>& table_salts,
               const ParallelFor& parallel);
 
-  // Calls visit(bin, first entry, last entry) for each stripe that has ids, in parallel; `cost` is
-  // of an entry.
+  // Calls visit(bin, first entry, end of entries) in parallel for each stripe that has ids. `cost`
+  // is roughly the cycles per entry.
   template <typename Visit>
   void ForEachBin(const ParallelFor& parallel, int64_t cost, const Visit& visit) const {
     const int64_t n = static_cast<int64_t>(entries_.size());
     parallel(n, cost, [&](int64_t begin, int64_t end) {
-      // A bin belongs to the range in which it begins.
+      // A bin belongs to the range that contains its first entry.
       while (begin > 0 && begin < n && entries_[begin].bin == entries_[begin - 1].bin) ++begin;
       while (begin < end) {
         int64_t last = begin + 1;
@@ -54,8 +54,8 @@ class StripeOrder {
   std::vector<Entry> entries_;
 };
 
-// Finds the rows of a stripe's entries in order, having brought them to the caches step by step
-// some entries before. The stripe's lock is held.
+// Finds the rows of a stripe's entries in order, and prefetches those of later entries. The caller
+// holds the stripe's lock.
 class RowFinder {
  public:
   using Entry = StripeOrder::Entry;
@@ -69,7 +69,7 @@ class RowFinder {
     begin(kChunks, [&](const Entry* e) { probably_[e - first] = stripe.PrefetchChunk(e->hash); });
     begin(kRows, [&](const Entry* e) { stripe.PrefetchRow(probably_[e - first]); });
   }
-  // The number of the next entry's row, whose id is `id`, or kNone.
+  // Returns the number of the next entry's row, or kNone. `id` is the entry's id.
   uint32_t Next(const Entry* e, int64_t id) {
     const uint32_t number = stripe_.Find(e->hash, id, probably_[at_ % kChunks]);
     if (last_ - e > kSegments) stripe_.PrefetchSegment(e[kSegments].hash);
@@ -84,7 +84,7 @@ class RowFinder {
   static constexpr int kRows = 8, kChunks = 16, kEntries = 24, kSegments = 32;
   const Stripe& stripe_;
   const Entry* const last_;
-  uint32_t probably_[kChunks];  // of the entries to come
+  uint32_t probably_[kChunks];  // rows of the next entries
   uint32_t at_ = 0;
 };
 

@@ -17,7 +17,7 @@ constexpr size_t kRowBytes = kHeaderBytes + 4;
 
 uint64_t Hash(int64_t id) { return RowHash(kSalt, id); }
 
-// Ids whose hashes fall in the first stripe, as a store would give it.
+// Returns ids whose hashes belong to the first stripe.
 std::vector<int64_t> IdsOfAStripe(size_t n) {
   std::vector<int64_t> ids;
   for (int64_t id = 0; ids.size() < n; ++id) {
@@ -26,7 +26,7 @@ std::vector<int64_t> IdsOfAStripe(size_t n) {
   return ids;
 }
 
-// What a stripe holds of memory for so many rows, besides its index.
+// Returns a stripe's memory for `rows` rows without its index.
 int64_t RowsBytes(size_t count) {
   size_t room = 16;
   while (room < count) room = room < kChunkRows ? 2 * room : room + kChunkRows;
@@ -90,7 +90,7 @@ TEST(AnIndexThatWasReservedHoldsItsRowsAsOneThatGrew) {
       EXPECT_EQ(grown.Insert(Hash(ids[i]), ids[i], kSalt), i);
       EXPECT_EQ(reserved.Insert(Hash(ids[i]), ids[i], kSalt), i);
     }
-    // It did not grow: what came are the rows, in chunks as the other's.
+    // The index did not grow. Only chunks of rows were added, as in the other stripe.
     EXPECT_EQ(reserved.MemoryBytes() - index_bytes, RowsBytes(count));
     for (size_t i = 0; i < ids.size(); ++i) {
       const uint32_t found = reserved.Find(Hash(ids[i]), ids[i]);
@@ -115,8 +115,8 @@ TEST(AnInsertNeverMovesMoreThanASegmentsEntries) {
     most = std::max(most, now - before);
     before = now;
   }
-  // A segment, a chunk of rows and a directory of 32 may come at once; an index doubled as a whole
-  // would add 256 KiB here.
+  // A segment, a chunk of rows and a directory of 32 entries may come at once. Doubling the whole
+  // index would add 256 KiB here.
   EXPECT_TRUE(most <= static_cast<int64_t>(kSegmentEntries * 4 + kChunkRows * kRowBytes + 1024));
 }
 
@@ -141,7 +141,7 @@ TEST(TheLastStripeHasTwiceTheRowsOfTheFirst) {
   std::vector<int> rows(kStripes, 0);
   for (int id = 0; id < kRows; ++id) ++rows[StripeOf(Hash(id))];
   for (int k = 0; k < kStripes; ++k) {
-    // The share's integral from 0 to x is x (4 - x) / 3, of which the stripes are equal parts.
+    // The integral of the share from 0 to x is x (4 - x) / 3. The stripes are equal parts of it.
     const auto below = [](double part) { return 2 - std::sqrt(4 - 3 * part); };
     const double share = below((k + 1.0) / kStripes) - below(static_cast<double>(k) / kStripes);
     EXPECT_TRUE(std::abs(rows[k] - share * kRows) < 0.05 * share * kRows);
@@ -154,7 +154,7 @@ TEST(ARowTakesSixteenBytesBesideItsFloats) {
   PagePool pool;
   Stripe stripe(kRowBytes, &pool);
   for (const int64_t id : ids) stripe.Insert(Hash(id), id, kSalt);
-  // And an index entry of 4 bytes at a load between 0.4 and 0.8.
+  // Plus an index entry of 4 bytes at a load factor between 0.4 and 0.8.
   EXPECT_TRUE(stripe.MemoryBytes() < 50000 * static_cast<int64_t>(kRowBytes + 10) + 100000);
 }
 

@@ -1,11 +1,12 @@
-// Makes a fuzz target of a *_fuzz_test.cc, which defines FuzzFile and names its seeds' folder:
+// Makes a *_fuzz_test.cc a fuzz target. The test defines FuzzFile and names the folder of its
+// seeds:
 //
 //   void FuzzFile(const std::string& path) { ... }
 //   EMBEDPS_FUZZ_MAIN("row_file", FuzzFile)
 //
-// Built with -DEMBEDPS_LIBFUZZER, libFuzzer drives it (`python -m tools.fuzz`). Otherwise it is a
-// test: it goes over tests/fuzz_seeds/<folder>, each seed as it is, cut short and with bytes
-// changed, the same every time. Run it from the repository's root.
+// With -DEMBEDPS_LIBFUZZER, libFuzzer runs it (`python -m tools.fuzz`). Otherwise it is a test: it
+// reads each seed in tests/fuzz_seeds/<folder> unchanged, truncated, and with changed bytes. The
+// changes are the same in every run. Run it from the repository's root.
 #ifndef EMBEDPS_KERNELS_TESTING_FUZZING_H_
 #define EMBEDPS_KERNELS_TESTING_FUZZING_H_
 
@@ -28,7 +29,7 @@ namespace fuzzing {
 
 using FuzzFunction = void (*)(const std::string& path);
 
-// Gives bytes as a file of memory.
+// Calls `fuzz` with bytes as a file in memory.
 inline void RunOn(const uint8_t* data, size_t size, FuzzFunction fuzz) {
   const int fd = ::memfd_create("fuzz", 0);
   if (fd < 0) std::abort();
@@ -45,8 +46,8 @@ inline void RunOn(const std::vector<uint8_t>& bytes, FuzzFunction fuzz) {
   RunOn(bytes.data(), bytes.size(), fuzz);
 }
 
-// One to four changes: a bit, a byte, a word of an extreme value, a piece of it repeated or left
-// out.
+// Makes one to four changes: flips a bit, sets a byte, sets a word to an extreme value, repeats a
+// piece or removes one.
 inline std::vector<uint8_t> Change(std::vector<uint8_t> bytes, std::mt19937_64& random) {
   static constexpr uint64_t kExtremes[] = {
       0, 1, 0x7f, 0xff, 0x7fffffff, 0xffffffff, 0x7fffffffffffffff, 0xffffffffffffffff};
@@ -82,7 +83,7 @@ inline std::vector<uint8_t> Change(std::vector<uint8_t> bytes, std::mt19937_64& 
 }
 
 inline int ReplaySeeds(const char* folder, FuzzFunction fuzz) {
-  constexpr int kChangesOfASeed = 300;
+  constexpr int kChangesPerSeed = 300;
   std::vector<std::filesystem::path> seeds;
   std::error_code absent;
   const auto root = std::filesystem::path("tests/fuzz_seeds") / folder;
@@ -99,7 +100,7 @@ inline int ReplaySeeds(const char* folder, FuzzFunction fuzz) {
     const std::vector<uint8_t> bytes{std::istreambuf_iterator<char>(file), {}};
     RunOn(bytes, fuzz);
     std::mt19937_64 random(bytes.size());
-    for (int i = 0; i < kChangesOfASeed; ++i) {
+    for (int i = 0; i < kChangesPerSeed; ++i) {
       RunOn(Change(bytes, random), fuzz);
       if (!bytes.empty()) RunOn(bytes.data(), random() % bytes.size(), fuzz);
     }

@@ -1,5 +1,5 @@
-// The C++ unit tests' few macros: a *_test.cc is a plain executable, so that it builds with nothing
-// but a compiler and runs under any sanitizer.
+// The macros of the C++ unit tests. A *_test.cc is a plain executable: it needs only a compiler and
+// runs under any sanitizer.
 //
 //   TEST(RowsComeBackInOrder) { EXPECT_EQ(reader.rows(), 3); }
 //   int main() { return embedps::testing::RunAllTests(); }
@@ -35,7 +35,7 @@ inline std::vector<Test>& Tests() {
   return *tests;
 }
 
-// Failures of all tests so far; threads of a test may add to it.
+// Counts the failures of all tests so far. Threads of a test may add to it.
 inline std::atomic<int>& Failures() {
   static auto* failures = new std::atomic<int>(0);
   return *failures;
@@ -82,7 +82,7 @@ inline bool Contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-// A fresh directory, gone with the object.
+// Makes an empty directory and removes it with the object.
 class TemporaryDirectory {
  public:
   TemporaryDirectory() {
@@ -102,7 +102,7 @@ class TemporaryDirectory {
   std::string path_;
 };
 
-// Runs every test, or those whose name contains argv[1]; 0 if all passed.
+// Runs every test, or those whose name contains argv[1]. Returns 0 if all passed.
 inline int RunAllTests(int argc = 0, char** argv = nullptr) {
   int num_run = 0;
   for (const Test& test : Tests()) {
@@ -161,7 +161,7 @@ inline int RunAllTests(int argc = 0, char** argv = nullptr) {
     }                                                                                          \
   } while (0)
 
-// `part` must be in the text.
+// Expects `part` in the text.
 #define EXPECT_CONTAINS(text, part)                                                         \
   do {                                                                                      \
     const std::string embedps_text = (text);                                                \
@@ -180,7 +180,7 @@ inline int RunAllTests(int argc = 0, char** argv = nullptr) {
     }                                                                                \
   } while (0)
 
-// Like EXPECT_OK, and leaves the test.
+// Like EXPECT_OK, but a failure ends the test.
 #define ASSERT_OK(expr)                                                              \
   do {                                                                               \
     const ::embedps::Status embedps_expect_status = (expr);                          \
@@ -191,7 +191,7 @@ inline int RunAllTests(int argc = 0, char** argv = nullptr) {
     }                                                                                \
   } while (0)
 
-// The status must have the code and every given part in its message.
+// Expects the status code, and every given part in the message.
 #define EXPECT_STATUS(expr, expected_code, ...)                                       \
   do {                                                                                \
     const ::embedps::Status embedps_expect_status = (expr);                           \

@@ -14,7 +14,6 @@ from hypothesis.extra import numpy as hnp
 
 from embedps.checkpoint.format.quantize import (
     FLOAT32,
-    LEVELS,
     Encoding,
     RowEncoding,
     SlotEncoding,
@@ -29,6 +28,7 @@ from embedps.checkpoint.format.quantize import (
     unpack,
 )
 from embedps.checkpoint.format.rows import check_schema
+from embedps.constants import QUANTIZED_LEVELS
 from embedps.errors import CorruptCheckpointError, UsageError
 from tests.checkpoint.builders import Record, row_batch, some_rows
 from tests.checkpoint.readers import read_row_file
@@ -41,7 +41,7 @@ QUANTIZED: list[RowEncoding] = ["int8", "int4"]
 @given(values=some_rows)
 def test_no_value_is_further_than_half_the_scale_in_exact_arithmetic(rows, values):
     codes, scale, offset = quantize(values, rows)
-    assert codes.max(initial=0) <= LEVELS[rows]
+    assert codes.max(initial=0) <= QUANTIZED_LEVELS[rows]
     decoded = dequantize(codes, scale, offset)
     for i, j in np.ndindex(values.shape):
         exact = Fraction(float(offset[i])) + Fraction(float(scale[i])) * int(codes[i, j])
@@ -54,7 +54,7 @@ def test_no_value_is_further_than_half_the_scale_in_exact_arithmetic(rows, value
 def test_scale_is_a_step_of_the_rows_range(rows):
     values = np.random.default_rng(3).standard_normal((1000, 16)).astype(np.float32)
     _, scale, _ = quantize(values, rows)
-    steps = (values.max(axis=1) - values.min(axis=1)) / LEVELS[rows]
+    steps = (values.max(axis=1) - values.min(axis=1)) / QUANTIZED_LEVELS[rows]
     assert np.all(scale >= steps * (1 - 1e-6))
     assert np.all(scale <= steps * 1.002)
 

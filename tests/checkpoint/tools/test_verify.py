@@ -12,6 +12,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embedps import constants
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.dense import write_dense
 from embedps.checkpoint.format.manifest import FileEntry, SaveSet
@@ -85,7 +86,7 @@ def test_any_flipped_bit_is_found_and_its_place_told(whole, data):
         assert match is not None
         first, last = int(match[1]), int(match[2])
         assert first <= at <= last
-        assert last - first < file_io.PIECE_BYTES
+        assert last - first < constants.FILE_PIECE_BYTES
 
 
 @pytest.mark.parametrize("bit", range(8))

@@ -2,7 +2,7 @@ import pytest
 
 from embedps.errors import UsageError
 from embedps.tables import SGD, Adagrad, FeatureSpec, RowwiseAdagrad, TableSpec
-from embedps.tables.plan import make_plan
+from embedps.tables.groups import group_tables
 
 
 def features_of(*tables):
@@ -11,7 +11,7 @@ def features_of(*tables):
 
 def test_tables_of_equal_dim_and_optimizer_share_a_group():
     tables = [TableSpec(name=f"C{i}", dim=16) for i in range(26)]
-    (group,) = make_plan(tables, features_of(*tables))
+    (group,) = group_tables(tables, features_of(*tables))
     assert group.tables == tuple(tables)
     assert group.name == "dim16-rowwise_adagrad"
     assert group.feature_tables == list(range(26))
@@ -24,7 +24,7 @@ def test_dim_or_optimizer_or_its_settings_part_groups():
     d = TableSpec(name="d", dim=8, optimizer=Adagrad(epsilon=1e-3))
     e = TableSpec(name="e", dim=8, optimizer=Adagrad(), seed=3, capacity=9)
     f = TableSpec(name="f", dim=8, optimizer=Adagrad(epsilon=1e-2))
-    groups = make_plan([a, b, c, d, e, f], features_of(f, e, d, c, b, a))
+    groups = group_tables([a, b, c, d, e, f], features_of(f, e, d, c, b, a))
     assert [[t.name for t in g.tables] for g in groups] == [["a", "e"], ["b"], ["c"], ["d"], ["f"]]
     assert [g.name for g in groups] == [
         "dim8-adagrad",
@@ -44,16 +44,16 @@ def test_features_share_a_table_and_unused_tables_are_left_out():
         FeatureSpec(name="user", table="users"),
         FeatureSpec(name="shown", table="items"),
     ]
-    (group,) = make_plan(tables, features)
+    (group,) = group_tables(tables, features)
     assert [t.name for t in group.tables] == ["items", "users"]
     assert group.feature_tables == [0, 1, 0]
 
 
 def test_group_dim_and_optimizer_are_its_tables():
-    (group,) = make_plan([TableSpec(name="t", dim=3)], [FeatureSpec(name="f", table="t")])
+    (group,) = group_tables([TableSpec(name="t", dim=3)], [FeatureSpec(name="f", table="t")])
     assert (group.dim, group.optimizer) == (3, RowwiseAdagrad())
 
 
 def test_plan_refuses_undeclared_table():
     with pytest.raises(UsageError, match="looks up table 'u'"):
-        make_plan([TableSpec(name="t", dim=3)], [FeatureSpec(name="f", table="u")])
+        group_tables([TableSpec(name="t", dim=3)], [FeatureSpec(name="f", table="u")])

@@ -1,4 +1,4 @@
-"""The stacking plan: which tables share a store, so that a step asks each shard once a group."""
+"""Groups of tables that share one store per shard. A step sends one lookup per group and shard."""
 
 import dataclasses
 import re
@@ -9,12 +9,14 @@ from embedps.tables.optimizers import Optimizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Group:
+class TableGroup:
     """Tables of equal dim and optimizer, stacked in one store on each shard.
 
     Attributes:
-      name: a folder's name in checkpoints, such as "dim16-rowwise_adagrad".
-      tables: in declared order; a feature's table is an index into them.
+      name: the name of its folder in checkpoints, such as "dim16-rowwise_adagrad".
+      dim: floats per embedding.
+      optimizer: updates the rows.
+      tables: in declared order. A feature's table is an index into them.
       features: those that look up one of the tables, in declared order.
     """
 
@@ -26,8 +28,8 @@ class Group:
 
     @property
     def stem(self) -> str:
-        """The name without the number that tells groups of equal dim and optimizer kind apart."""
-        return f"dim{self.dim}-{self.optimizer.kind}"
+        """The name without the number that distinguishes groups of equal dim and optimizer kind."""
+        return _stem(self.dim, self.optimizer)
 
     @property
     def feature_tables(self) -> list[int]:
@@ -36,15 +38,19 @@ class Group:
         return [index[f.table] for f in self.features]
 
 
+def _stem(dim: int, optimizer: Optimizer) -> str:
+    return f"dim{dim}-{optimizer.kind}"
+
+
 def stem_of(group_name: str) -> str:
-    """A group's stem from its name."""
+    """Returns a group's stem from its name."""
     return re.sub(r"-\d+$", "", group_name)
 
 
-def make_plan(
+def group_tables(
     tables: Sequence[specs.TableSpec], features: Sequence[specs.FeatureSpec]
-) -> tuple[Group, ...]:
-    """Stacks tables of equal dim and equal optimizer; a table that no feature uses is left out.
+) -> tuple[TableGroup, ...]:
+    """Stacks tables of equal dim and equal optimizer; omits tables that no feature uses.
 
     Returns:
       The groups, in the order of their first tables.
@@ -58,13 +64,13 @@ def make_plan(
     for table in tables:
         if table.name in used:
             stacks.setdefault((table.dim, table.optimizer), []).append(table)
-    groups: list[Group] = []
+    groups: list[TableGroup] = []
     for (dim, optimizer), stacked in stacks.items():
-        stem = f"dim{dim}-{optimizer.kind}"
-        same = sum(g.name == stem or g.name.startswith(stem + "-") for g in groups)
+        stem = _stem(dim, optimizer)
+        same = sum(g.stem == stem for g in groups)
         names = {t.name for t in stacked}
         groups.append(
-            Group(
+            TableGroup(
                 name=f"{stem}-{same + 1}" if same else stem,
                 dim=dim,
                 optimizer=optimizer,

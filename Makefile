@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
+PYTEST = $(PY) -m pytest --numprocesses=$(TEST_JOBS)
 PIP := $(PY) -m pip --disable-pip-version-check --require-virtualenv
 
 ROWS ?= 2000000
@@ -12,6 +13,8 @@ RUN ?= data/criteo-$(ROWS)
 LOGS := $(RUN)/logs/clicks.tsv.gz
 DATASET := $(RUN)/dataset/_dataset.json
 TRAIN_FLAGS ?=
+# Processes that run tests. Many tests wait for other processes: one more than there are cores.
+TEST_JOBS ?= $(shell echo $$(($$(nproc) + 1)))
 PYTEST_FLAGS ?=
 BENCH_FLAGS ?=
 
@@ -20,19 +23,23 @@ unexport PYTHONPATH
 unexport PYTHONHOME
 
 .DELETE_ON_ERROR:
-.PHONY: help env kernels train test lint format types sanitize docs bazel bench bench-micro lock clean check-tools
+.PHONY: help env kernels train test test-all lint format types sanitize docs bazel bench bench-micro lock clean check-tools
 .DEFAULT_GOAL := help
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 	@echo
-	@echo 'Variables: PYTHON=$(PYTHON) ROWS=$(ROWS) SEED=$(SEED) RUN=$(RUN) TRAIN_FLAGS PYTEST_FLAGS BENCH_FLAGS'
+	@echo 'Variables: PYTHON=$(PYTHON) ROWS=$(ROWS) SEED=$(SEED) RUN=$(RUN) TRAIN_FLAGS TEST_JOBS=$(TEST_JOBS)'
+	@echo '  PYTEST_FLAGS BENCH_FLAGS'
 
 train: env kernels $(DATASET) ## generate click logs, write Parquet, train DLRM, print its scores
 	$(PY) -m embedps.train --model dlrm --data $(RUN)/dataset --model-dir $(RUN)/model $(TRAIN_FLAGS)
 
-test: env kernels ## run the whole test suite (real samples: EMBEDPS_SAMPLES=DIR)
-	$(PY) -m pytest $(PYTEST_FLAGS)
+test: env kernels ## run the quick tests, which train on a local cluster too (5 min on 2 cores)
+	$(PYTEST) -m 'not slow' $(PYTEST_FLAGS)
+
+test-all: env kernels ## run every test (13 min on 2 cores; real samples: EMBEDPS_SAMPLES=DIR)
+	$(PYTEST) $(PYTEST_FLAGS)
 
 lint: env ## check style and imports: ruff, import-linter, clang-format
 	$(VENV)/bin/ruff check .

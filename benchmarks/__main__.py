@@ -1,4 +1,4 @@
-"""`python -m benchmarks run`: ours beside the peers, on the same examples, in one call.
+"""`python -m benchmarks run`: compares embedps with its peers on the same examples.
 
 `python -m benchmarks docs` writes the results into docs/performance.md.
 """
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import document, report, tables, workload
+from benchmarks.comparison import Timing, run_comparison
 from benchmarks.environments import PEERS, cache
+from benchmarks.peer_suites import SUITES, Choice, make_comparisons
 from benchmarks.peers.protocol import WARM_UP_SECS
-from benchmarks.races import Timing, hold
-from benchmarks.suites import SUITES, Choice, meetings
 from embedps.console import command_line
 from embedps.errors import UsageError
 
@@ -31,8 +31,8 @@ def main(arguments: Sequence[str]) -> int:
     commands.add_parser("docs", help="write the results into docs/performance.md")
     run = commands.add_parser(
         "run",
-        help="measure, print ratios, write JSON and a plot a suite",
-        description=f"Peers are installed in environments of their own in {cache()}.",
+        help="measure, print ratios, write JSON and a plot per suite",
+        description=f"Each peer is installed in its own environment in {cache()}.",
     )
     run.add_argument("--suite", default="all", choices=(*SUITES, "all"))
     run.add_argument(
@@ -44,15 +44,17 @@ def main(arguments: Sequence[str]) -> int:
     run.add_argument(
         "--data",
         type=Path,
-        help="train on this instead: a dataset as pipelines.criteo wrote it, or a Criteo TSV file",
+        help="train on this instead: a dataset of pipelines.criteo, or a Criteo TSV file",
     )
     run.add_argument("--precisions", type=_names, default=_PRECISIONS)
     run.add_argument(
         "--batch-sizes", type=_numbers, default=(2048, 8192), help="default: 2048,8192"
     )
     run.add_argument("--rounds", type=int, default=7, help="default: 7")
-    run.add_argument("--secs", type=float, default=1.0, help="of a lane in a round (default: 1)")
-    run.add_argument("--output", type=Path, default=report.RESULTS, help="folder of the JSON")
+    run.add_argument("--secs", type=float, default=1.0, help="of a case in a round (default: 1)")
+    run.add_argument(
+        "--output", type=Path, default=report.RESULTS, help="folder for the JSON files"
+    )
     options = parser.parse_args(arguments)
     if options.command == "docs":
         document.PAGE.write_text(document.update(document.PAGE.read_text()))
@@ -81,20 +83,22 @@ def main(arguments: Sequence[str]) -> int:
                 "warm_up_secs": WARM_UP_SECS,
                 "zipf_exponent": None if options.data else workload.ZIPF_EXPONENT,
             },
-            "meetings": [],
+            "comparisons": [],
         }
-        held = result["meetings"]
+        measured = result["comparisons"]
         name = suite if options.workload == "w1" else f"{suite}-{options.workload}"
-        for meeting in meetings(suite, of_run, choice):
-            held.append(hold(meeting, batches, timing))
-            tables.show(held[-1])
-            report.write(options.output / f"{name}.json", result)  # what is measured is kept
-        tables.plot(held, options.output / f"{name}.png")
+        for comparison in make_comparisons(suite, of_run, choice):
+            measured.append(run_comparison(comparison, batches, timing))
+            tables.show(measured[-1])
+            report.write(
+                options.output / f"{name}.json", result
+            )  # keeps the results if a later part fails
+        tables.plot(measured, options.output / f"{name}.png")
     return 0
 
 
 def _command(arguments: Sequence[str]) -> str:
-    """The call, without where its results went."""
+    """Returns the command line without --output."""
     at = arguments.index("--output") if "--output" in arguments else len(arguments)
     return shlex.join(["python", "-m", "benchmarks", *arguments[:at], *arguments[at + 2 :]])
 

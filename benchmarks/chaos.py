@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import report
-from benchmarks.numbered import visits, write_dataset
+from benchmarks.row_visits import visits, write_dataset
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.tools.verify import verify
 from embedps.console import command_line
@@ -40,7 +40,7 @@ ACTIONS = {"kill": 3, "stop": 2, "end": 1}
 _SERVER_TIMEOUT_SECS = 5.0
 _MAX_STOP_SECS = 8.0
 _FLAGS = (
-    *("--model=benchmarks.numbered", "--batch-size=256", f"--unit-rows={UNIT_ROWS}"),
+    *("--model=benchmarks.row_visits", "--batch-size=256", f"--unit-rows={UNIT_ROWS}"),
     *("--num-ps=2", "--num-workers=2", "--delta-secs=2", "--log-secs=5"),
     *(f"--server-timeout-secs={_SERVER_TIMEOUT_SECS}", "--grace-secs=20"),
     *("--sparse-learning-rate=0.02", "--dense-learning-rate=0.001"),

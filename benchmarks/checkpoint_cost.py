@@ -104,7 +104,7 @@ class _Measured:
         return {
             "touched_rows": touched,
             "bytes": size,
-            "bytes_a_row": round(size / touched, 2),
+            "bytes_per_row": round(size / touched, 2),
             "write_secs": round(statistics.median(writes), 4),
             "load_secs": round(statistics.median(loads), 4),
             "write_mb_per_sec": round(write_rate / 1e6, 1),

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from benchmarks import embedded_dlrm, report
 from benchmarks.workload import W1, files, make_batches
-from embedps.run.config import TrainConfig
+from embedps.run.checkpoint_config import CheckpointConfig
 from embedps.tables.collection import EmbeddingCollection
 from embedps.training.checkpoint_writer import REST_SHARE
 
@@ -38,7 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--window-secs", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument(
-        "--delta-secs", type=float, default=TrainConfig.delta_secs, help="that a run would have"
+        "--delta-secs",
+        type=float,
+        default=CheckpointConfig.delta_secs,
+        help="that a run would have",
     )
     parser.add_argument("--folder", type=Path, help="on the disk to measure")
 

@@ -42,7 +42,7 @@ def render(result: dict[str, Any]) -> str:
         "checkpoint_cost": _cost,
         "checkpoint_encodings": _encodings,
     }
-    body = kinds.get(result["benchmark"], _races)(result)
+    body = kinds.get(result["benchmark"], _comparisons)(result)
     return f"{body}\n\n{_origin(result)}"
 
 
@@ -54,15 +54,15 @@ def _origin(result: dict[str, Any]) -> str:
     )
 
 
-def _races(result: dict[str, Any]) -> str:
+def _comparisons(result: dict[str, Any]) -> str:
     rounds = result["config"]["rounds"]
     foreign = max(
-        lane["foreign_cores"]
-        for meeting in result["meetings"]
-        for race in meeting["races"]
-        for lane in race["lanes"]
+        case["foreign_cores"]
+        for comparison in result["comparisons"]
+        for configuration in comparison["configurations"]
+        for case in configuration["cases"]
     )
-    parts = [tables.markdown(meeting) for meeting in result["meetings"]]
+    parts = [tables.markdown(comparison) for comparison in result["comparisons"]]
     parts.append(
         f"Medians of {rounds} rounds of {result['config']['secs']:g} s; ratios are within a round, "
         f"from the least to the greatest. Other processes had {foreign:.2f} cores at most."
@@ -81,7 +81,7 @@ def _growth(result: dict[str, Any]) -> str:
         ["bytes, against those of rows, slots and ids", f"{r['memory_ratio']:.3f} x", "1.25 x"],
         ["resident memory, against the same", f"{r['resident_ratio']:.3f} x", ""],
     ]
-    cold = r["cold_micros_an_id"]
+    cold = r["cold_micros_per_id"]
     for kind, name, limit in (
         ("equal_misses", "cold lookup at equal misses, against the table of 1M rows", "1.3 x"),
         ("stretch", "cold lookup of rows of a stretch of 1M, against the same", ""),
@@ -196,9 +196,9 @@ def _scaling(result: dict[str, Any]) -> str:
     rows = [
         [
             f"{x['tables']} x {x['dim']}, batch {x['batch']}",
-            f"{x['bytes_in_a_step_and_worker']:,} / {x['bytes_out_a_step_and_worker']:,}",
-            f"{x['examples_a_sec_and_worker_when_full']:,}",
-            f"{x['examples_a_sec_in_all_when_full'] / 1e6:.1f}M",
+            f"{x['bytes_in_per_step_and_worker']:,} / {x['bytes_out_per_step_and_worker']:,}",
+            f"{x['examples_per_sec_and_worker_when_full']:,}",
+            f"{x['examples_per_sec_in_all_when_full'] / 1e6:.1f}M",
             *(f"{x['link_use_at'][u]:.0%}" for u in uses),
         ]
         for x in large

@@ -18,8 +18,7 @@ from embedps.metrics import Accumulator, Metrics
 from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.optimizers import make as make_optimizer
-from models.dlrm import Config
-from models.dlrm_network import DLRM
+from models.dlrm import Config, build
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,7 +52,7 @@ def make(
         ),
         features=tuple(FeatureSpec(name=n, table=n) for n in names),
         numerics=tuple(f"I{i + 1}" for i in range(W1.num_numerics)),
-        build=lambda: DLRM(config),
+        build=lambda: build(config, has_numerics=True),
     )
     collection = EmbeddingCollection(
         recommender.tables,

@@ -229,7 +229,7 @@ def grow(table: OneTable, small: OneTable, rows: int) -> dict[str, Any]:
     return {
         "rows": table.rows,
         "secs": round(secs, 1),
-        "need_bytes": need,
+        "needed_bytes": need,
         "memory_bytes": table.memory_bytes(),
         "memory_ratio": round(table.memory_bytes() / need, 4),
         "resident_bytes": report.rss_bytes() - before,
@@ -260,7 +260,7 @@ def time_cold(small: OneTable, table: OneTable, rounds: int) -> dict[str, Any]:
             junk += 1.0
             micros[kind].append(asked.lookup(ids, insert=False) / len(ids) * 1e6)
     results: dict[str, Any] = {
-        "cold_micros_an_id": {kind: report.spread(values) for kind, values in micros.items()}
+        "cold_micros_per_id": {kind: report.spread(values) for kind, values in micros.items()}
     }
     for kind in ("anywhere", "stretch", "equal_misses"):
         ratios = [b / a for a, b in zip(micros["small"], micros[kind], strict=True)]
@@ -286,7 +286,7 @@ def show(results: dict[str, Any]) -> None:
         "bytes against rows + slots + ids", f"{results['memory_ratio']:.3f} x", "under 1.25 x"
     )
     table.add_row("resident bytes against the same", f"{results['resident_ratio']:.3f} x", "")
-    cold = results["cold_micros_an_id"]
+    cold = results["cold_micros_per_id"]
     lookups = {
         "equal_misses": ("cold lookup at equal misses", "under 1.3 x"),
         "stretch": ("cold lookup of rows of a stretch", ""),
@@ -334,7 +334,7 @@ def main(arguments: Sequence[str]) -> int:
             "environment": environment,
             "config": {
                 "dim": DIM,
-                "need_bytes_a_row": NEED_BYTES,
+                "needed_bytes_per_row": NEED_BYTES,
                 "rows_between_cuts": _ROWS_BETWEEN_CUTS,
                 "small_rows": SMALL_ROWS,
                 "rounds": options.rounds,

@@ -109,7 +109,7 @@ def train(dataset: Dataset, model_dir: Path, delta_secs: float) -> tuple[dict[st
 
             return super().schedule(function, args, on_start=noted)
 
-    config = TrainConfig(
+    config = TrainConfig.from_options(
         data=str(dataset.directory),
         model_dir=str(model_dir),
         batch_size=BATCH_ROWS,
@@ -119,7 +119,7 @@ def train(dataset: Dataset, model_dir: Path, delta_secs: float) -> tuple[dict[st
     )
     cluster = TimedCluster(num_shards=2)
     recommender = dlrm.make(dlrm.Config(), dataset)
-    summary = Trainer(recommender, dataset, config, cluster).run()
+    summary = Trainer(recommender, dataset, config, cluster).fit().summary
     cluster.close()
     return summary, moments
 

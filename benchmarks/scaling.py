@@ -30,12 +30,13 @@ from rich.table import Table
 from benchmarks import report, workload
 from benchmarks.peers import protocol
 from benchmarks.peers.embedps_dlrm import Embedps
-from embedps.cluster import local_cluster, local_processes
+from embedps.cluster import local_processes
 from embedps.cluster.coordinator import CoordinatorCluster
+from embedps.cluster.local_cluster import LocalCluster
 from embedps.console import command_line, tf_logging
 
 _UNITS = 4  # the first is not counted
-_STEPS_A_UNIT = 16
+_STEPS_PER_UNIT = 16
 _FITTED = (1, 2)
 _TOLERANCE = 0.10
 
@@ -101,13 +102,13 @@ class Shard:
 
 TERMS = {
     "bytes_in": (
-        "a step",
-        "a distinct id",
-        "a float of a gradient's row",
-        "a float of the network",
+        "per step",
+        "per distinct id",
+        "per float of a gradient's row",
+        "per float of the network",
     ),
-    "bytes_out": ("a step", "a float of a row", "a float of the network"),
-    "calls": ("a step",),
+    "bytes_out": ("per step", "per float of a row", "per float of the network"),
+    "calls": ("per step",),
 }
 
 
@@ -124,12 +125,10 @@ def measure(points: Sequence[Point]) -> list[dict[str, Any]]:
     tf_logging.silence_native_stderr()  # this one's own calls are no news
     for num_ps in dict.fromkeys(p.num_ps for p in points):
         with tempfile.TemporaryDirectory() as logs:
-            cluster, processes = local_cluster.start(
-                num_ps=num_ps, num_workers=1, num_shards=0, log_dir=Path(logs)
-            )
+            cluster = LocalCluster(num_ps=num_ps, num_workers=1, log_dir=Path(logs))
             try:
                 for point in (p for p in points if p.num_ps == num_ps):
-                    shards = _measure(point, cluster, processes, Path(logs))
+                    shards = _measure(point, cluster, cluster.processes, Path(logs))
                     results.append(
                         {
                             "point": dataclasses.asdict(point),
@@ -145,7 +144,7 @@ def measure(points: Sequence[Point]) -> list[dict[str, Any]]:
 def _measure(
     point: Point, cluster: CoordinatorCluster, processes: local_processes.LocalProcesses, logs: Path
 ) -> list[Shard]:
-    rows = _STEPS_A_UNIT * point.batch
+    rows = _STEPS_PER_UNIT * point.batch
     work = point.workload()
     batches = workload.make_batches(work, rows)
     with workload.files(work, batches) as folder:
@@ -157,7 +156,7 @@ def _measure(
         for _ in range(_UNITS - 1):
             run(0.0)
         after = _count(point.num_ps, processes, logs)
-    steps = (_UNITS - 1) * _STEPS_A_UNIT
+    steps = (_UNITS - 1) * _STEPS_PER_UNIT
     ids = distinct_ids(batches.ids, point.batch) / point.num_ps
     shards = []
     for shard, counts in enumerate((after - before) / steps):
@@ -273,11 +272,11 @@ def project(model: dict[str, list[float]], point: Point, rates: Sequence[float])
         "num_ps": LARGE_PS,
         "gbits": LARGE_GBITS,
         **{k: v for k, v in dataclasses.asdict(point).items() if k != "num_ps"},
-        "bytes_in_a_step_and_worker": round(bytes_in),
-        "bytes_out_a_step_and_worker": round(bytes_out),
-        "calls_a_step_and_worker": round(predict(model, "calls", shard), 1),
-        "examples_a_sec_and_worker_when_full": round(most),
-        "examples_a_sec_in_all_when_full": round(most * LARGE_WORKERS),
+        "bytes_in_per_step_and_worker": round(bytes_in),
+        "bytes_out_per_step_and_worker": round(bytes_out),
+        "calls_per_step_and_worker": round(predict(model, "calls", shard), 1),
+        "examples_per_sec_and_worker_when_full": round(most),
+        "examples_per_sec_in_all_when_full": round(most * LARGE_WORKERS),
         "link_use_at": {str(round(r)): round(r / most, 3) for r in rates},
     }
 
@@ -320,7 +319,7 @@ def main(arguments: Sequence[str]) -> int:
             "benchmark": "scaling",
             "command": "python -m benchmarks.scaling",
             "environment": environment,
-            "config": {"steps_a_point": (_UNITS - 1) * _STEPS_A_UNIT, "fitted_on_ps": _FITTED},
+            "config": {"steps_per_point": (_UNITS - 1) * _STEPS_PER_UNIT, "fitted_on_ps": _FITTED},
             "model": {w: dict(zip(TERMS[w], model[w], strict=True)) for w in TERMS},
             "points": rows,
             "largest_error": off,

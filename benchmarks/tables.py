@@ -1,4 +1,4 @@
-"""A suite's results to look at: a table of ratios, and a plot."""
+"""Shows the results of a suite: tables of rates and ratios, and a plot."""
 
 from __future__ import annotations
 
@@ -9,66 +9,70 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.races import OURS
+from benchmarks.comparison import OURS
 
 KIND_TITLES = {"sgd": "SGD", "adagrad": "Adagrad", "rowwise_adagrad": "row-wise Adagrad"}
 
+Results = dict[str, Any]
+"""A part of a result's JSON: a comparison, a configuration or a case."""
 
-def lane_title(lane: dict[str, Any]) -> str:
-    """Who, and with which optimizer: "embedps, SGD"."""
-    return ", ".join([lane["entrant"], *filter(None, [KIND_TITLES.get(lane["kind"])])])
+
+def case_title(case: Results) -> str:
+    """Names a case's system and optimizer: "embedps, SGD"."""
+    return ", ".join([case["system"], *filter(None, [KIND_TITLES.get(case["kind"])])])
 
 
 def rate(value: float) -> str:
-    """Thousands, or millions, a second."""
+    """Formats a rate per second in thousands or millions."""
     return f"{value / 1e6:.2f}M" if value >= 1e6 else f"{value / 1e3:.1f}k"
 
 
-def cell(lane: dict[str, Any], *, first: bool) -> str:
-    """A lane's rate, and how many times ours is of it."""
-    text = rate(lane["rate"]["median"])
-    ratio = lane["ours_to_this"]
+def cell(case: Results, *, first: bool) -> str:
+    """Formats a case's rate and the ratio of our rate to it."""
+    text = rate(case["rate"]["median"])
+    ratio = case["ours_to_this"]
     if ratio is not None and not first:
         text += f"  {ratio['median']:.2f}x ({ratio['min']:.2f} to {ratio['max']:.2f})"
     return text
 
 
-def grid(races: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows of one group's table: a row a lane, a column a race."""
-    titles = list(dict.fromkeys(lane_title(lane) for race in races for lane in race["lanes"]))
+def grid(configurations: Sequence[Results]) -> tuple[list[str], list[list[str]]]:
+    """Returns the headings and rows of one group's table: cases by configurations."""
+    titles = dict.fromkeys(case_title(case) for each in configurations for case in each["cases"])
     rows = []
     for title in titles:
         row = [title]
-        for race in races:
-            found = [lane for lane in race["lanes"] if lane_title(lane) == title]
-            row.append(cell(found[0], first=found[0] is race["lanes"][0]) if found else "-")
+        for each in configurations:
+            found = [case for case in each["cases"] if case_title(case) == title]
+            row.append(cell(found[0], first=found[0] is each["cases"][0]) if found else "-")
         rows.append(row)
-    return ["a second; ours is so many times it", *(race["race"] for race in races)], rows
+    headings = ["rate per second; ratio of ours to it"]
+    return headings + [each["configuration"] for each in configurations], rows
 
 
-def groups(meeting: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """The races of a meeting by group."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for race in meeting["races"]:
-        found.setdefault(race["group"], []).append(race)
+def groups(comparison: Results) -> dict[str, list[Results]]:
+    """Returns a comparison's configurations by group."""
+    found: dict[str, list[Results]] = {}
+    for each in comparison["configurations"]:
+        found.setdefault(each["group"], []).append(each)
     return found
 
 
-def best(lanes: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The lane of the greatest median; None of none."""
-    return max(lanes, key=lambda lane: float(lane["rate"]["median"]), default=None)
+def best(cases: Sequence[Results]) -> Results | None:
+    """Returns the case of the largest median rate; None without cases."""
+    return max(cases, key=lambda case: float(case["rate"]["median"]), default=None)
 
 
-def verdicts(meeting: dict[str, Any]) -> list[str]:
-    """Ours at its best against the best of the others at theirs, a line a group and precision."""
+def verdicts(comparison: Results) -> list[str]:
+    """Compares our best case with the best of the others, by group and precision."""
     lines = []
-    for group, races in groups(meeting).items():
-        lanes = [x for race in races for x in race["lanes"] if x["task"] == "train"]
-        ours = [lane for lane in lanes if lane["entrant"] == meeting["ours"]]
-        others = [lane for lane in lanes if not lane["entrant"].startswith(OURS)]
-        for precision in (None, *dict.fromkeys(lane["precision"] for lane in lanes)):
+    for group, configurations in groups(comparison).items():
+        cases = [c for each in configurations for c in each["cases"] if c["task"] == "train"]
+        ours = [case for case in cases if case["system"] == comparison["ours"]]
+        others = [case for case in cases if not case["system"].startswith(OURS)]
+        for precision in (None, *dict.fromkeys(case["precision"] for case in cases)):
             mine, theirs = (
-                best([lane for lane in some if precision in (None, lane["precision"])])
+                best([case for case in some if precision in (None, case["precision"])])
                 for some in (ours, others)
             )
             if mine is None or theirs is None:
@@ -81,76 +85,81 @@ def verdicts(meeting: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _best(lane: dict[str, Any]) -> str:
-    median = rate(lane["rate"]["median"])
-    return f"{lane_title(lane)} ({median}, {lane['precision']} {lane['batch']})"
+def _best(case: Results) -> str:
+    median = rate(case["rate"]["median"])
+    return f"{case_title(case)} ({median}, {case['precision']} {case['batch']})"
 
 
-def show(meeting: dict[str, Any]) -> None:
-    """Prints a meeting's tables."""
+def show(comparison: Results) -> None:
+    """Prints a comparison's tables."""
     console = Console(width=None if Console().is_terminal else 160)
-    for group, races in groups(meeting).items():
-        columns, rows = grid(races)
-        table = Table(title=f"{meeting['title']}: {group}")
-        for column in columns:
-            table.add_column(column)
+    for group, configurations in groups(comparison).items():
+        headings, rows = grid(configurations)
+        table = Table(title=f"{comparison['title']}: {group}")
+        for heading in headings:
+            table.add_column(heading)
         for row in rows:
             table.add_row(*row)
         console.print(table)
-    for line in verdicts(meeting):
+    for line in verdicts(comparison):
         print(line)
-    for title, why in meeting["absent"].items():
-        print(f"not measured: {title}: {why}")
+    for title, reason in comparison["not_measured"].items():
+        print(f"not measured: {title}: {reason}")
 
 
-def markdown(meeting: dict[str, Any]) -> str:
-    """A meeting's tables for a document."""
+def markdown(comparison: Results) -> str:
+    """Renders a comparison's tables as Markdown."""
     parts = []
-    for group, races in groups(meeting).items():
-        columns, rows = grid(races)
-        lines = [f"**{meeting['title']}: {group}**", ""]
-        lines += ["| " + " | ".join(row) + " |" for row in (columns, ["---"] * len(columns), *rows)]
+    for group, configurations in groups(comparison).items():
+        headings, rows = grid(configurations)
+        lines = [f"**{comparison['title']}: {group}**", ""]
+        lines += [f"| {' | '.join(row)} |" for row in (headings, ["---"] * len(headings), *rows)]
         parts.append("\n".join(lines))
-    parts += ["\n".join(f"- {line}" for line in verdicts(meeting))]
-    parts += ["\n".join(f"- not measured: {t}: {w}" for t, w in meeting["absent"].items())]
+    parts += ["\n".join(f"- {line}" for line in verdicts(comparison))]
+    absent = comparison["not_measured"].items()
+    parts += ["\n".join(f"- not measured: {title}: {reason}" for title, reason in absent)]
     return "\n\n".join(part for part in parts if part)
 
 
-def plot(meetings: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draws the suite: a panel a group, a bar a lane and race, with the spread of the rounds."""
+def plot(comparisons: Sequence[Results], path: Path) -> None:
+    """Draws a suite: a panel per group with a bar per case; lines show the spread of the rounds."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    panels = [(m["title"], g, races) for m in meetings for g, races in groups(m).items()]
-    height = sum(1.2 + 0.22 * sum(len(r["lanes"]) for r in races) for _, _, races in panels)
+    panels = [
+        (
+            f"{comparison['title']}: {group}",
+            [(each["configuration"], case) for each in configurations for case in each["cases"]],
+        )
+        for comparison in comparisons
+        for group, configurations in groups(comparison).items()
+    ]
     figure, axes = plt.subplots(
         len(panels),
         1,
-        figsize=(11, height),
+        figsize=(11, sum(1.2 + 0.22 * len(bars) for _, bars in panels)),
         squeeze=False,
         layout="constrained",
-        height_ratios=[4 + sum(len(r["lanes"]) for r in races) for _, _, races in panels],
+        height_ratios=[4 + len(bars) for _, bars in panels],
     )
-    for axis, (title, group, races) in zip(axes[:, 0], panels, strict=True):
-        lanes = [(race["race"], lane) for race in races for lane in race["lanes"]]
-        entrants = list(dict.fromkeys(lane["entrant"] for _, lane in lanes))
-        for at, (race, lane) in enumerate(lanes):
-            spread = lane["rate"]
-            errors = [[spread["median"] - spread["min"]], [spread["max"] - spread["median"]]]
-            axis.barh(
-                at,
-                spread["median"],
-                xerr=errors,
-                color=f"C{entrants.index(lane['entrant'])}",
-                capsize=2,
-            )
-            lane["label"] = f"{race}: {lane_title(lane)}"
-        axis.set_yticks(range(len(lanes)), [lane.pop("label") for _, lane in lanes], fontsize=7)
-        axis.invert_yaxis()
-        axis.set_title(f"{title}: {group}", fontsize=9)
-        axis.set_xlabel("a second; lines: least and greatest of the rounds", fontsize=7)
+    for axis, (title, bars) in zip(axes[:, 0], panels, strict=True):
+        _plot_bars(axis, bars)
+        axis.set_title(title, fontsize=9)
+        axis.set_xlabel("per second; lines: smallest to largest of the rounds", fontsize=7)
     figure.savefig(path, dpi=110)
     plt.close(figure)
     print(f"wrote {path}")
+
+
+def _plot_bars(axis: Any, bars: Sequence[tuple[str, Results]]) -> None:
+    systems = list(dict.fromkeys(case["system"] for _, case in bars))
+    for at, (_, case) in enumerate(bars):
+        spread = case["rate"]
+        errors = [[spread["median"] - spread["min"]], [spread["max"] - spread["median"]]]
+        color = f"C{systems.index(case['system'])}"
+        axis.barh(at, spread["median"], xerr=errors, color=color, capsize=2)
+    labels = [f"{configuration}: {case_title(case)}" for configuration, case in bars]
+    axis.set_yticks(range(len(bars)), labels, fontsize=7)
+    axis.invert_yaxis()

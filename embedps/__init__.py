@@ -13,12 +13,18 @@ from embedps.console import tf_startup
 
 if TYPE_CHECKING:
     from embedps.checkpoint.follow import follow
+    from embedps.cluster.local_cluster import LocalCluster
     from embedps.data.dataset import Dataset
     from embedps.engine.recommender import Recommender
+    from embedps.run.checkpoint_config import CheckpointConfig
+    from embedps.run.cluster_config import ClusterConfig
     from embedps.run.config import TrainConfig
+    from embedps.run.evaluation_config import EvaluationConfig
+    from embedps.run.optimizer_config import OptimizerConfig
     from embedps.tables.optimizers import SGD, Adagrad, Ftrl, LazyAdam, RowwiseAdagrad
     from embedps.tables.specs import FeatureSpec, Initializer, TableSpec
     from embedps.training.callbacks import Callback, EarlyStopping, ReduceLearningRate
+    from embedps.training.fit_result import FitResult
     from embedps.training.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -27,12 +33,18 @@ __all__ = [
     "SGD",
     "Adagrad",
     "Callback",
+    "CheckpointConfig",
+    "ClusterConfig",
     "Dataset",
     "EarlyStopping",
+    "EvaluationConfig",
     "FeatureSpec",
+    "FitResult",
     "Ftrl",
     "Initializer",
     "LazyAdam",
+    "LocalCluster",
+    "OptimizerConfig",
     "Recommender",
     "ReduceLearningRate",
     "RowwiseAdagrad",
@@ -48,12 +60,18 @@ _MODULE_OF = {
     "SGD": "tables.optimizers",
     "Adagrad": "tables.optimizers",
     "Callback": "training.callbacks",
+    "CheckpointConfig": "run.checkpoint_config",
+    "ClusterConfig": "run.cluster_config",
     "Dataset": "data.dataset",
     "EarlyStopping": "training.callbacks",
+    "EvaluationConfig": "run.evaluation_config",
     "FeatureSpec": "tables.specs",
+    "FitResult": "training.fit_result",
     "Ftrl": "tables.optimizers",
     "Initializer": "tables.specs",
     "LazyAdam": "tables.optimizers",
+    "LocalCluster": "cluster.local_cluster",
+    "OptimizerConfig": "run.optimizer_config",
     "Recommender": "engine.recommender",
     "ReduceLearningRate": "training.callbacks",
     "RowwiseAdagrad": "tables.optimizers",
@@ -68,7 +86,7 @@ _MODULE_OF = {
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 # Log errors only: what an op refuses would be logged as a warning, and it is raised anyway.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-tf_startup.watch()
+tf_startup.prepare_first_import()
 
 
 if not TYPE_CHECKING:  # a type checker would take any name to be there

@@ -1,4 +1,4 @@
-"""What a config's fields may hold: a field's metadata says it, and `check` sees to it."""
+"""Options of configs: what a field may hold, checks of it, and groups of fields by flat names."""
 
 from __future__ import annotations
 
@@ -9,32 +9,110 @@ import operator
 import os
 import types
 import typing
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 from embedps.errors import UsageError
+
+C = TypeVar("C")
 
 MAX_COUNT = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 MAX_SECS = 1e9
-"""About 30 years; the longest wait that the system takes is some times that."""
+"""About 30 years, which the system's waits can take; it has a limit not far above."""
 
 
 def option(default: Any, text: str, **metadata: Any) -> Any:
-    """A field of a config, and the flag of it.
+    """Declares a field of a config, which is a flag and a TOML key too.
 
     Args:
       default: its value; dataclasses.MISSING where it must be given.
       text: the flag's help.
-      metadata: of `check_value`; and `metavar`, of the flag.
+      metadata: of `check_value`; `metavar` of the flag; and `flag`, the option's name where that is
+        not the field's.
     """
     return dataclasses.field(default=default, metadata={"help": text, **metadata})
 
 
-def check(config: Any) -> None:
-    """Checks each field of a frozen dataclass; to be called by its __post_init__.
+def group(config: type) -> Any:
+    """Declares a field that holds a group of options, a config of its own."""
+    return dataclasses.field(default_factory=config)
 
-    What stands for a value, such as a NumPy number, a list or a Path, becomes that value.
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Option:
+    """An option of a config: a field of it, or of one of its groups.
+
+    Attributes:
+      name: of the flag, with underscores; unique in the config.
+      group: the config's field that holds the option's group; None if there is no group.
+      field: the dataclass's.
+      hint: the field's type.
+    """
+
+    name: str
+    group: str | None
+    field: dataclasses.Field[Any]
+    hint: Any
+
+    @property
+    def default(self) -> Any:
+        """The option's default; dataclasses.MISSING where there is none."""
+        if self.field.default_factory is not dataclasses.MISSING:
+            return self.field.default_factory()
+        return self.field.default
+
+
+def options_of(config: type) -> list[Option]:
+    """Lists the options of a config and of its groups, in their order."""
+    return list(_options(config, None))
+
+
+def groups_of(config: type) -> dict[str, type]:
+    """Gives the groups of a config by their fields' names."""
+    hints = typing.get_type_hints(config)
+    return {n: hint for n, hint in hints.items() if dataclasses.is_dataclass(hint)}  # type: ignore[misc]
+
+
+def make(config: type[C], values: Mapping[str, Any]) -> C:
+    """Makes a config and its groups from the values of options by name.
+
+    Raises:
+      UsageError: a value is of the wrong type or out of range.
+      TypeError: there is no such option, or a required one is missing.
+    """
+    found: dict[str | None, dict[str, Any]] = {}
+    left = dict(values)
+    for each in options_of(config):
+        if each.name in left:
+            found.setdefault(each.group, {})[each.field.name] = left.pop(each.name)
+    if left:
+        names = ", ".join(map(repr, sorted(left)))
+        raise TypeError(f"{config.__name__} has no option {names}")
+    groups = {n: kind(**found[n]) for n, kind in groups_of(config).items() if n in found}
+    return config(**found.get(None, {}), **groups)
+
+
+def values_of(config: Any) -> dict[str, Any]:
+    """Gives the values of a config's options by name."""
+    found = {}
+    for each in options_of(type(config)):
+        holder = config if each.group is None else getattr(config, each.group)
+        found[each.name] = getattr(holder, each.field.name)
+    return found
+
+
+def choices_of(hint: Any, metadata: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Gives the only values that a field may have; None where it may have others."""
+    if typing.get_origin(hint) is Literal:
+        return typing.get_args(hint)
+    return metadata.get("choices")
+
+
+def check(config: Any) -> None:
+    """Checks each field of a frozen dataclass; its __post_init__ calls this.
+
+    A NumPy number, a list or a Path becomes the plain value that it stands for.
 
     Raises:
       UsageError: a field holds what its type or its metadata does not allow.
@@ -42,18 +120,20 @@ def check(config: Any) -> None:
     hints = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):
         name, given = field.name, getattr(config, field.name)
-        value = check_value(name, hints[name], given, field.metadata)
+        option_name = field.metadata.get("flag", name)
+        value = check_value(option_name, hints[name], given, field.metadata)
         if value is not given:
             object.__setattr__(config, name, value)
 
 
 def check_value(name: str, hint: Any, value: Any, metadata: Mapping[str, Any]) -> Any:
-    """Checks a value and gives it as the type that it must be.
+    """Checks a value and converts it to the type that it must have.
 
     Args:
-      name: of the field, for the message.
-      hint: int, float, bool, str, a tuple of one of these, or one of these or None.
-      value: what came.
+      name: of the option, for the message.
+      hint: int, float, bool, str, a Literal of texts, a tuple of one of these, one of these or
+        None, or the dataclass of a group.
+      value: the value that was given.
       metadata: `least`, `above`, `most` and `below` bound a number, `choices` are all there is. A
         number must be finite unless `most` is infinite; a text must not be blank.
 
@@ -68,25 +148,29 @@ def check_value(name: str, hint: Any, value: Any, metadata: Mapping[str, Any]) -
             raise UsageError(f"{name} must be a tuple but got {shown(value)}")
         item = typing.get_args(kind)[0]
         return tuple(check_value(name, item, each, metadata) for each in value)
-    if kind is str:
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(value, kind):  # type: ignore[arg-type]
+            raise UsageError(f"{name} must be a {kind.__name__} but got {shown(value)}")  # type: ignore[union-attr]
+        return value
+    choices = choices_of(kind, metadata)
+    if kind is str or typing.get_origin(kind) is Literal:
         value = check_text(name, value)
     elif kind is bool and not isinstance(value, bool):
         raise UsageError(f"{name} must be True or False but got {shown(value)}")
     elif kind in (int, float):
         value = _number(name, kind, value)
         _check_bounds(name, value, metadata)
-    choices = metadata.get("choices")
     if choices is not None and value not in choices:
         raise UsageError(f"{name} must be one of {', '.join(choices)} but got {shown(value)}")
     return value
 
 
 def check_text(name: str, value: Any) -> str:
-    """Checks a name or a path, and gives it as a text.
+    """Checks a name or a path, and returns it as a text.
 
     Raises:
-      UsageError: it is no text, blank (as of an unset shell variable), or has a NUL or what is not
-        of Unicode, which no file's name here may have.
+      UsageError: it is not a text, or blank (as an unset shell variable gives it), or has a NUL or
+        a character that is not Unicode. No file's name here may have these.
     """
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str):
@@ -102,18 +186,29 @@ def check_text(name: str, value: Any) -> str:
     return text
 
 
+def _options(config: type, group: str | None) -> Iterator[Option]:
+    hints = typing.get_type_hints(config)
+    for field in dataclasses.fields(config):
+        hint = hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            yield from _options(hint, field.name)  # type: ignore[arg-type]
+        else:
+            name = field.metadata.get("flag", field.name)
+            yield Option(name=name, group=group, field=field, hint=hint)
+
+
 def without_none(hint: Any) -> Any:
-    """The type behind `X | None`."""
+    """Returns the X of a type `X | None`; any other type as it is."""
     if isinstance(hint, types.UnionType):
         return next(h for h in typing.get_args(hint) if h is not type(None))
     return hint
 
 
 def shown(value: Any) -> str:
-    """A value for a message, in at most 80 characters."""
+    """Formats a value for a message, in at most 80 characters."""
     try:
         text = repr(value)
-    except ValueError:  # Python writes no longer number
+    except ValueError:  # Python formats no number that is longer
         return "a number of thousands of digits"
     return text if len(text) <= 80 else f"{text[:77]}..."
 

@@ -1,4 +1,4 @@
-"""The dtypes that a model's flags may name; without TensorFlow, which --help does not wait for."""
+"""Lists the dtypes that a model's flags may name, without TensorFlow: --help stays fast."""
 
 from embedps.errors import UsageError
 
@@ -6,7 +6,7 @@ COMPUTE_DTYPES = ("float32", "bfloat16")
 
 
 def check_compute_dtype(name: str) -> None:
-    """Refuses what is not a dtype to compute in.
+    """Checks the name of a dtype to compute in.
 
     Raises:
       UsageError: it is not one of COMPUTE_DTYPES.

@@ -1,22 +1,22 @@
-"""Typed errors: each says what must hold, what came, where, and what to do."""
+"""Defines the errors; a message says what must hold, what came, where, and what to do."""
 
 
 class EmbedpsError(Exception):
-    """Base of every error embedps raises; a command line turns it into one line and `exit_code`."""
+    """Base of all errors of embedps; a command prints one line and ends with `exit_code`."""
 
     exit_code = 1
 
 
 class UsageError(EmbedpsError):
-    """A flag, a config field or an argument is wrong: nothing was started."""
+    """A flag, a config field or an argument is wrong; nothing was started."""
 
     exit_code = 2
 
 
 class DirectoryInUseError(EmbedpsError):
-    """Another run trains in the model directory: nothing was started."""
+    """Another run trains in the model directory; nothing was started."""
 
-    exit_code = 75  # EX_TEMPFAIL of sysexits.h: it may have ended by the next try
+    exit_code = 75  # EX_TEMPFAIL of sysexits.h: a later try may succeed
 
 
 class KernelBuildError(EmbedpsError):
@@ -32,7 +32,7 @@ class CheckpointError(EmbedpsError):
 
 
 class DirectoryTakenError(CheckpointError):
-    """Another run commits to the model directory: this one's saves can never succeed again."""
+    """Another run commits to the model directory; this run can save nothing any more."""
 
 
 class CorruptCheckpointError(CheckpointError):
@@ -48,6 +48,6 @@ class ClusterError(EmbedpsError):
 
 
 class ServerLostError(ClusterError):
-    """A server is gone or does not answer: started again, the run resumes from its checkpoint."""
+    """A server is gone or does not answer; the same command resumes from the last checkpoint."""
 
     exit_code = 75  # EX_TEMPFAIL of sysexits.h

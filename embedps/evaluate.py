@@ -1,8 +1,8 @@
-"""The sidecar evaluator by itself: `python -m embedps.evaluate --model-dir DIR --data DIR`.
+"""Scores a run's checkpoints: `embedps evaluate --model-dir DIR`.
 
-It follows the checkpoints of a run that `embedps.train` started, from any machine that sees the
-directory, scores each newest one on the held-out split, appends the scores to
-DIR/evaluation.jsonl and ends with the run's last checkpoint.
+It runs on any machine that can read the directory, during training or later. Again and again it
+scores the newest checkpoint on held-out data and appends the scores to DIR/evaluation.jsonl. It
+ends after the run's last checkpoint.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.config_fields import MAX_COUNT
 from embedps.console import command_line
+from embedps.console.child_process import end_with_parent
 from embedps.console.command_line import number, text
 from embedps.console.progress import ProgressLine
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 from embedps.evaluation.sidecar import RECOMMENDER_VARIABLE
-from embedps.run.config import MAX_SHARDS
-from embedps.run.stored_config import read_run
+from embedps.run.cluster_config import MAX_SHARDS
+from embedps.run.run_config import read_run
 from embedps.run.summary import (
     SUMMARY_NAME,
     read_evaluations,
@@ -43,13 +44,10 @@ _LOG_SECS = 5.0
 
 
 def main(arguments: Sequence[str], prog: str = "python -m embedps.evaluate") -> int:
-    """Scores checkpoints."""
+    """Scores checkpoints until the run's last one, or once."""
     options = _parser(prog).parse_args(arguments)
-    parent = os.environ.get("EMBEDPS_PARENT_PID")
-    if parent is not None:
-        from embedps.console.child_process import end_with_parent
-
-        end_with_parent(int(parent))
+    is_sidecar = end_with_parent()
+    if is_sidecar:
         os.nice(10)  # training comes first
     model_dir = as_path(options.model_dir)
     sent = _sent_model()
@@ -61,14 +59,14 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.evaluate") -> 
         dataset = Dataset.open(options.data)
         recommender, seed = sent
     dataset.split(options.split)
-    # Below what the flags and the files can be refused for: that comes at once.
+    # TensorFlow takes seconds to import; wrong flags and files are reported before that.
     import tensorflow as tf
 
     from embedps.evaluation.evaluator import Evaluator
 
-    if parent is not None:
+    if is_sidecar:
         tf.config.threading.set_intra_op_parallelism_threads(1)
-    scoring = _Scoring(model_dir)
+    display = _ScoreDisplay(model_dir)
     evaluator = Evaluator(
         recommender,
         dataset,
@@ -77,18 +75,18 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.evaluate") -> 
         batch_rows=options.batch_size,
         num_shards=options.num_shards,
         seed=seed,
-        watch=lambda *progress: scoring.show(evaluator, *progress),
+        on_progress=lambda *progress: display.show(evaluator, *progress),
     )
 
     if options.once:
         found = evaluator.evaluate_latest(newer_than=-1)
         if found is None:
             raise UsageError(f"{model_dir} has no checkpoint yet: train first")
-        scoring.report(found[1])
+        display.report(found[1])
         return 0
     scored = max((e["number"] for e in read_evaluations(model_dir)), default=-1)
     evaluator.follow(
-        scoring.report,
+        display.report,
         newer_than=scored,
         final_after=options.resumed_after,
         idle_secs=options.idle_secs,
@@ -98,7 +96,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.evaluate") -> 
 
 
 def _sent_model() -> tuple[Recommender, int] | None:
-    """Reads the model and seed that a trainer sent to its evaluator, if it did: see `sidecar`."""
+    """Reads the model and seed that a trainer sent on standard input, if it did: see `sidecar`."""
     if os.environ.pop(RECOMMENDER_VARIABLE, None) is None:
         return None
     import cloudpickle
@@ -114,12 +112,12 @@ def _parser(prog: str) -> command_line.Parser:
         type=text,
         required=True,
         metavar="DIR",
-        help="what embedps.train was given",
+        help="the directory that embedps train was given",
     )
     parser.add_argument(
         "--model",
         metavar="NAME",
-        help="the run's; needed where it is a module of your own, package.module",
+        help="the run's model; needed if it is a module of your own, such as package.module",
     )
     parser.add_argument(
         "--data",
@@ -128,44 +126,42 @@ def _parser(prog: str) -> command_line.Parser:
         help="the dataset's directory (default: the run's)",
     )
     parser.add_argument(
-        "--split", default="eval", metavar="NAME", help="which split to score (default: eval)"
+        "--split", default="eval", metavar="NAME", help="the split to score (default: eval)"
     )
     parser.add_argument(
         "--batch-size",
         type=number(int, least=1, most=MAX_COUNT),
         default=4096,
         metavar="N",
-        help="(default: 4096)",
+        help="examples per batch (default: 4096)",
     )
     parser.add_argument(
         "--num-shards",
         type=number(int, least=1, most=MAX_SHARDS),
         default=1,
         metavar="N",
-        help="of the tables in this process (default: 1)",
+        help="shards per table in this process (default: 1)",
     )
-    parser.add_argument(
-        "--once", action="store_true", help="score the newest checkpoint once, and end"
-    )
+    parser.add_argument("--once", action="store_true", help="score only the newest checkpoint")
     parser.add_argument(
         "--resumed-after",
         type=int,
         default=-1,
         metavar="N",
-        help="a checkpoint up to number N that says it is the last is not: the run was resumed",
+        help="the run was resumed after checkpoint N: none up to N is its last",
     )
     parser.add_argument(
         "--idle-secs",
         type=number(float, above=0, most=math.inf),
         default=math.inf,
         metavar="X",
-        help="end when nothing new came for so long",
+        help="end when there was no new checkpoint for this long",
     )
     return parser
 
 
-class _Scoring:
-    """What the user sees of a scoring, and what stays of it."""
+class _ScoreDisplay:
+    """Shows a scoring to the user, and writes its scores."""
 
     def __init__(self, model_dir: Path) -> None:
         from embedps.evaluation.evaluator import EvaluationLog
@@ -176,7 +172,7 @@ class _Scoring:
     def show(
         self, evaluator: Evaluator, manifest: Manifest, done: int, total: int, metrics: Metrics
     ) -> None:
-        """The live line; a line of its own for each manifest."""
+        """Shows the progress; each manifest has a progress line of its own."""
         if self._line is None:
             self._line = ProgressLine(f"scoring step {manifest.step}:", total, log_secs=_LOG_SECS)
             self._line.__enter__()
@@ -193,7 +189,7 @@ class _Scoring:
         )
 
     def report(self, evaluation: Evaluation) -> None:
-        """The scores: a line here, and what the log keeps."""
+        """Prints the scores, and adds them to the evaluation log."""
         if self._line is not None:
             self._line.__exit__(None, None, None)
             self._line = None
@@ -206,7 +202,7 @@ class _Scoring:
 
 
 def _complete_summary(model_dir: Path) -> None:
-    """Puts the last scores into the summary of a run that did not wait for them."""
+    """Adds the last scores to the summary of a run that did not wait for them."""
     evaluations = read_evaluations(model_dir)
     summary = read_json(model_dir / SUMMARY_NAME)
     if summary and evaluations:

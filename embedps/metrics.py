@@ -1,7 +1,7 @@
-"""Metrics of a click model, from counts that add up over batches, units and workers.
+"""Computes metrics of a click model from counts that add up over batches, units and workers.
 
-A batch's counts are a handful of sums and two histograms of the logit. They add exactly, so a
-metric over any set of completed units is that of one pass over their examples.
+A batch's counts are four sums and two histograms of the logit. Counts can be added exactly, so the
+metrics over any set of completed units equal those of one pass over their examples.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import numpy.typing as npt
 import tensorflow as tf
 
 NUM_BINS = 16384
-"""Of each histogram. Two examples in one bin count as a tie. Bins are 0.0015 wide in the logit near
-0 and 0.15% of it far out, which leaves the AUC's error below 1e-4 unless the logits' spread is less
-than 20 bins (tests/test_metrics.py measures it)."""
+"""Of each histogram. Two examples in one bin count as a tie. A bin is 0.0015 wide in logits near 0,
+and 0.15% of the logit far from 0. The AUC's error is therefore below 1e-4, unless the logits spread
+over less than 20 bins (tests/test_metrics.py measures it)."""
 
 ASINH_BOUND = 12.0
-"""The histograms are even in asinh(logit) within +- this: logits to +- 81,000."""
+"""The histograms' bins are equally wide in asinh(logit), from -12 to 12: logits to +- 81,000."""
 
 
 class Counts(NamedTuple):
-    """What is known of a set of examples; adds field by field.
+    """Counts of a set of examples.
 
     Attributes:
       sums: float64 [4]: examples, positives, sum of log losses, sum of predicted probabilities.
@@ -34,12 +34,12 @@ class Counts(NamedTuple):
     histograms: tf.Tensor
 
     def plus(self, more: Counts) -> Counts:
-        """Those of both."""
+        """Adds the counts of two sets of examples."""
         return Counts(self.sums + more.sums, self.histograms + more.histograms)
 
 
 def zero_counts() -> Counts:
-    """The counts of no examples."""
+    """Returns the counts of no examples."""
     return Counts(tf.zeros([4], tf.float64), tf.zeros([2, NUM_BINS], tf.int64))
 
 
@@ -60,7 +60,7 @@ def count(labels: tf.Tensor, logits: tf.Tensor) -> Counts:
         ]
     )
     scaled = (tf.asinh(logits) + ASINH_BOUND) * (NUM_BINS / (2 * ASINH_BOUND))
-    # A NaN would otherwise cast to any bin; it is seen in the loss.
+    # A NaN could be cast to any bin. The loss shows it.
     scaled = tf.where(tf.math.is_nan(scaled), 0.0, scaled)
     bins = tf.cast(tf.clip_by_value(scaled, 0, NUM_BINS - 1), tf.int32)
     offset = tf.cast(labels > 0.5, tf.int32) * NUM_BINS
@@ -71,7 +71,9 @@ def count(labels: tf.Tensor, logits: tf.Tensor) -> Counts:
 
 
 def histogram_auc(histograms: npt.NDArray[np.int64]) -> float:
-    """Area under the ROC curve: the share of (negative, positive) pairs in order, ties as half.
+    """Computes the area under the ROC curve: the share of ordered pairs; a tie counts as half.
+
+    A pair is a negative and a positive example, ordered if the positive has the greater score.
 
     Args:
       histograms: int64 [2, bins] of the negatives' and the positives' scores.
@@ -94,8 +96,8 @@ class Metrics:
     Attributes:
       auc: area under the ROC curve.
       logloss: mean log loss, in nats.
-      normalized_entropy: log loss over the entropy of the base rate (He et al. 2014); below 1 beats
-        the base rate, lower is better.
+      normalized_entropy: log loss over the entropy of the base rate (He et al. 2014); lower is
+        better, and below 1 is better than predicting the base rate.
       calibration: predicted over actual positives; 1 is calibrated.
       examples: how many.
     """
@@ -107,7 +109,7 @@ class Metrics:
     examples: int
 
     def describe(self) -> str:
-        """A line of them."""
+        """Formats the scores as a line."""
         return (
             f"AUC {self.auc:.5f}, log loss {self.logloss:.5f}, NE {self.normalized_entropy:.5f}, "
             f"calibration {self.calibration:.4f}, {self.examples:,} examples"
@@ -127,7 +129,7 @@ class Accumulator:
         self._histograms += np.asarray(counts.histograms)
 
     def result(self) -> Metrics:
-        """The scores so far; NaN where they are not defined."""
+        """Computes the scores so far; a score that is not defined is NaN."""
         examples, positives, loss, predicted = (float(x) for x in self._sums)
         nan = float("nan")
         rate = positives / examples if examples else nan

@@ -1,9 +1,9 @@
-"""One worker or parameter server of a cluster: `python -m embedps.server`, told by TF_CONFIG.
+"""Serves as one worker or parameter server of a cluster: `embedps server`.
 
-It serves until it is ended, one client after the other. SIGTERM is a notice: its client, which asks
-for it, lets a worker finish its unit and saves a checkpoint before it lets the server end; that has
---grace-secs. With EMBEDPS_PARENT_PID set, as in a local cluster, the server ends with that process,
-however that ends.
+TF_CONFIG names the cluster and this server's task in it. The server serves one client after the
+other until it is told to end. SIGTERM gives notice: the client polls for it, lets a worker finish
+its unit, saves a checkpoint and then releases the server. The server waits for its release for
+--grace-secs at most. A server of a local cluster also ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from embedps.errors import ClusterError, UsageError
 from embedps.run.config import TrainConfig
 from embedps.run.tf_config import read_tf_config
 
-_CLIENT_SECS = 5.0  # a client that has not asked for so long is none
+_CLIENT_SECS = 5.0  # a client that has not asked for this long is gone
 _TICK_SECS = 0.1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of malloc.h
 
 
 def add_grace_flag(parser: argparse.ArgumentParser) -> None:
-    """The flag that a server shares with `embedps.train`."""
+    """Adds the flag that a server shares with `embedps.train`."""
     default = TrainConfig.grace_secs
     parser.add_argument(
         "--grace-secs",
         type=command_line.number(float, above=0, most=MAX_SECS),
         default=default,
         metavar="X",
-        help=f"(default: {default})",
+        help=f"seconds from SIGTERM to the end (default: {default})",
     )
 
 
@@ -48,7 +48,7 @@ def serve(*, grace_secs: float) -> NoReturn:
     """Serves as the task that TF_CONFIG names, until it is told to end.
 
     Args:
-      grace_secs: from then on, that its client has to let it go.
+      grace_secs: how long it then waits for its client to release it.
 
     Raises:
       UsageError: TF_CONFIG is absent, names no worker or ps, or a wildcard for this task.
@@ -63,9 +63,7 @@ def serve(*, grace_secs: float) -> NoReturn:
     told = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told.set())
-    parent = os.environ.get("EMBEDPS_PARENT_PID")
-    if parent is not None:
-        end_with_parent(int(parent))
+    end_with_parent()
     keep_freed_memory()
     tf_startup.import_runtime()
     from tensorflow.core.protobuf import config_pb2
@@ -74,7 +72,7 @@ def serve(*, grace_secs: float) -> NoReturn:
 
     library = kernels.library()
     session = config_pb2.ConfigProto()
-    # A local cluster's processes share the cores: a thread that spins takes another's work time.
+    # A local cluster's processes share the cores: a spinning thread takes time from the others.
     session.experimental.disable_thread_spinning = True
     address = config["cluster"][task["type"]][int(task["index"])]
     listen_at(address)
@@ -95,7 +93,7 @@ def serve(*, grace_secs: float) -> NoReturn:
     name = f"{task['type']} {task['index']}"
     print(f"embedps: {name} serves at {address}", flush=True)
     has_client = False
-    while not told.wait(_TICK_SECS):  # a handler runs between two waits
+    while not told.wait(_TICK_SECS):  # signal handlers run between two waits
         had, has_client = has_client, library.embedps_secs_since_probe() < _CLIENT_SECS
         if has_client and not had:
             print(f"embedps: {name} has a client", flush=True)
@@ -103,18 +101,19 @@ def serve(*, grace_secs: float) -> NoReturn:
     deadline = time.monotonic() + grace_secs
     while time.monotonic() < deadline and not library.embedps_released():
         if library.embedps_secs_since_probe() > _CLIENT_SECS:
-            break  # nobody who could let it go
+            break  # no client is there to release it
         time.sleep(_TICK_SECS)
     print(f"embedps: {name} ends, as it was told to", flush=True)
-    os._exit(0)  # TensorFlow's own end would wait for calls that do not return
+    os._exit(0)  # TensorFlow's shutdown would wait for calls that do not return
 
 
 def keep_freed_memory() -> None:
-    """Has malloc keep what is freed, so that a step's tensors are not of new pages each time.
+    """Makes malloc keep freed memory, so that each step does not get its tensors in new pages.
 
-    By default glibc gives blocks of over 128 KiB and a heap's free end back to the kernel, which
-    then zeroes and maps a page for each 4 KiB of a step's tensors again. And it would spread
-    threads over 8 heaps a core, so that a unit's reader, a thread of its own, finds no other's.
+    By default glibc returns blocks of over 128 KiB, and the free end of a heap, to the kernel. The
+    kernel then zeroes and maps a page for each 4 KiB of the next step's tensors. Glibc also spreads
+    threads over 8 heaps per core; a unit's reader, which has its own thread, would then not reuse
+    what another one freed.
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)

@@ -18,21 +18,15 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from embedps.console import command_line, flags
 from embedps.errors import ClusterError, ServerLostError, UsageError
 from embedps.run.config import DEFAULT_MODEL, TrainConfig
-from embedps.run.stored_config import (
-    RunConfig,
-    chief_task,
-    find_model,
-    open_dataset,
-    prepare_directory,
-)
-from embedps.run.summary import SUMMARY_NAME, read_evaluations
+from embedps.run.model_module import find_model
+from embedps.run.preparation import chief_task, open_dataset, prepare_directory
+from embedps.run.run_config import RunConfig
 from embedps.run.tf_config import read_tf_config
 from embedps.server import add_grace_flag, serve
 from embedps.storage.object_store import ObjectPath, local_dir
@@ -61,13 +55,15 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.train") -> NoR
     from embedps.training.trainer import Trainer
 
     loss = take_loss()
-    recovery = Recovery(loss, again=run.config.num_ps > 0)
+    recovery = Recovery(loss, again=run.config.cluster.num_ps > 0)
     try:
         with _ends_in_good_order(run.config.grace_secs):
-            trainer = Trainer(recommender, dataset, run.config, loss=loss, on_lost=recovery.begin)
+            trainer = Trainer(
+                recommender, dataset, run.config, recovered_from=loss, on_lost=recovery.begin
+            )
             recovery.follow(trainer)
-            summary = trainer.run()
-            _show(summary, model_dir)
+            result = trainer.fit()
+            print(result, flush=True)
     except (ServerLostError, tf.errors.OpError) as error:
         lost = explain(error)
         if not isinstance(lost, ServerLostError):
@@ -76,7 +72,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.train") -> NoR
     sys.stdout.flush()
     # Not the interpreter's end: it would wait for a thread whose unit could not finish in time, or
     # for a server that hangs.
-    os._exit(ClusterError.exit_code if summary["evaluator_problem"] else 0)
+    os._exit(ClusterError.exit_code if result.evaluator_problem else 0)
 
 
 @contextmanager
@@ -128,34 +124,6 @@ def parse(arguments: Sequence[str], prog: str = "python -m embedps.train") -> Ru
     return RunConfig(
         config=dataclasses.replace(flags.make(TrainConfig, given, file), model=model),
         model_config=flags.make(module.Config, given, file),
-    )
-
-
-def _show(summary: dict[str, Any], model_dir: Path) -> None:
-    """Prints the table of scores and how the run ended."""
-    from rich.console import Console
-    from rich.table import Table
-
-    evaluations = read_evaluations(model_dir)
-    console = Console(file=sys.stdout)
-    if evaluations:
-        table = Table(title="Held-out scores")
-        for name in ("step", "AUC", "log loss", "NE", "calibration", "examples"):
-            table.add_column(name, justify="right")
-        for e in evaluations[-10:]:
-            scores = (e.get(k) for k in ("auc", "logloss", "normalized_entropy", "calibration"))
-            table.add_row(
-                f"{e['step']:,}",
-                *("-" if s is None else f"{s:.5f}" for s in scores),
-                f"{e.get('examples', 0):,}",
-            )
-        console.print(table)
-    units = summary["units"]
-    state = "done" if summary["finished"] else "stopped; run the same command again to resume"
-    print(
-        f"{state}: {units['done']}/{units['total']} units, {summary['examples']:,} examples, "
-        f"{summary['examples_per_sec']:,.0f}/s; see {model_dir / SUMMARY_NAME}",
-        flush=True,
     )
 
 

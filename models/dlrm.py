@@ -1,9 +1,14 @@
 """DLRM (Naumov et al. 2019, arXiv:1906.00091): bottom MLP, dot interaction, top MLP.
 
-The top MLP gets the bottom MLP's output and the dot products of all vectors. Without numeric
-columns there is no bottom MLP: the embeddings themselves take the place of its output. (Two epochs
-of MovieLens 100K give a held-out AUC of 0.78; of the dot products alone, 0.66.) Fewer than two
-vectors have no dot products.
+The bottom MLP maps the numeric features to a vector of the embeddings' dim. The top MLP takes that
+vector and the dot products of all vectors, and returns the logit.
+
+A dataset without numeric columns gets no bottom MLP: the top MLP takes the embeddings themselves
+instead of its output. (Two epochs of MovieLens 100K then reach a held-out AUC of 0.78, and 0.66
+with the dot products alone.) A single vector has no dot products.
+
+Copy this module to write a model of your own: it needs a `Config`, whose fields become flags, and
+`make`. `models/dlrm_network.py` has the Keras layers.
 """
 
 import dataclasses
@@ -12,47 +17,48 @@ from typing import TYPE_CHECKING
 from embedps.config_fields import check, option
 from embedps.constants import MAX_ROW_FILE_WIDTH
 from embedps.data.dataset import Dataset
+from embedps.data.dataset_metadata import CategoricalFeature
 from embedps.dtypes import COMPUTE_DTYPES
 from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.optimizers import make as make_optimizer
 
-if TYPE_CHECKING:  # it imports TensorFlow, which the flags' help does not wait for
-    from models.dlrm_network import DLRM
+if TYPE_CHECKING:  # imports TensorFlow, which `--help` does not need
+    from .dlrm_network import DLRM
 
-_MAX_WIDTH = 65536  # of a layer
+_MAX_LAYER_WIDTH = 65536
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """DLRM's shape; the defaults are facebookresearch/dlrm's for Criteo Kaggle."""
+    """DLRM's options; the defaults are those of facebookresearch/dlrm for Criteo Kaggle."""
 
-    embedding_dim: int = option(16, "floats of a row", least=1, most=MAX_ROW_FILE_WIDTH)
+    embedding_dim: int = option(16, "floats per embedding", least=1, most=MAX_ROW_FILE_WIDTH)
     bottom_mlp: tuple[int, ...] = option(
         (512, 256, 64),
-        "layers over the numeric features; one of --embedding-dim is added",
+        "widths of the layers over the numeric features; a last layer of --embedding-dim is added",
         least=1,
-        most=_MAX_WIDTH,
+        most=_MAX_LAYER_WIDTH,
     )
     top_mlp: tuple[int, ...] = option(
         (512, 256),
-        "layers over the interactions; one of a single logit is added",
+        "widths of the layers over the interactions; a last layer of one logit is added",
         least=1,
-        most=_MAX_WIDTH,
+        most=_MAX_LAYER_WIDTH,
     )
     sparse_optimizer: str = option(
         "rowwise_adagrad", "sgd, adagrad, rowwise_adagrad, lazy_adam or ftrl"
     )
     compute_dtype: str = option(
         "float32",
-        "of the dense network's products; weights and rows are float32",
+        "dtype of the dense network's products; weights and rows stay float32",
         choices=COMPUTE_DTYPES,
     )
     wire_dtype: str = option(
         "compute",
-        "of rows, matrices and their gradients between workers and parameter servers; compute: the "
-        "compute dtype",
+        "dtype of rows, matrices and their gradients between workers and parameter servers; "
+        "compute: the compute dtype",
         choices=("compute", *COMPUTE_DTYPES),
     )
 
@@ -61,47 +67,57 @@ class Config:
         make_optimizer(self.sparse_optimizer)
 
     @property
-    def dtype_between_tasks(self) -> str:
-        """What `wire_dtype` comes to."""
+    def resolved_wire_dtype(self) -> str:
+        """`wire_dtype`, with "compute" replaced by the compute dtype."""
         return self.compute_dtype if self.wire_dtype == "compute" else self.wire_dtype
 
 
 def build(config: Config, *, has_numerics: bool) -> "DLRM":
-    """Makes the dense network."""
-    from models.dlrm_network import DLRM
+    """Builds the dense network."""
+    from .dlrm_network import DLRM
 
-    return DLRM(config, has_numerics=has_numerics)
+    return DLRM(
+        embedding_dim=config.embedding_dim,
+        bottom_mlp=config.bottom_mlp if has_numerics else None,
+        top_mlp=config.top_mlp,
+        compute_dtype=config.compute_dtype,
+    )
 
 
 def make(config: Config, dataset: Dataset) -> Recommender:
-    """DLRM over a dataset's columns: a table for each categorical feature.
+    """Makes a DLRM over a dataset's columns, with one table per categorical feature.
 
     Raises:
-      UsageError: the dataset has no categorical column, so that there is no table to train.
+      UsageError: the dataset has no categorical column, so there is no table to train.
     """
     if not dataset.categorical:
         raise UsageError(
             f"dlrm must have a categorical column, ragged or not, but the dataset "
             f"{dataset.directory} has none beside {len(dataset.numeric)} numeric ones: declare one "
-            "in its schema and make it again"
+            "in its schema and make the dataset again"
         )
     optimizer = make_optimizer(config.sparse_optimizer)
-    names = tuple(f.name for f in dataset.categorical)
     return Recommender(
         tables=tuple(
-            TableSpec(name=name, dim=config.embedding_dim, optimizer=optimizer) for name in names
+            TableSpec(name=column.name, dim=config.embedding_dim, optimizer=optimizer)
+            for column in dataset.categorical
         ),
-        features=tuple(
-            FeatureSpec(
-                name=f.name, table=f.name, ragged=f.ragged, combiner="mean" if f.ragged else "sum"
-            )
-            for f in dataset.categorical
-        ),
-        numerics=tuple(f.name for f in dataset.numeric),
+        features=tuple(_feature(column) for column in dataset.categorical),
+        numerics=tuple(column.name for column in dataset.numeric),
         label=dataset.label,
         build=lambda: build(config, has_numerics=bool(dataset.numeric)),
         missing_id=dataset.missing_id,
-        wire_dtype=config.dtype_between_tasks,
+        wire_dtype=config.resolved_wire_dtype,
         model="dlrm",
         config=config,
+    )
+
+
+def _feature(column: CategoricalFeature) -> FeatureSpec:
+    """Declares the lookup of a column in the table of its name; a list's rows are averaged."""
+    return FeatureSpec(
+        name=column.name,
+        table=column.name,
+        ragged=column.ragged,
+        combiner="mean" if column.ragged else "sum",
     )

@@ -1,55 +1,59 @@
-"""DLRM's dense network, apart from its flags, which do not wait for TensorFlow."""
+"""The dense network of DLRM, as Keras layers."""
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from embedps.layers.dense import MLP, dot_interaction
 
 
-class Shape(Protocol):
-    """What the network needs to know; `models.dlrm.Config` has it."""
-
-    @property
-    def embedding_dim(self) -> int: ...
-    @property
-    def bottom_mlp(self) -> tuple[int, ...]: ...
-    @property
-    def top_mlp(self) -> tuple[int, ...]: ...
-    @property
-    def compute_dtype(self) -> str: ...
-
-
 class DLRM(tf.keras.Model):
-    """The dense network: logits from numeric features and embeddings of one dim."""
+    """Computes logits from numeric features and embeddings of one dim."""
 
-    def __init__(self, config: Shape, *, has_numerics: bool = True, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        embedding_dim: int,
+        top_mlp: Sequence[int],
+        bottom_mlp: Sequence[int] | None = None,
+        compute_dtype: str = "float32",
+        **kwargs: Any,
+    ) -> None:
+        """Makes the layers.
+
+        Args:
+          embedding_dim: floats per embedding.
+          top_mlp: widths of the top layers; a last layer of one logit is added.
+          bottom_mlp: widths of the layers over the numeric features; a last layer of
+            `embedding_dim` is added. None: the network reads no numeric features.
+          compute_dtype: "float32" or "bfloat16", of the products; weights and logits are float32.
+          kwargs: those of `tf.keras.Model`.
+        """
         super().__init__(**kwargs)
-        self._interaction_dtype = config.compute_dtype
+        self._interaction_dtype = compute_dtype
         self._bottom: MLP | None = None
-        if has_numerics:
+        if bottom_mlp is not None:
             self._bottom = MLP(
-                [*config.bottom_mlp, config.embedding_dim],
+                [*bottom_mlp, embedding_dim],
                 final_activation="relu",
-                compute_dtype=config.compute_dtype,
+                compute_dtype=compute_dtype,
             )
-        self._top = MLP(
-            [*config.top_mlp, 1], compute_dtype=config.compute_dtype, out_dtype="float32"
-        )
+        self._top = MLP([*top_mlp, 1], compute_dtype=compute_dtype, out_dtype="float32")
 
     def call(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> tf.Tensor:
         """Scores a batch.
 
         Args:
-          numerics: float32 [batch, n]; NaN, which is missing, counts as 0. Not read where the
-            network has none.
-          embeddings: by feature float32 [batch, embedding_dim].
+          numerics: float32 [batch, num_numerics]; a missing value is NaN and counts as 0. Ignored
+            without a bottom MLP.
+          embeddings: by feature name, float32 [batch, embedding_dim].
 
         Returns:
-          float32 [batch, 1], logits.
+          float32 [batch, 1], the logits.
         """
         vectors = list(embeddings.values())
-        direct = vectors
+        direct = vectors  # what the top MLP takes besides the dot products
         if self._bottom is not None:
             numerics = tf.where(tf.math.is_nan(numerics), tf.zeros_like(numerics), numerics)
             direct = [self._bottom(numerics)]

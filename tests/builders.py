@@ -174,7 +174,9 @@ def make_config(dataset: Dataset, model_dir: Path, **fields: Any) -> TrainConfig
         "log_secs": 1e6,
         "eval": "none",
     }
-    return TrainConfig(data=str(dataset.directory), model_dir=str(model_dir), **(values | fields))
+    return TrainConfig.from_options(
+        data=str(dataset.directory), model_dir=str(model_dir), **(values | fields)
+    )
 
 
 def make_trainer(
@@ -189,7 +191,9 @@ def make_trainer(
     """A trainer of a tiny DLRM in this process, unless told otherwise."""
     config = make_config(dataset, model_dir, **fields)
     if cluster is None:
-        cluster = EmbeddedCluster(num_workers=config.num_workers, num_shards=config.num_shards or 1)
+        cluster = EmbeddedCluster(
+            num_workers=config.cluster.num_workers, num_shards=config.cluster.num_shards or 1
+        )
     model = recommender or make_dlrm(dataset)
     return Trainer(model, dataset, config, cluster, callbacks=callbacks)
 

@@ -5,6 +5,7 @@ import re
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -19,6 +20,33 @@ import embedps  # noqa: F401
 hypothesis.settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     hypothesis.settings.load_profile("ci")
+
+
+# The tests of these files share a run that takes seconds to make: one process has the whole file.
+SHARED_RUNS = ("tests/test_train_command.py", "tests/engine/test_model_signature.py")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begins with the files of slow tests where processes share the tests: all then end at once."""
+    if hasattr(config, "workerinput"):
+        slow = {item.path for item in items if item.get_closest_marker("slow")}
+        items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Gives a process a test at a time, and the files of SHARED_RUNS whole.
+
+    In place of --dist=loadgroup: pytest-xdist 3.8 finds no groups under pytest 9.2.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduler(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            return path if path in SHARED_RUNS else nodeid
+
+    return Scheduler(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,8 @@ import embedps  # noqa: F401  chooses Keras 2 before TensorFlow's import
 import tensorflow as tf  # isort: skip
 
 from embedps import kernels
-from embedps.cluster import local_cluster
 from embedps.cluster.interface import Cluster
+from embedps.cluster.local_cluster import LocalCluster
 from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.collection import EmbeddingCollection
 
@@ -95,17 +95,17 @@ def stop_a_worker(cluster: Cluster, pid: int) -> int:
 def main() -> None:
     """`coordinator_program LOG_DIR NUM_PS NUM_WORKERS NUM_SHARDS MODE`."""
     log_dir, num_ps, num_workers, num_shards, mode = sys.argv[1:]
-    cluster, processes = local_cluster.start(
+    cluster = LocalCluster(
         num_ps=int(num_ps),
         num_workers=int(num_workers),
         num_shards=int(num_shards),
         log_dir=Path(log_dir),
         server_timeout_secs=600,
     )
-    found = {"ps": processes.pid("ps", 0), "worker": processes.pid("worker", 0)}
+    found = {"ps": cluster.processes.pid("ps", 0), "worker": cluster.processes.pid("worker", 0)}
     found |= shard_rows(cluster) | use(cluster)
     if mode == "stop":
-        found["ended"] = stop_a_worker(cluster, processes.pid("worker", 0))
+        found["ended"] = stop_a_worker(cluster, cluster.processes.pid("worker", 0))
     print(json.dumps(found), flush=True)
     if mode == "wait":
         sys.stdin.read()  # until it is killed

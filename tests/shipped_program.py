@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import embedps  # noqa: F401  chooses Keras 2 before TensorFlow's import
-from embedps.cluster import local_cluster
+from embedps.cluster.local_cluster import LocalCluster
 from embedps.data.dataset import Dataset
 from embedps.dtypes import COMPUTE_DTYPES
 from models import dlrm
@@ -21,7 +21,7 @@ from tests.builders import TINY_DLRM, make_trainer
 def main() -> None:
     """`shipped_program DIR EPOCHS`, the datasets' directories on stdin."""
     root, epochs = Path(sys.argv[1]), int(sys.argv[2])
-    cluster, _ = local_cluster.start(num_ps=1, num_workers=1, num_shards=0, log_dir=root / "logs")
+    cluster = LocalCluster(num_ps=1, num_workers=1, log_dir=root / "logs")
     for line in sys.stdin:
         dataset = Dataset.open(line.strip())
         for compute_dtype in COMPUTE_DTYPES:
@@ -34,7 +34,7 @@ def main() -> None:
                 **shipped.LEARN,
             )
             found = {"schema": dataset.source, "compute_dtype": compute_dtype}
-            print(json.dumps({**found, "result": trainer.run()}), flush=True)
+            print(json.dumps({**found, "result": trainer.fit().summary}), flush=True)
     cluster.close()
     # Not the coordinator's teardown: it waits for servers that are gone.
     os._exit(0)

@@ -17,7 +17,8 @@ from embedps.console import flags
 from embedps.console.flags import flag_name
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
-from embedps.run.config import MAX_RATE, TrainConfig
+from embedps.run.config import TrainConfig
+from embedps.run.optimizer_config import MAX_RATE
 from embedps.storage.object_store import as_path
 from embedps.training.trainer import Trainer, TrainingError
 from models import dlrm
@@ -32,19 +33,26 @@ NUMBERS = (
 CONFIGS = (TrainConfig, dlrm.Config)
 
 
+def plain(hint: Any) -> Any:
+    """The type of a field's value, without None; a Literal's is str."""
+    kind = config_fields.without_none(hint)
+    return str if typing.get_origin(kind) is typing.Literal else kind
+
+
 def of_kind(*kinds: type) -> list[tuple[type, str, type]]:
     found: list[tuple[type, str, type]] = []
     for config in CONFIGS:
-        for name, hint in typing.get_type_hints(config).items():
-            kind = config_fields.without_none(hint)
+        for option in config_fields.options_of(config):
+            kind = plain(option.hint)
             kind = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else kind
             if kind in kinds:
-                found.append((config, name, kind))
+                found.append((config, option.name, kind))
     return found
 
 
 def is_tuple(config: type, name: str) -> bool:
-    return typing.get_origin(typing.get_type_hints(config)[name]) is tuple
+    (option,) = (o for o in config_fields.options_of(config) if o.name == name)
+    return typing.get_origin(option.hint) is tuple
 
 
 def one_line(error: UsageError) -> str:
@@ -59,14 +67,14 @@ def outcome(make) -> str:
         config = make()
     except UsageError as error:
         return one_line(error)
-    values = dataclasses.asdict(config)
+    values = config_fields.values_of(config)
     infinite = [n for n, v in values.items() if isinstance(v, float) and not math.isfinite(v)]
     assert infinite in ([], ["max_read_cost"])
-    for name, value in values.items():
-        kept = config_fields.without_none(typing.get_type_hints(type(config))[name])
+    for option in config_fields.options_of(type(config)):
+        kept, value = plain(option.hint), values[option.name]
         assert value is None or isinstance(value, typing.get_origin(kept) or kept)
     again = json.loads(json.dumps(values))
-    assert type(config)(**again) == config
+    assert config_fields.make(type(config), again) == config
     return ""
 
 
@@ -86,7 +94,7 @@ def test_any_number_is_taken_or_refused_in_one_line(tmp_path, config, name, kind
         if text.lstrip("-").isdigit() and len(text) <= 4300:
             number = int(text)
         value = (number,) if is_tuple(config, name) else number
-        of_python = outcome(lambda given=value: config(**needed, **{name: given}))
+        of_python = outcome(lambda given=value: config_fields.make(config, {**needed, name: given}))
         for each in (of_flag, of_file, of_python):
             assert not each or name in each.replace("-", "_") or "TOML" in each
         if len(text) < 400:  # a float of more digits is infinite, an integer of them is none
@@ -105,17 +113,17 @@ def part(run, config):
 def test_value_of_another_type_is_refused_from_python(config, name, kind):
     needed = REQUIRED if config is TrainConfig else {}
     for value in (b"x", object(), [], {}, 1j, "1", 3, 10**5000, True, np.float32("nan")):
-        outcome(lambda given=value: config(**{**needed, name: given}))
+        outcome(lambda given=value: config_fields.make(config, {**needed, name: given}))
     wrong = {int: "1", float: "1.0", str: 1, bool: 1}[kind]
-    message = outcome(lambda: config(**{**needed, name: wrong}))
+    message = outcome(lambda: config_fields.make(config, {**needed, name: wrong}))
     assert message.startswith(f"{name} must be ")
 
 
 def test_numbers_of_numpy_lists_and_paths_become_what_they_stand_for(tmp_path):
     numbers: dict[str, Any] = {"epochs": np.int64(3), "delta_secs": np.float32(0.5)}
-    config = TrainConfig(data=tmp_path, model_dir=tmp_path / "m", **numbers)
+    config = TrainConfig.from_options(data=tmp_path, model_dir=tmp_path / "m", **numbers)
     assert (config.data, config.model_dir) == (str(tmp_path), str(tmp_path / "m"))
-    assert (type(config.epochs), type(config.delta_secs)) == (int, float)
+    assert (type(config.epochs), type(config.checkpoint.delta_secs)) == (int, float)
     assert json.loads(json.dumps(dataclasses.asdict(config)))["epochs"] == 3
     layers: Any = [np.int32(8), 4]
     assert dlrm.Config(top_mlp=layers).top_mlp == (8, 4)
@@ -124,7 +132,7 @@ def test_numbers_of_numpy_lists_and_paths_become_what_they_stand_for(tmp_path):
 @pytest.mark.parametrize("seed", [-1, 2**32, 2**63, 2**70])
 def test_seed_is_of_32_bits(seed):
     with pytest.raises(UsageError, match=r"seed must be at (least 0|most 4294967295) but got"):
-        TrainConfig(**REQUIRED, seed=seed)
+        TrainConfig.from_options(**REQUIRED, seed=seed)
 
 
 BAD_PATHS = ("", " ", "\t\n", "a\0b", "\udcff")
@@ -137,9 +145,9 @@ def test_paths_that_name_nothing_are_refused(path, tmp_path, monkeypatch):
         as_path,
         CheckpointDirectory,
         Dataset.open,
-        lambda given: TrainConfig(data="d", model_dir=given),
-        lambda given: TrainConfig(data=given, model_dir="m"),
-        lambda given: TrainConfig(data="d", model_dir="m", model=given),
+        lambda given: TrainConfig.from_options(data="d", model_dir=given),
+        lambda given: TrainConfig.from_options(data=given, model_dir="m"),
+        lambda given: TrainConfig.from_options(data="d", model_dir="m", model=given),
         lambda given: flags.read_file(given),
         lambda given: train.parse([f"--data={given}", "--model-dir=m"]),
         lambda given: train.parse(["--data=d", f"--model-dir={given}"]),
@@ -175,12 +183,13 @@ def small(tmp_path_factory) -> Dataset:
 def edges(key: str, **more: float) -> dict[str, Any]:
     """The last value that each of TrainConfig's numbers may have, to one side."""
     found: dict[str, Any] = {}
-    for field in dataclasses.fields(TrainConfig):
-        bound = field.metadata.get(key)
+    for option in config_fields.options_of(TrainConfig):
+        metadata = option.field.metadata
+        bound = metadata.get(key)
         if bound is not None:
-            found[field.name] = bound
-        elif key == "least" and "above" in field.metadata:
-            found[field.name] = math.nextafter(field.metadata["above"], math.inf)
+            found[option.name] = bound
+        elif key == "least" and "above" in metadata:
+            found[option.name] = math.nextafter(metadata["above"], math.inf)
     return {**found, **more}
 
 
@@ -199,10 +208,10 @@ def test_run_with_the_largest_numbers_trains(tmp_path, small):
     assert values["seed"] == 2**32 - 1
     assert values["batch_size"] == values["unit_rows"] == MAX_COUNT
     assert values["wait_secs"] == MAX_SECS
-    config = TrainConfig(
+    config = TrainConfig.from_options(
         data=str(small.directory), model_dir=str(tmp_path / "m"), eval="inline", **values
     )
-    summary = Trainer(make_dlrm(small), small, config).run()
+    summary = Trainer(make_dlrm(small), small, config).fit().summary
     assert summary["finished"]
     assert summary["examples"] == 24
 
@@ -211,15 +220,15 @@ def test_run_with_the_smallest_numbers_trains(tmp_path, small):
     values = edges("least")
     assert values["delta_secs"] == 5e-324
     values |= {"eval_units": 1, "max_secs_without_checkpoint": 60.0}
-    config = TrainConfig(
+    config = TrainConfig.from_options(
         data=str(small.directory), model_dir=str(tmp_path / "m"), eval="inline", **values
     )
-    summary = Trainer(make_dlrm(small), small, config).run()
+    summary = Trainer(make_dlrm(small), small, config).fit().summary
     assert (summary["finished"], summary["examples"]) == (True, 24)
 
 
 def test_learning_rate_that_leaves_no_numbers_is_one_error(tmp_path, small):
-    config = TrainConfig(
+    config = TrainConfig.from_options(
         data=str(small.directory),
         model_dir=str(tmp_path / "m"),
         eval="none",
@@ -230,4 +239,4 @@ def test_learning_rate_that_leaves_no_numbers_is_one_error(tmp_path, small):
         dense_optimizer="sgd",
     )
     with pytest.raises(TrainingError, match="the loss is not a number"):
-        Trainer(make_dlrm(small), small, config).run()
+        Trainer(make_dlrm(small), small, config).fit()

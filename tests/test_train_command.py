@@ -27,7 +27,7 @@ from tests.commands import (
     wait_until_gone,
 )
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+pytestmark = pytest.mark.multiprocess
 
 OWN_MODEL = '''
 """A user's model: two dims, a multi-hot feature, a table that two features share."""
@@ -137,6 +137,7 @@ def test_run_leaves_scores_and_a_summary(embedded, dataset):
     assert processes_with(str(embedded)) == {}
 
 
+@pytest.mark.slow
 def test_rerun_of_a_finished_run_does_nothing(embedded, dataset):
     manifest, scores, summary = latest(embedded), evaluations_of(embedded), summary_of(embedded)
     out = finish(train(dataset, embedded, *SMALL, "--epochs=3", "--delta-secs=0.3"))
@@ -150,6 +151,7 @@ def test_rerun_of_a_finished_run_does_nothing(embedded, dataset):
     assert summary_of(embedded)["evaluation"] == scores[-1]
 
 
+@pytest.mark.slow
 def test_evaluate_once_gives_the_same_scores_on_other_shards(embedded, dataset, tmp_path):
     expected = evaluations_of(embedded)[-1]
     running = [
@@ -172,11 +174,11 @@ def test_evaluate_once_gives_the_same_scores_on_other_shards(embedded, dataset, 
         assert scores["logloss"] == pytest.approx(expected["logloss"], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_sigterm_then_sigkill_then_a_rerun_to_the_end(tmp_path, dataset):
     """One run in three processes, on 2, 2 and 3 shards; the last two start from a checkpoint."""
     model_dir = tmp_path / "m"
-    fields = (*SMALL, "--eval=none", "--epochs=40", "--delta-secs=0.2", "--log-secs=0.05")
-    rows = 40 * dataset.split("train").rows
+    fields = (*SMALL, "--eval=none", "--epochs=400", "--delta-secs=0.2", "--log-secs=0.05")
 
     process = train(dataset, model_dir, *fields, "--num-shards=2", "--num-workers=2")
     read_until(process, " s ago")  # a checkpoint was committed
@@ -199,10 +201,14 @@ def test_sigterm_then_sigkill_then_a_rerun_to_the_end(tmp_path, dataset):
     killed = latest(model_dir)
     assert killed.number > stopped.number
 
-    finish(train(dataset, model_dir, *fields, "--num-shards=3"))
+    ledger = killed.ledger
+    last_unit = max([ledger["prefix"], *ledger["beyond"], *ledger["doing"]])
+    epochs = last_unit // ledger["units_per_epoch"] + 1
+    assert epochs < 400
+    finish(train(dataset, model_dir, *fields, f"--epochs={epochs}", "--num-shards=3"))
     last = summary_of(model_dir)
     assert last["finished"]
-    assert last["examples"] == rows
+    assert last["examples"] == epochs * dataset.split("train").rows
     assert last["units"]["done"] == last["units"]["total"]
     repeated = killed.ledger["repeated"] + len(killed.ledger["doing"])
     assert last["units"]["repeated"] == repeated
@@ -212,6 +218,7 @@ def test_sigterm_then_sigkill_then_a_rerun_to_the_end(tmp_path, dataset):
     assert (final.ledger["prefix"], final.ledger["beyond"]) == (last["units"]["total"], [])
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_training_in_good_order_and_its_evaluator(tmp_path, dataset):
     model_dir = tmp_path / "m"
     fields = (*SMALL, "--epochs=400", "--delta-secs=0.2", "--log-secs=0.05")
@@ -225,6 +232,7 @@ def test_ctrl_c_ends_training_in_good_order_and_its_evaluator(tmp_path, dataset)
     wait_until_gone(str(model_dir))
 
 
+@pytest.mark.slow
 def test_evaluator_ends_with_a_trainer_that_is_killed(tmp_path, dataset):
     model_dir = tmp_path / "m"
     process = train(dataset, model_dir, *SMALL, "--epochs=400", "--log-secs=0.05")
@@ -235,6 +243,7 @@ def test_evaluator_ends_with_a_trainer_that_is_killed(tmp_path, dataset):
     wait_until_gone(str(model_dir))
 
 
+@pytest.mark.slow
 def test_user_trains_a_module_of_their_own(tmp_path, dataset):
     package = tmp_path / "shop"
     package.mkdir()
@@ -289,6 +298,7 @@ def tasks() -> Iterator[list[subprocess.Popen[str]]]:
         process.communicate()
 
 
+@pytest.mark.slow
 def test_cluster_of_tf_config_is_started_in_any_order(tmp_path, dataset, tasks):
     """The same command on every machine, a server by its own module, the evaluator outside."""
     model_dir = tmp_path / "m"
@@ -328,6 +338,7 @@ def test_server_says_that_its_address_is_taken(tasks):
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_real_clicks_are_learnt_better_than_their_base_rate(tmp_path, samples):
     """Criteo's own rows: a small sample, so that no more than the base rate is asked for."""
     data = tmp_path / "set"

@@ -16,7 +16,7 @@ from embedps.kernels import build
 def main() -> int:
     """Returns pytest's exit code."""
     library, kind, *paths = sys.argv[1:]
-    markers = "multiprocess" if kind == "multiprocess" else "not multiprocess"
+    markers = "multiprocess or slow" if kind == "multiprocess" else "not multiprocess and not slow"
     built = Path(library).absolute()
     build.build = lambda *, verbose=False: built
     # Bazel's TEST_TMPDIR is so long that a path in it fills a line of output.

@@ -76,7 +76,7 @@ def lease(data: bytes) -> None:
 
 def run(data: bytes) -> None:
     """Reads a run's config.json, which names the model's module."""
-    from embedps.run.stored_config import read_run
+    from embedps.run.run_config import read_run
 
     with _in_folder("config.json", data) as folder:
         read_run(folder)

@@ -19,20 +19,19 @@ import embedps  # noqa: F401  before TensorFlow: it chooses the Keras
 import tensorflow as tf
 
 from benchmarks.peers import embedps_files, protocol
-from embedps.cluster import local_cluster
 from embedps.cluster.embedded import EmbeddedCluster
 from embedps.cluster.interface import Cluster
+from embedps.cluster.local_cluster import LocalCluster
 from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.recommender import Recommender
 from embedps.engine.unit_functions import make_train_unit
-from embedps.run.config import TrainConfig
+from embedps.run.cluster_config import ClusterConfig
 from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.optimizers import make as make_optimizer
-from models.dlrm import Config
-from models.dlrm_network import DLRM
+from models.dlrm import Config, build
 
-_STEPS_A_UNIT = 16
+_STEPS_PER_UNIT = 16
 _INSERT_ROWS = 32768
 _containers = itertools.count()
 
@@ -101,15 +100,15 @@ class Embedps:
             ),
             features=tuple(FeatureSpec(name=n, table=n) for n in names),
             numerics=tuple(f"I{i + 1}" for i in range(self._work.num_numerics)),
-            build=lambda: DLRM(config),
-            wire_dtype=config.dtype_between_tasks,
+            build=lambda: build(config, has_numerics=True),
+            wire_dtype=config.resolved_wire_dtype,
         )
 
     def _train(
         self, variant: protocol.Variant, recommender: Recommender, collection: EmbeddingCollection
     ) -> protocol.Measure:
         rows = len(self._work.labels)
-        unit_rows = min(rows, _STEPS_A_UNIT * variant.batch)
+        unit_rows = min(rows, _STEPS_PER_UNIT * variant.batch)
         shuffle = self._work.settings.get("shuffle", True)
         dense = "sgd" if variant.kind == "sgd" else "adagrad"
         with self._cluster.scope():
@@ -122,28 +121,28 @@ class Embedps:
             collection,
             self._cluster.strategy,
             recommender.input(batch_rows=variant.batch, shuffle_rows=unit_rows if shuffle else 0),
-            overlap=self._work.settings.get("overlap", TrainConfig.overlap),
+            overlap=self._work.settings.get("overlap", ClusterConfig.overlap),
         )
         path = tf.constant(str(self._work.folder / "batches.parquet"))
         numbers = itertools.count()
-        units_a_sec = 1.0
+        units_per_sec = 1.0
 
         def schedule() -> Any:
             unit = next(numbers)
             first = unit * unit_rows % (rows - unit_rows + 1)
-            of_unit = (first, unit_rows, unit, unit * _STEPS_A_UNIT)
+            of_unit = (first, unit_rows, unit, unit * _STEPS_PER_UNIT)
             arguments = [tf.constant(n, tf.int64) for n in of_unit]
             return self._cluster.schedule(train_unit, (path, *arguments, tf.constant(0.01)))
 
         def measure(secs: float) -> dict[str, float]:
-            nonlocal units_a_sec
-            units = max(self._cluster.num_workers, round(secs * units_a_sec))
+            nonlocal units_per_sec
+            units = max(self._cluster.num_workers, round(secs * units_per_sec))
             began = time.perf_counter()
             running: collections.deque[Any] = collections.deque(schedule() for _ in range(units))
             while running:
                 self._cluster.fetch(running.popleft())
             took = time.perf_counter() - began
-            units_a_sec = units / took
+            units_per_sec = units / took
             return {"examples": units * unit_rows, "secs": took}
 
         return measure
@@ -181,10 +180,9 @@ def _make(work: protocol.Work) -> Embedps:
     if _cluster is None:
         num_ps, num_workers = work.settings.get("num_ps", 0), work.settings.get("num_workers", 1)
         if num_ps:
-            _cluster, _ = local_cluster.start(
+            _cluster = LocalCluster(
                 num_ps=num_ps,
                 num_workers=num_workers,
-                num_shards=0,
                 log_dir=work.folder / "logs",
             )
         else:

@@ -76,12 +76,12 @@ class ParameterServers:
             return self._strategy.reduce(tf.distribute.ReduceOp.SUM, loss, axis=None)
 
         iterator = iter(self._coordinator.create_per_worker_dataset(lambda: self._data(variant)))
-        steps_a_sec = 10.0
+        steps_per_sec = 10.0
         warm = False
 
         def measure(secs: float) -> dict[str, float]:
-            nonlocal steps_a_sec, warm
-            steps = max(2 * self._num_workers, round(secs * steps_a_sec))
+            nonlocal steps_per_sec, warm
+            steps = max(2 * self._num_workers, round(secs * steps_per_sec))
             if not warm and secs:  # every worker reads its files into memory once
                 warm = True
                 measure(2 * secs)
@@ -90,7 +90,7 @@ class ParameterServers:
                 self._coordinator.schedule(step, args=(iterator,))
             self._coordinator.join()
             took = time.perf_counter() - began
-            steps_a_sec = steps / took
+            steps_per_sec = steps / took
             return {"examples": steps * variant.batch, "secs": took}
 
         return measure

@@ -1,8 +1,8 @@
-"""Which address a task's server listens at: its own, never any.
+"""Binds a task's server to its own address instead of all addresses.
 
-gRPC of tf.distribute has no authentication: who reaches a port can run any graph in its process.
-TensorFlow's servers would listen at every address of the machine. Here they are held to the one
-that TF_CONFIG has for the task, or that EMBEDPS_BIND says; see docs/security.md.
+The gRPC of tf.distribute has no authentication: anyone who reaches the port can run any graph in
+the process. TensorFlow's servers listen on every address of the machine. Here they are bound to
+the task's address in TF_CONFIG, or to the one in EMBEDPS_BIND; see docs/security.md.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ VARIABLE = "EMBEDPS_BIND"
 
 
 def listen_at(address: str) -> None:
-    """Holds the servers that TensorFlow starts in this process from now on to one IP address.
+    """Binds the servers that TensorFlow starts in this process from now on to one IP address.
 
     Args:
-      address: the task's own, HOST:PORT; with EMBEDPS_BIND set, that one is taken instead.
+      address: the task's own, HOST:PORT; EMBEDPS_BIND overrides the host if it is set.
 
     Raises:
       UsageError: the host is a wildcard, cannot be resolved or is not of this machine, and
-        EMBEDPS_BIND does not say where to listen; or the port is none.
+        EMBEDPS_BIND is not set; or the port is not valid.
     """
-    told = os.environ.get(VARIABLE, "")
-    ip = _told(told) if told else _resolve(address)
+    override = os.environ.get(VARIABLE, "")
+    ip = _parse_override(override) if override else _resolve(address)
     port = address.rpartition(":")[2]
     if not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
         raise UsageError(
@@ -45,38 +45,38 @@ def listen_at(address: str) -> None:
 
 
 def check_listening(address: str) -> None:
-    """Checks that no server of this process listens at every address, unless EMBEDPS_BIND says so.
+    """Checks that no server here listens on every address, unless EMBEDPS_BIND allows it.
 
     Raises:
       ClusterError: one does.
     """
-    told = os.environ.get(VARIABLE, "")
-    if told and _told(told).is_unspecified:
+    override = os.environ.get(VARIABLE, "")
+    if override and _parse_override(override).is_unspecified:
         return
     port = int(address.rpartition(":")[2])
     for host, listening in listening_addresses():
         if listening == port and ipaddress.ip_address(host).is_unspecified:
             raise ClusterError(
-                f"the server of {address} listens at every address of this machine, and it could "
-                f"not be kept from it: allow that by {VARIABLE}=0.0.0.0 where the network is "
-                "closed to others"
+                f"the server of {address} listens at every address of this machine, and embedps "
+                f"could not prevent it: allow this by {VARIABLE}=0.0.0.0 if the network is closed "
+                "to others"
             )
 
 
 def listening_addresses() -> list[tuple[str, int]]:
-    """IP address and port of each TCP socket that this process listens at; of Linux."""
+    """Lists IP address and port of each TCP socket on which this process listens; on Linux."""
     own = set()
     for descriptor in Path("/proc/self/fd").iterdir():
         try:
             own.add(os.readlink(descriptor))
         except OSError:
-            continue  # the listing's own
+            continue  # the descriptor of this listing
     found = []
     for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
         try:
             lines = Path("/proc/self/net", name).read_text().splitlines()[1:]
         except OSError:
-            continue  # this machine has no such family
+            continue  # this machine lacks the address family
         for fields in map(str.split, lines):
             if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
                 host, port = fields[1].split(":")
@@ -89,7 +89,7 @@ def listening_addresses() -> list[tuple[str, int]]:
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-def _told(text: str) -> _Address:
+def _parse_override(text: str) -> _Address:
     try:
         return ipaddress.ip_address(text.strip("[]"))
     except ValueError:
@@ -105,13 +105,13 @@ def _resolve(address: str) -> _Address:
             f"{host!r}, this task's host, cannot be resolved ({error}): set {VARIABLE} to the IP "
             "address to listen at"
         ) from error
-    # IPv4 first: `localhost` is both, and so is what others connect to.
+    # IPv4 first: `localhost` resolves to both, and other tasks prefer IPv4 too.
     ips = sorted((ipaddress.ip_address(f[4][0]) for f in found), key=lambda ip: ip.version)
     if not ips or ips[0].is_unspecified:
         raise UsageError(
-            f"a task's own address must not be a wildcard but is {address!r}: its server does what "
-            f"anyone asks who reaches it; set {VARIABLE}=0.0.0.0 to listen at every address where "
-            "the network is closed to others"
+            f"a task's own address must not be a wildcard but is {address!r}: anyone who reaches "
+            f"its server controls it; set {VARIABLE}=0.0.0.0 to listen at every address if the "
+            "network is closed to others"
         )
     return ips[0]
 
@@ -123,6 +123,6 @@ def _check_local(ip: _Address, address: str) -> None:
             probe.bind((str(ip), 0))
     except OSError as error:
         raise UsageError(
-            f"{address} is {ip} here, at which this machine cannot listen ({error.strerror}): set "
-            f"{VARIABLE} to an IP address of its own"
+            f"{address} is {ip} here, on which this machine cannot listen ({error.strerror}): set "
+            f"{VARIABLE} to an IP address of this machine"
         ) from error

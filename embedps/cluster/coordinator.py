@@ -1,4 +1,4 @@
-"""Runs units on the workers of a TensorFlow cluster, by its ClusterCoordinator."""
+"""Runs units on the workers of a TensorFlow cluster, through its ClusterCoordinator."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tensorflow.python.distribute.coordinator import cluster_coordinator
 
 from embedps import kernels
 from embedps.cluster.bind_address import check_listening, listen_at
+from embedps.cluster.call_tracker import CallTracker
 from embedps.cluster.health import HealthMonitor, TaskId, use_own_executor
 from embedps.cluster.interface import ScheduledCall
 from embedps.cluster.local_processes import LocalProcesses
@@ -25,28 +26,28 @@ _TICK_SECS = 0.2
 
 
 class _WorkerClosure(cluster_coordinator.Closure):
-    """A function that the coordinator's thread of a worker calls with its index, in each attempt.
+    """A function that the coordinator calls with a worker's index, on that worker's thread.
 
-    A coordinator's public `schedule` takes tf.functions only, and tells nobody who runs one, how
-    often. And the closures of its own have a thread wait, after each, for all that is under way on
-    the executor that threads share. That a worker's tensors are not needed any more is said there:
-    a worker that was stopped just then, and never answered, held up all the others.
+    It is called once per attempt. The coordinator's public `schedule` takes tf.functions only, and
+    does not tell which worker runs one, or how often. Also, after each closure of its own, a thread
+    waits for everything on the executor that all threads share. Tensors of workers are freed
+    there, so one worker that stopped answering at that moment would block all others.
     """
 
     def __init__(self, run: Callable[[int], None]) -> None:
         super().__init__(run, cancellation_mgr=None)
 
     def execute_on(self, worker: Any) -> None:
-        """Runs one attempt."""
+        """Runs one attempt on a worker."""
         use_own_executor()
         with tf.device(worker.device_name):
             self._function(worker.worker_index)
 
 
 class CoordinatorCluster:
-    """Workers and parameter servers over gRPC, through TensorFlow's ClusterCoordinator.
+    """A cluster of workers and parameter servers over gRPC, on TensorFlow's ClusterCoordinator.
 
-    Every task must have loaded the kernels before it started to serve, as `embedps.server` does.
+    Every task must load the kernels before it starts to serve, as `embedps.server` does.
     """
 
     def __init__(
@@ -59,27 +60,29 @@ class CoordinatorCluster:
         processes: LocalProcesses | None = None,
         on_lost: Callable[[ClusterError], None] = lambda error: None,
     ) -> None:
-        """Connects to the cluster, whose tasks must all serve by now.
+        """Connects to a cluster; all its tasks must serve already.
 
         Args:
-          resolver: names its tasks; this process is its chief.
-          server_timeout_secs: a server that does not answer for so long is taken as dead: a worker
-            is passed over, or killed where its process is ours; a parameter server is lost.
-          wait_secs: the cluster is lost where no function ends for so long.
-          num_shards: of the tables; 0 is one a parameter server.
-          processes: its tasks' processes, where they are ours: a dead worker is started again.
-          on_lost: told, on another thread, that the cluster cannot go on, while this one may still
-            wait for what does not answer any more.
+          resolver: names the tasks; this process is the chief.
+          server_timeout_secs: a server that does not answer for this long counts as dead. A dead
+            worker is skipped, or killed if this process started it. A dead parameter server means
+            that the cluster is lost.
+          wait_secs: the cluster is lost if no function ends for this long.
+          num_shards: of the tables; 0 means one per parameter server.
+          processes: the tasks' processes, if this process started them: a dead worker is restarted.
+          on_lost: called on another thread if the cluster cannot continue. The calling thread may
+            still wait then for a server that does not answer.
 
         Raises:
-          UsageError: the cluster has no worker or no parameter server, or a wildcard for its chief.
+          UsageError: the cluster has no worker or no parameter server, or its chief's address is a
+            wildcard.
         """
         spec = resolver.cluster_spec()
         jobs = {job: spec.num_tasks(job) for job in spec.jobs}
         if not jobs.get("ps") or not jobs.get("worker"):
-            raise UsageError(f"a cluster must have a ps and a worker at least but has {jobs}")
+            raise UsageError(f"a cluster must have at least a ps and a worker but has {jobs}")
         kernels.load()
-        tf_logging.own_errors_alone()
+        tf_logging.silence_python_logging()
         # The client serves too: workers and parameter servers call it back.
         own = spec.task_address("chief", 0) if "chief" in jobs else None
         if own is not None:
@@ -95,16 +98,11 @@ class CoordinatorCluster:
             f"/job:ps/replica:0/task:{shard % jobs['ps']}/device:CPU:0"
             for shard in range(num_shards or jobs["ps"])
         ]
-        self._schedule_lock = threading.Lock()  # the first call of a function traces it
+        self._schedule_lock = threading.Lock()  # a function's first call traces it
         self.server_timeout_secs = server_timeout_secs
-        self._wait_secs = wait_secs
-        self._lock = threading.Lock()  # guards the three below
-        self._open = 0
-        self._last_end = 0.0
-        self._lost_since = 0  # attempts, with their workers, since the last end
         self._processes = processes
         self._on_lost = on_lost
-        self._busy: dict[int, ScheduledCall] = {}
+        self._calls = CallTracker(wait_secs=wait_secs)
         self._health = HealthMonitor(
             [(job, index) for job in ("ps", "worker") for index in range(jobs[job])],
             timeout_secs=server_timeout_secs,
@@ -115,7 +113,7 @@ class CoordinatorCluster:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """The strategy's; a variable is placed where the least of this scope's are by then."""
+        """Enters the strategy's scope; a variable goes to the server that holds the least."""
         placement = VariablePlacement(self.num_ps)
         with self.strategy.scope(), tf.variable_creator_scope(placement.create):
             yield
@@ -128,101 +126,90 @@ class CoordinatorCluster:
         on_start: Callable[[], None] = lambda: None,
     ) -> ScheduledCall:
         """Queues a function for any worker."""
-        running = ScheduledCall()
-        with self._lock:
-            if not self._open:
-                self._last_end = time.monotonic()
-            self._open += 1
-        running.add_done_callback(self._count_end)
-        try:  # every server is told of a function that is traced, and must answer
+        call = ScheduledCall()
+        self._calls.add(call)
+        try:  # tracing registers the function on every server, so each must answer
             with self._schedule_lock, self.strategy.scope():
                 concrete = function.get_concrete_function(*args)
         except BaseException:
-            running.cancel()
+            call.cancel()
             raise
 
         def run(worker: int) -> None:
-            if running.cancelled():
+            if call.cancelled():
                 return
             if ("worker", worker) in self._health.draining():
                 self._health.allow_shutdown(("worker", worker))
-                raise tf.errors.UnavailableError(None, None, f"/job:worker/task:{worker} leaves")
-            self._busy[worker] = running
-            running.worker, running.started_at = worker, time.monotonic()
+                raise tf.errors.UnavailableError(None, None, f"/job:worker/task:{worker} drains")
+            self._calls.started(worker, call)
+            call.worker, call.started_at = worker, time.monotonic()
             if self._processes is not None:
-                self._processes.unit_started(worker, running)
+                self._processes.unit_started(worker, call)
             on_start()
             try:
-                running.end(tf.nest.map_structure(lambda t: t.numpy(), concrete(*args)))
+                call.end(tf.nest.map_structure(lambda t: t.numpy(), concrete(*args)))
             except BaseException as error:
-                running.worker, running.started_at = None, math.inf
+                call.worker, call.started_at = None, math.inf
                 if _is_of_worker(error):
-                    with self._lock:
-                        self._lost_since += 1
-                    raise  # the coordinator waits for the worker, and has another run this
-                running.end(error=error)
+                    self._calls.count_lost_attempt()
+                    raise  # the coordinator reschedules the call on another worker
+                call.end(error=error)
             finally:
-                self._busy.pop(worker, None)
+                self._calls.stopped(worker)
             if self._processes is not None:
                 self._processes.unit_ended(worker)
 
         self._coordinator._cluster.closure_queue.put(_WorkerClosure(run))
-        return running
+        return call
 
     def fetch(self, result: ScheduledCall) -> Any:
-        """Waits for a function's values."""
+        """Waits for a function's values and returns them."""
         return result.result()
 
     def unresponsive_workers(self) -> Set[int]:
-        """The workers that have not answered for too long."""
+        """Returns the workers that have not answered for too long."""
         return {index for job, index in self._health.unresponsive() if job == "worker"}
 
     def draining(self) -> Set[TaskId]:
-        """The servers that were told to end and wait for `release`."""
+        """Returns the servers that got a shutdown notice and wait for `allow_shutdown`."""
         return self._health.draining()
 
     def allow_shutdown(self, task: TaskId) -> None:
-        """Lets a server end that is leaving."""
+        """Lets a draining server shut down."""
         self._health.allow_shutdown(task)
 
     @property
     def worker_restarts(self) -> int:
-        """How often a worker's process was started again."""
+        """Returns how often a worker's process was restarted."""
         return self._processes.restarts if self._processes else 0
 
     def done(self) -> bool:
-        """Whether every scheduled function has run."""
+        """Tells whether every scheduled function has ended."""
         return bool(self._coordinator.done())
 
     def join(self) -> None:
-        """Waits until every scheduled function has run."""
+        """Waits until every scheduled function has ended."""
         self._coordinator.join()
 
     def close(self) -> None:
-        """Ends the local processes, if any."""
+        """Stops watching the servers, and ends the local processes if there are any."""
         self._closed.set()
         self._health.close()
         if self._processes is not None:
             self._processes.close()
 
-    def _count_end(self, _: Any) -> None:
-        with self._lock:
-            self._open -= 1
-            self._last_end = time.monotonic()
-            self._lost_since = 0
-
     def _watch(self) -> None:
         while not self._closed.wait(_TICK_SECS):
-            lost = self._look_after()
+            lost = self._check_servers()
             if lost is not None and not self._closed.is_set():
                 self._on_lost(lost)
                 return
 
-    def _look_after(self) -> ClusterError | None:
-        """Does what there is to do about servers that are not well; returns what it cannot."""
-        leaving = self._health.draining()
-        for job, index in leaving:
-            if job == "worker" and index not in self._busy:
+    def _check_servers(self) -> ClusterError | None:
+        """Lets idle workers drain, kills dead workers; returns why the cluster is lost, if so."""
+        draining = self._health.draining()
+        for job, index in draining:
+            if job == "worker" and not self._calls.is_busy(index):
                 self._health.allow_shutdown((job, index))
         for job, index in self._health.unresponsive():
             if self._processes is not None:
@@ -232,33 +219,17 @@ class CoordinatorCluster:
                     f"parameter server {index} has not answered for "
                     f"{self.server_timeout_secs:.0f} s"
                 )
-        with self._lock:
-            stuck = self._open and time.monotonic() > self._last_end + self._wait_secs
-            lost = self._lost_since
-        if stuck:
-            silent = ", ".join(
-                f"{job} {index}" for job, index in sorted(self._health.unresponsive())
-            )
-            return ServerLostError(
-                f"waited {self._wait_secs:.0f} s for any unit to end, "
-                + (f"while {silent} did not answer" if silent else "though every server answers")
-                + f"; {self._describe_busy()}"
-                + (f"; {lost} attempts ended with their workers: see these' logs" if lost else "")
-            )
-        for job, index in self._health.unreachable() - leaving:
+        stall = self._calls.describe_stall(self._health.unresponsive())
+        if stall:
+            return ServerLostError(stall)
+        for job, index in self._health.unreachable() - draining:
             if job == "ps" and self._processes is None:
                 return ServerLostError(f"parameter server {index} cannot be reached")
         return None
 
-    def _describe_busy(self) -> str:
-        """Says which workers run a unit, and since when."""
-        now = time.monotonic()
-        busy = [f"worker {w} for {now - r.started_at:.0f} s" for w, r in sorted(self._busy.items())]
-        return f"running one: {', '.join(busy)}" if busy else "no worker runs one"
-
 
 def _is_of_worker(error: BaseException) -> bool:
-    """Whether the coordinator takes an error as a worker's loss, which it repairs by itself."""
+    """Tells whether the coordinator treats an error as the loss of a worker, and retries."""
     if isinstance(error, tf.errors.CancelledError) and "/job:" in str(error):
         return True
     return bool(cluster_coordinator._is_worker_failure(error))

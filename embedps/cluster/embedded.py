@@ -1,4 +1,4 @@
-"""Runs units in this process: threads are the workers, its memory holds the tables."""
+"""Runs units in this process: threads are workers, and its memory holds the tables."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from embedps.console import tf_logging
 
 
 class EmbeddedCluster:
-    """This process alone: threads are the workers, its memory holds the shards; no ports."""
+    """A cluster in this process: threads are workers, memory holds the shards, no port is open."""
 
     def __init__(self, *, num_workers: int = 1, num_shards: int = 1) -> None:
         kernels.load()
-        tf_logging.own_errors_alone()
+        tf_logging.silence_python_logging()
         self.strategy = tf.distribute.get_strategy()
         self.shard_devices: Sequence[str] = ["/device:CPU:0"] * num_shards
         self.num_workers = num_workers
@@ -35,7 +35,7 @@ class EmbeddedCluster:
         self._running: set[concurrent.futures.Future[Any]] = set()
 
     def scope(self) -> AbstractContextManager[Any]:
-        """TensorFlow's default one."""
+        """Enters TensorFlow's default scope."""
         return nullcontext()
 
     def schedule(
@@ -46,41 +46,41 @@ class EmbeddedCluster:
         on_start: Callable[[], None] = lambda: None,
     ) -> ScheduledCall:
         """Queues a function for a thread."""
-        running = ScheduledCall()
+        call = ScheduledCall()
 
         def run() -> None:
-            if running.cancelled():
+            if call.cancelled():
                 return
-            running.worker, running.started_at = 0, time.monotonic()
+            call.worker, call.started_at = 0, time.monotonic()
             on_start()
             try:
-                running.end(tf.nest.map_structure(lambda t: t.numpy(), function(*args)))
+                call.end(tf.nest.map_structure(lambda t: t.numpy(), function(*args)))
             except BaseException as error:
-                running.end(error=error)
+                call.end(error=error)
 
         future = self._pool.submit(run)
         with self._lock:
             self._running.add(future)
         future.add_done_callback(self._forget)
-        return running
+        return call
 
     def fetch(self, result: ScheduledCall) -> Any:
-        """Waits for a function's values."""
+        """Waits for a function's values and returns them."""
         return result.result()
 
     def unresponsive_workers(self) -> Set[int]:
-        """None: they are of this process."""
+        """Returns none: the workers are threads."""
         return frozenset()
 
     def draining(self) -> Set[TaskId]:
-        """None: there are no servers."""
+        """Returns none: there are no servers."""
         return frozenset()
 
     def allow_shutdown(self, task: TaskId) -> None:
-        """There are no servers."""
+        """Does nothing: there are no servers."""
 
     def done(self) -> bool:
-        """Whether the threads are idle."""
+        """Tells whether the threads are idle."""
         with self._lock:
             return not self._running
 
@@ -91,7 +91,7 @@ class EmbeddedCluster:
         concurrent.futures.wait(running)
 
     def close(self) -> None:
-        """Ends the threads, each after what it runs."""
+        """Ends the threads, each after the function that it runs."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _forget(self, future: concurrent.futures.Future[Any]) -> None:

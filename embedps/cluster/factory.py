@@ -1,4 +1,4 @@
-"""Makes the cluster that a config asks for: this process, local processes, or TF_CONFIG's."""
+"""Makes the cluster that a config asks for: in this process, of local processes, or TF_CONFIG's."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from embedps.cluster import local_cluster
 from embedps.cluster.coordinator import CoordinatorCluster
 from embedps.cluster.embedded import EmbeddedCluster
 from embedps.cluster.health import wait_until_serving
 from embedps.cluster.interface import Cluster
-from embedps.console.shutdown import within
+from embedps.cluster.local_cluster import LocalCluster
+from embedps.console.shutdown import deadline
 from embedps.errors import ClusterError, UsageError
+from embedps.run.cluster_config import ClusterConfig
 from embedps.run.config import TrainConfig
-from embedps.run.stored_config import chief_task
+from embedps.run.preparation import chief_task
 from embedps.storage.object_store import as_path, local_dir
 
 
@@ -23,36 +24,37 @@ def make_cluster(config: TrainConfig, *, on_lost: Callable[[ClusterError], None]
     """Makes the cluster of a run.
 
     Args:
-      config: of the run; with TF_CONFIG set, that variable names the servers.
-      on_lost: told, on another thread, that the cluster cannot go on.
+      config: of the run; if TF_CONFIG is set, it names the servers.
+      on_lost: called on another thread if the cluster cannot continue.
 
     Raises:
-      UsageError: TF_CONFIG is wrong, or names a local cluster's flags or another task than a chief.
-      ClusterError: a server did not come up.
+      UsageError: TF_CONFIG is wrong, is for another task than a chief, or is set together with a
+        local cluster's flags.
+      ClusterError: a server did not start.
     """
     task = chief_task(config)
+    asked = config.cluster
     if task is not None:
         return _join(config, task, on_lost)
-    if config.num_ps:
-        cluster, _ = local_cluster.start(
-            num_ps=config.num_ps,
-            num_workers=config.num_workers,
-            num_shards=config.num_shards,
+    if config.cluster.num_ps:
+        return LocalCluster(
+            num_ps=config.cluster.num_ps,
+            num_workers=config.cluster.num_workers,
+            num_shards=config.cluster.num_shards,
             log_dir=local_dir(as_path(config.model_dir)) / "logs",
             grace_secs=config.grace_secs,
-            server_timeout_secs=config.server_timeout_secs,
-            wait_secs=config.wait_secs,
+            server_timeout_secs=config.cluster.server_timeout_secs,
+            wait_secs=config.cluster.wait_secs,
             on_lost=on_lost,
         )
-        return cluster
-    return EmbeddedCluster(num_workers=config.num_workers, num_shards=config.num_shards or 1)
+    return EmbeddedCluster(num_workers=asked.num_workers, num_shards=asked.num_shards or 1)
 
 
 def check_cluster(cluster: Cluster, config: TrainConfig) -> None:
-    """Refuses a config that asks for another cluster than the one that is given.
+    """Checks that a config fits the cluster that the caller passed.
 
     Raises:
-      UsageError: a field is neither its default nor the cluster's.
+      UsageError: a field is neither its default nor the cluster's value.
     """
     has: dict[str, float] = {
         "num_ps": cluster.num_ps,
@@ -62,31 +64,31 @@ def check_cluster(cluster: Cluster, config: TrainConfig) -> None:
     if cluster.num_ps:
         has["server_timeout_secs"] = cluster.server_timeout_secs
     for name, value in has.items():
-        asked = getattr(config, name)
-        if asked not in (getattr(TrainConfig, name), value):
+        asked = getattr(config.cluster, name)
+        if asked not in (getattr(ClusterConfig, name), value):
             raise UsageError(
-                f"config.{name} is {asked}, but the cluster that is given has {value}: leave one "
-                "of the two out"
+                f"config.cluster.{name} is {asked}, but the cluster that was passed has {value}: "
+                "remove one of the two"
             )
 
 
 def _join(
     config: TrainConfig, task: dict[str, Any], on_lost: Callable[[ClusterError], None]
 ) -> CoordinatorCluster:
-    """Connects to the servers that TF_CONFIG names, once each of them answers."""
+    """Connects to the servers of TF_CONFIG after each of them answers."""
     addresses = {
         (job, index): address
         for job in ("ps", "worker")
         for index, address in enumerate(task["cluster"].get(job, []))
     }
     if {job for job, _ in addresses} == {"ps", "worker"}:
-        wait_until_serving(addresses, secs=config.wait_secs, check=lambda task: None)
+        wait_until_serving(addresses, secs=config.cluster.wait_secs, check=lambda task: None)
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    with within(config.wait_secs, "the servers of TF_CONFIG to take a client"):
+    with deadline(config.cluster.wait_secs, "the servers of TF_CONFIG to accept a client"):
         return CoordinatorCluster(
             resolver,
-            num_shards=config.num_shards,
-            server_timeout_secs=config.server_timeout_secs,
-            wait_secs=config.wait_secs,
+            num_shards=config.cluster.num_shards,
+            server_timeout_secs=config.cluster.server_timeout_secs,
+            wait_secs=config.cluster.wait_secs,
             on_lost=on_lost,
         )

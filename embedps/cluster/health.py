@@ -1,4 +1,4 @@
-"""Whether a cluster's servers are there: each is asked, all the time, on a thread of its own."""
+"""Monitors the health of servers: probes each one regularly, on its own thread."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from tensorflow.python.eager import context, executor
 from embedps import kernels
 from embedps.errors import ServerLostError
 
-_ASK_SECS = 1.0
-# An HTTP/2 client's first bytes: its preface and an empty SETTINGS frame (RFC 9113, 3.4). A server
-# that runs answers by its own SETTINGS. The kernel takes connections for one that is stopped too.
+_PROBE_SECS = 1.0
+# An HTTP/2 client's first bytes: its preface and an empty SETTINGS frame (RFC 9113, 3.4). A running
+# server answers with its own SETTINGS. A connection alone proves nothing: the operating system
+# accepts connections for a stopped process too.
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _own = threading.local()
 
 TaskId: TypeAlias = tuple[str, int]
-"""A job, "ps" or "worker", and an index."""
+"""Identifies a task of the cluster: its job ("ps" or "worker") and its index."""
 
 
 def device_of(task: TaskId) -> str:
-    """Where a task's ops run."""
+    """Returns the device where a task's ops run."""
     job, index = task
     return f"/job:{job}/replica:0/task:{index}/device:CPU:0"
 
@@ -36,12 +37,12 @@ def wait_until_serving(
     """Waits until every server answers.
 
     Args:
-      addresses: of each, "host:port".
-      secs: how long all of them have.
-      check: called while a server does not answer; may raise.
+      addresses: maps each task to its "host:port".
+      secs: the longest wait for all of them.
+      check: called before each attempt to connect to a server; may raise.
 
     Raises:
-      ServerLostError: one did not answer in time.
+      ServerLostError: a server did not answer in time.
     """
     deadline = time.monotonic() + secs
     for task, address in addresses.items():
@@ -54,7 +55,7 @@ def wait_until_serving(
                     if link.recv(1):
                         break
                     raise ConnectionError("it closes connections")
-            except OSError as error:  # no process yet, no such host yet, or one that is stopped
+            except OSError as error:  # the process or host may not exist yet, or may be stopped
                 if time.monotonic() > deadline:
                     raise ServerLostError(
                         f"waited {secs:.0f} s for {task[0]} {task[1]} to serve at {address} "
@@ -64,74 +65,74 @@ def wait_until_serving(
 
 
 def use_own_executor() -> None:
-    """Has this thread's calls of servers wait for nothing but themselves, nor others for them."""
+    """Gives this thread its own executor, so that its RPCs and other threads' do not block."""
     if not hasattr(_own, "executor"):
-        _own.executor = executor.new_executor(enable_async=False)  # kept as long as the thread
+        _own.executor = executor.new_executor(enable_async=False)  # lives as long as the thread
         context.context().executor = _own.executor
 
 
 class HealthMonitor:
-    """What servers answered last. A process that is stopped, or deadlocked, does not answer."""
+    """Probes servers and keeps their last answers; a stopped or deadlocked one gives none."""
 
     def __init__(self, tasks: Iterable[TaskId], *, timeout_secs: float) -> None:
-        """Begins to ask; a server silent for longer than `timeout_secs` is `silent`."""
+        """Starts to probe; a server is unresponsive after `timeout_secs` without an answer."""
         self._timeout_secs = timeout_secs
         self._lock = threading.Lock()  # guards the five below
-        self._there: set[TaskId] = set()  # their last call brought an answer
-        self._asked: dict[TaskId, float] = {}  # and not answered yet
-        self._unreachable: dict[TaskId, int] = {}  # times in a row
-        self._leaving: set[TaskId] = set()
-        self._released: set[TaskId] = set()
+        self._alive: set[TaskId] = set()  # answered the last probe
+        self._pending: dict[TaskId, float] = {}  # start of the probe without an answer yet
+        self._refusals: dict[TaskId, int] = {}  # probes refused in a row
+        self._draining: set[TaskId] = set()
+        self._may_shut_down: set[TaskId] = set()
         self._closed = threading.Event()
         for task in tasks:
             threading.Thread(
-                target=self._keep_asking, args=(task,), name=f"ask {task}", daemon=True
+                target=self._keep_probing, args=(task,), name=f"probe {task}", daemon=True
             ).start()
 
     def unresponsive(self) -> set[TaskId]:
-        """Those that answered once and have not for too long; one that starts is none of them."""
+        """Returns servers that answered before, but not for too long; not starting ones."""
         before = time.monotonic() - self._timeout_secs
         with self._lock:
-            return {t for t, asked in self._asked.items() if asked < before and t in self._there}
+            return {t for t, start in self._pending.items() if start < before and t in self._alive}
 
     def unreachable(self) -> set[TaskId]:
-        """Those whose address refused to be asked, twice in a row."""
+        """Returns servers whose address refused two probes in a row."""
         with self._lock:
-            return {task for task, times in self._unreachable.items() if times >= 2}
+            return {task for task, count in self._refusals.items() if count >= 2}
 
     def draining(self) -> set[TaskId]:
-        """Those that were told to end, and wait until they are released."""
+        """Returns servers that got a shutdown notice and wait for `allow_shutdown`."""
         with self._lock:
-            return set(self._leaving)
+            return set(self._draining)
 
     def allow_shutdown(self, task: TaskId) -> None:
-        """Lets a server that is leaving end."""
+        """Lets a draining server shut down."""
         with self._lock:
-            self._released.add(task)
+            self._may_shut_down.add(task)
 
     def close(self) -> None:
-        """Stops asking."""
+        """Stops probing."""
         self._closed.set()
 
-    def _keep_asking(self, task: TaskId) -> None:
+    def _keep_probing(self, task: TaskId) -> None:
         use_own_executor()
-        while not self._closed.wait(_ASK_SECS):
+        while not self._closed.wait(_PROBE_SECS):
             with self._lock:
-                self._asked[task] = time.monotonic()
-                release = task in self._released
+                self._pending[task] = time.monotonic()
+                may_shut_down = task in self._may_shut_down
             try:
                 with tf.device(device_of(task)):
-                    leaving = bool(kernels.load().embedps_probe(release=release))
-                there, refused = True, False
+                    draining = bool(kernels.load().embedps_probe(release=may_shut_down))
+                alive, refused = True, False
             except tf.errors.OpError as error:
-                there, leaving = False, False
+                alive, draining = False, False
                 refused = isinstance(error, tf.errors.UnavailableError)
             with self._lock:
-                del self._asked[task]
-                (self._there.add if there else self._there.discard)(task)
-                self._unreachable[task] = self._unreachable.get(task, 0) + 1 if refused else 0
-                if leaving:
-                    self._leaving.add(task)
-                else:  # another process by now, which knows of no notice
-                    self._leaving.discard(task)
-                    self._released.discard(task)
+                del self._pending[task]
+                (self._alive.add if alive else self._alive.discard)(task)
+                self._refusals[task] = self._refusals.get(task, 0) + 1 if refused else 0
+                if draining:
+                    self._draining.add(task)
+                else:  # perhaps a new process, which got no notice
+                    self._draining.discard(task)
+                    self._may_shut_down.discard(task)

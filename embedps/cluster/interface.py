@@ -1,4 +1,4 @@
-"""Declares the interface of a cluster: where units run."""
+"""Declares the interface of a cluster, which runs units."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from embedps.cluster.health import TaskId
 class ScheduledCall(concurrent.futures.Future[Any]):
     """A scheduled function: a future of its values, as NumPy.
 
-    Cancelled, it does not begin any more; if it has, its values are dropped.
+    If it is cancelled, it does not begin any more; if it has begun, its values are dropped.
 
     Attributes:
-      worker: the index of the worker that runs it; None where none does yet.
-      started_at: when that worker began, as time.monotonic() says.
-      deaths: how many workers of ours have died while they ran it.
+      worker: the index of the worker that runs it; None if none does.
+      started_at: when that worker began, by time.monotonic().
+      deaths: how many local worker processes died while they ran it.
     """
 
     worker: int | None = None
@@ -29,7 +29,7 @@ class ScheduledCall(concurrent.futures.Future[Any]):
     deaths: int = 0
 
     def end(self, values: Any = None, error: BaseException | None = None) -> None:
-        """Takes its values or its error, unless it was cancelled meanwhile."""
+        """Sets its values or its error, unless it was cancelled in the meantime."""
         try:
             if error is not None:
                 self.set_exception(error)
@@ -40,16 +40,16 @@ class ScheduledCall(concurrent.futures.Future[Any]):
 
 
 class Cluster(Protocol):
-    """Runs functions on workers, tables and variables being elsewhere.
+    """Runs functions on workers, and says where tables and variables are.
 
     Attributes:
-      strategy: whose `run` a step is called by.
-      shard_devices: a device for each shard of the tables.
-      num_workers: functions that run at once.
-      num_ps: parameter servers; 0 where this process holds the tables.
-      server_timeout_secs: a server that does not answer for so long is taken as dead; 0 where there
-        is none.
-      can_lose_workers: a worker may be slow or gone while the others are well.
+      strategy: its `run` calls a step.
+      shard_devices: a device per shard of the tables.
+      num_workers: how many functions run at once.
+      num_ps: the number of parameter servers; 0 if this process holds the tables.
+      server_timeout_secs: a server that does not answer for this long counts as dead; 0 if there
+        are no servers.
+      can_lose_workers: whether a worker can be slow or lost while others are not.
     """
 
     strategy: tf.distribute.Strategy
@@ -60,7 +60,7 @@ class Cluster(Protocol):
     can_lose_workers: bool
 
     def scope(self) -> AbstractContextManager[Any]:
-        """Where variables are made."""
+        """Enters the scope in which variables must be made."""
 
     def schedule(
         self,
@@ -73,31 +73,31 @@ class Cluster(Protocol):
 
         Args:
           function: what to run; if its worker dies, it runs again on another.
-          args: of it.
-          on_start: called each time a worker begins it, on a thread of that worker's.
+          args: its arguments.
+          on_start: called each time a worker begins it, on that worker's thread.
         """
 
     def fetch(self, result: ScheduledCall) -> Any:
         """Waits for a scheduled function and returns its values as NumPy, or raises its error."""
 
     def unresponsive_workers(self) -> Set[int]:
-        """The workers that have not answered for too long."""
+        """Returns the workers that have not answered for too long."""
 
     def draining(self) -> Set[TaskId]:
-        """The servers that were told to end and wait for `release`: a notice."""
+        """Returns the servers that got a shutdown notice and wait for `allow_shutdown`."""
 
     def allow_shutdown(self, task: TaskId) -> None:
-        """Lets a server end that is leaving."""
+        """Lets a draining server shut down."""
 
     @property
     def worker_restarts(self) -> int:
-        """How often a worker's process was started again."""
+        """Returns how often a worker's process was restarted."""
 
     def done(self) -> bool:
-        """Whether nothing scheduled is left to run."""
+        """Tells whether every scheduled function has ended."""
 
     def join(self) -> None:
-        """Waits until nothing scheduled is left to run."""
+        """Waits until every scheduled function has ended."""
 
     def close(self) -> None:
-        """Ends what this object started."""
+        """Ends the threads and processes that this object started."""

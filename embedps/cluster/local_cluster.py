@@ -1,65 +1,134 @@
-"""Starts a local cluster of processes and connects to it."""
+"""A local cluster: parameter servers and workers as processes of this machine."""
 
 from __future__ import annotations
 
+import os
+import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 
 import tensorflow as tf
 
 from embedps.cluster.coordinator import CoordinatorCluster
 from embedps.cluster.local_processes import LocalProcesses
-from embedps.console.shutdown import within
+from embedps.console.shutdown import deadline
 from embedps.errors import ClusterError
+from embedps.run.cluster_config import ClusterConfig
 from embedps.run.config import TrainConfig
 
 
-def start(
-    *,
-    num_ps: int,
-    num_workers: int,
-    num_shards: int,
-    log_dir: Path,
-    grace_secs: float = TrainConfig.grace_secs,
-    server_timeout_secs: float = TrainConfig.server_timeout_secs,
-    wait_secs: float = TrainConfig.wait_secs,
-    on_lost: Callable[[ClusterError], None] = lambda error: None,
-) -> tuple[CoordinatorCluster, LocalProcesses]:
-    """Starts a local cluster and connects to it.
+class LocalCluster(CoordinatorCluster):
+    """Parameter servers and workers as processes of this machine; several runs can use it in turn.
 
-    Args:
-      num_ps: parameter servers, at least 1.
-      num_workers: workers, at least 1.
-      num_shards: of the tables; 0 is one a parameter server.
-      log_dir: for the processes' output.
-      grace_secs: a server that is told to end has so long for it.
-      server_timeout_secs: one that does not answer for so long is killed.
-      wait_secs: the longest wait for the servers to come up; then, the cluster is lost where no
-        function ends for so long.
-      on_lost: told, on another thread, that the cluster cannot go on.
+    with LocalCluster(num_ps=2, num_workers=2) as cluster:
+        result = Trainer(recommender, dataset, config, cluster).fit()
 
-    Raises:
-      ClusterError: a process did not come up.
+    The processes listen at the loopback address only. They end when the cluster is closed, and with
+    this process, however it ends. A worker that dies is started again. A parameter server that dies
+    ends the cluster: start another, and train again to resume from the last checkpoint.
     """
-    processes = LocalProcesses(
-        num_ps=num_ps, num_workers=num_workers, log_dir=log_dir, grace_secs=grace_secs
-    )
-    try:
-        processes.wait_until_serving(wait_secs)
-        processes.watch(on_lost)
-        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-            tf.train.ClusterSpec(processes.cluster), task_type="chief", task_id=0, rpc_layer="grpc"
+
+    def __init__(
+        self,
+        *,
+        num_ps: int = 1,
+        num_workers: int = 1,
+        num_shards: int = 0,
+        log_dir: str | os.PathLike[str] | None = None,
+        grace_secs: float = TrainConfig.grace_secs,
+        server_timeout_secs: float = ClusterConfig.server_timeout_secs,
+        wait_secs: float = ClusterConfig.wait_secs,
+        on_lost: Callable[[ClusterError], None] | None = None,
+    ) -> None:
+        """Starts the processes and connects to them.
+
+        Args:
+          num_ps: parameter servers, at least 1.
+          num_workers: workers, at least 1.
+          num_shards: shards of each table; 0 makes one per parameter server.
+          log_dir: for the output of the processes; by default a temporary directory, which `close`
+            removes.
+          grace_secs: a server that is told to end has this much time for it.
+          server_timeout_secs: a server that does not answer for this long is killed.
+          wait_secs: the longest wait for the servers to start; later, the cluster is lost if no
+            unit ends for this long.
+          on_lost: as `call_on_loss` takes it.
+
+        Raises:
+          ClusterError: a process did not start.
+        """
+        self._loss_lock = threading.Lock()  # guards the two below
+        self._lost: ClusterError | None = None
+        self._call_on_loss = on_lost
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        if log_dir is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="embedps-logs-")
+            log_dir = self._temporary.name
+        self.processes = LocalProcesses(
+            num_ps=num_ps, num_workers=num_workers, log_dir=Path(log_dir), grace_secs=grace_secs
         )
-        with within(wait_secs, "the servers of the local cluster to take a client"):
-            cluster = CoordinatorCluster(
-                resolver,
-                num_shards=num_shards,
-                processes=processes,
-                server_timeout_secs=server_timeout_secs,
-                wait_secs=wait_secs,
-                on_lost=on_lost,
+        try:
+            self.processes.wait_until_serving(wait_secs)
+            self.processes.watch(self._note_loss)
+            resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+                tf.train.ClusterSpec(self.processes.cluster),
+                task_type="chief",
+                task_id=0,
+                rpc_layer="grpc",
             )
-    except BaseException:
-        processes.close()
-        raise
-    return cluster, processes
+            with deadline(wait_secs, "the servers of the local cluster to take a client"):
+                super().__init__(
+                    resolver,
+                    num_shards=num_shards,
+                    processes=self.processes,
+                    server_timeout_secs=server_timeout_secs,
+                    wait_secs=wait_secs,
+                    on_lost=self._note_loss,
+                )
+        except BaseException:
+            self.processes.close()
+            self._remove_logs()
+            raise
+
+    def __enter__(self) -> LocalCluster:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def call_on_loss(self, on_lost: Callable[[ClusterError], None] | None) -> None:
+        """Sets what is called when the cluster cannot go on; at once if it already cannot.
+
+        Args:
+          on_lost: gets the reason, on any thread, while this one may still wait for a server that
+            does not answer any more; None calls nothing.
+        """
+        with self._loss_lock:
+            self._call_on_loss = on_lost
+            lost = self._lost
+        if lost is not None and on_lost is not None:
+            on_lost(lost)
+
+    def close(self) -> None:
+        """Ends the processes."""
+        super().close()
+        self._remove_logs()
+
+    def _note_loss(self, error: ClusterError) -> None:
+        with self._loss_lock:
+            self._lost = self._lost or error
+            on_lost = self._call_on_loss
+        if on_lost is not None:
+            on_lost(error)
+
+    def _remove_logs(self) -> None:
+        if self._temporary is not None:
+            self._temporary.cleanup()
+            self._temporary = None

@@ -1,7 +1,7 @@
-"""On which parameter server each of a network's variables is: the one that holds the least.
+"""Places each of a network's variables on the parameter server that holds the least.
 
-TensorFlow's strategy places them in turn, and a network's are kernel, bias, kernel, bias: of 2
-servers one would hold every kernel, and send and take nearly all of the network's bytes.
+TensorFlow's strategy places variables in turn. A network makes kernel, bias, kernel, bias. So with
+2 servers, one would hold every kernel, and transfer nearly all of the network's bytes.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import Any
 
 
 class VariablePlacement:
-    """Chooses servers in the order in which variables are made."""
+    """Chooses a server for each variable when it is made."""
 
     def __init__(self, num_servers: int) -> None:
         self._num_servers = num_servers
-        self._first: dict[str, Any] = {}  # by server, a variable that is there
+        self._first: dict[str, Any] = {}  # maps each server to a variable on it
         self._floats: dict[str, int] = {}
 
     def create(self, next_creator: Callable[..., Any], **arguments: Any) -> Any:
-        """A creator for tf.variable_creator_scope, within the strategy's scope."""
-        if arguments.get("colocate_with") is not None:  # an optimizer's, with its variable
+        """Creates a variable; for tf.variable_creator_scope within the strategy's scope."""
+        if arguments.get("colocate_with") is not None:  # an optimizer slot, with its variable
             return next_creator(**arguments)
-        # Until each server has one, the strategy's turn is at one that has none.
+        # Until each server has a variable, the strategy picks one that has none.
         if len(self._first) == self._num_servers:
             arguments["colocate_with"] = self._first[
                 min(self._floats, key=self._floats.__getitem__)

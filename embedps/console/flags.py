@@ -6,35 +6,50 @@ import argparse
 import dataclasses
 import tomllib
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from embedps.config_fields import check_text, shown, without_none
+from embedps.config_fields import (
+    Option,
+    check_text,
+    choices_of,
+    groups_of,
+    options_of,
+    shown,
+    without_none,
+)
+from embedps.config_fields import make as make_config
 from embedps.errors import UsageError
 
 C = TypeVar("C")
 
 
 def add_flags(parser: argparse.ArgumentParser, config: type, title: str) -> None:
-    """Adds a flag for each field of a config dataclass.
+    """Adds a flag for each option of a config dataclass, and a section of --help per group.
 
-    The field's metadata has the flag's `help`, and its `choices` and `metavar` if it has any.
+    Args:
+      parser: gets the flags.
+      config: a field's metadata has the flag's `help`, and its `choices` and `metavar` if it has
+        any.
+      title: of the options that are in no group.
     """
-    group = parser.add_argument_group(title)
-    hints = typing.get_type_hints(config)
-    for field in dataclasses.fields(config):
-        default = _default(field)
-        kwargs: dict[str, Any] = {"help": _help(field, default), "default": None}
-        if hints[field.name] is bool:
+    sections: dict[str | None, Any] = {None: parser.add_argument_group(title)}
+    for name, kind in groups_of(config).items():
+        summary = (kind.__doc__ or "").partition("\n")[0]
+        sections[name] = parser.add_argument_group(name, summary)
+    for option in options_of(config):
+        kwargs: dict[str, Any] = {"help": _help(option), "default": None}
+        choices = choices_of(option.hint, option.field.metadata)
+        if option.hint is bool:
             kwargs["action"] = argparse.BooleanOptionalAction
         else:
-            kwargs["type"] = _reader(hints[field.name])
-            kwargs["metavar"] = field.metadata.get("metavar") or _metavar(hints[field.name])
-        if "choices" in field.metadata:
-            kwargs["choices"] = field.metadata["choices"]
+            kwargs["type"] = _reader(option.hint)
+            kwargs["metavar"] = option.field.metadata.get("metavar") or _metavar(option.hint)
+        if choices is not None:
+            kwargs["choices"] = choices
             del kwargs["metavar"]
-        group.add_argument(flag_name(field.name), **kwargs)
+        sections[option.group].add_argument(flag_name(option.name), **kwargs)
 
 
 def flag_name(field: str) -> str:
@@ -49,28 +64,34 @@ def make(config: type[C], flags: argparse.Namespace, file: Mapping[str, Any]) ->
       UsageError: a value in the file is not of its field's type, a required value is absent, or the
         config's own check fails.
     """
-    hints = typing.get_type_hints(config)
     values: dict[str, Any] = {}
-    for field in dataclasses.fields(config):  # type: ignore[arg-type]
-        given = getattr(flags, field.name, None)
+    for option in options_of(config):
+        given = getattr(flags, option.name, None)
         if given is not None:
-            values[field.name] = given
-        elif field.name in file:
-            values[field.name] = _convert(field.name, hints[field.name], file[field.name])
-        elif _default(field) is dataclasses.MISSING:
-            raise UsageError(f"{flag_name(field.name)} is required")
-    return config(**values)
+            values[option.name] = given
+        elif option.name in file:
+            values[option.name] = _convert(option.name, option.hint, file[option.name])
+        elif option.default is dataclasses.MISSING:
+            raise UsageError(f"{flag_name(option.name)} is required")
+    return make_config(config, values)
 
 
 def read_file(path: str | None, *configs: type) -> dict[str, Any]:
     """Reads the values of a TOML file.
 
+    An option is a key of the file, or a key of the table that has its group's name: `num_ps = 2`,
+    or `[cluster]` with `num_ps = 2`.
+
     Args:
       path: of the file; None gives no values.
-      configs: whose fields the keys must be; without any, every key is taken.
+      configs: whose options the keys must be; without any, every key is taken, and a table stays a
+        table.
+
+    Returns:
+      The values by the options' names.
 
     Raises:
-      UsageError: the file cannot be read, is not TOML, or has an unknown key.
+      UsageError: the file cannot be read, is not TOML, has an unknown key, or has an option twice.
     """
     if path is None:
         return {}
@@ -78,21 +99,35 @@ def read_file(path: str | None, *configs: type) -> dict[str, Any]:
         values = tomllib.loads(Path(check_text("--config", path)).read_text())
     except (OSError, ValueError, RecursionError) as error:  # ValueError: not TOML, or not UTF-8
         raise UsageError(f"--config {path} must be a readable TOML file: {error}") from error
-    known = {f.name for config in configs for f in dataclasses.fields(config)}
-    unknown = sorted(set(values) - known) if configs else []
+    return _ungroup(path, values, configs) if configs else values
+
+
+def _ungroup(path: str, values: dict[str, Any], configs: Sequence[type]) -> dict[str, Any]:
+    """Gives the values of a file, and of its tables, by the names of the options."""
+    options = [option for config in configs for option in options_of(config)]
+    names = {option.name: option.name for option in options}
+    names |= {f"{o.group}.{o.field.name}": o.name for o in options if o.group is not None}
+    groups = {option.group for option in options}
+    given: dict[str, Any] = {}
+    for key, value in values.items():
+        if key in groups and isinstance(value, dict):
+            given |= {f"{key}.{inner}": each for inner, each in value.items()}
+        else:
+            given[key] = value
+    unknown = sorted(set(given) - set(names))
     if unknown:
-        raise UsageError(f"--config {path} has keys {unknown}; it may have {sorted(known)}")
-    return values
+        raise UsageError(f"--config {path} has keys {unknown}; it may have {sorted(names)}")
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        if names[key] in found:
+            raise UsageError(f"--config {path} has {names[key]} twice, once in a table: remove one")
+        found[names[key]] = value
+    return found
 
 
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
-
-
-def _help(field: dataclasses.Field[Any], default: Any) -> str:
-    text = str(field.metadata.get("help", "")).replace("%", "%%")
+def _help(option: Option) -> str:
+    text = str(option.field.metadata.get("help", "")).replace("%", "%%")
+    default = option.default
     if default is dataclasses.MISSING:
         return f"{text} (required)"
     if default is None or default == "":
@@ -104,6 +139,8 @@ def _help(field: dataclasses.Field[Any], default: Any) -> str:
 
 def _reader(hint: Any) -> Callable[[str], Any]:
     bare = without_none(hint)
+    if typing.get_origin(bare) is typing.Literal:
+        return str
     if typing.get_origin(bare) is tuple:
         item = typing.get_args(bare)[0]
 
@@ -123,6 +160,8 @@ def _metavar(hint: Any) -> str:
 
 def _convert(name: str, hint: Any, value: Any) -> Any:
     bare = without_none(hint)
+    if typing.get_origin(bare) is typing.Literal:
+        bare = str
     if typing.get_origin(bare) is tuple and isinstance(value, list):
         return tuple(_convert(name, typing.get_args(bare)[0], item) for item in value)
     if bare is float and isinstance(value, int) and not isinstance(value, bool):

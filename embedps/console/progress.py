@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+if TYPE_CHECKING:  # a command's --help does not wait for it
+    from rich.progress import Progress
 
 LOG_SECS = 5.0
 
@@ -34,6 +35,8 @@ class ProgressLine:
           log_secs: seconds between two plain lines.
           completed: how much was done before.
         """
+        from rich.console import Console
+
         self._what = what
         self._total = total
         self._unit = unit
@@ -43,6 +46,8 @@ class ProgressLine:
         console = Console(file=sys.stdout)
         self._bar: Progress | None = None
         if console.is_terminal:
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
             self._bar = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=20),

@@ -1,4 +1,4 @@
-"""How a process ends: a signal as a notice, waits that have a limit."""
+"""Ends a process: on a signal in good order, and when a wait takes too long."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from embedps.errors import ServerLostError
 
 
 def end_process(message: str, code: int) -> NoReturn:
-    """Prints a line and ends this process at once, whatever its threads wait for."""
+    """Prints a line and ends this process at once, even if its threads wait for something."""
     print(f"embedps: {message}", file=sys.stderr, flush=True)
     sys.stdout.flush()
     os._exit(code)
 
 
 @contextmanager
-def within(secs: float, what: str) -> Iterator[None]:
-    """Ends the process with a line if its block, which nothing can interrupt, takes longer.
+def deadline(secs: float, what: str) -> Iterator[None]:
+    """Ends the process with a line if the block takes too long; for waits that nothing interrupts.
 
     Args:
       secs: how long the block may take.
-      what: what it waits for; follows "waited 10 s for".
+      what: the block waits for; follows "waited 10 s for".
     """
     message = f"waited {secs:.0f} s for {what}; run the same command again to resume"
     timer = threading.Timer(secs, end_process, (message, ServerLostError.exit_code))
@@ -40,11 +40,11 @@ def within(secs: float, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def notices(stop: Callable[[], None], *, grace_secs: float) -> Iterator[None]:
+def shutdown_signals(stop: Callable[[], None], *, grace_secs: float) -> Iterator[None]:
     """Calls `stop` at SIGTERM and at a first Ctrl-C; a second Ctrl-C ends the process at once.
 
-    If the block then does not end within `grace_secs`, the process does: what was committed stands.
-    Does nothing outside of the main thread, where Python takes no signals.
+    If the block does not end within `grace_secs` after that, the process is ended; its last
+    checkpoint stays. It does nothing outside of the main thread, where Python handles no signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

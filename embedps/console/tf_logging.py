@@ -1,4 +1,7 @@
-"""What TensorFlow says of failures, which are ours to tell; `startup` is about its greetings."""
+"""Silences what TensorFlow logs of failures that we report ourselves, and shortens its messages.
+
+`tf_startup` silences what it logs at its start.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,10 @@ _FIRST_ROOT = re.compile(
 )
 
 
-def own_errors_alone() -> None:
-    """Has TensorFlow's Python say no more of units and servers that fail.
+def silence_python_logging() -> None:
+    """Stops TensorFlow's Python from logging failures of units and servers.
 
-    Such a failure is an error of ours, said once.
+    We raise each such failure as an error of our own, once.
     """
     import tensorflow as tf
 
@@ -28,23 +31,23 @@ def own_errors_alone() -> None:
 
 
 def _take_unraisable(problem: sys.UnraisableHookArgs) -> None:
-    """Drops what TensorFlow's objects raise as they go, of servers that are gone."""
+    """Drops errors of TensorFlow's objects that are deleted after their server is gone."""
     if not type(problem.exc_value).__module__.startswith("tensorflow."):
         sys.__unraisablehook__(problem)
 
 
 @functools.cache
 def silence_native_stderr() -> int:
-    """Drops what TensorFlow's threads print from here on: servers that it ends are not news.
+    """Drops what TensorFlow's C++ threads print from now on, such as about servers that we end.
 
-    What Python prints to sys.stderr still comes out.
+    What Python prints to sys.stderr still appears.
 
     Returns:
-      A descriptor of what standard error was.
+      A descriptor of the standard error before.
     """
     sys.stderr.flush()
     kept = os.dup(2)
-    if _descriptor_of(sys.stderr) == 2:  # not a notebook's
+    if _descriptor_of(sys.stderr) == 2:  # a notebook has another
         sys.stderr = os.fdopen(kept, "w", buffering=1)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
@@ -59,10 +62,10 @@ def _descriptor_of(stream: Any) -> int | None:
         return None
 
 
-def own_words(message: str) -> str:
-    """An op's own words, in one line, without what TensorFlow puts around them.
+def op_error_text(message: str) -> str:
+    """Returns an op's own error message as one line, without what TensorFlow puts around it.
 
-    Where several ops failed they are the first one's.
+    If several ops failed, it is the first one's.
     """
     several = _FIRST_ROOT.search(message)
     if several:

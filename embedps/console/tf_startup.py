@@ -1,7 +1,7 @@
-"""TensorFlow's first import: without greetings on stderr and without files that stay behind.
+"""Makes TensorFlow's first import quiet, and keeps AutoGraph's files out of the temporary folder.
 
-`import embedps` sees to it, whoever imports TensorFlow then: a command, a script or a user's model.
-A TF_CPP_MIN_LOG_LEVEL of 0 or 1 asks for the greetings, and gets them.
+`import embedps` prepares this, whether a command, a script or a user's model then imports
+TensorFlow. Set TF_CPP_MIN_LOG_LEVEL to 0 or 1 to see its startup log.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-# A C++ log line below a fatal one, and the words that come around such lines.
-_GREETING = re.compile(
+# A C++ log line that is not fatal, and the text that comes with such lines.
+_STARTUP_LINE = re.compile(
     rb"[IWE]\d{4} \d\d:\d\d:|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWE] "
     rb"|WARNING: All log messages before absl::|To enable the following instructions:"
 )
 _generated = itertools.count(1)
 
 
-def watch() -> None:
-    """Waits for TensorFlow's first import; prepares it at once where it was imported before."""
+def prepare_first_import() -> None:
+    """Has TensorFlow prepared at its first import, or now if it was imported already."""
     loaded = sys.modules.get("tensorflow")
     if loaded is not None:
-        with _without_greetings():
+        with _without_startup_log():
             _prepare(loaded)
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
@@ -40,8 +40,8 @@ def import_runtime() -> None:
     """Imports TensorFlow's C++ runtime without its Python API, for a process that only serves.
 
     The API takes some 3 s of a core to import. A server calls none of it: its client sends graphs.
-    `import tensorflow` then gives an empty package, whose submodules can be imported. Does nothing
-    where TensorFlow was imported before.
+    Afterwards `import tensorflow` gives an empty package, whose submodules can be imported. This
+    does nothing if TensorFlow was imported before.
     """
     if "tensorflow" in sys.modules:
         return
@@ -51,15 +51,15 @@ def import_runtime() -> None:
     package = types.ModuleType("tensorflow")
     package.__path__ = list(spec.submodule_search_locations)
     sys.modules["tensorflow"] = package
-    with _without_greetings():
+    with _without_startup_log():
         from tensorflow.python import pywrap_tfe, tf2
 
         tf2.enable()  # as the API's own import does; the runtime asks for it too
-        pywrap_tfe.TF_ListPhysicalDevices()  # which greets too
+        pywrap_tfe.TF_ListPhysicalDevices()  # it logs too
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds TensorFlow where it is, and has it loaded quietly."""
+    """Finds TensorFlow and makes its loader quiet."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -72,7 +72,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         load = spec.loader.exec_module
 
         def load_quietly(module: types.ModuleType) -> None:
-            with _without_greetings():
+            with _without_startup_log():
                 load(module)
                 _prepare(module)
 
@@ -81,7 +81,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _prepare(tensorflow: types.ModuleType) -> None:
-    """Has TensorFlow look for devices, which greets too, and keep AutoGraph's code in memory."""
+    """Keeps AutoGraph's code in memory; lists the devices now, because that logs too."""
     from tensorflow.python.autograph.pyct import loader
 
     loader.load_source = _load_source
@@ -89,10 +89,10 @@ def _prepare(tensorflow: types.ModuleType) -> None:
 
 
 def _load_source(source: str, delete_on_exit: bool) -> tuple[types.ModuleType, str]:
-    """Loads code that AutoGraph made, as its own function does, but without a file.
+    """Replaces AutoGraph's function that loads generated code: it writes no file.
 
-    A process that is killed, or ends by os._exit as ours do, would leave that file. `linecache` has
-    the code's lines, so that tracebacks and `inspect` show them all the same.
+    A process that is killed, or ends by os._exit as ours do, would leave that file. `linecache`
+    gets the code's lines, so that tracebacks and `inspect` still show them.
     """
     name = f"__autograph_generated_{next(_generated)}"
     path = f"<{name}>"
@@ -105,10 +105,10 @@ def _load_source(source: str, delete_on_exit: bool) -> tuple[types.ModuleType, s
 
 
 @contextmanager
-def _without_greetings() -> Iterator[None]:
-    """Holds back what comes on stderr meanwhile, then drops the greetings among it.
+def _without_startup_log() -> Iterator[None]:
+    """Holds back stderr during the block, then prints it without TensorFlow's startup log.
 
-    They come before TensorFlow reads any log level. Nothing is dropped where the block fails.
+    TensorFlow logs these lines before it reads any log level. If the block fails, all is printed.
     """
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL") in ("0", "1"):
         yield
@@ -130,7 +130,7 @@ def _without_greetings() -> Iterator[None]:
             os.dup2(kept, 2)
             aside.seek(0)
             for line in aside:
-                if failed or not _GREETING.match(line):
+                if failed or not _STARTUP_LINE.match(line):
                     os.write(kept, line)
             os.close(kept)
 

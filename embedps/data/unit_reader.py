@@ -1,4 +1,4 @@
-"""What a worker reads: batches of a unit, a Parquet file's range of rows, by the native reader."""
+"""Reads batches of a unit (a row range of a Parquet file) on a worker, by the native reader."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from embedps.errors import UsageError
 
 
 class Batch(NamedTuple):
-    """Rows of a unit; `num_rows` is 0 once the unit is at its end."""
+    """Holds rows of a unit; `num_rows` is 0 after the unit's end."""
 
     num_rows: tf.Tensor
     """int64 scalar."""
@@ -27,27 +27,28 @@ class Batch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UnitReader:
-    """The columns a step takes from a unit, and how its rows are batched and shuffled.
+    """Says which columns a step reads from a unit, and how rows are batched and shuffled.
 
-    A reader lives where the op that opens it runs: inside a function scheduled onto a worker, that
-    is the worker, whose thread reads ahead. It ends with the last tensor that holds it.
+    A reader is a resource on the device where the op that opens it runs. In a function scheduled
+    onto a worker, this is the worker; a thread there reads ahead. The reader is freed with the last
+    tensor that refers to it.
     """
 
     batch_rows: int
-    """Rows a batch; a unit's last may have fewer."""
+    """Rows per batch; a unit's last batch may have fewer."""
     label: str | None = None
-    """A column of zeros and ones, without nulls."""
+    """The column of labels: zeros and ones, no nulls."""
     numerics: tuple[str, ...] = ()
-    """Columns of finite numbers; NaN and null are NaN, which is missing."""
+    """Columns of finite numbers; a null becomes NaN, and NaN means missing."""
     ids: tuple[str, ...] = ()
-    """Columns of one integer a row; a null becomes `missing_id`."""
+    """Columns of one integer per row; a null becomes `missing_id`."""
     id_lists: tuple[str, ...] = ()
-    """Columns of a list of integers a row; a null list is empty, a null in it is `missing_id`."""
+    """Columns of one list of integers per row; a null list is empty, a null in it `missing_id`."""
     shuffle_rows: int = 0
-    """Rows are permuted within runs of so many, which the worker holds in memory; 0 keeps order."""
+    """Rows are shuffled in blocks of this size, held in the worker's memory; 0 keeps the order."""
     missing_id: int = -1
     prefetch_batches: int = 4
-    """Finished batches held ready."""
+    """How many batches are read ahead."""
 
     def __post_init__(self) -> None:
         for name, least in (("batch_rows", 1), ("shuffle_rows", 0), ("prefetch_batches", 1)):
@@ -60,27 +61,27 @@ class UnitReader:
         columns = [*features, *([] if self.label is None else [self.label])]
         repeated = sorted({name for name in columns if columns.count(name) > 1})
         if repeated:
-            raise UsageError(f"a unit's input must name a column once, it repeats {repeated}")
+            raise UsageError(f"a unit's input must name each column once, it repeats {repeated}")
         if "" in columns:
-            raise UsageError("a unit's input must have no column of an empty name")
+            raise UsageError("a unit's input must not have a column with an empty name")
 
     def open(self, path: Any, first_row: Any, num_rows: Any, seed: Any = 0) -> tf.Tensor:
-        """Opens a unit; its rows are read ahead from now on.
+        """Opens a unit and starts to read ahead.
 
         Args:
-          path: string scalar, the Parquet file as the worker sees it.
+          path: string scalar, the Parquet file's path on the worker.
           first_row: int64 scalar.
           num_rows: int64 scalar; -1 reads to the file's end.
-          seed: int64 scalar; the shuffle follows from it alone, whatever the machine.
+          seed: int64 scalar; it alone determines the shuffle, on any machine.
 
         Returns:
-          The reader, a resource scalar that must stay on the device that made it.
+          The reader, a resource scalar; use it on the device that made it.
 
         Raises:
           tf.errors.NotFoundError: there is no such file.
-          tf.errors.DataLossError: it is not a Parquet file, or no regular file.
-          tf.errors.InvalidArgumentError: a column is not in it or not of a type that fits, or the
-            rows are not within it.
+          tf.errors.DataLossError: it is not a Parquet file, or not a regular file.
+          tf.errors.InvalidArgumentError: a column is absent or has another type, or the row range
+            exceeds the file.
         """
         ops = kernels.load()
         return ops.embedps_unit_reader(
@@ -99,7 +100,7 @@ class UnitReader:
         )
 
     def next(self, reader: tf.Tensor) -> Batch:
-        """Takes the next batch of a unit that `open` opened; one of no rows at its end.
+        """Returns the next batch of a reader that `open` returned; an empty one at the unit's end.
 
         Raises:
           tf.errors.DataLossError: the file's content cannot be read, a label is neither 0 nor 1, or

@@ -1,4 +1,4 @@
-"""Restores tables and variables from a checkpoint, after checking that it is of this model."""
+"""Restores tables and variables from a checkpoint, and checks that it is of this model."""
 
 from __future__ import annotations
 
@@ -11,19 +11,14 @@ import tensorflow as tf
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.dense import read_dense
 from embedps.checkpoint.format.manifest import Manifest, SaveSet
-from embedps.errors import (
-    CorruptCheckpointError,
-    DimMismatchError,
-)
+from embedps.errors import CorruptCheckpointError, DimMismatchError
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.row_files import StoredFile
 from embedps.tables.specs import TableSpec
 
-# Of the time from one save to the next, what its writers may rest while training needs the cores.
-
 
 def describe_tables(collection: EmbeddingCollection) -> list[dict[str, Any]]:
-    """What a manifest says of the tables."""
+    """Makes the field `tables` of a manifest."""
     return [
         {**table.to_json(), "group": group.name}
         for group in collection.groups
@@ -61,11 +56,14 @@ def check_tables(manifest: Manifest, collection: EmbeddingCollection) -> None:
 def load_rows(
     collection: EmbeddingCollection, directory: CheckpointDirectory, saves: Sequence[SaveSet]
 ) -> int:
-    """Loads saves in order, each shard its rows, as it verifies them; counts the records taken.
+    """Loads saves in order; each shard verifies the files and keeps its own rows.
+
+    Returns:
+      The number of records loaded.
 
     Raises:
-      CorruptCheckpointError: a file is absent or not what was written; the tables then hold some of
-        the saves' records.
+      CorruptCheckpointError: a file is absent, or not what was written. Then the tables hold a part
+        of the saves' records.
       DimMismatchError: a save is of other tables.
     """
     taken = 0
@@ -94,16 +92,17 @@ def load_dense(
     *,
     whole: bool = False,
 ) -> None:
-    """Sets variables from a checkpoint's first ones.
+    """Sets variables to the first values of a checkpoint's dense file.
 
     Args:
       directory: of the checkpoints.
       manifest: one of them.
       variables: of the network, or of the network and its optimizer.
-      whole: the checkpoint must have no more.
+      whole: whether the file must have exactly these variables.
 
     Raises:
-      DimMismatchError: the file has fewer or, if `whole`, more; or one is of another shape or type.
+      DimMismatchError: the file has fewer variables or, if `whole`, more; or one has another shape
+        or dtype.
     """
     if manifest.dense is None:
         raise DimMismatchError(f"manifest {manifest.number} has no dense variables")

@@ -1,4 +1,4 @@
-"""The network's optimizer."""
+"""Makes the network's optimizer."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from typing import Any
 
 import tensorflow as tf
 
-# By kind, its slots of each trainable variable. Its variables are its count of steps, then the
-# slots: each of all variables, in the variables' order.
+# The number of optimizer slots per trainable variable, by kind. An optimizer's variables are its
+# step count, then its slots: the first slot of all variables in order, then the next.
 NUM_OPTIMIZER_SLOTS = {"sgd": 0, "adagrad": 1, "adam": 2}
 
 
 def make_dense_optimizer(kind: str, learning_rate: float, network: tf.keras.Model) -> Any:
-    """A Keras optimizer with its variables made; call it in the strategy's scope.
+    """Makes a Keras optimizer and its variables; call it in the strategy's scope.
 
     Args:
       kind: "sgd", "adagrad" or "adam".
-      learning_rate: its rate.
-      network: whose variables it updates.
+      learning_rate: the optimizer's.
+      network: the network whose variables it updates.
     """
-    # The legacy optimizers are those that ParameterServerStrategy works with.
+    # ParameterServerStrategy works with the legacy optimizers only.
     legacy = tf.keras.optimizers.legacy
     kinds = {"sgd": legacy.SGD, "adagrad": legacy.Adagrad, "adam": legacy.Adam}
     optimizer = kinds[kind](learning_rate)

@@ -1,4 +1,4 @@
-"""What a manifest says of a model besides its tables: what must be the same to go on from it."""
+"""The model's signature in a manifest: what must be equal to resume, besides the tables."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _NAMES = {
 
 
 def signature_of(recommender: Recommender, dense_optimizer: str | None = None) -> dict[str, Any]:
-    """Gives a manifest's field `model`.
+    """Makes the field `model` of a manifest.
 
     Args:
-      recommender: its columns; its tables are a field of their own.
-      dense_optimizer: of the network; None is of who does not train.
+      recommender: whose columns are described; tables are in another field of the manifest.
+      dense_optimizer: the kind of the network's optimizer; None if nothing is trained.
     """
     signature: dict[str, Any] = {
         "label": recommender.label,
@@ -46,10 +46,10 @@ def signature_of(recommender: Recommender, dense_optimizer: str | None = None) -
 
 
 def check_signature(manifest: Manifest, ours: Mapping[str, Any]) -> None:
-    """Checks that a checkpoint is of this model; what its manifest does not say is not compared.
+    """Checks that a checkpoint is of this model; fields absent from the manifest are not compared.
 
     Raises:
-      DimMismatchError: they differ.
+      DimMismatchError: a field differs.
     """
     for key, value in ours.items():
         theirs = manifest.model.get(key, value)
@@ -60,25 +60,27 @@ def check_signature(manifest: Manifest, ours: Mapping[str, Any]) -> None:
 def check_optimizer(
     manifest: Manifest, directory: CheckpointDirectory, kind: str, network: tf.keras.Model
 ) -> None:
-    """Checks the optimizer of a manifest that does not name it, by its dense file's shapes.
+    """Checks the optimizer by the shapes in the dense file, if the manifest does not name it.
 
     Args:
       manifest: of `directory`.
       directory: of the checkpoints.
-      kind: of this run.
+      kind: the optimizer of this run.
       network: built; its variables come first in the file.
 
     Raises:
-      DimMismatchError: the shapes are those of another optimizer, and not of this one.
+      DimMismatchError: the shapes fit another optimizer, but not this one.
       CorruptCheckpointError: the file cannot be read.
     """
     if "dense_optimizer" in manifest.model or manifest.dense is None:
         return
     stored = [array.shape for array in read_dense(directory.file(manifest.dense)).values()]
     shapes = [tuple(v.shape) for v in network.variables]
-    slots = [tuple(v.shape) for v in network.trainable_variables]
+    optimizer_slots = [tuple(v.shape) for v in network.trainable_variables]
     fitting = [
-        each for each, n in NUM_OPTIMIZER_SLOTS.items() if stored == [*shapes, (), *(slots * n)]
+        each
+        for each, n in NUM_OPTIMIZER_SLOTS.items()
+        if stored == [*shapes, (), *(optimizer_slots * n)]
     ]
     if fitting and kind not in fitting:
         raise _differs("dense_optimizer", kind, fitting[0])

@@ -1,6 +1,6 @@
-"""A step of a network before any training: what would fail, or go wrong in silence, is refused.
+"""Checks a network before training, and refuses what would fail or train wrongly without an error.
 
-The step is traced, not run. What it would do is read off its graph, whatever layers it is made of.
+A training step is traced, not run. The checks read its graph, so they hold for any kind of layer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from embedps.engine.random_numbers import unseeded
 from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 
-# TensorFlow says of no table's op whether it writes.
+# TensorFlow does not tell which ops of lookup tables write.
 _TABLE_READS = {"LookupTableFindV2", "LookupTableSizeV2", "LookupTableExportV2"}
 _GENERATORS = ("Rng", "Stateful")  # ops that advance the state of a tf.random.Generator
 
@@ -28,22 +28,22 @@ def check_step(
     *,
     on_servers: bool,
 ) -> None:
-    """Traces a step; call it in the strategy's scope.
+    """Traces a training step and checks its graph; call it in the strategy's scope.
 
     Args:
       recommender: the model.
       network: its network, built.
       strategy: the cluster's.
-      on_servers: the network's variables are of parameter servers.
+      on_servers: whether the network's variables are on parameter servers.
 
     Raises:
-      UsageError: a variable has no gradient, or is not the network's; the network updates state
-        by itself, which would be done again by a unit's second attempt; its random numbers would
-        be the same in each step or worker; or it needs what a parameter server does not do.
+      UsageError: a variable has no gradient, or is not among the network's variables; the network
+        updates state itself, which a unit's second attempt would repeat; it would draw the same
+        random numbers in each step or worker; or it needs what parameter servers do not support.
     """
     _check_variables(network, on_servers=on_servers)
-    graph, unmoved = _trace(recommender, network, strategy)
-    for variable in unmoved:
+    graph, without_gradient = _trace(recommender, network, strategy)
+    for variable in without_gradient:
         raise UsageError(
             f"{_describe(network, variable)} has no gradient: the loss does not depend on it; "
             "remove it, or make it trainable=False"
@@ -63,10 +63,10 @@ def check_step(
 
 
 def check_missing(recommender: Recommender, network: tf.keras.Model, dataset: Dataset) -> bool:
-    """Tells whether the network's output is a number where numeric columns are missing.
+    """Tells whether the network's output is finite if all numeric columns are missing.
 
     Raises:
-      UsageError: it is not, and the dataset says that it misses some.
+      UsageError: it is not finite, and the dataset has missing values in such a column.
     """
     dims = {t.name: t.dim for t in recommender.tables}
     embeddings = {f.name: tf.fill([1, dims[f.table]], 0.01) for f in recommender.features}
@@ -89,28 +89,28 @@ def _check_variables(network: tf.keras.Model, *, on_servers: bool) -> None:
         if variable.dtype != tf.float32:
             raise UsageError(
                 f"{_describe(network, variable)} must be float32 but is {variable.dtype.name}: "
-                "compute in another type if need be, with variables of float32"
+                "compute in another dtype if you need to, but keep the variables in float32"
             )
         if on_servers and getattr(variable, "constraint", None) is not None:
             raise UsageError(
                 f"{_describe(network, variable)} has a constraint, which parameter servers do not "
-                "apply: leave it out, or train in one process"
+                "apply: remove it, or train in one process"
             )
 
 
 def _trace(
     recommender: Recommender, network: tf.keras.Model, strategy: tf.distribute.Strategy
 ) -> tuple[Any, list[tf.Variable]]:
-    """A step's graph, and the trainable variables that have no gradient in it."""
+    """Traces a step: its graph, and the trainable variables without a gradient."""
     variables = network.trainable_variables
-    unmoved: list[tf.Variable] = []
+    without_gradient: list[tf.Variable] = []
 
     def step(labels: tf.Tensor, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> None:
         with unseeded(), tf.GradientTape() as tape:
             logits = recommender.logits(network, numerics, embeddings, training=True)
             loss = recommender.loss(network, labels, logits)
         gradients = tape.gradient(loss, variables)
-        unmoved[:] = [v for v, g in zip(variables, gradients, strict=True) if g is None]
+        without_gradient[:] = [v for v, g in zip(variables, gradients, strict=True) if g is None]
 
     dims = {t.name: t.dim for t in recommender.tables}
     specs = (
@@ -124,7 +124,7 @@ def _trace(
         strategy.run(step, args=arguments)
 
     try:
-        return traced.get_concrete_function(*specs).graph, unmoved
+        return traced.get_concrete_function(*specs).graph, without_gradient
     except LookupError as error:
         raise UsageError(f"the network cannot be trained: {error}") from error
 
@@ -139,20 +139,20 @@ def _check_writes(
         return
     _, written = get_read_write_resource_inputs(op)
     for handle in (resources.get(id(tensor)) for tensor in written):
-        if handle is None:  # made by the step itself
+        if handle is None:  # the step made it
             continue
         what = [_describe(network, v) for v in variables if v.handle is handle]
         raise UsageError(
             f"the network's training updates {what[0] if what else 'what it reads'} by itself (op "
-            f"{op.name!r}), which is not supported yet: a unit that is attempted again would do it "
-            "twice; leave that layer out"
+            f"{op.name!r}), which is not supported yet: a second attempt at a unit would update it "
+            "twice; remove that layer"
         )
 
 
 def _check_randomness(op: tf.Operation, *, on_servers: bool) -> None:
     if op.type.startswith("Stateless") and op.inputs and not any(_functions(op)):
         shape, *seed = op.inputs
-        # A constant of a fixed shape may well be meant; a mask over the batch is not.
+        # A constant of a fixed shape may be intended; a constant mask over the batch is not.
         if seed and all(map(_is_constant, seed)) and not _is_constant(shape):
             raise UsageError(
                 f"the network's op {op.name!r} draws the same random numbers in every step: give "
@@ -163,8 +163,8 @@ def _check_randomness(op: tf.Operation, *, on_servers: bool) -> None:
         return
     if attributes["seed"].i or attributes["seed2"].i:
         raise UsageError(
-            f"the network's op {op.name!r} has a fixed seed, by which every worker would draw the "
-            "same random numbers: leave the seed out"
+            f"the network's op {op.name!r} has a fixed seed, so every worker would draw the same "
+            "random numbers: remove the seed"
         )
 
 
@@ -178,7 +178,7 @@ def _is_constant(tensor: tf.Tensor) -> bool:
 def _operations(
     graph: Any, resources: Mapping[int, Any]
 ) -> Iterator[tuple[tf.Operation, Mapping[int, Any]]]:
-    """Each op of a graph and of the functions it calls, with what its graph's inputs are."""
+    """Yields each op of a graph and of the functions it calls, with the resources of its graph."""
     for op in graph.get_operations():
         yield op, resources
         for name in _functions(op):
@@ -189,7 +189,7 @@ def _operations(
 
 
 def _functions(op: tf.Operation) -> Iterator[str]:
-    """The names of the functions that an op calls."""
+    """Yields the names of the functions that an op calls."""
     for value in op.node_def.attr.values():
         if value.HasField("func"):
             yield value.func.name
@@ -197,7 +197,7 @@ def _functions(op: tf.Operation) -> Iterator[str]:
 
 
 def _describe(network: tf.keras.Model, variable: Any) -> str:
-    """A variable by its name, and the layer that has it."""
+    """Describes a variable: its name, and the layer that has it."""
     for layer in (network, *network.submodules):
         if isinstance(layer, tf.keras.layers.Layer) and any(
             v.handle is variable.handle

@@ -1,4 +1,4 @@
-"""A network's variables on parameter servers: what of them a step sends and gets, by server."""
+"""Reads and updates a network's variables on parameter servers, one server at a time."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import tensorflow as tf
 
 
 class RemoteVariables:
-    """Variables that are read and updated a server at a time, as the Keras optimizer would.
+    """Variables that are read and updated per server, with the results of the Keras optimizer.
 
-    What belongs to a server: its variables' values and, each where it is, the optimizer's count of
-    steps and its learning rate: read at another server, it would be two messages between these, of
-    each step. Constants of the optimizer come from the worker, so that nothing of a step begins at
-    a server by itself: that would be a message too.
+    A server's values are those of its variables. The optimizer's step count and its learning rate
+    are each read on the server that holds them; reading one on another server would cost two
+    messages between servers per step. The optimizer's constants come from the worker, so that no
+    op of a step starts on a server: that would cost a message too.
     """
 
     def __init__(self, network: tf.keras.Model, optimizer: Any) -> None:
-        """Takes the variables where they are.
+        """Finds the server of each variable.
 
         Args:
           network: built.
@@ -35,11 +35,11 @@ class RemoteVariables:
 
     @property
     def devices(self) -> list[str]:
-        """The servers'."""
+        """Lists the servers' devices."""
         return list(self._on)
 
     def specs(self, device: str) -> list[tf.TensorSpec]:
-        """Of what `read` gives."""
+        """Returns the specs of the tensors that `read` returns."""
         at = [self._variables[i] for i in self._on.get(device, [])]
         specs = [tf.TensorSpec(v.shape, v.dtype) for v in at]
         if device == self._rate_at:
@@ -49,7 +49,7 @@ class RemoteVariables:
         return specs
 
     def read(self, device: str) -> list[tf.Tensor]:
-        """Reads what belongs to a server, which must be the current device."""
+        """Reads a server's values; that server must be the current device."""
         parts = [self._variables[i].read_value() for i in self._on.get(device, [])]
         if device == self._rate_at:
             parts.append(self._optimizer._get_hyper("learning_rate", tf.float32))
@@ -58,9 +58,10 @@ class RemoteVariables:
         return parts
 
     def weights(self, read: Mapping[str, Sequence[tf.Tensor]]) -> list[Any]:
-        """What to take gradients of: the values that were read of each server, and the variables.
+        """Returns what to take gradients of: the values read from each server, and the variables.
 
-        The variables too, because what reads by the handle, as tf.gather does, reads it there.
+        The variables are included because some ops, such as tf.gather, read a variable's handle
+        on its server.
         """
         values: list[Any] = [None] * len(self._variables)
         for device, indices in self._on.items():
@@ -70,8 +71,8 @@ class RemoteVariables:
 
     @contextmanager
     def using(self, weights: Sequence[Any]) -> Iterator[None]:
-        """Has the network compute with the values of `weights`, within the block."""
-        # What Keras' layers read of a variable is its cached value, where there is one.
+        """Makes the network compute with the values of `weights` within the block."""
+        # Keras layers read a variable's cached value if it has one.
         wrapped = [v.get() if hasattr(v, "get") else v for v in self._variables]
         for variable, value in zip(wrapped, weights, strict=False):
             variable._cached_value = value
@@ -84,11 +85,11 @@ class RemoteVariables:
     def updates(
         self, gradients: Sequence[tf.Tensor | None], read: Mapping[str, Sequence[tf.Tensor]]
     ) -> dict[str, list[tf.Tensor | None]]:
-        """What `update` takes, by server.
+        """Makes the argument of `update` for each server.
 
         Args:
-          gradients: of what `weights` gave; None is of a variable without influence.
-          read: what `weights` took.
+          gradients: of the list that `weights` returned; None for a variable without a gradient.
+          read: the argument of `weights`.
         """
         count = len(self._variables)
         sums = [_add(*both) for both in zip(gradients[:count], gradients[count:], strict=True)]
@@ -102,16 +103,16 @@ class RemoteVariables:
     def update(
         self, device: str, update: Sequence[tf.Tensor | None], *, is_new: tf.Tensor
     ) -> list[tf.Operation]:
-        """Applies gradients by the op that Keras would call; the server is the current device.
+        """Applies gradients with the op that Keras would call; the server is the current device.
 
         Args:
           device: the server's.
-          update: what `updates` gave for it.
-          is_new: bool scalar of the server; otherwise its variables stay as they are. By other
-            settings and not by a condition, which would be messages.
+          update: the server's part of `updates`.
+          is_new: bool scalar on the server. If false, its variables stay unchanged. Then the op
+            gets settings that change nothing; a condition would cost messages.
 
         Returns:
-          What applies them.
+          The ops that apply the gradients.
         """
         indices = self._on.get(device, [])
         if not update:
@@ -131,7 +132,7 @@ class RemoteVariables:
     def _settings(
         self, learning_rate: tf.Tensor, iterations: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """The scalars that `_apply` takes, and those by which it changes nothing: float32 [n]."""
+        """Returns settings for `_apply`, and settings that change nothing: float32 [n]."""
         optimizer = self._optimizer
         legacy = tf.keras.optimizers.legacy
         if isinstance(optimizer, legacy.SGD):
@@ -161,7 +162,7 @@ class RemoteVariables:
                 accum=optimizer.get_slot(variable, "accumulator").handle,
                 lr=settings[1],
                 epsilon=settings[2],
-                grad=settings[0] * gradient,  # the accumulator takes it whatever the rate is
+                grad=settings[0] * gradient,  # the accumulator adds it even if the rate is 0
                 use_locking=True,
             )
         return tf.raw_ops.ResourceApplyAdam(

@@ -1,4 +1,4 @@
-"""Random numbers that a network draws in training, such as dropout masks."""
+"""Controls the random numbers that a network draws in training, such as dropout masks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import tensorflow as tf
 
 @contextmanager
 def unseeded() -> Iterator[None]:
-    """Has random ops draw otherwise in each process and run, where the network gives no seed.
+    """Makes random ops without a seed of their own draw differently in each process and run.
 
-    By TensorFlow's global seed, every worker would draw the same dropout masks.
+    With TensorFlow's global seed, every worker would draw the same dropout masks.
     """
     graph = tf.compat.v1.get_default_graph()
     before, graph.seed = graph.seed, None
@@ -24,17 +24,17 @@ def unseeded() -> Iterator[None]:
 
 
 def reseed_generators(network: tf.keras.Model, seed: int, step: int) -> None:
-    """Has a network that goes on from a step draw other numbers than it drew from the start.
+    """Reseeds the generators of a resumed network, so that it does not repeat earlier numbers.
 
     Args:
-      network: built; its generators are seeded, besides TensorFlow's global seed.
+      network: built; its generators and TensorFlow's global seed are set.
       seed: of the run.
-      step: from which it goes on.
+      step: the step from which the run resumes.
     """
     seeds = np.random.SeedSequence([seed, step])
     tf.random.set_seed(int(seeds.generate_state(1)[0]))
     for layer in (network, *network.submodules):
         for value in vars(layer).values():
-            generator = getattr(value, "_generator", value)  # Keras wraps a layer's
+            generator = getattr(value, "_generator", value)  # Keras wraps a layer's generator
             if isinstance(generator, tf.random.Generator):
                 generator.reset_from_seed(int(seeds.spawn(1)[0].generate_state(1)[0]))

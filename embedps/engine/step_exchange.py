@@ -1,17 +1,18 @@
-"""What a training step gets of the tables and the network's variables, and gives back to them.
+"""Exchanges a training step's rows, variables and gradients with the tables and the network.
 
-Where they are in this process, the step calls the tables and Keras. On parameter servers each
-tensor between tasks is a call, which costs both processes more than a few kilobytes do: there a
-step and server exchange three messages, whatever the tables and variables are:
+If tables and variables are in this process, the step calls the tables and Keras directly. On
+parameter servers, each tensor sent to another task costs an RPC; for both processes, an RPC costs
+more than a few kilobytes do. So a step and a server exchange three messages, however many tables
+and variables there are:
 
     worker ── step, learning rate, ids ──► server
            ◄── rows, variables ──
            ── gradients of both ──►
 
-A unit may be attempted again where its worker is lost or slow, and the first attempt may go on
-beside that. Rows that are trained on twice within minutes are learned by heart: one unit of 32
-visited twice in a row took 0.03 to 0.05 of a held-out AUC of 0.78. So a server logs the steps it
-has applied, and the gradients of one that is in the log change nothing.
+If a worker is lost or slow, its unit may be attempted again while the first attempt still runs.
+Training twice within minutes on the same rows overfits to them: training twice in a row on one of
+32 units lowers held-out AUC from 0.78 to 0.73-0.75. So a server logs the steps that it has applied,
+and ignores the gradients of a step that is in the log.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ from embedps.tables.collection import EmbeddingCollection, Ids, LookupResult
 
 
 class StepInputs(NamedTuple):
-    """What a step has got.
+    """Holds what a step got from the tables and the network.
 
     Attributes:
-      looked: the rows.
-      weights: the variables: what to take gradients of, besides `looked.rows`.
-      number: of the step, int64 scalar.
+      lookup: the rows.
+      weights: the variables' values; gradients are taken of these and of `lookup.rows`.
+      number: the step's number, int64 scalar.
       learning_rate: of the tables, float32 scalar.
-      sent: by server, the step, learning rate, ids and splits as they are there.
-      read: by server, what was read of its variables.
+      sent: maps each server to the step, learning rate, ids and splits on that server.
+      read: maps each server to the values that were read from its variables.
     """
 
-    looked: LookupResult
+    lookup: LookupResult
     weights: list[Any]
     number: tf.Tensor
     learning_rate: tf.Tensor
@@ -50,10 +51,10 @@ class StepInputs(NamedTuple):
 
 
 class StepExchange(Protocol):
-    """What a training step asks.
+    """Gets a training step's inputs and applies its gradients.
 
     Attributes:
-      steps_per_iteration: how many steps a turn of a unit's loop should have, one after the other.
+      steps_per_iteration: how many steps one iteration of a unit's loop should run in sequence.
     """
 
     steps_per_iteration: int
@@ -61,26 +62,26 @@ class StepExchange(Protocol):
     def begin(
         self, ids: Mapping[str, Ids], *, number: tf.Tensor, learning_rate: tf.Tensor
     ) -> StepInputs:
-        """Gets what a batch needs.
+        """Gets the rows and variables that a batch needs.
 
         Args:
           ids: as `EmbeddingCollection.lookup` takes them; absent rows are created.
-          number: of the step, int64 scalar in [0, 2^32), in every attempt at it the same.
+          number: the step's number, int64 scalar in [0, 2^32); the same in every attempt.
           learning_rate: of the tables, float32 scalar.
         """
 
-    def computing(self, step: StepInputs) -> AbstractContextManager[None]:
-        """Has the network compute with what a step got, within the block."""
+    def computing(self, inputs: StepInputs) -> AbstractContextManager[None]:
+        """Makes the network compute with a step's inputs within the block."""
 
     def end(
         self,
-        step: StepInputs,
+        inputs: StepInputs,
         row_gradients: Sequence[Sequence[tf.Tensor | None]],
         gradients: Sequence[tf.Tensor | None],
     ) -> None:
-        """Applies the gradients of `step.looked.rows` and of `step.weights`.
+        """Applies the gradients of `inputs.lookup.rows` and of `inputs.weights`.
 
-        A parameter server that has applied a step of this number leaves all as it is.
+        A parameter server that has already applied a step of this number ignores them.
         """
 
 
@@ -91,7 +92,7 @@ def make_step_exchange(
     *,
     wire_dtype: tf.DType,
 ) -> StepExchange:
-    """Picks the way by where the tables and the network's variables are.
+    """Makes the exchange for the place where the tables and the network's variables are.
 
     Args:
       network: built.
@@ -106,7 +107,7 @@ def make_step_exchange(
 
 
 class LocalExchange:
-    """Tables and variables of this process."""
+    """Exchanges with tables and variables in this process."""
 
     steps_per_iteration = 1
 
@@ -120,34 +121,36 @@ class LocalExchange:
     def begin(
         self, ids: Mapping[str, Ids], *, number: tf.Tensor, learning_rate: tf.Tensor
     ) -> StepInputs:
-        """The variables are themselves."""
-        looked = self._collection.lookup(ids, insert=True)
+        """Looks up the rows; the weights are the variables themselves."""
+        found = self._collection.lookup(ids, insert=True)
         return StepInputs(
-            looked, list(self._network.trainable_variables), number, learning_rate, {}, {}
+            found, list(self._network.trainable_variables), number, learning_rate, {}, {}
         )
 
-    def computing(self, step: StepInputs) -> AbstractContextManager[None]:
-        """It does so anyway."""
+    def computing(self, inputs: StepInputs) -> AbstractContextManager[None]:
+        """Does nothing: the network reads its variables."""
         return nullcontext()
 
     def end(
         self,
-        step: StepInputs,
+        inputs: StepInputs,
         row_gradients: Sequence[Sequence[tf.Tensor | None]],
         gradients: Sequence[tf.Tensor | None],
     ) -> None:
-        """The variables by Keras."""
+        """Updates the rows, and the variables through Keras."""
         self._collection.update(
-            step.looked, row_gradients, learning_rate=step.learning_rate, step=step.number
+            inputs.lookup,
+            row_gradients,
+            learning_rate=inputs.learning_rate,
+            step=inputs.number,
         )
-        self._optimizer.apply_gradients(zip(gradients, step.weights, strict=True))
+        self._optimizer.apply_gradients(zip(gradients, inputs.weights, strict=True))
 
 
 class RemoteExchange:
-    """Tables and variables of parameter servers: three messages a step and server.
+    """Exchanges with parameter servers: three messages per step and server.
 
-    A turn of the loop is three more: that it begins (of the loop and of its body), and that it has
-    ended.
+    Each loop iteration costs three more: the start of the iteration and of its body, and the end.
     """
 
     steps_per_iteration = 4
@@ -163,7 +166,7 @@ class RemoteExchange:
         self._variables = RemoteVariables(network, optimizer)
         self._collection = collection
         self._wire_dtype = wire_dtype
-        # By server: the shards there, as (group, shard).
+        # Maps each server to its shards, as (group, shard).
         self._on: dict[str, list[tuple[int, int]]] = {}
         for shard, device in enumerate(collection.devices):
             self._on.setdefault(device, []).extend(
@@ -171,7 +174,7 @@ class RemoteExchange:
             )
         for device in self._variables.devices:
             self._on.setdefault(device, [])
-        # In the tables' container: with what was applied goes the log of it.
+        # In the tables' container, so that the log is lost exactly when the applied updates are.
         self._logs = {}
         for device in self._on:
             with tf.device(device):
@@ -182,21 +185,21 @@ class RemoteExchange:
     def begin(
         self, ids: Mapping[str, Ids], *, number: tf.Tensor, learning_rate: tf.Tensor
     ) -> StepInputs:
-        """Tensors of this device."""
-        looked = self._collection.route(ids)
-        rows: list[list[Any]] = [[None] * self._collection.num_shards for _ in looked.routed]
+        """Requests rows and variables from all servers; gives tensors of this device."""
+        found = self._collection.route(ids)
+        rows: list[list[Any]] = [[None] * self._collection.num_shards for _ in found.routed]
         sent, read = {}, {}
         for device, shards in self._on.items():
             request = [number, learning_rate]
             for g, shard in shards:
-                request += [looked.routed[g].shard_ids[shard], looked.routed[g].shard_splits[shard]]
+                request += [found.routed[g].shard_ids[shard], found.routed[g].shard_splits[shard]]
             message = ops.pack(request)
             with tf.device(device):
                 sent[device] = ops.unpack(
                     message, [tf.TensorSpec(r.shape, r.dtype) for r in request]
                 )
                 pairs = _pairs(sent[device][2:])
-                with tf.control_dependencies(sent[device][:1]):  # variables as of now
+                with tf.control_dependencies(sent[device][:1]):  # read the variables only now
                     answer = [
                         *(
                             self._collection.lookup_shard(g, shard, *wanted, insert=True)
@@ -204,40 +207,40 @@ class RemoteExchange:
                         ),
                         *self._variables.read(device),
                     ]
-                message = ops.pack(answer, [self._travels_as(a) for a in answer])
+                message = ops.pack(answer, [self._wire_dtype_of(a) for a in answer])
             specs = [tf.TensorSpec([None, self._collection.groups[g].dim]) for g, _ in shards]
             answer = ops.unpack(message, [*specs, *self._variables.specs(device)])
-            for (g, shard), found in zip(shards, answer[: len(shards)], strict=True):
-                rows[g][shard] = found
+            for (g, shard), rows_there in zip(shards, answer[: len(shards)], strict=True):
+                rows[g][shard] = rows_there
             read[device] = answer[len(shards) :]
-        looked.rows.extend(rows)
-        return StepInputs(looked, self._variables.weights(read), number, learning_rate, sent, read)
+        found.rows.extend(rows)
+        return StepInputs(found, self._variables.weights(read), number, learning_rate, sent, read)
 
     @contextmanager
-    def computing(self, step: StepInputs) -> Iterator[None]:
-        """Of the variables with what was read of them, and random numbers of each worker's own."""
-        with self._variables.using(step.weights), unseeded():
+    def computing(self, inputs: StepInputs) -> Iterator[None]:
+        """Makes the network use the values that were read, and each worker's own random numbers."""
+        with self._variables.using(inputs.weights), unseeded():
             yield
 
     def end(
         self,
-        step: StepInputs,
+        inputs: StepInputs,
         row_gradients: Sequence[Sequence[tf.Tensor | None]],
         gradients: Sequence[tf.Tensor | None],
     ) -> None:
-        """The variables by the ops that Keras would call."""
-        updates = self._variables.updates(gradients, step.read)
+        """Sends the gradients; servers update the variables with the ops that Keras would call."""
+        updates = self._variables.updates(gradients, inputs.read)
         for device, shards in self._on.items():
             parts = [*(row_gradients[g][shard] for g, shard in shards), *updates.get(device, [])]
             known = [part for part in parts if part is not None]
             if not known:
                 continue
-            message = ops.pack(known, [self._travels_as(part) for part in known])
+            message = ops.pack(known, [self._wire_dtype_of(part) for part in known])
             specs = [tf.TensorSpec(part.shape, part.dtype) for part in known]
             with tf.device(device):
                 arrived = iter(ops.unpack(message, specs))
                 there = [None if part is None else next(arrived) for part in parts]
-                number, learning_rate, *wanted = step.sent[device]
+                number, learning_rate, *wanted = inputs.sent[device]
                 is_new = ops.step_is_new(self._logs[device], number)
                 applied = [
                     self._collection.update_shard(
@@ -255,12 +258,12 @@ class RemoteExchange:
                     if gradient is not None
                 ]
                 applied += self._variables.update(device, there[len(shards) :], is_new=is_new)
-                # Not before: what is lost half-way is to be applied by another attempt.
+                # Logged last: another attempt must apply what is lost half-way.
                 with tf.control_dependencies(applied):
                     ops.step_applied(self._logs[device], number)
 
-    def _travels_as(self, part: tf.Tensor) -> tf.DType:
-        """Vectors stay as they are: there are few, and what is added up at the end is exact."""
+    def _wire_dtype_of(self, part: tf.Tensor) -> tf.DType:
+        """Returns the dtype on the wire: float32 for vectors; they are few, and sums stay exact."""
         matrix = part.dtype == tf.float32 and part.shape.rank is not None and part.shape.rank > 1
         return self._wire_dtype if matrix else part.dtype
 

@@ -1,4 +1,4 @@
-"""What is scheduled: the training of a unit, the scoring of a unit."""
+"""Makes the functions that run on workers: train a unit, score a unit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 
-from embedps.console.tf_logging import own_words
+from embedps.console.tf_logging import op_error_text
 from embedps.data.unit_reader import Batch, UnitReader
 from embedps.engine.recommender import Recommender
 from embedps.engine.step_exchange import StepInputs, make_step_exchange
@@ -31,12 +31,15 @@ def make_train_unit(
 ) -> UnitFunction:
     """Makes the function that trains on a unit.
 
-    It loops over the unit's batches in one call: a call a step was measured at 0.77 of the
-    throughput. Each step looks rows up on their shards, runs the network forward and backward,
-    and applies the rows' summed gradients and the network's; workers do not wait for each other.
-    With `overlap`, a step of a cluster begins before the one before it ends, so that the worker
-    computes while the servers look up: what it gets lacks the gradients of that one step, besides
-    those that other workers are about to send. The first step of a turn begins after all of them.
+    The function loops over all batches of the unit in one call; one call per step reaches 0.77 of
+    that throughput. Each step looks up rows on their shards, runs the network forward and backward,
+    and applies the summed gradients of the rows and those of the network. Workers do not wait for
+    each other.
+
+    With `overlap` on a cluster, a step requests its rows and variables before the step before it
+    ends, so that the worker computes while the servers look up. So these values lack the gradients
+    of that one step, and those that other workers have not sent yet. The first step of a loop
+    iteration starts after all steps of the iteration before.
 
     Args:
       recommender: the columns and tables.
@@ -44,9 +47,9 @@ def make_train_unit(
       optimizer: a Keras optimizer of the network's variables, its own variables made.
       collection: the tables.
       strategy: the cluster's.
-      unit_input: how a unit is read.
-      overlap: ask for the next step's rows and variables while a step computes; it changes nothing
-        in one process.
+      unit_input: reads a unit's batches.
+      overlap: request the next step's rows and variables while a step computes; has no effect in
+        one process.
 
     Returns:
       A tf.function of (path string, first_row, num_rows, seed, first_step: int64 scalars,
@@ -57,29 +60,31 @@ def make_train_unit(
         network, optimizer, collection, wire_dtype=tf.as_dtype(recommender.wire_dtype)
     )
 
-    def train(batch: Batch, begun: StepInputs) -> Counts:
-        with exchange.computing(begun), tf.GradientTape() as tape:
-            watched = (begun.looked.rows, begun.weights)
+    def train_step(batch: Batch, inputs: StepInputs) -> Counts:
+        with exchange.computing(inputs), tf.GradientTape() as tape:
+            watched = (inputs.lookup.rows, inputs.weights)
             tape.watch(watched)
-            embeddings = collection.combine(begun.looked)
+            embeddings = collection.combine(inputs.lookup)
             logits = recommender.logits(network, batch.numerics, embeddings, training=True)
             loss = recommender.loss(network, batch.labels, logits)
-        exchange.end(begun, *tape.gradient(loss, watched))
+        exchange.end(inputs, *tape.gradient(loss, watched))
         return count(batch.labels, logits)
 
     steps_ahead = 1 if overlap else 0
 
-    def turn(batches: list[Batch], first_step: tf.Tensor, learning_rate: tf.Tensor) -> Counts:
+    def train_batches(
+        batches: list[Batch], first_step: tf.Tensor, learning_rate: tf.Tensor
+    ) -> Counts:
         counts = zero_counts()
-        begun: list[StepInputs] = []
+        requested: list[StepInputs] = []
         for k, batch in enumerate(batches):
-            for j in range(len(begun), min(k + steps_ahead + 1, len(batches))):
-                begun.append(
+            for j in range(len(requested), min(k + steps_ahead + 1, len(batches))):
+                requested.append(
                     exchange.begin(
                         batches[j].ids, number=first_step + j, learning_rate=learning_rate
                     )
                 )
-            counts = counts.plus(train(batch, begun[k]))
+            counts = counts.plus(train_step(batch, requested[k]))
         return counts
 
     @tf.function
@@ -95,15 +100,15 @@ def make_train_unit(
         counts = zero_counts()
         num_batches = -(-num_rows // unit_input.batch_rows)
         num_whole = num_batches // exchange.steps_per_iteration * exchange.steps_per_iteration
-        # Several steps a turn of the loop: a turn costs messages to and from each server.
+        # Several steps per iteration: each iteration costs messages to and from each server.
         for i in tf.range(0, num_whole, exchange.steps_per_iteration):
             batches = [unit_input.next(reader) for _ in range(exchange.steps_per_iteration)]
-            more = strategy.run(turn, args=(batches, first_step + i, learning_rate))
+            more = strategy.run(train_batches, args=(batches, first_step + i, learning_rate))
             counts = counts.plus(more)
         if exchange.steps_per_iteration > 1:
             for i in tf.range(num_whole, num_batches):
                 batches = [unit_input.next(reader)]
-                more = strategy.run(turn, args=(batches, first_step + i, learning_rate))
+                more = strategy.run(train_batches, args=(batches, first_step + i, learning_rate))
                 counts = counts.plus(more)
         return counts
 
@@ -116,7 +121,7 @@ def make_eval_unit(
     collection: EmbeddingCollection,
     unit_input: UnitReader,
 ) -> UnitFunction:
-    """Makes the function that scores a unit; it creates no rows and changes nothing.
+    """Makes the function that scores a unit; it creates no rows and changes no state.
 
     Returns:
       A tf.function of (path string, first_row, num_rows: int64 scalars) that returns its Counts.
@@ -129,8 +134,8 @@ def make_eval_unit(
         num_batches = -(-num_rows // unit_input.batch_rows)
         for _ in tf.range(num_batches):
             batch = unit_input.next(reader)
-            looked = collection.lookup(batch.ids, insert=False)
-            embeddings = collection.combine(looked)
+            found = collection.lookup(batch.ids, insert=False)
+            embeddings = collection.combine(found)
             logits = recommender.logits(network, batch.numerics, embeddings, training=False)
             counts = counts.plus(count(batch.labels, logits))
         return counts
@@ -139,15 +144,15 @@ def make_eval_unit(
 
 
 def explain(error: BaseException) -> BaseException:
-    """What a unit's failure means to the user."""
-    # Cancelled: what was running beside the function that met the loss.
+    """Turns a unit's failure into the error that tells the user what happened."""
+    # Cancelled: a function that ran beside the one that met the lost server.
     lost = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
     if isinstance(error, lost) or cluster_coordinator._is_ps_failure(error):
-        why = own_words(str(getattr(error, "message", error)))[:200] or type(error).__name__
-        return ServerLostError(f"a parameter server is not there any more ({why})")
+        why = op_error_text(str(getattr(error, "message", error)))[:200] or type(error).__name__
+        return ServerLostError(f"a parameter server is lost ({why})")
     wrong = tf.errors.DataLossError | tf.errors.NotFoundError | tf.errors.InvalidArgumentError
     if isinstance(error, wrong) and ".parquet" in error.message:
-        return DatasetError(f"{own_words(error.message)}: make the dataset again")
+        return DatasetError(f"{op_error_text(error.message)}: make the dataset again")
     if isinstance(error, tf.errors.DataLossError | tf.errors.NotFoundError):
-        return DatasetError(own_words(error.message))
+        return DatasetError(op_error_text(error.message))
     return error

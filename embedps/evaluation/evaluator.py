@@ -1,4 +1,4 @@
-"""The sidecar evaluator: follows a run's manifests and scores the held-out split at each."""
+"""Scores the held-out split at a run's checkpoints, apart from the training."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ EVAL_BATCH_ROWS = 4096
 _POLL_SECS = 0.5
 
 
-Watch = Callable[[Manifest, int, int, Metrics], None]
-"""Told of a manifest's scoring as it goes: units scored, of how many, the scores so far."""
+OnProgress = Callable[[Manifest, int, int, Metrics], None]
+"""Takes the manifest being scored, the units scored, their total, and the scores so far."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """One scoring, a line of evaluation.jsonl.
+    """The scores of one checkpoint; a line of evaluation.jsonl.
 
     Attributes:
-      number: the manifest's.
-      step: training steps it holds.
+      number: of the checkpoint's manifest.
+      step: the training steps that the checkpoint holds.
       metrics: over the whole split.
-      secs: the scoring took.
+      secs: how long restoring and scoring took.
       lag_secs: from the manifest's commit to the end of the scoring.
     """
 
@@ -57,7 +57,7 @@ class Evaluation:
     lag_secs: float
 
     def to_json(self) -> dict[str, Any]:
-        """Flat, with null for what is not defined."""
+        """Makes a flat dict for JSON; a value that is not finite becomes None."""
         values = {
             "number": self.number,
             "step": self.step,
@@ -73,21 +73,21 @@ class Evaluation:
 
 
 class EvaluationLog:
-    """Keeps a run's scores: each is a line of evaluation.jsonl and a point in TensorBoard."""
+    """Writes a run's scores: each is a line of evaluation.jsonl and a point in TensorBoard."""
 
     def __init__(self, model_dir: Path) -> None:
         self._model_dir = model_dir
         self._writer: tf.summary.SummaryWriter | None = None
 
     def add(self, evaluation: Evaluation) -> None:
-        """Writes one.
+        """Writes the scores of one checkpoint.
 
         Raises:
           CheckpointError: evaluation.jsonl cannot be written.
         """
         append_evaluation(self._model_dir, evaluation.to_json())
         folder = str(local_dir(self._model_dir) / "tensorboard" / "eval")
-        # A full disk ends no run by this: the scores are in evaluation.jsonl.
+        # A full disk must not end the run here: the scores are in evaluation.jsonl.
         with contextlib.suppress(tf.errors.OpError), tf.device("/device:CPU:0"):
             writer = self._writer = self._writer or tf.summary.create_file_writer(folder)
             with writer.as_default(step=evaluation.step):
@@ -97,7 +97,7 @@ class EvaluationLog:
 
 
 def eval_ledger(dataset: Dataset, *, split: str, batch_rows: int) -> Ledger:
-    """The units of one scoring, the same whoever scores."""
+    """Makes the units of one scoring; they are the same for the sidecar and for inline scoring."""
     options = LedgerOptions(
         split=split, batch_rows=batch_rows, unit_rows=max(32768, batch_rows), shuffle=False
     )
@@ -105,15 +105,15 @@ def eval_ledger(dataset: Dataset, *, split: str, batch_rows: int) -> Ledger:
 
 
 def eval_arguments(unit: Unit) -> tuple[tf.Tensor, ...]:
-    """What `make_eval_unit`'s function takes of a unit."""
+    """Makes the arguments that `make_eval_unit`'s function takes for a unit."""
     numbers = (unit.first_row, unit.num_rows)
     return (tf.constant(unit.path), *(tf.constant(n, tf.int64) for n in numbers))
 
 
 class Evaluator:
-    """Holds the tables' embeddings, without optimizer slots, and keeps them at a manifest.
+    """Holds the embeddings, without optimizer slots, and the network of a run's checkpoint.
 
-    It needs the model directory and the dataset only: the training cluster does not know of it.
+    It needs only the model directory and the dataset: it never talks to the training cluster.
     """
 
     def __init__(
@@ -126,28 +126,29 @@ class Evaluator:
         batch_rows: int = EVAL_BATCH_ROWS,
         num_shards: int = 1,
         seed: int = 0,
-        watch: Watch | None = None,
+        on_progress: OnProgress | None = None,
     ) -> None:
         """Makes empty tables and an untrained network.
 
         Args:
           recommender: the model that was trained.
-          dataset: of which `split` is scored.
+          dataset: has the examples to score.
           directory: of the checkpoints.
-          split: a name in the dataset.
-          batch_rows: examples scored at once.
-          num_shards: of the tables here; any number gives the same scores.
-          seed: the run's, for what the network draws at random as it is made and does not save.
-          watch: called after each unit scored for a manifest.
+          split: the name of the dataset's split to score.
+          batch_rows: examples per batch.
+          num_shards: of each table in this process; the scores do not depend on it.
+          seed: the run's, for random values that the network draws when it is made and that
+            checkpoints do not hold.
+          on_progress: called after each unit that is scored for a manifest.
 
         Raises:
           UsageError: the split has no rows.
           DatasetError: there is no such split.
         """
         kernels.load()
-        tf_logging.own_errors_alone()
+        tf_logging.silence_python_logging()
         self._ledger = lambda: eval_ledger(dataset, split=split, batch_rows=batch_rows)
-        self._ledger()  # now, and not once there is a checkpoint to score
+        self._ledger()  # raises now, and not when the first checkpoint is there
         self._directory = directory
         self._collection = EmbeddingCollection(
             recommender.tables,
@@ -165,23 +166,25 @@ class Evaluator:
             self._collection,
             recommender.input(batch_rows=batch_rows, shuffle_rows=0),
         )
-        self._watch = watch
+        self._on_progress = on_progress
         self._applied: Manifest | None = None
         self._follower = Follower(directory, holder="evaluator")
 
     @property
     def collection(self) -> EmbeddingCollection:
-        """The tables, at the manifest that was applied last."""
+        """The tables, as of the manifest that was applied last."""
         return self._collection
 
     def apply(self, manifest: Manifest) -> int:
-        """Brings tables and network to a manifest: by its newer deltas where its chain is ours.
+        """Brings tables and network to a manifest.
+
+        Only newer deltas are read if the manifest continues the chain that was applied before.
 
         Returns:
           How many records were read.
 
         Raises:
-          CorruptCheckpointError: a file is absent or not what was written.
+          CorruptCheckpointError: a file is absent, or differs from what was written.
           DimMismatchError: the checkpoint is of another model.
         """
         saves = continuation(manifest, self._follower.position)
@@ -193,23 +196,23 @@ class Evaluator:
             )
         )
 
-    def _apply(self, step: Advance) -> int:
-        manifest = step.manifest
+    def _apply(self, advance: Advance) -> int:
+        manifest = advance.manifest
         check_tables(manifest, self._collection)
         check_signature(manifest, self._signature)
         self._directory.check_present(manifest)
         self._applied = None
         self._follower.forget()  # until all of it is in
-        if step.reset:
+        if advance.reset:
             self._collection.clear()
-        taken = load_rows(self._collection, self._directory, step.saves)
+        taken = load_rows(self._collection, self._directory, advance.saves)
         load_dense(self._directory, manifest, self._network.variables)
-        self._follower.reached(step)
+        self._follower.reached(advance)
         self._applied = manifest
         return taken
 
     def score(self) -> Metrics:
-        """Scores the split with the tables and network as they are.
+        """Scores the split with the current tables and network.
 
         Raises:
           DatasetError: a file of the split cannot be read.
@@ -224,20 +227,23 @@ class Evaluator:
                 raise explain(error) from error
             accumulator.add(counts)
             done += 1
-            if self._watch is not None and self._applied is not None:
-                self._watch(self._applied, done, ledger.num_units, accumulator.result())
+            if self._on_progress is not None and self._applied is not None:
+                self._on_progress(self._applied, done, ledger.num_units, accumulator.result())
         return accumulator.result()
 
     def evaluate_latest(self, *, newer_than: int) -> tuple[Manifest, Evaluation] | None:
-        """Scores the newest manifest if its number is greater; holds a lease on it meanwhile."""
+        """Scores the newest manifest, unless its number is at most `newer_than`.
+
+        A lease keeps the manifest's files meanwhile.
+        """
         if max(self._directory.numbers(), default=-1) <= newer_than:
             return None
         with contextlib.ExitStack() as stack:
             if not self._follower.is_open:
                 stack.enter_context(self._follower)
             began = time.time()
-            while (step := self._follower.next()) is not None:
-                self._apply(step)
+            while (advance := self._follower.next()) is not None:
+                self._apply(advance)
             manifest = self._applied
             if manifest is None or manifest.number <= newer_than:
                 return None
@@ -259,15 +265,16 @@ class Evaluator:
         final_after: int = -1,
         idle_secs: float = math.inf,
     ) -> None:
-        """Scores each newest manifest until the run's last, which it always scores.
+        """Scores the newest manifest again and again, until it has scored the run's last one.
 
         Args:
           report: called with each evaluation.
-          newer_than: manifests up to this number are taken as scored.
-          final_after: a final manifest up to this number does not end it: the run was resumed.
-          idle_secs: ends it when nothing was committed for so long.
+          newer_than: manifests up to this number count as scored.
+          final_after: a final manifest up to this number is not the last: the run was resumed.
+          idle_secs: return if nothing was committed for this long.
         """
-        with self._follower:  # also between scorings: so that what leads on from here stays
+        # Its lease lasts between scorings too, so that the deltas after this checkpoint stay.
+        with self._follower:
             self._follow(report, newer_than, final_after, idle_secs)
 
     def _follow(
@@ -287,7 +294,7 @@ class Evaluator:
                 if manifest.final and manifest.number > final_after:
                     return
                 continue
-            # What is the last may have been scored by an evaluator before this one.
+            # An evaluator before this one may have scored the last manifest.
             latest = self._directory.latest()
             if latest is not None and latest.final and final_after < latest.number <= scored:
                 return

@@ -1,8 +1,8 @@
-"""Inline evaluation: scores the held-out split on the training workers, while training pauses.
+"""Scores the held-out split on the training workers, while training pauses.
 
-Each unit returns its counts, and the counts of a unit are taken once, from the attempt that
-completed: so every example counts exactly once, whichever workers die. They are added in the
-units' order, so that the sums, which are floats, are those of one process to the last bit.
+Each unit returns its counts. A unit's counts are taken once, from the attempt that completed, so
+every example counts exactly once, whichever workers die. The counts are floats and are added in the
+units' order, so that the sums equal those of one process to the last bit.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TICK_SECS = 0.2
 
 
 class InlineEvaluation:
-    """Scores a run's tables and network where they are."""
+    """Scores a run's tables and network on its cluster."""
 
     def __init__(
         self,
@@ -48,13 +48,17 @@ class InlineEvaluation:
         split: str = "eval",
         every_units: int = 0,
     ) -> None:
-        """Takes a run's model.
+        """Prepares the scoring of a run's model.
 
         Args:
-          recommender: the model, whose `network` and `collection` are being trained.
-          dataset: of which `split` is scored; its files as the workers see them.
-          cluster: whose workers do it.
-          every_units: of training, a scoring is due, besides at the end of each epoch; 0 is never.
+          recommender: the model.
+          network: its network, which is being trained.
+          collection: its tables, which are being trained.
+          dataset: has the examples to score, in files that the workers can read.
+          cluster: has the workers.
+          split: the name of the dataset's split to score.
+          every_units: score after this many units of training, and at the end of each epoch; 0 is
+            only at the end.
         """
         self._cluster = cluster
         self._dataset = dataset
@@ -69,7 +73,7 @@ class InlineEvaluation:
         )
 
     def next_pause(self, position: int, units_per_epoch: int) -> int:
-        """The first position after this one before which training pauses to be scored."""
+        """Returns the first position after this one at which training pauses for a scoring."""
         epoch, within = divmod(position, units_per_epoch)
         every = self._every_units or units_per_epoch
         return epoch * units_per_epoch + min(units_per_epoch, (within // every + 1) * every)
@@ -80,11 +84,11 @@ class InlineEvaluation:
         """Scores the split once.
 
         Args:
-          stop: ends it without a result.
-          check: called all the while; may raise.
+          stop: ends the scoring without a result.
+          check: called again and again; may raise.
 
         Returns:
-          The counts of every unit by its position, or None.
+          The counts of every unit by its position, or None if it was stopped.
 
         Raises:
           DatasetError: a file of the split cannot be read.
@@ -117,7 +121,7 @@ class InlineEvaluation:
         stop: threading.Event,
         check: Callable[[], None] = lambda: None,
     ) -> Evaluation | None:
-        """Scores what a manifest has just saved, and logs the scores as the sidecar does."""
+        """Scores the model that a manifest has just saved; logs the scores as the sidecar does."""
         began = time.time()
         counts = self.count(stop, check)
         if counts is None:

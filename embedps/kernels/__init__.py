@@ -12,7 +12,7 @@ from embedps.errors import KernelBuildError
 def library() -> ctypes.CDLL:
     """Returns the kernels' plain C functions: `embedps_leave`, `embedps_released` and so on.
 
-    Imports no more of TensorFlow than `startup.import_runtime` does.
+    Needs no more of TensorFlow than `tf_startup.import_runtime`.
     """
     path = _load_into_runtime()
     functions = ctypes.CDLL(str(path))

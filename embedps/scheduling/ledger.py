@@ -1,10 +1,10 @@
-"""The ledger: which units of the dataset are to do, in progress and done.
+"""The ledger: which units of the dataset are to do, in progress, and done.
 
-A unit is a row range of one file. Units of an epoch are visited in an order drawn from the seed,
-one epoch after the other, and a unit's place in that sequence is its `position`. A position in
-progress when its worker or its run dies is visited again, so every row is visited at least once an
-epoch; each attempt at a unit is counted, and those that may have visited rows again as repeated,
-though a step that servers have applied they do not apply again (`exchange`).
+A unit is a row range of one file. The seed determines the order of an epoch's units; epochs follow
+each other. A unit's index in the sequence of all epochs is its `position`. If a unit's worker or
+run dies, the unit is attempted again, so every row is visited at least once per epoch. The ledger
+counts all attempts, and counts as repeated those that may visit rows a second time. Even then, a
+server does not apply a step twice: see engine/step_exchange.py.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import numpy as np
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
 
-_MAX_STEPS = 2**32  # a row keeps the step of its last update in 32 bits
+_MAX_STEPS = 2**32  # a row stores the step of its last update in 32 bits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Unit:
-    """What is scheduled, retried and recorded.
+    """A row range of a file: what is scheduled, retried and recorded.
 
     Attributes:
-      position: its place in the sequence of all epochs' units.
+      position: the unit's index in the sequence of all epochs' units.
       path: the Parquet file.
-      first_row: of the file.
-      num_rows: how many.
-      first_step: the number of the unit's first training step, a function of its position.
-      seed: of the shuffle of its rows.
+      first_row: the first row in the file.
+      num_rows: the number of rows.
+      first_step: the number of the unit's first training step; the position determines it.
+      seed: for the shuffle of its rows.
     """
 
     position: int
@@ -46,7 +46,7 @@ class Unit:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LedgerOptions:
-    """How a split is cut into units and in what order they are visited."""
+    """Says how a split is divided into units, and in which order they are visited."""
 
     split: str = "train"
     batch_rows: int
@@ -57,19 +57,19 @@ class LedgerOptions:
     def __post_init__(self) -> None:
         if self.batch_rows < 1 or self.unit_rows < self.batch_rows:
             raise UsageError(
-                "a unit must hold at least a batch, and a batch a row, but got "
+                "a unit must hold at least one batch, and a batch at least one row, but got "
                 f"unit_rows={self.unit_rows} and batch_rows={self.batch_rows}"
             )
 
 
 class Ledger:
-    """Hands out units and records them; thread-safe."""
+    """Hands out units and records their progress; thread-safe."""
 
     def __init__(self, dataset: Dataset, options: LedgerOptions, *, epochs: int) -> None:
         if epochs < 1:
             raise UsageError(f"epochs must be at least 1 but got {epochs}")
         self._options = options
-        self._ranges = _cut(dataset, options)
+        self._ranges = _split_into_ranges(dataset, options)
         self._fingerprint = _fingerprint(dataset, options)
         self._epochs = epochs
         if epochs * self.steps_per_epoch >= _MAX_STEPS:
@@ -79,12 +79,12 @@ class Ledger:
                 "larger batches"
             )
         self._lock = threading.Lock()
-        self._prefix = 0  # every position below is done
-        self._beyond: list[int] = []  # done positions from there on, sorted
-        self._todo_again: list[int] = []  # given back, sorted
-        self._next = 0  # every position from here on was never handed out
-        self._attempts: dict[int, int] = {}  # begun over all runs, of units not done
-        self._begun: set[int] = set()  # those that were, since they were handed out
+        self._prefix = 0  # all positions below are done
+        self._beyond: list[int] = []  # done positions above, sorted
+        self._returned: list[int] = []  # given back, to hand out again, sorted
+        self._next = 0  # this position and all above were never handed out
+        self._attempts: dict[int, int] = {}  # attempts over all runs, of units not done
+        self._begun: set[int] = set()  # positions that a worker began since they were handed out
         self._num_attempts = 0
         self._pause = self.num_units
         self._repeated = 0
@@ -94,31 +94,31 @@ class Ledger:
 
     @property
     def units_per_epoch(self) -> int:
-        """How many units an epoch has."""
+        """Returns the number of units per epoch."""
         return len(self._ranges)
 
     @property
     def num_units(self) -> int:
-        """How many units all epochs have."""
+        """Returns the number of units of all epochs."""
         return len(self._ranges) * self._epochs
 
     @property
     def num_rows(self) -> int:
-        """How many rows all epochs have."""
+        """Returns the number of rows of all epochs."""
         return sum(rows for _, _, rows in self._ranges) * self._epochs
 
     @property
     def steps_per_epoch(self) -> int:
-        """How many training steps an epoch has; a unit's last step may be of fewer rows."""
+        """Returns the training steps per epoch; a unit's last step may have fewer rows."""
         return sum(-(-rows // self._options.batch_rows) for _, _, rows in self._ranges)
 
     def take(self) -> Unit | None:
-        """The next unit to do, now in progress; None when none is left to hand out."""
+        """Hands out the next unit, which is then in progress; returns None if none is left."""
         with self._lock:
-            if self._todo_again:
-                position = self._todo_again.pop(0)
+            if self._returned:
+                position = self._returned.pop(0)
             else:
-                # After a restore, what is done ahead of the prefix may be within it by now.
+                # After a restore, the prefix may have passed positions that were done above it.
                 self._next = max(self._next, self._prefix)
                 while self._next in self._beyond:
                     self._next += 1
@@ -129,7 +129,7 @@ class Ledger:
             return self._unit(position)
 
     def begin(self, unit: Unit) -> None:
-        """Records that a worker begins a unit; a second time, that it is visited again."""
+        """Records that a worker begins an attempt at a unit; a further attempt is a repeat."""
         with self._lock:
             self._num_attempts += 1
             known = self._is_done(unit.position)
@@ -140,7 +140,7 @@ class Ledger:
                 self._attempts[unit.position] = self._attempts.get(unit.position, 0) + 1
 
     def pause_at(self, position: int) -> None:
-        """Hands out no unit from this position on, until it is called again."""
+        """Hands out no unit at or after a position, until the next call."""
         with self._lock:
             self._pause = min(position, self.num_units)
 
@@ -155,75 +155,78 @@ class Ledger:
                 self._prefix += 1
 
     def give_back(self, unit: Unit) -> None:
-        """Records that a unit was not done; it is handed out again, repeated if it was begun."""
+        """Takes back a unit that was not done; it will be handed out again.
+
+        If a worker had begun it, this counts as a repeat.
+        """
         with self._lock:
             self._repeated += unit.position in self._begun
             self._begun.discard(unit.position)
-            bisect.insort(self._todo_again, unit.position)
+            bisect.insort(self._returned, unit.position)
 
     @property
     def num_done(self) -> int:
-        """Units done over all runs."""
+        """Returns the number of units done over all runs."""
         with self._lock:
             return self._prefix + len(self._beyond)
 
     @property
     def num_repeated(self) -> int:
-        """Visits of a unit, whole or in part, beyond its first, over all runs."""
+        """Returns the visits to a unit after its first, complete or not, over all runs."""
         with self._lock:
             return self._repeated
 
     @property
     def num_attempts(self) -> int:
-        """How often a worker began a unit, over all runs."""
+        """Returns the number of attempts that workers began, over all runs."""
         with self._lock:
             return self._num_attempts
 
     @property
     def exhausted(self) -> bool:
-        """Whether `take` has nothing left to hand out."""
+        """Tells whether `take` has nothing left to hand out."""
         with self._lock:
-            return not self._todo_again and self._next >= self._pause
+            return not self._returned and self._next >= self._pause
 
     @property
     def finished(self) -> bool:
-        """Whether every unit of every epoch is done."""
+        """Tells whether all units of all epochs are done."""
         return self.num_done >= self.num_units
 
     def steps_done(self) -> int:
-        """The number of steps of the units done, whatever their order."""
+        """Returns the number of steps of the units that are done, in any order."""
         batch = self._options.batch_rows
         with self._lock:
             full, partial = self._done_units()
             return full * self.steps_per_epoch + sum(-(-rows // batch) for rows in partial)
 
     def rows_done(self) -> int:
-        """The number of rows of the units done; a repeated unit's count once."""
+        """Returns the number of rows of the units that are done; counts a repeated unit once."""
         with self._lock:
             full, partial = self._done_units()
             return full * (self.num_rows // self._epochs) + sum(partial)
 
     def state(self) -> dict[str, Any]:
-        """What a manifest keeps, as JSON."""
+        """Returns the state that a manifest stores, as JSON values."""
         with self._lock:
             return {
                 "dataset": self._fingerprint,
                 "units_per_epoch": len(self._ranges),
                 "prefix": self._prefix,
                 "beyond": list(self._beyond),
-                # What was given back is in `repeated` already.
-                **self._partially_applied(sorted(self._begun)),
+                # Units that were given back are counted in `repeated` already.
+                **self._attempt_fields(sorted(self._begun)),
             }
 
     def partially_applied(self, state: dict[str, Any]) -> dict[str, Any]:
-        """What of an earlier state is to be said anew once the tables are cut.
+        """Returns the fields of an earlier state to replace after the save has taken its snapshot.
 
-        The cut may hold a part of each unit begun by then that the state does not list as done:
-        who restores both visits these again.
+        The snapshot may hold updates of units that were begun before it, but that the state does
+        not list as done. A run that restores both will visit these units again.
         """
         with self._lock:
-            known = {*state["beyond"], *self._todo_again}
-            return self._partially_applied(
+            known = {*state["beyond"], *self._returned}
+            return self._attempt_fields(
                 [
                     p
                     for p in range(state["prefix"], self._next)
@@ -231,7 +234,7 @@ class Ledger:
                 ]
             )
 
-    def _partially_applied(self, positions: list[int]) -> dict[str, Any]:
+    def _attempt_fields(self, positions: list[int]) -> dict[str, Any]:
         return {
             "doing": positions,
             "attempts": [self._attempts.get(p, 1) for p in positions],
@@ -240,15 +243,15 @@ class Ledger:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes on from a manifest's state; what was in progress then is to do again.
+        """Resumes from a manifest's state; units in progress then will be handed out again.
 
         Raises:
-          UsageError: the state is of another dataset, batch size, unit size or seed.
+          UsageError: the state is of another dataset, batch size, unit size, shuffle or seed.
         """
         if state["dataset"] != self._fingerprint:
             raise UsageError(
                 "the model directory was trained on other data, or with another batch size, unit "
-                "size, shuffle or seed, than this run is given: use the same ones to resume, or "
+                "size, shuffle or seed than this run has: use the same ones to resume, or "
                 "start a new model directory"
             )
         with self._lock:
@@ -258,7 +261,7 @@ class Ledger:
             self._begun = set()
             self._attempts = dict(zip(state["doing"], state["attempts"], strict=True))
             self._num_attempts = state["num_attempts"]
-            self._todo_again = []
+            self._returned = []
             self._repeated = state["repeated"] + len(state["doing"])
 
     def _is_done(self, position: int) -> bool:
@@ -268,14 +271,14 @@ class Ledger:
         return i < len(self._beyond) and self._beyond[i] == position
 
     def _done_units(self) -> tuple[int, list[int]]:
-        """Whole epochs done, and the rows of each unit done beyond these."""
+        """Returns the number of whole epochs done, and the rows of each further unit done."""
         full, rest = divmod(self._prefix, len(self._ranges))
         first = full * len(self._ranges)
         return full, [self._unit(p).num_rows for p in [*range(first, first + rest), *self._beyond]]
 
     def _unit(self, position: int) -> Unit:
         epoch, k = divmod(position, len(self._ranges))
-        self._arrange(epoch)
+        self._set_epoch(epoch)
         index = self._order[k]
         path, first_row, num_rows = self._ranges[index]
         return Unit(
@@ -287,7 +290,8 @@ class Ledger:
             seed=self._options.seed * 1_000_003 + position,
         )
 
-    def _arrange(self, epoch: int) -> None:
+    def _set_epoch(self, epoch: int) -> None:
+        """Computes the order and the first steps of an epoch's units."""
         if epoch == self._epoch:
             return
         order = np.arange(len(self._ranges))
@@ -300,8 +304,11 @@ class Ledger:
         self._epoch = epoch
 
 
-def _cut(dataset: Dataset, options: LedgerOptions) -> list[tuple[str, int, int]]:
-    """Row ranges (path, first row, rows) of at most `unit_rows`, at row groups where these fit."""
+def _split_into_ranges(dataset: Dataset, options: LedgerOptions) -> list[tuple[str, int, int]]:
+    """Splits files into ranges (path, first row, rows) of at most `unit_rows`.
+
+    A range ends at the end of a row group, unless a row group is larger than a unit.
+    """
     ranges: list[tuple[str, int, int]] = []
     split = dataset.split(options.split)
     for file in split.files:
@@ -321,7 +328,7 @@ def _cut(dataset: Dataset, options: LedgerOptions) -> list[tuple[str, int, int]]
 
 
 def _fingerprint(dataset: Dataset, options: LedgerOptions) -> str:
-    """What the sequence of units is made from, wherever the dataset now lies."""
+    """Hashes what determines the sequence of units, but not the dataset's place."""
     h = hashlib.sha256(repr(options).encode())
     for file in dataset.split(options.split).files:
         h.update(f"{file.path} {file.rows} {file.xxh3_64} {file.row_groups}\n".encode())

@@ -1,4 +1,4 @@
-"""Keeps the units of a ledger running on a cluster."""
+"""The scheduler: keeps the units of a ledger running on a cluster."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from embedps.engine.unit_functions import UnitFunction
 from embedps.metrics import Counts
 from embedps.scheduling.ledger import Ledger, Unit
 
-_UNITS_IN_FLIGHT = 2  # a worker: one running, one queued behind it
+_UNITS_PER_WORKER = 2  # one running, one queued behind it
 _TICK_SECS = 0.2
-_STRAGGLER_SECS = 1.0  # no unit is a straggler's before so long
-_STRAGGLER_TIMES = 2.0  # what as many rows usually take
-_STUCK_SECS = 600.0  # a unit that runs for longer, and for that many times the usual, is stuck
+# A unit is a straggler after this time, and this multiple of the usual time for its rows.
+_STRAGGLER_SECS = 1.0
+_STRAGGLER_TIMES = 2.0
+# A unit is stuck after this time, and this multiple of the usual time for its rows.
+_STUCK_SECS = 600.0
 _STUCK_TIMES = 20.0
 
 
 class Scheduler:
-    """Slots that take one unit after the other, until none is left or the run stops.
+    """Runs units on threads, one unit after the other each, until none is left or the run stops.
 
-    Use as a context manager: its end waits for the units in progress. A unit that fails is given
-    back to the ledger, and stops all slots. A unit whose worker does not answer is attempted once
-    more on another; so is, once, a straggler's where nothing is left to hand out and a worker is
-    idle. The first attempt that ends is recorded, the others' counts are dropped; a step that they
-    have in common is applied once (`exchange`).
+    Use it as a context manager; its exit waits for the units in progress. A unit that fails is
+    given back to the ledger, and stops all threads. A unit whose worker does not answer gets
+    another attempt on another worker. A straggler gets one more attempt if no unit is left to hand
+    out and a worker is idle. The first attempt that ends is recorded, and the counts of the others
+    are dropped. Servers apply each step only once: see engine/step_exchange.py.
     """
 
     def __init__(
@@ -45,16 +47,16 @@ class Scheduler:
         stop: threading.Event,
         finish_secs: float = math.inf,
     ) -> None:
-        """Starts the slots.
+        """Starts the threads.
 
         Args:
           cluster: where units run.
-          ledger: whose units; a unit that is recorded is done.
-          function: what runs of a unit.
-          arguments: what it is called with.
-          record: told of each unit's counts, before the unit is done; may refuse them by raising.
-          stop: no unit is begun once it is set; `end` is the same for this schedule alone.
-          finish_secs: from then on, after which units in progress are given back.
+          ledger: hands out the units; a unit is done after its counts are recorded.
+          function: runs a unit.
+          arguments: makes the function's arguments from a unit.
+          record: called with each unit's counts before the unit is done; may raise to refuse them.
+          stop: once set, no unit begins; `end` does the same for this scheduler alone.
+          finish_secs: the time after a stop before units in progress are given back.
         """
         self._cluster = cluster
         self._ledger = ledger
@@ -62,7 +64,7 @@ class Scheduler:
         self._arguments = arguments
         self._record = record
         self._stop = stop
-        self._over = threading.Event()  # of this schedule alone
+        self._ending = threading.Event()  # stops this scheduler alone
         self._finish_secs = finish_secs
         self._order = threading.Lock()
         self._lock = threading.Lock()  # guards the four below
@@ -71,9 +73,9 @@ class Scheduler:
         self._in_progress = 0
         self._rows_done = 0
         self._secs_done = 0.0
-        slots = _UNITS_IN_FLIGHT * cluster.num_workers
-        self._pool = concurrent.futures.ThreadPoolExecutor(slots, "slot")
-        self._slots = [self._pool.submit(self._run_slot) for _ in range(slots)]
+        num_threads = _UNITS_PER_WORKER * cluster.num_workers
+        self._pool = concurrent.futures.ThreadPoolExecutor(num_threads, "units")
+        self._threads = [self._pool.submit(self._run_units) for _ in range(num_threads)]
 
     def __enter__(self) -> Scheduler:
         return self
@@ -91,45 +93,45 @@ class Scheduler:
 
     @property
     def error(self) -> BaseException | None:
-        """Why a unit failed."""
+        """Returns why a unit failed; None if none failed."""
         with self._lock:
             return self._error
 
     def wait(self, secs: float) -> bool:
-        """Waits so long, or until no slot has anything left to do; tells whether one has."""
-        return bool(concurrent.futures.wait(self._slots, timeout=secs).not_done)
+        """Waits until all threads are finished, or for so long; tells whether any still runs."""
+        return bool(concurrent.futures.wait(self._threads, timeout=secs).not_done)
 
     def end(self) -> None:
-        """Begins no unit any more."""
-        self._over.set()
+        """Stops beginning units."""
+        self._ending.set()
 
     @property
     def _is_stopped(self) -> bool:
-        return self._stop.is_set() or self._over.is_set()
+        return self._stop.is_set() or self._ending.is_set()
 
     def abandon(self) -> None:
-        """Stops, and gives the units in progress back."""
+        """Stops, and gives back the units in progress."""
         with self._lock:
             self._stopped_at = -math.inf
         self.end()
 
-    def _run_slot(self) -> None:
-        """Takes one unit after the other."""
+    def _run_units(self) -> None:
+        """Runs one unit after the other."""
         while not self._is_stopped:
             with self._order:  # so that units are scheduled in the ledger's order
                 unit = self._ledger.take()
                 if unit is None:
                     return
                 try:
-                    attempts = [self._attempt(unit)]
+                    attempts = [self._start_attempt(unit)]
                 except BaseException as error:
                     self._fail(unit, error)
                     return
             with self._lock:
                 self._in_progress += 1
             try:
-                counts = self._see_through(unit, attempts)
-                for attempt in attempts:  # what waits in a queue need not run any more
+                counts = self._await_counts(unit, attempts)
+                for attempt in attempts:  # those still queued need not run
                     attempt.cancel()
                 if counts is None:
                     self._ledger.give_back(unit)
@@ -143,14 +145,14 @@ class Scheduler:
                 with self._lock:
                     self._in_progress -= 1
 
-    def _attempt(self, unit: Unit) -> ScheduledCall:
+    def _start_attempt(self, unit: Unit) -> ScheduledCall:
         return self._cluster.schedule(
             self._function, self._arguments(unit), on_start=lambda: self._ledger.begin(unit)
         )
 
-    def _see_through(self, unit: Unit, attempts: list[ScheduledCall]) -> Counts | None:
-        """Waits for a unit's first attempt to end; None where the time to finish is over."""
-        helped = False
+    def _await_counts(self, unit: Unit, attempts: list[ScheduledCall]) -> Counts | None:
+        """Waits until an attempt at a unit ends; returns None if the time to finish is over."""
+        has_backup = False
         while True:
             concurrent.futures.wait(
                 attempts, timeout=_TICK_SECS, return_when=concurrent.futures.FIRST_COMPLETED
@@ -164,12 +166,12 @@ class Scheduler:
             if self._is_over():
                 return None
             lost = all(self._is_stuck(unit, attempt) for attempt in attempts)
-            if lost or (not helped and self._is_straggler(unit, attempts)):
-                helped |= not lost
-                attempts.append(self._attempt(unit))
+            if lost or (not has_backup and self._is_straggler(unit, attempts)):
+                has_backup |= not lost
+                attempts.append(self._start_attempt(unit))
 
     def _is_over(self) -> bool:
-        """Whether the run was stopped longer ago than units have to finish."""
+        """Tells whether the time to finish after a stop is over."""
         if not self._is_stopped:
             return False
         now = time.monotonic()
@@ -181,7 +183,7 @@ class Scheduler:
             return now - self._stopped_at >= self._finish_secs  # both are infinite once abandoned
 
     def _is_stuck(self, unit: Unit, attempt: ScheduledCall) -> bool:
-        """Whether its worker does not answer, or has been at it for far too long."""
+        """Tells whether an attempt's worker does not answer, or takes far too long."""
         worker = attempt.worker
         if worker is None or not self._cluster.can_lose_workers:
             return False
@@ -192,7 +194,7 @@ class Scheduler:
         )
 
     def _is_straggler(self, unit: Unit, attempts: list[ScheduledCall]) -> bool:
-        """Whether a worker is idle that could do what this one is slow at."""
+        """Tells whether a unit is slow while another worker is idle."""
         if not self._cluster.can_lose_workers or not self._ledger.exhausted:
             return False
         (attempt,) = attempts[:1]
@@ -206,14 +208,14 @@ class Scheduler:
         return idle and time.monotonic() > attempt.started_at + limit
 
     def _usual_secs(self, unit: Unit) -> float:
-        """By its rows: the last unit of a file may have few."""
+        """Returns the usual time for a unit's rows; a file's last unit may have fewer rows."""
         with self._lock:
             return self._secs_done / max(1, self._rows_done) * unit.num_rows
 
     def _fail(self, unit: Unit, error: BaseException) -> None:
         self._ledger.give_back(unit)
         with self._lock:
-            # A coordinator cancels what runs beside the unit that failed: that is no cause.
+            # The coordinator cancels the other units; their CancelledError is not the cause.
             if self._error is None or isinstance(self._error, tf.errors.CancelledError):
                 self._error = error
         self.end()

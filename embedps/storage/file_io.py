@@ -1,10 +1,11 @@
-"""Files that are whole or absent: written aside, synced, checksummed and renamed into place.
+"""Reads and writes files, with checksums; a file that is written is there as a whole or not at all.
 
-In an object store: kept until whole, and put by one upload; nothing there is synced or made before.
+A local file is written under a temporary name, synced and renamed. An object of an object store is
+put by one upload.
 
-Every step on the disk is a point at which a test may have the process killed: EMBEDPS_FAULT=POINT:N
-does it at the N-th time that it comes to POINT (io.write, io.fsync, io.mkdir, io.rename, io.unlink,
-io.any; the kernels have the same as row_file.write and so on).
+A test can kill the process at each step on the disk: EMBEDPS_FAULT=POINT:N kills it when it reaches
+POINT for the N-th time. The points are io.write, io.fsync, io.mkdir, io.rename, io.unlink and
+io.any; the kernels have row_file.write and so on.
 """
 
 from __future__ import annotations
@@ -31,31 +32,31 @@ from embedps.errors import CheckpointError, DirectoryTakenError
 from embedps.storage.object_store import ObjectPath
 
 _CHUNK_BYTES = 1 << 20
-_SPOOL_BYTES = 64 << 20  # of an upload that is kept in memory and not in a file
+_SPOOL_BYTES = 64 << 20  # a larger upload is kept in a temporary file before it is sent
 
 
 def format_checksum(xxh3_64: int) -> str:
-    """16 hex digits, as manifests hold them; takes the int64 or uint64 of the same bits."""
+    """Formats a checksum as 16 hex digits, as in manifests; takes an int64 or uint64."""
     return f"{xxh3_64 & 0xFFFF_FFFF_FFFF_FFFF:016x}"
 
 
 def checksum_bytes(data: bytes) -> str:
-    """The xxh3_64 of bytes, 16 hex digits."""
+    """Computes the xxh3_64 of bytes, as 16 hex digits."""
     return format_checksum(xxhash.xxh3_64_intdigest(data))
 
 
 class NoFileError(OSError):
-    """A FIFO, a directory or a device lies where a file is to be read."""
+    """A FIFO, a directory or a device is where a file should be."""
 
 
 def open_file(path: Path) -> BinaryIO:
     """Opens a local file to read.
 
     Raises:
-      NoFileError: it is something else, which might have the reader wait for ever.
+      NoFileError: it is something else; reading it might never end.
       OSError: it cannot be opened.
     """
-    # A FIFO without a writer is opened at once.
+    # O_NONBLOCK: opening a FIFO does not wait for its writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -67,7 +68,7 @@ def read_bytes(path: Path) -> bytes:
     """Reads a whole file, local or of an object store.
 
     Raises:
-      NoFileError: what lies there is no file.
+      NoFileError: it is not a regular file.
       OSError: it cannot be read.
     """
     if isinstance(path, ObjectPath):
@@ -80,7 +81,7 @@ def open_arrow(path: Path) -> pa.NativeFile:
     """Opens a file for Arrow's readers; a local one is mapped.
 
     Raises:
-      NoFileError: what lies there is no file.
+      NoFileError: it is not a regular file.
       OSError: it cannot be opened.
     """
     if isinstance(path, ObjectPath):
@@ -90,7 +91,7 @@ def open_arrow(path: Path) -> pa.NativeFile:
 
 
 def block_bytes(num_bytes: int) -> int:
-    """The size of a file's blocks: a power of two of pieces, so that there are 32 at most."""
+    """Returns the size of a file's blocks: a power of two pieces, so that there are at most 32."""
     size = constants.FILE_PIECE_BYTES
     while num_bytes > size * constants.MAX_FILE_BLOCKS:
         size *= 2
@@ -98,7 +99,7 @@ def block_bytes(num_bytes: int) -> int:
 
 
 class Digest:
-    """The checksums of bytes that come one after the other: of all, and of each block."""
+    """Computes the checksums of a sequence of bytes: of all of them, and of each block."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
@@ -108,7 +109,7 @@ class Digest:
         self._pieces = bytearray()  # 8 bytes each, little-endian
 
     def update(self, data: Any) -> None:
-        """Takes the next bytes."""
+        """Adds the next bytes."""
         view = memoryview(data).cast("B")
         self._all.update(view)
         self.num_bytes += len(view)
@@ -124,12 +125,12 @@ class Digest:
 
     @property
     def xxh3_64(self) -> str:
-        """Of all bytes so far, 16 hex digits."""
+        """The checksum of all bytes so far, 16 hex digits."""
         return format_checksum(self._all.intdigest())
 
     @property
     def blocks(self) -> str:
-        """Of each block of `block_bytes`, 16 hex digits: the xxh3_64 of its pieces' xxh3_64s."""
+        """16 hex digits for each block of `block_bytes`: the xxh3_64 of its pieces' xxh3_64s."""
         pieces = bytes(self._pieces) + (self._closed_piece() if self._filled else b"")
         step = block_bytes(self.num_bytes) // constants.FILE_PIECE_BYTES * 8
         return "".join(checksum_bytes(pieces[i : i + step]) for i in range(0, len(pieces), step))
@@ -139,7 +140,7 @@ class Digest:
 
 
 def digest_file(path: Path) -> Digest:
-    """Reads a file once."""
+    """Reads a file and computes its checksums."""
     digest = Digest()
     with path.open_input() if isinstance(path, ObjectPath) else open_file(path) as file:
         while chunk := file.read(_CHUNK_BYTES):
@@ -148,14 +149,14 @@ def digest_file(path: Path) -> Digest:
 
 
 def checksum_file(path: Path) -> tuple[int, str]:
-    """Reads a file once: its bytes and its xxh3_64 (16 hex digits)."""
+    """Reads a file; returns its size in bytes and its xxh3_64, as 16 hex digits."""
     digest = digest_file(path)
     return digest.num_bytes, digest.xxh3_64
 
 
 @dataclasses.dataclass
 class _Faults:
-    """Where the process is to be killed, and how many times it passes there before."""
+    """The point where the process is killed, and how often it still gets there."""
 
     point: str = ""
     left: int = 0
@@ -171,7 +172,7 @@ _faults = _Faults()
 
 
 def arm_fault(text: str) -> None:
-    """Has this process killed at POINT:N."""
+    """Sets where this process is killed: POINT:N."""
     point, _, count = text.partition(":")
     _faults.point, _faults.left = point, int(count or 1)
 
@@ -185,7 +186,7 @@ def _die_if_fault(point: str) -> None:
 
 
 class ChecksummedFile(io.RawIOBase):
-    """A file being written, and the checksum of what was."""
+    """A file that is being written, with the checksums of what was written."""
 
     def __init__(self, file: io.FileIO | tempfile.SpooledTemporaryFile[bytes]) -> None:
         self._file = file
@@ -200,7 +201,7 @@ class ChecksummedFile(io.RawIOBase):
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
         written = 0
-        if _faults.is_due("io.write"):  # torn: half of it is written
+        if _faults.is_due("io.write"):  # a torn write: half of the data
             self._file.write(view[: len(view) // 2])
             os.kill(os.getpid(), signal.SIGKILL)
         while written < len(view):
@@ -210,18 +211,18 @@ class ChecksummedFile(io.RawIOBase):
 
     @property
     def digest(self) -> Digest:
-        """Of what was written so far."""
+        """The checksums of what was written so far."""
         return self._digest
 
 
 @contextmanager
 def write_atomically(path: Path) -> Iterator[ChecksummedFile]:
-    """Opens a file that appears at `path`, synced, when the block ends, and never if it raises.
+    """Opens a file that appears at `path`, synced, when the block ends; not if the block raises.
 
-    Missing directories are made. A file that a killed writer left aside is overwritten.
+    Missing directories are made. A temporary file that a killed writer left is overwritten.
 
     Raises:
-      CheckpointError: it cannot be written; what was at `path` is still there.
+      CheckpointError: it cannot be written; the file that was at `path` is unchanged.
     """
     if isinstance(path, ObjectPath):
         with tempfile.SpooledTemporaryFile(_SPOOL_BYTES) as whole:
@@ -280,20 +281,20 @@ def _renamed(temporary: Path, path: Path) -> Iterator[Path]:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Writes a whole small file atomically."""
+    """Writes a small file atomically."""
     with write_atomically(path) as file:
         file.write(data)
 
 
 def write_once(path: Path, data: bytes) -> None:
-    """Writes a small file whose name is this writer's alone, and sees that it is.
+    """Writes a small file that no other process may write, and checks that none did.
 
     Raises:
       CheckpointError: it cannot be written.
-      DirectoryTakenError: another wrote it meanwhile.
+      DirectoryTakenError: another process wrote it meanwhile.
     """
     write_bytes(path, data)
-    # Without locks and renames two writers may put one name; the later one's bytes are what stays.
+    # An object store has no locks: two writers may put one name, and the later one's bytes stay.
     if isinstance(path, ObjectPath) and path.read_bytes() != data:
         raise DirectoryTakenError(
             f"{path} was written by another run meanwhile: only one run may write to a directory"
@@ -301,7 +302,7 @@ def write_once(path: Path, data: bytes) -> None:
 
 
 def make_directories(path: Path) -> None:
-    """`mkdir -p` whose new entries survive a power cut."""
+    """Makes a directory and its parents; they survive a power cut."""
     if isinstance(path, ObjectPath) or path.is_dir():
         return
     make_directories(path.parent)
@@ -323,7 +324,7 @@ def sync_directory(path: Path) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Renames, over what may be there; `sync_directory` makes it last."""
+    """Renames a file, over one that may be there; `sync_directory` makes the rename durable."""
     _die_if_fault("io.rename")
     source.replace(target)
 
@@ -335,7 +336,7 @@ def unlink(path: Path) -> None:
 
 
 def remove_directory(path: Path) -> int:
-    """Removes a directory and all in it; the bytes that its files had."""
+    """Removes a directory and all in it; returns the total size of its files in bytes."""
     if isinstance(path, ObjectPath):
         return path.remove_tree()
     num_bytes = sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())

@@ -1,7 +1,7 @@
-"""Paths in an object store: pathlib's, with Arrow's filesystems behind them.
+"""Paths of an object store, with pathlib's methods on Arrow's filesystems.
 
-An object store has no rename and no directories, and needs neither: an object appears whole when
-its upload completes, or not at all.
+An object store has no rename and no directories. It needs neither: an object appears when its
+upload is complete, or not at all.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _CHUNK_BYTES = 1 << 20
 
 
 class ObjectPath(PosixPath):
-    """An object, or what the names of objects begin with: `s3://BUCKET/NAME`, made by `as_path`.
+    """An object or a prefix of objects' names, such as `s3://BUCKET/NAME`; `as_path` makes it.
 
-    It is taken apart and put together as any path is; what is overridden here reads and writes.
-    Where the store is and who asks comes from the environment, here and in the kernels alike: for
-    s3 AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and the like, for gs
+    Its parts work like those of any path; the methods that read and write are overridden. The
+    store's address and credentials come from the environment, here and in the kernels: for s3
+    AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and the like, for gs
     GOOGLE_APPLICATION_CREDENTIALS.
     """
 
@@ -53,7 +53,7 @@ class ObjectPath(PosixPath):
         return self
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """Its mode and size; the rest is zeros."""
+        """Returns its mode and size; the other fields are 0."""
         info = self._filesystem.get_file_info(self._key)
         if info.type == pafs.FileType.NotFound:
             raise FileNotFoundError(2, "No such object", str(self))
@@ -67,16 +67,16 @@ class ObjectPath(PosixPath):
         return bool(self._filesystem.get_file_info(self._key).type == pafs.FileType.Directory)
 
     def iterdir(self) -> Generator[ObjectPath, None, None]:
-        """What is right under it; nothing where it is absent."""
+        """Lists what is directly under it; nothing if it is absent."""
         for info in self._list(recursive=False):
             yield self / info.base_name
 
     def glob(self, pattern: str, **_: Any) -> Generator[ObjectPath, None, None]:
-        """The children whose names match."""
+        """Lists the children whose names match."""
         return (each for each in self.iterdir() if fnmatch.fnmatchcase(each.name, pattern))
 
     def open_input(self) -> pa.NativeFile:
-        """Opens the object, to be read anywhere in it."""
+        """Opens the object for random access."""
         return self._filesystem.open_input_file(self._key)
 
     def read_bytes(self) -> bytes:
@@ -87,21 +87,21 @@ class ObjectPath(PosixPath):
         return self.read_bytes().decode()
 
     def write_bytes(self, data: Any) -> int:
-        """Puts the object; it appears whole or not at all."""
+        """Puts the object; it appears as a whole or not at all."""
         with self._filesystem.open_output_stream(self._key) as file:
             file.write(data)
         return len(data)
 
     def upload(self, source: Any) -> None:
-        """Puts the object from an open file, by parts where it is large."""
+        """Puts the object from an open file; a large one in parts."""
         with self._filesystem.open_output_stream(self._key) as file:
             shutil.copyfileobj(source, file, _CHUNK_BYTES)
 
     def mkdir(self, *_: Any, **__: Any) -> None:
-        """Nothing: an object needs no directory."""
+        """Does nothing: an object needs no directory."""
 
     def replace(self, target: str | os.PathLike[str]) -> ObjectPath:
-        """Copies, then removes: for a moment there are both."""
+        """Copies the object, then removes it: for a moment there are two."""
         there = ObjectPath(target)
         self._filesystem.copy_file(self._key, there._key)
         self.unlink()
@@ -113,7 +113,7 @@ class ObjectPath(PosixPath):
         self._filesystem.delete_file(self._key)
 
     def remove_tree(self) -> int:
-        """Removes all objects under it; the bytes that they had."""
+        """Removes all objects under it; returns their total size in bytes."""
         num_bytes = sum(info.size or 0 for info in self._list(recursive=True))
         self._filesystem.delete_dir(self._key)
         return num_bytes
@@ -133,11 +133,11 @@ class ObjectPath(PosixPath):
 
 
 def as_path(location: str | Path) -> Path:
-    """A path of a local path or file:// URL, an `ObjectPath` of an s3:// or gs:// URL.
+    """Makes a path of a local path or file:// URL, or an `ObjectPath` of an s3:// or gs:// URL.
 
     Raises:
-      UsageError: it is blank or has a NUL; the URL is of another scheme, or has what a URL here may
-        not have.
+      UsageError: it is blank or has a NUL; or the URL has another scheme, or a part that is not
+        allowed here.
     """
     location = check_text("a directory", location) if isinstance(location, str) else location
     if isinstance(location, Path):
@@ -155,17 +155,17 @@ def as_path(location: str | Path) -> Path:
         )
     if not rest.strip("/") or set("?#@") & set(rest):
         raise UsageError(
-            f"a URL must be {scheme}://BUCKET/NAME and no more, for what else there is to say is "
-            f"read from the environment (AWS_ENDPOINT_URL and so on), but got {location!r}"
+            f"a URL must be {scheme}://BUCKET/NAME and nothing else, because all other settings "
+            f"come from the environment (AWS_ENDPOINT_URL and so on), but got {location!r}"
         )
     return ObjectPath(f"{scheme}:", *(part for part in rest.split("/") if part))
 
 
 def local_dir(directory: Path) -> Path:
-    """Where the logs and TensorBoard's events of a model directory are, which only files can be.
+    """Returns the local directory for the logs and TensorBoard's events of a model directory.
 
-    The directory itself; of one in an object store, one of this machine's temporary directory, in a
-    folder that only this user can enter.
+    It is the model directory itself. If that is in an object store, it is a directory in this
+    machine's temporary directory, in a folder that only this user can enter.
 
     Raises:
       UsageError: that folder is another user's, or not private.
@@ -195,7 +195,7 @@ def _make_private(folder: Path) -> None:
                 f"{folder}, for logs, must be of user {os.geteuid()} but is of user "
                 f"{found.st_uid}: {advice}"
             )
-        if found.st_mode & 0o022:  # others may have put there what this user would follow
+        if found.st_mode & 0o022:  # others may have put links there, which this user would follow
             raise UsageError(
                 f"{folder}, for logs, must be writable by its owner alone but has mode "
                 f"{stat.S_IMODE(found.st_mode):o}: {advice}"

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from embedps import kernels
 from embedps.checkpoint.format.quantize import FLOAT32, Encoding
-from embedps.console.tf_logging import own_words
+from embedps.console.tf_logging import op_error_text
 from embedps.constants import shard_file_name
 from embedps.errors import CheckpointError, CorruptCheckpointError, DimMismatchError
 from embedps.storage.file_io import format_checksum
@@ -113,7 +113,7 @@ class RowFiles:
             raise  # the shard is lost; its disk may be fine
         except tf.errors.OpError as error:
             raise CheckpointError(
-                f"could not write the {kind} in {folder}: {own_words(error.message)}"
+                f"could not write the {kind} in {folder}: {op_error_text(error.message)}"
             ) from error
         files = []
         for group, group_paths, group_infos in zip(self._groups, paths, infos, strict=True):
@@ -262,8 +262,8 @@ def _file_errors() -> Iterator[None]:
         yield
     except tf.errors.FailedPreconditionError as error:
         raise DimMismatchError(
-            f"{own_words(error.message)}: restore with the tables it was written with, or start "
-            "a new model directory"
+            f"{op_error_text(error.message)}: restore with the tables it was written with, or "
+            "start a new model directory"
         ) from error
     except (tf.errors.DataLossError, tf.errors.NotFoundError) as error:
-        raise CorruptCheckpointError(own_words(error.message)) from error
+        raise CorruptCheckpointError(op_error_text(error.message)) from error

@@ -9,7 +9,7 @@ A callback has one method, called with each new line of evaluation.jsonl, whoeve
             if (entry["auc"] or 0) > 0.8:
                 run.stop("the AUC is above 0.8")
 
-    Trainer(recommender, dataset, config, callbacks=[StopAtGoal()]).run()
+    Trainer(recommender, dataset, config, callbacks=[StopAtGoal()]).fit()
 
 A run that is resumed gives its callbacks the lines of before first, in order: a callback needs to
 keep nothing but what follows from these.
@@ -20,10 +20,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast, get_args
+from typing import Any, Protocol, get_args
 
 from embedps.errors import UsageError
-from embedps.run.config import Metric, TrainConfig
+from embedps.run.evaluation_config import EvaluationConfig, Metric
 from embedps.run.summary import EvaluationReader
 
 
@@ -135,22 +135,23 @@ class ReduceLearningRate:
             self._best.evaluations_since = 0
 
 
-def stock(config: TrainConfig) -> list[Callback]:
+def stock(config: EvaluationConfig) -> list[Callback]:
     """The callbacks that a run's flags ask for."""
-    metric = cast(Metric, config.metric)
     found: list[Callback] = []
     if config.reduce_patience:
         found.append(
             ReduceLearningRate(
                 patience=config.reduce_patience,
                 factor=config.reduce_factor,
-                metric=metric,
+                metric=config.metric,
                 min_delta=config.min_delta,
             )
         )
     if config.stop_patience:
         found.append(
-            EarlyStopping(patience=config.stop_patience, metric=metric, min_delta=config.min_delta)
+            EarlyStopping(
+                patience=config.stop_patience, metric=config.metric, min_delta=config.min_delta
+            )
         )
     return found
 

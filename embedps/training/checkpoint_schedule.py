@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.errors import CheckpointError
-from embedps.run.config import TrainConfig
+from embedps.run.checkpoint_config import CheckpointConfig
 from embedps.scheduling.ledger import Ledger
 from embedps.training.checkpoint_writer import REST_SHARE
 from embedps.training.save_failures import SaveFailures, in_background
@@ -23,7 +23,7 @@ class CheckpointSchedule:
 
     def __init__(
         self,
-        config: TrainConfig,
+        config: CheckpointConfig,
         ledger: Ledger,
         save: Callable[..., Manifest],
         *,

@@ -23,7 +23,7 @@ from embedps.cluster.health import TaskId
 from embedps.cluster.interface import Cluster
 from embedps.console import tf_logging
 from embedps.console.progress import ProgressLine
-from embedps.console.shutdown import end_process, notices
+from embedps.console.shutdown import end_process, shutdown_signals
 from embedps.data.dataset import Dataset
 from embedps.engine.checkpoint_restore import check_tables
 from embedps.engine.dense_optimizer import make_dense_optimizer
@@ -37,15 +37,10 @@ from embedps.evaluation.inline import InlineEvaluation
 from embedps.evaluation.sidecar import Sidecar
 from embedps.metrics import Counts
 from embedps.run.config import DEFAULT_MODEL, TrainConfig
+from embedps.run.model_module import find_model
+from embedps.run.preparation import check_dataset, open_dataset, prepare_directory
+from embedps.run.run_config import RunConfig, run_of
 from embedps.run.run_lock import RunLock
-from embedps.run.stored_config import (
-    RunConfig,
-    check_dataset,
-    find_model,
-    open_dataset,
-    prepare_directory,
-    run_of,
-)
 from embedps.run.summary import (
     SUMMARY_NAME,
     Restarts,
@@ -61,6 +56,7 @@ from embedps.tables.collection import EmbeddingCollection
 from embedps.training.callbacks import Callback, Callbacks, stock
 from embedps.training.checkpoint_schedule import CheckpointSchedule
 from embedps.training.checkpoint_writer import CheckpointWriter
+from embedps.training.fit_result import FitResult
 from embedps.training.lost_progress import LostProgress
 from embedps.training.training_log import TrainingLog
 
@@ -116,7 +112,7 @@ class Trainer:
         config: TrainConfig,
         cluster: Cluster | None = None,
         *,
-        loss: LostProgress | None = None,
+        recovered_from: LostProgress | None = None,
         callbacks: Sequence[Callback] = (),
         keep: Sequence[KeepPolicy] = (),
         on_lost: Callable[[ClusterError], None] | None = None,
@@ -128,11 +124,11 @@ class Trainer:
           dataset: that of `config.data`; its split "train" is read, its files as the workers see
             them.
           config: how to train.
-          cluster: where; by default what `config` or TF_CONFIG asks for, which `run` closes.
-          loss: what an earlier process lost, that this one goes on from.
+          cluster: where; by default what `config` or TF_CONFIG asks for, which `fit` closes.
+          recovered_from: the progress that an earlier process lost; this run resumes after it.
           callbacks: what acts on evaluations, besides what the config asks for.
           keep: which checkpoints stay, besides those that the config asks for.
-          on_lost: told, on another thread, that the cluster cannot go on; by default `run` raises
+          on_lost: told, on another thread, that the cluster cannot go on; by default `fit` raises
             that error.
 
         Raises:
@@ -160,7 +156,7 @@ class Trainer:
                 self._own_cluster = cluster
             else:
                 check_cluster(cluster, config)
-            self._set_up(recommender, dataset, config, cluster, loss, callbacks, keep)
+            self._set_up(recommender, dataset, config, cluster, recovered_from, callbacks, keep)
         except BaseException as error:
             self.close()
             explained = explain(error) if isinstance(error, tf.errors.OpError) else error
@@ -174,7 +170,7 @@ class Trainer:
         dataset: Dataset,
         config: TrainConfig,
         cluster: Cluster,
-        loss: LostProgress | None,
+        recovered_from: LostProgress | None,
         callbacks: Sequence[Callback],
         keep: Sequence[KeepPolicy],
     ) -> None:
@@ -197,25 +193,25 @@ class Trainer:
             check_step(recommender, network, cluster.strategy, on_servers=not _is_local(cluster))
             self._nan_where_missing = not check_missing(recommender, network, dataset)
             optimizer = make_dense_optimizer(
-                config.dense_optimizer, config.dense_learning_rate, network
+                config.optimizer.dense_optimizer, config.optimizer.dense_learning_rate, network
             )
             if last is not None:
                 reseed_generators(network, config.seed, last.step)
-        signature = signature_of(recommender, config.dense_optimizer)
+        signature = signature_of(recommender, config.optimizer.dense_optimizer)
         self._saver = CheckpointWriter(
             self._directory,
             self._collection,
             [*network.variables, *optimizer.variables()],
             model=signature,
-            rebase=config.rebase_policy(),
+            rebase=config.checkpoint.rebase_policy(),
             keep=(*config.keep_policies(), *keep),
-            encoding=config.encoding(),
+            encoding=config.checkpoint.encoding(),
         )
         self._examples_before = self._ledger.rows_done()
         if last is not None:
             check_tables(last, self._collection)
             check_signature(last, signature)
-            check_optimizer(last, self._directory, config.dense_optimizer, network)
+            check_optimizer(last, self._directory, config.optimizer.dense_optimizer, network)
             self._saver.restore(last)
         self._train_unit = make_train_unit(
             recommender,
@@ -226,28 +222,28 @@ class Trainer:
             recommender.input(
                 batch_rows=config.batch_size, shuffle_rows=config.unit_rows if config.shuffle else 0
             ),
-            overlap=config.overlap,
+            overlap=config.cluster.overlap,
         )
-        self._loss = loss
+        self._recovered_from = recovered_from
         self._recoveries: list[dict[str, Any]] = list(
             last.progress.get("recoveries", []) if last is not None else []
         )
-        if loss is not None:  # which knows of those since that checkpoint too
-            self._recoveries = list(loss.earlier)
+        if recovered_from is not None:  # which knows of those since that checkpoint too
+            self._recoveries = list(recovered_from.earlier)
         self._set_dense_rate = lambda factor: optimizer.learning_rate.assign(
-            factor * config.dense_learning_rate
+            factor * config.optimizer.dense_learning_rate
         )
         self._inline: InlineEvaluation | None = None
-        if config.eval == "inline":
+        if config.evaluation.mode == "inline":
             self._inline = InlineEvaluation(
                 recommender,
                 network,
                 self._collection,
                 dataset,
                 cluster,
-                every_units=config.eval_units,
+                every_units=config.evaluation.every_units,
             )
-        self._callbacks = Callbacks(self._directory.path, [*stock(config), *callbacks])
+        self._callbacks = Callbacks(self._directory.path, [*stock(config.evaluation), *callbacks])
         self._rate_factor = 1.0
         self._stopping = False
         self._log = TrainingLog(self._directory.path)
@@ -282,7 +278,10 @@ class Trainer:
         last = self._saver.last
         done = 0 if last is None else last.ledger["prefix"] + len(last.ledger["beyond"])
         return {
-            "earlier": [*self._recoveries, *([self._loss.record(None)] if self._loss else [])],
+            "earlier": [
+                *self._recoveries,
+                *([self._recovered_from.record(None)] if self._recovered_from else []),
+            ],
             "checkpoint": None if last is None else last.number,
             "units": self._ledger.num_done - done,
             "steps": self._ledger.steps_done() - (0 if last is None else last.step),
@@ -295,7 +294,7 @@ class Trainer:
         """Whether nothing is left to train: every unit is done, or a callback stopped the run."""
         return self._ledger.finished or self._callbacks.control.reason is not None
 
-    def run(self) -> dict[str, Any]:
+    def fit(self) -> FitResult:
         """Trains until the ledger is done, or a signal or an error stops it.
 
         With `eval="sidecar"` an evaluator's process scores the checkpoints meanwhile, but in a
@@ -303,7 +302,7 @@ class Trainer:
         scores.
 
         Returns:
-          What MODEL_DIR/summary.json then holds; `evaluator_problem` says why scores are absent.
+          The scores, the speed, the last checkpoint, and what MODEL_DIR/summary.json then holds.
 
         Raises:
           ServerLostError: a parameter server was lost, or told to end; run again to resume.
@@ -314,7 +313,7 @@ class Trainer:
           CheckpointError: the last checkpoint could not be written when a signal ended the run.
         """
         try:
-            with notices(self._end, grace_secs=self._config.grace_secs):
+            with shutdown_signals(self._end, grace_secs=self._config.grace_secs):
                 self._run.save()  # the directory's checkpoint has proved to be of this model
                 self._start_evaluator()
                 result = self._train_to_the_end()
@@ -327,7 +326,7 @@ class Trainer:
     def close(self) -> None:
         """Ends the processes that this object started, and lets others train in the directory.
 
-        `run` does it too.
+        `fit` does it too.
         """
         if self._lost_timer is not None:
             self._lost_timer.cancel()
@@ -345,7 +344,11 @@ class Trainer:
             cluster.close()
 
     def _start_evaluator(self) -> None:
-        if self._config.eval != "sidecar" or read_tf_config() is not None or self._is_scored():
+        if (
+            self._config.evaluation.mode != "sidecar"
+            or read_tf_config() is not None
+            or self._is_scored()
+        ):
             return
         last = self._saver.last
         self._sidecar = Sidecar(
@@ -368,7 +371,7 @@ class Trainer:
         print("waiting for the evaluator to score the last checkpoint", flush=True)
         try:
             self._sidecar.finish(
-                wait_secs=self._config.wait_secs,
+                wait_secs=self._config.cluster.wait_secs,
                 stop=self._stop,
                 say=lambda text: print(text, flush=True),
             )
@@ -377,7 +380,7 @@ class Trainer:
             return str(error)
         return None
 
-    def _write_summary(self, result: dict[str, Any]) -> dict[str, Any]:
+    def _write_summary(self, result: dict[str, Any]) -> FitResult:
         path = self._directory.path / SUMMARY_NAME
         evaluations = read_evaluations(self._directory.path)
         result["evaluation"] = evaluations[-1] if evaluations else None
@@ -385,7 +388,7 @@ class Trainer:
             path,
             complete({**result, **self._count_restarts()}, read_json(path), self._run.to_json()),
         )
-        return read_json(path)
+        return FitResult.of(read_json(path), evaluations, self._directory.path)
 
     def _count_restarts(self) -> dict[str, int]:
         return self._restarts.count(
@@ -394,7 +397,7 @@ class Trainer:
         )
 
     def _note_loss(self, error: ClusterError) -> None:
-        """Has `run` raise an error; if it waits for a server for ever, ends the process."""
+        """Has `fit` raise an error; if it waits for a server for ever, ends the process."""
         self._lost = error
         self._lost_timer = threading.Timer(
             self._config.grace_secs, end_process, (str(error), error.exit_code)
@@ -424,7 +427,9 @@ class Trainer:
                     f"resumes from checkpoint {last.number}, step {last.step}: "
                     f"{self._ledger.num_done}/{self._ledger.num_units} units are done"
                 )
-            self._saves = CheckpointSchedule(self._config, self._ledger, self._save, say=line.say)
+            self._saves = CheckpointSchedule(
+                self._config.checkpoint, self._ledger, self._save, say=line.say
+            )
             self._score(line)  # what was saved and not scored when the run before ended
             while not self.finished and not self._stop.is_set():
                 self._train(line)
@@ -526,12 +531,13 @@ class Trainer:
             say(f"the run stops: {control.reason}")
 
     def _arguments(self, unit: Unit) -> tuple[tf.Tensor, ...]:
+        rate = self._rate_factor * self._config.optimizer.sparse_learning_rate
         numbers = (unit.first_row, unit.num_rows, unit.seed, unit.first_step)
         return (
             tf.constant(unit.path),
             # NumPy's numbers: TensorFlow keeps every Python one that it is given, for ever.
             *(tf.constant(np.int64(n)) for n in numbers),
-            tf.constant(np.float32(self._rate_factor * self._config.sparse_learning_rate)),
+            tf.constant(np.float32(rate)),
         )
 
     def _record(self, unit: Unit, counts: Counts) -> None:
@@ -597,9 +603,9 @@ class Trainer:
 
     def _recovered(self, line: ProgressLine) -> None:
         """Says once how long it took from a loss to the first unit done after it."""
-        if self._loss is None:
+        if self._recovered_from is None:
             return
-        loss, self._loss = self._loss, None
+        loss, self._recovered_from = self._recovered_from, None
         secs = round(time.time() - loss.noticed_at, 1)
         self._recoveries.append(loss.record(secs))
         line.say(f"recovered: the first unit is done {secs} s after {loss.why}")

@@ -132,7 +132,6 @@ def _parser(schema: str | None) -> Parser:
         prog=f"python -m pipelines.{name}",
         description=_HELP[name] + _HELP_OUTPUT,
         epilog=_EXAMPLES.format(name=name, schema=shown),
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--input",

@@ -35,8 +35,8 @@ def test_a_table_is_measured_while_it_grows(monkeypatch):
     monkeypatch.setattr(growth, "_ROWS_BETWEEN_CUTS", 16_384)
     results = growth.measure(rows=40_000, rounds=2)
     assert results["rows"] == 40_000
-    assert results["need_bytes"] == 40_000 * (16 * 4 + 4 + 8)
-    assert results["memory_ratio"] == round(results["memory_bytes"] / results["need_bytes"], 4)
+    assert results["needed_bytes"] == 40_000 * (16 * 4 + 4 + 8)
+    assert results["memory_ratio"] == round(results["memory_bytes"] / results["needed_bytes"], 4)
     assert results["memory_ratio"] > 1  # it cannot hold them in less
     assert results["insert_lookups"]["count"] == -(-40_000 // 8192)
     for name in (
@@ -49,4 +49,4 @@ def test_a_table_is_measured_while_it_grows(monkeypatch):
         assert 0 < ms["median_ms"] <= ms["p99_ms"] <= ms["p999_ms"] <= ms["max_ms"]
     assert len(results["memory_ratio_while_growing"]) == 2
     kinds = ["small", "anywhere", "stretch", "equal_misses"]
-    assert list(results["cold_micros_an_id"]) == kinds
+    assert list(results["cold_micros_per_id"]) == kinds

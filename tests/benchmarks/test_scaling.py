@@ -56,5 +56,5 @@ def test_a_full_link_is_of_the_fullest_server():
     full = scaling.project(model, point, rates=(1000.0,))
     most = max(sum(x) for x in sizes)
     limit = 25e9 / 8 / (64 * 4 * most) * 64
-    assert full["examples_a_sec_and_worker_when_full"] == pytest.approx(limit, abs=1)
+    assert full["examples_per_sec_and_worker_when_full"] == pytest.approx(limit, abs=1)
     assert full["link_use_at"]["1000"] == pytest.approx(1000 / limit, abs=1e-3)

@@ -85,6 +85,7 @@ def killed_at(path: Path, step: int, merges: bool, fault: str) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_every_state_after_160_kills_of_a_python_writer_is_a_committed_one(tmp_path):
     directory = CheckpointDirectory(tmp_path)

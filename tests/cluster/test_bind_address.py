@@ -1,4 +1,4 @@
-"""Where the servers listen: at the task's own address, never at any unless told."""
+"""Servers listen on the task's own address; on all addresses only if EMBEDPS_BIND says so."""
 
 import json
 import os
@@ -71,7 +71,7 @@ def test_wildcard_is_refused_unless_told(monkeypatch, address):
 
 def test_address_of_another_machine_is_refused(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
-    with pytest.raises(UsageError, match=r"at which this machine cannot listen .* EMBEDPS_BIND"):
+    with pytest.raises(UsageError, match=r"on which this machine cannot listen .* EMBEDPS_BIND"):
         listen_at("198.51.100.7:1")  # of the range for documentation: nobody's
     with pytest.raises(UsageError, match=r"cannot be resolved .* EMBEDPS_BIND"):
         listen_at("no-such-host.invalid:1")

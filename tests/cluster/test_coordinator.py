@@ -1,4 +1,4 @@
-"""The kinds of cluster behind one interface: this process's threads, and processes over gRPC."""
+"""Clusters behind one interface: threads of this process, and processes over gRPC."""
 
 import json
 import os
@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 from embedps.cluster import local_processes
+from embedps.cluster.call_tracker import CallTracker
 from embedps.cluster.coordinator import CoordinatorCluster
 from embedps.cluster.embedded import EmbeddedCluster
 from embedps.cluster.interface import ScheduledCall
@@ -80,7 +81,7 @@ def test_cluster_without_a_server_is_refused():
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"chief": ["a:1"], "worker": ["b:1"]}), task_type="chief", task_id=0
     )
-    with pytest.raises(UsageError, match=r"a ps and a worker at least but has .*'worker': 1"):
+    with pytest.raises(UsageError, match=r"at least a ps and a worker but has .*'worker': 1"):
         CoordinatorCluster(resolver, server_timeout_secs=15, wait_secs=15)
 
 
@@ -99,6 +100,20 @@ class HealthMonitor:
         return self.silent_tasks
 
 
+def make_coordinator() -> tuple[CoordinatorCluster, CallTracker]:
+    """Makes a coordinator without servers, whose calls must end within 600 s."""
+    cluster = object.__new__(CoordinatorCluster)
+    calls = CallTracker(wait_secs=600)
+    vars(cluster).update(
+        _health=HealthMonitor(),
+        _processes=None,
+        _calls=calls,
+        _schedule_lock=threading.Lock(),
+        server_timeout_secs=15.0,
+    )
+    return cluster, calls
+
+
 @pytest.mark.parametrize(
     ("silent", "told"),
     [
@@ -108,41 +123,34 @@ class HealthMonitor:
 )
 @pytest.mark.parametrize("running", [(), (1,)])
 def test_cluster_in_which_no_unit_ends_is_lost(monkeypatch, silent, told, running):
-    cluster = object.__new__(CoordinatorCluster)
-    health = HealthMonitor()
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     monkeypatch.setattr(HealthMonitor, "silent_tasks", silent)
-    state: dict[str, Any] = {
-        "_health": health,
-        "_processes": None,
-        "_lock": threading.Lock(),
-        "_busy": dict.fromkeys(running, ScheduledCall()),
-    }
-    for attempt in state["_busy"].values():
-        attempt.started_at = time.monotonic() - 700
+    cluster, calls = make_coordinator()
+    waiting = ScheduledCall()
+    calls.add(waiting)
+    for worker in running:
+        attempt = ScheduledCall()
+        attempt.started_at = now - 99
+        calls.started(worker, attempt)
     told += "; running one: worker 1 for 700 s" if running else "; no worker runs one"
-    vars(cluster).update(
-        state, _open={1}, _wait_secs=600.0, server_timeout_secs=15.0, _lost_since=0
-    )
-    cluster._last_end = time.monotonic() - 590
-    assert cluster._look_after() is None
-    cluster._last_end = time.monotonic() - 601
-    error = cluster._look_after()
+    now += 590
+    assert cluster._check_servers() is None
+    now += 11
+    error = cluster._check_servers()
     assert isinstance(error, ServerLostError)
     assert str(error) == f"waited 600 s for any unit to end, {told}"
-    vars(cluster)["_lost_since"] = 7
-    lost = "; 7 attempts ended with their workers: see these' logs"
-    assert str(cluster._look_after()) == f"waited 600 s for any unit to end, {told}{lost}"
-    vars(cluster)["_open"] = set()  # nothing is waited for
-    assert cluster._look_after() is None
+    for _ in range(7):
+        calls.count_lost_attempt()
+    lost = "; 7 attempts were lost with their workers: see the workers' logs"
+    assert str(cluster._check_servers()) == f"waited 600 s for any unit to end, {told}{lost}"
+    waiting.end()  # no call is left to wait for
+    assert cluster._check_servers() is None
 
 
 def test_wait_for_a_function_that_is_traced_counts(monkeypatch):
     """Every server is told of it: one that hangs does not answer."""
-    cluster = object.__new__(CoordinatorCluster)
-    state: dict[str, Any] = {"_health": HealthMonitor(), "_processes": None, "_busy": {}}
-    locks = {"_lock": threading.Lock(), "_schedule_lock": threading.Lock()}
-    vars(cluster).update(state, **locks, _open=0, _last_end=0.0, _wait_secs=600.0)
-    cluster._lost_since = 0
+    cluster, _ = make_coordinator()
     cluster.strategy = tf.distribute.get_strategy()
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)
@@ -151,9 +159,9 @@ def test_wait_for_a_function_that_is_traced_counts(monkeypatch):
     class Function:
         def get_concrete_function(self):
             nonlocal now
-            lost.append(cluster._look_after())
+            lost.append(cluster._check_servers())
             now += 601
-            lost.append(cluster._look_after())
+            lost.append(cluster._check_servers())
             raise ValueError("cannot be traced")
 
     with pytest.raises(ValueError, match="cannot be traced"):
@@ -161,7 +169,7 @@ def test_wait_for_a_function_that_is_traced_counts(monkeypatch):
     assert lost[0] is None
     assert isinstance(lost[1], ServerLostError)
     now += 601  # nothing is waited for
-    assert cluster._look_after() is None
+    assert cluster._check_servers() is None
 
 
 def test_process_that_cannot_start_is_named_with_its_log(tmp_path, monkeypatch):

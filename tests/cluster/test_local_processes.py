@@ -1,4 +1,4 @@
-"""A local cluster's processes: those that die are started again, but not for ever."""
+"""A local cluster's processes: dead workers are restarted, but not forever."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def die(processes: LocalProcesses, *indexes: int) -> ClusterError | None:
     """Waits until workers are dead, and has them looked after."""
     for index in indexes:
         processes._processes["worker", index].wait(30)
-    return processes._look_after()
+    return processes._restart_dead()
 
 
 @pytest.mark.parametrize(("command", "ended"), ENDS.items())
@@ -174,12 +174,12 @@ from embedps.errors import ClusterError
 from embedps.training.trainer import Trainer
 from tests import deadly
 
-config = TrainConfig(
+config = TrainConfig.from_options(
     data=sys.argv[1], model_dir=sys.argv[2], model="tests.deadly", batch_size=64, unit_rows=256,
     num_ps=1, num_workers=1, eval="inline",
 )
 try:
-    Trainer.from_config(config, deadly.Config(deadly="eval")).run()
+    Trainer.from_config(config, deadly.Config(deadly="eval")).fit()
 except ClusterError as error:
     print(f"{type(error).__name__}: {error}", flush=True)
 os._exit(0)  # not the coordinator's teardown: it waits for servers that are gone

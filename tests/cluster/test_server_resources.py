@@ -1,4 +1,4 @@
-"""What of the machine's cores and memory a server takes."""
+"""A server takes its share of the machine's cores, and keeps memory that it freed."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""A network's variables are spread over servers by their size."""
+"""A network's variables are spread over servers by size."""
 
 import dataclasses
 import itertools

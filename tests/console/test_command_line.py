@@ -94,7 +94,10 @@ def test_compilers_output_keeps_its_lines(capsys: pytest.CaptureFixture[str]):
 
 
 def test_flag_error_names_the_program_and_the_help(capsys: pytest.CaptureFixture[str]):
-    assert run(lambda argv: Parser(prog="p").parse_args(argv) and 0, ["--x"]) == 2
+    def main(argv: Sequence[str]) -> None:
+        Parser(prog="p").parse_args(argv)
+
+    assert run(main, ["--x"]) == 2
     line = "embedps: p: unrecognized arguments: --x (--help lists the flags)\n"
     assert capsys.readouterr().err == line
 

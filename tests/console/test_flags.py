@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from embedps.config_fields import choices_of, options_of, values_of, without_none
 from embedps.console import flags
 from embedps.console.command_line import Parser
 from embedps.errors import UsageError
@@ -42,35 +43,61 @@ def write(tmp_path, text):
 
 
 def test_default_is_the_fields():
-    assert parse(TrainConfig, REQUIRED) == TrainConfig(data="d", model_dir="m")
+    assert parse(TrainConfig, REQUIRED) == TrainConfig.from_options(data="d", model_dir="m")
     assert parse(Other, ["--name=x"]) == Other(name="x")
 
 
-@pytest.mark.parametrize("field", dataclasses.fields(TrainConfig), ids=lambda f: f.name)
-def test_every_field_is_a_flag_and_a_key(field, tmp_path):
-    word = field.metadata.get("choices", ["sgd"])[-1]
+@pytest.mark.parametrize("option", options_of(TrainConfig), ids=lambda o: o.name)
+def test_every_option_is_a_flag_and_a_key_and_a_key_of_its_groups_table(option, tmp_path):
+    metadata = option.field.metadata
+    choices = choices_of(option.hint, metadata)
     values = {
-        str: word,
-        int: min(70_000, field.metadata.get("most", 70_000)),
+        str: "sgd",
+        int: min(70_000, metadata.get("most", 70_000)),
         float: 1.25,
         bool: False,
     }
-    kind = eval(field.type) if isinstance(field.type, str) else field.type
-    kind = str if kind == str | None else kind
-    value = 0.75 if field.name == "reduce_factor" else values[kind]
-    flag = flags.flag_name(field.name)
+    kind = without_none(option.hint)
+    value = choices[-1] if choices else 0.75 if option.name == "reduce_factor" else values[kind]
+    flag = flags.flag_name(option.name)
     if kind is bool:
         given = [flag.replace("--", "--no-")]
     else:
         given = [f"{flag}={value}"]
     needed = {"batch_size": ["--unit-rows=80000"], "eval_units": ["--eval=inline"]}
-    companions = needed.get(field.name, [])
+    companions = needed.get(option.name, [])
     rest = [r for r in REQUIRED if not r.startswith(f"{flag}=")]
     expected = parse(TrainConfig, [*rest, *companions, *given])
-    assert getattr(expected, field.name) == value
+    assert values_of(expected)[option.name] == value
+    holder = expected if option.group is None else getattr(expected, option.group)
+    assert getattr(holder, option.field.name) == value
     literal = repr(value).lower() if kind is bool else repr(value)
-    file = flags.read_file(write(tmp_path, f"{field.name} = {literal}"), TrainConfig)
-    assert parse(TrainConfig, [*rest, *companions], file) == expected
+    texts = [f"{option.name} = {literal}"]
+    if option.group is not None:
+        texts.append(f"[{option.group}]\n{option.field.name} = {literal}")
+    for text in texts:
+        file = flags.read_file(write(tmp_path, text), TrainConfig)
+        assert parse(TrainConfig, [*rest, *companions], file) == expected
+
+
+def test_option_both_as_a_key_and_in_its_groups_table_is_refused(tmp_path):
+    path = write(tmp_path, "num_ps = 2\n[cluster]\nnum_ps = 2\n")
+    with pytest.raises(UsageError, match="has num_ps twice, once in a table: remove one"):
+        flags.read_file(path, TrainConfig)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("[cluster]\nnum_pss = 2\n", "cluster.num_pss"),
+        ("[checkpoint]\ncheckpoint_rows = 'int8'\n", "checkpoint.checkpoint_rows"),
+        ("[training]\nepochs = 2\n", "training"),
+        ("cluster = 2\n", "cluster"),
+    ],
+)
+def test_key_of_a_table_that_is_no_option_is_refused(tmp_path, text, key):
+    with pytest.raises(UsageError, match=rf"has keys \['{key}'\]; it may have .*'cluster.num_ps'"):
+        flags.read_file(write(tmp_path, text), TrainConfig)
 
 
 def test_flag_goes_before_file_and_file_before_default(tmp_path):
@@ -92,10 +119,10 @@ def test_help_shows_defaults_and_exits_with_zero(capsys):
         parser_of(TrainConfig, Other).parse_args(["--help"])
     assert exited.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    for field in dataclasses.fields(TrainConfig):
-        assert flags.flag_name(field.name) in text
-        if field.default not in (dataclasses.MISSING, None):
-            assert f"(default: {field.default})" in text
+    for option in options_of(TrainConfig):
+        assert flags.flag_name(option.name) in text
+        if option.default not in (dataclasses.MISSING, None):
+            assert f"(default: {option.default})" in text
     assert "package.module (default: dlrm)" in text
     assert "100% needed (required)" in text
     assert "widths (default: 8,4)" in text
@@ -180,9 +207,9 @@ def test_file_must_be_readable(tmp_path):
 )
 def test_config_refuses_a_value_out_of_range(field, value):
     with pytest.raises(UsageError, match=rf"{field} must be .* but got '?{value}'?"):
-        TrainConfig(data="d", model_dir="m", **{field: value})
+        TrainConfig.from_options(data="d", model_dir="m", **{field: value})
 
 
 def test_unit_must_hold_a_batch():
     with pytest.raises(UsageError, match="unit_rows must be at least the batch size 64 but got 63"):
-        TrainConfig(data="d", model_dir="m", batch_size=64, unit_rows=63)
+        TrainConfig.from_options(data="d", model_dir="m", batch_size=64, unit_rows=63)

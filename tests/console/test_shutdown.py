@@ -8,21 +8,21 @@ import threading
 
 import pytest
 
-from embedps.console.shutdown import notices
+from embedps.console.shutdown import shutdown_signals
 from tests.builders import ROOT
 
 PROGRAM = """
 import os, signal, sys, threading
-from embedps.console.shutdown import notices, within
+from embedps.console.shutdown import deadline, shutdown_signals
 
 def stop():  # in a signal's handler, where a print may meet one that is under way
     os.write(1, b"told\\n")
 
 kind = sys.argv[1]
 if kind == "within":
-    with within(0.2, "a friend"):
+    with deadline(0.2, "a friend"):
         threading.Event().wait(60)
-with notices(stop, grace_secs=0.5 if kind == "grace" else 60.0):
+with shutdown_signals(stop, grace_secs=0.5 if kind == "grace" else 60.0):
     print("up", flush=True)
     while True:
         threading.Event().wait(0.1)
@@ -80,7 +80,7 @@ def test_wait_that_takes_too_long_ends_the_process_with_what_it_waited_for():
 def test_notice_is_given_once_and_handlers_are_put_back(number):
     before = signal.getsignal(number)
     told: list[int] = []
-    with notices(lambda: told.append(1), grace_secs=60):
+    with shutdown_signals(lambda: told.append(1), grace_secs=60):
         os.kill(os.getpid(), number)
         threading.Event().wait(0.01)
         os.kill(os.getpid(), signal.SIGTERM)

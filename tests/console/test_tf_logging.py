@@ -1,6 +1,6 @@
 """What is kept of TensorFlow's messages."""
 
-from embedps.console.tf_logging import own_words
+from embedps.console.tf_logging import op_error_text
 
 ONE = """Graph execution error:
 
@@ -24,12 +24,12 @@ Additional GRPC error information while calling /tensorflow.WorkerService/RunGra
 
 
 def test_an_op_s_words_are_without_what_is_put_around_them():
-    assert own_words(ONE) == "Socket closed"
+    assert op_error_text(ONE) == "Socket closed"
 
 
 def test_of_several_ops_the_first_one_s_words_are_told():
-    assert own_words(SEVERAL) == "Socket closed"
+    assert op_error_text(SEVERAL) == "Socket closed"
 
 
 def test_a_message_that_only_looks_like_several_is_kept():
-    assert own_words("2 root error(s) found.") == "2 root error(s) found."
+    assert op_error_text("2 root error(s) found.") == "2 root error(s) found."

@@ -21,11 +21,11 @@ from embedps.training.trainer import Trainer
 from models import dlrm
 
 data, model_dir, more = sys.argv[1:]
-config = TrainConfig(
+config = TrainConfig.from_options(
     data=data, model_dir=model_dir, batch_size=64, unit_rows=512, log_secs=1e6, **json.loads(more)
 )
 model = dlrm.Config(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,))
-Trainer.from_config(config, model).run()
+Trainer.from_config(config, model).fit()
 """
 
 TRACES = """
@@ -119,12 +119,12 @@ def test_only_greetings_are_dropped(monkeypatch, capfd):
         b"E as the first letter of a user's line\n",
         b"no line's end",
     )
-    with tf_startup._without_greetings():
+    with tf_startup._without_startup_log():
         os.write(2, b"".join(lines))
     assert capfd.readouterr().err.encode() == b"".join(lines[3:])
 
     def fail() -> None:
-        with tf_startup._without_greetings():
+        with tf_startup._without_startup_log():
             os.write(2, b"".join(lines))
             raise ImportError
 

@@ -1,4 +1,4 @@
-"""A dataset directory is read back as it was saved; anything amiss is named."""
+"""A dataset directory is read back as it was saved; each defect is named."""
 
 from __future__ import annotations
 

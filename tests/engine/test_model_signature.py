@@ -1,4 +1,4 @@
-"""A run resumes, and an evaluator scores, what the checkpoint is of: nothing is taken silently."""
+"""A run or an evaluator refuses a checkpoint of another model, and names the difference."""
 
 import dataclasses
 import itertools
@@ -33,8 +33,8 @@ def trained(tmp_path_factory, dataset) -> Path:
     """A model directory by the name of each optimizer, and one of the model of two dims."""
     folder = tmp_path_factory.mktemp("trained")
     for kind in KINDS:
-        make_trainer(dataset, folder / kind, dense_optimizer=kind).run()
-    make_trainer(dataset, folder / "mixed", recommender=make_mixed()).run()
+        make_trainer(dataset, folder / kind, dense_optimizer=kind).fit()
+    make_trainer(dataset, folder / "mixed", recommender=make_mixed()).fit()
     return folder
 
 
@@ -69,7 +69,7 @@ def test_same_optimizer_resumes_and_the_evaluator_takes_any(
     if not named:
         rewrite(tmp_path / "m", model={})
     resumed = make_trainer(dataset, tmp_path / "m", dense_optimizer=kind, epochs=2)
-    assert resumed.run()["finished"]
+    assert resumed.fit().summary["finished"]
     assert latest(tmp_path / "m").model["dense_optimizer"] == kind
     evaluator = Evaluator(make_dlrm(dataset), dataset, CheckpointDirectory(tmp_path / "m"))
     found = evaluator.evaluate_latest(newer_than=-1)

@@ -1,4 +1,4 @@
-"""A user's network trains as Keras would train it, or is refused before training, by one line."""
+"""A user's network trains as in Keras, or is refused before training with a one-line error."""
 
 import dataclasses
 import subprocess
@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from embedps.cluster import local_cluster
 from embedps.cluster.embedded import EmbeddedCluster
 from embedps.cluster.interface import Cluster
+from embedps.cluster.local_cluster import LocalCluster
 from embedps.data.dataset import Dataset
 from embedps.data.dataset_metadata import NumericFeature
 from embedps.engine.dense_optimizer import make_dense_optimizer
@@ -185,7 +185,7 @@ REFUSED: dict[str, tuple[Callable[[], tf.keras.Model], str]] = {
 REFUSED_ON_SERVERS: dict[str, tuple[Callable[[], tf.keras.Model], str]] = {
     "fixed seed": (
         lambda: Base(layers.Dropout(0.5, seed=7)),
-        "'.*/dropout.*' has a fixed seed, by which every worker would draw the same random",
+        "'.*/dropout.*' has a fixed seed, so every worker would draw the same random",
     ),
     "constraint": (
         lambda: Base(layers.Dense(4, kernel_constraint="non_neg")),
@@ -255,7 +255,7 @@ def test_network_that_gives_nan_for_what_is_missing_is_told_apart(tmp_path, data
     careless = make_mixed(build=Careless)
     trainer = make_trainer(dataset, tmp_path / "a", recommender=careless)
     with pytest.raises(TrainingError, match="gives NaN where a numeric column is missing: have"):
-        trainer.run()
+        trainer.fit()
     numeric = (NumericFeature(name="I1"), NumericFeature(name="I2", missing=60))
     known = dataclasses.replace(dataset, numeric=numeric)
     with pytest.raises(UsageError, match="is missing, as 'I2' is in 60 rows"):
@@ -362,7 +362,7 @@ def test_network_without_variables_trains_the_rows(tmp_path, dataset):
     summing = make_mixed(build=Summing)
     for kind in ("adam", "sgd", "adagrad"):  # none of which has anything to say
         trained = make_trainer(dataset, tmp_path / kind, recommender=summing, dense_optimizer=kind)
-        assert trained.run()["training"]["logloss"] < 0.75
+        assert trained.fit().summary["training"]["logloss"] < 0.75
 
 
 class Projecting(Base):
@@ -384,7 +384,7 @@ def test_resumed_run_makes_its_network_by_the_same_seed(tmp_path, dataset):
         return made[-1]
 
     for epochs in (1, 2):
-        make_trainer(dataset, tmp_path, recommender=make_mixed(build=build), epochs=epochs).run()
+        make_trainer(dataset, tmp_path, recommender=make_mixed(build=build), epochs=epochs).fit()
     np.testing.assert_array_equal(made[0].projection, made[1].projection)
 
 
@@ -443,9 +443,9 @@ def test_masks_differ_by_step_attempt_and_run_and_follow_from_the_seed(tmp_path,
         fields: dict[str, Any] = {"sparse_learning_rate": 1e-30, "dense_learning_rate": 1e-30}
         fields |= {"batch_size": 600, "unit_rows": 600, "shuffle": False, "dense_optimizer": "sgd"}
         return [
-            make_trainer(dataset, model_dir, recommender=model, epochs=n, **fields).run()[
-                "training"
-            ]["logloss"]
+            make_trainer(dataset, model_dir, recommender=model, epochs=n, **fields)
+            .fit()
+            .summary["training"]["logloss"]
             for n in epochs
         ]
 
@@ -473,7 +473,7 @@ def test_servers_and_workers_do_the_same(tmp_path):
 def check_cluster(folder: Path) -> None:
     """Checks refusals, losses and masks on 2 parameter servers and 2 workers."""
     dataset = write_dataset(folder / "data", train=(600,))
-    remote, _ = local_cluster.start(num_ps=2, num_workers=2, num_shards=2, log_dir=folder / "logs")
+    remote = LocalCluster(num_ps=2, num_workers=2, log_dir=folder / "logs")
     here = EmbeddedCluster(num_shards=2)
     try:
         for name, (build, message) in (REFUSED | REFUSED_ON_SERVERS).items():

@@ -1,4 +1,4 @@
-"""What a recommender declares, and what it reads of a dataset."""
+"""A recommender checks its declarations, and reads their columns of a dataset."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a step exchanges with servers trains tables and network as it does in one process."""
+"""Training through servers updates tables and network as training in one process does."""
 
 import collections
 import re
@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from embedps.cluster import local_cluster
 from embedps.cluster.embedded import EmbeddedCluster
 from embedps.cluster.interface import Cluster
+from embedps.cluster.local_cluster import LocalCluster
 from embedps.data.dataset import Dataset
 from embedps.engine import unit_functions
 from embedps.engine.dense_optimizer import make_dense_optimizer
@@ -68,9 +68,9 @@ def train(
         rate = tf.constant(0.3)
         begun = exchange.begin({"a": a, "b": b}, number=number, learning_rate=rate)
         with exchange.computing(begun), tf.GradientTape() as tape:
-            watched = (begun.looked.rows, begun.weights)
+            watched = (begun.lookup.rows, begun.weights)
             tape.watch(watched)
-            vectors = collection.combine(begun.looked)
+            vectors = collection.combine(begun.lookup)
             x = vectors["a"] + tf.reduce_sum(vectors["b"], axis=1, keepdims=True)
             loss = tf.reduce_mean(network(x) ** 2)
         exchange.end(begun, *tape.gradient(loss, watched))
@@ -266,14 +266,14 @@ def train_by_hand(
         now = [v.numpy() for v in variables]
         assign(variables, values)
         with tf.GradientTape() as tape:
-            tape.watch(begun.looked.rows)
-            embeddings = model.collection.combine(begun.looked)
+            tape.watch(begun.lookup.rows)
+            embeddings = model.collection.combine(begun.lookup)
             logits = model.recommender.logits(
                 model.network, batch.numerics, embeddings, training=True
             )
             losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=batch.labels, logits=logits)
             loss = tf.reduce_mean(losses)
-        gradients = tape.gradient(loss, (begun.looked.rows, variables))
+        gradients = tape.gradient(loss, (begun.lookup.rows, variables))
         assign(variables, now)
         exchange.end(begun, *gradients)
 
@@ -331,9 +331,7 @@ def check_servers_and_worker(directory: Path) -> None:
     """Checks losses, rows and variables, for each of the network's optimizers."""
     dataset = write_dataset(directory / "data")
     arguments = unit_arguments(dataset)
-    remote, _ = local_cluster.start(
-        num_ps=3, num_workers=1, num_shards=4, log_dir=directory / "logs"
-    )
+    remote = LocalCluster(num_ps=3, num_workers=1, num_shards=4, log_dir=directory / "logs")
     here = EmbeddedCluster(num_shards=4)
     monkeypatch = pytest.MonkeyPatch()
     try:

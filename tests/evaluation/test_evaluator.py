@@ -40,7 +40,7 @@ def trained(tmp_path_factory, dataset) -> Path:
     """A model directory of a base and a delta, trained on two shards."""
     model_dir = tmp_path_factory.mktemp("trained")
     for epochs in (1, 2):
-        make_trainer(dataset, model_dir, epochs=epochs, num_shards=2, **LEARN).run()
+        make_trainer(dataset, model_dir, epochs=epochs, num_shards=2, **LEARN).fit()
     assert [s.kind for s in latest(model_dir).chain] == ["base", "delta"]
     return model_dir
 
@@ -97,7 +97,7 @@ def test_newer_manifest_is_applied_by_its_deltas_alone(tmp_path, dataset):
     follower = make_evaluator(dataset, tmp_path, num_shards=3)
     bases = set()
     for epochs in range(1, 5):
-        make_trainer(dataset, tmp_path, epochs=epochs, **LEARN).run()
+        make_trainer(dataset, tmp_path, epochs=epochs, **LEARN).fit()
         manifest = latest(directory.path)
         taken = follower.apply(manifest)
         bases.add(manifest.base_number)
@@ -116,13 +116,13 @@ def test_compaction_under_the_evaluator_costs_it_nothing(tmp_path, dataset):
     directory = CheckpointDirectory(tmp_path)
     policy: dict[str, Any] = {"max_read_cost": 1e6, **LEARN}
     for epochs in (1, 2):
-        make_trainer(dataset, tmp_path, epochs=epochs, **policy).run()
+        make_trainer(dataset, tmp_path, epochs=epochs, **policy).fit()
     evaluator = make_evaluator(dataset, tmp_path, num_shards=2)
     assert evaluator.evaluate_latest(newer_than=-1) is not None
     made = compact(directory)
     assert made is not None
     assert evaluator.apply(made.manifest) == 0
-    make_trainer(dataset, tmp_path, epochs=3, **policy).run()
+    make_trainer(dataset, tmp_path, epochs=3, **policy).fit()
     newest = latest(directory.path)
     assert [save.kind for save in newest.chain] == ["base", "delta"]
     assert newest.chain[0] == made.base
@@ -134,14 +134,14 @@ def test_compaction_under_the_evaluator_costs_it_nothing(tmp_path, dataset):
 def test_removed_rows_go_from_the_evaluator(tmp_path, dataset):
     model: dict[str, Any] = {"recommender": make_mixed()}
     trainer = make_trainer(dataset, tmp_path, **model)
-    trainer.run()
+    trainer.fit()
     evaluator = make_evaluator(dataset, tmp_path, **model)
     evaluator.apply(latest(tmp_path))
     assert trainer.collection.evict("wide", before_step=2**31, max_frequency=3) > 0
     save: dict[str, Any] = {
         "step": 1,
         "ledger": trainer.ledger.state(),
-        "in_doubt": dict,
+        "partially_applied": dict,
         "progress": {},
     }
     manifest = trainer.saver.save(**save, final=True)
@@ -170,9 +170,9 @@ def test_follower_scores_while_training_goes_on_and_ends_with_the_last(
         epochs += 4
         trainer = make_trainer(dataset, tmp_path, epochs=epochs, **fields)
         monkeypatch.setattr(trainer, "_save", not_final(trainer))
-        trainer.run()
+        trainer.fit()
     trainer = make_trainer(dataset, tmp_path, epochs=epochs + 4, **fields)
-    assert trainer.run()["finished"]
+    assert trainer.fit().summary["finished"]
     follower.join(60)
     assert not follower.is_alive()
     numbers = [e.number for e in reports]
@@ -192,7 +192,7 @@ def not_final(trainer):
 
 
 def test_follower_of_a_resumed_run_does_not_end_with_the_old_last(tmp_path, dataset):
-    make_trainer(dataset, tmp_path, epochs=1).run()
+    make_trainer(dataset, tmp_path, epochs=1).fit()
     old = latest(tmp_path)
     assert old.final
     reports: list[int] = []
@@ -208,7 +208,7 @@ def test_follower_of_a_resumed_run_does_not_end_with_the_old_last(tmp_path, data
     )
     follower.start()
     assert seen_old.wait(60)
-    make_trainer(dataset, tmp_path, epochs=2).run()
+    make_trainer(dataset, tmp_path, epochs=2).fit()
     follower.join(60)
     assert not follower.is_alive()
     assert reports == [old.number, latest(tmp_path).number]
@@ -249,7 +249,7 @@ def test_lease_is_held_while_scoring_and_released(dataset, trained, monkeypatch)
 
 def test_evaluator_recovers_after_a_chain_that_could_not_be_read(tmp_path, dataset):
     for epochs in (1, 2):
-        make_trainer(dataset, tmp_path, epochs=epochs).run()
+        make_trainer(dataset, tmp_path, epochs=epochs).fit()
     directory = CheckpointDirectory(tmp_path)
     manifest = latest(directory.path)
     evaluator = make_evaluator(dataset, tmp_path)
@@ -314,7 +314,7 @@ def test_memory_is_flat_over_five_hundred_deltas(tmp_path, dataset):
 def test_paused_evaluator_catches_up_by_the_chain_also_across_a_compaction(tmp_path, dataset):
     """What it lacks is read, not what it has, and the scores are those of one that began anew."""
     directory = CheckpointDirectory(tmp_path)
-    make_trainer(dataset, tmp_path, epochs=1, rebase="consecutive", max_read_cost=99.0).run()
+    make_trainer(dataset, tmp_path, epochs=1, rebase="consecutive", max_read_cost=99.0).fit()
     evaluator = make_evaluator(dataset, tmp_path, num_shards=2)
     assert evaluator.evaluate_latest(newer_than=-1) is not None
     had = latest(tmp_path)
@@ -327,7 +327,7 @@ def test_paused_evaluator_catches_up_by_the_chain_also_across_a_compaction(tmp_p
 
     evaluator._apply = counted  # type: ignore[method-assign]
     for epochs in (2, 3, 4):
-        make_trainer(dataset, tmp_path, epochs=epochs, max_read_cost=99.0, **LEARN).run()
+        make_trainer(dataset, tmp_path, epochs=epochs, max_read_cost=99.0, **LEARN).fit()
     missed = latest(tmp_path).chain[len(had.chain) :]
     assert len(missed) == 3
     assert compact(directory) is not None

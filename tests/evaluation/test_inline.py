@@ -49,7 +49,7 @@ def sidecar_scores(dataset: Dataset, model_dir: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_scores_are_those_of_the_sidecar(tmp_path, dataset, num_workers):
     fields: dict[str, Any] = {"eval": "inline", "num_shards": 2, "num_workers": num_workers}
-    make_trainer(dataset, tmp_path, epochs=2, sparse_learning_rate=0.2, **fields).run()
+    make_trainer(dataset, tmp_path, epochs=2, sparse_learning_rate=0.2, **fields).fit()
     first, last = read_evaluations(tmp_path)
     assert first["number"] < last["number"]
     wanted = sidecar_scores(dataset, tmp_path)
@@ -76,7 +76,7 @@ class Projected(SumNetwork):
 def test_constant_that_a_network_draws_is_the_same_in_the_evaluators_process(tmp_path, dataset):
     recommender = make_mixed(build=Projected)
     fields: dict[str, Any] = {"eval": "inline", "seed": 3}
-    make_trainer(dataset, tmp_path, recommender=recommender, **fields).run()
+    make_trainer(dataset, tmp_path, recommender=recommender, **fields).fit()
     (inline,) = read_evaluations(tmp_path)
     np.random.seed(77)  # as another process has it
     directory = CheckpointDirectory(tmp_path)
@@ -106,7 +106,7 @@ def test_scoring_is_due_at_the_end_of_each_epoch_and_every_so_many_units(tmp_pat
         return count(*arguments)
 
     trainer._inline.count = counted  # type: ignore[union-attr, method-assign]
-    trainer.run()
+    trainer.fit()
     assert trainer.ledger.units_per_epoch == 6
     assert pauses == [4, 6, 10, 12]
     steps = [e["step"] for e in read_evaluations(tmp_path)]
@@ -119,11 +119,11 @@ def test_run_that_ended_between_save_and_score_is_scored_when_it_is_resumed(tmp_
     trainer = make_trainer(dataset, tmp_path, **fields)
     trainer._inline.score = lambda *_: 1 / 0  # type: ignore[union-attr, method-assign]
     with pytest.raises(ZeroDivisionError):
-        trainer.run()
+        trainer.fit()
     saved = latest(tmp_path)
     assert saved.ledger["prefix"] == trainer.ledger.units_per_epoch
     assert read_evaluations(tmp_path) == []
-    make_trainer(dataset, tmp_path, **fields).run()
+    make_trainer(dataset, tmp_path, **fields).fit()
     first, last = read_evaluations(tmp_path)
     assert (first["number"], first["step"]) == (saved.number, saved.step)
     assert last["number"] == latest(tmp_path).number
@@ -141,7 +141,7 @@ def test_scoring_that_is_stopped_leaves_no_line(tmp_path, dataset):
         return schedule(function, args, **more)
 
     trainer._cluster.schedule = stopping  # type: ignore[method-assign]
-    summary = trainer.run()
+    summary = trainer.fit().summary
     assert summary["units"]["done"] == summary["units"]["total"]
     entries = read_evaluations(tmp_path)
     assert all(e["examples"] == sum(EVALUATION) for e in entries)
@@ -204,7 +204,7 @@ def test_every_example_counts_once_while_a_worker_is_killed(tmp_path):
     dataset = write_dataset(tmp_path / "set", evaluation=evaluation)
     model_dir = tmp_path / "m"
     trainer = make_trainer(dataset, model_dir, eval="inline", sparse_learning_rate=0.2)
-    trainer.run()
+    trainer.fit()
     alone = trainer._inline.count(threading.Event())  # type: ignore[union-attr]
     assert alone is not None
     done = subprocess.run(

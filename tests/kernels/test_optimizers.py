@@ -110,7 +110,7 @@ def _tensorflow_ftrl(o, w, g, lr, slots, t):
         (Ftrl(), _tensorflow_ftrl),
         (Ftrl(initial_accumulator=0.3, l1=0.05, l2=0.1), _tensorflow_ftrl),
     ],
-    ids=repr,
+    ids=lambda value: getattr(value, "__name__", repr(value)),  # a function's repr has its address
 )
 def test_optimizer_equals_tensorflow_where_it_has_one(optimizer, apply, dim, tmp_path):
     spec = make_table(dim=dim, optimizer=optimizer)

@@ -188,7 +188,7 @@ def test_error_comes_again_at_the_next_call(tmp_path):
         ({"batch_rows": 0}, r"batch_rows must be in \[1, 2147483647\] but is 0"),
         ({"shuffle_rows": -1}, r"shuffle_rows must be in \[0, 2147483647\] but is -1"),
         ({"prefetch_batches": 0}, r"prefetch_batches must be in \[1, "),
-        ({"ids": ("C1", "I1")}, r"name a column once, it repeats \['I1'\]"),
+        ({"ids": ("C1", "I1")}, r"name each column once, it repeats \['I1'\]"),
         ({"ids": ("label",)}, r"repeats \['label'\]"),
         ({"ids": ("",)}, "empty name"),
         ({"ids": (), "numerics": (), "id_lists": ()}, "must have a column"),

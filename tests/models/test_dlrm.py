@@ -54,7 +54,9 @@ def test_shipped_schema_is_trained_on_and_scored_in_one_process(
     config = dataclasses.replace(TINY_DLRM, compute_dtype=compute_dtype)
     recommender = dlrm.make(config, datasets[name])
     options: dict[str, Any] = {"epochs": EPOCHS, "eval": "inline", **shipped.LEARN}
-    result = make_trainer(datasets[name], tmp_path, recommender=recommender, **options).run()
+    result = (
+        make_trainer(datasets[name], tmp_path, recommender=recommender, **options).fit().summary
+    )
     check(result, shipped.ROWS["train"])
     assert result["evaluation"]["auc"] > 0.55
 
@@ -118,10 +120,10 @@ def test_without_numerics_the_embeddings_take_the_bottom_mlps_place(
     recommender = dlrm.make(config, dataset)
     network = recommender.build_network()
     assert [v.shape.as_list() for v in network.variables] == [[width, 8], [8], [8, 1], [1]]
-    make_trainer(dataset, tmp_path, recommender=recommender).run()
+    make_trainer(dataset, tmp_path, recommender=recommender).fit()
     trainer = make_trainer(dataset, tmp_path, recommender=recommender, epochs=EPOCHS)
     assert trainer.ledger.num_done == trainer.ledger.units_per_epoch  # it resumes
-    check(trainer.run(), 1500)
+    check(trainer.fit().summary, 1500)
     assert latest(tmp_path).final
 
 
@@ -137,7 +139,7 @@ def test_with_numerics_variables_are_those_of_checkpoints_before(
 
 
 def test_logits_without_numerics_are_of_embeddings_and_their_dot_product() -> None:
-    network = DLRM(dlrm.Config(embedding_dim=2, top_mlp=()), has_numerics=False)
+    network = DLRM(embedding_dim=2, top_mlp=())
     a, b = [[1.0, 2.0], [0.0, 1.0]], [[3.0, -1.0], [5.0, 7.0]]
     embeddings = {"a": tf.constant(a), "b": tf.constant(b)}
     network(tf.zeros([2, 0]), embeddings)

@@ -118,6 +118,7 @@ def test_dataset_json_tells_what_the_logs_hold(tmp_path: Path):
     }
 
 
+@pytest.mark.slow
 def test_dataset_is_the_same_bytes_on_any_runner_and_workers(tmp_path: Path):
     lines = make_lines(1500)
     lines[700] = b"not a row \xff"

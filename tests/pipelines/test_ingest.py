@@ -225,13 +225,13 @@ def test_ragged_and_weighted_dataset_is_trained_on(tmp_path: Path):
 
     write_csv(tmp_path / "a.csv", make_records(600))
     dataset = make(load(tmp_path), tmp_path / "a.csv", tmp_path / "out")
-    config = TrainConfig(
+    config = TrainConfig.from_options(
         data=str(tmp_path / "out"), model_dir=str(tmp_path / "model"), eval="none", batch_size=64
     )
     tiny = dlrm.Config(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,))
     recommender = dlrm.make(tiny, dataset)
     assert [f.name for f in recommender.features if f.ragged] == ["tags"]
-    summary = Trainer(recommender, dataset, config, EmbeddedCluster()).run()
+    summary = Trainer(recommender, dataset, config, EmbeddedCluster()).fit().summary
     assert summary["examples"] == dataset.splits["train"].rows
 
 

@@ -95,7 +95,7 @@ def test_trainer_holds_its_directory_until_it_is_closed_or_has_run(tmp_path, dat
         make_trainer(dataset, tmp_path)
     first.close()
     second = make_trainer(dataset, tmp_path)
-    assert second.run()["finished"]
+    assert second.fit().summary["finished"]
     with pytest.raises(UsageError, match="other data, or with another batch size"):
         make_trainer(dataset, tmp_path, seed=7)  # one that cannot be made lets go too
     make_trainer(dataset, tmp_path).close()
@@ -103,7 +103,7 @@ def test_trainer_holds_its_directory_until_it_is_closed_or_has_run(tmp_path, dat
 
 def test_readers_and_a_compaction_work_beside_a_run(tmp_path, dataset):
     for epochs in (1, 2, 3):
-        make_trainer(dataset, tmp_path, epochs=epochs, rebase="one-shot").run()
+        make_trainer(dataset, tmp_path, epochs=epochs, rebase="one-shot").fit()
     directory = CheckpointDirectory(tmp_path)
     assert len(latest(tmp_path).chain) == 3
     trainer = make_trainer(dataset, tmp_path, epochs=4)
@@ -113,7 +113,7 @@ def test_readers_and_a_compaction_work_beside_a_run(tmp_path, dataset):
     assert isinstance(next(changes), Reset)
     assert compact(directory) is not None
     assert len(latest(tmp_path).chain) == 1
-    assert trainer.run()["finished"]  # it goes on from the compaction
+    assert trainer.fit().summary["finished"]  # it goes on from the compaction
 
 
 def test_loser_of_a_race_of_commits_ends_at_once(tmp_path, dataset):
@@ -130,7 +130,7 @@ def test_loser_of_a_race_of_commits_ends_at_once(tmp_path, dataset):
     trainer._save = after_another
     began = time.monotonic()
     with pytest.raises(DirectoryTakenError, match="another run writes here"):
-        trainer.run()
+        trainer.fit()
     assert time.monotonic() - began < 60
     assert len(saves) == 2
     directory = CheckpointDirectory(tmp_path)

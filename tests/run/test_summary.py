@@ -14,9 +14,9 @@ from tests.builders import make_trainer, write_dataset
 
 def test_summary_keeps_what_the_run_measured_that_had_something_to_do(tmp_path):
     dataset = write_dataset(tmp_path / "data")
-    first = make_trainer(dataset, tmp_path / "m").run()
+    first = make_trainer(dataset, tmp_path / "m").fit().summary
     assert first == read_json(tmp_path / "m" / SUMMARY_NAME)
-    again = make_trainer(dataset, tmp_path / "m").run()
+    again = make_trainer(dataset, tmp_path / "m").fit().summary
     assert again == read_json(tmp_path / "m" / SUMMARY_NAME)
     assert first["training"]["auc"] is not None
     for measured in ("wall_secs", "examples_per_sec", "training", "checkpoint"):

@@ -1,4 +1,4 @@
-"""The ledger: every row once an epoch, in an order of its own, over any number of runs."""
+"""The ledger: every row once per epoch, in an order per epoch, over any number of runs."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Units on workers that are slow, hung or gone, on a cluster whose attempts end when told to."""
+"""The scheduler with slow, hung and lost workers, on a fake cluster that the test controls."""
 
 import math
 import threading

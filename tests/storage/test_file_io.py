@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from embedps.storage import file_io
 
-with io.write_atomically(Path(sys.argv[1])) as file:
+with file_io.write_atomically(Path(sys.argv[1])) as file:
     file.write(b"half of ")
     print("half", flush=True)
     sys.stdin.read()

@@ -101,7 +101,7 @@ def test_best_checkpoint_is_kept_by_the_metric_of_the_run(tmp_path, dataset, met
     fields: dict[str, Any] = {"keep_chains": 1, "keep_best": 1, "metric": metric}
     committed = []
     for epochs, auc in enumerate([0.6, 0.9, 0.5, 0.5, 0.5, 0.5], 1):
-        make_trainer(dataset, tmp_path, epochs=epochs, **fields).run()
+        make_trainer(dataset, tmp_path, epochs=epochs, **fields).fit()
         committed.append(latest(tmp_path).number)
         append_evaluation(tmp_path, entry(committed[-1], auc, logloss=1 - auc))
     directory = CheckpointDirectory(tmp_path)
@@ -139,7 +139,7 @@ def test_run_stops_early_by_its_own_scores_and_stays_stopped(tmp_path, dataset):
         "sparse_learning_rate": 1e-6,
         "dense_learning_rate": 1e-6,
     }
-    summary = make_trainer(dataset, tmp_path, **fields).run()
+    summary = make_trainer(dataset, tmp_path, **fields).fit().summary
     assert summary["finished"]
     assert "auc has not been better than" in summary["stopped_early"]
     assert summary["units"]["done"] == 3 * summary["units"]["total"] // 20
@@ -147,8 +147,8 @@ def test_run_stops_early_by_its_own_scores_and_stays_stopped(tmp_path, dataset):
     assert len(read_evaluations(tmp_path)) == 3
     again = make_trainer(dataset, tmp_path, **fields)
     assert again.finished
-    assert again.run()["units"]["done"] == summary["units"]["done"]
-    more = make_trainer(dataset, tmp_path, **fields | {"stop_patience": 4}).run()
+    assert again.fit().summary["units"]["done"] == summary["units"]["done"]
+    more = make_trainer(dataset, tmp_path, **fields | {"stop_patience": 4}).fit().summary
     assert more["units"]["done"] == 5 * more["units"]["total"] // 20
 
 
@@ -164,7 +164,9 @@ def test_learning_rates_of_a_run_are_reduced_and_stay_so_when_it_is_resumed(tmp_
         return found
 
     trainer._arguments = record  # type: ignore[method-assign]
-    assert trainer.run()["learning_rate_factor"] == 0.25  # the first score is the best there is
+    assert (
+        trainer.fit().summary["learning_rate_factor"] == 0.25
+    )  # the first score is the best there is
     per_epoch = len(rates) // 3
     wanted = [0.05] * (2 * per_epoch) + [0.025] * per_epoch
     assert rates == pytest.approx(wanted)
@@ -180,6 +182,6 @@ def test_own_callback_ends_a_run_at_its_goal(tmp_path, dataset):
                 run.stop("good enough")
 
     trainer = make_trainer(dataset, tmp_path, epochs=9, eval="inline", callbacks=[Goal()])
-    summary = trainer.run()
+    summary = trainer.fit().summary
     assert summary["stopped_early"] == "good enough"
     assert summary["units"]["done"] * 9 == summary["units"]["total"]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.numbered import visits, write_dataset
+from benchmarks.row_visits import visits, write_dataset
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.tools.verify import verify
@@ -25,18 +25,18 @@ from embedps.data.dataset import Dataset
 from tests.builders import ROOT, latest
 from tests.commands import processes_with, summary_of, tf_config, wait_until_gone
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+pytestmark = pytest.mark.multiprocess
 
 UNIT_ROWS = 1024
 BATCH_ROWS = 64
 FLAGS = (
-    *("--model=benchmarks.numbered", f"--batch-size={BATCH_ROWS}", f"--unit-rows={UNIT_ROWS}"),
+    *("--model=benchmarks.row_visits", f"--batch-size={BATCH_ROWS}", f"--unit-rows={UNIT_ROWS}"),
     *("--delta-secs=0.5", "--log-secs=0.5", "--hidden=4", "--embedding-dim=2"),
     "--keep-secs=3600",  # each that is resumed from can be read at a test's end
 )
 LOCAL = ("--num-ps=2", "--num-workers=2", "--server-timeout-secs=4")
 IN_FLIGHT = 2 * 2  # units: two a worker
-EPOCHS = 80  # more than the fastest machine is done with before the last of a test's losses
+EPOCHS = 400  # more than the fastest machine is done with before the last of a test's losses
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def check(
     dataset: Dataset,
     programs: Sequence[Program],
     *,
-    epochs: int = EPOCHS,
+    epochs: int,
     within_units: int,
     within_rows: int | None = None,
 ) -> dict[str, Any]:
@@ -172,6 +172,22 @@ def check(
     return summary
 
 
+def test_run_goes_on_when_a_worker_is_killed(tmp_path, dataset, programs):
+    """The short form of the next test, which also stops processes and tells them to end."""
+    model_dir = tmp_path / "m"
+    few = ("--num-ps=1", "--num-workers=2", "--server-timeout-secs=4", "--eval=none")
+    run = train(programs, dataset, model_dir, *few, f"--epochs={EPOCHS}")
+    run.wait_for("delta")
+    os.kill(pid_of(model_dir, "worker 0"), signal.SIGKILL)
+    wait_until_joined(run, model_dir, "worker-0", 2)
+    run.process.send_signal(signal.SIGTERM)
+    run.finish()
+    assert summary_of(model_dir)["worker_restarts"] == 1
+    epochs = finish_in_one_process(programs, dataset, model_dir)
+    check(model_dir, dataset, programs, epochs=epochs, within_units=4, within_rows=BATCH_ROWS)
+
+
+@pytest.mark.slow
 def test_run_outlives_workers_and_evaluator_that_are_killed_stopped_or_told_to_end(
     tmp_path, dataset, programs
 ):
@@ -195,12 +211,15 @@ def test_run_outlives_workers_and_evaluator_that_are_killed_stopped_or_told_to_e
     assert summary["recoveries"] == []
     attempts, done = summary["units"]["attempts"], summary["units"]["done"]
     assert attempts - done <= summary["units"]["repeated"] <= attempts
-    finish_in_one_process(programs, dataset, model_dir)
+    epochs = finish_in_one_process(programs, dataset, model_dir)
     # At most two units of each worker's are in flight, and three workers were lost; a step that was
     # on its way then may have been applied in part.
-    check(model_dir, dataset, programs, within_units=3 * 4, within_rows=3 * BATCH_ROWS)
+    check(
+        model_dir, dataset, programs, epochs=epochs, within_units=3 * 4, within_rows=3 * BATCH_ROWS
+    )
 
 
+@pytest.mark.slow
 def test_unit_of_a_worker_that_is_slow_at_the_end_is_applied_once(tmp_path, dataset, programs):
     model_dir = tmp_path / "m"
     patient = (*LOCAL, "--server-timeout-secs=100", "--eval=none")
@@ -222,11 +241,17 @@ def wait_until_joined(run: Program, model_dir: Path, name: str, times: int) -> N
         time.sleep(0.05)
 
 
-def finish_in_one_process(programs: list[Program], dataset: Dataset, model_dir: Path) -> None:
-    more = ("--eval=none", f"--epochs={EPOCHS}")
-    train(programs, dataset, model_dir, *more).finish()
+def finish_in_one_process(programs: list[Program], dataset: Dataset, model_dir: Path) -> int:
+    """Trains to the end of the epoch that a run was in; returns how many epochs it then has."""
+    ledger = latest(model_dir).ledger
+    last_unit = max([ledger["prefix"], *ledger["beyond"], *ledger["doing"]])
+    epochs = int(last_unit // ledger["units_per_epoch"]) + 1
+    assert epochs < EPOCHS
+    train(programs, dataset, model_dir, "--eval=none", f"--epochs={epochs}").finish()
+    return epochs
 
 
+@pytest.mark.slow
 def test_run_recovers_by_itself_from_parameter_servers_that_are_killed_stopped_or_told_to_end(
     tmp_path, dataset, programs
 ):
@@ -253,10 +278,11 @@ def test_run_recovers_by_itself_from_parameter_servers_that_are_killed_stopped_o
     assert all(0 < r["secs"] < 60 for r in (killed, stopped, told)), out
     assert killed["examples"] >= 0
     assert told["units"] == 0
-    finish_in_one_process(programs, dataset, model_dir)
-    check(model_dir, dataset, programs, within_units=0)
+    epochs = finish_in_one_process(programs, dataset, model_dir)
+    check(model_dir, dataset, programs, epochs=epochs, within_units=0)
 
 
+@pytest.mark.slow
 def test_client_that_is_killed_leaves_nobody_and_resumes(tmp_path, dataset, programs):
     model_dir = tmp_path / "m"
     run = train(programs, dataset, model_dir, *LOCAL, f"--epochs={EPOCHS}")
@@ -280,13 +306,14 @@ def test_client_that_is_killed_leaves_nobody_and_resumes(tmp_path, dataset, prog
     assert told.ledger["doing"] == []
     wait_until_gone(str(model_dir))
 
-    finish_in_one_process(programs, dataset, model_dir)
+    epochs = finish_in_one_process(programs, dataset, model_dir)
     # Of the worker that was killed: two units in flight.
-    summary = check(model_dir, dataset, programs, within_units=2)
+    summary = check(model_dir, dataset, programs, epochs=epochs, within_units=2)
     assert summary["units"]["repeated"] == killed.ledger["repeated"] + len(killed.ledger["doing"])
     assert summary["worker_restarts"] == 1  # what the killed client had counted
 
 
+@pytest.mark.slow
 def test_cluster_of_tf_config_outlives_its_servers_and_its_client(tmp_path, dataset, programs):
     """Servers that are not the client's: it passes a stopped worker over, and ends with code 75."""
     model_dir = tmp_path / "m"
@@ -347,9 +374,9 @@ def test_cluster_of_tf_config_outlives_its_servers_and_its_client(tmp_path, data
     for program in (first, second):
         program.process.send_signal(signal.SIGTERM)  # nobody asks for it any more
         program.finish(0)
-    finish_in_one_process(programs, dataset, model_dir)
+    epochs = finish_in_one_process(programs, dataset, model_dir)
     # Two workers were stopped or told to end, with two units in flight at most.
-    check(model_dir, dataset, programs, within_units=2 * 2)
+    check(model_dir, dataset, programs, epochs=epochs, within_units=2 * 2)
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["absent", "stopped"])

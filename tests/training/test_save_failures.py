@@ -166,7 +166,7 @@ def test_run_goes_on_over_a_fault_and_its_checkpoints_too_when_that_is_over(
         "read-only": (read_only, lambda: disk.read_only(False)),
     }[fault]
     outcomes = at_saves(trainer, at_2=begin, at_4=end)
-    summary = trainer.run()
+    summary = trainer.fit().summary
     assert summary["finished"]
     assert outcomes[0] == "ok"
     word = {"full": "No space left on device", "read-only": "Read-only file system"}[fault]
@@ -186,7 +186,7 @@ def test_failed_saves_leave_nothing_that_fills_the_disk_further(disk, dataset):
     trainer = make_trainer(dataset, model_dir, **FIELDS, max_secs_without_checkpoint=2.0)
     outcomes = at_saves(trainer, at_2=disk.fill)
     with pytest.raises(CheckpointsStalledError, match="No space left on device"):
-        trainer.run()
+        trainer.fit()
     assert len(outcomes) > 3
     assert_nothing_is_left_over(model_dir)
     verified(model_dir)
@@ -194,7 +194,7 @@ def test_failed_saves_leave_nothing_that_fills_the_disk_further(disk, dataset):
     last = latest(model_dir)
     resumed = make_trainer(dataset, model_dir, **FIELDS)
     assert resumed.ledger.num_done == last.ledger["prefix"] + len(last.ledger["beyond"])
-    assert resumed.run()["finished"]
+    assert resumed.fit().summary["finished"]
     verified(model_dir)
 
 
@@ -204,7 +204,7 @@ def test_disk_that_hangs_ends_the_run_in_time(tmp_path, dataset):
     trainer = make_trainer(dataset, tmp_path, **FIELDS, max_secs_without_checkpoint=1.0)
     outcomes = at_saves(trainer, at_2=hangs.wait)
     with pytest.raises(CheckpointsStalledError, match="has not ended"):
-        trainer.run()
+        trainer.fit()
     assert outcomes == ["ok"]
     verified(tmp_path)
     hangs.set()

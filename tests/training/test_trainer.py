@@ -101,9 +101,13 @@ class StoppingCluster(EmbeddedCluster):
 def test_loss_falls_below_the_base_rates_entropy_and_from_epoch_to_epoch(tmp_path, dataset):
     losses = []
     for epochs in (1, 2, 3):
-        summary = make_trainer(
-            dataset, tmp_path, epochs=epochs, sparse_learning_rate=0.2, dense_learning_rate=0.05
-        ).run()
+        summary = (
+            make_trainer(
+                dataset, tmp_path, epochs=epochs, sparse_learning_rate=0.2, dense_learning_rate=0.05
+            )
+            .fit()
+            .summary
+        )
         losses.append(summary["training"]["logloss"])  # of this run: the epoch added
     train = dataset.split("train")
     rate = train.positives / train.rows
@@ -120,20 +124,20 @@ def test_bfloat16_learns_as_float32_does_and_its_checkpoint_resumes_in_float32(t
         recommender = dlrm.make(dataclasses.replace(TINY_DLRM, compute_dtype=dtype), dataset)
         model_dir = tmp_path / f"{dtype}-{seed}"
         trainer = make_trainer(dataset, model_dir, recommender=recommender, seed=seed, **fields)
-        losses[dtype].append(trainer.run()["training"]["logloss"])
+        losses[dtype].append(trainer.fit().summary["training"]["logloss"])
     # A run of 51 steps goes its own way from any rounding: by up to 0.0021 of six seeds, either
     # way. What must not differ is where the runs go on average.
     assert losses["bfloat16"] != losses["float32"]
     assert np.mean(losses["bfloat16"]) == pytest.approx(np.mean(losses["float32"]), abs=1e-3)
     dtypes = [[a.dtype for a in dense_of(tmp_path / f"{name}-0").values()] for name in losses]
     assert dtypes[0] == dtypes[1]
-    resumed = make_trainer(dataset, tmp_path / "bfloat16-0", epochs=2, **fields).run()
+    resumed = make_trainer(dataset, tmp_path / "bfloat16-0", epochs=2, **fields).fit().summary
     assert resumed["training"]["logloss"] < losses["float32"][0]
 
 
 def test_summary_has_what_the_run_did(tmp_path, dataset):
     trainer = make_trainer(dataset, tmp_path, epochs=2)
-    summary = trainer.run()
+    summary = trainer.fit().summary
     rows = dataset.split("train").rows
     assert summary["examples"] == 2 * rows
     assert summary["units"] == {
@@ -173,13 +177,13 @@ def test_each_example_is_trained_on_once_an_epoch(tmp_path, dataset, num_workers
         unit_rows=100,
         batch_size=33,
     )
-    trainer.run()
+    trainer.fit()
     assert visits(tmp_path) == dict.fromkeys(range(dataset.split("train").rows), 2)
 
 
 def test_same_seed_gives_the_same_bits_with_one_worker(tmp_path, dataset):
     for name in ("a", "b"):
-        make_trainer(dataset, tmp_path / name, seed=3).run()
+        make_trainer(dataset, tmp_path / name, seed=3).fit()
     assert_same_rows(tmp_path / "a", tmp_path / "b")
     a, b = dense_of(tmp_path / "a"), dense_of(tmp_path / "b")
     assert a.keys() == b.keys()
@@ -188,7 +192,7 @@ def test_same_seed_gives_the_same_bits_with_one_worker(tmp_path, dataset):
 
 def test_other_seed_gives_other_rows(tmp_path, dataset):
     for seed in (3, 4):
-        make_trainer(dataset, tmp_path / str(seed), seed=seed).run()
+        make_trainer(dataset, tmp_path / str(seed), seed=seed).fit()
     (group,) = groups_of(tmp_path / "3")
     assert not chain_rows(tmp_path / "3", group).equals(chain_rows(tmp_path / "4", group))
 
@@ -196,24 +200,28 @@ def test_other_seed_gives_other_rows(tmp_path, dataset):
 def test_not_a_number_ends_the_run_with_advice(tmp_path, dataset):
     trainer = make_trainer(dataset, tmp_path, sparse_learning_rate=1e30, dense_learning_rate=1e30)
     with pytest.raises(TrainingError, match=r"not a number .* lower --sparse-learning-rate"):
-        trainer.run()
+        trainer.fit()
 
 
 def test_library_user_trains_a_model_of_their_own(tmp_path, dataset):
     """Two dims, a multi-hot feature, a table of two features: by the public API alone."""
-    summary = Trainer(
-        make_mixed(),
-        dataset,
-        TrainConfig(
-            data=str(dataset.directory),
-            model_dir=str(tmp_path),
-            batch_size=64,
-            unit_rows=512,
-            epochs=3,
-            sparse_learning_rate=0.3,
-        ),
-        EmbeddedCluster(num_workers=2, num_shards=3),
-    ).run()
+    summary = (
+        Trainer(
+            make_mixed(),
+            dataset,
+            TrainConfig.from_options(
+                data=str(dataset.directory),
+                model_dir=str(tmp_path),
+                batch_size=64,
+                unit_rows=512,
+                epochs=3,
+                sparse_learning_rate=0.3,
+            ),
+            EmbeddedCluster(num_workers=2, num_shards=3),
+        )
+        .fit()
+        .summary
+    )
     assert summary["finished"]
     assert summary["training"]["auc"] > 0.6
     tables = [pa.parquet.read_table(p) for p in dataset.paths("train")]
@@ -276,7 +284,7 @@ def test_signal_ends_the_run_in_good_order_and_a_rerun_finishes(tmp_path, datase
     cluster = StoppingCluster(after=3, action=send)
     fields: dict[str, Any] = {"recommender": make_mixed(), "epochs": 2, "unit_rows": 128}
     trainer = make_trainer(dataset, tmp_path, cluster=cluster, **fields)
-    first = trainer.run()
+    first = trainer.fit().summary
     assert not first["finished"]
     assert 3 <= first["units"]["done"] < first["units"]["total"]
     manifest = latest(tmp_path)
@@ -287,7 +295,7 @@ def test_signal_ends_the_run_in_good_order_and_a_rerun_finishes(tmp_path, datase
     assert said.count("told to end: finishing and saving what was begun") == 1
     assert "resumes" not in said
 
-    second = make_trainer(dataset, tmp_path, **fields).run()
+    second = make_trainer(dataset, tmp_path, **fields).fit().summary
     assert second["finished"]
     assert second["units"]["done"] == second["units"]["total"]
     assert second["units"]["repeated"] == 0
@@ -324,14 +332,14 @@ def test_crash_repeats_what_was_in_progress_at_the_last_checkpoint_and_counts_it
     cluster = StoppingCluster(after=5, action=die, num_workers=2)
     trainer = make_trainer(dataset, tmp_path, cluster=cluster, **fields)
     with pytest.raises(RuntimeError, match="killed"):
-        trainer.run()
+        trainer.fit()
     ledger = latest(tmp_path).ledger
     done = ledger["prefix"] + len(ledger["beyond"])
     assert done >= 4
     assert ledger["doing"]
     total = trainer.ledger.num_units
 
-    second = make_trainer(dataset, tmp_path, **fields).run()
+    second = make_trainer(dataset, tmp_path, **fields).fit().summary
     assert second["units"]["done"] == second["units"]["total"] == total
     assert second["units"]["repeated"] == len(ledger["doing"])
     assert ledger["attempts"] == [1] * len(ledger["doing"])
@@ -354,19 +362,19 @@ def test_rerun_of_a_finished_run_changes_nothing(tmp_path, dataset):
             if path.is_file() and path.name != LOCK_NAME
         }
 
-    first = make_trainer(dataset, tmp_path).run()
+    first = make_trainer(dataset, tmp_path).fit().summary
     assert first["finished"]
     assert first["examples"] == dataset.split("train").rows
     before = files()
-    assert make_trainer(dataset, tmp_path).run() == first
+    assert make_trainer(dataset, tmp_path).fit().summary == first
     assert files() == before
 
 
 def test_resumed_run_has_the_rows_and_the_network_of_the_last_checkpoint(tmp_path, dataset):
-    make_trainer(dataset, tmp_path / "a", epochs=1).run()
+    make_trainer(dataset, tmp_path / "a", epochs=1).fit()
     resumed = make_trainer(dataset, tmp_path / "a", epochs=2)
-    make_trainer(dataset, tmp_path / "b", epochs=2).run()
-    resumed.run()
+    make_trainer(dataset, tmp_path / "b", epochs=2).fit()
+    resumed.fit()
     # One worker visits units in the ledger's order: stopping between them leaves no trace.
     assert_same_rows(tmp_path / "a", tmp_path / "b")
     a, b = dense_of(tmp_path / "a"), dense_of(tmp_path / "b")
@@ -376,10 +384,10 @@ def test_resumed_run_has_the_rows_and_the_network_of_the_last_checkpoint(tmp_pat
 def test_run_resumes_on_another_number_of_shards(tmp_path, dataset):
     """2, then 3, then 1 shard: the same bits as 1 shard all along."""
     for epochs, num_shards in ((1, 2), (2, 3), (3, 1)):
-        make_trainer(dataset, tmp_path / "a", epochs=epochs, num_shards=num_shards).run()
+        make_trainer(dataset, tmp_path / "a", epochs=epochs, num_shards=num_shards).fit()
         chain = latest(tmp_path / "a")
         assert chain.num_shards == num_shards
-    make_trainer(dataset, tmp_path / "b", epochs=3).run()
+    make_trainer(dataset, tmp_path / "b", epochs=3).fit()
     (group,) = groups_of(tmp_path / "a")
     a, b = (chain_rows(tmp_path / name, group) for name in "ab")
     assert a.drop_columns(["embedding", "accumulator"]).equals(
@@ -394,22 +402,22 @@ def test_run_resumes_on_another_number_of_shards(tmp_path, dataset):
 def test_base_and_deltas_equal_a_full_save_after_a_quiet_point(tmp_path, dataset):
     fields: dict[str, Any] = {"recommender": make_mixed(), "num_shards": 2, "num_workers": 2}
     model_dir = tmp_path / "model"
-    make_trainer(dataset, model_dir, epochs=1, **fields).run()
+    make_trainer(dataset, model_dir, epochs=1, **fields).fit()
     trainer = make_trainer(dataset, model_dir, epochs=2, **fields)
-    trainer.run()
+    trainer.fit()
     # Rows of ids seen in few batches go, and some of them come back with the next epoch.
     assert trainer.collection.evict("wide", before_step=2**31, max_frequency=3) > 0
     save: dict[str, Any] = {
         "step": 1,
         "ledger": trainer.ledger.state(),
-        "in_doubt": dict,
+        "partially_applied": dict,
         "progress": {},
     }
     trainer.saver.save(**save, final=False)
 
     trainer = make_trainer(dataset, model_dir, epochs=3, **fields)
     assert trainer.collection.stats().rows["wide"] > 0
-    cluster_done = trainer.run()
+    cluster_done = trainer.fit().summary
     assert cluster_done["finished"]
     manifest = latest(model_dir)
     assert len(manifest.chain) >= 2
@@ -435,7 +443,7 @@ def test_deltas_are_written_while_training_goes_on(tmp_path, dataset):
     trainer = make_trainer(
         dataset, tmp_path, epochs=40, delta_secs=0.05, unit_rows=128, num_shards=2
     )
-    summary = trainer.run()
+    summary = trainer.fit().summary
     written = summary["checkpoint"]["bases"]["count"] + summary["checkpoint"]["deltas"]["count"]
     assert written >= 3
     directory = CheckpointDirectory(tmp_path)
@@ -448,7 +456,7 @@ def test_deltas_are_written_while_training_goes_on(tmp_path, dataset):
 def test_checkpoints_are_due_by_steps_too(tmp_path, dataset):
     # Of 2 steps a unit, as many as take longer than a few saves on any machine.
     fields: dict[str, Any] = {"epochs": 60, "unit_rows": 128, "rebase": "one-shot"}
-    summary = make_trainer(dataset, tmp_path, delta_steps=20, **fields).run()["checkpoint"]
+    summary = make_trainer(dataset, tmp_path, delta_steps=20, **fields).fit().summary["checkpoint"]
     assert summary["bases"]["count"] == 1
     assert summary["deltas"]["count"] >= 2
     assert len(latest(tmp_path).chain) == 2  # one delta that holds all since the base
@@ -467,14 +475,14 @@ def test_checkpoints_are_due_by_steps_too(tmp_path, dataset):
     ],
 )
 def test_checkpoint_of_another_model_is_refused(tmp_path, dataset, change, message):
-    make_trainer(dataset, tmp_path).run()
+    make_trainer(dataset, tmp_path).fit()
     other = dlrm.make(dataclasses.replace(TINY_DLRM, **change), dataset)
     with pytest.raises(DimMismatchError, match=message):
         make_trainer(dataset, tmp_path, recommender=other)
 
 
 def test_checkpoint_of_other_data_is_refused(tmp_path, dataset):
-    make_trainer(dataset, tmp_path / "m").run()
+    make_trainer(dataset, tmp_path / "m").fit()
     other = write_dataset(tmp_path / "other", seed=1)
     with pytest.raises(UsageError, match="trained on other data"):
         make_trainer(other, tmp_path / "m")
@@ -487,14 +495,14 @@ def test_file_that_cannot_be_read_is_named(tmp_path):
     data[200 : len(data) // 2] = bytes(len(data) // 2 - 200)
     path.write_bytes(data)
     with pytest.raises(DatasetError, match=path.name):
-        make_trainer(dataset, tmp_path / "m").run()
+        make_trainer(dataset, tmp_path / "m").fit()
 
 
 def test_run_in_another_thread_leaves_signals_alone(tmp_path, dataset):
     trainer = make_trainer(dataset, tmp_path)
     handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
     summaries = []
-    thread = threading.Thread(target=lambda: summaries.append(trainer.run()))
+    thread = threading.Thread(target=lambda: summaries.append(trainer.fit().summary))
     thread.start()
     assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == handlers
     thread.join()

@@ -230,6 +230,7 @@ def test_empty_directory_says_so(tmp_path):
         compact(CheckpointDirectory(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_compaction_killed_anywhere_leaves_the_chain_and_the_next_one_succeeds(tmp_path):
     """At every write, sync, rename and removal that a whole compaction does."""

@@ -1,6 +1,6 @@
 """Rows that carry their own number, so that a trained table tells how often each was visited.
 
-`--model benchmarks.numbered` trains them: a row's number is an id of table "row", which takes no
+`--model benchmarks.row_visits` trains them: a row's number is an id of table "row", which takes no
 part in the prediction, and whose updates are counted like any other's.
 """
 

@@ -1,4 +1,4 @@
-"""What a lost server costs: `python -m benchmarks.losses`.
+"""What a lost server costs: `python -m benchmarks.recovery_time`.
 
 A worker: trains on a cluster of TF_CONFIG, whose servers are started here, and reads the examples a
 second from the client's progress: with all workers, with one killed, and with that one back. Each
@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.chaos import pids_writing
-from benchmarks.numbered import write_dataset
+from benchmarks.row_visits import write_dataset
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.cluster.local_processes import _free_ports
 from embedps.console import command_line
@@ -61,7 +61,7 @@ def lose_worker(*, num_workers: int, phase_secs: float) -> dict[str, Any]:
         servers = [serve("ps", 0), *(serve("worker", i) for i in range(num_workers))]
         client = subprocess.Popen(
             [
-                *(sys.executable, "-m", "embedps.train", "--model=benchmarks.numbered"),
+                *(sys.executable, "-m", "embedps.train", "--model=benchmarks.row_visits"),
                 *(f"--data={folder}/data", f"--model-dir={folder}/model", "--eval=none"),
                 *("--epochs=100000", "--batch-size=256", "--unit-rows=4096", "--log-secs=0.2"),
                 "--delta-secs=1000",
@@ -92,7 +92,7 @@ def lose_worker(*, num_workers: int, phase_secs: float) -> dict[str, Any]:
             rates = {"all": rate(phase_secs)}
             servers[-1].kill()
             servers[-1].wait()
-            rates["one_gone"] = rate(phase_secs)
+            rates["one_down"] = rate(phase_secs)
             servers[-1] = serve("worker", num_workers - 1)
             for line in servers[-1].stdout or ():
                 if "has a client" in line:
@@ -112,7 +112,7 @@ def lose_parameter_server(*, num_rows: int) -> dict[str, Any]:
         write_dataset(data, train=[num_rows // 4] * 4, evaluation=[1000])
         client = subprocess.Popen(
             [
-                *(sys.executable, "-m", "embedps.train", "--model=benchmarks.numbered"),
+                *(sys.executable, "-m", "embedps.train", "--model=benchmarks.row_visits"),
                 *(f"--data={data}", f"--model-dir={model_dir}", "--num-ps=2", "--num-workers=2"),
                 *("--epochs=100", "--batch-size=2048", "--row-dim=16", "--eval=none"),
                 *("--delta-secs=5", "--log-secs=1"),
@@ -143,47 +143,49 @@ def lose_parameter_server(*, num_rows: int) -> dict[str, Any]:
     (recovery,) = summary["recoveries"]
     return {
         "rows": sum(summary["tables"].values()),
-        "secs_to_the_notice": round(recovery["noticed_at"] - killed_at, 2),
-        "secs_to_the_first_unit": recovery["secs"],
+        "secs_until_noticed": round(recovery["noticed_at"] - killed_at, 2),
+        "secs_until_first_unit": recovery["secs"],
         **{key: recovery[key] for key in ("units", "steps", "examples")},
     }
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`python -m benchmarks.losses`."""
-    parser = command_line.Parser(prog="python -m benchmarks.losses", description=__doc__)
+    """`python -m benchmarks.recovery_time`."""
+    parser = command_line.Parser(prog="python -m benchmarks.recovery_time", description=__doc__)
     parser.add_argument("--num-workers", type=int, default=2, help="(default: 2)")
     parser.add_argument("--phase-secs", type=float, default=20.0, help="(default: 20)")
     parser.add_argument("--rows", type=int, default=2_000_000, help="(default: 2000000)")
-    parser.add_argument("--output", type=report.output_file, default=report.RESULTS / "losses.json")
+    parser.add_argument(
+        "--output", type=report.output_file, default=report.RESULTS / "recovery_time.json"
+    )
     options = parser.parse_args(arguments)
     environment = report.environment()
     server = lose_parameter_server(num_rows=options.rows)
     print(
-        f"{server['rows']:,} rows: the first unit is done {server['secs_to_the_first_unit']} s "
+        f"{server['rows']:,} rows: the first unit is done {server['secs_until_first_unit']} s "
         f"after a lost parameter server was noticed; {server['steps']} steps are lost",
         flush=True,
     )
     rates = lose_worker(num_workers=options.num_workers, phase_secs=options.phase_secs)
-    lost = 1 - rates["one_gone"] / ((rates["all"] + rates["back"]) / 2)
+    lost = 1 - rates["one_down"] / ((rates["all"] + rates["back"]) / 2)
     print(
         f"{rates['all']:,.0f} examples/s with {options.num_workers} workers, "
-        f"{rates['one_gone']:,.0f} with one gone, {rates['back']:,.0f} with it back: {lost:.2f} of "
+        f"{rates['one_down']:,.0f} with one gone, {rates['back']:,.0f} with it back: {lost:.2f} of "
         f"the throughput is lost while {1 / options.num_workers:.2f} of the workers are"
     )
     report.write(
         options.output,
         {
-            "benchmark": "losses",
-            "command": f"python -m benchmarks.losses --num-workers {options.num_workers} "
+            "benchmark": "recovery_time",
+            "command": f"python -m benchmarks.recovery_time --num-workers {options.num_workers} "
             f"--phase-secs {options.phase_secs:g} --rows {options.rows}",
             "environment": environment,
             "parameter_server": server,
             "worker": {
                 "num_workers": options.num_workers,
                 "examples_per_sec": rates,
-                "lost_while_one_is_gone": round(lost, 3),
-                "a_workers_share": round(1 / options.num_workers, 3),
+                "lost_while_one_is_down": round(lost, 3),
+                "share_of_one_worker": round(1 / options.num_workers, 3),
             },
         },
     )

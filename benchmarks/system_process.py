@@ -1,4 +1,4 @@
-"""A measured program as a process of its own, and what else the machine did meanwhile."""
+"""Runs a measured program in its own process, and measures the load of other processes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Measured:
     """One measurement.
 
     Attributes:
-      rate: examples a second.
-      foreign_cores: cores that other processes kept busy meanwhile.
-      more: what else the program said.
+      rate: examples per second.
+      foreign_cores: cores that other processes kept busy during the measurement.
+      more: further numbers that the program reported.
     """
 
     rate: float
@@ -33,16 +33,16 @@ class Measured:
     more: dict[str, float]
 
 
-class Contestant:
-    """A program of `benchmarks.peers`, started and waiting to be asked."""
+class SystemProcess:
+    """A running program of `benchmarks.peers` that waits for requests."""
 
     def __init__(
         self, title: str, *, python: Path, module: str, folder: Path, settings: Mapping[str, int]
     ) -> None:
-        """Starts it; a line of its log is told where it fails.
+        """Starts the program; an error quotes the last line of its log.
 
         Raises:
-          PeerError: it does not start.
+          PeerError: the program does not start.
         """
         self.title = title
         self._log = folder / f"{title.replace(' ', '-').replace('/', '-')}.log"
@@ -64,33 +64,33 @@ class Contestant:
         self.versions: dict[str, str] = self._answer()["versions"]
 
     def prepare(self, variant: Variant, *, group: int) -> dict[str, Any]:
-        """Has a variant built and warmed up; what other groups had built is let go of.
+        """Builds and warms up a variant; frees what other groups built.
 
         Returns:
-          {"warm_up_secs": …} or {"unsupported": why}.
+          {"warm_up_secs": …} or {"unsupported": reason}.
 
         Raises:
-          PeerError: it failed.
+          PeerError: the program failed.
         """
         return self._ask("prepare", variant, group=group)
 
     def measure(self, variant: Variant, secs: float) -> Measured:
-        """Has a prepared variant run for about so many seconds.
+        """Runs a prepared variant for about `secs` seconds.
 
         Raises:
-          PeerError: it failed.
+          PeerError: the program failed.
         """
         began, busy, own = time.monotonic(), _busy_secs(), _tree_secs(self._process.pid)
         answer = self._ask("measure", variant, secs=secs)
         foreign = _busy_secs() - busy - (_tree_secs(self._process.pid) - own)
-        wall = time.monotonic() - began  # more than what was timed, where a save is prepared
+        wall = time.monotonic() - began  # includes untimed work, such as preparing a save
         examples, took = answer.pop("examples"), answer.pop("secs")
         return Measured(
             rate=examples / took, foreign_cores=round(max(0.0, foreign) / wall, 2), more=answer
         )
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the process."""
         if self._process.poll() is None and self._process.stdin is not None:
             try:
                 self._process.stdin.write(json.dumps({"do": "end"}) + "\n")
@@ -100,15 +100,15 @@ class Contestant:
                 self._process.kill()
         self._process.wait()
 
-    def _ask(self, what: str, variant: Variant, **more: Any) -> dict[str, Any]:
+    def _ask(self, command: str, variant: Variant, **more: Any) -> dict[str, Any]:
         if self._process.stdin is None:
             raise PeerError("was not started with a pipe")
-        question = {"do": what, **dataclasses.asdict(variant), **more}
+        question = {"do": command, **dataclasses.asdict(variant), **more}
         try:
             self._process.stdin.write(json.dumps(question) + "\n")
             self._process.stdin.flush()
         except OSError as error:
-            raise self._failure(f"is not there any more: {error}") from error
+            raise self._failure(f"has ended: {error}") from error
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
@@ -126,14 +126,14 @@ class Contestant:
 
 
 def _busy_secs() -> float:
-    """What all processes together have used."""
+    """Returns the CPU seconds that all processes together have used."""
     with open("/proc/stat") as file:
         user, nice, system, _, _, irq, softirq = map(int, file.readline().split()[1:8])
     return (user + nice + system + irq + softirq) / _TICKS
 
 
 def _tree_secs(root: int) -> float:
-    """What a process and its descendants have used."""
+    """Returns the CPU seconds that a process and its descendants have used."""
     children: dict[int, list[int]] = {}
     used: dict[int, int] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from embedps.console.process_logs import how_it_ended, last_line
+from embedps.console.child_process import how_it_ended, last_line
 
 STACK = """F0000 00:00:1.2   99 abort_op.cc:45] it failed
 *** Check failure stack trace: ***

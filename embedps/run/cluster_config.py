@@ -1,0 +1,57 @@
+"""The cluster options of a run: where it trains, and how long it waits for servers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from embedps.config_fields import MAX_SECS, check, option
+
+MAX_LOCAL_TASKS = 256
+"""The most parameter servers, and the most workers, of a local cluster; each is a process."""
+
+MAX_SHARDS = 1024
+"""The most shards of a table; each adds operations to the graph of every step."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClusterConfig:
+    """Where a run trains: in this process, on a local cluster, or on the cluster of TF_CONFIG."""
+
+    num_ps: int = option(
+        0,
+        "start a local cluster with this many parameter servers; 0 trains in this process",
+        least=0,
+        most=MAX_LOCAL_TASKS,
+    )
+    num_workers: int = option(
+        1,
+        "workers of the local cluster; in this process, units that are trained concurrently",
+        least=1,
+        most=MAX_LOCAL_TASKS,
+    )
+    num_shards: int = option(
+        0,
+        "shards of each table; 0 makes one per parameter server",
+        least=0,
+        most=MAX_SHARDS,
+    )
+    overlap: bool = option(
+        False,
+        "on a cluster, read the rows and variables of a step while the previous step computes: "
+        "steps are faster, but each reads values that lack the gradients of the step before it",
+    )
+    server_timeout_secs: float = option(
+        15.0,
+        "a worker or parameter server that does not answer for this many seconds is taken as dead",
+        least=1,
+        most=MAX_SECS,
+    )
+    wait_secs: float = option(
+        600.0,
+        "longest wait in seconds: for servers to start, for any unit to end, for the last scores",
+        above=0,
+        most=MAX_SECS,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)

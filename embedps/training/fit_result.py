@@ -1,0 +1,256 @@
+"""The result of a training run: its scores, speed and checkpoint, as text, HTML and a figure."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import io
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from embedps.errors import UsageError
+from embedps.run.evaluation_config import Metric
+from embedps.run.summary import SUMMARY_NAME
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.table import Table
+
+_COLUMNS = ("step", "AUC", "log loss", "NE", "calibration", "examples")
+_MAX_SHOWN = 10
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Score:
+    """The scores of one checkpoint on the held-out split; None where a score is undefined.
+
+    Attributes:
+      number: the checkpoint's.
+      step: training steps done by then.
+      auc: area under the ROC curve; higher is better.
+      logloss: mean log loss; lower is better.
+      normalized_entropy: log loss over the entropy of the base rate; lower is better.
+      calibration: mean prediction over the base rate; 1 is best.
+      examples: how many were scored.
+    """
+
+    number: int
+    step: int
+    auc: float | None = None
+    logloss: float | None = None
+    normalized_entropy: float | None = None
+    calibration: float | None = None
+    examples: int = 0
+
+
+class Scores(tuple[Score, ...]):
+    """The scores of a run, in the order of their checkpoints."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, evaluations: Iterable[Mapping[str, Any]]) -> Scores:
+        """Takes the lines of evaluation.jsonl."""
+        names = [field.name for field in dataclasses.fields(Score)]
+        return cls(Score(**{k: line[k] for k in names if k in line}) for line in evaluations)
+
+    def best(self, metric: Metric = "auc") -> Score | None:
+        """Finds the best score, the first of several; None where no checkpoint has one.
+
+        Args:
+          metric: "auc", of which more is better; "logloss" or "normalized_entropy", of which less
+            is.
+
+        Raises:
+          UsageError: the metric is unknown.
+        """
+        if metric not in get_args(Metric):
+            raise UsageError(
+                f"a metric must be one of {', '.join(get_args(Metric))} but got {metric!r}"
+            )
+        scored = [score for score in self if getattr(score, metric) is not None]
+        sign = -1 if metric == "auc" else 1
+        return min(scored, key=lambda score: sign * getattr(score, metric), default=None)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UnitCounts:
+    """How many units a run has trained.
+
+    Attributes:
+      done: units done.
+      total: units of all epochs.
+      repeated: attempts that may have visited rows again.
+      attempts: attempts at units; more than `done` if some failed or ran twice.
+    """
+
+    done: int
+    total: int
+    repeated: int
+    attempts: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FitResult:
+    """The result of `Trainer.fit`.
+
+    Attributes:
+      scores: held-out scores of this run's model directory, also of runs before it.
+      examples: training examples visited, of all runs in the model directory.
+      examples_per_sec: training speed.
+      units: how many units are done.
+      checkpoint: number of the last checkpoint; None where there is none.
+      recoveries: one record for each loss of a server that the run recovered from.
+      finished: nothing is left to train: all units are done, or a callback stopped the run.
+      stopped_early: why a callback stopped the run; None if none did.
+      evaluator_problem: why scores are missing; None if none are.
+      model_dir: where checkpoints, scores and summary.json are.
+      summary: all of summary.json.
+    """
+
+    scores: Scores
+    examples: int
+    examples_per_sec: float
+    units: UnitCounts
+    checkpoint: int | None
+    recoveries: tuple[Mapping[str, Any], ...]
+    finished: bool
+    stopped_early: str | None
+    evaluator_problem: str | None
+    model_dir: Path
+    summary: dict[str, Any] = dataclasses.field(repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        summary: dict[str, Any],
+        evaluations: Iterable[Mapping[str, Any]],
+        model_dir: Path,
+    ) -> FitResult:
+        """Makes the result.
+
+        Args:
+          summary: of summary.json.
+          evaluations: the lines of evaluation.jsonl.
+          model_dir: where both are.
+        """
+        return cls(
+            scores=Scores.of(evaluations),
+            examples=summary["examples"],
+            examples_per_sec=summary["examples_per_sec"],
+            units=UnitCounts(**summary["units"]),
+            checkpoint=summary["checkpoint"]["number"],
+            recoveries=tuple(summary["recoveries"]),
+            finished=summary["finished"],
+            stopped_early=summary["stopped_early"],
+            evaluator_problem=summary["evaluator_problem"],
+            model_dir=model_dir,
+            summary=summary,
+        )
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        out = io.StringIO()
+        # Wide, so that no line is wrapped: others read the lines too.
+        Console(file=out, width=1000).print(self)
+        return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
+        if self.scores:
+            yield self._table()
+        yield from map(Text, self._lines())
+
+    def _repr_html_(self) -> str:
+        """Renders the result in a notebook."""
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in _COLUMNS)
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{cell}</td>" for cell in _cells(score)) + "</tr>"
+            for score in self.scores[-_MAX_SHOWN:]
+        )
+        table = (
+            f"<table><caption>Held-out scores</caption><thead><tr>{head}</tr></thead>"
+            f"<tbody>{rows}</tbody></table>"
+        )
+        lines = "".join(f"<p>{html.escape(line)}</p>" for line in self._lines())
+        return (table if self.scores else "") + lines
+
+    def plot(self) -> Figure:
+        """Draws AUC and normalized entropy over the training steps.
+
+        Returns:
+          A matplotlib figure; `figure.savefig("scores.png")` writes it.
+
+        Raises:
+          UsageError: matplotlib is not installed, or there are no scores.
+        """
+        if not self.scores:
+            raise UsageError(
+                "there are no scores to plot: train with evaluation "
+                "(--eval sidecar or inline, which needs an eval split)"
+            )
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise UsageError(
+                "plot() needs matplotlib, which is not installed: pip install 'embedps[plot]'"
+            ) from error
+        figure = Figure(figsize=(9, 3.5), layout="constrained")
+        metrics: tuple[tuple[Metric, str], ...] = (
+            ("auc", "AUC (higher is better)"),
+            ("normalized_entropy", "normalized entropy (lower is better)"),
+        )
+        for axes, (metric, label) in zip(figure.subplots(1, 2), metrics, strict=True):
+            scored = [s for s in self.scores if getattr(s, metric) is not None]
+            axes.plot([s.step for s in scored], [getattr(s, metric) for s in scored], marker="o")
+            best = self.scores.best(metric)
+            if best is not None:
+                value = getattr(best, metric)
+                axes.axhline(value, linestyle=":", linewidth=1, color="gray")
+                axes.set_title(f"best {value:.5f} at step {best.step:,}", fontsize="medium")
+            axes.set_xlabel("training step")
+            axes.set_ylabel(label)
+            axes.grid(alpha=0.3)
+        return figure
+
+    def _table(self) -> Table:
+        from rich.table import Table
+
+        table = Table(title="Held-out scores")
+        for name in _COLUMNS:
+            table.add_column(name, justify="right")
+        for score in self.scores[-_MAX_SHOWN:]:
+            table.add_row(*_cells(score))
+        return table
+
+    def _lines(self) -> list[str]:
+        lines = []
+        best = self.scores.best()
+        if best is not None and best != self.scores[-1]:
+            lines.append(f"best AUC {best.auc:.5f} at step {best.step:,}")
+        if self.recoveries:
+            times = "once" if len(self.recoveries) == 1 else f"{len(self.recoveries)} times"
+            lines.append(f"recovered from the loss of a server {times}")
+        if self.stopped_early is not None:
+            lines.append(f"stopped early: {self.stopped_early}")
+        if self.evaluator_problem is not None:
+            lines.append(f"scores are missing: {self.evaluator_problem}")
+        state = "done" if self.finished else "stopped; run the same command again to resume"
+        lines.append(
+            f"{state}: {self.units.done}/{self.units.total} units, {self.examples:,} examples, "
+            f"{self.examples_per_sec:,.0f}/s; see {self.model_dir / SUMMARY_NAME}"
+        )
+        return lines
+
+
+def _cells(score: Score) -> list[str]:
+    values = (score.auc, score.logloss, score.normalized_entropy, score.calibration)
+    return [
+        f"{score.step:,}",
+        *("-" if value is None else f"{value:.5f}" for value in values),
+        f"{score.examples:,}",
+    ]

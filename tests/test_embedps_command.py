@@ -1,0 +1,141 @@
+"""The console command `embedps`, and `python -m embedps`."""
+
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from embedps import __version__
+from embedps.__main__ import dispatch
+from embedps.errors import UsageError
+from tests.builders import ROOT, write_dataset
+from tests.commands import SMALL, environment, processes_with, read_until, wait_until_gone
+
+# As pip writes it, where the checkout is not installed.
+SCRIPT = f"""#!{sys.executable}
+import sys
+sys.path.append({str(ROOT)!r})
+from embedps.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "bin" / "embedps"
+    path.parent.mkdir()
+    path.write_text(SCRIPT)
+    path.chmod(0o755)
+    return path
+
+
+def run(*command: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*map(str, command)],
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_help_names_every_command_and_first_steps(script):
+    for command, prog in ([script], "embedps"), ([sys.executable, "-m", "embedps"], None):
+        prog = prog or "python -m embedps"
+        done = run(*command, "--help")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith(f"usage: {prog} COMMAND ...\n")
+        for name in ("train", "evaluate", "server", "checkpoint"):
+            assert re.search(rf"^  {name} +\w", done.stdout, re.M)
+        assert f"\n  {prog} train --data dataset --model-dir run\n" in done.stdout
+        assert "75 a server was lost" in done.stdout
+        assert run(*command, "--version").stdout == f"embedps {__version__}\n"
+
+
+@pytest.mark.parametrize("name", ["train", "evaluate", "server", "checkpoint"])
+def test_usage_line_shows_how_a_command_was_called(script, name):
+    done = run(script, name, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: embedps {name} [-h]")
+    done = run(sys.executable, "-m", "embedps", name, "--bogus")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"embedps: python -m embedps {name}: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_help_is_there_within_four_tenths_of_a_second(script):
+    """In the process's own time, of the fastest of a few: the machine may have other work."""
+
+    def secs() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert run(script, "--help").returncode == 0
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+    assert min(secs() for _ in range(5)) < 0.4
+
+
+@pytest.mark.parametrize("arguments", [[], ["--bogus"], ["tarin"]])
+def test_unknown_command_is_a_usage_error(arguments):
+    with pytest.raises(UsageError, match=r"^embedps: .*COMMAND.*\(--help lists the flags\)$"):
+        dispatch(arguments)
+
+
+def test_command_fails_with_its_own_code_and_line(script, tmp_path):
+    done = run(script, "checkpoint", "verify", tmp_path / "nowhere")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"embedps: there is no directory '{tmp_path / 'nowhere'}'\n"
+    (tmp_path / "empty").mkdir()
+    assert run(script, "checkpoint", "verify", tmp_path / "empty").returncode == 1
+
+
+def test_script_finds_a_users_model_in_the_working_directory(script, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "net.py").write_text(
+        "import dataclasses\n\n\n"
+        "@dataclasses.dataclass(frozen=True, kw_only=True)\n"
+        "class Config:\n    depth: int = 3\n\n\n"
+        "def make(config, dataset): ...\n"
+    )
+    done = run(script, "train", "--model=mine.net", "--help", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--depth" in done.stdout
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_script_starts_a_local_cluster_and_starts_itself_again_after_a_loss(script, tmp_path):
+    """Its servers and its evaluator start too, though no `-m` is on its command line."""
+    dataset = write_dataset(tmp_path / "set")
+    model_dir = tmp_path / "m"
+    where = [f"--data={dataset.directory}", f"--model-dir={model_dir}"]
+    more = ["--num-ps=1", "--epochs=40", "--delta-secs=0.5", "--log-secs=0.1", *SMALL]
+    process = subprocess.Popen(
+        ["bin/embedps", "train", *where, *more],
+        cwd=tmp_path,  # the script's path is relative, and must still lead to it
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    read_until(process, "delta")
+    (server,) = (
+        pid
+        for pid, command in processes_with(str(model_dir / "logs" / "ps-0.log")).items()
+        if "embedps.server" in command
+    )
+    os.kill(server, signal.SIGKILL)
+    out = read_until(process, "recovered")
+    assert "parameter server 0 ended by SIGKILL" in out
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    assert "stopped" in out
+    wait_until_gone(str(model_dir))

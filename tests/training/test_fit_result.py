@@ -1,0 +1,159 @@
+"""What `Trainer.fit` returns: the scores, the table that is printed, the figure."""
+
+import builtins
+import io
+from pathlib import Path
+
+import pytest
+import rich.console
+
+from embedps.errors import UsageError
+from embedps.training.fit_result import FitResult, Score, Scores
+from tests.builders import make_trainer, write_dataset
+
+AUCS = (None, 0.71, 0.75, 0.75, 0.74)
+
+
+def make_result(*, aucs=AUCS, model_dir="data/[m]", **fields):
+    evaluations = [
+        {
+            "number": i,
+            "step": 1000 * i,
+            "auc": auc,
+            "logloss": 0.5 - 0.01 * i,
+            "normalized_entropy": 0.9,
+            "calibration": 1.0,
+            "examples": 40_000,
+            "secs": 1.5,
+            "lag_secs": 2.0,
+            "time": 3.0,
+        }
+        for i, auc in enumerate(aucs)
+    ]
+    summary = {
+        "examples": 1_799_898,
+        "examples_per_sec": 40_819.2,
+        "units": {"done": 56, "total": 56, "repeated": 0, "attempts": 57},
+        "checkpoint": {"number": 12},
+        "recoveries": [],
+        "finished": True,
+        "stopped_early": None,
+        "evaluator_problem": None,
+        **fields,
+    }
+    return FitResult.of(summary, evaluations, Path(model_dir))
+
+
+def test_result_of_a_run_has_what_its_summary_has(tmp_path):
+    dataset = write_dataset(tmp_path / "data")
+    result = make_trainer(dataset, tmp_path / "m", eval="inline", epochs=2).fit()
+    summary = result.summary
+    assert result.finished
+    assert result.units.done == result.units.total == summary["units"]["total"]
+    assert result.examples == summary["examples"] == 6000
+    assert result.examples_per_sec == summary["examples_per_sec"] > 0
+    assert result.checkpoint == summary["checkpoint"]["number"]
+    assert result.recoveries == ()
+    assert result.evaluator_problem is result.stopped_early is None
+    assert len(result.scores) == 2
+    assert result.scores[-1].auc == summary["evaluation"]["auc"]
+    assert f"{result.scores[-1].auc:.5f}" in str(result)
+    # A run that has nothing left to do has the same result.
+    assert make_trainer(dataset, tmp_path / "m", eval="inline", epochs=2).fit() == result
+
+
+@pytest.mark.parametrize(("metric", "number"), [("auc", 2), ("logloss", 4)])
+def test_best_score_goes_by_the_metric(metric, number):
+    best = make_result().scores.best(metric)
+    assert best is not None
+    assert best.number == number
+
+
+def test_best_score_of_none_is_none():
+    assert make_result(aucs=()).scores.best() is None
+    assert make_result(aucs=(None,)).scores.best() is None
+    assert Scores([Score(number=1, step=1)]).best("logloss") is None
+
+
+def test_best_score_of_an_unknown_metric_is_refused():
+    with pytest.raises(UsageError, match=r"a metric must be one of auc, .* but got 'accuracy'"):
+        make_result().scores.best("accuracy")
+
+
+def test_printed_result_is_a_table_and_one_line_of_the_end():
+    lines = str(make_result()).splitlines()
+    assert lines[0].strip() == "Held-out scores"
+    assert "│ 4,000 │ 0.74000 │  0.46000 │ 0.90000 │     1.00000 │   40,000 │" in lines
+    assert lines[-2:] == [
+        "best AUC 0.75000 at step 2,000",
+        "done: 56/56 units, 1,799,898 examples, 40,819/s; see data/[m]/summary.json",
+    ]
+
+
+def test_printed_result_says_what_went_wrong():
+    text = str(
+        make_result(
+            aucs=(),
+            finished=False,
+            recoveries=[{"why": "ps 0"}],
+            stopped_early="the AUC [is] above 0.8",
+            evaluator_problem="the evaluator ended",
+        )
+    )
+    assert "Held-out scores" not in text
+    assert text.splitlines() == [
+        "recovered from the loss of a server once",
+        "stopped early: the AUC [is] above 0.8",
+        "scores are missing: the evaluator ended",
+        "stopped; run the same command again to resume: 56/56 units, 1,799,898 examples, "
+        "40,819/s; see data/[m]/summary.json",
+    ]
+
+
+def test_printed_table_has_the_last_ten_scores():
+    text = str(make_result(aucs=[0.7] * 30))
+    assert "19,000" not in text
+    assert "20,000" in text
+
+
+def test_rich_renders_the_same():
+    out = io.StringIO()
+    rich.console.Console(file=out, width=200).print(make_result())
+    assert "\n".join(s.rstrip() for s in out.getvalue().splitlines()) == str(make_result())
+
+
+def test_notebook_gets_a_table_whose_texts_are_escaped():
+    page = make_result(stopped_early="a < b")._repr_html_()
+    assert page.count("<tr>") == 1 + len(AUCS)
+    assert "<td>0.75000</td>" in page
+    assert "stopped early: a &lt; b" in page
+
+
+def test_plot_draws_each_score_and_names_the_best(tmp_path):
+    figure = make_result().plot()
+    auc, entropy = figure.axes
+    assert list(auc.lines[0].get_xdata()) == [1000, 2000, 3000, 4000]
+    assert list(auc.lines[0].get_ydata()) == list(AUCS[1:])
+    assert auc.get_title() == "best 0.75000 at step 2,000"
+    assert len(entropy.lines[0].get_xdata()) == len(AUCS)
+    figure.savefig(tmp_path / "scores.png")
+    assert (tmp_path / "scores.png").stat().st_size > 1000
+
+
+def test_plot_without_scores_says_how_to_get_some():
+    with pytest.raises(UsageError, match="no scores to plot: train with evaluation"):
+        make_result(aucs=()).plot()
+
+
+def test_plot_without_matplotlib_says_what_to_install(monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(UsageError, match=r"pip install 'embedps\[plot\]'") as caught:
+        make_result().plot()
+    assert "\n" not in str(caught.value)

@@ -1,11 +1,12 @@
-"""Trains a recommender: `python -m embedps.train --model dlrm --data DIR --model-dir DIR`.
+"""Trains a recommender: `embedps train --model dlrm --data DIR --model-dir DIR`.
 
-Alone, it trains in this process, with a sidecar evaluator in a second one. With --num-ps and
---num-workers it starts a local cluster of processes. With TF_CONFIG set it takes this task's role
-in that cluster: the chief trains, workers and parameter servers serve.
+By default it trains in this process, and an evaluator in a second process scores the checkpoints.
+With --num-ps and --num-workers it starts a local cluster of processes. With TF_CONFIG set, it takes
+the role of this task in that cluster: the chief trains, workers and parameter servers serve.
 
-Run the same command again to resume from the last checkpoint. A local cluster that loses a
-parameter server does so by itself; with TF_CONFIG the chief ends with code 75 and one line.
+Run the same command again to resume from the last checkpoint. If a local cluster loses a parameter
+server, the command restarts itself and resumes. With TF_CONFIG the chief then ends with code 75 and
+one line.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from types import FrameType
 from typing import NoReturn
 
 from embedps.console import command_line, flags
+from embedps.data.dataset import Dataset
+from embedps.engine.recommender import Recommender
 from embedps.errors import ClusterError, ServerLostError, UsageError
 from embedps.run.config import DEFAULT_MODEL, TrainConfig
 from embedps.run.model_module import find_model
@@ -46,8 +49,19 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.train") -> NoR
     model_dir = prepare_directory(run.config)
     if isinstance(model_dir, ObjectPath):
         print(f"logs and TensorBoard's events are in {local_dir(model_dir)}", flush=True)
+    scored = _train(recommender, dataset, run.config)
+    sys.stdout.flush()
+    # Not the interpreter's end: it would wait for a thread whose unit could not finish in time, or
+    # for a server that hangs.
+    os._exit(0 if scored else ClusterError.exit_code)
 
-    # Below what the flags and the dataset can be refused for: that comes at once.
+
+def _train(recommender: Recommender, dataset: Dataset, config: TrainConfig) -> bool:
+    """Trains and prints the result; returns whether the evaluator could score it.
+
+    If a server is lost, it restarts or ends the process.
+    """
+    # Imported late: flags and datasets that are refused are refused at once.
     import tensorflow as tf
 
     from embedps.engine.unit_functions import explain
@@ -55,11 +69,11 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.train") -> NoR
     from embedps.training.trainer import Trainer
 
     loss = take_loss()
-    recovery = Recovery(loss, again=run.config.cluster.num_ps > 0)
+    recovery = Recovery(loss, again=config.cluster.num_ps > 0)
     try:
-        with _ends_in_good_order(run.config.grace_secs):
+        with _ends_in_good_order(config.grace_secs):
             trainer = Trainer(
-                recommender, dataset, run.config, recovered_from=loss, on_lost=recovery.begin
+                recommender, dataset, config, recovered_from=loss, on_lost=recovery.begin
             )
             recovery.follow(trainer)
             result = trainer.fit()
@@ -69,17 +83,14 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.train") -> NoR
         if not isinstance(lost, ServerLostError):
             raise
         recovery.begin(lost)
-    sys.stdout.flush()
-    # Not the interpreter's end: it would wait for a thread whose unit could not finish in time, or
-    # for a server that hangs.
-    os._exit(ClusterError.exit_code if result.evaluator_problem else 0)
+    return result.evaluator_problem is None
 
 
 @contextmanager
 def _ends_in_good_order(grace_secs: float) -> Iterator[None]:
-    """SIGTERM ends the program with code 0 where nothing is to be saved: before and after training.
+    """Makes SIGTERM end the program with code 0 before and after training: nothing is to be saved.
 
-    It raises SystemExit in the main thread, or ends the process if that cannot take it in time.
+    It raises SystemExit in the main thread, or ends the process if that thread is too busy.
     """
 
     def end(number: int, _: FrameType | None) -> None:
@@ -101,18 +112,14 @@ def parse(arguments: Sequence[str], prog: str = "python -m embedps.train") -> Ru
     Raises:
       UsageError: a flag is unknown, or has a value that it may not have.
     """
-    # The model's module first: its config's fields are flags too.
-    first = command_line.Parser(prog=prog, add_help=False)
-    first.add_argument("--model")
-    first.add_argument("--config")
-    early, _ = first.parse_known_args(arguments)
-    model = early.model
-    if model is None:
-        model = str(flags.read_file(early.config).get("model", DEFAULT_MODEL))
-    module = find_model(model)
+    model = _model_name(arguments, prog)
+    module = find_model(model)  # its config's fields are flags too
     parser = command_line.Parser(prog=prog, description=__doc__)
     parser.add_argument(
-        "--config", metavar="FILE", help="TOML with any of the values below; flags go before it"
+        "--config",
+        metavar="FILE",
+        help="TOML file with any of the values below, by flag name with underscores, or in a table "
+        "per section, such as [cluster]; a flag overrides the file",
     )
     flags.add_flags(parser, TrainConfig, "training")
     try:
@@ -125,6 +132,17 @@ def parse(arguments: Sequence[str], prog: str = "python -m embedps.train") -> Ru
         config=dataclasses.replace(flags.make(TrainConfig, given, file), model=model),
         model_config=flags.make(module.Config, given, file),
     )
+
+
+def _model_name(arguments: Sequence[str], prog: str) -> str:
+    """Reads only the model's name from the flags, or from the file that they name."""
+    first = command_line.Parser(prog=prog, add_help=False)
+    first.add_argument("--model")
+    first.add_argument("--config")
+    early, _ = first.parse_known_args(arguments)
+    if early.model is not None:
+        return str(early.model)
+    return str(flags.read_file(early.config).get("model", DEFAULT_MODEL))
 
 
 if __name__ == "__main__":

@@ -163,7 +163,7 @@ class _Cuts:
             "base" if kind == "base" else "delta",
             str(self._folder / "cut"),
             since=self._since,
-            rest_secs=self._rest_secs,
+            max_pause_secs=self._rest_secs,
         )
         secs = time.perf_counter() - began
         if kind != "delta":

@@ -27,7 +27,7 @@ from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 from embedps.evaluation.sidecar import RECOMMENDER_VARIABLE
 from embedps.run.cluster_config import MAX_SHARDS
-from embedps.run.stored_config import read_run
+from embedps.run.run_config import read_run
 from embedps.run.summary import (
     SUMMARY_NAME,
     read_evaluations,

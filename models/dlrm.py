@@ -25,7 +25,7 @@ from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.optimizers import make as make_optimizer
 
 if TYPE_CHECKING:  # imports TensorFlow, which `--help` does not need
-    from models.dlrm_network import DLRM
+    from .dlrm_network import DLRM
 
 _MAX_LAYER_WIDTH = 65536
 
@@ -74,7 +74,7 @@ class Config:
 
 def build(config: Config, *, has_numerics: bool) -> "DLRM":
     """Builds the dense network."""
-    from models.dlrm_network import DLRM
+    from .dlrm_network import DLRM
 
     return DLRM(
         embedding_dim=config.embedding_dim,
@@ -115,5 +115,9 @@ def make(config: Config, dataset: Dataset) -> Recommender:
 
 def _feature(column: CategoricalFeature) -> FeatureSpec:
     """Declares the lookup of a column in the table of its name; a list's rows are averaged."""
-    combiner = "mean" if column.ragged else "sum"
-    return FeatureSpec(name=column.name, table=column.name, ragged=column.ragged, combiner=combiner)
+    return FeatureSpec(
+        name=column.name,
+        table=column.name,
+        ragged=column.ragged,
+        combiner="mean" if column.ragged else "sum",
+    )

@@ -41,6 +41,6 @@ def test_its_program_trains_and_resumes(tmp_path: Path):
     (tmp_path / "data/criteo-2000000").mkdir(parents=True)
     write_dataset(tmp_path / "data/criteo-2000000/dataset")
     out = run_page(README, tmp_path)
-    assert "done: 1/1 units, 3,000 examples" in out
+    assert "done: 2/2 units, 3,000 examples" in out
     assert (tmp_path / "WIDE/evaluation.jsonl").exists()  # by the evaluator beside it
-    assert "done: 1/1 units, 3,000 examples" in run_page(README, tmp_path)
+    assert "done: 2/2 units, 3,000 examples" in run_page(README, tmp_path)

@@ -16,7 +16,7 @@ from embedps.console.shutdown import deadline
 from embedps.errors import ClusterError, UsageError
 from embedps.run.cluster_config import ClusterConfig
 from embedps.run.config import TrainConfig
-from embedps.run.stored_config import chief_task
+from embedps.run.preparation import chief_task
 from embedps.storage.object_store import as_path, local_dir
 
 

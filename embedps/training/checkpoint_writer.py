@@ -147,8 +147,8 @@ class CheckpointWriter:
         Args:
           step: training steps done.
           ledger: its state, read before this call: a unit it lists as done is in the tables.
-          partially_applied: asked once the tables are cut, for what the ledger then says of units that may
-            be in them in part; a rerun visits and counts these again.
+          partially_applied: called once the tables are cut; it returns what the ledger then says of
+            units that may be partially applied. A rerun visits and counts these again.
           progress: the run's counters.
           final: nothing follows.
           rest_secs: so long, in all, the shards' writers rest at most while training needs the
@@ -444,7 +444,7 @@ class CheckpointWriter:
             str(folder.absolute()),
             since=self._cuts,
             encoding=self._encoding,
-            rest_secs=rest_secs,
+            max_pause_secs=rest_secs,
         )
         save = SaveSet(
             kind=kind,

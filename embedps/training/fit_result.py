@@ -120,12 +120,12 @@ class FitResult:
     stopped_early: str | None
     evaluator_problem: str | None
     model_dir: Path
-    summary: Mapping[str, Any] = dataclasses.field(repr=False)
+    summary: dict[str, Any] = dataclasses.field(repr=False)
 
     @classmethod
     def of(
         cls,
-        summary: Mapping[str, Any],
+        summary: dict[str, Any],
         evaluations: Iterable[Mapping[str, Any]],
         model_dir: Path,
     ) -> FitResult:

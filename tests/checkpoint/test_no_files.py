@@ -10,7 +10,7 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.lease import read_leases
 from embedps.checkpoint.tools.verify import verify
 from embedps.errors import CheckpointError, CorruptCheckpointError, UsageError
-from embedps.run.stored_config import read_run
+from embedps.run.run_config import read_run
 from embedps.run.summary import Restarts, read_evaluations, read_json
 from tests.checkpoint.builders import Record, make_manifest, write_save
 from tests.checkpoint.readers import read_row_file

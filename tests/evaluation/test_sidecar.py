@@ -10,7 +10,7 @@ import pytest
 
 from embedps.errors import ClusterError
 from embedps.evaluation.sidecar import Sidecar
-from embedps.run.stored_config import RunConfig
+from embedps.run.run_config import RunConfig
 from tests.builders import TINY_DLRM, make_config, write_dataset
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.numbered import visits, write_dataset
+from benchmarks.row_visits import visits, write_dataset
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.tools.verify import verify
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.multiprocess
 UNIT_ROWS = 1024
 BATCH_ROWS = 64
 FLAGS = (
-    *("--model=benchmarks.numbered", f"--batch-size={BATCH_ROWS}", f"--unit-rows={UNIT_ROWS}"),
+    *("--model=benchmarks.row_visits", f"--batch-size={BATCH_ROWS}", f"--unit-rows={UNIT_ROWS}"),
     *("--delta-secs=0.5", "--log-secs=0.5", "--hidden=4", "--embedding-dim=2"),
     "--keep-secs=3600",  # each that is resumed from can be read at a test's end
 )

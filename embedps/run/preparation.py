@@ -1,0 +1,91 @@
+"""Checks what a run is given before it starts: its dataset, its model directory, its task."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from embedps.data.dataset import Dataset
+from embedps.errors import CheckpointError, UsageError
+from embedps.run.config import TrainConfig
+from embedps.run.tf_config import read_tf_config
+from embedps.storage.file_io import write_bytes
+from embedps.storage.object_store import ObjectPath, as_path
+
+
+def open_dataset(config: TrainConfig) -> Dataset:
+    """Opens the dataset of a run.
+
+    Raises:
+      DatasetError: it cannot be read.
+      UsageError: the run is to be scored, and the dataset has no rows to score.
+    """
+    dataset = Dataset.open(config.data)
+    check_dataset(dataset, config)
+    return dataset
+
+
+def check_dataset(dataset: Dataset, config: TrainConfig) -> None:
+    """Refuses a dataset that the run cannot train and score on.
+
+    Raises:
+      UsageError: it is not the dataset of `config.data`, or the run is to be scored and the dataset
+        has no rows to score.
+    """
+    if os.path.abspath(dataset.directory) != os.path.abspath(config.data):
+        raise UsageError(
+            f"config.data is {config.data!r}, but the dataset that is given lies in "
+            f"{str(dataset.directory)!r}: they must be the same"
+        )
+    split, mode = dataset.splits.get("eval"), config.evaluation.mode
+    if mode != "none" and (split is None or not split.rows):
+        raise UsageError(
+            f"{dataset.directory} has no rows in split 'eval', so --eval {mode} has nothing "
+            "to score: use --eval none, or make the dataset with --eval-fraction above 0"
+        )
+
+
+def chief_task(config: TrainConfig) -> dict[str, Any] | None:
+    """Reads TF_CONFIG for the process that trains; None if it is not set.
+
+    Raises:
+      UsageError: it is malformed, its task is no chief, or the config asks for a local cluster too.
+    """
+    task = read_tf_config()
+    if task is None:
+        return None
+    if config.cluster.num_ps:
+        raise UsageError("--num-ps is of a local cluster; TF_CONFIG already names one")
+    kind, index = task["task"]["type"], task["task"]["index"]
+    if kind != "chief":
+        raise UsageError(
+            f"TF_CONFIG says that this process is {kind} {index}; only the chief trains: start a "
+            "worker or a parameter server by `python -m embedps.server`"
+        )
+    return task
+
+
+def prepare_directory(config: TrainConfig) -> Path:
+    """Makes the model directory of a run, and checks that it can be written.
+
+    Raises:
+      UsageError: it cannot be made or written.
+    """
+    model_dir = as_path(config.model_dir)
+    if isinstance(model_dir, ObjectPath):
+        try:
+            write_bytes(model_dir / "_writable", b"")
+        except CheckpointError as error:
+            raise UsageError(f"--model-dir must be one that can be written: {error}") from error
+        (model_dir / "_writable").unlink()
+        return model_dir
+    try:
+        model_dir.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise UsageError(f"--model-dir must be a directory, {model_dir} is a file") from error
+    except OSError as error:
+        raise UsageError(f"--model-dir {model_dir} cannot be made: {error.strerror}") from error
+    if not os.access(model_dir, os.W_OK | os.X_OK):
+        raise UsageError(f"--model-dir {model_dir} must be a directory that can be written")
+    return model_dir

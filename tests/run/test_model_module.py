@@ -1,0 +1,154 @@
+"""Which module a model's name means, with folders of the user's called models/ and pipelines/."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from embedps.errors import UsageError
+from embedps.run.config import TrainConfig
+from embedps.run.model_module import find_model, is_built_in
+from embedps.run.run_config import RunConfig, read_run
+from models import dlrm
+from tests.builders import ROOT, TINY_DLRM_FLAGS, write_dataset
+
+RAISES = 'raise RuntimeError("this is a package of the user\'s")\n'
+OWN = """
+import dataclasses
+from models import dlrm
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    own_dim: int = 4
+
+
+def make(config, dataset):
+    shape = dlrm.Config(embedding_dim=config.own_dim, bottom_mlp=(8,), top_mlp=(8,))
+    return dlrm.make(shape, dataset)
+"""
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("data") / "set", train=(600,), evaluation=(200,))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A working directory with folders that are called as embedps's packages are."""
+    for name in ("models/__init__.py", "models/dlrm.py", "pipelines/__init__.py"):
+        path = tmp_path / "cwd" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(RAISES)
+    return tmp_path / "cwd"
+
+
+def run(folder: Path, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def flags_of(dataset, model_dir, *more):
+    return ("--data", dataset.directory, "--model-dir", model_dir, "--unit-rows=2048", *more)
+
+
+@pytest.mark.slow
+def test_built_in_model_trains_and_is_scored_beside_folders_of_the_same_name(dataset, folder):
+    flags = flags_of(dataset, "m", "--model=dlrm", *TINY_DLRM_FLAGS)
+    out = run(folder, "-m", "embedps.train", *flags).stdout
+    assert "Held-out scores" in out  # by a process beside it, with the same working directory
+    assert json.loads((folder / "m/config.json").read_text())["train"]["model"] == "dlrm"
+
+
+def test_console_command_finds_the_built_in_model_beside_folders_of_the_same_name(folder):
+    program = (
+        "import sys; from embedps.__main__ import main; "
+        "sys.argv[:] = ['/usr/bin/embedps', 'train', '--model=dlrm', '--help']; main()"
+    )
+    assert "--embedding-dim" in run(folder, "-c", program).stdout
+    arguments = ("-m", "embedps", "train", "--model=dlrm", "--help")
+    assert "--embedding-dim" in run(folder, *arguments).stdout
+
+
+def test_benchmarks_say_in_one_line_that_a_folder_clashes(folder):
+    done = run(folder, "-m", "benchmarks", "--help", code=1)
+    assert done.stderr.count("\n") == 1
+    assert "embedps: the package 'models' must be " in done.stderr
+    assert done.stderr.endswith("start the command in another directory\n")
+
+
+def test_built_in_model_is_the_same_module_where_nothing_clashes():
+    assert find_model("dlrm") is dlrm
+
+
+@pytest.mark.slow
+def test_model_of_the_user_is_a_module_with_or_without_a_package(dataset, tmp_path):
+    (tmp_path / "mymodel.py").write_text(OWN)
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/module.py").write_text(OWN)
+    assert "--own-dim" in run(tmp_path, "-m", "embedps.train", "--model=mymodel", "--help").stdout
+    help_text = run(tmp_path, "-m", "embedps", "train", "--model=package.module", "--help").stdout
+    assert "--own-dim" in help_text
+    run(tmp_path, "-m", "embedps.train", *flags_of(dataset, "m", "--model=mymodel", "--eval=none"))
+
+    # What config.json names is not imported, unless the caller names it too.
+    evaluate = ("-m", "embedps.evaluate", "--model-dir=m", "--once")
+    refused = run(tmp_path, *evaluate, code=2).stderr
+    assert "config.json is of model 'mymodel': give --model mymodel" in refused
+    assert "auc" in run(tmp_path, *evaluate, "--model=mymodel").stdout.lower()
+
+
+def test_built_in_name_wins_over_a_module_of_the_user(tmp_path):
+    (tmp_path / "dlrm.py").write_text(RAISES)
+    text = run(tmp_path, "-m", "embedps.train", "--model=dlrm", "--help").stdout
+    assert "--embedding-dim" in text
+
+
+@pytest.mark.parametrize("name", ["json", "tests.builders"])
+def test_module_that_is_no_model_is_refused(name):
+    with pytest.raises(UsageError, match=rf"--model {name}: .*must have a dataclass Config and"):
+        find_model(name)
+
+
+@pytest.mark.parametrize("name", ["absent", "absent.module", "tests.absent", "dlr"])
+def test_module_that_is_absent_is_refused_in_one_line(name):
+    with pytest.raises(
+        UsageError, match=rf"there is no module {name} on Python's path.*\(dlrm"
+    ) as e:
+        find_model(name)
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("name", ["", "../dlrm", "dlrm.py/", "a..b", "/dlrm", "dlrm "])
+def test_name_that_is_no_modules_is_refused(name):
+    assert not is_built_in(name)
+    with pytest.raises(UsageError, match="--model must be a module's name but got"):
+        find_model(name)
+
+
+def test_package_itself_is_no_model():
+    assert not is_built_in("__init__")
+
+
+@pytest.mark.parametrize("stored", ["antigravity", "tests.absent", "../models/dlrm", "__init__"])
+def test_model_that_config_json_names_is_not_imported_unless_it_is_built_in(tmp_path, stored):
+    config = TrainConfig(data="d", model_dir=str(tmp_path), model=stored)
+    RunConfig(config=config, model_config=dlrm.Config()).save()
+    with pytest.raises(UsageError, match=r"give --model .* to have its module imported"):
+        read_run(tmp_path)
+    assert stored not in sys.modules
+
+
+def test_paths_of_the_tests_are_of_this_checkout():
+    assert Path(find_model("dlrm").__file__ or "").is_relative_to(ROOT)

@@ -1,4 +1,4 @@
-"""Builds the C++ kernels whenever the package is built; everything else is in pyproject.toml."""
+"""Builds the C++ kernels with the package. Everything else is in pyproject.toml."""
 
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ from embedps.kernels.build import build
 
 
 class BuildWithKernels(build_py):
-    """Compiles the library in the source tree, from where an editable install runs it in place."""
+    """Compiles the library into the source tree, where an editable install uses it in place."""
 
     def run(self) -> None:
         try:
@@ -25,14 +25,14 @@ class BuildWithKernels(build_py):
 
 
 class PlatformWheel(bdist_wheel):
-    """A wheel for this platform and any Python: the library is TensorFlow's to load."""
+    """Makes a wheel for this platform and any Python: TensorFlow loads the library."""
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]
 
 
 class BinaryDistribution(Distribution):
-    """Says that the package is not pure Python, though setuptools itself compiles nothing."""
+    """Marks the package as not pure Python, although setuptools itself compiles nothing."""
 
     def has_ext_modules(self) -> bool:
         return True

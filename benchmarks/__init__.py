@@ -1,4 +1,4 @@
-"""Benchmarks of the kernels, of training against other systems, and of the data pipeline."""
+"""Benchmarks: each writes JSON, and compares within one run by ratios."""
 
 from embedps.errors import UsageError
 from embedps.run.model_module import check_shipped

@@ -25,7 +25,7 @@ _PRECISIONS = ("float32", "bfloat16")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`python -m benchmarks`."""
+    """Runs the command line."""
     parser = command_line.Parser(prog="python -m benchmarks", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="run|docs", dest="command")
     commands.add_parser("docs", help="write the results into docs/performance.md")
@@ -51,10 +51,10 @@ def main(arguments: Sequence[str]) -> int:
         "--batch-sizes", type=_numbers, default=(2048, 8192), help="default: 2048,8192"
     )
     run.add_argument("--rounds", type=int, default=7, help="default: 7")
-    run.add_argument("--secs", type=float, default=1.0, help="of a case in a round (default: 1)")
     run.add_argument(
-        "--output", type=Path, default=report.RESULTS, help="folder for the JSON files"
+        "--secs", type=float, default=1.0, help="seconds per case and round (default: 1)"
     )
+    run.add_argument("--output", type=Path, default=report.RESULTS, help="folder for JSON")
     options = parser.parse_args(arguments)
     if options.command == "docs":
         document.PAGE.write_text(document.update(document.PAGE.read_text()))

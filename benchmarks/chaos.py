@@ -1,11 +1,14 @@
-"""Training while everything is killed: `python -m benchmarks.chaos --minutes 5 --seed S`.
+"""Trains while processes are killed at random: `python -m benchmarks.chaos --minutes 5 --seed S`.
 
-Trains on 2 parameter servers, 2 workers and the evaluator, twice: in peace, and while at random
-moments (drawn from the seed) one of these processes or the client is killed (SIGKILL), stopped and
-resumed (SIGSTOP, SIGCONT), or told to end (SIGTERM). A client that ends is started again. The rows
-carry their numbers, so the last checkpoint tells how often each was visited. It fails unless every
-row was visited in every epoch, no more often than the repeated units allow, all checkpoints are
-whole, the AUC is within 0.005 of the calm run's and no process is left.
+Trains twice on 2 parameter servers, 2 workers and the evaluator: once undisturbed, once with
+disturbances at random moments drawn from the seed. A disturbance hits one of these processes or the
+client. It kills the process (SIGKILL), stops and resumes it (SIGSTOP, SIGCONT), or asks it to end
+(SIGTERM). A client that ends is started again. The rows carry their numbers, so the last checkpoint
+tells how often each row was visited.
+
+The benchmark fails unless every row was visited in every epoch, no row was visited more often than
+the repeated units allow, all checkpoints are valid, the AUC is within 0.005 of the undisturbed run,
+and no process is left.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from embedps.run.summary import read_json
 
 UNIT_ROWS = 4096
 MAX_AUC_DIFFERENCE = 0.005
-# Workers die often on a cluster, clients are few; parameter servers as often as 5 minutes need.
+# Relative frequencies: workers are lost often on a cluster, clients rarely.
 TARGETS = {"worker-0": 3, "worker-1": 3, "ps-0": 2, "ps-1": 2, "evaluator": 2, "client": 1}
 ACTIONS = {"kill": 3, "stop": 2, "end": 1}
 _SERVER_TIMEOUT_SECS = 5.0
@@ -48,11 +51,11 @@ _FLAGS = (
 
 
 class ChaosError(EmbedpsError):
-    """A promise was not kept."""
+    """The run broke a guarantee."""
 
 
 class Training:
-    """A training command, started again whenever it ends before its work is done."""
+    """A training command that is started again whenever it ends before training is finished."""
 
     def __init__(self, data: Path, model_dir: Path, *more: str) -> None:
         where = ("--data", str(data), "--model-dir", str(model_dir))
@@ -70,7 +73,7 @@ class Training:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
 
     def ended(self) -> bool:
-        """Whether it is done; starts it again where it only ended."""
+        """Tells whether training is finished; restarts the command if only the process ended."""
         process = self._process
         if process is None:
             return True
@@ -86,32 +89,32 @@ class Training:
         return False
 
     def wait(self, secs: float) -> bool:
-        """Waits until it is done; tells whether it is."""
+        """Waits up to `secs` for training to finish; returns whether it did."""
         deadline = time.monotonic() + secs
         while not (done := self.ended()) and time.monotonic() < deadline:
             time.sleep(0.1)
         return done
 
     def pid(self, target: str) -> int | None:
-        """The process of a server, the evaluator or the client; None where there is none now."""
+        """Finds the process of a server, the evaluator or the client; None if it does not run."""
         if target == "client":
             return self._process.pid if self._process is not None else None
         return next(iter(pids_writing(f"{self.model_dir}/logs/{target}.log")), None)
 
     def log(self) -> str:
-        """The last lines of its output."""
+        """Returns the last lines of the command's output."""
         lines = self.model_dir.with_suffix(".log").read_text(errors="replace").splitlines()
         return "\n".join(lines[-15:])
 
     def close(self) -> None:
-        """Ends it."""
+        """Kills the command."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
 
 def pids_writing(path: str) -> list[int]:
-    """The live processes whose output is a file at or below a path."""
+    """Finds the live processes whose stdout is a file at or below a path."""
     found = []
     for folder in Path("/proc").iterdir():
         try:
@@ -123,7 +126,7 @@ def pids_writing(path: str) -> list[int]:
 
 
 def disturb(training: Training, *, secs: float, pause_secs: float, seed: int) -> list[str]:
-    """Kills, stops and ends processes for so long; returns what it did."""
+    """Disturbs processes for `secs` seconds; returns a line per disturbance."""
     rng = random.Random(seed)
     began = time.monotonic()
     done = []
@@ -144,16 +147,17 @@ def disturb(training: Training, *, secs: float, pause_secs: float, seed: int) ->
                 else:
                     os.kill(pid, signal.SIGKILL if action == "kill" else signal.SIGTERM)
             except ProcessLookupError:
-                pass  # it was killed for its silence
+                pass  # the client killed it because it did not answer
         training.wait(pause)
     return done
 
 
 def examine(training: Training, *, num_rows: int, epochs: int) -> dict[str, Any]:
-    """What is left of a run that is done.
+    """Checks a finished run and summarizes it.
 
     Raises:
-      ChaosError: a row was not visited, or too often; the checkpoint is not whole; a process lives.
+      ChaosError: a row was visited too rarely or too often, a checkpoint is not valid, or a process
+        is left.
     """
     model_dir = training.model_dir
     summary = read_json(model_dir / "summary.json")
@@ -169,7 +173,7 @@ def examine(training: Training, *, num_rows: int, epochs: int) -> dict[str, Any]
     problems += map(str, verify(directory, directory.numbers()).problems)
     left = pids_writing(f"{model_dir}/")
     if left:
-        problems.append(f"processes {left} live on")
+        problems.append(f"processes {left} are left")
     if problems:
         raise ChaosError("; ".join(problems))
     return {
@@ -187,14 +191,21 @@ def examine(training: Training, *, num_rows: int, epochs: int) -> dict[str, Any]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`python -m benchmarks.chaos`."""
+    """Runs the command line."""
     parser = command_line.Parser(prog="python -m benchmarks.chaos", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=5.0, help="of disturbance (default: 5)")
-    parser.add_argument("--seed", type=int, default=1, help="of what is done when (default: 1)")
-    parser.add_argument("--rows", type=int, default=100_000, help="of an epoch (default: 100000)")
-    parser.add_argument("--epochs", type=int, default=0, help="0 is 10 a minute (default: 0)")
     parser.add_argument(
-        "--pause-secs", type=float, default=8.0, help="between two disturbances (default: 8)"
+        "--minutes", type=float, default=5.0, help="minutes of disturbance (default: 5)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="seed of the disturbances (default: 1)")
+    parser.add_argument(
+        "--rows", type=int, default=100_000, help="rows per epoch (default: 100000)"
+    )
+    parser.add_argument("--epochs", type=int, default=0, help="0: 10 per minute (default: 0)")
+    parser.add_argument(
+        "--pause-secs",
+        type=float,
+        default=8.0,
+        help="seconds between two disturbances (default: 8)",
     )
     parser.add_argument("--output", type=report.output_file, default=report.RESULTS / "chaos.json")
     options = parser.parse_args(arguments)
@@ -219,7 +230,9 @@ def main(arguments: Sequence[str]) -> int:
                         seed=options.seed,
                     )
                 if not training.wait(limit):
-                    raise ChaosError(f"no end within {limit:.0f} s: {training.log()}")
+                    raise ChaosError(
+                        f"training did not finish within {limit:.0f} s: {training.log()}"
+                    )
                 secs = round(time.monotonic() - began, 1)
                 results[name] = examine(training, num_rows=options.rows, epochs=epochs)
                 results[name] |= {"wall_secs": secs, "done_to_it": done}
@@ -229,7 +242,7 @@ def main(arguments: Sequence[str]) -> int:
     print(
         f"{len(results['chaos']['done_to_it'])} disturbances: every row visited in each of "
         f"{epochs} epochs, {results['chaos']['repeated_visits']} visits repeated of "
-        f"{epochs * options.rows}; AUC {results['chaos']['auc']:.5f}, in peace "
+        f"{epochs * options.rows}; AUC {results['chaos']['auc']:.5f}, undisturbed "
         f"{results['calm']['auc']:.5f}",
         flush=True,
     )

@@ -1,7 +1,7 @@
-"""What checkpoints cost: `python -m benchmarks.checkpoint cost|pause|encodings`.
+"""Measures the cost of checkpoints: `python -m benchmarks.checkpoint cost|pause|encodings`.
 
-cost: bytes and seconds of bases and deltas as tables grow, beside a plain copy of the same bytes.
-pause: training's throughput while shards cut their rows, and while they do not, in one run.
+cost: bytes and seconds of bases and deltas as tables grow, against a plain copy of the same bytes.
+pause: the throughput of training with and without concurrent saves, in one run.
 encodings: the bytes of quantized rows, and the AUC after ten restores from them.
 """
 
@@ -22,7 +22,7 @@ PARTS = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`python -m benchmarks.checkpoint`."""
+    """Runs the command line."""
     parser = command_line.Parser(prog="python -m benchmarks.checkpoint", description=__doc__)
     commands = parser.add_subparsers(dest="part", required=True)
     for name, part in PARTS.items():

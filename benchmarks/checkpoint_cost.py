@@ -1,9 +1,9 @@
-"""What a base and a delta cost to write and to load, by rows in the table and rows touched.
+"""Times writing and loading a base and deltas, by rows in the table and rows touched.
 
-A plain copy takes the same bytes from memory and writes them, 1 MB at a time, to the same files in
-the same directories, and is as sure to be there after a power cut: each file is synced, and each
-directory that has a new entry. It needs no second name to be renamed from.
-A plain read has the file's pages dropped from memory before it, as a load has.
+The baseline of a write is a plain copy: it writes the same bytes from memory, 1 MB at a time, to
+the same files in the same directories. It is as safe against a power cut, because it syncs each
+file and each directory with a new entry, but it does not rename from a temporary name. The baseline
+of a load is a plain read. The files' pages are dropped from memory before both.
 """
 
 from __future__ import annotations
@@ -34,28 +34,30 @@ _FILL_ROWS = 200_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The part's flags."""
+    """Adds the flags of this part."""
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--touched", type=float, nargs="+", default=[0.001, 0.01, 0.1])
-    parser.add_argument("--touched-rows", type=int, default=5_000, help="the same of every table")
+    parser.add_argument(
+        "--touched-rows", type=int, default=5_000, help="also touch this many rows of every table"
+    )
     parser.add_argument("--dim", type=int, default=16)
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--folder", type=Path, help="on the disk to measure")
+    parser.add_argument("--folder", type=Path, help="a folder on the disk to measure")
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Measures each table size in turn."""
+    """Measures each table size."""
     results = []
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         for rows in options.rows:
-            results.append(_Measured(options, rows, Path(folder)).all())
+            results.append(_TableCost(options, rows, Path(folder)).all())
     _show(results)
     return {"results": results}
 
 
-class _Measured:
-    """One table on its shards, and what its saves cost."""
+class _TableCost:
+    """Measures the saves and loads of one table on its shards."""
 
     def __init__(self, options: argparse.Namespace, rows: int, folder: Path) -> None:
         self._options = options
@@ -68,7 +70,7 @@ class _Measured:
         self._since: dict[tuple[str, int], int] = {}
 
     def all(self) -> dict[str, Any]:
-        """The base, the deltas, and the loads of both."""
+        """Measures writing and loading the base and the deltas."""
         self._touch(np.arange(self._rows))
         base = self._measure("base", self._rows, lambda: None)
         deltas = []
@@ -87,7 +89,6 @@ class _Measured:
         size = 0
         for _ in range(self._options.repeats):
             before()
-            # In the order that changes from one repeat to the next neither is always the first.
             secs, files = self._write(kind)
             writes.append(secs)
             size = sum(f.bytes for f in files)
@@ -134,9 +135,9 @@ class _Measured:
         return secs, files
 
     def _load(self, files: Sequence[ShardFile]) -> float:
-        """Checks the checksums and loads into empty tables, which have loaded nothing before.
+        """Times a load with checksums into empty tables.
 
-        What TensorFlow makes at a process's first load, as at its first write, is made before.
+        An empty load comes first, so that TensorFlow's one-time setup is not timed.
         """
         other = self._make("loaded")
         other.files.load({})
@@ -176,7 +177,7 @@ def _timed(work: Callable[[], object], prepare: Callable[[], object] = lambda: N
 
 
 def _copy(sources: Sequence[Path], root: Path) -> float:
-    """Writes what SAVE/GROUP/FILE hold, from memory, to others, one after the other."""
+    """Times writing the contents of SAVE/GROUP/FILE from memory to new files, one by one."""
     contents = {path.relative_to(path.parents[1]): path.read_bytes() for path in sources}
     target = root / "copy"
 
@@ -219,7 +220,7 @@ def _read(paths: Sequence[Path]) -> None:
 
 
 def _dropped(paths: Sequence[Path]) -> Callable[[], None]:
-    """Has the kernel forget the files' pages, so that the disk is read."""
+    """Returns a function that drops the files' pages from memory, so that a read uses the disk."""
 
     def drop() -> None:
         for path in paths:

@@ -1,9 +1,9 @@
-"""Quantized checkpoints: bytes against float32, and AUC after ten restores from them.
+"""Measures quantized checkpoints: bytes against float32, and the AUC after ten restores.
 
 DLRM at the Kaggle configuration trains on examples whose labels follow from planted effects of
-their ids. Ten times on the way it is saved, as a base, cleared, restored from what was written and
-trained on; one never is. All see the same examples in the same order. A feature has --ids ids at
-most, so that each comes often enough for its effect to be learned.
+their ids. Ten times during training the model is saved as a base, cleared and restored; one model
+is never restored. All models see the same examples in the same order. A feature has at most --ids
+ids, so that each id is frequent enough to learn its effect.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ ENCODINGS: dict[str, Encoding | None] = {
     "int4": Encoding(rows="int4"),
     "int4, bfloat16 slots": Encoding(rows="int4", slots="bfloat16"),
 }
-_EFFECT = 0.45  # the standard deviation of an id's effect on the log odds
+_EFFECT = 0.45  # standard deviation of an id's effect on the log odds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The part's flags."""
-    parser.add_argument("--examples", type=int, default=1_802_240, help="to train on")
-    parser.add_argument("--ids", type=int, default=2000, help="of a feature, at most")
+    """Adds the flags of this part."""
+    parser.add_argument("--examples", type=int, default=1_802_240, help="examples to train on")
+    parser.add_argument("--ids", type=int, default=2000, help="most ids per feature")
     parser.add_argument("--held-out", type=int, default=65_536)
     parser.add_argument("--restores", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=512)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Trains once with each encoding."""
+    """Trains once per encoding."""
     examples, batch = options.examples, options.batch_size
     workload = dataclasses.replace(
         W1, cardinalities=tuple(min(count, options.ids) for count in W1.cardinalities)
@@ -99,7 +99,7 @@ def _train(
             dlrm.train(train, part * rows, rows, part)
             if encoding is None or part == parts - 1:
                 continue
-            # A directory each: what is restored is a base of this encoding.
+            # A new directory per save, so that each restore reads a base of this encoding.
             saver = CheckpointWriter(
                 CheckpointDirectory(Path(folder) / str(part)),
                 dlrm.collection,
@@ -123,11 +123,11 @@ def _train(
 
 
 def _planted(workload: Workload, rows: int, *, seed: int) -> tuple[Batches, float]:
-    """Examples whose labels are drawn from an effect of each id, and the best AUC there is."""
+    """Makes examples whose labels follow the effects of their ids; returns the best AUC too."""
     batches = make_batches(workload, rows, seed=seed)
     odds = np.full(rows, -1.2)
     for feature, ids in enumerate(batches.ids):
-        # A normal number of (feature, id): the sum of 12 uniform ones, less 6.
+        # A normal number per (feature, id): the sum of 12 uniform numbers, minus 6.
         hashed = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(
             feature * 977 + 1
         )
@@ -152,7 +152,7 @@ def _auc(scores: np.ndarray, labels: np.ndarray) -> float:
 
 def _show(results: dict[str, Any], best: float) -> None:
     table = Table(title=f"After ten restores; the best AUC is {best:.4f}")
-    for column in ("rows and slots", "MB", "of float32", "AUC", "less never restored"):
+    for column in ("rows and slots", "MB", "of float32", "AUC", "minus never restored"):
         table.add_column(column, justify="right")
     for name, result in results.items():
         table.add_row(

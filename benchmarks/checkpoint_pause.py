@@ -1,9 +1,9 @@
-"""Training's throughput while its tables are cut, by that while they are not, in one run.
+"""Measures the throughput of training during saves, against that without saves, in one run.
 
-DLRM at the Kaggle configuration trains in this process, unit after unit, on tables that hold --rows
-rows. Windows without cuts and with those of one kind follow each other, in these one cut after the
-other: bases, deltas of all rows touched since the cut before the window, and deltas since the last
-cut, which hold few steps. The writers rest as a run's do.
+DLRM at the Kaggle configuration trains in this process, unit after unit, on tables of --rows rows.
+Windows without saves alternate with windows of back-to-back saves of one kind: bases, deltas of all
+rows touched since the save before the window, and deltas since the last save, which hold few steps.
+The writers are throttled as in a run.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _KINDS: tuple[Kind, ...] = ("base", "delta", "small_delta")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The part's flags."""
-    parser.add_argument("--rows", type=int, default=2_000_000, help="in the tables")
+    """Adds the flags of this part."""
+    parser.add_argument("--rows", type=int, default=2_000_000, help="rows in the tables")
     parser.add_argument("--batch-size", type=int, default=2048)
     parser.add_argument("--window-secs", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=7)
@@ -41,13 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--delta-secs",
         type=float,
         default=CheckpointConfig.delta_secs,
-        help="that a run would have",
+        help="the --delta-secs of the run to imitate",
     )
-    parser.add_argument("--folder", type=Path, help="on the disk to measure")
+    parser.add_argument("--folder", type=Path, help="a folder on the disk to measure")
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Trains on a thread and cuts on this one."""
+    """Trains on a thread while this one saves."""
     batch = options.batch_size
     with (
         files(W1, make_batches(W1, 64 * batch)) as examples,
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             k = next(units)
             return dlrm.train(examples / "batches.parquet", k % 16 * 4 * batch, 4 * batch, k)
 
-        for _ in range(16):  # traces, and creates the rows that the examples have
+        for _ in range(16):  # traces the functions and creates the rows of the examples
             train_unit()
         rows = sum(collection.stats().rows.values())
         trainer = _Trainer(train_unit)
@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def fill(collection: EmbeddingCollection, rows: int) -> None:
-    """Creates rows in the largest tables until there are so many."""
+    """Creates `rows` rows in the largest tables."""
     largest = sorted(range(len(W1.cardinalities)), key=lambda i: -W1.cardinalities[i])[:5]
     names = [f"C{i + 1}" for i in range(len(W1.cardinalities))]
     each = -(-rows // len(largest))
@@ -119,13 +119,13 @@ def fill(collection: EmbeddingCollection, rows: int) -> None:
 
 
 class _Trainer:
-    """Trains unit after unit until it is stopped, and counts."""
+    """Trains unit after unit on a thread until it is stopped, and counts examples."""
 
     def __init__(self, run_unit: Any) -> None:
         self._run_unit = run_unit
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
-        self.done: list[tuple[float, int]] = []  # when, and examples up to then
+        self.done: list[tuple[float, int]] = []  # time, and examples trained until then
 
     def _run(self) -> None:
         examples = 0
@@ -141,14 +141,14 @@ class _Trainer:
         self._thread.join()
 
     def rate(self, first: float, last: float) -> float:
-        """Examples a second between the units that ended first and last in a span."""
+        """Returns the examples per second between the first and last unit that ended in a span."""
         inside = [(t, n) for t, n in self.done if first <= t <= last]
         (begin, before), (end, after) = inside[0], inside[-1]
         return (after - before) / (end - begin)
 
 
 class _Cuts:
-    """Cuts one after the other, each into a folder that goes when it is written."""
+    """Writes saves one after the other, and removes each when it is written."""
 
     def __init__(self, collection: EmbeddingCollection, folder: Path, *, rest_secs: float) -> None:
         self._collection = collection
@@ -163,7 +163,7 @@ class _Cuts:
             "base" if kind == "base" else "delta",
             str(self._folder / "cut"),
             since=self._since,
-            rest_secs=self._rest_secs,
+            max_pause_secs=self._rest_secs,
         )
         secs = time.perf_counter() - began
         if kind != "delta":
@@ -185,7 +185,7 @@ class _Cuts:
 
 
 def _window(trainer: _Trainer, cuts: _Cuts, kind: Kind | None, secs: float) -> tuple[float, int]:
-    """The rate of a window, and the greatest memory of this process in it, in bytes."""
+    """Measures a window: its rate, and the peak memory of this process in bytes."""
     began = time.perf_counter()
     peak = 0
     ending = threading.Event()

@@ -1,7 +1,7 @@
-"""docs/performance.md from the results: `python -m benchmarks docs`.
+"""Renders the results into docs/performance.md: `python -m benchmarks docs`.
 
-What stands there between `<!-- results/NAME.json -->` and `<!-- end -->` is written anew from that
-file; the words around it are not touched. NAME may be in a folder: of another machine's results.
+It replaces the text between `<!-- results/NAME.json -->` and `<!-- end -->` by tables of that file,
+and keeps all other text. NAME may contain a folder, which holds the results of another machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BLOCK = re.compile(r"<!-- results/([\w/-]+)\.json -->\n.*?<!-- end -->", re.DOT
 
 
 def update(page: str, results: Path = RESULTS) -> str:
-    """The page with each block as the results have it now; one without results says so."""
+    """Renders every block of a page; a block without results says "Not measured yet."."""
 
     def block(match: re.Match[str]) -> str:
         name = match.group(1)
@@ -32,7 +32,7 @@ def update(page: str, results: Path = RESULTS) -> str:
 
 
 def render(result: dict[str, Any]) -> str:
-    """A result as Markdown."""
+    """Renders a result as Markdown."""
     if "machine_info" in result:  # pytest-benchmark's own
         return _micro(result)
     kinds: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -65,7 +65,7 @@ def _comparisons(result: dict[str, Any]) -> str:
     parts = [tables.markdown(comparison) for comparison in result["comparisons"]]
     parts.append(
         f"Medians of {rounds} rounds of {result['config']['secs']:g} s; ratios are within a round, "
-        f"from the least to the greatest. Other processes had {foreign:.2f} cores at most."
+        f"from smallest to largest. Other processes used at most {foreign:.2f} cores."
     )
     return "\n\n".join(parts)
 
@@ -78,28 +78,32 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _growth(result: dict[str, Any]) -> str:
     r = result["results"]
     rows = [
-        ["bytes, against those of rows, slots and ids", f"{r['memory_ratio']:.3f} x", "1.25 x"],
+        [
+            "bytes, against those of rows, optimizer slots and ids",
+            f"{r['memory_ratio']:.3f} x",
+            "1.25 x",
+        ],
         ["resident memory, against the same", f"{r['resident_ratio']:.3f} x", ""],
     ]
     cold = r["cold_micros_per_id"]
     for kind, name, limit in (
         ("equal_misses", "cold lookup at equal misses, against the table of 1M rows", "1.3 x"),
-        ("stretch", "cold lookup of rows of a stretch of 1M, against the same", ""),
+        ("stretch", "cold lookup of 1M rows inserted in sequence, against the same", ""),
         ("anywhere", "cold lookup of rows anywhere, against the same", ""),
     ):
         ratio = r[f"cold_ratio_{kind}"]
-        told = f"{ratio['median']:.2f} x ({ratio['min']:.2f} to {ratio['max']:.2f}): "
-        told += f"{cold[kind]['median']:.3f} and {cold['small']['median']:.3f} us an id"
-        rows.append([name, told, limit])
+        text = f"{ratio['median']:.2f} x ({ratio['min']:.2f} to {ratio['max']:.2f}): "
+        text += f"{cold[kind]['median']:.3f} and {cold['small']['median']:.3f} us per id"
+        rows.append([name, text, limit])
     for key, name, limit in (
         ("insert_lookups", "a training lookup of 8192 new ids", "50 ms"),
         ("lookups_while_growing", "a lookup of 256 ids while it grows", "50 ms"),
         ("lookups_of_the_other_table", "the same of the other table, which does not grow", ""),
-        ("first_touches_of_pages", "the first touch of a page of memory, beside", ""),
+        ("first_touches_of_pages", "the first touch of a page of memory, for comparison", ""),
     ):
         ms = r[key]
-        told = f"p99.9 {ms['p999_ms']:.1f} ms, longest {ms['max_ms']:.1f} ms of {ms['count']:,}"
-        rows.append([name, told, limit])
+        text = f"p99.9 {ms['p999_ms']:.1f} ms, longest {ms['max_ms']:.1f} ms of {ms['count']:,}"
+        rows.append([name, text, limit])
     return _table([f"{r['rows']:,} rows x dim 16, row-wise Adagrad", "measured", "limit"], rows)
 
 
@@ -121,8 +125,8 @@ def _pause(result: dict[str, Any]) -> str:
                 f"{result['peak_memory_over_training_mb'][kind]:.0f} MB",
             ]
         )
-    header = ["back to back", "examples a second, by those without"]
-    header += ["one takes", "holds", "memory over training"]
+    header = ["saves back to back", "examples per second, against those without saves"]
+    header += ["one save takes", "one save holds", "memory above training"]
     return _table(header, rows)
 
 
@@ -143,8 +147,8 @@ def _cost(result: dict[str, Any]) -> str:
             ]
             for touched, save in saves
         ]
-    header = ["rows", "written", "MB", "write, ms", "rate by the copy's"]
-    return _table([*header, "load, ms", "rate by the disk's"], rows)
+    header = ["rows", "rows written", "MB", "write, ms", "rate against a copy"]
+    return _table([*header, "load, ms", "rate against the disk"], rows)
 
 
 def _encodings(result: dict[str, Any]) -> str:
@@ -158,7 +162,7 @@ def _encodings(result: dict[str, Any]) -> str:
         ]
         for name, found in result["results"].items()
     ]
-    header = ["rows and slots", "MB", "of float32", "AUC", "less that of never restored"]
+    header = ["rows and optimizer slots", "MB", "of float32", "AUC", "minus AUC of never restored"]
     return _table(header, rows)
 
 
@@ -177,20 +181,19 @@ def _scaling(result: dict[str, Any]) -> str:
     parts = [_table(["PS", "tables", "dim", "batch", *names.values()], rows)]
     parts.append(
         "Predictions at 4 and 8 parameter servers are within "
-        f"{result['largest_error']:.1%} (of the shard that is furthest off "
-        f"{result['largest_shard_error']:.1%}). "
-        "The model, fitted on 1 and 2:"
+        f"{result['largest_error']:.1%} ({result['largest_shard_error']:.1%} for the worst single "
+        "shard). The model, fitted on 1 and 2 parameter servers:"
     )
     rows = [
         [names[what], " + ".join(f"{value:,.2f} {term}" for term, value in terms.items())]
         for what, terms in result["model"].items()
     ]
-    parts.append(_table(["a step, worker and shard", "is"], rows))
+    parts.append(_table(["per step, worker and shard", "is"], rows))
     large = result["large"]
     first = large[0]
     parts.append(
         f"{first['workers']} workers and {first['num_ps']} parameter servers on {first['gbits']:g} "
-        "Gb/s links; of the server whose part of the network is the largest:"
+        "Gb/s links; for the server with the largest part of the network:"
     )
     uses = list(first["link_use_at"])
     rows = [
@@ -203,8 +206,13 @@ def _scaling(result: dict[str, Any]) -> str:
         ]
         for x in large
     ]
-    header = ["tables x dim", "bytes in / out a step", "a worker when full", "all when full"]
-    header += [f"link in use at {int(u):,} a worker" for u in uses]
+    header = [
+        "tables x dim",
+        "bytes in / out per step",
+        "examples/s per worker when full",
+        "all workers when full",
+    ]
+    header += [f"link use at {int(u):,} per worker" for u in uses]
     parts.append(_table(header, rows))
     return "\n\n".join(parts)
 
@@ -221,7 +229,7 @@ def _micro(result: dict[str, Any]) -> str:
     ]
     commit, cpu = result["commit_info"]["id"][:7], result["machine_info"]["cpu"]
     return (
-        _table(["kernel", "median ms", "least ms", "rounds"], rows)
+        _table(["kernel", "median ms", "smallest ms", "rounds"], rows)
         + f"\n\n`make bench-micro` at {commit}, {result['datetime'][:19]}Z: {cpu['count']} cores, "
         f"{cpu['brand_raw']}."
     )

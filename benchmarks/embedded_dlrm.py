@@ -1,4 +1,4 @@
-"""DLRM at the Kaggle configuration, trained in this process unit by unit."""
+"""Trains DLRM at the Kaggle configuration in this process, unit by unit."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from models.dlrm import Config, build
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbeddedDLRM:
-    """What is trained, and how.
+    """A DLRM to train and score.
 
     Attributes:
       collection: the tables.
-      variables: of the network and its optimizer.
-      train: trains on a unit (path, first row, rows, number of the unit); says how many examples.
-      score: scores all of a file's rows.
+      variables: the variables of the network and its optimizer.
+      train: trains on a unit (path, first row, rows, unit number); returns the examples trained.
+      score: scores all rows of a file.
     """
 
     collection: EmbeddingCollection
@@ -41,7 +41,7 @@ class EmbeddedDLRM:
 def make(
     *, container: str, batch: int, unit_batches: int, sparse: str, rate: float
 ) -> EmbeddedDLRM:
-    """Empty tables and a new network."""
+    """Makes empty tables and a new network."""
     cluster = EmbeddedCluster()
     names = [f"C{i + 1}" for i in range(len(W1.cardinalities))]
     config = Config(sparse_optimizer=sparse)

@@ -1,4 +1,4 @@
-"""The peers, and an environment of its own for each, with the versions that load together."""
+"""Installs the peers, each in its own environment with versions that work together."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _TORCH = ("torch==2.13.0", "numpy==2.4.6")
 
 
 class PeerError(EmbedpsError):
-    """A peer cannot be installed or measured; the text says why."""
+    """A peer cannot be installed or measured; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Peer:
-    """Another system that is measured beside ours.
+    """A system to compare with embedps.
 
     Attributes:
       title: its name in tables.
-      module: its program, of benchmarks.peers.
+      module: its program in benchmarks.peers.
       environment: its folder in the cache; peers of the same packages share one.
-      packages: what is installed.
-      alone: packages installed without what they ask for (TorchRec asks for the CUDA FBGEMM).
+      packages: the packages to install.
+      alone: packages to install without their dependencies (TorchRec requires the CUDA FBGEMM).
     """
 
     title: str
@@ -81,13 +81,13 @@ PEERS = {
 
 
 def cache() -> Path:
-    """Where the environments are kept from one run to the next."""
+    """Returns the folder that keeps the environments between runs."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "embedps" / "peers"
 
 
 def python_of(peer: Peer) -> Path:
-    """The interpreter of a peer's environment, which is made if it is not there.
+    """Returns the interpreter of a peer's environment; makes the environment if it is absent.
 
     Raises:
       PeerError: a package cannot be installed.

@@ -1,26 +1,30 @@
-"""A table that grows far past the caches: `python -m benchmarks.growth --rows 100000000`.
+"""Grows a table far beyond the caches: `python -m benchmarks.growth --rows 100000000`.
 
-One table of dim 16 with row-wise Adagrad, in this process. Measured: bytes a row while it grows,
-against what rows, optimizer slots and ids need; how long a lookup takes while it grows, its longest
-pauses included, beside the same lookups of a small table that does not grow; and the time of a
-lookup in the grown table against the small one. For the last, what the caches hold is driven out
-before each timed lookup, so that every row and index entry comes from memory in both, and both are
-asked for as many distinct rows.
+One table of dim 16 with row-wise Adagrad, in this process. Measured while it grows: bytes per row,
+against the bytes of rows, optimizer slots and ids; and the latencies of lookups with their longest
+pauses, against the same lookups in a small table that does not grow. Measured afterwards: the time
+of a lookup in the grown table, against the small one. For this, the caches are flushed before each
+lookup, so that every row and index entry comes from memory, and both tables are asked for the same
+number of distinct rows.
 
-A page's translation is a cache miss too, and a table of many pages has one a row and one an index
-entry, where those of a small one share theirs. So the grown table is asked in three ways: for rows
-anywhere; for rows of a stretch of as many as the small table has, inserted one after the other,
-which lie in as many pages as the small table's, while their index entries are anywhere in an index
-that is as much larger as the table; and, at an equal count of misses, for those rows of such a
-stretch whose entries lie in a part of the index that is as large as the small table's: as many
-distinct lines and pages as the small table is asked for, of rows and of the index. (Processors of
-virtual machines often have no counters of misses to read, so they are made equal, not counted.)
+Address translations miss the cache too. A large table needs one page per row and one per index
+entry, while the rows and entries of a small table share pages. So the grown table is measured in
+three ways:
 
-Beside the lookups, a thread touches a new page of memory every few milliseconds and does nothing
-else: its longest time is what the host of a virtual machine takes to give one.
+- anywhere: rows anywhere in the table;
+- stretch: rows of a stretch that was inserted in sequence and is as long as the small table. They
+  lie in as many pages as the small table's rows, but their index entries lie anywhere in an index
+  that is larger by the same factor as the table;
+- equal misses: the rows of such a stretch whose index entries lie in a part of the index that is as
+  large as the small table's. Then rows and index use as many distinct cache lines and pages as in
+  the small table. (Virtual machines often hide the counters of misses, so misses are made equal
+  and are not counted.)
 
-Python's collector is off while latencies are taken: a full collection of TensorFlow's objects stops
-the client for 120 ms, and a server's lookups run no Python.
+During the lookups, a thread touches a new page of memory every few milliseconds. Its longest time
+is the time that the host of a virtual machine takes to provide a page.
+
+Python's garbage collector is off during the measurement: a full collection of TensorFlow's objects
+stops the client for 120 ms, while lookups on a server run no Python.
 """
 
 from __future__ import annotations
@@ -51,26 +55,26 @@ from pipelines.splitmix import GOLDEN, mix
 DIM = 16
 SMALL_ROWS = 1_000_000
 NEED_BYTES = 4 * DIM + 4 + 8
-"""Of a row: its embedding, its accumulator, its id."""
+"""Per row: its embedding, accumulator and id."""
 _INSERT_IDS = 8192
 _READ_IDS = 256
-_READ_EVERY_SECS = 0.001  # the cores are for the growth
+_READ_EVERY_SECS = 0.001  # rare, as growth needs the cores
 _TIMED_IDS = 8192
 _ROWS_BETWEEN_CUTS = 5_000_000
 _EVICT_BYTES = 1 << 30
 _TOUCH_EVERY_SECS = 0.004
 _TOUCHED_PAGES = 1 << 16
 _INDEX_PART_BIT = 24
-"""The lowest bit of a row's hash that tells segments of an index apart (kernels/store/stripe.h)."""
+"""The lowest bit of a row's hash that selects a segment of the index (kernels/store/stripe.h)."""
 
 
 def ids_of(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Distinct 64-bit ids of distinct numbers: SplitMix64's finalizer, which is a permutation."""
+    """Maps distinct numbers to distinct 64-bit ids, by SplitMix64's finalizer."""
     return mix(numbers.astype(np.uint64)).view(np.int64)
 
 
 def row_hashes(table: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    """uint64 [n], what decides a row's place, as in kernels/runtime/hash.h."""
+    """Computes the hashes that decide the rows' places, as kernels/runtime/hash.h; uint64 [n]."""
     salt = constants.FNV_OFFSET
     for byte in table.encode():
         salt = (salt ^ byte) * constants.FNV_PRIME % 2**64
@@ -100,14 +104,14 @@ class OneTable:
         )
 
     def lookup(self, ids: npt.NDArray[np.int64], *, insert: bool) -> float:
-        """Looks distinct ids up; says the seconds of the op."""
+        """Looks distinct ids up; returns the seconds of the op."""
         arguments = (tf.constant(ids), tf.constant([0, len(ids)], tf.int32))
         began = time.perf_counter()
         ops.lookup(self._store, *arguments, dim=DIM, insert=insert)
         return time.perf_counter() - began
 
     def grow(self, rows: int) -> float:
-        """Inserts the next rows; says the seconds of the op."""
+        """Inserts the next rows; returns the seconds of the op."""
         ids = ids_of(np.arange(self.rows, self.rows + rows, dtype=np.int64))
         secs = self.lookup(ids, insert=True)
         self.rows += rows
@@ -116,12 +120,12 @@ class OneTable:
     def some_ids(
         self, rng: np.random.Generator, count: int, *, among: int | None = None
     ) -> npt.NDArray[np.int64]:
-        """Distinct ids of rows that are there, in random order.
+        """Draws distinct ids of existing rows, in random order.
 
         Args:
-          rng: what draws them.
-          count: how many.
-          among: so many rows inserted one after the other, anywhere; all rows where it is None.
+          rng: the random generator.
+          count: the number of ids.
+          among: draw from this many rows inserted in sequence; None: from all rows.
         """
         among = self.rows if among is None else min(among, self.rows)
         first = rng.integers(0, self.rows - among + 1)
@@ -131,7 +135,7 @@ class OneTable:
     def some_ids_of_index_part(
         self, rng: np.random.Generator, count: int, *, among: int
     ) -> npt.NDArray[np.int64]:
-        """As `some_ids` of `among` rows, with index entries in `among / rows` of the index."""
+        """Draws as `some_ids`, only ids whose index entries lie in `among / rows` of the index."""
         parts = 1 << (self.rows // among).bit_length() - 1
         first = rng.integers(0, self.rows - among + 1)
         ids = ids_of(np.arange(first, first + among, dtype=np.int64))
@@ -139,16 +143,16 @@ class OneTable:
         return rng.permutation(ids[part == rng.integers(parts)])[:count]
 
     def mark_clean(self) -> None:
-        """As a committed checkpoint does: forgets which rows were touched."""
+        """Marks all rows as saved, as a committed checkpoint does."""
         kernels.load().embedps_mark_clean(self._store)
 
     def memory_bytes(self) -> int:
-        """What the store says it holds."""
+        """Returns the bytes that the store reports."""
         return int(kernels.load().embedps_stats(self._store).counters[0])
 
 
 class Reader(threading.Thread):
-    """Times lookups, in the growing table and in the one that does not grow in turn."""
+    """Times lookups in the growing table and in the constant one, in turn."""
 
     def __init__(self, tables: Sequence[OneTable]) -> None:
         super().__init__(name="reader")
@@ -164,7 +168,7 @@ class Reader(threading.Thread):
                 secs.append(table.lookup(ids, insert=False))
 
     def end(self) -> None:
-        """Stops and waits."""
+        """Stops the thread and waits for it."""
         self._end.set()
         self.join()
 
@@ -187,13 +191,13 @@ class Toucher(threading.Thread):
                 self.secs.append(time.perf_counter() - began)
 
     def end(self) -> None:
-        """Stops and waits."""
+        """Stops the thread and waits for it."""
         self._end.set()
         self.join()
 
 
 def latencies(secs: Sequence[float]) -> dict[str, float]:
-    """Milliseconds: median, p99, p99.9 and the longest."""
+    """Summarizes seconds as milliseconds: median, p99, p99.9 and maximum."""
     ms = np.asarray(secs) * 1e3
     marks = {"median_ms": 50, "p99_ms": 99, "p999_ms": 99.9, "max_ms": 100}
     return {"count": len(secs)} | {
@@ -202,7 +206,7 @@ def latencies(secs: Sequence[float]) -> dict[str, float]:
 
 
 def grow(table: OneTable, small: OneTable, rows: int) -> dict[str, Any]:
-    """Fills the table while another thread looks rows up; bytes and latencies."""
+    """Fills the table while another thread looks rows up; returns bytes and latencies."""
     before = report.rss_bytes()
     began = time.perf_counter()
     inserts = [table.grow(_INSERT_IDS)]
@@ -243,7 +247,7 @@ def grow(table: OneTable, small: OneTable, rows: int) -> dict[str, Any]:
 
 
 def time_cold(small: OneTable, table: OneTable, rounds: int) -> dict[str, Any]:
-    """Microseconds an id with cold caches, in turn; the grown table's against the small one's."""
+    """Times lookups with cold caches, in turn; compares the grown table with the small one."""
     rng = np.random.default_rng(11)
     junk = np.zeros(_EVICT_BYTES // 8)
     among = small.rows
@@ -269,7 +273,7 @@ def time_cold(small: OneTable, table: OneTable, rounds: int) -> dict[str, Any]:
 
 
 def measure(rows: int, rounds: int) -> dict[str, Any]:
-    """Grows a table to `rows` and times lookups; the JSON's results."""
+    """Grows a table to `rows` rows and times lookups; returns the JSON's results."""
     small, table = OneTable("small"), OneTable("grown")
     while small.rows < SMALL_ROWS:
         small.grow(min(_INSERT_IDS, SMALL_ROWS - small.rows))
@@ -280,16 +284,18 @@ def measure(rows: int, rounds: int) -> dict[str, Any]:
 def show(results: dict[str, Any]) -> None:
     """Prints the table."""
     table = Table(title=f"{results['rows']:,} rows x dim {DIM}, row-wise Adagrad, one process")
-    for column in ("what", "measured", "wanted"):
+    for column in ("what", "measured", "limit"):
         table.add_column(column)
     table.add_row(
-        "bytes against rows + slots + ids", f"{results['memory_ratio']:.3f} x", "under 1.25 x"
+        "bytes against rows + optimizer slots + ids",
+        f"{results['memory_ratio']:.3f} x",
+        "under 1.25 x",
     )
     table.add_row("resident bytes against the same", f"{results['resident_ratio']:.3f} x", "")
     cold = results["cold_micros_per_id"]
     lookups = {
         "equal_misses": ("cold lookup at equal misses", "under 1.3 x"),
-        "stretch": ("cold lookup of rows of a stretch", ""),
+        "stretch": ("cold lookup of rows inserted in sequence", ""),
         "anywhere": ("cold lookup of rows anywhere", ""),
     }
     for kind, (name, wanted) in lookups.items():
@@ -297,14 +303,14 @@ def show(results: dict[str, Any]) -> None:
         table.add_row(
             f"{name}, against a table of 1M rows",
             f"{ratio['median']:.2f} x ({ratio['min']:.2f} to {ratio['max']:.2f}): "
-            f"{cold['small']['median']:.3f}, {cold[kind]['median']:.3f} us an id",
+            f"{cold['small']['median']:.3f}, {cold[kind]['median']:.3f} us per id",
             wanted,
         )
     kinds = {
         "insert_lookups": f"training lookup of {_INSERT_IDS} new ids",
         "lookups_while_growing": f"lookup of {_READ_IDS} ids while it grows",
         "lookups_of_the_other_table": "the same of a table that does not grow",
-        "first_touches_of_pages": "first touch of a page of memory, beside",
+        "first_touches_of_pages": "first touch of a page of memory, for comparison",
     }
     for key, name in kinds.items():
         ms = results[key]
@@ -317,10 +323,12 @@ def show(results: dict[str, Any]) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`python -m benchmarks.growth`."""
+    """Runs the command line."""
     parser = command_line.Parser(prog="python -m benchmarks.growth", description=__doc__)
     parser.add_argument("--rows", type=int, default=100_000_000, help="default: 100 million")
-    parser.add_argument("--rounds", type=int, default=40, help="of cold lookups (default: 40)")
+    parser.add_argument(
+        "--rounds", type=int, default=40, help="rounds of cold lookups (default: 40)"
+    )
     parser.add_argument("--output", type=report.output_file, default=report.RESULTS / "growth.json")
     options = parser.parse_args(arguments)
     environment = report.environment()

@@ -1,9 +1,9 @@
-"""How long an update takes to reach a follower, in a training run: `python -m benchmarks.lag`.
+"""Measures the lag of a checkpoint follower in a training run: `python -m benchmarks.lag`.
 
-Trains DLRM embedded on generated examples of the Kaggle configuration, each with an id of its own
-besides, so that every row of that id's table is updated once; a second process follows the
-checkpoints and notes when it was given each. The lag of a row is from the beginning of its unit, so
-a little more than from its update.
+Trains DLRM embedded on generated examples of the Kaggle configuration. Each example has one more id
+of its own, so that every row of that id's table is updated once. A second process follows the
+checkpoints and records when each row arrives. The lag of a row counts from the start of its unit,
+so it is slightly longer than the time since its update.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BATCH_ROWS, UNIT_ROWS, NUM_FILES = 2048, 8192, 4
 
 
 def write_dataset(folder: Path, num_rows: int) -> Dataset:
-    """The examples of a workload, each with an id of its own: its place in the dataset."""
+    """Writes the examples of a workload; each has an extra id, its position in the dataset."""
     files = []
     (folder / "train").mkdir(parents=True)
     per_file = num_rows // NUM_FILES
@@ -85,7 +85,7 @@ def write_dataset(folder: Path, num_rows: int) -> Dataset:
 
 
 def train(dataset: Dataset, model_dir: Path, delta_secs: float) -> tuple[dict[str, Any], Any]:
-    """Trains one epoch; its summary, and when each unit (file's name, first row) began."""
+    """Trains one epoch; returns its summary and the start time of each unit (file, first row)."""
     from embedps.cluster.embedded import EmbeddedCluster
     from embedps.cluster.interface import ScheduledCall
     from embedps.run.config import TrainConfig
@@ -125,7 +125,7 @@ def train(dataset: Dataset, model_dir: Path, delta_secs: float) -> tuple[dict[st
 
 
 def follow_rows(model_dir: Path, output: Path) -> None:
-    """Follows a run to its end: which ids came when, and how many saves."""
+    """Follows a run to its end; records when each id arrived, and the number of saves."""
     ids: list[npt.NDArray[np.int64]] = []
     times: list[float] = []
     saves = 0
@@ -142,7 +142,7 @@ def follow_rows(model_dir: Path, output: Path) -> None:
 
 
 def measure(num_rows: int, delta_secs: float) -> dict[str, Any]:
-    """The lags of one run, in seconds."""
+    """Measures the lags of one run, in seconds."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         dataset = write_dataset(folder / "data", num_rows)
@@ -180,7 +180,7 @@ def measure(num_rows: int, delta_secs: float) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`python -m benchmarks.lag`."""
+    """Runs the command line."""
     parser = command_line.Parser(prog="python -m benchmarks.lag", description=__doc__)
     parser.add_argument("--rows", type=int, default=3_000_000, help="(default: 3 million)")
     parser.add_argument("--delta-secs", type=float, default=2.0, help="(default: 2)")
@@ -196,7 +196,7 @@ def main(arguments: Sequence[str]) -> int:
     print(
         f"{results['saves_followed']} saves every {options.delta_secs} s: an update reached the "
         f"follower after {lag['p50']} s (median), {lag['p99']} s (p99), {lag['max']} s (longest): "
-        f"p99 is {results['p99_over_delta_secs']} x the interval; wanted: under 2 x"
+        f"p99 is {results['p99_over_delta_secs']} x the interval; limit: 2 x"
     )
     report.write(
         options.output,

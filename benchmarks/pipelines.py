@@ -1,8 +1,9 @@
-"""Criteo TSV to Parquet: `python -m benchmarks.pipelines`.
+"""Converts Criteo TSV to Parquet: `python -m benchmarks.pipelines`.
 
-In one run, in turn, on the same files: `pipelines.criteo` with two processes; `pyarrow.csv`, read
-and written with nothing checked, split or shuffled; the Beam job that people write first, of a dict
-a row. Then the memory of ours (two processes and their runner) at a tenth of the input and at all.
+Measures in turn, in one run and on the same files: `pipelines.criteo` with two processes;
+`pyarrow.csv`, which reads and writes without checks, split or shuffle; and the simplest Beam job,
+which makes a dict per row. Then measures the memory of `pipelines.criteo` (two processes and their
+runner) on a tenth of the input and on all of it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _SAMPLE_SECS = 0.05
 
 
 def _logs(folder: Path, rows: int) -> list[Path]:
-    """Generates logs of so many rows in all, or takes those that are there."""
+    """Generates logs of `rows` rows in total, or keeps existing ones."""
     files = [folder / f"rows-{rows}" / f"day_{i}.tsv" for i in range(_NUM_FILES)]
     for i, path in enumerate(files):
         command = [sys.executable, "-m", "pipelines.generate", "--seed", str(i + 1)]
@@ -40,7 +41,7 @@ def _logs(folder: Path, rows: int) -> list[Path]:
 
 def _ours(files: Sequence[Path], output: Path) -> list[str]:
     command = [sys.executable, "-m", "pipelines.criteo", "--input", *map(str, files)]
-    # One shard a worker, so that each writes full row groups at either size.
+    # One shard per worker, so that each writes full row groups at either size.
     return [*command, "--output", str(output), f"--num-shards={_NUM_FILES}", *_WORKERS]
 
 
@@ -49,7 +50,10 @@ def _variant(name: str, files: Sequence[Path], output: Path) -> list[str]:
 
 
 def _seconds(command: Sequence[str], output: Path) -> float:
-    """Runs a command from nothing; its own time, from its last line, is without Python's start."""
+    """Runs a command with an empty output; returns the seconds in its last line.
+
+    They do not include the start of Python.
+    """
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir(parents=True)
     done = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -57,7 +61,7 @@ def _seconds(command: Sequence[str], output: Path) -> float:
 
 
 def run_pyarrow(files: Sequence[str], output: str) -> None:
-    """Reads each file with pyarrow.csv on two threads and writes it as it is."""
+    """Reads each file with pyarrow.csv on two threads and writes it unchanged."""
     import pyarrow.csv as csv
     import pyarrow.parquet as pq
 
@@ -73,7 +77,7 @@ def run_pyarrow(files: Sequence[str], output: str) -> None:
 
 
 def parse_row(line: str) -> dict[str, Any]:
-    """Makes a dict of a line: a label, numbers and ids."""
+    """Parses a line into a dict: a label, numbers and ids."""
     fields = line.split("\t")
     row: dict[str, Any] = {"label": float(fields[0])}
     for name, field in zip(INTEGERS, fields[1:14], strict=True):
@@ -84,12 +88,12 @@ def parse_row(line: str) -> dict[str, Any]:
 
 
 def run_row_dicts(files: Sequence[str], output: str) -> None:
-    """The Beam job of row dicts, with two processes too."""
+    """Runs the Beam job of row dicts, also with two processes."""
     import apache_beam as beam
     import pyarrow as pa
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    from benchmarks.pipelines import parse_row as parse  # not of __main__: workers import it
+    from benchmarks.pipelines import parse_row as parse  # not from __main__: workers import it
 
     kinds = [pa.float32()] * (1 + len(INTEGERS)) + [pa.int64()] * len(IDS)
     schema = pa.schema(list(zip(FIELDS, kinds, strict=True)))
@@ -108,9 +112,9 @@ def run_row_dicts(files: Sequence[str], output: str) -> None:
 
 
 def _memory_mib(command: Sequence[str], output: Path) -> dict[str, float]:
-    """Runs a command and returns the most that it and its children held at once.
+    """Runs a command and returns the peak memory of it and its children.
 
-    Anonymous memory is what they allocated; proportional also counts the pages of files mapped.
+    Anonymous memory is allocated memory; proportional memory also counts pages of mapped files.
     """
     shutil.rmtree(output, ignore_errors=True)
     peaks = {"anonymous": 0.0, "proportional": 0.0}
@@ -156,7 +160,7 @@ def _family(pid: int) -> list[int]:
 
 
 def measure(folder: Path, *, rows: int, row_dict_rows: int, repeats: int) -> dict[str, Any]:
-    """Measures everything; the logs stay in `folder` for the next time."""
+    """Measures everything; keeps the logs in `folder` for the next run."""
     files, few = _logs(folder, rows), _logs(folder, row_dict_rows)
     output = folder / "output"
     runs = {
@@ -196,8 +200,8 @@ def measure(folder: Path, *, rows: int, row_dict_rows: int, repeats: int) -> dic
 
 def _print(result: dict[str, Any]) -> None:
     table = Table(title=f"Criteo TSV to Parquet, {result['config']['rows']:,} rows")
-    for heading in ("what", "rows/s", "least", "most"):
-        table.add_column(heading, justify="left" if heading == "what" else "right")
+    for heading in ("program", "rows/s", "min", "max"):
+        table.add_column(heading, justify="left" if heading == "program" else "right")
     for name, rate in result["rows_per_sec"].items():
         table.add_row(name, *(f"{rate[key]:,.0f}" for key in ("median", "min", "max")))
     Console().print(table)
@@ -208,7 +212,7 @@ def _print(result: dict[str, Any]) -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Runs the command line; the two variants are run in processes of their own."""
+    """Runs the command line; each of the two baselines runs in its own process."""
     if argv and argv[0] in ("pyarrow", "row-dicts"):
         run = run_pyarrow if argv[0] == "pyarrow" else run_row_dicts
         run(argv[1:-1], argv[-1])

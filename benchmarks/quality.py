@@ -1,9 +1,9 @@
-"""What training reaches on generated logs: `python -m benchmarks.quality --run DIR`.
+"""Measures model quality on generated logs: `python -m benchmarks.quality --run DIR`.
 
 Trains DLRM for one epoch embedded, embedded in bfloat16, and on a local cluster of 2 parameter
-servers and 2 workers, and scores the last checkpoint of each restored onto 1, 2 and 5 shards. Takes
-what `make train` left in RUN: logs/clicks.tsv.gz.json, whose best_auc is what the true
-probabilities reach, and dataset/.
+servers and 2 workers. Scores the last checkpoint of each, restored onto 1, 2 and 5 shards. DIR is
+the folder that `make train` made: it has dataset/ and logs/clicks.tsv.gz.json, whose best_auc is
+the AUC of the true probabilities.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ def train(data: Path, model_dir: Path, *arguments: str) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`python -m benchmarks.quality`."""
+    """Runs the command line."""
     parser = command_line.Parser(prog="python -m benchmarks.quality", description=__doc__)
-    parser.add_argument("--run", type=Path, required=True, help="what `make train` made")
+    parser.add_argument("--run", type=Path, required=True, help="the folder that `make train` made")
     parser.add_argument(
         "--output", type=report.output_file, default=report.RESULTS / "quality.json"
     )
     options = parser.parse_args(arguments)
     logs = options.run / "logs" / "clicks.tsv.gz.json"
     if not logs.is_file():
-        raise UsageError(f"{logs} is not there: `make train` makes it, or pipelines.generate")
+        raise UsageError(f"{logs} is absent: run `make train`, or pipelines.generate")
     planted = json.loads(logs.read_text())
     environment = report.environment()
     results = {}
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str]) -> int:
 
     best = planted["best_auc"]
     table = Table(title=f"One epoch of {planted['rows']:,} generated rows; best AUC {best:.4f}")
-    for column in ("", "AUC", "of the way from 0.5 to best", "NE", "on 1, 2, 5 shards within"):
+    for column in ("", "AUC", "share of 0.5 to best", "NE", "on 1, 2, 5 shards within"):
         table.add_column(column, justify="right")
     for name, result in results.items():
         scores = result["evaluation"]

@@ -1,12 +1,12 @@
-"""What a lost server costs: `python -m benchmarks.recovery_time`.
+"""Measures the cost of a lost server: `python -m benchmarks.recovery_time`.
 
-A worker: trains on a cluster of TF_CONFIG, whose servers are started here, and reads the examples a
-second from the client's progress: with all workers, with one killed, and with that one back. Each
-worker has one thread for its ops. A worker's share is 1/W where each has cores of its own; on a
-machine that all of them keep busy, the others take the cores that it leaves, and the cost is less.
+A lost worker: trains on a cluster given by TF_CONFIG whose servers run on this machine, and reads
+the examples per second from the client's progress: with all workers, with one killed, and after its
+restart. Each worker has one thread for its ops. With its own cores, each worker has a share of 1/W.
+If all workers compete for the cores, the others use the cores of the lost one, so it costs less.
 
-A parameter server: trains on a local cluster until its tables hold so many rows, kills one of two
-parameter servers, and reads from summary.json how long it took to the first unit done afterwards.
+A lost parameter server: trains on a local cluster until its tables hold the given number of rows,
+kills one of two parameter servers, and reads from summary.json how long the first unit took.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _EXAMPLES = re.compile(r"^units .*\) ([\d,]+) examples")
 
 
 def lose_worker(*, num_workers: int, phase_secs: float) -> dict[str, Any]:
-    """Trains, kills a worker, starts it again; examples a second in each phase."""
+    """Trains, kills a worker and starts it again; returns the examples per second per phase."""
     addresses = [f"127.0.0.1:{port}" for port in _free_ports(num_workers + 2)]
     cluster = {"chief": addresses[:1], "ps": addresses[1:2], "worker": addresses[2:]}
 
@@ -88,7 +88,7 @@ def lose_worker(*, num_workers: int, phase_secs: float) -> dict[str, Any]:
             return (last[1] - first[1]) / max(1e-9, last[0] - first[0])
 
         try:
-            rate(5.0)  # the first units trace and create rows
+            rate(5.0)  # warm-up: the first units trace and create rows
             rates = {"all": rate(phase_secs)}
             servers[-1].kill()
             servers[-1].wait()
@@ -106,7 +106,7 @@ def lose_worker(*, num_workers: int, phase_secs: float) -> dict[str, Any]:
 
 
 def lose_parameter_server(*, num_rows: int) -> dict[str, Any]:
-    """Trains until a checkpoint has so many rows, kills a parameter server, waits for a unit."""
+    """Trains until a checkpoint has `num_rows`, kills a parameter server, waits for a unit."""
     with tempfile.TemporaryDirectory() as folder:
         data, model_dir = Path(folder) / "data", Path(folder) / "model"
         write_dataset(data, train=[num_rows // 4] * 4, evaluation=[1000])
@@ -150,7 +150,7 @@ def lose_parameter_server(*, num_rows: int) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`python -m benchmarks.recovery_time`."""
+    """Runs the command line."""
     parser = command_line.Parser(prog="python -m benchmarks.recovery_time", description=__doc__)
     parser.add_argument("--num-workers", type=int, default=2, help="(default: 2)")
     parser.add_argument("--phase-secs", type=float, default=20.0, help="(default: 20)")
@@ -162,16 +162,16 @@ def main(arguments: Sequence[str]) -> int:
     environment = report.environment()
     server = lose_parameter_server(num_rows=options.rows)
     print(
-        f"{server['rows']:,} rows: the first unit is done {server['secs_until_first_unit']} s "
-        f"after a lost parameter server was noticed; {server['steps']} steps are lost",
+        f"{server['rows']:,} rows: the first unit ended {server['secs_until_first_unit']} s after "
+        f"the lost parameter server was noticed; {server['steps']} steps were lost",
         flush=True,
     )
     rates = lose_worker(num_workers=options.num_workers, phase_secs=options.phase_secs)
     lost = 1 - rates["one_down"] / ((rates["all"] + rates["back"]) / 2)
     print(
         f"{rates['all']:,.0f} examples/s with {options.num_workers} workers, "
-        f"{rates['one_down']:,.0f} with one gone, {rates['back']:,.0f} with it back: {lost:.2f} of "
-        f"the throughput is lost while {1 / options.num_workers:.2f} of the workers are"
+        f"{rates['one_down']:,.0f} with one down, {rates['back']:,.0f} with it back: {lost:.2f} of "
+        f"the throughput is lost with {1 / options.num_workers:.2f} of the workers"
     )
     report.write(
         options.output,

@@ -1,4 +1,4 @@
-"""What every benchmark's JSON holds beside its figures, and how a spread is told."""
+"""Writes benchmark results as JSON, with the environment and the spread of repeats."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def environment() -> dict[str, Any]:
-    """The commit, the machine and the versions that a figure was measured with."""
+    """Describes the commit, the machine and the versions of a measurement."""
     root = Path(__file__).parent.parent
 
     def git(*arguments: str) -> str:
@@ -41,7 +41,7 @@ def environment() -> dict[str, Any]:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, least and greatest of repeated measurements."""
+    """Summarizes repeated measurements: median, minimum and maximum."""
     return {
         "median": round(statistics.median(values), 3),
         "min": round(min(values), 3),
@@ -51,10 +51,10 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def output_file(text: str) -> Path:
-    """The value of --output: where a result goes, found at fault before hours of measuring.
+    """Parses --output, so that a wrong path fails before hours of measurement.
 
     Raises:
-      argparse.ArgumentTypeError: no file can be there.
+      argparse.ArgumentTypeError: the path is a directory.
     """
     path = Path(text)
     if path.is_dir():
@@ -63,13 +63,13 @@ def output_file(text: str) -> Path:
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
-    """Writes a result and says where."""
+    """Writes a result and prints its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n")
     print(f"wrote {path}")
 
 
 def rss_bytes() -> int:
-    """This process's resident memory."""
+    """Returns the resident memory of this process."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * 4096

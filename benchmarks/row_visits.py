@@ -1,7 +1,8 @@
-"""Rows that carry their own number, so that a trained table tells how often each was visited.
+"""Counts how often training visited each row of a dataset.
 
-`--model benchmarks.row_visits` trains them: a row's number is an id of table "row", which takes no
-part in the prediction, and whose updates are counted like any other's.
+Every row of the dataset carries its own number. `--model benchmarks.row_visits` trains on it: the
+number is an id of the table "row", which does not affect the prediction. Its updates are counted
+like those of any table, so a checkpoint tells how often each row was visited.
 """
 
 from __future__ import annotations
@@ -32,15 +33,17 @@ _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """The network's width."""
+    """The widths of the network and the tables."""
 
-    embedding_dim: int = dataclasses.field(default=8, metadata={"help": "floats of a row"})
-    row_dim: int = dataclasses.field(default=1, metadata={"help": "floats of a number's row"})
-    hidden: int = dataclasses.field(default=32, metadata={"help": "of the network's one layer"})
+    embedding_dim: int = dataclasses.field(default=8, metadata={"help": "floats per row"})
+    row_dim: int = dataclasses.field(
+        default=1, metadata={"help": "floats per row of the table of row numbers"}
+    )
+    hidden: int = dataclasses.field(default=32, metadata={"help": "width of the hidden layer"})
 
 
 class Network(tf.keras.Model):
-    """One hidden layer over all but the rows' numbers."""
+    """One hidden layer over all features except the row numbers."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -53,7 +56,7 @@ class Network(tf.keras.Model):
 
 
 def make(config: Config, dataset: Dataset) -> Recommender:
-    """The model of `write_dataset`'s columns."""
+    """Makes the model of the columns of `write_dataset`."""
     return Recommender(
         tables=(
             *(TableSpec(name=name, dim=config.embedding_dim) for name in CARDINALITIES),
@@ -69,7 +72,7 @@ def make(config: Config, dataset: Dataset) -> Recommender:
 def write_dataset(
     directory: Path, *, train: Sequence[int], evaluation: Sequence[int], seed: int = 0
 ) -> Dataset:
-    """Writes shards of so many rows each, whose clicks follow from their ids."""
+    """Writes shards of the given numbers of rows; clicks follow from the ids."""
     splits, first, schema = {}, 0, {}
     for name, shards in (("train", train), ("eval", evaluation)):
         (directory / name).mkdir(parents=True, exist_ok=True)
@@ -107,7 +110,7 @@ def write_dataset(
 
 
 def visits(model_dir: Path, num_rows: int) -> npt.NDArray[np.int64]:
-    """How often each training row's update is in the newest checkpoint: int64 [num_rows]."""
+    """Counts the updates of each training row in the newest checkpoint; int64 [num_rows]."""
     directory = CheckpointDirectory(model_dir)
     manifest = directory.latest()
     if manifest is None:

@@ -1,4 +1,4 @@
-"""What is trained on: the DLRMs W1 and W2, and examples as files that all can read."""
+"""The workloads: the DLRMs W1 and W2, and examples as files that every system can read."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _KAGGLE = tuple(column.cardinality for column in ID_COLUMNS)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A DLRM.
+    """A DLRM to train.
 
     Attributes:
-      name: how it is called.
-      cardinalities: of the categorical features.
-      dim: floats of a row.
-      bottom_mlp: layers over the numeric features, the last of `dim`.
-      top_mlp: layers over the interactions, the last of 1.
-      num_numerics: numeric features.
+      name: its name in results.
+      cardinalities: the cardinality of each categorical feature.
+      dim: floats per row.
+      bottom_mlp: widths of the layers over the numeric features; the last is `dim`.
+      top_mlp: widths of the layers over the interactions; the last is 1.
+      num_numerics: the number of numeric features.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Workload:
     num_numerics: int = NUM_NUMERICS
 
 
-# facebookresearch/dlrm's Criteo Kaggle configuration, all 33.8M rows; and one of wider rows.
+# W1 is facebookresearch/dlrm's Criteo Kaggle configuration with all 33.8M rows; W2 has wider rows.
 W1 = Workload(
     name="w1",
     cardinalities=_KAGGLE,
@@ -65,7 +65,7 @@ WORKLOADS = {w.name: w for w in (W1, W2)}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batches:
-    """Examples, the same for whoever is measured.
+    """Examples, the same for every system.
 
     Attributes:
       numerics: float32 [rows, num_numerics].
@@ -79,7 +79,7 @@ class Batches:
 
 
 def make_batches(workload: Workload, rows: int, *, seed: int = 1) -> Batches:
-    """Draws examples: ranks with p ~ 1 / r^1.05 by the inverse of the continuous CDF, permuted."""
+    """Draws examples: permuted ranks r, p ~ 1 / r^1.05, by the inverse of the continuous CDF."""
     rng = np.random.default_rng(seed)
     exponent = 1.0 - ZIPF_EXPONENT
     ids = np.empty((len(workload.cardinalities), rows), np.int64)
@@ -99,20 +99,19 @@ def make_batches(workload: Workload, rows: int, *, seed: int = 1) -> Batches:
 
 
 def read_batches(data: Path, workload: Workload, *, max_rows: int) -> tuple[Workload, Batches]:
-    """Reads a dataset's training split; the workload becomes one of its features.
+    """Reads a dataset's training split; adapts the workload to its features.
 
     Args:
-      data: a directory as `pipelines.criteo` wrote it, or a Criteo TSV file, which is run through
-        that pipeline first.
-      workload: whose network is taken.
-      max_rows: at most so many examples.
+      data: a dataset of `pipelines.criteo`, or a Criteo TSV file, which that pipeline converts.
+      workload: the workload whose network to use.
+      max_rows: the most examples to read.
 
     Returns:
-      The workload with the dataset's columns, and its examples. Ids are numbered from 0 in order of
-      their value: peers have tables of a fixed size, and no rows for 64-bit ids.
+      the workload with the dataset's columns, and its examples. Ids are renumbered from 0 in the
+      order of their values, because peers' tables have a fixed size and no rows for 64-bit ids.
 
     Raises:
-      DatasetError, UsageError: there is no dataset, or the file is no click log.
+      DatasetError, UsageError: there is no dataset, or the file is not a click log.
     """
     if data.is_file():
         from pipelines.criteo import main as criteo
@@ -145,17 +144,17 @@ def read_batches(data: Path, workload: Workload, *, max_rows: int) -> tuple[Work
 
 
 def repeat(batches: Batches, rows: int) -> Batches:
-    """So many examples, from the beginning again where there are fewer."""
+    """Returns `rows` examples, repeated from the beginning if there are fewer."""
     at = np.arange(rows) % len(batches.labels)
     return Batches(numerics=batches.numerics[at], ids=batches.ids[:, at], labels=batches.labels[at])
 
 
 @contextlib.contextmanager
 def files(workload: Workload, batches: Batches) -> Iterator[Path]:
-    """A folder of the same examples for everybody, for as long as the block runs.
+    """Yields a folder of the examples; removes it at the end.
 
-    numerics.npy, ids.npy and labels.npy as in `Batches`; batches.parquet, written as a dataset's
-    shard is; workload.json: the workload's fields.
+    It has numerics.npy, ids.npy and labels.npy as in `Batches`; batches.parquet, written like a
+    shard of a dataset; and workload.json with the workload's fields.
     """
     columns: dict[str, npt.NDArray[np.generic]] = {"label": batches.labels}
     columns |= {f"I{i + 1}": batches.numerics[:, i] for i in range(workload.num_numerics)}

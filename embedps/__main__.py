@@ -11,6 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -56,8 +57,10 @@ def main() -> NoReturn:
         prog = "python -m embedps"
     else:
         prog = script.name
-        # `python -m` finds a user's model in the working directory; a script must be told to.
-        sys.path.append(os.getcwd())
+        if not sys.flags.safe_path:
+            # `python -m` finds a user's model in the working directory; a script must be told to.
+            with suppress(OSError):  # the directory was removed
+                sys.path.append(os.getcwd())
     sys.exit(command_line.run(functools.partial(dispatch, prog=prog), sys.argv[1:]))
 
 

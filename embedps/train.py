@@ -1,11 +1,11 @@
-"""Trains a recommender: `python -m embedps.train --model dlrm --data DIR --model-dir DIR`.
+"""Trains a recommender: `embedps train --model dlrm --data DIR --model-dir DIR`.
 
-Alone, it trains in this process, with a sidecar evaluator in a second one. With --num-ps and
+By default it trains in this process, and a second process scores the checkpoints. With --num-ps and
 --num-workers it starts a local cluster of processes. With TF_CONFIG set it takes this task's role
 in that cluster: the chief trains, workers and parameter servers serve.
 
-Run the same command again to resume from the last checkpoint. A local cluster that loses a
-parameter server does so by itself; with TF_CONFIG the chief ends with code 75 and one line.
+Run the same command again to resume from the last checkpoint. A run on a local cluster that loses a
+parameter server resumes by itself; with TF_CONFIG the chief ends with code 75 and one line.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Sequence
 from typing import NoReturn
 
 from embedps.console import command_line, flags
+from embedps.console.shutdown import sigterm_exits
+from embedps.data.dataset import Dataset
+from embedps.engine.recommender import Recommender
 from embedps.errors import ClusterError, ServerLostError, UsageError
 from embedps.run.config import DEFAULT_MODEL, TrainConfig
 from embedps.run.model_module import find_model
@@ -46,8 +45,11 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.train") -> NoR
     model_dir = prepare_directory(run.config)
     if isinstance(model_dir, ObjectPath):
         print(f"logs and TensorBoard's events are in {local_dir(model_dir)}", flush=True)
+    _train(run.config, recommender, dataset)
 
-    # Below what the flags and the dataset can be refused for: that comes at once.
+
+def _train(config: TrainConfig, recommender: Recommender, dataset: Dataset) -> NoReturn:
+    # TensorFlow takes seconds to import; wrong flags and datasets are reported before that.
     import tensorflow as tf
 
     from embedps.engine.unit_functions import explain
@@ -55,11 +57,12 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.train") -> NoR
     from embedps.training.trainer import Trainer
 
     loss = take_loss()
-    recovery = Recovery(loss, again=run.config.cluster.num_ps > 0)
+    recovery = Recovery(loss, again=config.cluster.num_ps > 0)
     try:
-        with _ends_in_good_order(run.config.grace_secs):
+        # Before and after training there is nothing to save.
+        with sigterm_exits(config.grace_secs / 2):
             trainer = Trainer(
-                recommender, dataset, run.config, recovered_from=loss, on_lost=recovery.begin
+                recommender, dataset, config, recovered_from=loss, on_lost=recovery.begin
             )
             recovery.follow(trainer)
             result = trainer.fit()
@@ -70,36 +73,16 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.train") -> NoR
             raise
         recovery.begin(lost)
     sys.stdout.flush()
-    # Not the interpreter's end: it would wait for a thread whose unit could not finish in time, or
-    # for a server that hangs.
+    # The interpreter's shutdown would wait for a thread whose unit could not finish in time, or for
+    # a server that hangs.
     os._exit(ClusterError.exit_code if result.evaluator_problem else 0)
-
-
-@contextmanager
-def _ends_in_good_order(grace_secs: float) -> Iterator[None]:
-    """SIGTERM ends the program with code 0 where nothing is to be saved: before and after training.
-
-    It raises SystemExit in the main thread, or ends the process if that cannot take it in time.
-    """
-
-    def end(number: int, _: FrameType | None) -> None:
-        timer = threading.Timer(grace_secs / 2, os._exit, (0,))
-        timer.daemon = True
-        timer.start()
-        raise SystemExit(0)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def parse(arguments: Sequence[str], prog: str = "python -m embedps.train") -> RunConfig:
     """Reads the flags of a run and of its model.
 
     Raises:
-      UsageError: a flag is unknown, or has a value that it may not have.
+      UsageError: a flag is unknown, or its value is not allowed.
     """
     # The model's module first: its config's fields are flags too.
     first = command_line.Parser(prog=prog, add_help=False)
@@ -112,7 +95,9 @@ def parse(arguments: Sequence[str], prog: str = "python -m embedps.train") -> Ru
     module = find_model(model)
     parser = command_line.Parser(prog=prog, description=__doc__)
     parser.add_argument(
-        "--config", metavar="FILE", help="TOML with any of the values below; flags go before it"
+        "--config",
+        metavar="FILE",
+        help="a TOML file with any of the values below; a flag overrides it",
     )
     flags.add_flags(parser, TrainConfig, "training")
     try:

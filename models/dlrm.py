@@ -115,5 +115,9 @@ def make(config: Config, dataset: Dataset) -> Recommender:
 
 def _feature(column: CategoricalFeature) -> FeatureSpec:
     """Declares the lookup of a column in the table of its name; a list's rows are averaged."""
-    combiner = "mean" if column.ragged else "sum"
-    return FeatureSpec(name=column.name, table=column.name, ragged=column.ragged, combiner=combiner)
+    return FeatureSpec(
+        name=column.name,
+        table=column.name,
+        ragged=column.ragged,
+        combiner="mean" if column.ragged else "sum",
+    )

@@ -1,4 +1,4 @@
-"""`python -m pipelines.describe DIR`: what a dataset holds, as text and as a page with plots."""
+"""`python -m pipelines.describe DIR`: profiles a dataset as text and as a page with plots."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
     parser = Parser(
         prog="python -m pipelines.describe",
-        description="Shows what a dataset holds: label rate of each shard; of each column missing "
-        "rate, spread, cardinality and the share of the most frequent ids.",
+        description="Profiles a dataset: the label rate of each shard; the missing rate, spread, "
+        "cardinality and share of the most frequent ids of each column.",
     )
     parser.add_argument("directory", type=path, metavar="DIR", help="a dataset")
-    parser.add_argument("--html", type=path, metavar="FILE", help="write a page with plots too")
+    parser.add_argument("--html", type=path, metavar="FILE", help="also write a page with plots")
     options = parser.parse_args(argv)
     profile = make_profile(Dataset.open(options.directory))
     _print(profile)

@@ -49,9 +49,9 @@ def _print_summary(dataset: Dataset, wall_secs: float | None) -> None:
 def main(argv: Sequence[str], schema: str | None = None) -> None:
     """Runs the command line."""
     options = parse_options(argv, schema)
-    # Beam logs every failure with its traceback; ours is one line.
+    # Beam logs every failure with a traceback; our errors are one line.
     logging.basicConfig(level=logging.DEBUG if options.verbose else logging.CRITICAL)
-    # Beam takes seconds to import, and warns: flags are checked and the log level is set first.
+    # Importing Beam takes seconds and warns, so flags are checked and logging is set before.
     from pipelines.ingestion.make_dataset import make_dataset
 
     started = time.monotonic()

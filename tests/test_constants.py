@@ -1,7 +1,7 @@
 """Constants that Python shares with the C++ kernels are what both sides use."""
 
 import re
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -38,7 +38,8 @@ def test_python_types_name_what_the_kernels_name():
     assert get_args(SlotEncoding) == constants.OPTIMIZER_SLOT_ENCODINGS
     assert get_args(specs.Combiner) == constants.COMBINERS
     assert tuple(optimizers.BY_KIND) == constants.OPTIMIZER_KINDS
-    for kind in constants.INITIALIZER_KINDS:
+    kinds: tuple[Any, ...] = constants.INITIALIZER_KINDS
+    for kind in kinds:
         assert Initializer(kind=kind, low=0.0, high=1.0).kind == kind
 
 

@@ -61,18 +61,18 @@ def test_manifest_that_once_crashed_the_reader_is_refused(path):
 
 @pytest.mark.parametrize("name", ["files/row_file_fuzz_test", "input/unit_reader_fuzz_test"])
 def test_kernels_reader_reads_or_refuses_every_seed_and_its_changes(name, tmp_path):
-    """As the kernels are built for use; `make sanitize` does it under the sanitizers too."""
+    """Uses the kernels as built for use; `make sanitize` runs the test under the sanitizers."""
     if not (build.HERE / "_build").is_dir():
         pytest.skip("the kernels were built elsewhere, by Bazel, which runs these tests itself")
     build.build()
-    source, *linked = linked_sources(build.HERE / f"{name}.cc")
-    objects = [str(build.HERE / "_build" / f"{path.stem}.o") for path in linked]
+    source, *linked = linked_sources(next(build.HERE.glob(f"{name}.cc")))
+    objects = [str(build.HERE / "_build" / build.object_name(path)) for path in linked]
     program = tmp_path / source.stem
     libraries = [str(build.arrow_library(stem)) for stem in ("libparquet", "libarrow")]
     libraries += [f"-Wl,-rpath,{build.package_dir('pyarrow')}", "-pthread"]
     command = [os.environ.get("CXX", "g++"), *build.compile_flags(source), str(source), *objects]
     subprocess.run([*command, "-o", str(program), *libraries], check=True)
-    # Freed and fresh memory is filled with a pattern: what is read from it is then seen.
+    # A pattern fills new and freed memory, so a read of it shows.
     environment = {**os.environ, "MALLOC_PERTURB_": "165", "ARROW_DEFAULT_MEMORY_POOL": "system"}
     done = subprocess.run(
         [program],

@@ -1,6 +1,6 @@
 """Runs pytest inside a Bazel test: `bazel_pytest.py LIBRARY unit|multiprocess PATH...`.
 
-The kernels are the LIBRARY that Bazel built, not one that embedps would build by itself.
+It uses LIBRARY, the kernels that Bazel built, so embedps does not build them itself.
 """
 
 import os
@@ -19,7 +19,7 @@ def main() -> int:
     markers = "multiprocess or slow" if kind == "multiprocess" else "not multiprocess and not slow"
     built = Path(library).absolute()
     build.build = lambda *, verbose=False: built
-    # Bazel's own TEST_TMPDIR is so long that a path in it fills a line of what is printed.
+    # Bazel's TEST_TMPDIR is so long that a path in it fills a line of output.
     with tempfile.TemporaryDirectory(prefix="embedps-", dir="/tmp") as scratch:
         code = pytest.main(
             [
@@ -31,7 +31,7 @@ def main() -> int:
                 *paths,
             ]
         )
-    # A folder may hold tests of the other kind only.
+    # A folder may have only tests of the other kind.
     return 0 if code == pytest.ExitCode.NO_TESTS_COLLECTED else int(code)
 
 

@@ -1,13 +1,13 @@
-"""Fuzzes the readers of what comes from outside: `python -m tools.fuzz --secs 600 [TARGET...]`.
+"""Fuzzes the readers of external files: `python -m tools.fuzz --secs 600 [TARGET...]`.
 
-C++ targets are the *_fuzz_test.cc of embedps/kernels, built by clang with libFuzzer, ASan and
-UBSan; Python targets those of tools/fuzz_targets.py, run by atheris. Install both first:
+The C++ targets are the *_fuzz_test.cc of embedps/kernels, built by clang with libFuzzer, ASan and
+UBSan. The Python targets are in tools/fuzz_targets.py and run under atheris. Install both first:
 
     apt-get install clang-19 libclang-rt-19-dev; pip install atheris
 
-It begins with tests/fuzz_seeds and keeps what it learned in build/fuzz/corpus. What it finds is
-in build/fuzz/found: once mended, copy it to tests/fuzz_seeds/<target>/found-..., which the tests
-replay.
+It starts from tests/fuzz_seeds and keeps its corpus in build/fuzz/corpus. Inputs that fail go to
+build/fuzz/found. After a fix, copy them to tests/fuzz_seeds/<target>/found-...: the tests replay
+these.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FLAGS = (
     "-fsanitize=fuzzer,address,undefined",
     "-Wno-unknown-warning-option",
 )
-_MAX_MB = 1100  # the readers' own cap on a file's decoded pages is 1 GiB
+_MAX_MB = 1100  # the readers limit a file's decoded pages to 1 GiB
 _FOLDERS = {"row_file_fuzz_test": "row_file", "unit_reader_fuzz_test": "parquet"}
 
 
@@ -58,7 +58,7 @@ def _newest(source: Path) -> float:
 
 
 def fuzz(name: str, command: list[str], folder: str, secs: int) -> bool:
-    """Runs one target for so long; whether it found nothing."""
+    """Runs one target for `secs` seconds. Returns whether it found nothing."""
     corpus, found = WORK / "corpus" / name, WORK / "found" / name
     corpus.mkdir(parents=True, exist_ok=True)
     found.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def main() -> int:
     )
     names = [*_FOLDERS, *TARGETS]
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(names))
-    parser.add_argument("--secs", type=int, default=600, help="of each target (default: 600)")
+    parser.add_argument("--secs", type=int, default=600, help="seconds per target (default: 600)")
     options = parser.parse_args()
     unknown = sorted(set(options.targets) - set(names))
     compiler = shutil.which(os.environ.get("CLANGXX", "clang++-19"))

@@ -5,12 +5,12 @@ import sys
 import atheris
 
 with atheris.instrument_imports(include=["embedps"]):
-    import embedps  # noqa: F401  chooses Keras 2 before TensorFlow's import
+    import embedps  # noqa: F401  selects Keras 2 before TensorFlow is imported
     from tools.fuzz_targets import TARGETS, call
 
 
 def main() -> None:
-    """Never returns: libFuzzer ends the process."""
+    """Runs the target. It never returns: libFuzzer ends the process."""
     target = TARGETS[sys.argv.pop(1)]
     atheris.Setup(sys.argv, lambda data: call(target, data))
     atheris.Fuzz()

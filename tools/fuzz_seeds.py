@@ -1,7 +1,7 @@
-"""Writes the fuzzers' seeds, small valid files of each format: `python -m tools.fuzz_seeds`.
+"""Writes the fuzzers' seeds: `python -m tools.fuzz_seeds`.
 
-They go to tests/fuzz_seeds/<target>/; what a fuzzer found lies beside them, by a name that begins
-with `found-`, and stays.
+They are small valid files of each format, in tests/fuzz_seeds/<target>/. Files there whose names
+begin with `found-` come from a fuzzer; this command keeps them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CHECKSUM = "0123456789abcdef"
 
 
 def main() -> int:
-    """Writes all of them anew."""
+    """Writes all seeds."""
     for write in (_row_files, _parquet, _dense, _manifests, _datasets, _leases, _runs, _scores):
         write()
     return 0

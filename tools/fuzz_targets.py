@@ -1,6 +1,6 @@
-"""What the Python fuzzers call: a reader of each format, given any bytes.
+"""The targets of the Python fuzzers: each calls the reader of a format with any bytes.
 
-A target returns, or raises an EmbedpsError that says what is wrong; anything else is a finding.
+A target returns, or raises an EmbedpsError that says what is wrong. Anything else is a bug.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from embedps.storage import file_io
 
 
 def manifest(data: bytes) -> None:
-    """A manifest as it is, then with the checksum that its content should have."""
+    """Reads a manifest unchanged, then with the right checksum of its content."""
     for each in (data, _signed(data)):
         with contextlib.suppress(EmbedpsError):
             read = from_json(each, Path("00000003.json"))
             if from_json(to_json(read), Path("again")) != read:
                 raise AssertionError("a manifest that is read must be written and read again")
             for file in read.files:
-                os.path.lexists(file.path)  # a path that none can be is a ValueError
+                os.path.lexists(file.path)  # raises ValueError for an impossible path
             check_ledger(read.ledger, Path("00000003.json"))
 
 
@@ -49,33 +49,33 @@ def _signed(data: bytes) -> bytes:
 
 
 def row_file(data: bytes) -> None:
-    """A row file, by the Python reader."""
+    """Reads a row file with the Python reader."""
     with _in_memory(data) as path:
         for _ in RowFile(path).batches():
             pass
 
 
 def dense(data: bytes) -> None:
-    """A dense file."""
+    """Reads a dense file."""
     with _in_memory(data) as path:
         read_dense(path)
 
 
 def dataset(data: bytes) -> None:
-    """A `_dataset.json`."""
+    """Reads a `_dataset.json`."""
     with _in_folder("_dataset.json", data) as folder:
         Dataset.open(folder)
 
 
 def lease(data: bytes) -> None:
-    """A lease."""
+    """Reads a lease."""
     with _in_folder("leases/reader.json", data) as folder:
         for each in read_leases(CheckpointDirectory(folder)):
             each.is_live(1.5)
 
 
 def run(data: bytes) -> None:
-    """A run's config.json, which names the model's module."""
+    """Reads a run's config.json, which names the model's module."""
     from embedps.run.run_config import read_run
 
     with _in_folder("config.json", data) as folder:
@@ -83,7 +83,7 @@ def run(data: bytes) -> None:
 
 
 def evaluation(data: bytes) -> None:
-    """An evaluation.jsonl."""
+    """Reads an evaluation.jsonl."""
     with _in_folder("evaluation.jsonl", data) as folder:
         for each in read_evaluations(folder):
             each["number"] + each["step"]
@@ -95,7 +95,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 
 
 def call(target: Callable[[bytes], Any], data: bytes) -> None:
-    """Calls a target; a refusal is as good as a result."""
+    """Calls a target. It may fail with an EmbedpsError."""
     with contextlib.suppress(EmbedpsError):
         target(data)
 
@@ -112,7 +112,7 @@ def _in_memory(data: bytes) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _in_folder(name: str, data: bytes) -> Iterator[Path]:
-    """A folder of this process that holds one file."""
+    """Makes a folder of this process that holds one file."""
     folder = Path(tempfile.gettempdir()) / f"embedps-fuzz-{os.getpid()}"
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)

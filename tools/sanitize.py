@@ -1,7 +1,7 @@
 """Compiles every C++ test under each sanitizer and runs it: `python -m tools.sanitize [NAME...]`.
 
-A test `x_test.cc` is linked with the sources of every `embedps/...` header it reaches by
-`#include`, so it needs no list of its own. Nothing is run that includes TensorFlow.
+It links a test `x_test.cc` with the sources of every `embedps/...` header that the test includes,
+directly or not, so tests need no list of sources. It runs nothing that includes TensorFlow.
 """
 
 import argparse
@@ -24,7 +24,7 @@ _INCLUDE = re.compile(r'^#include "(embedps/[^"]+)\.h"', re.MULTILINE)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sanitizer:
-    """A way to compile the tests, and the environment to run them in."""
+    """Compiler flags for the tests, and the environment to run them in."""
 
     name: str
     flags: tuple[str, ...]
@@ -49,7 +49,7 @@ SANITIZERS = (
 
 
 def linked_sources(test: Path) -> list[Path]:
-    """A test and, transitively, the `.cc` beside each embedps header that is included."""
+    """Lists a test and the `.cc` beside each embedps header that it includes, directly or not."""
     found = [test]
     headers_seen: set[str] = set()
     unread = [test]
@@ -67,7 +67,7 @@ def linked_sources(test: Path) -> list[Path]:
 
 
 def compile_test(test: Path, sanitizer: Sanitizer, folder: Path, compiler: str) -> Path:
-    """Compiles and links one test with what it reaches; objects are shared within `folder`."""
+    """Compiles and links one test with its sources. Tests share the objects in `folder`."""
     objects = []
     arrow = False
     for source in linked_sources(test):
@@ -92,7 +92,7 @@ def compile_test(test: Path, sanitizer: Sanitizer, folder: Path, compiler: str) 
 
 
 def run_test(program: Path, sanitizer: Sanitizer) -> bool:
-    """Runs one test, showing its output only if it fails."""
+    """Runs one test; shows its output only if it fails."""
     command = [str(program)]
     # TSan of GCC 12 cannot map its shadow under the address randomization of newer Linux kernels.
     setarch = shutil.which("setarch")
@@ -101,7 +101,7 @@ def run_test(program: Path, sanitizer: Sanitizer) -> bool:
     done = subprocess.run(
         command,
         cwd=build.ROOT,  # where the fuzz tests find their seeds
-        # Arrow's own pools would hide what it allocates from the sanitizer.
+        # Arrow's own pools would hide its allocations from the sanitizer.
         env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", **sanitizer.env},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -142,7 +142,7 @@ def main() -> int:
         print("tools.sanitize: needs g++ on the PATH, or CXX", file=sys.stderr)
         return 1
     try:
-        # The two sanitizers' builds do not share objects: one core each.
+        # The builds of the two sanitizers share no objects: one core each.
         with ThreadPoolExecutor(len(SANITIZERS)) as pool:
             failed = sum(pool.map(lambda s: sanitize(tests, s, compiler), SANITIZERS))
     except KernelBuildError as error:

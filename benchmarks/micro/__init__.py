@@ -1,1 +1,1 @@
-"""Kernels one by one under pytest-benchmark: `python -m pytest benchmarks/micro`; not tests."""
+"""Benchmarks of single kernels with pytest-benchmark: `python -m pytest benchmarks/micro`."""

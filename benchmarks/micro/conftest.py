@@ -1,8 +1,8 @@
-"""What the results say of the machine."""
+"""Adapts the description of the machine in the results."""
 
 from typing import Any
 
 
 def pytest_benchmark_update_machine_info(config: Any, machine_info: dict[str, Any]) -> None:
-    """The host's name is nobody's business."""
+    """Removes the host name."""
     del machine_info["node"]

@@ -1,4 +1,4 @@
-"""Route, lookup, update, combine and interaction of a W1 step of 2048; a row file of 200k rows."""
+"""Times route, lookup, update, combine and interaction of a W1 step; a row file of 200k rows."""
 
 import itertools
 
@@ -36,7 +36,7 @@ def make_collection(kind):
         [TableSpec(name=n, dim=W1.dim, optimizer=BY_KIND[kind]()) for n in FEATURES],
         [FeatureSpec(name=n, table=n) for n in FEATURES],
         devices=["/device:CPU:0"],
-        container=f"micro-{next(containers)}",  # dropped by its own test alone
+        container=f"micro-{next(containers)}",  # dropped only by its own test
     )
 
 
@@ -49,7 +49,7 @@ def filled(ids):
 
 
 def cycle(values):
-    """Another value a round, so that no round finds its rows in the caches of the one before."""
+    """Takes another value per round, so that no round finds its rows in the caches."""
     values = itertools.cycle(values)
     return lambda: ((next(values),), {})
 

@@ -1,4 +1,4 @@
-"""Who is measured: a program each, that speaks `protocol` and runs in an environment of its own.
+"""The measured programs: each speaks `protocol` and runs in its own environment.
 
-Peers import NumPy and their own libraries only; `embedps_dlrm` is ours.
+Peers import only NumPy and their own libraries. `embedps_dlrm` is ours.
 """

@@ -1,8 +1,8 @@
-"""embedps itself: the trainer's own unit, embedded or on a local cluster.
+"""Measures embedps itself: the trainer's own unit function, embedded or on a local cluster.
 
-Settings: num_ps (0 is embedded), num_workers, shuffle, overlap. It reads its examples from Parquet
-as it trains, with shuffling as in a run; the peers have theirs in memory. The rows of all examples
-are made before any is timed: the peers' tables have a row for every id from the start.
+Settings: num_ps (0 is embedded), num_workers, shuffle, overlap. It reads and shuffles its examples
+from Parquet while it trains, as in a run; the peers have theirs in memory. The rows of all examples
+exist before the measurement, because the peers' tables have a row for every id from the start.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _containers = itertools.count()
 
 
 class Embedps:
-    """Tables for each sparse optimizer, a network for each variant."""
+    """Trains with one set of tables per sparse optimizer, and one network per variant."""
 
     def __init__(self, work: protocol.Work, cluster: Cluster) -> None:
         self._work = work
@@ -45,7 +45,7 @@ class Embedps:
         self._collections: dict[str, EmbeddingCollection] = {}
         self._checkpoints: embedps_files.Checkpoints | None = None
         self._names = [f"C{i + 1}" for i in range(len(work.cardinalities))]
-        self.network: Any = None  # of the variant that was prepared last
+        self.network: Any = None  # the network of the variant prepared last
 
     def __del__(self) -> None:
         for collection in self._collections.values():
@@ -59,7 +59,7 @@ class Embedps:
             return protocol.checkpointer(self._checkpoints, variant.kind)
         config = Config(
             embedding_dim=self._work.dim,
-            bottom_mlp=tuple(self._work.bottom_mlp[:-1]),  # DLRM adds the one of dim
+            bottom_mlp=tuple(self._work.bottom_mlp[:-1]),  # DLRM adds the layer of dim
             top_mlp=tuple(self._work.top_mlp[:-1]),  # and the logit
             sparse_optimizer=variant.kind,
             compute_dtype=variant.precision,
@@ -78,7 +78,7 @@ class Embedps:
         return prepare(variant, recommender, collection)
 
     def _make_rows(self, collection: EmbeddingCollection) -> None:
-        """Looks every id up once."""
+        """Looks every id up once, which creates its row."""
 
         @tf.function
         def insert(ids: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""embedps's checkpoints and reader, beside what the peers save and read with."""
+"""Measures the checkpoints and the reader of embedps, against those of the peers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNIT_ROWS = 32768
 
 
 class Checkpoints:
-    """A table with an accumulator a weight, in this process, saved and restored by its shard."""
+    """A table with one accumulator per weight, in this process; its shard saves and restores it."""
 
     def __init__(self, work: protocol.Work) -> None:
         self._folder = Path(tempfile.mkdtemp(dir=work.folder))
@@ -41,17 +41,17 @@ class Checkpoints:
         self._files = self._write("base", {})
 
     def save(self) -> Callable[[], None]:
-        """Every row."""
+        """Prepares a save of every row."""
         return lambda: self._keep(self._write("base", {}))
 
     def delta(self) -> Callable[[], None]:
-        """The rows changed since the last save, which are made here: one in a hundred."""
+        """Changes one row in a hundred; prepares a save of the changed rows."""
         self._touch(np.arange(next(self._numbers) % 100, protocol.CHECKPOINT_ROWS, 100))
         cuts = {(f.group, f.shard): f.cut for f in self._files}
         return lambda: self._keep(self._write("delta", cuts))
 
     def restore(self) -> Callable[[], None]:
-        """With their checksums, as the trainer does."""
+        """Saves; prepares a restore that checks checksums, as the trainer's does."""
         self._keep(self._write("base", {}))
 
         def restore() -> None:
@@ -80,7 +80,7 @@ class Checkpoints:
 
 
 def reader(work: protocol.Work, variant: protocol.Variant) -> protocol.Measure:
-    """Reads units of the Parquet file in batches."""
+    """Makes a measurement that reads units of the Parquet file in batches."""
     rows = len(work.labels) // _UNIT_ROWS * _UNIT_ROWS
     unit_input = UnitReader(
         batch_rows=variant.batch,

@@ -1,15 +1,17 @@
-"""What a measured program is told and says: a JSON object a line, on stdin and stdout.
+"""The protocol of a measured program: one JSON object per line, on stdin and stdout.
 
-Started as `python -m benchmarks.peers.NAME FOLDER SETTINGS`, the folder that
-`benchmarks.workload.files` makes and a JSON object, it says {"versions": {…}} and then answers:
+`python -m benchmarks.peers.NAME FOLDER SETTINGS` starts a program. FOLDER comes from
+`benchmarks.workload.files`, SETTINGS is a JSON object. The program prints {"versions": {…}} and
+then answers requests:
 
     {"do": "prepare", "task": …, "kind": …, …}   builds that variant and warms it up:
-                                                  {"warm_up_secs": s} or {"unsupported": why}
+                                                  {"warm_up_secs": s} or {"unsupported": reason}
     {"do": "measure", …, "secs": s}              runs the variant for about s seconds:
                                                   {"examples": n, "secs": s, …}
     {"do": "end"}                                ends
 
-A failure is {"error": text}, and the end. NumPy and the standard library only.
+A failure answers {"error": text} and ends the program. This module uses only NumPy and the standard
+library.
 """
 
 from __future__ import annotations
@@ -32,25 +34,25 @@ import numpy.typing as npt
 
 WARM_UP_SECS = 1.0
 CHECKPOINT_ROWS = 2_000_000
-"""Of the table that is saved: each row its weights and an accumulator a weight."""
+"""Rows of the table to save; each row has its weights and one accumulator per weight."""
 Measure = Callable[[float], dict[str, float]]
-"""Runs for about so many seconds; says examples, secs, and what else a task wants told."""
+"""Runs for about the given seconds; returns examples, secs, and further numbers of a task."""
 
 
 class UnsupportedError(Exception):
-    """What is asked for, the program cannot do; the text says why."""
+    """The program does not support the request; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Variant:
-    """What is measured.
+    """A variant to measure.
 
     Attributes:
       task: "train", "lookup", "checkpoint" or "input".
-      kind: of the sparse optimizer; of a checkpoint "save", "delta" (a save after one row in a
-        hundred has changed) or "restore"; of input "in order" or "shuffled".
-      precision: of the dense network's products, "float32" or "bfloat16".
-      batch: examples a step.
+      kind: the sparse optimizer; for a checkpoint "save", "delta" (a save after a change of one row
+        in a hundred) or "restore"; for input "in order" or "shuffled".
+      precision: "float32" or "bfloat16", of the dense network's products.
+      batch: examples per step.
     """
 
     task: str
@@ -61,7 +63,7 @@ class Variant:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-    """The workload's fields, the examples, and the settings of this entrant."""
+    """The workload's fields, the examples, and the settings of this system."""
 
     folder: Path
     cardinalities: list[int]
@@ -76,36 +78,36 @@ class Work:
 
     @property
     def num_interactions(self) -> int:
-        """Width of the top network's input: the pairs of vectors, and the bottom network's."""
+        """The input width of the top network: the pairs of vectors and the bottom output."""
         return num_interactions(len(self.cardinalities), self.dim)
 
     def batches(
         self, size: int
     ) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]]:
-        """Gives numerics [size, n], ids [features, size] and labels [size] of each whole batch."""
+        """Yields numerics [size, n], ids [features, size] and labels [size] of each whole batch."""
         for first in range(0, len(self.labels) - size + 1, size):
             at = slice(first, first + size)
             yield self.numerics[at], np.ascontiguousarray(self.ids[:, at]), self.labels[at]
 
 
 class Program(Protocol):
-    """A measured program; made anew for each group of variants, so that it can let go of tables."""
+    """A measured program; each group of variants makes a new one, which frees the old tables."""
 
     def prepare(self, variant: Variant) -> Measure:
         """Builds a variant.
 
         Raises:
-          UnsupportedError: it has no such thing.
+          UnsupportedError: the program does not support the variant.
         """
 
 
 def num_interactions(features: int, dim: int) -> int:
-    """Width of the top network's input: the pairs of vectors, and the bottom network's."""
+    """The input width of the top network: the pairs of vectors and the bottom output."""
     return (features + 1) * features // 2 + dim
 
 
 def read_work(folder: Path, settings: dict[str, Any]) -> Work:
-    """The work in a folder."""
+    """Reads the work from a folder."""
     config = json.loads((folder / "workload.json").read_text())
     arrays = {k: np.load(folder / f"{k}.npy") for k in ("numerics", "ids", "labels")}
     del config["name"]
@@ -115,7 +117,7 @@ def read_work(folder: Path, settings: dict[str, Any]) -> Work:
 def stepper(
     step: Callable[[int], Any], batch: int, *, sync: Callable[[], Any] = lambda: None
 ) -> Measure:
-    """Measures step(0), step(1), …, each of one batch, and what is left in flight at the end."""
+    """Measures step(0), step(1), …, each of one batch; `sync` waits for the last ones."""
     number = 0
 
     def measure(secs: float) -> dict[str, float]:
@@ -134,7 +136,7 @@ def stepper(
 
 
 class Checkpoints(Protocol):
-    """A table of CHECKPOINT_ROWS; each method prepares and returns what is timed."""
+    """A table of CHECKPOINT_ROWS; each method prepares and returns the function to time."""
 
     def save(self) -> Callable[[], None]: ...
 
@@ -144,7 +146,7 @@ class Checkpoints(Protocol):
 
 
 def sync(*files: Path) -> None:
-    """Waits until files are on the disk: a save that is lost with the power is none."""
+    """Waits until files are on the disk, so that a save survives a power cut."""
     for file in files:
         at = os.open(file, os.O_RDONLY)
         try:
@@ -154,7 +156,7 @@ def sync(*files: Path) -> None:
 
 
 def checkpointer(checkpoints: Checkpoints, kind: str) -> Measure:
-    """Measures saves or restores, one at least; a row of the table is an example."""
+    """Measures saves or restores, at least one; each row of the table counts as an example."""
 
     def measure(secs: float) -> dict[str, float]:
         took, times = 0.0, 0
@@ -170,14 +172,14 @@ def checkpointer(checkpoints: Checkpoints, kind: str) -> Measure:
 
 
 def serve(make: Callable[[Work], Program], packages: Sequence[str]) -> None:
-    """Answers until told to end.
+    """Answers requests until "end".
 
     Args:
-      make: makes the program; what an earlier one held is let go of first.
-      packages: whose versions are told.
+      make: makes the program; the earlier program is freed first.
+      packages: the packages whose versions to report.
     """
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # keeps the output of libraries out of the answers
 
     def say(answer: dict[str, Any]) -> None:
         answers.write(json.dumps(answer) + "\n")
@@ -219,4 +221,4 @@ def serve(make: Callable[[Work], Program], packages: Sequence[str]) -> None:
         say({"error": f"{type(error).__name__}: {error}"[:500]})
     finally:
         answers.flush()
-        os._exit(0)  # libraries' threads are no news
+        os._exit(0)  # does not wait for the threads of libraries

@@ -1,8 +1,9 @@
-"""facebookresearch/dlrm's network and optimizers in PyTorch, as `dlrm_s_pytorch.py` has them.
+"""Measures facebookresearch/dlrm: its network and optimizers in PyTorch, as `dlrm_s_pytorch.py`.
 
-That project is on no registry, so its parts are written here after it: nn.EmbeddingBag with sparse
+That project is on no registry, so this module reimplements its parts: nn.EmbeddingBag with sparse
 gradients, the batched product and the gather of its lower triangle, torch.optim.SGD and Adagrad,
-and optim/rwsadagrad.py's row-wise Adagrad. bfloat16 is torch.autocast, the network compiled.
+and the row-wise Adagrad of optim/rwsadagrad.py. bfloat16 uses torch.autocast and a compiled
+network.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from benchmarks.peers import protocol
 
 
 class Network(nn.Module):
-    """Bottom and top MLP, and the dot interaction between them."""
+    """A bottom and a top MLP with the dot interaction between them."""
 
     def __init__(self, work: protocol.Work) -> None:
         super().__init__()
@@ -38,7 +39,7 @@ class Network(nn.Module):
 
 
 class RowwiseAdagrad(torch.optim.Optimizer):
-    """Adagrad with one accumulator a row of a sparse gradient (rwsadagrad.py's arithmetic)."""
+    """Adagrad with one accumulator per row of a sparse gradient (rwsadagrad.py's arithmetic)."""
 
     def __init__(self, parameters: Any, lr: float, eps: float = 1e-10) -> None:
         super().__init__(parameters, {"lr": lr, "eps": eps})
@@ -58,7 +59,7 @@ class RowwiseAdagrad(torch.optim.Optimizer):
 
 
 class Checkpoints:
-    """A table and its accumulators by torch.save, as dlrm_s_pytorch.py saves; it has no deltas."""
+    """Saves a table and its accumulators by torch.save, as dlrm_s_pytorch.py; it has no deltas."""
 
     def __init__(self, work: protocol.Work) -> None:
         rows = protocol.CHECKPOINT_ROWS
@@ -87,7 +88,7 @@ class Checkpoints:
 
 
 class PyTorchDLRM:
-    """The tables, shared by all variants, and a network each."""
+    """Trains with tables that all variants share, and one network per variant."""
 
     def __init__(self, work: protocol.Work) -> None:
         self._work = work
@@ -101,7 +102,7 @@ class PyTorchDLRM:
         if variant.task == "checkpoint":
             return protocol.checkpointer(Checkpoints(self._work), variant.kind)
         if variant.task == "input":
-            raise protocol.UnsupportedError("it brings no reader for Parquet or records")
+            raise protocol.UnsupportedError("it has no reader for Parquet or records")
         size = variant.batch
         offsets = torch.arange(size)
         data = [

@@ -1,4 +1,4 @@
-"""TensorFlow's checkpoints and its records."""
+"""Measures TensorFlow's checkpoints and its record reader."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RECORDS = 8192
 
 
 class Checkpoints:
-    """A table and its accumulators by tf.train.Checkpoint, which has no deltas."""
+    """Saves a table and its accumulators by tf.train.Checkpoint, which has no deltas."""
 
     def __init__(self, work: protocol.Work) -> None:
         shape = (protocol.CHECKPOINT_ROWS, work.dim)
@@ -44,7 +44,7 @@ class Checkpoints:
 
 
 def reader(work: protocol.Work, variant: protocol.Variant) -> protocol.Measure:
-    """Reads TFRecords of tf.train.Example, parsed a batch at a time, on two threads."""
+    """Makes a measurement that reads TFRecords; two threads parse whole batches."""
     path = work.folder / "examples.tfrecord"
     columns: dict[str, Any] = {"label": work.labels[:_RECORDS]}
     columns |= {f"I{i + 1}": work.numerics[:_RECORDS, i] for i in range(work.num_numerics)}

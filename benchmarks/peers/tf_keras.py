@@ -1,4 +1,4 @@
-"""DLRM in plain TensorFlow and Keras, one process: an Embedding layer a feature."""
+"""Measures DLRM in plain TensorFlow and Keras, in one process: one Embedding layer per feature."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.peers import protocol, tf_files, tf_model
 
 
 class Keras:
-    """The tables, shared by all variants, and a network each."""
+    """Trains with tables that all variants share, and one network per variant."""
 
     def __init__(self, work: protocol.Work) -> None:
         tf.keras.backend.clear_session()

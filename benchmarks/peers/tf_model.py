@@ -1,4 +1,4 @@
-"""DLRM of Keras and TensorFlow Recommenders' layers, as the TensorFlow peers train it."""
+"""The DLRM of the TensorFlow peers, made of Keras and TensorFlow Recommenders layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.peers import protocol
 
 
 class Network:
-    """The dense network; bfloat16 is Keras's mixed_bfloat16 for the MLPs."""
+    """The dense network; in bfloat16, the MLPs use Keras's mixed_bfloat16."""
 
     def __init__(self, work: protocol.Work, precision: str) -> None:
         policy = "mixed_bfloat16" if precision == "bfloat16" else "float32"
@@ -21,23 +21,23 @@ class Network:
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """What is trained."""
+        """The variables to train."""
         return [*self._bottom.trainable_variables, *self._top.trainable_variables]
 
     def logits(self, numerics: tf.Tensor, embeddings: list[tf.Tensor]) -> tf.Tensor:
-        """float32 [batch, 1]."""
+        """Computes the logits, float32 [batch, 1]."""
         x = self._bottom(numerics)
         pairs = self._interaction([x, *(tf.cast(e, x.dtype) for e in embeddings)])
         return tf.cast(self._top(tf.concat([x, pairs], axis=1)), tf.float32)
 
 
 def loss_of(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    """The mean log loss."""
+    """Computes the mean log loss."""
     return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits))
 
 
 def optimizer(kind: str) -> Any:
-    """One of Keras's legacy optimizers, which are those that ParameterServerStrategy works with.
+    """Makes one of Keras's legacy optimizers; ParameterServerStrategy supports no others.
 
     Raises:
       UnsupportedError: Keras has no such optimizer.

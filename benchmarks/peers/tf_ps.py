@@ -1,7 +1,7 @@
-"""The same Keras model on stock ParameterServerStrategy, over processes of this machine.
+"""Measures the same Keras model on stock ParameterServerStrategy, over processes of this machine.
 
 Settings: num_ps, num_workers. Each worker keeps the batches in its own memory. MinSizePartitioner
-with 2 MB leaves the dense kernels unsharded: mixed bfloat16 needs that, and it was the faster one.
+with 2 MB does not shard the dense kernels: mixed bfloat16 requires this, and it was faster.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any
 
-os.environ["TF_USE_LEGACY_KERAS"] = "1"  # TFRS is over tf-keras
+os.environ["TF_USE_LEGACY_KERAS"] = "1"  # TFRS uses tf-keras
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
@@ -28,7 +28,7 @@ _CLUSTER = "EMBEDPS_PEER_CLUSTER"
 
 
 class ParameterServers:
-    """The cluster's processes, the tables on them, and a network a variant."""
+    """Trains on a cluster of processes that hold the tables, with one network per variant."""
 
     def __init__(self, work: protocol.Work) -> None:
         self._work = work
@@ -82,7 +82,7 @@ class ParameterServers:
         def measure(secs: float) -> dict[str, float]:
             nonlocal steps_per_sec, warm
             steps = max(2 * self._num_workers, round(secs * steps_per_sec))
-            if not warm and secs:  # every worker reads its files into memory once
+            if not warm and secs:  # warm-up: every worker reads its files into memory once
                 warm = True
                 measure(2 * secs)
             began = time.perf_counter()
@@ -96,7 +96,7 @@ class ParameterServers:
         return measure
 
     def _data(self, variant: protocol.Variant) -> tf.data.Dataset:
-        """Reads the arrays where it runs, on a worker, by ops that need no Python there."""
+        """Reads the arrays on the worker that runs this, by ops that need no Python there."""
         size, folder = variant.batch, self._work.folder
         rows = len(self._work.labels) // size * size
         features = len(self._work.cardinalities)
@@ -115,7 +115,7 @@ class ParameterServers:
 
 
 def _start(*, num_ps: int, num_workers: int) -> Any:
-    """Starts the processes, which end with this one; a resolver of the cluster."""
+    """Starts the processes, which end with this one; returns a resolver of the cluster."""
     sockets = [socket.socket() for _ in range(num_ps + num_workers + 1)]
     for s in sockets:
         s.bind(("127.0.0.1", 0))
@@ -139,7 +139,7 @@ def _start(*, num_ps: int, num_workers: int) -> Any:
 
 
 def _serve_task(job: str, index: int) -> None:
-    """A parameter server or worker, until its parent's end of the pipe on stdin is closed."""
+    """Runs a parameter server or worker until the parent closes the pipe on stdin."""
     cluster = json.loads(os.environ[_CLUSTER])
     tf.distribute.Server(
         tf.train.ClusterSpec(cluster), job_name=job, task_index=index, protocol="grpc"

@@ -1,7 +1,7 @@
-"""TorchRec's DLRM over FusedEmbeddingBagCollection: FBGEMM's table-batched embeddings on CPU.
+"""Measures TorchRec's DLRM over FusedEmbeddingBagCollection: FBGEMM's embeddings on CPU.
 
-The sparse optimizer is fused into the backward pass. bfloat16 is torch.autocast with the dense
-parts compiled; in float32 they are not: each was the faster one there.
+The sparse optimizer is fused into the backward pass. bfloat16 uses torch.autocast and compiled
+dense parts; float32 does not compile them. Each choice was the faster one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KINDS = {
 
 
 class TorchRec:
-    """A collection of tables for each sparse optimizer, a network for each variant."""
+    """Trains with one collection of tables per sparse optimizer, and one network per variant."""
 
     def __init__(self, work: protocol.Work) -> None:
         self._work = work
@@ -38,10 +38,10 @@ class TorchRec:
 
     def prepare(self, variant: protocol.Variant) -> protocol.Measure:
         if variant.task not in ("train", "lookup"):
-            raise protocol.UnsupportedError("it saves and reads as PyTorch does")
+            raise protocol.UnsupportedError("it saves and reads like PyTorch")
         if variant.kind == "adagrad":
             raise protocol.UnsupportedError(
-                "its row-wise Adagrad is; it would need tables of its own, 4 GB of W1"
+                "row-wise Adagrad is measured; this would need its own tables, 4 GB for W1"
             )
         size, kind = variant.batch, variant.kind
         data = [self._batch(*arrays) for arrays in self._work.batches(size)]
@@ -101,7 +101,7 @@ class TorchRec:
             lengths=torch.ones(ids.size, dtype=torch.int32),
             stride=size,
         )
-        # What it would work out in its first step.
+        # Computed now, and not in the first step.
         features.offsets()
         features.length_per_key()
         features.offset_per_key()

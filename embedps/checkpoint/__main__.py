@@ -24,7 +24,7 @@ from embedps.checkpoint.tools.diff import CHANGES, diff
 from embedps.checkpoint.tools.inspect import format_bytes, inspect
 from embedps.checkpoint.tools.replay import stream_table
 from embedps.checkpoint.tools.verify import verify
-from embedps.console.command_line import Parser, run, text
+from embedps.console.command_line import Parser, run, sigterm_interrupts, text
 from embedps.errors import CheckpointError, UsageError
 from embedps.storage import file_io
 
@@ -35,7 +35,8 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.checkpoint") -
     directory = CheckpointDirectory(args.directory)
     if not directory.path.is_dir():
         raise UsageError(f"there is no directory {str(directory.path)!r}")
-    return _COMMANDS[args.command](directory, args)
+    with sigterm_interrupts():
+        return _COMMANDS[args.command](directory, args)
 
 
 def _parser(prog: str) -> Parser:
@@ -196,4 +197,4 @@ def _write_parquet(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBat
 
 
 if __name__ == "__main__":
-    sys.exit(run(main, sys.argv[1:], all_or_nothing=True))
+    sys.exit(run(main, sys.argv[1:]))

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -83,7 +83,7 @@ def run(
       The exit code: the command's, `EmbedpsError.exit_code`, 1 for an OSError, or 130 when
       interrupted.
     """
-    with _interrupts(all_or_nothing) as was_interrupted:
+    with sigterm_interrupts() if all_or_nothing else nullcontext(_never) as was_interrupted:
         try:
             return main(arguments) or 0
         except (EmbedpsError, OSError, KeyboardInterrupt) as error:
@@ -111,11 +111,17 @@ def report(error: EmbedpsError | OSError) -> int:
 
 
 @contextmanager
-def _interrupts(by_sigterm: bool) -> Iterator[Callable[[], bool]]:
-    """Raises KeyboardInterrupt at SIGTERM too, if wanted; yields whether a signal came."""
+def sigterm_interrupts() -> Iterator[Callable[[], bool]]:
+    """Raises KeyboardInterrupt at SIGTERM as at Ctrl-C, so that temporary files are removed.
+
+    Outside of the main thread, where Python handles no signals, this does nothing.
+
+    Yields:
+      A function that tells whether one of the two signals came.
+    """
     came = False
-    if not by_sigterm or threading.current_thread() is not threading.main_thread():
-        yield lambda: came
+    if threading.current_thread() is not threading.main_thread():
+        yield _never
         return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -129,3 +135,7 @@ def _interrupts(by_sigterm: bool) -> Iterator[Callable[[], bool]]:
     finally:
         for name, handler in before.items():
             signal.signal(name, handler)
+
+
+def _never() -> bool:
+    return False

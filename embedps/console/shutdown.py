@@ -40,6 +40,27 @@ def deadline(secs: float, what: str) -> Iterator[None]:
 
 
 @contextmanager
+def sigterm_exits(secs: float) -> Iterator[None]:
+    """Ends the program with code 0 at SIGTERM, for a block that has nothing to save.
+
+    It raises SystemExit in the main thread. If that does not end the process within `secs`, because
+    the thread is in a long call, the process is ended.
+    """
+
+    def end(number: int, _: FrameType | None) -> None:
+        timer = threading.Timer(secs, os._exit, (0,))
+        timer.daemon = True
+        timer.start()
+        raise SystemExit(0)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
 def shutdown_signals(stop: Callable[[], None], *, grace_secs: float) -> Iterator[None]:
     """Calls `stop` at SIGTERM and at a first Ctrl-C; a second Ctrl-C ends the process at once.
 

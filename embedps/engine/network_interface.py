@@ -1,4 +1,4 @@
-"""Checks that a network takes the arguments and gives the logits that a recommender needs."""
+"""Checks a network's interface: the arguments of its call, and the logits that it returns."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from embedps.errors import UsageError
 
 
 def check_network(network: Any) -> None:
-    """Refuses what `Recommender.build` may not make.
+    """Checks what `Recommender.build` returned.
 
     Raises:
-      UsageError: it is no Keras model, or its call takes other arguments.
+      UsageError: it is not a Keras model, or its call takes other arguments.
     """
     if not isinstance(network, tf.keras.layers.Layer):
         kind = type(network)
@@ -35,21 +35,21 @@ def check_network(network: Any) -> None:
         )
 
 
-def check_logits(answer: Any, *, batch_rows: int) -> None:
-    """Refuses what a network may not give for a batch.
+def check_logits(logits: Any, *, batch_rows: int) -> None:
+    """Checks a network's output for a batch.
 
     Raises:
       UsageError: it is not float32 [batch] or [batch, 1], or not finite.
     """
     must = "the network must return its logits, float32 [batch] or [batch, 1], but returned"
-    if not isinstance(answer, tf.Tensor):
-        raise UsageError(f"{must} {'None' if answer is None else f'a {type(answer).__name__}'}")
-    if answer.dtype != tf.float32:
-        raise UsageError(f"{must} {answer.dtype.name}: end its call with tf.cast(x, tf.float32)")
-    if answer.shape.as_list() not in ([batch_rows], [batch_rows, 1]):
-        raise UsageError(f"{must} {answer.shape.as_list()} for a batch of {batch_rows}")
-    if not bool(tf.reduce_all(tf.math.is_finite(answer))):
+    if not isinstance(logits, tf.Tensor):
+        raise UsageError(f"{must} {'None' if logits is None else f'a {type(logits).__name__}'}")
+    if logits.dtype != tf.float32:
+        raise UsageError(f"{must} {logits.dtype.name}: end its call with tf.cast(x, tf.float32)")
+    if logits.shape.as_list() not in ([batch_rows], [batch_rows, 1]):
+        raise UsageError(f"{must} {logits.shape.as_list()} for a batch of {batch_rows}")
+    if not bool(tf.reduce_all(tf.math.is_finite(logits))):
         raise UsageError(
-            f"{must} {answer.numpy().ravel().tolist()} for numerics of 1 and embeddings of 0.01, "
+            f"{must} {logits.numpy().ravel().tolist()} for numerics of 1 and embeddings of 0.01, "
             "which is not finite"
         )

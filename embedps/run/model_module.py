@@ -9,11 +9,10 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-import embedps
 from embedps.errors import UsageError
 
 _PACKAGE = "models"
-_FOLDER = Path(embedps.__file__).resolve().parent.parent / _PACKAGE
+_FOLDER = Path(__file__).resolve().parents[2] / _PACKAGE
 _OTHER_NAME = "embedps_built_in_models"
 """What the built-in models' package is called where `models` is a package of the user's."""
 

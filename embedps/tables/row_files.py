@@ -79,7 +79,7 @@ class RowFiles:
         *,
         since: Mapping[tuple[str, int], int],
         encoding: Encoding = FLOAT32,
-        rest_secs: float = 0.0,
+        max_pause_secs: float = 0.0,
     ) -> list[ShardFile]:
         """Makes every shard write its file, all in parallel, while training continues.
 
@@ -90,8 +90,8 @@ class RowFiles:
             servers must see this file system.
           since: by (group, shard) the cut of the last committed file, from `ShardFile.cut`.
           encoding: of the floats in the files; the rows in memory stay unchanged.
-          rest_secs: the most that each writer pauses in total. While steps use a shard's rows, its
-            writers pause to use only 4% of the shard's cores; 0 writes at full speed.
+          max_pause_secs: the most that each writer pauses in total. While steps use a shard's
+            rows, its writers pause to use only 4% of the shard's cores; 0 writes at full speed.
 
         Raises:
           CheckpointError: a file cannot be written.
@@ -105,7 +105,9 @@ class RowFiles:
         self.prepare_writes(encoding)
         try:
             infos = self._write[kind, encoding](
-                tf.constant(paths), tf.constant(cuts, tf.int64), tf.constant(rest_secs, tf.float32)
+                tf.constant(paths),
+                tf.constant(cuts, tf.int64),
+                tf.constant(max_pause_secs, tf.float32),
             )
         except (tf.errors.UnavailableError, tf.errors.AbortedError):
             raise  # the shard is lost; its disk may be fine
@@ -190,7 +192,9 @@ class RowFiles:
 
     def _make_write(self, kind: str, encoding: Encoding) -> _Write:
         @tf.function(autograph=False)
-        def write(paths: tf.Tensor, cuts: tf.Tensor, rest_secs: tf.Tensor) -> list[list[tf.Tensor]]:
+        def write(
+            paths: tf.Tensor, cuts: tf.Tensor, max_pause_secs: tf.Tensor
+        ) -> list[list[tf.Tensor]]:
             infos = []
             for g, stores in enumerate(self._stores):
                 group_infos = []
@@ -202,7 +206,7 @@ class RowFiles:
                                 store,
                                 path,
                                 cut,
-                                rest_secs,
+                                max_pause_secs,
                                 kind=kind,
                                 embedding_encoding=encoding.rows,
                                 optimizer_slot_encoding=encoding.slots,

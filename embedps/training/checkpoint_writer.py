@@ -444,7 +444,7 @@ class CheckpointWriter:
             str(folder.absolute()),
             since=self._cuts,
             encoding=self._encoding,
-            rest_secs=rest_secs,
+            max_pause_secs=rest_secs,
         )
         save = SaveSet(
             kind=kind,

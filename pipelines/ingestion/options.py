@@ -1,4 +1,4 @@
-"""The flags of `python -m pipelines.ingest` and, its schema given, of `pipelines.criteo`."""
+"""The flags of `python -m pipelines.ingest`, and of `pipelines.criteo` with its fixed schema."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from pipelines.ingestion.table_schema import Table
 
 _HELP = {
     "criteo": """\
-Reads Criteo click logs (Kaggle or Terabyte: a label, 13 integers, 26 hexadecimal ids, tabs between;
-gzip, zstd or plain) and writes a dataset. It is `pipelines.ingest --schema criteo`:
-integers become log(1 + max(x, 0)) in float32 (missing is NaN), ids int64 (missing is -1).
+Reads Criteo click logs (Kaggle or Terabyte: a label, 13 integers and 26 hexadecimal ids, separated
+by tabs; gzip, zstd or plain) and writes a dataset. This is `pipelines.ingest --schema criteo`:
+integers become log(1 + max(x, 0)) in float32 (missing: NaN), ids become int64 (missing: -1).
 """,
     "ingest": """\
-Reads tables (CSV or TSV, gzip, zstd or plain; Parquet) of a declared schema and writes a dataset.
+Reads tables of a declared schema (CSV or TSV, gzip, zstd or plain; Parquet) and writes a dataset.
 """,
 }
 _HELP_OUTPUT = """
-  DIR/train/shard-*.parquet, DIR/eval/shard-*.parquet   shards of equal rows (within one)
-  DIR/_transforms.json                                  what makes the features of the columns
-  DIR/_bad_lines.jsonl                                  lines that are no rows, and why
-  DIR/_dataset.json                                     written last: schema, rows, counts, sums
+  DIR/train/shard-*.parquet, DIR/eval/shard-*.parquet   shards; sizes differ by at most 1 row
+  DIR/_transforms.json                                  the fitted transforms
+  DIR/_bad_lines.jsonl                                  lines that are not rows, and why
+  DIR/_dataset.json                                     written last: schema, counts, checksums
 
-Rows are in the order of their time where the schema has one, else in a random order that follows
-from the seed. The same input and options give the same bytes on any runner and any number of
-workers; run again, a finished dataset is kept.
+Rows are sorted by time if the schema has a timestamp, else shuffled by the seed. The same input and
+options give the same bytes on any runner with any number of workers. A finished dataset of the same
+input and options is kept.
 """
 _EXAMPLES = """\
-Any Beam pipeline option may be added; the default runner is FnApiRunner, in this process:
+Beam pipeline options may be added. The default runner is FnApiRunner, in this process:
   python -m pipelines.{name} --input 'logs/*.gz' --output data/set --num-shards 8{schema}
   python -m pipelines.{name} --input 'logs/*.gz' --output data/set --num-shards 8{schema} \\
       --direct_num_workers=2 --direct_running_mode=multi_processing
@@ -45,7 +45,7 @@ Any Beam pipeline option may be added; the default runner is FnApiRunner, in thi
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to read, where to write, and how Beam shall run it."""
+    """The options of an ingestion: the input, the output, the split and Beam's flags."""
 
     input: tuple[str, ...]
     output: Path
@@ -76,11 +76,14 @@ class Options:
 
 
 def parse_options(argv: Sequence[str], schema: str | None = None) -> Options:
-    """Parses the command line; what is not ours is kept for Beam.
+    """Parses the command line; unknown flags are passed to Beam.
 
     Args:
       argv: the flags.
-      schema: the schema's name, where the command has one of its own.
+      schema: the name of the command's fixed schema; None: the --schema flag gives it.
+
+    Raises:
+      UsageError: a flag or the schema is not valid.
     """
     parser = _parser(schema)
     known, beam_flags = parser.parse_known_args(argv)
@@ -101,9 +104,8 @@ def parse_options(argv: Sequence[str], schema: str | None = None) -> Options:
 
 
 def _split_rule(known: argparse.Namespace) -> SplitRule:
-    by_hash = known.eval_fraction is not None or known.split_key
-    ways = [bool(by_hash), bool(known.eval_from), bool(known.eval_input)]
-    if sum(ways) > 1:
+    by_hash = known.eval_fraction is not None or bool(known.split_key)
+    if sum([by_hash, bool(known.eval_from), bool(known.eval_input)]) > 1:
         raise UsageError(
             "give one of --eval-fraction (with or without --split-key), --eval-from, --eval-input"
         )
@@ -139,7 +141,7 @@ def _parser(schema: str | None) -> Parser:
         nargs="+",
         required=True,
         metavar="PATTERN",
-        help="files, as quoted patterns",
+        help="files or quoted patterns",
     )
     parser.add_argument("--output", type=path, required=True, metavar="DIR")
     if schema is None:
@@ -148,35 +150,58 @@ def _parser(schema: str | None) -> Parser:
             type=text,
             required=True,
             metavar="FILE",
-            help="a TOML file, or one that comes along: criteo, avazu, movielens_100k, …",
+            help="a TOML file, or a shipped schema: criteo, avazu, movielens_100k, …",
         )
     parser.add_argument(
         "--num-shards",
         type=number(int, least=1),
         default=Options.num_shards,
-        help="shards of each split: the number of workers, or a multiple of it "
-        "(default: %(default)s)",
+        help="shards per split: the number of workers, or a multiple of it (default: %(default)s)",
     )
     parser.add_argument(
         "--row-group-rows",
         type=number(int, least=1),
         default=Options.row_group_rows,
-        help="rows of a shard's row group (default: %(default)s)",
+        help="rows per row group of a shard (default: %(default)s)",
     )
-    split = parser.add_argument_group("what is held out, one of")
+    _add_split_flags(parser.add_argument_group("held-out rows, one of"))
+    parser.add_argument(
+        "--max-bad-fraction",
+        type=float,
+        default=Options.max_bad_fraction,
+        help="fail if a larger share of the lines is bad (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--allow-damaged-files",
+        action="store_true",
+        help="use the readable part of a file that is cut, damaged or gone; without this flag such "
+        "a file fails the job, because an unknown number of rows is lost",
+    )
+    parser.add_argument(
+        "--seed",
+        type=number(int, least=0, most=MAX_INT64),
+        default=SplitRule.seed,
+        help="seed of the split and the order (default: %(default)s)",
+    )
+    parser.add_argument("--force", action="store_true", help="replace a finished dataset")
+    parser.add_argument("--verbose", action="store_true", help="log what Beam does")
+    return parser
+
+
+def _add_split_flags(split: argparse._ArgumentGroup) -> None:
     split.add_argument(
         "--eval-fraction",
         type=float,
-        help=f"a share of rows, by the hash of their content (default: {SplitRule.fraction})",
+        help=f"a share of the rows, by a hash of their content (default: {SplitRule.fraction})",
     )
     split.add_argument(
         "--split-key",
         type=text,
         metavar="COLUMN",
-        help="hash this column instead: a key's rows stay together",
+        help="hash only this column, so that the rows of a key stay together",
     )
     split.add_argument(
-        "--eval-from", type=text, metavar="TIME", help="rows from this time on (UTC)"
+        "--eval-from", type=text, metavar="TIME", help="the rows from this time on (UTC)"
     )
     split.add_argument(
         "--eval-input",
@@ -186,24 +211,3 @@ def _parser(schema: str | None) -> Parser:
         metavar="PATTERN",
         help="the rows of other files",
     )
-    parser.add_argument(
-        "--max-bad-fraction",
-        type=float,
-        default=Options.max_bad_fraction,
-        help="fail if more of the lines are bad (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--allow-damaged-files",
-        action="store_true",
-        help="use what can be read of a file that is cut, damaged or gone; without it such a file "
-        "fails the job, as how many rows are lost is not known",
-    )
-    parser.add_argument(
-        "--seed",
-        type=number(int, least=0, most=MAX_INT64),
-        default=SplitRule.seed,
-        help="of the split and the order (default: %(default)s)",
-    )
-    parser.add_argument("--force", action="store_true", help="replace a finished dataset")
-    parser.add_argument("--verbose", action="store_true", help="log what Beam does")
-    return parser

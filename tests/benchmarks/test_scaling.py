@@ -48,7 +48,7 @@ def test_distinct_ids_are_counted_by_feature_and_batch():
 
 def test_a_full_link_is_of_the_fullest_server():
     point = Point(num_ps=16, tables=2, batch=64)
-    sizes = scaling.placed(point.workload(), 16)
+    sizes = scaling.place_variables(point.workload(), 16)
     # 13-512-256-64-16 and, of 3 vectors' pairs and the bottom's 16, 19-512-256-1.
     widths = [(13, 512), (512, 256), (256, 64), (64, 16), (19, 512), (512, 256), (256, 1)]
     assert sorted(itertools.chain(*sizes)) == sorted(n for a, b in widths for n in (a * b, b))

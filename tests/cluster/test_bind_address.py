@@ -18,10 +18,10 @@ PROGRAM = """
 import sys
 import tensorflow as tf
 from embedps.cluster import bind_address
-listen.listen_at(sys.argv[1])
+bind_address.listen_at(sys.argv[1])
 server = tf.distribute.Server(tf.train.ClusterSpec({"ps": [sys.argv[1]]}), job_name="ps")
-listen.check_listening(sys.argv[1])
-print("at", *(f"{host}|{port}" for host, port in listen.listening_addresses()))
+bind_address.check_listening(sys.argv[1])
+print("at", *(f"{host}|{port}" for host, port in bind_address.listening_addresses()))
 """
 
 
@@ -105,11 +105,12 @@ def test_own_listening_sockets_are_seen():
 CLIENT = """
 import json, sys
 from pathlib import Path
-from embedps.cluster import bind_address
-from embedps.cluster import local_processes
-cluster, processes = local.start(num_ps=1, num_workers=1, num_shards=0, log_dir=Path(sys.argv[1]))
+from embedps.cluster import bind_address, local_cluster
+log_dir = Path(sys.argv[1])
+cluster, processes = local_cluster.start(num_ps=1, num_workers=1, num_shards=0, log_dir=log_dir)
 pids = [processes.pid(job, 0) for job in ("ps", "worker")]
-print("found", json.dumps({"pids": pids, "client": listen.listening_addresses()}), flush=True)
+listening = bind_address.listening_addresses()
+print("found", json.dumps({"pids": pids, "client": listening}), flush=True)
 sys.stdin.readline()
 cluster.close()
 """

@@ -16,6 +16,7 @@ from embedps.console.command_line import (
     number,
     path,
     run,
+    sigterm_interrupts,
     text,
 )
 from embedps.errors import DatasetError, EmbedpsError, KernelBuildError, ServerLostError, UsageError
@@ -62,6 +63,24 @@ def test_interrupt_made_into_an_error_is_still_an_interrupt(sig: signal.Signals)
             raise EmbedpsError("the pipeline failed: KeyboardInterrupt") from None
 
     assert run(main, [], all_or_nothing=True) == INTERRUPTED_EXIT_CODE
+
+
+@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
+def test_block_that_cleans_up_is_interrupted_by_sigterm_too(sig: signal.Signals):
+    removed: list[str] = []
+
+    def main(argv: Sequence[str]) -> int:
+        with sigterm_interrupts():
+            try:
+                os.kill(os.getpid(), sig)
+            finally:
+                removed.append("temporary file")
+        return 0
+
+    before = signal.getsignal(signal.SIGTERM)
+    assert run(main, []) == INTERRUPTED_EXIT_CODE
+    assert removed
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_other_errors_are_bugs_and_keep_their_traceback():

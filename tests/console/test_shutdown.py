@@ -13,7 +13,7 @@ from tests.builders import ROOT
 
 PROGRAM = """
 import os, signal, sys, threading
-from embedps.console.shutdown import deadline, shutdown_signals
+from embedps.console.shutdown import deadline, shutdown_signals, sigterm_exits
 
 def stop():  # in a signal's handler, where a print may meet one that is under way
     os.write(1, b"told\\n")
@@ -22,6 +22,15 @@ kind = sys.argv[1]
 if kind == "within":
     with deadline(0.2, "a friend"):
         threading.Event().wait(60)
+if kind in ("exits", "stuck"):
+    with sigterm_exits(0.2 if kind == "stuck" else 60.0):
+        print("up", flush=True)
+        try:
+            threading.Event().wait(60)
+        finally:
+            if kind == "stuck":
+                threading.Event().wait(60)
+            print("cleaned up", flush=True)
 with shutdown_signals(stop, grace_secs=0.5 if kind == "grace" else 60.0):
     print("up", flush=True)
     while True:
@@ -74,6 +83,16 @@ def test_wait_that_takes_too_long_ends_the_process_with_what_it_waited_for():
     _, err = process.communicate(timeout=30)
     assert process.returncode == 75
     assert "embedps: waited 0 s for a friend; run the same command again to resume" in err
+
+
+@pytest.mark.parametrize(("kind", "said"), [("exits", "cleaned up\n"), ("stuck", "")])
+def test_process_with_nothing_to_save_ends_with_code_0_at_sigterm(kind: str, said: str):
+    process = start(kind)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=30) == (said, "")
+    assert process.returncode == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

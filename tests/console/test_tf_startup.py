@@ -109,6 +109,28 @@ def test_user_who_asks_for_the_log_gets_it(tmp_path):
     assert "oneDNN" in err
 
 
+SERVES = """
+import sys
+from embedps import kernels
+from embedps.console import tf_startup
+
+tf_startup.import_runtime()
+kernels.library()
+from tensorflow.python.training import server_lib
+
+print(server_lib.Server.create_local_server().target)
+print([name for name in sys.modules if name.startswith(("tensorflow._api", "keras", "tf_keras"))])
+tf_startup.import_runtime()  # once more does nothing
+"""
+
+
+def test_server_needs_no_python_api(tmp_path):
+    """It takes seconds to import, for each server that starts."""
+    out, err = run_script(SERVES, tmp_path=tmp_path)
+    assert re.fullmatch(r"grpc://localhost:\d+\n\[\]\n", out)
+    assert err == ""
+
+
 def test_only_greetings_are_dropped(monkeypatch, capfd):
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
     lines = (

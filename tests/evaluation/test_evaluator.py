@@ -187,7 +187,7 @@ def test_follower_scores_while_training_goes_on_and_ends_with_the_last(
 
 def not_final(trainer):
     """The trainer's save, never the last one: more is to come."""
-    save = trainer._save
+    save = trainer._loop.save
     return lambda **arguments: save(**{**arguments, "final": False})
 
 

@@ -99,13 +99,13 @@ def points_of(folder: Path) -> dict[str, dict[int, Any]]:
 def test_scoring_is_due_at_the_end_of_each_epoch_and_every_so_many_units(tmp_path, dataset):
     trainer = make_trainer(dataset, tmp_path, epochs=2, eval="inline", eval_units=4)
     pauses: list[int] = []
-    count = trainer._inline.count  # type: ignore[union-attr]
+    count = trainer._loop.scoring.inline.count  # type: ignore[union-attr]
 
     def counted(*arguments):
         pauses.append(trainer.ledger.num_done)
         return count(*arguments)
 
-    trainer._inline.count = counted  # type: ignore[union-attr, method-assign]
+    trainer._loop.scoring.inline.count = counted  # type: ignore[union-attr, method-assign]
     trainer.fit()
     assert trainer.ledger.units_per_epoch == 6
     assert pauses == [4, 6, 10, 12]
@@ -117,7 +117,7 @@ def test_scoring_is_due_at_the_end_of_each_epoch_and_every_so_many_units(tmp_pat
 def test_run_that_ended_between_save_and_score_is_scored_when_it_is_resumed(tmp_path, dataset):
     fields: dict[str, Any] = {"epochs": 2, "eval": "inline"}
     trainer = make_trainer(dataset, tmp_path, **fields)
-    trainer._inline.score = lambda *_: 1 / 0  # type: ignore[union-attr, method-assign]
+    trainer._loop.scoring.inline.score = lambda *_: 1 / 0  # type: ignore[union-attr, method-assign]
     with pytest.raises(ZeroDivisionError):
         trainer.fit()
     saved = latest(tmp_path)
@@ -133,10 +133,10 @@ def test_scoring_that_is_stopped_leaves_no_line(tmp_path, dataset):
     """A part of the examples is no score."""
     trainer = make_trainer(dataset, tmp_path, eval="inline", cluster=EmbeddedCluster())
     schedule = trainer._cluster.schedule
-    stop = trainer._stop
+    stop = trainer._notices.stop
 
     def stopping(function, args, **more):
-        if function is trainer._inline._eval_unit:  # type: ignore[union-attr]
+        if function is trainer._loop.scoring.inline._eval_unit:  # type: ignore[union-attr]
             stop.set()
         return schedule(function, args, **more)
 
@@ -168,7 +168,7 @@ data, model_dir = map(Path, sys.argv[1:3])
 cluster, processes = local.start(num_ps=2, num_workers=2, num_shards=0, log_dir=model_dir / "logs")
 dataset = Dataset.open(data)
 trainer = make_trainer(dataset, model_dir, cluster=cluster, eval="inline")
-inline = trainer._inline
+inline = trainer._loop.scoring.inline
 calm = inline.count(threading.Event())
 killed = []
 fetch = cluster.fetch
@@ -205,7 +205,7 @@ def test_every_example_counts_once_while_a_worker_is_killed(tmp_path):
     model_dir = tmp_path / "m"
     trainer = make_trainer(dataset, model_dir, eval="inline", sparse_learning_rate=0.2)
     trainer.fit()
-    alone = trainer._inline.count(threading.Event())  # type: ignore[union-attr]
+    alone = trainer._loop.scoring.inline.count(threading.Event())  # type: ignore[union-attr]
     assert alone is not None
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(dataset.directory), str(model_dir)],

@@ -26,7 +26,7 @@ from tests.tables.builders import (
     train,
 )
 
-# Numbers that float32 holds exactly, so that the model is exact bit for bit.
+# Numbers that float32 represents exactly, so the model is exact bit for bit.
 LEARNING_RATE = 0.5
 EPSILON = 0.25
 NAMES = ("t", "u")
@@ -48,7 +48,7 @@ def _new(name: str) -> Row:
 
 
 def _updated(row: Row, gradient: float, step: int) -> Row:
-    """Of either kind: with equal gradients the mean of their squares is each one's square."""
+    """Updates a row of either kind. Equal gradients have a mean square of their own square."""
     g, lr, epsilon = np.float32(gradient), np.float32(LEARNING_RATE), np.float32(EPSILON)
     accumulator = np.float32(row.slots[0][0]) + g * g
     embedding = np.float32(row.embedding[0]) - lr * g / (np.sqrt(accumulator) + epsilon)
@@ -61,7 +61,7 @@ def _updated(row: Row, gradient: float, step: int) -> Row:
 
 
 class Chain(RuleBasedStateMachine):
-    """`model` is what the store must hold; `committed` what the committed files must replay to."""
+    """`model` is what the store must hold, `committed` the rows of the committed files."""
 
     @initialize(num_shards=st.sampled_from([1, 2, 3]))
     def start(self, num_shards):
@@ -137,7 +137,7 @@ class Chain(RuleBasedStateMachine):
         if not goes_on:
             restored.drop()
             return
-        # As after a crash: what was not committed is gone, and the chain goes on from here.
+        # As after a crash: uncommitted changes are lost, and the chain continues from here.
         self.live.drop()
         self.live, self.model, self.since = restored, dict(self.committed), since
 

@@ -1,4 +1,4 @@
-"""Bases and deltas that shards write: replayed onto any number of shards they are the live rows."""
+"""Bases and deltas of shards: replayed onto any number of shards they yield the live rows."""
 
 import threading
 from pathlib import Path
@@ -47,7 +47,7 @@ def _train_some(collection, step, *, span=SPAN, size=64):
 
 
 def _written_chain(collection, folder):
-    """A base and three deltas: touched, removed, created again, evicted. Gives their files."""
+    """Writes a base and three deltas: rows are touched, removed, created again and evicted."""
     files = []
     for step in range(1, 4):
         _train_some(collection, step)
@@ -61,7 +61,7 @@ def _written_chain(collection, folder):
     assert remove(collection, "c", [-1]) == 0
     assert collection.evict("b", before_step=3, max_frequency=2) > 0
     assert collection.evict("e", before_step=100, max_frequency=2**32 - 1) > 100
-    _train_some(collection, 6, span=20)  # some of the removed come back, new
+    _train_some(collection, 6, span=20)  # creates some removed rows again
     files.append(collection.files.write("delta", str(folder / "delta-2"), since=cuts_of(files[-1])))
 
     remove(collection, "a", range(10))
@@ -77,7 +77,7 @@ def test_base_and_deltas_equal_live_rows_on_any_shards(num_shards, tmp_path):
     files = _written_chain(live, tmp_path)
     expected = rows_of(live, tmp_path / "full", since=cuts_of(files[-1]))
     assert {name for name, _ in expected} == {t.name for t in TABLES}
-    # Read with pyarrow alone, in order.
+    # Read in order with pyarrow alone.
     assert rows_in([f.path for part in files for f in part]) == expected
     for restored_shards in (1, 2, 3, 5):
         restored = make_collection(TABLES, num_shards=restored_shards)
@@ -95,7 +95,7 @@ def test_shard_reads_its_own_file_alone_where_there_are_as_many(tmp_path):
     restored = make_collection(TABLES, num_shards=2)
     assert restored.files.load(group_files(files)) == num_records([f.path for f in files])
     assert rows_of(restored, tmp_path / "restored") == expected
-    # Under each other's names no shard finds a row of its own; of any other count, all do.
+    # With exchanged names no shard finds rows of its own. With another count all shards do.
     swapped: dict[str, list[StoredFile]] = {}
     for f in files:
         path = Path(f.path.replace("/base/", "/swapped/"))
@@ -110,7 +110,7 @@ def test_shard_reads_its_own_file_alone_where_there_are_as_many(tmp_path):
 
 
 def test_long_file_is_verified_while_it_is_loaded(tmp_path):
-    """Of more than the 4 MB that are read whole before any record is taken."""
+    """The file exceeds the 4 MB that are read at once before any record is loaded."""
     live = make_collection([make_table("t", 64, optimizer=SGD())])
     look(live, {"t": ids(*range(20_000))}, insert=True)
     (file,) = live.files.write("base", str(tmp_path / "base"), since={})
@@ -140,7 +140,7 @@ def test_training_goes_on_alike_after_restore_onto_other_shards(tmp_path):
     assert rows_of(restored, tmp_path / "restored", since=cuts_of(delta)) == rows_of(
         live, tmp_path / "live"
     )
-    # The restored collection's own delta goes on from the chain it came from.
+    # The restored collection's delta continues the chain.
     chain = [f.path for part in [*files, delta] for f in part]
     assert rows_in(chain) == rows_of(live, tmp_path / "live-2")
 
@@ -150,10 +150,12 @@ def test_delta_holds_what_was_touched_and_no_more(tmp_path):
     look(collection, {"t": ids(*range(10_000))}, insert=True)
     base = collection.files.write("base", str(tmp_path / "base"), since={})
     assert sum(f.rows for f in base) == 10_000
-    look(collection, {"t": ids(*range(10_000))}, insert=True)  # reading touches nothing
+    look(
+        collection, {"t": ids(*range(10_000))}, insert=True
+    )  # lookups of existing rows touch nothing
     quiet = collection.files.write("delta", str(tmp_path / "quiet"), since=cuts_of(base))
     assert sum(f.rows + f.removed for f in quiet) == 0
-    for step in (1, 2):  # twice touched is once listed
+    for step in (1, 2):  # touched twice, listed once
         train(collection, {"t": ids(*range(50))}, {"t": np.ones((50, 4), np.float32)}, step=step)
     remove(collection, "t", range(100, 107))
     delta = collection.files.write("delta", str(tmp_path / "delta"), since=cuts_of(quiet))
@@ -205,7 +207,7 @@ def test_delta_since_unknown_cut_is_refused_and_a_base_helps(tmp_path):
     with pytest.raises(CheckpointError, match="but got -1: write a base"):
         collection.files.write("delta", str(tmp_path / "no"), since={})
     assert len(rows_of(collection, tmp_path / "base")) == 2
-    # A base whose `since` is of another life of the store: the chain goes on from it all the same.
+    # The base's `since` belongs to an earlier store. The chain continues from the base anyway.
     base = collection.files.write("base", str(tmp_path / "again"), since=dict.fromkeys(since, 77))
     look(collection, {"t": ids(3)}, insert=True)
     delta = collection.files.write("delta", str(tmp_path / "after"), since=cuts_of(base))
@@ -289,7 +291,7 @@ def test_evict_names_unknown_table():
 
 
 def test_cuts_while_training_replay_to_the_last_row(tmp_path):
-    """Deltas are written while two threads train; at the end the chain is the rows."""
+    """Deltas are written while two threads train. The chain yields the rows at the end."""
     tables = [make_table("t", 4, optimizer=Adagrad()), make_table("u", 4, optimizer=Adagrad())]
     features = [
         FeatureSpec(name="t", table="t"),
@@ -356,7 +358,9 @@ def test_base_that_rests_while_rows_are_used_is_whole(tmp_path):
     user = threading.Thread(target=use)
     user.start()
     try:
-        files = collection.files.write("base", str(tmp_path / "base"), since={}, rest_secs=60.0)
+        files = collection.files.write(
+            "base", str(tmp_path / "base"), since={}, max_pause_secs=60.0
+        )
     finally:
         done.set()
         user.join()

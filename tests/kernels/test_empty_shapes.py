@@ -1,4 +1,4 @@
-"""Kernels of a step on shapes with nothing in them: an empty result, or a typed refusal."""
+"""A step's kernels on empty shapes give an empty result or a typed error."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests.kernels.unit_files import make_input, make_table, write_table
 
 
 def _mlp(inputs: list[tf.Tensor], widths: list[int], final_relu: bool) -> list[tf.Tensor]:
-    """The op's output and gradients in a graph, from kernels of 0.5 and biases of 1."""
+    """Runs the op and its gradient in a graph, with kernels of 0.5 and biases of 1."""
     all_widths = [sum(x.shape[1] for x in inputs), *widths]
     weights = [tf.fill(pair, 0.5) for pair in zip(all_widths, widths, strict=False)]
     biases = [tf.ones([width]) for width in widths]
@@ -31,7 +31,7 @@ def _mlp(inputs: list[tf.Tensor], widths: list[int], final_relu: bool) -> list[t
             loss = tf.reduce_sum(out)
         return out, *tape.gradient(loss, (inputs, weights, biases))
 
-    # The memory of a tensor that nothing writes holds what was there before.
+    # A tensor that nothing writes keeps the memory's old content.
     for _ in range(3):
         _ = [tf.fill([n], np.float32(np.nan)) for n in (1, 2, 3, 8, 64)]
     return run()
@@ -182,7 +182,7 @@ def test_reader_without_float_columns_gives_rows_of_width_zero(tmp_path, columns
     unit = make_input(numerics=(), **columns)
     reader = unit.open(write_table(make_table(), tmp_path), 5, unit.batch_rows + 1)
     sizes = []
-    for _ in range(3):  # a batch, the row that is left, the end
+    for _ in range(3):  # a batch, the remaining row, the end
         batch = unit.next(reader)
         sizes.append(int(batch.num_rows))
         assert batch.numerics.shape == (sizes[-1], 0)

@@ -1,4 +1,4 @@
-"""A new row is a pure function of (seed, table, id): NumPy's twin, on any shards, in any order."""
+"""A new row is a pure function of (seed, table, id), equal to NumPy's, on any shards."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def test_new_rows_equal_numpy(initializer, dim):
     spec = make_table("C7", dim, initializer=initializer, seed=-5)
     found = look(make_collection([spec], num_shards=2), {"C7": ids(*IDS)}, insert=True)["C7"]
     expected = initial_values(spec, IDS)
-    if initializer.kind == "normal":  # log, sin and cos may differ in the last bit of a double
+    if initializer.kind == "normal":  # log, sin and cos may differ in a double's last bit
         np.testing.assert_allclose(found, expected, rtol=3e-7, atol=1e-7)
     else:
         np.testing.assert_array_equal(found, expected)

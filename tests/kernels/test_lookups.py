@@ -41,7 +41,7 @@ BATCH_SIZE = 64
 
 
 def _batch(seed: int = 0):
-    """Ids with repeats within and between features, int64's ends, and empty bags."""
+    """Makes ids with repeats within and between features, extreme ids, and empty bags."""
     random = np.random.default_rng(seed)
     pool = np.array([*EXTREMES, *range(2, 40)], np.int64)
     batch = {}
@@ -56,7 +56,7 @@ def _batch(seed: int = 0):
 
 
 def _dense(batch):
-    """Per table its distinct ids and a plain variable of their rows; per feature ids as indices."""
+    """Returns per table its distinct ids and a variable of their rows, and per feature indices."""
     distinct: dict[str, np.ndarray] = {}
     for table in TABLES:
         values = [
@@ -76,18 +76,18 @@ def _dense(batch):
 
 
 def _plain(feature, variable, indices):
-    """What TensorFlow itself makes of a feature; an empty bag is zeros."""
+    """Combines a feature with plain TensorFlow; an empty bag gives zeros."""
     if not feature.ragged:
         return tf.gather(variable, indices)
     found = tf.nn.embedding_lookup_sparse(
         variable, indices.to_sparse(), None, combiner=feature.combiner
     )
-    missing = BATCH_SIZE - tf.shape(found)[0]  # it stops at the last bag that is not empty
+    missing = BATCH_SIZE - tf.shape(found)[0]  # the result ends at the last non-empty bag
     return tf.pad(found, [[0, missing], [0, 0]])
 
 
 def _segments(feature, variable, indices):
-    """The same by tf.math.segment ops."""
+    """Does the same with tf.math.segment ops."""
     rows, bags = tf.gather(variable, indices.values), indices.value_rowids()
     sums = tf.math.unsorted_segment_sum(rows, bags, BATCH_SIZE)
     sizes = tf.cast(tf.maximum(indices.row_lengths(), 1), tf.float32)[:, None]
@@ -108,12 +108,12 @@ def test_vectors_and_gradients_equal_tensorflow(num_shards):
     batch, upstream = _batch(), _upstream()
     collection = make_collection(TABLES, FEATURES, num_shards=num_shards)
     assert [g.dim for g in collection.groups] == [4, 17, 4]
-    looked = collection.lookup(batch, insert=True)
+    result = collection.lookup(batch, insert=True)
     with tf.GradientTape() as tape:
-        tape.watch(looked.rows)
-        vectors = collection.combine(looked)
+        tape.watch(result.rows)
+        vectors = collection.combine(result)
         loss = tf.add_n([tf.reduce_sum(vectors[f] * upstream[f]) for f in vectors])
-    gradients = tape.gradient(loss, looked.rows)
+    gradients = tape.gradient(loss, result.rows)
 
     distinct, variables, indices = _dense(batch)
     with tf.GradientTape() as tape:
@@ -128,7 +128,7 @@ def test_vectors_and_gradients_equal_tensorflow(num_shards):
             np.testing.assert_allclose(vectors[f.name], segments, rtol=1e-5, atol=1e-6)
     seen = 0
     for group, routed, shard_gradients in zip(
-        collection.groups, looked.routed, gradients, strict=True
+        collection.groups, result.routed, gradients, strict=True
     ):
         for shard in range(num_shards):
             splits = routed.shard_splits[shard].numpy()
@@ -164,7 +164,7 @@ def test_update_applies_one_summed_gradient_a_row(num_shards, tmp_path):
             row = found[table.name, id_]
             np.testing.assert_allclose(row.embedding, expected[i], rtol=1e-5, atol=1e-5)
             assert (row.frequency, row.last_step) == (1, 9)
-    table = TABLES[3]  # row-wise Adagrad: not linear, so a sum in parts would show
+    table = TABLES[3]  # row-wise Adagrad is not linear, so a sum in parts would differ
     gradient = tf.convert_to_tensor(gradients[table.name]).numpy()
     for i, id_ in enumerate(distinct[table.name]):
         expected_slot = np.mean(gradient[i].astype(np.float64) ** 2)

@@ -40,7 +40,7 @@ def test_chain_in_a_bucket_is_loaded_onto_other_shards(s3_dir, tmp_path):
     for part in parts:
         for file in part:
             assert file.path.startswith("s3://bucket/")
-            # What the shard says of its file is what anyone finds there.
+            # The shard reports its file correctly.
             assert file_io.checksum_file(as_path(file.path)) == (file.bytes, file.xxh3_64)
     restored = make_collection(TABLES, num_shards=3)
     for part in parts:
@@ -49,7 +49,7 @@ def test_chain_in_a_bucket_is_loaded_onto_other_shards(s3_dir, tmp_path):
 
 
 def test_large_file_is_uploaded_in_parts(s3_dir):
-    """Of more than the 10 MB that Arrow sends as one part."""
+    """The file exceeds the 10 MB that Arrow uploads as one part."""
     live = make_collection([make_table("t", 64, optimizer=Adagrad())])
     used = np.arange(60_000)
     train(live, {"t": ids(*used)}, {"t": np.ones((len(used), 64), np.float32)})

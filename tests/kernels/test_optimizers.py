@@ -1,4 +1,4 @@
-"""Each sparse optimizer against NumPy in float64, and against TensorFlow's own dense kernels."""
+"""Each sparse optimizer equals NumPy in float64, and TensorFlow's dense kernels."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ NUM_IDS = 7
 
 
 def _steps(dim, count=6):
-    """Gradients [NUM_IDS, dim] of several scales, with zeros; and the learning rates."""
+    """Returns gradients [NUM_IDS, dim] of several scales, with zeros, and the learning rates."""
     random = np.random.default_rng(dim)
     for step in range(1, count + 1):
         scale = 10.0 ** random.uniform(-3, 1, (NUM_IDS, 1))
@@ -42,7 +42,7 @@ def test_optimizer_equals_numpy_over_several_updates(optimizer, dim, tmp_path):
     rows = [ReferenceRow(optimizer, v) for v in initial_values(spec, range(NUM_IDS))]
     last_steps = np.zeros(NUM_IDS, int)
     for step, gradients, learning_rate in _steps(dim):
-        # Not every row every time: each counts its own updates.
+        # Not every row in every step: each row counts its own updates.
         here = [i for i in range(NUM_IDS) if (i + step) % 3 or i == 0]
         upstream = {"t": gradients[here]}
         train(collection, {"t": ids(*here)}, upstream, learning_rate=learning_rate, step=step)
@@ -105,7 +105,7 @@ def _tensorflow_ftrl(o, w, g, lr, slots, t):
     [
         (SGD(), _tensorflow_sgd),
         (Adagrad(initial_accumulator=0.1, epsilon=1e-3), _tensorflow_adagrad),
-        # TensorFlow's epsilon is Kingma and Ba's "epsilon hat": scaled above to be theirs.
+        # TensorFlow's epsilon is Kingma and Ba's "epsilon hat", so it is scaled above.
         (LazyAdam(epsilon=1e-3), _tensorflow_adam),
         (Ftrl(), _tensorflow_ftrl),
         (Ftrl(initial_accumulator=0.3, l1=0.05, l2=0.1), _tensorflow_ftrl),
@@ -141,11 +141,11 @@ def test_zero_gradient_leaves_no_nan(optimizer):
 
 
 def _update(collection, *, learning_rate=0.1, step=1, gradients=None):
-    looked = collection.lookup({"t": ids(1)}, insert=True)
+    result = collection.lookup({"t": ids(1)}, insert=True)
     if gradients is None:
-        gradients = [[tf.ones_like(r) for r in rows] for rows in looked.rows]
+        gradients = [[tf.ones_like(r) for r in rows] for rows in result.rows]
     collection.update(
-        looked,
+        result,
         gradients,
         learning_rate=tf.constant(learning_rate),
         step=tf.constant(step, tf.int64),

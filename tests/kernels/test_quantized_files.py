@@ -1,4 +1,4 @@
-"""Quantized saves by the kernels: the bits of the NumPy twin, loaded again by the ops."""
+"""Quantized saves of the kernels equal NumPy's bit for bit, and the ops load them again."""
 
 import numpy as np
 import pyarrow as pa
@@ -47,7 +47,7 @@ def collection_of(dim, num_shards=1):
 
 
 def records_of(embeddings: np.ndarray, accumulators: np.ndarray) -> pa.Table:
-    """A row file's records of table C1, ids from 0 on."""
+    """Makes a row file's records of table C1, with ids from 0 on."""
     n, dim = embeddings.shape
     fields = list(row_schema(dim, ["C1"]))
     fields[3] = pa.field("accumulator", fields[2].type, nullable=False)
@@ -71,7 +71,7 @@ def write(path, records):
 
 
 def stored(path) -> pa.Table:
-    """The file's own columns, checked, ordered by id."""
+    """Reads the file's columns, ordered by id, and checks them."""
     with pa.OSFile(str(path)) as file:
         table = pa.ipc.open_file(file).read_all()
     check_schema(path, table.schema)
@@ -79,7 +79,7 @@ def stored(path) -> pa.Table:
 
 
 def assert_same(found: pa.Table, expected: pa.Table) -> None:
-    """Bit for bit, but for the payload of a NaN."""
+    """Compares bit for bit, except the payload of a NaN."""
     assert found.column_names == expected.column_names
     for name in found.column_names:
         if pa.types.is_fixed_size_list(found.schema.field(name).type):
@@ -155,7 +155,7 @@ def test_chain_of_mixed_encodings_is_loaded_onto_other_shards(encoding, tmp_path
 
 
 def test_bytes_of_dim_16_shrink_as_stated(tmp_path):
-    """A row: 19 bytes beside its floats; 64 of embedding against 24 (int8) and 16 (int4)."""
+    """A row has 19 bytes besides its floats; embeddings take 64, 24 (int8) or 16 (int4) bytes."""
     live = collection_of(16)
     train(live, {"C1": ids(*range(20_000))}, {"C1": np.ones((20_000, 16), np.float32)})
     expected = {

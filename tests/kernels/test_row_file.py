@@ -1,4 +1,4 @@
-"""The row files that the ops write, read by Arrow alone, and the other way round."""
+"""Arrow alone reads the row files of the ops, and the ops read those of Arrow."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,7 +35,7 @@ def make_tables(optimizer: Optimizer):
 
 
 def step(collection: EmbeddingCollection, touched: Sequence[int], number: int) -> None:
-    """A training step that touches the ids in every table, with gradients of its own."""
+    """Runs a training step that touches the ids in every table."""
     rng = np.random.default_rng(number)
     names = [table.name for table in collection.tables]
     batch = {name: ids(*touched) for name in names}
@@ -44,7 +44,7 @@ def step(collection: EmbeddingCollection, touched: Sequence[int], number: int) -
 
 
 class Writer:
-    """Saves of one collection, and the manifest that lists them."""
+    """Saves one collection, and lists the saves in a manifest."""
 
     def __init__(self, path: Path, collection: EmbeddingCollection) -> None:
         self.directory = CheckpointDirectory(path)
@@ -159,7 +159,7 @@ def test_deltas_hold_what_was_touched_and_what_was_removed(tmp_path):
 
 @pytest.mark.parametrize("kind", [RowwiseAdagrad, LazyAdam], ids=lambda kind: kind.__name__)
 def test_chain_replayed_here_equals_a_full_save_and_the_loaders_rows(tmp_path, kind):
-    """Bit for bit: base + deltas by Arrow, a base at the end, and a load onto other shards."""
+    """Base + deltas by Arrow, a base at the end, and a load onto other shards are equal."""
     tables = make_tables(kind())
     collection = make_collection(tables, num_shards=2)
     writer = Writer(tmp_path / "chain", collection)
@@ -222,7 +222,7 @@ def test_compressed_files_hold_the_same_records(tmp_path, compression):
 
 @pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
 def test_files_that_pyarrow_wrote_are_loaded(tmp_path, compression):
-    """As a compaction without the kernels writes them: tables in another order, smaller batches."""
+    """Files as a compaction writes them: with tables in another order and smaller batches."""
     tables = make_tables(RowwiseAdagrad())
     collection = make_collection(tables)
     step(collection, range(100), 1)
@@ -291,7 +291,7 @@ def test_save_that_cannot_be_written_is_an_error_and_the_next_has_its_rows(tmp_p
 
 
 def test_checksums_of_the_op_are_int64_bits(tmp_path):
-    """Whatever the sign, 16 hex digits."""
+    """Checksums have 16 hex digits, whatever the sign of the int64."""
     collection = make_collection(make_tables(SGD()))
     store = collection._stores[0][0]
     for i in range(8):

@@ -1,4 +1,4 @@
-"""What a traced step asks of the shards: one lookup and one update op a group and shard."""
+"""A traced step has one lookup and one update op per group and shard."""
 
 import collections
 
@@ -26,13 +26,13 @@ NUM_GROUPS = 3
 
 
 def _step(collection, batch, step):
-    looked = collection.lookup(batch, insert=True)
+    result = collection.lookup(batch, insert=True)
     with tf.GradientTape() as tape:
-        tape.watch(looked.rows)
-        loss = tf.add_n([tf.reduce_sum(v) for v in collection.combine(looked).values()])
+        tape.watch(result.rows)
+        loss = tf.add_n([tf.reduce_sum(v) for v in collection.combine(result).values()])
     collection.update(
-        looked,
-        tape.gradient(loss, looked.rows),
+        result,
+        tape.gradient(loss, result.rows),
         learning_rate=tf.constant(0.1),
         step=step,
     )
@@ -40,7 +40,7 @@ def _step(collection, batch, step):
 
 
 def _op_counts(concrete):
-    """How often each op type stands in the function's graph and in every function it reaches."""
+    """Counts each op type in the function's graph and in the functions that it calls."""
     graph = concrete.graph.as_graph_def()
     counts = collections.Counter(node.op for node in graph.node)
     for function in graph.library.function:
@@ -96,13 +96,13 @@ def test_update_of_unused_group_is_left_out():
 
     @tf.function(autograph=False)
     def step(batch):
-        looked = collection.lookup(batch, insert=True)
+        result = collection.lookup(batch, insert=True)
         with tf.GradientTape() as tape:
-            tape.watch(looked.rows)
-            loss = tf.reduce_sum(collection.combine(looked)["wide"])
+            tape.watch(result.rows)
+            loss = tf.reduce_sum(collection.combine(result)["wide"])
         collection.update(
-            looked,
-            tape.gradient(loss, looked.rows),
+            result,
+            tape.gradient(loss, result.rows),
             learning_rate=tf.constant(0.1),
             step=tf.constant(1, tf.int64),
         )

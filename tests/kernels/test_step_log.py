@@ -1,4 +1,4 @@
-"""A server's log of the steps it has applied, and what an update does of a step that is in it."""
+"""A server's log of applied steps, and updates of steps that are in the log."""
 
 import numpy as np
 import pytest
@@ -46,8 +46,8 @@ def test_step_that_no_row_can_have_is_refused(call, number):
 
 def test_update_of_a_step_that_is_not_new_leaves_rows_as_they_are(tmp_path):
     collection = make_collection([make_table("t", dim=3)])
-    looked = collection.lookup({"t": tf.constant([4, 5, 4], tf.int64)}, insert=True)
-    (routed,) = looked.routed
+    result = collection.lookup({"t": tf.constant([4, 5, 4], tf.int64)}, insert=True)
+    (routed,) = result.routed
     before = rows_of(collection, tmp_path / "before")
 
     def update(*, is_new: bool) -> None:

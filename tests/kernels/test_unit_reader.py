@@ -1,4 +1,4 @@
-"""The native unit reader against pyarrow's reading of the same rows."""
+"""The native unit reader reads the same rows as pyarrow."""
 
 import os
 
@@ -271,7 +271,7 @@ def test_readers_end_with_their_last_tensor(path):
     reader = unit.open(path, 0, NUM_ROWS)
     unit.next(reader)
     assert live_readers() == before + 1
-    del reader  # in the middle of the unit, its thread blocked on a full queue
+    del reader  # in the middle of the unit, while its thread waits at a full queue
     assert live_readers() == before
     arguments = (tf.constant(path), tf.constant(0, tf.int64), tf.constant(500, tf.int64))
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""What the native unit reader refuses: files, columns, values, ranges and settings."""
+"""The native unit reader refuses bad files, columns, values, ranges and settings."""
 
 import os
 from pathlib import Path
@@ -145,7 +145,7 @@ def test_file_that_is_not_parquet_is_data_loss(tmp_path, path, damage):
 
 
 def test_flipped_bytes_end_in_rows_or_in_data_loss(tmp_path):
-    """No damage to the pages crashes or hangs the reader; with page checksums none passes."""
+    """Damaged pages never crash or hang the reader; page checksums detect all damage."""
     good = tmp_path / "good.parquet"
     pq.write_table(make_table(400), good, row_group_size=150, write_page_checksum=True)
     data_end = max(
@@ -167,7 +167,7 @@ def test_flipped_bytes_end_in_rows_or_in_data_loss(tmp_path):
             batches, _ = read_batches(unit, str(file), 0, -1)
         except tf.errors.DataLossError:
             num_refused += 1
-        else:  # a byte of a page header that nothing depends on
+        else:  # an unused byte of a page header
             np.testing.assert_array_equal(numerics(batches), wanted)
     assert num_refused > 0.9 * len(range(4, data_end, 97))
 

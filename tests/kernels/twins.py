@@ -1,4 +1,7 @@
-"""NumPy twins of the kernels' arithmetic: SplitMix64 routing, initial values, sparse optimizers."""
+"""The kernels' arithmetic in NumPy: SplitMix64 routing, initial values, sparse optimizers.
+
+The constants are literals here on purpose: tests compare them with those of the kernels.
+"""
 
 import numpy as np
 
@@ -8,7 +11,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def mix64(x: np.ndarray) -> np.ndarray:
-    """SplitMix64's finalizer on uint64."""
+    """Applies SplitMix64's finalizer to uint64."""
     with np.errstate(over="ignore"):
         x = x + _GOLDEN
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -17,7 +20,7 @@ def mix64(x: np.ndarray) -> np.ndarray:
 
 
 def table_salt(name: str) -> np.uint64:
-    """FNV-1a, 64 bits, in Python's integers."""
+    """Hashes a name by FNV-1a of 64 bits, with Python's integers."""
     h = 0xCBF29CE484222325
     for byte in name.encode():
         h = (h ^ byte) * 0x100000001B3 % 2**64
@@ -25,13 +28,13 @@ def table_salt(name: str) -> np.uint64:
 
 
 def shard_of(name: str, ids, num_shards: int) -> np.ndarray:
-    """The shard of each id, in exact integers."""
+    """Computes the shard of each id with exact integers."""
     hashes = mix64(np.asarray(ids, np.int64).astype(np.uint64) ^ table_salt(name))
     return np.array([(int(h) >> 32) * num_shards >> 32 for h in hashes])
 
 
 def initial_values(spec: TableSpec, ids) -> np.ndarray:
-    """float32 [n, dim]: what new rows of these ids are."""
+    """Returns float32 [n, dim], the values of new rows of these ids."""
     init = spec.initializer
     assert init is not None
     ids = np.asarray(ids, np.int64).astype(np.uint64)
@@ -55,7 +58,7 @@ def initial_values(spec: TableSpec, ids) -> np.ndarray:
 
 
 def _f(x: float) -> float:
-    """A setting as the kernels have it: rounded to float32."""
+    """Rounds a setting to float32, as the kernels do."""
     return float(np.float32(x))
 
 

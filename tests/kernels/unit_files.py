@@ -1,4 +1,4 @@
-"""Builders for the unit reader's tests: a Parquet file of every kind of column, and its batches."""
+"""Builders for the unit reader's tests: a Parquet file with every kind of column."""
 
 from pathlib import Path
 
@@ -9,11 +9,11 @@ import pyarrow.parquet as pq
 from embedps.data.unit_reader import Batch, UnitReader
 
 NUM_ROWS = 1000
-ROW_GROUP_ROWS = 230  # does not divide anything else here
+ROW_GROUP_ROWS = 230  # divides no other number here
 
 
 def make_table(num_rows: int = NUM_ROWS) -> pa.Table:
-    """Columns of a dataset (required) and the same kinds with nulls."""
+    """Makes the required columns of a dataset, and the same kinds with nulls."""
     rng = np.random.default_rng(7)
     fields = [
         pa.field("label", pa.float32(), nullable=False),
@@ -71,7 +71,7 @@ def make_input(**changes: object) -> UnitReader:
 def read_batches(
     unit: UnitReader, path: str, first_row: int, num_rows: int, seed: int = 0
 ) -> tuple[list[Batch], Batch]:
-    """All batches of rows, and the empty one after them."""
+    """Reads all batches of rows, and the empty one at the end."""
     reader = unit.open(path, first_row, num_rows, seed)
     batches: list[Batch] = []
     while True:

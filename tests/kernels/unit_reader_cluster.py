@@ -31,7 +31,7 @@ sys.stdin.read()  # until the client ends
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on."""
+    """Finds ports that nothing listens on."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -40,7 +40,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def start_cluster(stack: ExitStack) -> Any:
-    """A coordinator over one worker and one PS, each a process that ends with the stack."""
+    """Starts a coordinator, a worker and a PS; the two processes end with the stack."""
     worker, ps = free_ports(2)
     spec = {"worker": [f"localhost:{worker}"], "ps": [f"localhost:{ps}"]}
     for job in spec:
@@ -62,7 +62,7 @@ def start_cluster(stack: ExitStack) -> Any:
 
 
 def main() -> None:
-    """`unit_reader_cluster.py FILE RANGES`, the ranges as JSON."""
+    """Runs `unit_reader_cluster.py FILE RANGES`, with the ranges as JSON."""
     path, ranges = sys.argv[1], json.loads(sys.argv[2])
     ops = kernels.load()
     unit = UnitReader(batch_rows=64, ids=("row",), id_lists=("tags",), shuffle_rows=500)
@@ -105,7 +105,7 @@ def main() -> None:
             "error": error,
         }
         print(json.dumps(found), flush=True)
-    # Not the coordinator's teardown: it waits for servers that are gone.
+    # Skip the coordinator's teardown: it waits for servers that are gone.
     os._exit(0)
 
 

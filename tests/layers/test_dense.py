@@ -1,4 +1,4 @@
-"""The fused layers equal their plain twins."""
+"""The fused layers equal those of plain TensorFlow."""
 
 import re
 
@@ -47,7 +47,7 @@ def test_dot_interaction_refuses_vectors_of_different_dims() -> None:
 
 
 def _round(x: np.ndarray) -> np.ndarray:
-    """To bfloat16 and back, as float64."""
+    """Rounds to bfloat16; returns float64."""
     return x.astype(tf.bfloat16.as_numpy_dtype).astype(np.float64)
 
 
@@ -59,7 +59,7 @@ def _mlp_twin(
     *,
     final_relu: bool,
 ) -> tuple[np.ndarray, np.ndarray, list[np.ndarray], list[np.ndarray]]:
-    """The layers in NumPy with bfloat16's roundings: output and the gradients of x and weights."""
+    """Computes output and gradients in NumPy, with bfloat16's roundings."""
     inputs = [_round(x)]
     rounded = [_round(k) for k in kernels]
     last = len(kernels) - 1
@@ -95,7 +95,7 @@ def test_bfloat16_mlp_equals_its_twin_forward_and_backward(
         compute_dtype="bfloat16",
         out_dtype="float32",
     )
-    # Two inputs side by side, one of each dtype where there are two columns.
+    # Two inputs side by side, one of each dtype if there are two columns.
     left = widths[0] // 2
     x = rng.normal(size=(batch, widths[0])).astype(np.float32)
     x[:, :left] = _round(x[:, :left])
@@ -115,7 +115,7 @@ def test_bfloat16_mlp_equals_its_twin_forward_and_backward(
     )
 
     def close(ours: tf.Tensor, theirs: np.ndarray) -> None:
-        # A sum that stands at a rounding's tie may fall to the other side: a last bit of bfloat16.
+        # A sum near a tie may round to the other side: the last bit of bfloat16.
         ours = tf.cast(ours, tf.float64).numpy()
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=0.02 * np.abs(theirs).max() + 1e-6)
         assert np.abs(ours - theirs).mean() < 0.002 * np.abs(theirs).max() + 1e-6
@@ -208,5 +208,5 @@ def test_bfloat16_dot_interaction_is_float32s_within_a_rounding(dim: int) -> Non
         values.append(out)
     for ours, theirs in zip([values[0], *gradients[0]], [values[1], *gradients[1]], strict=True):
         assert ours.dtype == tf.bfloat16
-        # Half of bfloat16's last bit, and a sum in another order beside a tie.
+        # Half of bfloat16's last bit, and sums in another order near a tie.
         np.testing.assert_allclose(tf.cast(ours, tf.float32), theirs, rtol=2**-7, atol=1e-5)

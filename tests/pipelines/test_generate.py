@@ -16,12 +16,12 @@ import pytest
 
 from embedps.console.command_line import run
 from embedps.errors import UsageError
-from pipelines import generate as generate_module
-from pipelines.generate import CHUNK_ROWS, Options, generate, main, parse_options
+from pipelines.generate import main, parse_options
 from pipelines.ingestion.line_blocks import LineBlock
 from pipelines.ingestion.line_parser import LineParser
 from pipelines.ingestion.table_schema import Table
-from pipelines.synthetic import planted_model
+from pipelines.synthetic import click_log, planted_model
+from pipelines.synthetic.click_log import CHUNK_ROWS, Options, generate
 from pipelines.synthetic.click_rows import COUNT_COLUMNS, ID_COLUMNS, MISSING_RANK, draw_rows
 from pipelines.synthetic.planted_model import PlantedModel, sigmoid
 
@@ -56,7 +56,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes logs quickly, with other bytes: for tests of what becomes of files."""
-    monkeypatch.setattr(generate_module, "CHUNK_ROWS", 256)
+    monkeypatch.setattr(click_log, "CHUNK_ROWS", 256)
     monkeypatch.setattr(planted_model, "PILOT_ROWS", 1024)
 
 
@@ -238,7 +238,7 @@ def test_failure_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def fail(*_: object, **__: object) -> None:
         raise OSError("no space left on the device")
 
-    monkeypatch.setattr(generate_module, "format_rows", fail)
+    monkeypatch.setattr(click_log, "format_rows", fail)
     with pytest.raises(OSError, match="no space left"):
         generate(Options(rows=20, seed=0, output=tmp_path / "log.tsv"))
     assert os.listdir(tmp_path) == []

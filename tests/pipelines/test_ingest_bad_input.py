@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from embedps.errors import DatasetError, UsageError
-from pipelines.ingestion import file_parser
+from pipelines.ingestion import file_parser, input_files
 from pipelines.ingestion.input_files import find_inputs
 from pipelines.ingestion.line_parser import LineParser
 from pipelines.ingestion.lock import locked
@@ -118,7 +118,7 @@ def test_file_that_vanishes_and_empty_files_are_set_aside(
         write_csv(tmp_path / f"logs/{name}.csv", make_records(50, seed=ord(name)))
     (tmp_path / "logs/empty.csv").write_bytes(b"")
     (tmp_path / "logs/header.csv").write_text(",".join(NAMES) + "\n")
-    opened = file_parser.open_input
+    opened = input_files.open_input
 
     def open_late(path: str) -> Any:
         (tmp_path / "logs/b.csv").unlink(missing_ok=True)  # after it was listed
@@ -195,7 +195,7 @@ def test_damaged_file_fails_the_job_unless_it_is_allowed(tmp_path: Path, packing
 def test_file_that_vanishes_fails_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     log = write_log(tmp_path / "logs/a.tsv", make_lines(30))
     write_log(tmp_path / "logs/b.tsv", make_lines(30))
-    opened = file_parser.open_input
+    opened = input_files.open_input
 
     def open_late(path: str) -> Any:
         log.unlink(missing_ok=True)  # after it was listed

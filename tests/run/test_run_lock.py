@@ -119,7 +119,7 @@ def test_readers_and_a_compaction_work_beside_a_run(tmp_path, dataset):
 def test_loser_of_a_race_of_commits_ends_at_once(tmp_path, dataset):
     """As where there is no lock: another run commits between this one's saves."""
     trainer: Any = make_trainer(dataset, tmp_path, delta_secs=0.01, unit_rows=128, epochs=6)
-    save, saves = trainer._save, []
+    save, saves = trainer._loop.save, []
 
     def after_another(**arguments):
         saves.append(arguments)
@@ -127,7 +127,7 @@ def test_loser_of_a_race_of_commits_ends_at_once(tmp_path, dataset):
             commit_of_another(tmp_path)
         return save(**arguments)
 
-    trainer._save = after_another
+    trainer._loop.save = after_another
     began = time.monotonic()
     with pytest.raises(DirectoryTakenError, match="another run writes here"):
         trainer.fit()

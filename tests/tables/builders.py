@@ -1,4 +1,4 @@
-"""Collections on this process's CPU, and what their rows are, read from the files they write."""
+"""Builders of collections on this process's CPU; reads their rows from the files they write."""
 
 import dataclasses
 import itertools
@@ -20,7 +20,7 @@ _containers = itertools.count()
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One row as a checkpoint holds it."""
+    """A row of a checkpoint."""
 
     embedding: tuple[float, ...]
     slots: tuple[tuple[float, ...], ...]
@@ -38,7 +38,7 @@ def make_collection(
     num_shards: int = 1,
     trainable: bool = True,
 ) -> EmbeddingCollection:
-    """A collection with a container of its own; without features, one a table, of its name."""
+    """Makes a collection in its own container. By default each table has one feature."""
     if features is None:
         features = [FeatureSpec(name=t.name, table=t.name) for t in tables]
     return EmbeddingCollection(
@@ -74,15 +74,15 @@ def train(
     learning_rate: float = 0.5,
     step: int = 1,
 ) -> dict[str, np.ndarray]:
-    """One step whose loss has the gradient `upstream` in each feature's vectors; gives those."""
-    looked = collection.lookup(batch, insert=True)
+    """Runs a step whose loss has the gradient `upstream`; returns each feature's vectors."""
+    result = collection.lookup(batch, insert=True)
     with tf.GradientTape() as tape:
-        tape.watch(looked.rows)
-        vectors = collection.combine(looked)
+        tape.watch(result.rows)
+        vectors = collection.combine(result)
         loss = tf.add_n([tf.reduce_sum(vectors[f] * upstream[f]) for f in vectors])
     collection.update(
-        looked,
-        tape.gradient(loss, looked.rows),
+        result,
+        tape.gradient(loss, result.rows),
         learning_rate=tf.constant(learning_rate),
         step=tf.constant(step, tf.int64),
     )
@@ -92,13 +92,13 @@ def train(
 def look(
     collection: EmbeddingCollection, batch: Mapping[str, tf.Tensor], *, insert: bool = False
 ) -> dict[str, np.ndarray]:
-    """Each feature's vectors."""
+    """Looks up each feature's vectors."""
     vectors = collection.combine(collection.lookup(batch, insert=insert))
     return {name: value.numpy() for name, value in vectors.items()}
 
 
 def remove(collection: EmbeddingCollection, table: str, gone: Sequence[int]) -> int:
-    """Removes rows by id, wherever they are."""
+    """Removes rows by id from all shards."""
     removed = 0
     for group, stores in zip(collection.groups, collection._stores, strict=True):
         names = [t.name for t in group.tables]
@@ -126,7 +126,7 @@ def _records(path: str) -> Iterator[tuple[str, int, bool, Row]]:
 
 
 def rows_in(paths: Sequence[str]) -> Rows:
-    """What a reader that applies the files' records in order has."""
+    """Returns the rows of a reader that applies the files' records in order."""
     rows: Rows = {}
     for path in paths:
         for table, id_, removed, row in _records(path):
@@ -142,14 +142,14 @@ def num_records(paths: Sequence[str]) -> int:
 
 
 def rows_of(collection: EmbeddingCollection, folder: Path, since=None) -> Rows:
-    """Every row, by a base written for the purpose."""
+    """Writes a base and returns every row."""
     files = collection.files.write("base", str(folder), since=since or {})
     assert sum(f.rows for f in files) == num_records([f.path for f in files])
     return rows_in([f.path for f in files])
 
 
 def group_files(files) -> dict[str, list[StoredFile]]:
-    """`RowFiles.load`'s argument from `write`'s answer."""
+    """Turns the result of `RowFiles.write` into the argument of `RowFiles.load`."""
     by_group: dict[str, list[StoredFile]] = {}
     for file in files:
         by_group.setdefault(file.group, []).append(file.stored)
@@ -157,10 +157,10 @@ def group_files(files) -> dict[str, list[StoredFile]]:
 
 
 def as_stored(path: Path | str) -> StoredFile:
-    """A file as it is now."""
+    """Describes a file as it is now."""
     return StoredFile(str(path), *file_io.checksum_file(Path(path)))
 
 
 def cuts_of(files) -> dict[tuple[str, int], int]:
-    """`write`'s `since` from its answer."""
+    """Returns the `since` for the next `RowFiles.write`."""
     return {(f.group, f.shard): f.cut for f in files}

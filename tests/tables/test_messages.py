@@ -1,4 +1,4 @@
-"""Messages: several tensors as one, as they travel between a worker and a server."""
+"""Messages that pack several tensors to send them between a worker and a server."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def test_parts_arrive_bit_by_bit(shapes, seed):
 
 
 @pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 1000, 4096])
-def test_float32_that_travels_as_bfloat16_is_what_a_cast_gives(size):
+def test_float32_that_is_sent_as_bfloat16_equals_a_cast(size):
     special = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, 3.4e38, 1.00390625], np.float32)
     values = np.resize(
         np.concatenate([special, np.random.default_rng(0).normal(size=size)]), size
@@ -100,6 +100,6 @@ def test_dimension_that_no_message_can_hold_is_refused():
 
 
 @pytest.mark.parametrize("wire", [[tf.int32, tf.int64], [tf.float32, tf.int32], [tf.float32]])
-def test_dtype_that_a_part_cannot_travel_as_is_refused(wire):
+def test_dtype_that_a_part_cannot_be_sent_as_is_refused(wire):
     with pytest.raises(tf.errors.InvalidArgumentError, match="EmbedpsPack"):
         ops.pack(PARTS, wire)

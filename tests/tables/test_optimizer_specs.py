@@ -40,7 +40,7 @@ def test_make_gives_each_kind_with_its_defaults():
     ("optimizer", "floats"),
     [(SGD(), 0), (Adagrad(), 7), (RowwiseAdagrad(), 1), (LazyAdam(), 14), (Ftrl(), 14)],
 )
-def test_slot_widths_count_the_floats_of_a_row(optimizer, floats):
+def test_optimizer_slot_widths_count_the_floats_of_a_row(optimizer, floats):
     assert sum(optimizer.optimizer_slot_widths(7).values()) == floats
 
 

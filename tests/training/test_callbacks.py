@@ -156,14 +156,14 @@ def test_learning_rates_of_a_run_are_reduced_and_stay_so_when_it_is_resumed(tmp_
     fields: dict[str, Any] = {"eval": "inline", "reduce_patience": 1, "min_delta": 0.9}
     trainer = make_trainer(dataset, tmp_path, epochs=3, **fields)
     rates: list[float] = []
-    arguments = trainer._arguments
+    arguments = trainer._loop.unit_arguments
 
     def record(unit):
         found = arguments(unit)
         rates.append(float(found[-1]))
         return found
 
-    trainer._arguments = record  # type: ignore[method-assign]
+    trainer._loop.unit_arguments = record  # type: ignore[method-assign]
     assert (
         trainer.fit().summary["learning_rate_factor"] == 0.25
     )  # the first score is the best there is
@@ -171,8 +171,8 @@ def test_learning_rates_of_a_run_are_reduced_and_stay_so_when_it_is_resumed(tmp_
     wanted = [0.05] * (2 * per_epoch) + [0.025] * per_epoch
     assert rates == pytest.approx(wanted)
     resumed = make_trainer(dataset, tmp_path, epochs=4, **fields)
-    assert resumed._rate_factor == 0.25
-    assert float(resumed._set_dense_rate(0.25)) == pytest.approx(0.25 * 0.001)
+    assert resumed._effects.rate_factor == 0.25
+    assert float(resumed._setup.set_dense_rate(0.25)) == pytest.approx(0.25 * 0.001)
 
 
 def test_own_callback_ends_a_run_at_its_goal(tmp_path, dataset):

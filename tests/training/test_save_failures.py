@@ -120,7 +120,7 @@ def disk(tmp_path) -> Iterator[Disk]:
 
 def at_saves(trainer, **actions) -> list[str]:
     """Does something before the n-th save; returns what comes of each save."""
-    save = trainer._save
+    save = trainer._loop.save
     outcomes: list[str] = []
     lock = threading.Lock()
 
@@ -135,7 +135,7 @@ def at_saves(trainer, **actions) -> list[str]:
             outcomes.append("ok")
             return manifest
 
-    trainer._save = acting
+    trainer._loop.save = acting
     return outcomes
 
 

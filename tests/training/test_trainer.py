@@ -279,7 +279,7 @@ def test_signal_ends_the_run_in_good_order_and_a_rerun_finishes(tmp_path, datase
 
     def send():
         os.kill(os.getpid(), number)
-        assert trainer._stop.wait(60)
+        assert trainer._notices.stop.wait(60)
 
     cluster = StoppingCluster(after=3, action=send)
     fields: dict[str, Any] = {"recommender": make_mixed(), "epochs": 2, "unit_rows": 128}
@@ -326,7 +326,7 @@ def test_crash_repeats_what_was_in_progress_at_the_last_checkpoint_and_counts_it
         ):  # the other thread has its unit's counts, and is to say so
             assert time.monotonic() < deadline
             time.sleep(0.001)
-        trainer._save(final=False)  # what the clock would have done
+        trainer._loop.save(final=False)  # what the clock would have done
         raise RuntimeError("killed")
 
     cluster = StoppingCluster(after=5, action=die, num_workers=2)

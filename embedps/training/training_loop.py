@@ -1,0 +1,247 @@
+"""The loop of a run: units on the workers, checkpoints when due, scores, and the progress line."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from embedps.checkpoint.format.manifest import Manifest
+from embedps.cluster.interface import Cluster
+from embedps.console.progress import ProgressLine
+from embedps.engine.unit_functions import explain
+from embedps.errors import EmbedpsError
+from embedps.metrics import Counts
+from embedps.run.config import TrainConfig
+from embedps.run.summary import Restarts
+from embedps.scheduling.ledger import Unit
+from embedps.scheduling.scheduler import Scheduler
+from embedps.training.callback_effects import CallbackEffects
+from embedps.training.checkpoint_schedule import CheckpointSchedule
+from embedps.training.recovery_record import RecoveryRecord
+from embedps.training.run_scoring import RunScoring
+from embedps.training.stop_notices import StopNotices
+from embedps.training.training_log import TrainingLog
+from embedps.training.training_setup import TrainingSetup
+
+_TICK_SECS = 0.2
+_SLOW_POLL_SECS = 1.0  # from one look for new evaluations to the next
+
+
+class TrainingError(EmbedpsError):
+    """Training cannot go on: the loss is not a number."""
+
+
+class TrainingLoop:
+    """Trains units until none is left, or a notice or an error stops it."""
+
+    _saves: CheckpointSchedule
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        cluster: Cluster,
+        setup: TrainingSetup,
+        *,
+        notices: StopNotices,
+        effects: CallbackEffects,
+        recoveries: RecoveryRecord,
+        scoring: RunScoring,
+        check_cluster: Callable[[], None],
+    ) -> None:
+        """Takes what it polls.
+
+        Args:
+          config: of the run.
+          cluster: where the units run.
+          setup: what is trained.
+          notices: ask for a stop.
+          effects: of the callbacks.
+          recoveries: of the run.
+          scoring: of the run.
+          check_cluster: raises if the cluster cannot go on.
+        """
+        self._config = config
+        self._cluster = cluster
+        self._setup = setup
+        self._notices = notices
+        self._effects = effects
+        self._recoveries = recoveries
+        self.scoring = scoring
+        self._check_cluster = check_cluster
+        self._ledger = setup.ledger
+        self._restarts = Restarts(setup.directory.path)
+        self.log = TrainingLog(setup.directory.path)
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to train: all units are done, or a callback stopped the run."""
+        return self._ledger.finished or self._effects.reason is not None
+
+    def run(self) -> None:
+        """Trains, saves and scores; the last checkpoint says whether the run is finished."""
+        writer, stop = self._setup.writer, self._notices.stop
+        with (
+            closing(writer),
+            ProgressLine(
+                "units",
+                self._ledger.num_units,
+                log_secs=self._config.log_secs,
+                completed=self._ledger.num_done,
+            ) as line,
+        ):
+            if writer.last is not None and not self.finished:
+                line.say(
+                    f"resumes from checkpoint {writer.last.number}, step {writer.last.step}: "
+                    f"{self._ledger.num_done}/{self._ledger.num_units} units are done"
+                )
+            self._saves = CheckpointSchedule(
+                self._config.checkpoint, self._ledger, self.save, say=line.say
+            )
+            self._score(line)  # a checkpoint that the previous run saved and did not score
+            while not self.finished and not stop.is_set():
+                self._train(line)
+                self._saves.save_last(final=self.finished, stop=stop)
+                self._notices.release_servers(finished=self._ledger.finished)
+                self._score(line)
+            if self.finished and writer.last is not None and not writer.last.final:
+                self._saves.save_last(final=True, stop=stop)
+
+    def save(self, *, final: bool, rest_secs: float = 0.0) -> Manifest:
+        """Writes a checkpoint.
+
+        Args:
+          final: nothing follows.
+          rest_secs: how long in all its writers may rest while training needs the cores.
+        """
+        # The ledger first: a unit that it lists as done is then in the tables that are written.
+        ledger = self._ledger.state()
+        examples, metrics = self.log.result()
+        progress: dict[str, Any] = {
+            "examples": self._setup.examples_before + examples,
+            "logloss": metrics.logloss,
+        }
+        progress = {k: v for k, v in progress.items() if math.isfinite(v)}
+        progress["recoveries"] = self._recoveries.completed
+        return self._setup.writer.save(
+            step=self._ledger.steps_done(),
+            ledger=ledger,
+            partially_applied=lambda: self._ledger.partially_applied(ledger),
+            progress=progress,
+            final=final,
+            rest_secs=rest_secs,
+        )
+
+    def count_restarts(self) -> dict[str, int]:
+        """Counts how often workers and the evaluator were started again, in all runs."""
+        return self._restarts.count(
+            workers=self._cluster.worker_restarts, evaluator=self.scoring.restarts
+        )
+
+    def unit_arguments(self, unit: Unit) -> tuple[tf.Tensor, ...]:
+        """Makes the arguments of a unit's training function."""
+        rate = self._effects.rate_factor * self._config.optimizer.sparse_learning_rate
+        numbers = (unit.first_row, unit.num_rows, unit.seed, unit.first_step)
+        return (
+            tf.constant(unit.path),
+            # NumPy numbers: TensorFlow caches every Python number that it is given, for ever.
+            *(tf.constant(np.int64(n)) for n in numbers),
+            tf.constant(np.float32(rate)),
+        )
+
+    def _train(self, line: ProgressLine) -> None:
+        """Trains until the units are done, or until a pause for scoring."""
+        error: BaseException | None = None
+        self._ledger.pause_at(self.scoring.next_pause(self._ledger))
+        with Scheduler(
+            self._cluster,
+            self._ledger,
+            self._setup.train_unit,
+            arguments=self.unit_arguments,
+            record=self._record,
+            stop=self._notices.stop,
+            finish_secs=self._config.grace_secs / 2,
+        ) as scheduler:
+            try:
+                self._watch(scheduler, line)
+            except tf.errors.OpError as lost:  # a lost server may show here before a unit fails
+                error = lost
+                scheduler.abandon()
+        self._check_cluster()  # it knows the cause of the failures that followed
+        error = scheduler.error or error
+        if error is not None:
+            raise explain(error) from error
+
+    def _watch(self, scheduler: Scheduler, line: ProgressLine) -> None:
+        """Polls the run's parts until no unit is left to do and no save is under way."""
+        self.log.count_from_now()
+        self._saves.count_from_now()
+        self._notices.forget_servers()
+        first_units = self._ledger.num_done
+        polled = -math.inf
+        running = True
+        while running or self._saves.under_way:
+            running = scheduler.wait(_TICK_SECS)
+            if not running:
+                self._saves.wait(_TICK_SECS)
+            if self._ledger.num_done > first_units:
+                self._recoveries.note_unit(line.say)
+            self._check_cluster()
+            if time.monotonic() - polled >= _SLOW_POLL_SECS:
+                polled = time.monotonic()
+                self._poll_slowly(line)
+            self._notices.poll(say=line.say, save_now=self._saves.hurry)
+            if self._effects.stopping:
+                scheduler.end()
+            self._saves.poll()
+            if running and not (self._notices.stop.is_set() or self._effects.stopping):
+                self._saves.begin_if_due()
+            if line.due() or not running:
+                self._show(line, force=not running)
+
+    def _poll_slowly(self, line: ProgressLine) -> None:
+        """Reads files that change rarely: evaluations, restarts; shows news."""
+        self._effects.poll(line.say)
+        self.count_restarts()
+        for news in [*self.scoring.news(), *self._setup.writer.news()]:
+            line.say(news)
+
+    def _show(self, line: ProgressLine, *, force: bool) -> None:
+        text = self.log.show(
+            step=self._ledger.steps_done(),
+            rows=sum(self._setup.collection.stats().rows.values()),
+            last=self._setup.writer.last,
+        )
+        if text is not None:
+            line.update(self._ledger.num_done, text, force=force)
+
+    def _score(self, line: ProgressLine) -> None:
+        scored = self.scoring.score_at_pause(
+            self._setup.writer.last,
+            self._ledger,
+            scored_step=self._effects.last_step,
+            stop=self._notices.stop,
+            check=self._check_cluster,
+            say=line.say,
+        )
+        if scored:
+            self._effects.poll(line.say)
+
+    def _record(self, unit: Unit, counts: Counts) -> None:
+        """Takes the counts of a unit that is done."""
+        if not math.isfinite(float(counts.sums[2])):
+            advice = (
+                "the network gives NaN where a numeric column is missing: have its call replace NaN"
+                if self._setup.nan_where_missing
+                else "lower --sparse-learning-rate or --dense-learning-rate"
+            )
+            raise TrainingError(
+                f"the loss is not a number in the steps from {unit.first_step} on: {advice}, and "
+                "start a new model directory"
+            )
+        self.log.add(counts, rows=unit.num_rows)

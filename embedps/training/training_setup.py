@@ -1,0 +1,155 @@
+"""Builds what a run trains: ledger, tables, network and checkpoint writer, restored if resumed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.ledger_state import check_ledger
+from embedps.checkpoint.format.manifest import Manifest
+from embedps.checkpoint.retention import KeepPolicy
+from embedps.cluster.interface import Cluster
+from embedps.data.dataset import Dataset
+from embedps.engine.checkpoint_restore import check_tables
+from embedps.engine.dense_optimizer import make_dense_optimizer
+from embedps.engine.model_signature import check_optimizer, check_signature, signature_of
+from embedps.engine.network_check import check_missing, check_step
+from embedps.engine.random_numbers import reseed_generators
+from embedps.engine.recommender import Recommender
+from embedps.engine.unit_functions import make_train_unit
+from embedps.run.config import TrainConfig
+from embedps.scheduling.ledger import Ledger, LedgerOptions
+from embedps.tables.collection import EmbeddingCollection
+from embedps.training.checkpoint_writer import CheckpointWriter
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingSetup:
+    """The parts of a run, as of its last checkpoint.
+
+    Attributes:
+      directory: of the checkpoints.
+      ledger: which units are done.
+      collection: the tables.
+      network: the dense network.
+      writer: writes the checkpoints.
+      train_unit: trains a unit on a worker.
+      set_dense_rate: sets the network's learning rate to a factor of the config's.
+      examples_before: examples of the units that were done before this run.
+      nan_where_missing: the network gives NaN where a numeric column is missing.
+    """
+
+    directory: CheckpointDirectory
+    ledger: Ledger
+    collection: EmbeddingCollection
+    network: tf.keras.Model
+    writer: CheckpointWriter
+    train_unit: Any
+    set_dense_rate: Callable[[float], Any]
+    examples_before: int
+    nan_where_missing: bool
+
+
+def set_up(
+    recommender: Recommender,
+    dataset: Dataset,
+    config: TrainConfig,
+    cluster: Cluster,
+    keep: Sequence[KeepPolicy],
+    *,
+    run_id: int,
+) -> TrainingSetup:
+    """Makes the parts of a run and restores the last checkpoint of its model directory.
+
+    Args:
+      recommender: the model.
+      dataset: whose split "train" is read.
+      config: how to train.
+      cluster: where.
+      keep: which checkpoints stay, besides those that the config asks for.
+      run_id: tells this run's tables from those of other runs in this process.
+
+    Raises:
+      UsageError: the network cannot be trained, or the directory is of another dataset.
+      DimMismatchError: the directory is of another model.
+      CheckpointError: its last checkpoint cannot be read.
+    """
+    directory = CheckpointDirectory(config.model_dir)
+    last = directory.latest()
+    ledger = _make_ledger(dataset, config, directory, last)
+    local = not cluster.shard_devices[0].startswith("/job:")
+    collection = EmbeddingCollection(
+        recommender.tables,
+        recommender.features,
+        devices=cluster.shard_devices,
+        container=f"embedps-{os.getpid()}-{run_id}" if local else "embedps",
+    )
+    asked = config.optimizer
+    tf.keras.utils.set_random_seed(config.seed)
+    with cluster.scope():
+        network = recommender.build_network()
+        check_step(recommender, network, cluster.strategy, on_servers=not local)
+        nan_where_missing = not check_missing(recommender, network, dataset)
+        optimizer = make_dense_optimizer(asked.dense_optimizer, asked.dense_learning_rate, network)
+        if last is not None:
+            reseed_generators(network, config.seed, last.step)
+    signature = signature_of(recommender, asked.dense_optimizer)
+    writer = CheckpointWriter(
+        directory,
+        collection,
+        [*network.variables, *optimizer.variables()],
+        model=signature,
+        rebase=config.checkpoint.rebase_policy(),
+        keep=(*config.keep_policies(), *keep),
+        encoding=config.checkpoint.encoding(),
+    )
+    examples_before = ledger.rows_done()
+    if last is not None:
+        check_tables(last, collection)
+        check_signature(last, signature)
+        check_optimizer(last, directory, asked.dense_optimizer, network)
+        writer.restore(last)
+    return TrainingSetup(
+        directory=directory,
+        ledger=ledger,
+        collection=collection,
+        network=network,
+        writer=writer,
+        train_unit=make_train_unit(
+            recommender,
+            network,
+            optimizer,
+            collection,
+            cluster.strategy,
+            recommender.input(
+                batch_rows=config.batch_size, shuffle_rows=config.unit_rows if config.shuffle else 0
+            ),
+            overlap=config.cluster.overlap,
+        ),
+        set_dense_rate=lambda factor: optimizer.learning_rate.assign(
+            factor * asked.dense_learning_rate
+        ),
+        examples_before=examples_before,
+        nan_where_missing=nan_where_missing,
+    )
+
+
+def _make_ledger(
+    dataset: Dataset, config: TrainConfig, directory: CheckpointDirectory, last: Manifest | None
+) -> Ledger:
+    options = LedgerOptions(
+        batch_rows=config.batch_size,
+        unit_rows=config.unit_rows,
+        shuffle=config.shuffle,
+        seed=config.seed,
+    )
+    ledger = Ledger(dataset, options, epochs=config.epochs)
+    if last is not None:
+        check_ledger(last.ledger, directory.manifest_path(last.number))
+        ledger.restore(last.ledger)
+    return ledger

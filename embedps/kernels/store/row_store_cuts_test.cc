@@ -89,7 +89,7 @@ TEST(CopyBesideDeltasIsBroughtUpToDateByThem) {
   EXPECT_TRUE(replayed == BaseOf(&store));
 }
 
-TEST(CopyThatIsToldToEndFails) {
+TEST(CopyThatIsStoppedFails) {
   RowStore store(MakeConfig(1, 1));
   Lookup(&store, Batch{Range(0, 64 * 1024 * 3)});
   int times = 0;
@@ -98,7 +98,7 @@ TEST(CopyThatIsToldToEndFails) {
     store.StopCopies();
     return Status::Ok();
   };
-  EXPECT_STATUS(store.Copy(sink), StatusCode::kIoError, "told to end");
+  EXPECT_STATUS(store.Copy(sink), StatusCode::kIoError, "the copy was stopped");
   EXPECT_EQ(times, 1);
   EXPECT_OK(store.Copy([](const RowColumns&) { return Status::Ok(); }));  // a later one is another
 }

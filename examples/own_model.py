@@ -64,8 +64,8 @@ def main() -> None:
     write_clicks(directory / "clicks.csv")
     (directory / "clicks.toml").write_text(SCHEMA)
     ingest = [sys.executable, "-m", "pipelines.ingest", "--num-shards", "2"]
-    ingest += ["--schema", directory / "clicks.toml", "--input", directory / "clicks.csv"]
-    subprocess.run([*ingest, "--output", directory / "data"], check=True)
+    ingest += ["--schema", f"{directory}/clicks.toml", "--input", f"{directory}/clicks.csv"]
+    subprocess.run([*ingest, "--output", f"{directory}/data"], check=True)
 
     dataset = embedps.Dataset.open(directory / "data")
     recommender = embedps.Recommender(
@@ -84,7 +84,9 @@ def main() -> None:
     )
     result = embedps.Trainer(recommender, dataset, config).fit()
     print(result)
-    print(f"best held-out AUC: {result.scores.best().auc:.4f}")
+    best = result.scores.best()
+    if best is not None:
+        print(f"best held-out AUC: {best.auc:.4f}")
 
 
 if __name__ == "__main__":

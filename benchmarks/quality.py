@@ -87,12 +87,12 @@ def main(arguments: Sequence[str]) -> int:
     for name, result in results.items():
         scores = result["evaluation"]
         aucs = list(result["auc_restored_onto_shards"].values())
-        result["way_to_best"] = (scores["auc"] - 0.5) / (best - 0.5)
+        result["share_of_best"] = (scores["auc"] - 0.5) / (best - 0.5)
         result["restored_auc_range"] = max(aucs) - min(aucs)
         table.add_row(
             name,
             f"{scores['auc']:.5f}",
-            f"{result['way_to_best']:.3f}",
+            f"{result['share_of_best']:.3f}",
             f"{scores['normalized_entropy']:.4f}",
             f"{result['restored_auc_range']:.1e}",
         )

@@ -1,11 +1,12 @@
 """Trains a recommender: `embedps train --model dlrm --data DIR --model-dir DIR`.
 
-By default it trains in this process, and a second process scores the checkpoints. With --num-ps and
---num-workers it starts a local cluster of processes. With TF_CONFIG set it takes this task's role
-in that cluster: the chief trains, workers and parameter servers serve.
+By default it trains in this process, and an evaluator in a second process scores the checkpoints.
+With --num-ps and --num-workers it starts a local cluster of processes. With TF_CONFIG set, it takes
+the role of this task in that cluster: the chief trains, workers and parameter servers serve.
 
-Run the same command again to resume from the last checkpoint. A run on a local cluster that loses a
-parameter server resumes by itself; with TF_CONFIG the chief ends with code 75 and one line.
+Run the same command again to resume from the last checkpoint. If a local cluster loses a parameter
+server, the command restarts itself and resumes. With TF_CONFIG the chief then ends with code 75 and
+one line.
 """
 
 from __future__ import annotations
@@ -45,11 +46,19 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.train") -> NoR
     model_dir = prepare_directory(run.config)
     if isinstance(model_dir, ObjectPath):
         print(f"logs and TensorBoard's events are in {local_dir(model_dir)}", flush=True)
-    _train(run.config, recommender, dataset)
+    scored = _train(recommender, dataset, run.config)
+    sys.stdout.flush()
+    # Not the interpreter's end: it would wait for a thread whose unit could not finish in time, or
+    # for a server that hangs.
+    os._exit(0 if scored else ClusterError.exit_code)
 
 
-def _train(config: TrainConfig, recommender: Recommender, dataset: Dataset) -> NoReturn:
-    # TensorFlow takes seconds to import; wrong flags and datasets are reported before that.
+def _train(recommender: Recommender, dataset: Dataset, config: TrainConfig) -> bool:
+    """Trains and prints the result; returns whether the evaluator could score it.
+
+    If a server is lost, it restarts or ends the process.
+    """
+    # Imported late: flags and datasets that are refused are refused at once.
     import tensorflow as tf
 
     from embedps.engine.unit_functions import explain
@@ -72,10 +81,7 @@ def _train(config: TrainConfig, recommender: Recommender, dataset: Dataset) -> N
         if not isinstance(lost, ServerLostError):
             raise
         recovery.begin(lost)
-    sys.stdout.flush()
-    # The interpreter's shutdown would wait for a thread whose unit could not finish in time, or for
-    # a server that hangs.
-    os._exit(ClusterError.exit_code if result.evaluator_problem else 0)
+    return result.evaluator_problem is None
 
 
 def parse(arguments: Sequence[str], prog: str = "python -m embedps.train") -> RunConfig:
@@ -84,20 +90,14 @@ def parse(arguments: Sequence[str], prog: str = "python -m embedps.train") -> Ru
     Raises:
       UsageError: a flag is unknown, or its value is not allowed.
     """
-    # The model's module first: its config's fields are flags too.
-    first = command_line.Parser(prog=prog, add_help=False)
-    first.add_argument("--model")
-    first.add_argument("--config")
-    early, _ = first.parse_known_args(arguments)
-    model = early.model
-    if model is None:
-        model = str(flags.read_file(early.config).get("model", DEFAULT_MODEL))
-    module = find_model(model)
+    model = _model_name(arguments, prog)
+    module = find_model(model)  # its config's fields are flags too
     parser = command_line.Parser(prog=prog, description=__doc__)
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="a TOML file with any of the values below; a flag overrides it",
+        help="TOML file with any of the values below, by flag name with underscores, or in a table "
+        "per section, such as [cluster]; a flag overrides the file",
     )
     flags.add_flags(parser, TrainConfig, "training")
     try:
@@ -110,6 +110,17 @@ def parse(arguments: Sequence[str], prog: str = "python -m embedps.train") -> Ru
         config=dataclasses.replace(flags.make(TrainConfig, given, file), model=model),
         model_config=flags.make(module.Config, given, file),
     )
+
+
+def _model_name(arguments: Sequence[str], prog: str) -> str:
+    """Reads only the model's name from the flags, or from the file that they name."""
+    first = command_line.Parser(prog=prog, add_help=False)
+    first.add_argument("--model")
+    first.add_argument("--config")
+    early, _ = first.parse_known_args(arguments)
+    if early.model is not None:
+        return str(early.model)
+    return str(flags.read_file(early.config).get("model", DEFAULT_MODEL))
 
 
 if __name__ == "__main__":

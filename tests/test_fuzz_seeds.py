@@ -65,7 +65,7 @@ def test_kernels_reader_reads_or_refuses_every_seed_and_its_changes(name, tmp_pa
     if not (build.HERE / "_build").is_dir():
         pytest.skip("the kernels were built elsewhere, by Bazel, which runs these tests itself")
     build.build()
-    source, *linked = linked_sources(next(build.HERE.glob(f"{name}.cc")))
+    source, *linked = linked_sources(build.HERE / f"{name}.cc")
     objects = [str(build.HERE / "_build" / build.object_name(path)) for path in linked]
     program = tmp_path / source.stem
     libraries = [str(build.arrow_library(stem)) for stem in ("libparquet", "libarrow")]

@@ -1,4 +1,4 @@
-"""What a model is to the trainer and the evaluator: columns, tables, and a dense network."""
+"""A recommender model: columns, embedding tables, and a dense network."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIRE_DTYPES = ("float32", "bfloat16")
 
 
 def check_wire_dtype(name: str) -> None:
-    """Refuses what floats cannot travel as.
+    """Checks the dtype in which floats are sent.
 
     Raises:
       UsageError: it is not one of WIRE_DTYPES.
@@ -30,25 +30,25 @@ def check_wire_dtype(name: str) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recommender:
-    """A model over looked-up rows.
+    """A recommender model: features looked up in tables, and a dense network over the rows.
 
     Attributes:
       tables: the embedding tables.
       features: the columns of ids and the tables they are looked up in.
       numerics: the columns of numbers, in the order in which the network gets them.
       label: the column of 0 and 1.
-      build: makes the dense network. Called once a process, inside the strategy's scope. The
-        network is called with (numerics float32 [batch, len(numerics)] where NaN is missing,
-        embeddings by feature name float32 [batch, dim]) and returns logits, float32 [batch] or
-        [batch, 1]. Where its call, or a layer's, takes `training`, that is True in training alone.
-        What its layers add as losses is minimized too. Its variables are updated by gradients
-        alone: see `trial`.
-      missing_id: the id a null becomes; it has a row of its own like any other.
-      wire_dtype: of rows, the network's matrices and the gradients of both on their way between
-        workers and parameter servers, "float32" or "bfloat16"; both ends keep float32.
-      model: the name of the module that made it, as --model takes it, if there is one: other
-        processes make the model again by it. Otherwise only this process knows the model.
-      config: of that module's class `Config`, from which `make` made it.
+      build: makes the dense network. It is called once per process, inside the strategy's scope.
+        The network is called with numerics, float32 [batch, len(numerics)] where NaN means missing,
+        and embeddings by feature name, float32 [batch, dim]. It returns logits, float32 [batch] or
+        [batch, 1]. If its call, or a layer's, takes `training`, that is True in training only.
+        Losses that its layers add are minimized too. Only gradients may update its variables: see
+        `network_check`.
+      missing_id: the id that a null becomes; it has a row like any other id.
+      wire_dtype: dtype of rows, the network's matrices and their gradients between workers and
+        parameter servers, "float32" or "bfloat16"; both ends keep float32.
+      model: name of the module that made it, as --model takes it; other processes make the model
+        again by this name. None if only this process has the model.
+      config: the instance of that module's class `Config` that `make` got.
     """
 
     tables: tuple[TableSpec, ...]
@@ -70,7 +70,7 @@ class Recommender:
         check_wire_dtype(self.wire_dtype)
 
     def input(self, *, batch_rows: int, shuffle_rows: int) -> UnitReader:
-        """The columns to read, batched and shuffled so."""
+        """Makes the reader of the model's columns."""
         from embedps.data.unit_reader import UnitReader
 
         return UnitReader(
@@ -87,7 +87,7 @@ class Recommender:
         """Makes the dense network and its variables.
 
         Raises:
-          UsageError: it is no network as `build` must make, or a variable has no values, such as
+          UsageError: it is not a network as `build` must make, or a variable has no values, such as
             the kernel of a layer over no columns.
         """
         import tensorflow as tf
@@ -118,16 +118,16 @@ class Recommender:
         *,
         training: bool,
     ) -> tf.Tensor:
-        """The network's answer as float32 [batch]."""
+        """Computes the network's logits, float32 [batch]."""
         import tensorflow as tf
 
         return tf.reshape(network(numerics, embeddings, training=training), [-1])
 
     def loss(self, network: tf.keras.Model, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-        """What a step minimizes: the mean log loss, and what the network added in its last call.
+        """Computes what a step minimizes: mean log loss, plus the losses the network has added.
 
         Args:
-          network: that gave `logits` just now.
+          network: the one that computed `logits` last.
           labels: float32 [batch].
           logits: float32 [batch].
         """

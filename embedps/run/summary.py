@@ -1,4 +1,4 @@
-"""What a run leaves to read in its model directory: summary.json and evaluation.jsonl."""
+"""The results in a model directory: summary.json, evaluation.jsonl and restarts.json."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MEASURED = ("wall_secs", "examples_per_sec", "training", "checkpoint", "tables_
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes a small JSON file whole; NaN becomes null."""
+    """Writes a small JSON file atomically; NaN becomes null."""
 
     def clean(value: Any) -> Any:
         if isinstance(value, dict):
@@ -37,7 +37,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; an empty one where there is none."""
+    """Reads a JSON object; gives an empty one where there is none."""
     try:
         content = json.loads(read_bytes(path))
     except (OSError, ValueError, RecursionError):
@@ -46,7 +46,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_evaluations(model_dir: Path) -> list[dict[str, Any]]:
-    """The lines of a model directory's evaluation.jsonl; a line cut short by a kill is left out."""
+    """Reads the lines of a model directory's evaluation.jsonl; leaves out a truncated line."""
     return EvaluationReader(model_dir).new(partial=True)
 
 
@@ -58,13 +58,13 @@ class EvaluationReader:
         self._offset = 0
 
     def new(self, *, partial: bool = False) -> list[dict[str, Any]]:
-        """The lines that were written since the last call.
+        """Reads the lines that were written since the last call.
 
         Args:
-          partial: take what stands after the last newline for a line too.
+          partial: take the text after the last newline as a line too.
 
         Raises:
-          CheckpointError: a directory or a FIFO lies there.
+          CheckpointError: the path is a directory or a FIFO.
         """
         try:
             if isinstance(self._path, ObjectPath):
@@ -90,7 +90,7 @@ class EvaluationReader:
 
 
 def _is_evaluation(line: Any) -> bool:
-    """Whether a line is what an evaluation writes: the file is one that others may have changed."""
+    """Whether a line is a well-formed evaluation: others may have changed the file."""
 
     def is_number(value: Any, kind: type[int] | tuple[type, ...]) -> bool:
         return isinstance(value, kind) and not isinstance(value, bool)
@@ -104,9 +104,9 @@ def _is_evaluation(line: Any) -> bool:
 
 
 def append_evaluation(model_dir: Path, evaluation: dict[str, Any]) -> None:
-    """Adds a line to a model directory's evaluation.jsonl; an object is put anew with it.
+    """Appends a line to a model directory's evaluation.jsonl; an object is written again with it.
 
-    What a kill or a full disk cut short before it stays a line of its own.
+    A line that a kill or a full disk truncated before stays a line of its own.
 
     Raises:
       CheckpointError: it cannot be written.
@@ -127,10 +127,9 @@ def append_evaluation(model_dir: Path, evaluation: dict[str, Any]) -> None:
 
 
 class Restarts:
-    """Counts how often a model directory's workers and evaluator were started again.
+    """Counts how often workers and evaluator were started again, in all runs of a directory.
 
-    The counts are of all its runs: each change is written to MODEL_DIR/restarts.json at once, so
-    that a client that is killed forgets none.
+    Each change is written to MODEL_DIR/restarts.json at once, so a killed client loses no count.
     """
 
     def __init__(self, model_dir: Path) -> None:
@@ -143,7 +142,7 @@ class Restarts:
         self._total = dict(self._before)
 
     def count(self, *, workers: int, evaluator: int) -> dict[str, int]:
-        """Takes the counts of this process; returns those of all of them.
+        """Takes the counts of this process; returns those of all runs.
 
         A directory that cannot be written is no error: the next call tries again.
         """
@@ -163,8 +162,8 @@ def complete(
 
     Args:
       result: of the run.
-      before: what summary.json held. Where the run had nothing left to do, what was measured by
-        the run that did it still stands.
+      before: the old content of summary.json. If this run had nothing left to do, the old
+        measurements stay.
       config: the run's, as config.json has it.
     """
     if not result["examples_per_sec"] and before:
@@ -173,7 +172,7 @@ def complete(
 
 
 def versions() -> dict[str, str]:
-    """Of this package and of what its results depend on."""
+    """Gives the versions of this package and of the packages that its results depend on."""
     names = ("embedps", "tensorflow", "tf-keras", "tensorflow-recommenders", "pyarrow", "numpy")
     found = {"python": platform.python_version()}
     for name in names:

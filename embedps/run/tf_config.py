@@ -1,4 +1,4 @@
-"""Reads TF_CONFIG, which names the tasks of a cluster and this process's own."""
+"""Reads TF_CONFIG, which lists the tasks of a cluster and names the task of this process."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from embedps.errors import UsageError
 
 
 def read_tf_config() -> dict[str, Any] | None:
-    """TF_CONFIG as an object; None where it is not set.
+    """Parses TF_CONFIG; gives None if it is not set.
 
     Raises:
-      UsageError: it is not of TensorFlow's form.
+      UsageError: it does not have TensorFlow's form.
     """
     text = os.environ.get("TF_CONFIG", "").strip()
     if not text:

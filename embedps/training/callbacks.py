@@ -1,8 +1,8 @@
-"""What acts on evaluations: early stopping, learning-rate reduction, and your own.
+"""Callbacks act on evaluations: early stopping, learning-rate reduction, and your own.
 
-Which checkpoints stay is a policy's business (checkpoint/retention.py); `KeepBest` is one.
+A keep policy says which checkpoints stay (`KeepBest` of checkpoint/retention.py goes by scores).
 
-A callback has one method, called with each new line of evaluation.jsonl, whoever wrote it:
+A callback has one method. It is called with each new line of evaluation.jsonl:
 
     class StopAtGoal:
         def on_evaluation(self, run: RunControl, entry: Mapping[str, Any]) -> None:
@@ -11,8 +11,8 @@ A callback has one method, called with each new line of evaluation.jsonl, whoeve
 
     Trainer(recommender, dataset, config, callbacks=[StopAtGoal()]).fit()
 
-A run that is resumed gives its callbacks the lines of before first, in order: a callback needs to
-keep nothing but what follows from these.
+On resume, past evaluations are replayed to the callbacks, in order. So a callback stores nothing
+that follows from them.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from embedps.run.summary import EvaluationReader
 
 
 class RunControl:
-    """What a callback can see of a run, and do to it. Of one thread."""
+    """Lets a callback stop a run and scale its learning rates. Used by one thread only."""
 
     def __init__(self) -> None:
         self.rate_factor = 1.0
         self.reason: str | None = None
 
     def stop(self, reason: str) -> None:
-        """Ends the run in good order, after the units in progress; it counts as finished."""
+        """Ends the run after the units in progress; the run counts as finished."""
         self.reason = self.reason or reason
 
     def scale_learning_rates(self, factor: float) -> None:
-        """Multiplies the learning rates, of the tables and of the network, from the next units on.
+        """Multiplies the learning rates of the tables and the network from the next units on.
 
         Raises:
           UsageError: the factor is not above 0.
@@ -53,20 +53,20 @@ class Callback(Protocol):
     """Acts on evaluations."""
 
     def on_evaluation(self, run: RunControl, entry: Mapping[str, Any]) -> None:
-        """Called once with each line of evaluation.jsonl, in the order of their checkpoints.
+        """Takes an evaluation; called once per evaluation, in the order of the checkpoints.
 
         Args:
-          run: what can be done.
+          run: stops the run or scales its learning rates.
           entry: number (the checkpoint's), step, examples, auc, logloss, normalized_entropy,
             calibration (a score is None where it is not defined), secs, lag_secs, time.
         """
 
 
 class Best:
-    """The best score so far, and for how many evaluations it has stood."""
+    """Tracks the best score, and how many evaluations came since."""
 
     def __init__(self, metric: Metric, min_delta: float = 0.0) -> None:
-        """Follows a metric; a change of less than `min_delta` is none."""
+        """Tracks a metric; a score is better if it improves by more than `min_delta`."""
         if metric not in get_args(Metric):
             allowed = ", ".join(get_args(Metric))
             raise UsageError(f"a metric must be one of {allowed} but got {metric!r}")
@@ -78,7 +78,7 @@ class Best:
         self.evaluations_since = 0
 
     def add(self, entry: Mapping[str, Any]) -> bool:
-        """Takes a score; tells whether it is better than every one before."""
+        """Takes a score; returns whether it is the best so far."""
         score = entry.get(self.metric)
         upwards = self.metric == "auc"
         better = score is not None and (
@@ -91,7 +91,7 @@ class Best:
 
 
 class EarlyStopping:
-    """Stops once so many evaluations in a row were no better than the best before them."""
+    """Stops the run after `patience` evaluations in a row without improvement."""
 
     def __init__(self, *, patience: int, metric: Metric = "auc", min_delta: float = 0.0) -> None:
         if patience < 1:
@@ -110,7 +110,7 @@ class EarlyStopping:
 
 
 class ReduceLearningRate:
-    """Scales the learning rates once so many evaluations in a row were no better; then again."""
+    """Scales the learning rates after each `patience` evaluations without improvement."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class ReduceLearningRate:
 
 
 def stock(config: EvaluationConfig) -> list[Callback]:
-    """The callbacks that a run's flags ask for."""
+    """Makes the callbacks that a config asks for."""
     found: list[Callback] = []
     if config.reduce_patience:
         found.append(
@@ -157,7 +157,7 @@ def stock(config: EvaluationConfig) -> list[Callback]:
 
 
 class Callbacks:
-    """Gives the new lines of a run's evaluation.jsonl to its callbacks. Of one thread."""
+    """Gives new lines of a run's evaluation.jsonl to its callbacks. Used by one thread only."""
 
     def __init__(self, model_dir: Path, callbacks: Sequence[Callback]) -> None:
         self.control = RunControl()
@@ -166,7 +166,7 @@ class Callbacks:
         self.last_number = self.last_step = -1
 
     def poll(self) -> list[dict[str, Any]]:
-        """Calls them with what is new; returns that."""
+        """Calls the callbacks with the new lines; returns these."""
         new = []
         for entry in self._reader.new():
             if entry["number"] <= self.last_number:

@@ -1,4 +1,4 @@
-"""When a run saves: beside training by its policies or at a notice, after a failure, at its end."""
+"""Schedules the saves of a run: by its policy, at a notice, after a failure, and at the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TICK_SECS = 0.2
 
 
 class CheckpointSchedule:
-    """Has saves run on a thread of their own, one at a time, and sees how they end."""
+    """Runs saves on a background thread, one at a time, and collects their outcomes."""
 
     def __init__(
         self,
@@ -29,13 +29,13 @@ class CheckpointSchedule:
         *,
         say: Callable[[str], None],
     ) -> None:
-        """Begins none.
+        """Schedules the first save.
 
         Args:
           config: how often, and for how long without.
-          ledger: by whose steps a save may be due; none is where no unit was done since.
-          save: writes a checkpoint; it is told by `final` whether nothing follows, and by
-            `rest_secs` how long in all its writers may rest while training needs the cores.
+          ledger: counts steps and units; no save is due if no unit was done since the last one.
+          save: writes a checkpoint. `final` says that none follows; `rest_secs` is how long in all
+            its writers may rest while training needs the cores.
           say: shows a line.
         """
         self._ledger = ledger
@@ -48,27 +48,27 @@ class CheckpointSchedule:
         self.count_from_now()
 
     def count_from_now(self) -> None:
-        """Has the next save be due so long after this moment."""
+        """Starts the interval to the next save now."""
         self._at_once = False
         self._last = time.monotonic()
         self._saved_units, self._saved_steps = self._ledger.num_done, self._ledger.steps_done()
 
     @property
     def under_way(self) -> bool:
-        """Whether one is being written, or its end was not yet seen by `poll`."""
+        """Whether a save is being written, or `poll` has not yet collected its outcome."""
         return self._under_way is not None
 
     def wait(self, secs: float) -> None:
-        """Waits so long, or until the one under way has ended."""
+        """Waits until the save under way has ended, for `secs` at most."""
         if self._under_way is not None:
             concurrent.futures.wait([self._under_way], timeout=secs)
 
     def hurry(self) -> None:
-        """Has the next save be due at once, and not rest."""
+        """Makes the next save due at once, at full speed."""
         self._at_once = True
 
     def poll(self) -> None:
-        """Sees how the one under way ended, if it has.
+        """Collects the outcome of the save under way, if it has ended.
 
         Raises:
           CheckpointsStalledError: none could be written for too long.
@@ -87,7 +87,7 @@ class CheckpointSchedule:
         self._failing.check()
 
     def begin_if_due(self) -> None:
-        """Begins one where it is time to and none is under way."""
+        """Starts a save if one is due and none is under way."""
         if self._under_way is not None or not self._is_due():
             return
         interval = min(self._max_interval_secs, time.monotonic() - self._last)
@@ -97,10 +97,10 @@ class CheckpointSchedule:
         self._under_way = in_background(lambda: self._save(final=False, rest_secs=rest))
 
     def save_last(self, *, final: bool, stop: threading.Event) -> None:
-        """Saves what was trained, again and again until it is written, unless a signal is waiting.
+        """Saves before training pauses or ends; retries until it works or a signal comes.
 
         Args:
-          final: whether nothing follows.
+          final: no checkpoint follows.
           stop: set by a signal.
 
         Raises:

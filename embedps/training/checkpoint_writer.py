@@ -1,4 +1,4 @@
-"""From tables and network to a checkpoint, and back."""
+"""Writes a run's tables and network as checkpoints, and restores them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import functools
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import tensorflow as tf
@@ -25,10 +24,9 @@ from embedps.errors import (
     CheckpointError,
     DirectoryTakenError,
 )
-from embedps.storage import file_io
-from embedps.storage.object_store import ObjectPath
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.row_files import ShardFile, WriteKind
+from embedps.training.leftover_saves import LeftoverSaves
 from embedps.training.save_failures import in_background
 
 # Of the time from one save to the next, what its writers may rest while training needs the cores.
@@ -40,22 +38,24 @@ _STOP_SECS = 5.0  # for a base that is given up; a disk may hang
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Rebase:
-    """A new base that is being written, after the save before its number."""
+    """A new base that is being written, and the number of its save."""
 
     number: int
     save: concurrent.futures.Future[SaveSet]
 
 
 class CheckpointWriter:
-    """Writes a run's checkpoints: a base first, then deltas, a new base when the policy says so.
+    """Writes a run's checkpoints: first a base, then deltas, and new bases by a policy.
 
-    A new base is written beside the deltas, which go on as ever; once it is there, the next delta's
-    commit begins the chain with it. It holds each row as of some moment while it was written, so
-    the deltas from before its beginning on follow it, and readers of the chain before go on by
-    them. Not thread-safe: one save at a time.
+    A new base is written in the background while deltas go on. When it is complete, the commit of
+    the next delta starts the chain with it. The base holds each row as of some moment during its
+    writing. So the chain keeps the deltas since the base began, and readers of the old chain go on
+    by these deltas.
 
-    What changed is committed first. A base that fails, or for which there is no room beside it, is
-    removed; the run goes on by deltas and tries again some saves later.
+    The deltas come first: if a new base fails or does not fit on the disk, its files are removed,
+    the deltas go on, and a new base is tried some saves later.
+
+    Not thread-safe: only one save at a time.
     """
 
     def __init__(
@@ -69,15 +69,15 @@ class CheckpointWriter:
         keep: Sequence[KeepPolicy] = DEFAULT_KEEP,
         encoding: Encoding = FLOAT32,
     ) -> None:
-        """Writes to a directory that is this run's alone, but for compactions.
+        """Prepares to write to a directory that no other run writes to; compactions may.
 
         Args:
-          directory: where; on a cluster, of a file system that the parameter servers see.
+          directory: of the checkpoints; on a cluster, the parameter servers must see it.
           collection: the tables.
-          variables: of the network and its optimizer, in an order that a rerun has too.
-          model: what a manifest says of it besides its tables (`signature`).
+          variables: of the network and its optimizer; a rerun must give the same order.
+          model: the model's signature, which the manifests store.
           rebase: when a new base is written; `Consecutive()` if not given.
-          keep: what stays of the older checkpoints, besides what someone leases.
+          keep: which older checkpoints stay, besides those under a lease.
           encoding: of the rows' floats in the files.
         """
         self._directory = directory
@@ -99,26 +99,26 @@ class CheckpointWriter:
         # The manifest whose commit failed last, and what is to be done if it is in place.
         self._tried: tuple[Manifest, Callable[[], None]] | None = None
         self._highest = -1  # number that a save here had, committed or not
-        self._failed: set[str] = set()  # directories that failed saves may have left
+        self._leftovers = LeftoverSaves(directory)
         self._failed_bases = 0  # in a row
         self._saves_before_base = 0  # after one that failed
         self._news: list[str] = []
         self.counts = {
             kind: {"count": 0, "bytes": 0, "rows": 0, "secs": 0.0} for kind in ("base", "delta")
         }
-        self._remove_leftovers()
+        self._leftovers.remove_uncommitted()
 
     @property
     def last(self) -> Manifest | None:
-        """The manifest that this run committed or restored last."""
+        """The last manifest that this run committed or restored."""
         return self._last
 
     def restore(self, manifest: Manifest) -> None:
-        """Takes up a checkpoint, of any number of shards.
+        """Restores a checkpoint that any number of shards wrote.
 
         Raises:
           DimMismatchError: it is of other tables or another network.
-          CorruptCheckpointError: a file is absent or not what was written.
+          CorruptCheckpointError: a file is missing or differs from its checksum.
         """
         check_tables(manifest, self._collection)
         self._directory.check_present(manifest)
@@ -146,20 +146,20 @@ class CheckpointWriter:
 
         Args:
           step: training steps done.
-          ledger: its state, read before this call: a unit it lists as done is in the tables.
-          partially_applied: called once the tables are cut; it returns what the ledger then says of
-            units that may be partially applied. A rerun visits and counts these again.
+          ledger: its state, read before this call: the tables have every unit it lists as done.
+          partially_applied: called once the tables are cut; it returns the ledger's state of units
+            that may be partially applied. A rerun visits and counts these again.
           progress: the run's counters.
-          final: nothing follows.
-          rest_secs: so long, in all, the shards' writers rest at most while training needs the
-            cores (`RowFiles.write`); 0 is as fast as they can.
+          final: no checkpoint follows.
+          rest_secs: how long in all the shards' writers may rest while training needs the cores
+            (`RowFiles.write`); 0 writes at full speed.
 
         Raises:
-          CheckpointError: what changed could not be written; what was committed before still
-            stands, nothing of this save stays, and the next one holds what this would have.
+          CheckpointError: the changes could not be written. Earlier commits stay, the files of
+            this save are removed, and the next save has its changes.
           DirectoryTakenError: another run commits here.
         """
-        self._remove_failed()
+        self._leftovers.remove()
         attempt = functools.partial(
             self._attempt,
             step=step,
@@ -189,16 +189,16 @@ class CheckpointWriter:
         return manifest
 
     def news(self) -> list[str]:
-        """Gives the lines to show a user since the last call: why a new base failed."""
+        """Gives the lines to show since the last call: why a new base failed."""
         news, self._news = self._news, []
         return news
 
     def close(self) -> None:
-        """Gives up a base that is being written; what was committed stands."""
+        """Stops the writing of a new base; what was committed stays."""
         self._give_up_base()
 
     def _rebase_last(self, attempt: Callable[[SaveSet], Manifest]) -> Manifest | None:
-        """Commits the new base of a run whose last save is committed; None where that fails."""
+        """Commits the new base after the run's last save; gives None if that fails."""
         if self._new_base is not None:
             concurrent.futures.wait([self._new_base.save])
         base = self._take_base()
@@ -213,7 +213,7 @@ class CheckpointWriter:
             return None
 
     def _attempt(self, base: SaveSet | None, **what: Any) -> Manifest:
-        """Writes and commits a save, or leaves nothing of it, nor of the new base."""
+        """Writes and commits a save; if it fails, removes its files and the new base's."""
         number = self._next_number()
         self._highest = number
         written = [f"{kind}-{number}" for kind in ("base", "delta", "dense")]
@@ -223,10 +223,10 @@ class CheckpointWriter:
             self._before = self._cuts, self._since
             return self._save(number, base, **what)
         except OSError as error:
-            self._discard(*written)
+            self._leftovers.discard(*written)
             raise CheckpointError(f"cannot write in {self._directory.path}: {error}") from error
         except BaseException:
-            self._discard(*written)
+            self._leftovers.discard(*written)
             raise
 
     def _save(
@@ -280,7 +280,7 @@ class CheckpointWriter:
         base: SaveSet | None,
         cuts: dict[tuple[str, int], int],
     ) -> None:
-        """Goes on from a manifest that is committed."""
+        """Makes a committed manifest the one to go on from."""
         self._last = manifest
         if base is not None:
             self._failed_bases = self._saves_before_base = 0
@@ -291,7 +291,7 @@ class CheckpointWriter:
             self._cuts, self._since = cuts, save.number
 
     def _take_tried(self) -> None:
-        """Goes on from a manifest whose commit failed once it was in place."""
+        """Goes on from a manifest that was in place although its commit failed."""
         if self._tried is not None:
             manifest, take = self._tried
             if self._directory.latest() == manifest:
@@ -306,7 +306,7 @@ class CheckpointWriter:
         counts["secs"] = round(counts["secs"] + secs, 3)
 
     def _next_number(self) -> int:
-        """A number that no save here had: a writer of one that failed may still be at work."""
+        """Gives a number that no save had: the writer of a failed one may still be at work."""
         return max(self._directory.next_number(), self._highest + 1)
 
     def _is_base_due(self) -> bool:
@@ -333,9 +333,9 @@ class CheckpointWriter:
         self._new_base = _Rebase(number=number, save=in_background(write))
 
     def _take_base(self) -> SaveSet | None:
-        """The new base, once it is written: what is cut from now on brings it up to date.
+        """Gives the new base once it is written: the deltas from now on bring it up to date.
 
-        One that could not be written is removed, and the deltas go on without it.
+        A base that could not be written is removed, and the deltas go on without it.
         """
         base = self._new_base
         if base is None or not base.save.done():
@@ -348,13 +348,13 @@ class CheckpointWriter:
         except tf.errors.OpError:
             pass  # its shard is gone, as the next delta finds out
         except BaseException:
-            self._discard(f"base-{base.number}")
+            self._leftovers.discard(f"base-{base.number}")
             raise
-        self._discard(f"base-{base.number}")
+        self._leftovers.discard(f"base-{base.number}")
         return None
 
     def _base_failed(self, error: CheckpointError) -> None:
-        """Has the next one be tried later each time: it costs as much as one that is written."""
+        """Delays the next try, longer each time: a failed base costs as much as a good one."""
         self._failed_bases += 1
         self._saves_before_base = min(_MAX_SAVES_BEFORE_BASE, 2**self._failed_bases)
         self._news.append(f"the new base is given up, and the deltas go on without it: {error}")
@@ -365,49 +365,12 @@ class CheckpointWriter:
             return
         in_background(self._collection.stop_copies)  # which a server that hangs does not answer
         if concurrent.futures.wait([base.save], timeout=_STOP_SECS).not_done:
-            self._failed.add(f"base-{base.number}")  # the next save removes it
+            self._leftovers.add(f"base-{base.number}")  # the next save removes it
         else:
-            self._discard(f"base-{base.number}")
-
-    def _discard(self, *names: str) -> None:
-        """Removes what a save that failed has written: tries again must not fill a full disk."""
-        self._failed.update(names)
-        self._remove_failed()
-
-    def _remove_failed(self) -> None:
-        """Removes what failed saves left, now or with a later save; but what a manifest names."""
-        if not self._failed:
-            return
-        with suppress(OSError, CheckpointError):
-            lowest = min(int(name.rpartition("-")[2]) for name in self._failed)
-            manifests = (self._directory.read(n) for n in self._directory.numbers() if n >= lowest)
-            needed = {file.directory for manifest in manifests for file in manifest.files}
-            for name in sorted(self._failed):
-                path = self._directory.path / name
-                if name not in needed and path.is_dir():
-                    file_io.remove_directory(path)
-                self._failed.discard(name)
-
-    def _remove_leftovers(self) -> None:
-        """Removes what a killed run wrote and did not commit, for which there may be no room.
-
-        Its dense files stay until the next commit: they tell how far it came.
-        """
-        if isinstance(self._directory.path, ObjectPath):  # no lock says that no other run is there
-            return
-        with suppress(OSError, CheckpointError):
-            newest = self._directory.latest()
-            committed = -1 if newest is None else newest.save_number
-            self._discard(
-                *(
-                    path.name
-                    for number, path in self._directory.save_directories()
-                    if number > committed and not path.name.startswith("dense-")
-                )
-            )
+            self._leftovers.discard(f"base-{base.number}")
 
     def _chain(self) -> tuple[SaveSet, ...]:
-        """The chain to go on with: the last commit's, or what a compaction made of it meanwhile.
+        """Gives the chain of the last commit, or what a compaction made of it meanwhile.
 
         Raises:
           DirectoryTakenError: another run commits here.
@@ -468,6 +431,6 @@ class CheckpointWriter:
 
 
 def _was_continued(directory: CheckpointDirectory, manifest: Manifest) -> bool:
-    """Whether a later save than the manifest's may have been committed, and read, before."""
+    """Whether an earlier run may have committed a later save, which someone may have read."""
     later = (n for n, _ in directory.save_directories() if n > manifest.save_number)
     return any(directory.dense_path(number).exists() for number in later)

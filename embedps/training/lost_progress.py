@@ -1,4 +1,4 @@
-"""Says what a lost cluster cost a run, which the process that goes on from it is told."""
+"""The progress that a run lost with its cluster, for the process that resumes it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LostProgress:
-    """A loss that a run goes on from.
+    """The progress that a run lost.
 
     Attributes:
       why: what was lost.
       noticed_at: seconds since 1970.
-      checkpoint: the number of the one that is restored; None where there is none.
-      units: done since that checkpoint, to be done again; so with steps and examples.
-      fruitless: losses in a row, this one among them, that found the same checkpoint.
-      earlier: the records of the recoveries before.
+      checkpoint: number of the checkpoint that is restored; None where there is none.
+      units: units done since that checkpoint, which are done again.
+      steps: steps done since then.
+      examples: examples visited since then.
+      fruitless: losses in a row, this one included, without a new checkpoint.
+      earlier: records of the recoveries before.
     """
 
     why: str
@@ -29,12 +31,12 @@ class LostProgress:
     earlier: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def record(self, secs: float | None) -> dict[str, Any]:
-        """For summary.json: secs are to the end of the first unit, if it came to one."""
+        """Makes the record for summary.json; `secs` is the time to the end of the first unit."""
         fields = ("why", "noticed_at", "checkpoint", "units", "steps", "examples")
         return {**{name: getattr(self, name) for name in fields}, "secs": secs}
 
     def describe(self) -> str:
-        """In one line."""
+        """Describes the loss in one line."""
         where = "the beginning" if self.checkpoint is None else f"checkpoint {self.checkpoint}"
         return (
             f"{self.why}: going on from {where}; {self.units} units done since ({self.steps} "

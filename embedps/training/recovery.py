@@ -1,9 +1,9 @@
-"""What a client does when its cluster is lost.
+"""Recovers a client whose cluster is lost.
 
-TensorFlow's client cannot go on without a parameter server that it had: it must be started again.
-In a local cluster this process replaces itself by the same command, which starts the servers anew
-and restores the last checkpoint; what is to be known of the loss goes along in the environment. In
-a cluster of TF_CONFIG it ends with a code that tells an orchestrator to start it again.
+TensorFlow's client cannot go on after the loss of a parameter server: it must be started again.
+With a local cluster, this process replaces itself by the same command, which starts new servers and
+restores the last checkpoint. An environment variable carries the lost progress. On a cluster of
+TF_CONFIG, the process ends with a code that tells an orchestrator to start it again.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _MAX_FRUITLESS = 3
 
 
 def take_loss() -> LostProgress | None:
-    """The loss that this process goes on from, if there is one; asked once."""
+    """Reads what an earlier process lost, if this one recovers from that; works once."""
     text = os.environ.pop(_VARIABLE, None)
     return None if text is None else LostProgress(**json.loads(text))
 
 
 class Recovery:
-    """Ends this process, or begins it anew, once any of its threads finds the cluster lost."""
+    """Ends or restarts this process when any of its threads finds the cluster lost."""
 
     def __init__(self, before: LostProgress | None, *, again: bool) -> None:
         """Prepares for a loss.
 
         Args:
-          before: the loss that this process goes on from.
-          again: begin anew, rather than end.
+          before: the progress that was lost before this process began.
+          again: restart the process, rather than end it.
         """
         self._before = before
         self._again = again
@@ -50,11 +50,11 @@ class Recovery:
         self._trainer: Trainer | None = None
 
     def follow(self, trainer: Trainer) -> None:
-        """Knows from then on what would be lost, and what processes are to be ended."""
+        """Takes the trainer: it knows what would be lost, and which processes to end."""
         self._trainer = trainer
 
     def begin(self, error: ClusterError) -> NoReturn:
-        """Goes on from the last checkpoint, or ends."""
+        """Restarts from the last checkpoint, or ends the process."""
         self._once.acquire()  # for good: whoever comes second waits for this process's end
         if not isinstance(error, ServerLostError):
             end_process(str(error), error.exit_code)

@@ -1,4 +1,4 @@
-"""When checkpoints cannot be written: training goes on, says so, and stops after a stated time."""
+"""Failing saves: training goes on, says so, and stops after a time limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REPEAT_SECS = 60.0
 
 
 def in_background(function: Callable[[], _T]) -> concurrent.futures.Future[_T]:
-    """Runs a function on a thread that the process's end does not wait for: a disk may hang."""
+    """Runs a function on a daemon thread: a disk may hang, and the process must still end."""
     future: concurrent.futures.Future[_T] = concurrent.futures.Future()
 
     def run() -> None:
@@ -33,15 +33,15 @@ def in_background(function: Callable[[], _T]) -> concurrent.futures.Future[_T]:
 
 
 class CheckpointsStalledError(CheckpointError):
-    """No checkpoint could be written for the longest time that is allowed."""
+    """No checkpoint could be written within the time limit."""
 
     exit_code = EXIT_CODE
 
 
 class SaveFailures:
-    """Since when saves fail or hang, what is said of it, and when it is too long.
+    """Tracks how long saves have failed or hung, and says so.
 
-    The time counts from the beginning of the first save that was not committed.
+    The time counts from the start of the first save that was not committed.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class SaveFailures:
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Waits for the first save.
+        """Starts without a failure.
 
         Args:
-          max_secs: without a checkpoint, once one was due.
+          max_secs: the time limit, from the start of the first save that was not committed.
           say: shows a line.
           clock: in seconds.
         """
@@ -67,23 +67,23 @@ class SaveFailures:
         self._problem = ""
 
     def began(self) -> None:
-        """A save begins."""
+        """Notes that a save begins."""
         if self.since is None:
             self.since = self._clock()
             self._since_text = time.strftime("%H:%M:%S")
 
     def committed(self) -> None:
-        """The save was committed."""
+        """Notes that the save was committed."""
         if self._told is not None and self.since is not None:
             self._say(f"checkpoints are written again, after {self._clock() - self.since:.0f} s")
         self.since = self._told = None
         self._problem = ""
 
     def failed(self, error: CheckpointError) -> None:
-        """The save failed.
+        """Notes that the save failed.
 
         Raises:
-          DirectoryTakenError: it is that error: no later save can succeed.
+          DirectoryTakenError: the error is one: no later save can succeed.
           CheckpointsStalledError: saves have failed for too long.
         """
         if isinstance(error, DirectoryTakenError):
@@ -97,7 +97,7 @@ class SaveFailures:
         return min(_REPEAT_SECS, self._max_secs / 10)
 
     def check(self) -> None:
-        """Says how it stands, once a minute.
+        """Says once a minute that saves are failing.
 
         Raises:
           CheckpointsStalledError: it has lasted too long.

@@ -1,4 +1,4 @@
-"""What a user sees of training while it goes on: the progress line's text, TensorBoard's points."""
+"""Training metrics while a run goes on: the text of the progress line, and TensorBoard points."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from embedps.storage.object_store import local_dir
 
 
 class TrainingLog:
-    """Adds up what units report, from any thread."""
+    """Adds up the counts of units; any thread may add."""
 
     def __init__(self, model_dir: Path) -> None:
         self._folder = str(local_dir(model_dir) / "tensorboard")
@@ -27,31 +27,31 @@ class TrainingLog:
         self._shown_at, self._shown_examples = time.monotonic(), 0
 
     def add(self, counts: Counts, *, rows: int) -> None:
-        """Takes a unit's counts."""
+        """Adds the counts of a unit."""
         with self._lock:
             self._recent.add(counts)
             self._all.add(counts)
             self._examples += rows
 
     def result(self) -> tuple[int, Metrics]:
-        """Gives the examples of this run and their metrics, of one moment."""
+        """Gives the number of examples of this run and their metrics, as of one moment."""
         with self._lock:
             return self._examples, self._all.result()
 
     def count_from_now(self) -> None:
-        """Begins the time that the next rate is of."""
+        """Starts the interval that the next rate covers."""
         self._shown_at, self._shown_examples = time.monotonic(), self.result()[0]
 
     def show(self, *, step: int, rows: int, last: Manifest | None) -> str | None:
-        """Writes TensorBoard's points of what came since the last call.
+        """Writes TensorBoard points for the units since the last call.
 
         Args:
-          step: number of the last one.
-          rows: of the tables.
+          step: number of the last step.
+          rows: rows of the tables.
           last: the newest checkpoint.
 
         Returns:
-          The text of the progress line; None where no unit ended since.
+          The text of the progress line; None if no unit ended since the last call.
         """
         with self._lock:
             recent, self._recent = self._recent.result(), Accumulator()
@@ -72,7 +72,7 @@ class TrainingLog:
         return text
 
     def _write(self, recent: Metrics, rate: float, step: int) -> None:
-        # A full disk ends no run by this: the checkpoints say so.
+        # A full disk does not end the run here: failing checkpoints report it.
         with suppress(tf.errors.OpError), tf.device("/device:CPU:0"):
             writer = self._writer = self._writer or tf.summary.create_file_writer(self._folder)
             with writer.as_default(step=step):

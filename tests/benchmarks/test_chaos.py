@@ -22,7 +22,7 @@ def test_rows_are_visited_and_the_auc_stays_while_processes_are_killed(tmp_path)
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=280,
+        timeout=560,
     )
     assert done.returncode == 0, done.stdout
     found = json.loads(output.read_text())

@@ -131,7 +131,7 @@ def test_every_state_after_90_kills_of_a_saver_is_a_committed_one(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=560,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])

@@ -114,7 +114,7 @@ def test_position_is_text_and_goes_on_after_it(tmp_path):
     cache.catch_up(run.directory)
     assert cache.batches - before == 2
     for text in ("", "{}", "[1]", '{"history": "x", "number": "y"}'):
-        with pytest.raises(CheckpointError, match=r"a position must be what Position.to_json gave"):
+        with pytest.raises(CheckpointError, match=r"a text that Position.to_json wrote"):
             Position.from_json(text)
 
 

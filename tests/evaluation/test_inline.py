@@ -148,7 +148,7 @@ def test_scoring_that_is_stopped_leaves_no_line(tmp_path, dataset):
 
 
 def test_options_of_evaluation_must_fit_together(tmp_path, dataset):
-    with pytest.raises(UsageError, match="eval_units is of --eval inline"):
+    with pytest.raises(UsageError, match="eval_units needs --eval inline"):
         make_config(dataset, tmp_path, eval="sidecar", eval_units=2)
     with pytest.raises(UsageError, match="need --eval sidecar or inline"):
         make_config(dataset, tmp_path, eval="none", stop_patience=2)

@@ -73,7 +73,7 @@ class Program:
             self._ended = True
             self._more.notify_all()
 
-    def wait_for(self, text: str, secs: float = 100) -> str:
+    def wait_for(self, text: str, secs: float = 200) -> str:
         """The next line that has a text, after those that were waited for before."""
         with self._more:
             found: list[int] = []
@@ -234,7 +234,7 @@ def test_unit_of_a_worker_that_is_slow_at_the_end_is_applied_once(tmp_path, data
 def wait_until_joined(run: Program, model_dir: Path, name: str, times: int) -> None:
     """Waits until so many processes of a run's server have had a client."""
     log = model_dir / "logs" / f"{name}.log"
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 180
     while log.read_text().count("has a client") < times:
         assert run.process.poll() is None, f"ended before {name} joined:\n{run.output}"
         assert time.monotonic() < deadline, f"{log.read_text()}\n{run.output}"

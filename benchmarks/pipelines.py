@@ -8,7 +8,6 @@ runner) on a tenth of the input and on all of it.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import report
+from embedps.console import command_line
 from pipelines.criteo_format import FIELDS, IDS, INTEGERS
 
 _WORKERS = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
@@ -217,7 +217,7 @@ def main(argv: Sequence[str]) -> None:
         run = run_pyarrow if argv[0] == "pyarrow" else run_row_dicts
         run(argv[1:-1], argv[-1])
         return
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.pipelines", description=__doc__)
+    parser = command_line.Parser(prog="python -m benchmarks.pipelines", description=__doc__)
     parser.add_argument("--rows", type=int, default=4_000_000)
     parser.add_argument("--row-dict-rows", type=int, default=100_000)
     parser.add_argument("--repeats", type=int, default=3)
@@ -239,4 +239,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(command_line.run(main, sys.argv[1:]))

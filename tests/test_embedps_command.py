@@ -112,11 +112,18 @@ def test_script_finds_a_users_model_in_the_working_directory(script, tmp_path):
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_script_starts_a_local_cluster_and_starts_itself_again_after_a_loss(script, tmp_path):
-    """Its servers and its evaluator start too, though no `-m` is on its command line."""
+    """Its servers start too, though no `-m` is on its command line."""
     dataset = write_dataset(tmp_path / "set")
     model_dir = tmp_path / "m"
     where = [f"--data={dataset.directory}", f"--model-dir={model_dir}"]
-    more = ["--num-ps=1", "--epochs=40", "--delta-secs=0.5", "--log-secs=0.1", *SMALL]
+    more = [
+        "--num-ps=1",
+        "--eval=none",
+        "--epochs=40",
+        "--delta-secs=0.5",
+        "--log-secs=0.1",
+        *SMALL,
+    ]
     process = subprocess.Popen(
         ["bin/embedps", "train", *where, *more],
         cwd=tmp_path,  # the script's path is relative, and must still lead to it

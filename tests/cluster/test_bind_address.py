@@ -105,10 +105,10 @@ def test_own_listening_sockets_are_seen():
 CLIENT = """
 import json, sys
 from pathlib import Path
-from embedps.cluster import bind_address, local_cluster
-log_dir = Path(sys.argv[1])
-cluster, processes = local_cluster.start(num_ps=1, num_workers=1, num_shards=0, log_dir=log_dir)
-pids = [processes.pid(job, 0) for job in ("ps", "worker")]
+from embedps.cluster import bind_address
+from embedps.cluster.local_cluster import LocalCluster
+cluster = LocalCluster(num_ps=1, num_workers=1, log_dir=Path(sys.argv[1]))
+pids = [cluster.processes.pid(job, 0) for job in ("ps", "worker")]
 listening = bind_address.listening_addresses()
 print("found", json.dumps({"pids": pids, "client": listening}), flush=True)
 sys.stdin.readline()

@@ -312,7 +312,7 @@ def test_chief_of_a_cluster_without_servers_is_refused(tmp_path, monkeypatch, da
     monkeypatch.setenv("TF_CONFIG", json.dumps(chief))
     code, line = fails(train_command.main, *train_flags(dataset.directory, tmp_path / "m"))
     assert code == 2
-    assert "a cluster must have a ps and a worker at least" in line
+    assert "a cluster must have at least a ps and a worker" in line
     local = train_flags(dataset.directory, tmp_path / "m", "--num-ps=1")
     code, line = fails(train_command.main, *local)
     assert code == 2

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from embedps.cluster.coordinator import CoordinatorCluster
 from embedps.cluster.local_processes import LocalProcesses
+from embedps.console import tf_logging
 from embedps.console.shutdown import deadline
 from embedps.errors import ClusterError
 from embedps.run.cluster_config import ClusterConfig
@@ -117,7 +118,12 @@ class LocalCluster(CoordinatorCluster):
             on_lost(lost)
 
     def close(self) -> None:
-        """Ends the processes."""
+        """Ends the processes.
+
+        From then on, this process drops what TensorFlow's C++ threads print: they would complain
+        about the servers that are gone, until this process ends.
+        """
+        tf_logging.silence_native_stderr()
         super().close()
         self._remove_logs()
 

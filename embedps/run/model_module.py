@@ -33,8 +33,8 @@ def find_model(name: str) -> ModuleType:
         getattr(module, "make", None)
     ):
         raise UsageError(
-            f"--model {name}: {module.__name__} ({module.__file__}) must have a dataclass Config "
-            "and make(config, dataset)"
+            f"--model {name}: {module.__name__} must have a dataclass Config and "
+            f"make(config, dataset), but {module.__file__} does not"
         )
     return module
 

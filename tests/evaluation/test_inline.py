@@ -159,13 +159,13 @@ import json, os, signal, sys, threading
 from pathlib import Path
 import embedps
 import tensorflow as tf
-from embedps.cluster import local_processes
+from embedps.cluster.local_cluster import LocalCluster
 from embedps.data.dataset import Dataset
 from tests.builders import make_trainer
 from tests.evaluation.test_inline import digest
 
 data, model_dir = map(Path, sys.argv[1:3])
-cluster, processes = local.start(num_ps=2, num_workers=2, num_shards=0, log_dir=model_dir / "logs")
+cluster = LocalCluster(num_ps=2, num_workers=2, log_dir=model_dir / "logs")
 dataset = Dataset.open(data)
 trainer = make_trainer(dataset, model_dir, cluster=cluster, eval="inline")
 inline = trainer._loop.scoring.inline
@@ -175,7 +175,7 @@ fetch = cluster.fetch
 
 def killing(result):
     if not killed:
-        killed.append(processes.pid("worker", 0))
+        killed.append(cluster.processes.pid("worker", 0))
         os.kill(killed[0], signal.SIGKILL)
     return fetch(result)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from embedps.data.dataset import Dataset
+from embedps.engine.recommender import Recommender
 from embedps.errors import CheckpointError, UsageError
 from embedps.run.config import TrainConfig
 from embedps.run.tf_config import read_tf_config
@@ -44,6 +45,32 @@ def check_dataset(dataset: Dataset, config: TrainConfig) -> None:
             f"{dataset.directory} has no rows in split 'eval', so --eval {mode} has nothing "
             "to score: use --eval none, or make the dataset with --eval-fraction above 0"
         )
+
+
+def check_columns(recommender: Recommender, dataset: Dataset) -> None:
+    """Refuses a recommender that names columns which the dataset lacks.
+
+    Raises:
+      UsageError: its label, a numeric column or a feature is not a column of the dataset.
+    """
+    numerics = [column.name for column in dataset.numeric]
+    categoricals = [column.name for column in dataset.categorical]
+    columns = {dataset.label, *numerics, *categoricals}
+    if recommender.label not in columns:
+        raise UsageError(
+            f"the recommender's label is column {recommender.label!r}, but the label of "
+            f"{dataset.directory} is {dataset.label!r}: pass label=dataset.label"
+        )
+    features = [feature.name for feature in recommender.features]
+    for kind, asked, names in (
+        ("numeric", recommender.numerics, numerics),
+        ("categorical", features, categoricals),
+    ):
+        if absent := [name for name in asked if name not in columns]:
+            raise UsageError(
+                f"{dataset.directory} has no column {absent[0]!r}, which the recommender reads: "
+                f"its {kind} columns are {', '.join(names) or 'none'}"
+            )
 
 
 def chief_task(config: TrainConfig) -> dict[str, Any] | None:

@@ -22,7 +22,7 @@ from embedps.errors import ClusterError, UsageError
 from embedps.evaluation.inline import InlineEvaluation
 from embedps.run.config import DEFAULT_MODEL, TrainConfig
 from embedps.run.model_module import find_model
-from embedps.run.preparation import check_dataset, open_dataset, prepare_directory
+from embedps.run.preparation import check_columns, check_dataset, open_dataset, prepare_directory
 from embedps.run.run_config import RunConfig, run_of
 from embedps.run.run_lock import RunLock
 from embedps.run.summary import SUMMARY_NAME, complete, read_evaluations, read_json, write_json
@@ -115,6 +115,7 @@ class Trainer:
           ClusterError: a server did not start, or was lost.
         """
         check_dataset(dataset, config)
+        check_columns(recommender, dataset)
         self._run = run_of(recommender, config)
         self._run_lock = RunLock(prepare_directory(config))
         self._config = config

@@ -6,6 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.errors import CheckpointError, UsageError
@@ -48,14 +51,18 @@ def check_dataset(dataset: Dataset, config: TrainConfig) -> None:
 
 
 def check_columns(recommender: Recommender, dataset: Dataset) -> None:
-    """Refuses a recommender that names columns which the dataset lacks.
+    """Refuses a recommender that names columns which the dataset and its first file lack.
 
     Raises:
       UsageError: its label, a numeric column or a feature is not a column of the dataset.
     """
     numerics = [column.name for column in dataset.numeric]
     categoricals = [column.name for column in dataset.categorical]
-    columns = {dataset.label, *numerics, *categoricals}
+    try:
+        file = dataset.directory / dataset.split("train").files[0].path
+        columns = {dataset.label, *numerics, *categoricals, *pq.read_schema(file).names}
+    except (OSError, IndexError, pa.ArrowException):
+        return  # the reader reports a file that it cannot read, with its place
     if recommender.label not in columns:
         raise UsageError(
             f"the recommender's label is column {recommender.label!r}, but the label of "

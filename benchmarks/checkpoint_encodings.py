@@ -28,9 +28,9 @@ ENCODINGS: dict[str, Encoding | None] = {
     "never restored": None,
     "float32": Encoding(),
     "int8": Encoding(rows="int8"),
-    "int8, bfloat16 slots": Encoding(rows="int8", slots="bfloat16"),
+    "int8, bfloat16 slots": Encoding(rows="int8", optimizer_slots="bfloat16"),
     "int4": Encoding(rows="int4"),
-    "int4, bfloat16 slots": Encoding(rows="int4", slots="bfloat16"),
+    "int4, bfloat16 slots": Encoding(rows="int4", optimizer_slots="bfloat16"),
 }
 _EFFECT = 0.45  # standard deviation of an id's effect on the log odds
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from embedps import constants, kernels
-from embedps.checkpoint.format.quantize import RowEncoding, SlotEncoding
+from embedps.checkpoint.format.quantize import OptimizerSlotEncoding, RowEncoding
 from embedps.tables import Initializer, optimizers, specs
 from pipelines.splitmix import mix, unmix
 from tests.kernels import twins
@@ -35,7 +35,7 @@ def test_values_of_the_checkpoint_format_do_not_change():
 
 def test_python_types_name_what_the_kernels_name():
     assert get_args(RowEncoding) == constants.EMBEDDING_ENCODINGS
-    assert get_args(SlotEncoding) == constants.OPTIMIZER_SLOT_ENCODINGS
+    assert get_args(OptimizerSlotEncoding) == constants.OPTIMIZER_SLOT_ENCODINGS
     assert get_args(specs.Combiner) == constants.COMBINERS
     assert tuple(optimizers.BY_KIND) == constants.OPTIMIZER_KINDS
     kinds: tuple[Any, ...] = constants.INITIALIZER_KINDS

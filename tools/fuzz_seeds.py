@@ -79,11 +79,11 @@ def _row_files() -> None:
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
     for encoding in (
         Encoding(rows="int8"),
-        Encoding(rows="int4", slots="bfloat16"),
-        Encoding(slots="bfloat16"),
+        Encoding(rows="int4", optimizer_slots="bfloat16"),
+        Encoding(optimizer_slots="bfloat16"),
     ):
         encoded = encode(pa.table(batch), encoding)
-        path = _folder("row_file") / f"{encoding.rows}_{encoding.slots}.arrow"
+        path = _folder("row_file") / f"{encoding.rows}_{encoding.optimizer_slots}.arrow"
         with pa.ipc.new_file(path, encoded.schema) as out:
             out.write_table(encoded)
     for name, compression, batches in (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from embedps.checkpoint.format.quantize import Encoding, RowEncoding, SlotEncoding
+from embedps.checkpoint.format.quantize import Encoding, OptimizerSlotEncoding, RowEncoding
 from embedps.checkpoint.policies import REBASE_KINDS, RebasePolicy, SavePolicy, make_rebase
 from embedps.config_fields import MAX_COUNT, MAX_SECS, check, option
 
@@ -46,7 +46,7 @@ class CheckpointConfig:
         "its row's scale",
         flag="checkpoint_rows",
     )
-    slots: SlotEncoding = option(
+    optimizer_slots: OptimizerSlotEncoding = option(
         "float32", "encoding of optimizer slots in checkpoints", flag="checkpoint_slots"
     )
     keep_chains: int = option(
@@ -90,4 +90,4 @@ class CheckpointConfig:
 
     def encoding(self) -> Encoding:
         """Gives the encoding of rows in checkpoints."""
-        return Encoding(rows=self.rows, slots=self.slots)
+        return Encoding(rows=self.rows, optimizer_slots=self.optimizer_slots)

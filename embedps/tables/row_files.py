@@ -209,7 +209,7 @@ class RowFiles:
                                 max_pause_secs,
                                 kind=kind,
                                 embedding_encoding=encoding.rows,
-                                optimizer_slot_encoding=encoding.slots,
+                                optimizer_slot_encoding=encoding.optimizer_slots,
                             )
                         )
                 infos.append(group_infos)

@@ -106,7 +106,7 @@ def write(
 def main(path: Path) -> None:
     """Writes the chain in each encoding."""
     write(path / "float32", TABLES, 2, 5, Encoding())
-    write(path / "int8", QUANTIZED, 1, 3, Encoding(rows="int8", slots="bfloat16"))
+    write(path / "int8", QUANTIZED, 1, 3, Encoding(rows="int8", optimizer_slots="bfloat16"))
     write(path / "int4", QUANTIZED, 1, 3, Encoding(rows="int4"))
 
 

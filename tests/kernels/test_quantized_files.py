@@ -31,15 +31,15 @@ from tests.tables.builders import (
 ENCODINGS = [
     Encoding(rows="int8"),
     Encoding(rows="int4"),
-    Encoding(slots="bfloat16"),
-    Encoding(rows="int8", slots="bfloat16"),
-    Encoding(rows="int4", slots="bfloat16"),
+    Encoding(optimizer_slots="bfloat16"),
+    Encoding(rows="int8", optimizer_slots="bfloat16"),
+    Encoding(rows="int4", optimizer_slots="bfloat16"),
 ]
 GROUP = "dim{}-adagrad"
 
 
 def name_of(encoding):
-    return f"{encoding.rows}-{encoding.slots}"
+    return f"{encoding.rows}-{encoding.optimizer_slots}"
 
 
 def collection_of(dim, num_shards=1):
@@ -161,8 +161,8 @@ def test_bytes_of_dim_16_shrink_as_stated(tmp_path):
     expected = {
         FLOAT32: 64 + 64,
         Encoding(rows="int8"): 24 + 64,
-        Encoding(rows="int8", slots="bfloat16"): 24 + 32,
-        Encoding(rows="int4", slots="bfloat16"): 16 + 32,
+        Encoding(rows="int8", optimizer_slots="bfloat16"): 24 + 32,
+        Encoding(rows="int4", optimizer_slots="bfloat16"): 16 + 32,
     }
     for encoding, floats in expected.items():
         (file,) = live.files.write(

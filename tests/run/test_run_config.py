@@ -33,7 +33,11 @@ def test_stored_config_of_before_the_groups_is_read(tmp_path):
         optimizer=OptimizerConfig(sparse_learning_rate=0.1, dense_optimizer="adagrad"),
         cluster=ClusterConfig(num_ps=2, num_workers=3, num_shards=4, overlap=True),
         checkpoint=CheckpointConfig(
-            delta_steps=7, rebase="intermittent", rows="int8", slots="bfloat16", keep_best=2
+            delta_steps=7,
+            rebase="intermittent",
+            rows="int8",
+            optimizer_slots="bfloat16",
+            keep_best=2,
         ),
         evaluation=EvaluationConfig(
             mode="inline", every_units=5, metric="logloss", stop_patience=4, reduce_patience=2

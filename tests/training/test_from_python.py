@@ -226,9 +226,13 @@ def test_evaluator_that_ends_for_good_is_one_line_and_the_summary_is_written(tmp
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("num_ps", 2, "config.cluster.num_ps is 2, but the cluster that was passed has 0"),
-        ("num_workers", 3, "config.cluster.num_workers is 3, but the cluster that was passed has 2"),
-        ("num_shards", 5, "config.cluster.num_shards is 5, but the cluster that was passed has 4"),
+        ("num_ps", 2, "config.cluster.num_ps is 2, but the cluster that was passed has"),
+        (
+            "num_workers",
+            3,
+            "config.cluster.num_workers is 3, but the cluster that was passed has",
+        ),
+        ("num_shards", 5, "config.cluster.num_shards is 5, but the cluster that was passed has"),
         ("data", "elsewhere", "config.data is 'elsewhere', but the dataset that is given lies in"),
         ("model", "mine", "config.model is 'mine', but the recommender was made by module dlrm"),
     ],

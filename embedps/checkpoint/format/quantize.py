@@ -18,7 +18,7 @@ from embedps import constants
 from embedps.errors import CorruptCheckpointError, UsageError
 
 RowEncoding: TypeAlias = Literal["float32", "int8", "int4"]
-SlotEncoding: TypeAlias = Literal["float32", "bfloat16"]
+OptimizerSlotEncoding: TypeAlias = Literal["float32", "bfloat16"]
 
 _SCALE, _OFFSET = "embedding_scale", "embedding_offset"
 _MAX_MAGNITUDE = 2.0**125
@@ -36,14 +36,14 @@ class Encoding:
 
     Attributes:
       rows: the encoding of embeddings; int8 and int4 have a scale and an offset per row.
-      slots: the encoding of optimizer slots.
+      optimizer_slots: the encoding of optimizer slots.
     """
 
     rows: RowEncoding = "float32"
-    slots: SlotEncoding = "float32"
+    optimizer_slots: OptimizerSlotEncoding = "float32"
 
     def __post_init__(self) -> None:
-        for name, kind in (("rows", RowEncoding), ("slots", SlotEncoding)):
+        for name, kind in (("rows", RowEncoding), ("optimizer_slots", OptimizerSlotEncoding)):
             if getattr(self, name) not in get_args(kind):
                 raise UsageError(
                     f"{name} must be one of {', '.join(get_args(kind))} "
@@ -146,24 +146,25 @@ def encoding_of(path: Path | str, schema: pa.Schema) -> tuple[Encoding, int]:
         )
     rows, slots = metadata.get(_ROWS_KEY), metadata.get(_SLOTS_KEY)
     dim = metadata.get(_DIM_KEY, "")
-    if rows not in get_args(RowEncoding) or slots not in get_args(SlotEncoding):
+    if rows not in get_args(RowEncoding) or slots not in get_args(OptimizerSlotEncoding):
         raise CorruptCheckpointError(
             f"{path}: schema metadata {_ROWS_KEY!r} and {_SLOTS_KEY!r}: expected one of "
-            f"{get_args(RowEncoding)} and of {get_args(SlotEncoding)}, found {rows!r} and {slots!r}"
+            f"{get_args(RowEncoding)} and of {get_args(OptimizerSlotEncoding)}, "
+            f"found {rows!r} and {slots!r}"
         )
     if not dim.isdecimal() or not 1 <= int(dim) <= constants.MAX_ROW_FILE_WIDTH:
         raise CorruptCheckpointError(
             f"{path}: schema metadata {_DIM_KEY!r}: expected a number in "
             f"1..{constants.MAX_ROW_FILE_WIDTH}, found {dim!r}"
         )
-    return Encoding(rows=rows, slots=slots), int(dim)  # type: ignore[arg-type]
+    return Encoding(rows=rows, optimizer_slots=slots), int(dim)  # type: ignore[arg-type]
 
 
 def stored_type(encoding: Encoding, name: str, width: int) -> pa.DataType:
     """Returns the column type of the embedding, or of an optimizer slot, with `width` floats."""
     if name == "embedding" and encoding.rows != "float32":
         return _list_of(pa.uint8(), (width + 1) // 2 if encoding.rows == "int4" else width)
-    halved = name != "embedding" and encoding.slots == "bfloat16"
+    halved = name != "embedding" and encoding.optimizer_slots == "bfloat16"
     return _list_of(pa.uint16() if halved else pa.float32(), width)
 
 
@@ -214,7 +215,7 @@ def encode(records: pa.Table, encoding: Encoding) -> pa.Table:
         if (
             field.name != "embedding"
             and pa.types.is_fixed_size_list(field.type)
-            and encoding.slots == "bfloat16"
+            and encoding.optimizer_slots == "bfloat16"
         ):
             column = _lists(to_bfloat16(_matrix(column)))
         columns.append(column)
@@ -223,7 +224,7 @@ def encode(records: pa.Table, encoding: Encoding) -> pa.Table:
         **records.schema.metadata,
         _VERSION_KEY.encode(): _ENCODED_VERSION,
         _ROWS_KEY.encode(): encoding.rows,
-        _SLOTS_KEY.encode(): encoding.slots,
+        _SLOTS_KEY.encode(): encoding.optimizer_slots,
         _DIM_KEY.encode(): str(dim),
     }
     return pa.table(columns, pa.schema(fields, metadata))

@@ -15,8 +15,8 @@ from hypothesis.extra import numpy as hnp
 from embedps.checkpoint.format.quantize import (
     FLOAT32,
     Encoding,
+    OptimizerSlotEncoding,
     RowEncoding,
-    SlotEncoding,
     decode,
     dequantize,
     encode,
@@ -94,11 +94,11 @@ def test_bfloat16_is_ml_dtypes():
 
 @pytest.mark.parametrize("rows", ["float32", *QUANTIZED])
 @pytest.mark.parametrize("slots", ["float32", "bfloat16"])
-def test_encoded_file_is_read_as_floats(rows: RowEncoding, slots: SlotEncoding):
+def test_encoded_file_is_read_as_floats(rows: RowEncoding, slots: OptimizerSlotEncoding):
     records = pa.Table.from_batches(
         [row_batch([Record("C1", i, i / 7) for i in range(9)] + [Record("C2", 3, None)])]
     )
-    encoding = Encoding(rows=rows, slots=slots)
+    encoding = Encoding(rows=rows, optimizer_slots=slots)
     stored = encode(records, encoding)
     check_schema("rows.arrow", stored.schema)
     assert encoding_of("rows.arrow", stored.schema)[0] == encoding

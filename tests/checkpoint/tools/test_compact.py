@@ -91,9 +91,9 @@ def test_not_a_number_keeps_its_bits(tmp_path):
 
 
 ENCODINGS = [
-    Encoding(rows="int8", slots="bfloat16"),
+    Encoding(rows="int8", optimizer_slots="bfloat16"),
     Encoding(rows="int4"),
-    Encoding(slots="bfloat16"),
+    Encoding(optimizer_slots="bfloat16"),
 ]
 
 

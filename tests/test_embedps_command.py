@@ -140,7 +140,8 @@ def test_script_starts_a_local_cluster_and_starts_itself_again_after_a_loss(scri
     )
     os.kill(server, signal.SIGKILL)
     out = read_until(process, "recovered")
-    assert "parameter server 0 ended by SIGKILL" in out
+    # Either its process's end is noticed first or a broken connection to it.
+    assert "parameter server 0 ended by SIGKILL" in out or "a parameter server is lost" in out
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err

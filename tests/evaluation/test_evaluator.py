@@ -169,7 +169,7 @@ def test_follower_scores_while_training_goes_on_and_ends_with_the_last(
     while not first_report.is_set():  # trains until the follower has seen it
         epochs += 4
         trainer = make_trainer(dataset, tmp_path, epochs=epochs, **fields)
-        monkeypatch.setattr(trainer, "_save", not_final(trainer))
+        monkeypatch.setattr(trainer._loop, "save", not_final(trainer))
         trainer.fit()
     trainer = make_trainer(dataset, tmp_path, epochs=epochs + 4, **fields)
     assert trainer.fit().summary["finished"]

@@ -24,8 +24,8 @@ if kind == "within":
         threading.Event().wait(60)
 if kind in ("exits", "stuck"):
     with sigterm_exits(0.2 if kind == "stuck" else 60.0):
-        print("up", flush=True)
         try:
+            print("up", flush=True)
             threading.Event().wait(60)
         finally:
             if kind == "stuck":

@@ -151,4 +151,4 @@ def test_model_that_config_json_names_is_not_imported_unless_it_is_built_in(tmp_
 
 
 def test_paths_of_the_tests_are_of_this_checkout():
-    assert Path(find_model("dlrm").__file__ or "").is_relative_to(ROOT)
+    assert Path(find_model("dlrm").__file__ or "").resolve().is_relative_to(ROOT)

@@ -14,7 +14,7 @@ LOGS := $(RUN)/logs/clicks.tsv.gz
 DATASET := $(RUN)/dataset/_dataset.json
 TRAIN_FLAGS ?=
 # Processes that run tests. Many tests wait for other processes: one more than there are cores.
-TEST_JOBS ?= $(shell echo $$(($$(nproc) + 1)))
+TEST_JOBS ?= $(shell nproc)
 PYTEST_FLAGS ?=
 BENCH_FLAGS ?=
 

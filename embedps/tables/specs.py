@@ -105,13 +105,13 @@ class FeatureSpec:
 
     Attributes:
       name: the column's name.
-      table: the table's name.
+      table: the table, or the name of one.
       combiner: combines the rows of an example with several ids into one vector.
       ragged: whether an example has any number of ids (multi-hot) rather than one.
     """
 
     name: str
-    table: str
+    table: str | TableSpec
     combiner: Combiner = "sum"
     ragged: bool = False
 

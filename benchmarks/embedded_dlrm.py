@@ -13,6 +13,7 @@ from benchmarks.workload import W1
 from embedps.cluster.embedded import EmbeddedCluster
 from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.recommender import Recommender
+from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import make_eval_unit, make_train_unit
 from embedps.metrics import Accumulator, Metrics
 from embedps.tables import FeatureSpec, TableSpec
@@ -54,27 +55,25 @@ def make(
         numerics=tuple(f"I{i + 1}" for i in range(W1.num_numerics)),
         build=lambda: build(config, has_numerics=True),
     )
+    tf.keras.utils.set_random_seed(0)
+    model = StepModel(recommender)
     collection = EmbeddingCollection(
-        recommender.tables,
-        recommender.features,
+        model.tables,
+        model.features,
         devices=cluster.shard_devices,
         container=container,
     )
-    tf.keras.utils.set_random_seed(0)
-    network = recommender.build_network()
+    network = model.network
     dense = make_dense_optimizer("adam", 0.001, network)
     train_unit = make_train_unit(
-        recommender,
-        network,
+        model,
         dense,
         collection,
         cluster.strategy,
-        recommender.input(batch_rows=batch, shuffle_rows=unit_batches * batch),
+        model.input(batch_rows=batch, shuffle_rows=unit_batches * batch),
         overlap=False,
     )
-    eval_unit = make_eval_unit(
-        recommender, network, collection, recommender.input(batch_rows=batch, shuffle_rows=0)
-    )
+    eval_unit = make_eval_unit(model, collection, model.input(batch_rows=batch, shuffle_rows=0))
 
     def train(path: Path, first: int, rows: int, number: int) -> int:
         numbers = (first, rows, number, number * unit_batches)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from embedps.cluster.local_cluster import LocalCluster
     from embedps.data.dataset import Dataset
     from embedps.engine.recommender import Recommender
+    from embedps.layers.embeddings import Embeddings
     from embedps.run.checkpoint_config import CheckpointConfig
     from embedps.run.cluster_config import ClusterConfig
     from embedps.run.config import TrainConfig
@@ -37,6 +38,7 @@ __all__ = [
     "ClusterConfig",
     "Dataset",
     "EarlyStopping",
+    "Embeddings",
     "EvaluationConfig",
     "FeatureSpec",
     "FitResult",
@@ -64,6 +66,7 @@ _MODULE_OF = {
     "ClusterConfig": "run.cluster_config",
     "Dataset": "data.dataset",
     "EarlyStopping": "training.callbacks",
+    "Embeddings": "layers.embeddings",
     "EvaluationConfig": "run.evaluation_config",
     "FeatureSpec": "tables.specs",
     "FitResult": "training.fit_result",

@@ -24,6 +24,7 @@ from embedps.cluster.interface import Cluster
 from embedps.cluster.local_cluster import LocalCluster
 from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.recommender import Recommender
+from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import make_train_unit
 from embedps.run.cluster_config import ClusterConfig
 from embedps.tables import FeatureSpec, TableSpec
@@ -112,15 +113,15 @@ class Embedps:
         shuffle = self._work.settings.get("shuffle", True)
         dense = "sgd" if variant.kind == "sgd" else "adagrad"
         with self._cluster.scope():
-            self.network = recommender.build_network()
+            model = StepModel(recommender)
+            self.network = model.network
             optimizer = make_dense_optimizer(dense, 0.01, self.network)
         train_unit = make_train_unit(
-            recommender,
-            self.network,
+            model,
             optimizer,
             collection,
             self._cluster.strategy,
-            recommender.input(batch_rows=variant.batch, shuffle_rows=unit_rows if shuffle else 0),
+            model.input(batch_rows=variant.batch, shuffle_rows=unit_rows if shuffle else 0),
             overlap=self._work.settings.get("overlap", ClusterConfig.overlap),
         )
         path = tf.constant(str(self._work.folder / "batches.parquet"))

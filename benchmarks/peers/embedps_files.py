@@ -84,7 +84,7 @@ def reader(work: protocol.Work, variant: protocol.Variant) -> protocol.Measure:
     rows = len(work.labels) // _UNIT_ROWS * _UNIT_ROWS
     unit_input = UnitReader(
         batch_rows=variant.batch,
-        label="label",
+        labels=("label",),
         numerics=tuple(f"I{i + 1}" for i in range(work.num_numerics)),
         ids=tuple(f"C{i + 1}" for i in range(len(work.cardinalities))),
         shuffle_rows=_UNIT_ROWS if variant.kind == "shuffled" else 0,
@@ -96,7 +96,7 @@ def reader(work: protocol.Work, variant: protocol.Variant) -> protocol.Measure:
         opened = unit_input.open(path, first, tf.constant(_UNIT_ROWS, tf.int64), first)
         total = tf.constant(0.0)
         for _ in tf.range(_UNIT_ROWS // variant.batch):
-            total += tf.reduce_sum(unit_input.next(opened).labels)
+            total += tf.reduce_sum(unit_input.next(opened).columns["label"])
         return total
 
     firsts = itertools.cycle(range(0, rows, _UNIT_ROWS))

@@ -11,18 +11,19 @@ from embedps import kernels
 from embedps.config_fields import MAX_COUNT
 from embedps.errors import UsageError
 
+NUMERICS = "numerics"
+"""The name of all numeric columns together, in a batch."""
+
 
 class Batch(NamedTuple):
     """Holds rows of a unit; `num_rows` is 0 after the unit's end."""
 
     num_rows: tf.Tensor
     """int64 scalar."""
-    labels: tf.Tensor
-    """float32 [num_rows]; [0] without a label column, so that a loop can carry it."""
-    numerics: tf.Tensor
-    """float32 [num_rows, columns]; NaN is missing."""
-    ids: dict[str, tf.Tensor | tf.RaggedTensor]
-    """int64 [num_rows] for a column of ids, ragged [num_rows, None] for one of id lists."""
+    columns: dict[str, tf.Tensor | tf.RaggedTensor]
+    """By name: labels float32 [num_rows]; numbers float32 [num_rows] (NaN is missing), and all of
+    them under "numerics", float32 [num_rows, columns]; ids int64 [num_rows]; lists of ids ragged
+    int64 [num_rows, None]."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,8 +37,8 @@ class UnitReader:
 
     batch_rows: int
     """Rows per batch; a unit's last batch may have fewer."""
-    label: str | None = None
-    """The column of labels: zeros and ones, no nulls."""
+    labels: tuple[str, ...] = ()
+    """Columns of labels: zeros and ones, no nulls."""
     numerics: tuple[str, ...] = ()
     """Columns of finite numbers; a null becomes NaN, and NaN means missing."""
     ids: tuple[str, ...] = ()
@@ -58,10 +59,14 @@ class UnitReader:
         features = [*self.numerics, *self.ids, *self.id_lists]
         if not features:
             raise UsageError("a unit's input must have a column of numerics, ids or id_lists")
-        columns = [*features, *([] if self.label is None else [self.label])]
+        columns = [*features, *self.labels]
         repeated = sorted({name for name in columns if columns.count(name) > 1})
         if repeated:
             raise UsageError(f"a unit's input must name each column once, it repeats {repeated}")
+        if NUMERICS in columns:
+            raise UsageError(
+                f"a column must not be named {NUMERICS!r}: batches have all numbers by that name"
+            )
         if "" in columns:
             raise UsageError("a unit's input must not have a column with an empty name")
 
@@ -89,7 +94,7 @@ class UnitReader:
             first_row=tf.convert_to_tensor(first_row, tf.int64),
             num_rows=tf.convert_to_tensor(num_rows, tf.int64),
             seed=tf.convert_to_tensor(seed, tf.int64),
-            label_column=self.label or "",
+            label_column=self.labels[0] if self.labels else "",
             float_columns=list(self.numerics),
             id_columns=list(self.ids),
             list_columns=list(self.id_lists),
@@ -112,8 +117,12 @@ class UnitReader:
             num_id_columns=len(self.ids),
             num_list_columns=len(self.id_lists),
         )
-        ids: dict[str, tf.Tensor | tf.RaggedTensor] = dict(zip(self.ids, out.ids, strict=True))
+        columns: dict[str, tf.Tensor | tf.RaggedTensor] = {NUMERICS: out.floats}
+        numbers = tf.unstack(out.floats, len(self.numerics), axis=1)
+        columns |= zip(self.numerics, numbers, strict=True)
+        columns |= dict.fromkeys(self.labels, out.labels)
+        columns |= zip(self.ids, out.ids, strict=True)
         lists = zip(self.id_lists, out.list_values, out.list_splits, strict=True)
         for name, values, splits in lists:
-            ids[name] = tf.RaggedTensor.from_row_splits(values, splits, validate=False)
-        return Batch(num_rows=out.num_rows, labels=out.labels, numerics=out.floats, ids=ids)
+            columns[name] = tf.RaggedTensor.from_row_splits(values, splits, validate=False)
+        return Batch(out.num_rows, columns)

@@ -12,7 +12,7 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.dense import read_dense
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.engine.dense_optimizer import NUM_OPTIMIZER_SLOTS
-from embedps.engine.recommender import Recommender
+from embedps.engine.step_model import StepModel
 from embedps.errors import DimMismatchError
 
 _NAMES = {
@@ -24,20 +24,20 @@ _NAMES = {
 }
 
 
-def signature_of(recommender: Recommender, dense_optimizer: str | None = None) -> dict[str, Any]:
+def signature_of(model: StepModel, dense_optimizer: str | None = None) -> dict[str, Any]:
     """Makes the field `model` of a manifest.
 
     Args:
-      recommender: whose columns are described; tables are in another field of the manifest.
+      model: whose columns are described; tables are in another field of the manifest.
       dense_optimizer: the kind of the network's optimizer; None if nothing is trained.
     """
     signature: dict[str, Any] = {
-        "label": recommender.label,
-        "missing_id": recommender.missing_id,
-        "numerics": list(recommender.numerics),
+        "label": model.reader_columns["labels"][0] if model.reader_columns["labels"] else "",
+        "missing_id": model.recommender.missing_id,
+        "numerics": list(model.reader_columns["numerics"]),
         "features": [
             {"combiner": f.combiner if f.ragged else None, "name": f.name, "table": f.table}
-            for f in recommender.features
+            for f in model.features
         ],
     }
     return (

@@ -13,7 +13,7 @@ from tensorflow.python.framework.auto_control_deps_utils import get_read_write_r
 
 from embedps.data.dataset import Dataset
 from embedps.engine.random_numbers import unseeded
-from embedps.engine.recommender import Recommender
+from embedps.engine.step_model import StepModel
 from embedps.errors import UsageError
 
 # TensorFlow does not tell which ops of lookup tables write.
@@ -22,8 +22,7 @@ _GENERATORS = ("Rng", "Stateful")  # ops that advance the state of a tf.random.G
 
 
 def check_step(
-    recommender: Recommender,
-    network: tf.keras.Model,
+    model: StepModel,
     strategy: tf.distribute.Strategy,
     *,
     on_servers: bool,
@@ -31,8 +30,7 @@ def check_step(
     """Traces a training step and checks its graph; call it in the strategy's scope.
 
     Args:
-      recommender: the model.
-      network: its network, built.
+      model: built.
       strategy: the cluster's.
       on_servers: whether the network's variables are on parameter servers.
 
@@ -41,8 +39,9 @@ def check_step(
         updates state itself, which a unit's second attempt would repeat; it would draw the same
         random numbers in each step or worker; or it needs what parameter servers do not support.
     """
+    network = model.model
     _check_variables(network, on_servers=on_servers)
-    graph, without_gradient = _trace(recommender, network, strategy)
+    graph, without_gradient = _trace(model, strategy)
     for variable in without_gradient:
         raise UsageError(
             f"{_describe(network, variable)} has no gradient: the loss does not depend on it; "
@@ -62,20 +61,16 @@ def check_step(
         _check_randomness(op, on_servers=on_servers)
 
 
-def check_missing(recommender: Recommender, network: tf.keras.Model, dataset: Dataset) -> bool:
-    """Tells whether the network's output is finite if all numeric columns are missing.
+def check_missing(model: StepModel, dataset: Dataset) -> bool:
+    """Tells whether the loss is finite if all numeric columns are missing.
 
     Raises:
       UsageError: it is not finite, and the dataset has missing values in such a column.
     """
-    dims = {t.name: t.dim for t in recommender.tables}
-    embeddings = {f.name: tf.fill([1, dims[f.table]], 0.01) for f in recommender.features}
-    numerics = tf.fill([1, len(recommender.numerics)], float("nan"))
-    logits = recommender.logits(network, numerics, embeddings, training=False)
-    if bool(tf.math.is_finite(logits)[0]):
+    if model.is_finite_where_missing():
         return True
     for feature in dataset.numeric:
-        if feature.missing and feature.name in recommender.numerics:
+        if feature.missing and feature.name in model.reader_columns["numerics"]:
             raise UsageError(
                 f"the network gives NaN where a numeric column is missing, as {feature.name!r} is "
                 f"in {feature.missing} rows: have its call replace NaN, such as by "
@@ -98,26 +93,18 @@ def _check_variables(network: tf.keras.Model, *, on_servers: bool) -> None:
             )
 
 
-def _trace(
-    recommender: Recommender, network: tf.keras.Model, strategy: tf.distribute.Strategy
-) -> tuple[Any, list[tf.Variable]]:
+def _trace(model: StepModel, strategy: tf.distribute.Strategy) -> tuple[Any, list[tf.Variable]]:
     """Traces a step: its graph, and the trainable variables without a gradient."""
-    variables = network.trainable_variables
+    variables = model.model.trainable_variables
     without_gradient: list[tf.Variable] = []
 
-    def step(labels: tf.Tensor, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> None:
+    def step(columns: dict[str, Any], activations: dict[str, Any]) -> None:
         with unseeded(), tf.GradientTape() as tape:
-            logits = recommender.logits(network, numerics, embeddings, training=True)
-            loss = recommender.loss(network, labels, logits)
+            loss = model.loss(columns, activations, training=True)
         gradients = tape.gradient(loss, variables)
         without_gradient[:] = [v for v, g in zip(variables, gradients, strict=True) if g is None]
 
-    dims = {t.name: t.dim for t in recommender.tables}
-    specs = (
-        tf.TensorSpec([None]),
-        tf.TensorSpec([None, len(recommender.numerics)]),
-        {f.name: tf.TensorSpec([None, dims[f.table]]) for f in recommender.features},
-    )
+    specs = (model.column_specs(), model.activation_specs())
 
     @tf.function
     def traced(*arguments: Any) -> None:

@@ -10,8 +10,8 @@ from tensorflow.python.distribute.coordinator import cluster_coordinator
 
 from embedps.console.tf_logging import op_error_text
 from embedps.data.unit_reader import Batch, UnitReader
-from embedps.engine.recommender import Recommender
 from embedps.engine.step_exchange import StepInputs, make_step_exchange
+from embedps.engine.step_model import StepModel
 from embedps.errors import DatasetError, ServerLostError
 from embedps.metrics import Counts, count, zero_counts
 from embedps.tables.collection import EmbeddingCollection
@@ -20,8 +20,7 @@ UnitFunction = Callable[..., Counts]
 
 
 def make_train_unit(
-    recommender: Recommender,
-    network: tf.keras.Model,
+    model: StepModel,
     optimizer: Any,
     collection: EmbeddingCollection,
     strategy: tf.distribute.Strategy,
@@ -42,9 +41,8 @@ def make_train_unit(
     iteration starts after all steps of the iteration before.
 
     Args:
-      recommender: the columns and tables.
-      network: the dense network, made in the strategy's scope.
-      optimizer: a Keras optimizer of the network's variables, its own variables made.
+      model: made in the strategy's scope.
+      optimizer: a Keras optimizer of the model's variables, its own variables made.
       collection: the tables.
       strategy: the cluster's.
       unit_input: reads a unit's batches.
@@ -57,18 +55,20 @@ def make_train_unit(
       update.
     """
     exchange = make_step_exchange(
-        network, optimizer, collection, wire_dtype=tf.as_dtype(recommender.wire_dtype)
+        model.model,
+        optimizer,
+        collection,
+        wire_dtype=tf.as_dtype(model.recommender.wire_dtype),
     )
 
     def train_step(batch: Batch, inputs: StepInputs) -> Counts:
         with exchange.computing(inputs), tf.GradientTape() as tape:
             watched = (inputs.lookup.rows, inputs.weights)
             tape.watch(watched)
-            embeddings = collection.combine(inputs.lookup)
-            logits = recommender.logits(network, batch.numerics, embeddings, training=True)
-            loss = recommender.loss(network, batch.labels, logits)
+            activations = collection.combine(inputs.lookup)
+            loss = model.loss(batch.columns, activations, training=True)
         exchange.end(inputs, *tape.gradient(loss, watched))
-        return count(batch.labels, logits)
+        return _count(model, batch, loss)
 
     steps_ahead = 1 if overlap else 0
 
@@ -81,7 +81,7 @@ def make_train_unit(
             for j in range(len(requested), min(k + steps_ahead + 1, len(batches))):
                 requested.append(
                     exchange.begin(
-                        batches[j].ids, number=first_step + j, learning_rate=learning_rate
+                        batches[j].columns, number=first_step + j, learning_rate=learning_rate
                     )
                 )
             counts = counts.plus(train_step(batch, requested[k]))
@@ -116,8 +116,7 @@ def make_train_unit(
 
 
 def make_eval_unit(
-    recommender: Recommender,
-    network: tf.keras.Model,
+    model: StepModel,
     collection: EmbeddingCollection,
     unit_input: UnitReader,
 ) -> UnitFunction:
@@ -134,13 +133,16 @@ def make_eval_unit(
         num_batches = -(-num_rows // unit_input.batch_rows)
         for _ in tf.range(num_batches):
             batch = unit_input.next(reader)
-            found = collection.lookup(batch.ids, insert=False)
-            embeddings = collection.combine(found)
-            logits = recommender.logits(network, batch.numerics, embeddings, training=False)
-            counts = counts.plus(count(batch.labels, logits))
+            found = collection.lookup(batch.columns, insert=False)
+            loss = model.loss(batch.columns, collection.combine(found), training=False)
+            counts = counts.plus(_count(model, batch, loss))
         return counts
 
     return eval_unit  # type: ignore[no-any-return]
+
+
+def _count(model: StepModel, batch: Batch, loss: tf.Tensor) -> Counts:
+    return count(batch.columns[model.recommender.label], model.model.last_logits)
 
 
 def explain(error: BaseException) -> BaseException:

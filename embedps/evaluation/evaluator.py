@@ -23,6 +23,7 @@ from embedps.data.dataset import Dataset
 from embedps.engine.checkpoint_restore import check_tables, load_dense, load_rows
 from embedps.engine.model_signature import check_signature, signature_of
 from embedps.engine.recommender import Recommender
+from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import explain, make_eval_unit
 from embedps.metrics import Accumulator, Metrics
 from embedps.run.summary import append_evaluation
@@ -150,21 +151,21 @@ class Evaluator:
         self._ledger = lambda: eval_ledger(dataset, split=split, batch_rows=batch_rows)
         self._ledger()  # raises now, and not when the first checkpoint is there
         self._directory = directory
+        tf.keras.utils.set_random_seed(seed)
+        model = StepModel(recommender, dataset)
         self._collection = EmbeddingCollection(
-            recommender.tables,
-            recommender.features,
+            model.tables,
+            model.features,
             devices=["/device:CPU:0"] * num_shards,
             container=f"embedps-eval-{os.getpid()}-{id(self)}",
             trainable=False,
         )
-        self._signature = signature_of(recommender)
-        tf.keras.utils.set_random_seed(seed)
-        self._network = recommender.build_network()
+        self._signature = signature_of(model)
+        self._model = model
         self._eval_unit = make_eval_unit(
-            recommender,
-            self._network,
+            model,
             self._collection,
-            recommender.input(batch_rows=batch_rows, shuffle_rows=0),
+            model.input(batch_rows=batch_rows, shuffle_rows=0),
         )
         self._on_progress = on_progress
         self._applied: Manifest | None = None
@@ -206,7 +207,7 @@ class Evaluator:
         if advance.reset:
             self._collection.clear()
         taken = load_rows(self._collection, self._directory, advance.saves)
-        load_dense(self._directory, manifest, self._network.variables)
+        load_dense(self._directory, manifest, self._model.variables)
         self._follower.reached(advance)
         self._applied = manifest
         return taken

@@ -12,12 +12,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import tensorflow as tf
-
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.cluster.interface import Cluster
 from embedps.data.dataset import Dataset
-from embedps.engine.recommender import Recommender
+from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import explain, make_eval_unit
 from embedps.evaluation.evaluator import (
     EVAL_BATCH_ROWS,
@@ -39,8 +37,7 @@ class InlineEvaluation:
 
     def __init__(
         self,
-        recommender: Recommender,
-        network: tf.keras.Model,
+        model: StepModel,
         collection: EmbeddingCollection,
         dataset: Dataset,
         cluster: Cluster,
@@ -51,8 +48,7 @@ class InlineEvaluation:
         """Prepares the scoring of a run's model.
 
         Args:
-          recommender: the model.
-          network: its network, which is being trained.
+          model: which is being trained.
           collection: its tables, which are being trained.
           dataset: has the examples to score, in files that the workers can read.
           cluster: has the workers.
@@ -66,10 +62,9 @@ class InlineEvaluation:
         self._every_units = every_units
         self._log: EvaluationLog | None = None
         self._eval_unit = make_eval_unit(
-            recommender,
-            network,
+            model,
             collection,
-            recommender.input(batch_rows=EVAL_BATCH_ROWS, shuffle_rows=0),
+            model.input(batch_rows=EVAL_BATCH_ROWS, shuffle_rows=0),
         )
 
     def next_pause(self, position: int, units_per_epoch: int) -> int:

@@ -56,6 +56,8 @@ def check_columns(recommender: Recommender, dataset: Dataset) -> None:
     Raises:
       UsageError: its label, a numeric column or a feature is not a column of the dataset.
     """
+    if not recommender.features:
+        return  # the model tells which columns it reads when it is built
     numerics = [column.name for column in dataset.numeric]
     categoricals = [column.name for column in dataset.categorical]
     try:

@@ -164,8 +164,7 @@ class Trainer:
         inline = None
         if asked.mode == "inline":
             inline = InlineEvaluation(
-                recommender,
-                setup.network,
+                setup.model,
                 setup.collection,
                 dataset,
                 self._cluster,
@@ -196,8 +195,8 @@ class Trainer:
 
     @property
     def network(self) -> tf.keras.Model:
-        """The dense network."""
-        return self._setup.network
+        """The dense network, or the whole model if it looks its embeddings up by itself."""
+        return self._setup.model.network
 
     @property
     def saver(self) -> CheckpointWriter:

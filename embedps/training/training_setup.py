@@ -21,6 +21,7 @@ from embedps.engine.model_signature import check_optimizer, check_signature, sig
 from embedps.engine.network_check import check_missing, check_step
 from embedps.engine.random_numbers import reseed_generators
 from embedps.engine.recommender import Recommender
+from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import make_train_unit
 from embedps.run.config import TrainConfig
 from embedps.scheduling.ledger import Ledger, LedgerOptions
@@ -36,7 +37,7 @@ class TrainingSetup:
       directory: of the checkpoints.
       ledger: which units are done.
       collection: the tables.
-      network: the dense network.
+      model: the model.
       writer: writes the checkpoints.
       train_unit: trains a unit on a worker.
       set_dense_rate: sets the network's learning rate to a factor of the config's.
@@ -47,7 +48,7 @@ class TrainingSetup:
     directory: CheckpointDirectory
     ledger: Ledger
     collection: EmbeddingCollection
-    network: tf.keras.Model
+    model: StepModel
     writer: CheckpointWriter
     train_unit: Any
     set_dense_rate: Callable[[float], Any]
@@ -83,26 +84,27 @@ def set_up(
     last = directory.latest()
     ledger = _make_ledger(dataset, config, directory, last)
     local = not cluster.shard_devices[0].startswith("/job:")
-    collection = EmbeddingCollection(
-        recommender.tables,
-        recommender.features,
-        devices=cluster.shard_devices,
-        container=f"embedps-{os.getpid()}-{run_id}" if local else "embedps",
-    )
     asked = config.optimizer
     tf.keras.utils.set_random_seed(config.seed)
     with cluster.scope():
-        network = recommender.build_network()
-        check_step(recommender, network, cluster.strategy, on_servers=not local)
-        nan_where_missing = not check_missing(recommender, network, dataset)
+        model = StepModel(recommender, dataset)
+        network = model.network
+        check_step(model, cluster.strategy, on_servers=not local)
+        nan_where_missing = not check_missing(model, dataset)
         optimizer = make_dense_optimizer(asked.dense_optimizer, asked.dense_learning_rate, network)
         if last is not None:
             reseed_generators(network, config.seed, last.step)
-    signature = signature_of(recommender, asked.dense_optimizer)
+    collection = EmbeddingCollection(
+        model.tables,
+        model.features,
+        devices=cluster.shard_devices,
+        container=f"embedps-{os.getpid()}-{run_id}" if local else "embedps",
+    )
+    signature = signature_of(model, asked.dense_optimizer)
     writer = CheckpointWriter(
         directory,
         collection,
-        [*network.variables, *optimizer.variables()],
+        [*model.variables, *optimizer.variables()],
         model=signature,
         rebase=config.checkpoint.rebase_policy(),
         keep=(*config.keep_policies(), *keep),
@@ -118,15 +120,14 @@ def set_up(
         directory=directory,
         ledger=ledger,
         collection=collection,
-        network=network,
+        model=model,
         writer=writer,
         train_unit=make_train_unit(
-            recommender,
-            network,
+            model,
             optimizer,
             collection,
             cluster.strategy,
-            recommender.input(
+            model.input(
                 batch_rows=config.batch_size, shuffle_rows=config.unit_rows if config.shuffle else 0
             ),
             overlap=config.cluster.overlap,

@@ -19,7 +19,7 @@ from embedps.data.dataset_metadata import NumericFeature
 from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.network_check import check_step
 from embedps.engine.random_numbers import reseed_generators
-from embedps.engine.recommender import Recommender
+from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import make_eval_unit, make_train_unit
 from embedps.errors import UsageError
 from embedps.run.run_lock import LOCK_NAME
@@ -213,10 +213,10 @@ TAKEN: dict[str, Callable[[], tf.keras.Model]] = {
 
 def check(build: Callable[[], tf.keras.Model], cluster: Cluster) -> None:
     """What the trainer does at its start."""
-    recommender = make_mixed(build=build)
     with cluster.scope():
-        network = recommender.build_network()
-        check_step(recommender, network, cluster.strategy, on_servers=cluster.num_ps > 0)
+        check_step(
+            StepModel(make_mixed(build=build)), cluster.strategy, on_servers=cluster.num_ps > 0
+        )
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -289,31 +289,33 @@ class Mode(tf.keras.layers.Layer):
 
 
 class Parts(NamedTuple):
-    recommender: Recommender
-    network: tf.keras.Model
+    step: StepModel
     optimizer: Any
     collection: EmbeddingCollection
+
+    @property
+    def network(self) -> Any:
+        return self.step.network
 
 
 def make_parts(
     build: Callable[[], tf.keras.Model], cluster: Cluster, name: str, **fields: Any
 ) -> Parts:
-    recommender = make_mixed(build=build, **fields)
-    collection = EmbeddingCollection(
-        recommender.tables, recommender.features, devices=cluster.shard_devices, container=name
-    )
     tf.keras.utils.set_random_seed(3)
     with cluster.scope():
-        network = recommender.build_network()
-        optimizer = make_dense_optimizer("sgd", 0.1, network)
-    return Parts(recommender, network, optimizer, collection)
+        step = StepModel(make_mixed(build=build, **fields))
+        optimizer = make_dense_optimizer("sgd", 0.1, step.network)
+    collection = EmbeddingCollection(
+        step.tables, step.features, devices=cluster.shard_devices, container=name
+    )
+    return Parts(step, optimizer, collection)
 
 
 def make_unit(parts: Parts, cluster: Cluster, batch_rows: int) -> Any:
     return make_train_unit(
-        *parts[:4],
+        *parts,
         cluster.strategy,
-        parts.recommender.input(batch_rows=batch_rows, shuffle_rows=0),
+        parts.step.input(batch_rows=batch_rows, shuffle_rows=0),
         overlap=False,
     )
 
@@ -331,14 +333,14 @@ def test_added_losses_are_minimized_and_the_log_loss_is_reported(dataset):
     counts = make_unit(parts, cluster, 100)(*unit_arguments(dataset, 100, rate=1e-30))
     # The same in plain Keras.
     plain = make_parts(Regularized, cluster, "plain")
-    batch_input = plain.recommender.input(batch_rows=100, shuffle_rows=0)
+    batch_input = plain.step.input(batch_rows=100, shuffle_rows=0)
     path, first, rows, *_ = unit_arguments(dataset, 100)
     batch = batch_input.next(batch_input.open(path, first, rows))
-    rows_of = plain.collection.combine(plain.collection.lookup(batch.ids, insert=True))
+    rows_of = plain.collection.combine(plain.collection.lookup(batch.columns, insert=True))
     with tf.GradientTape() as tape:
-        logits = plain.network(batch.numerics, rows_of, training=True)[:, 0]
+        logits = plain.network(batch.columns["numerics"], rows_of, training=True)[:, 0]
         log_losses = tf.keras.losses.binary_crossentropy(
-            batch.labels[:, None], logits[:, None], from_logits=True
+            batch.columns["label"][:, None], logits[:, None], from_logits=True
         )
         assert len(plain.network.losses) == 3
         total = tf.reduce_mean(log_losses) + tf.add_n(plain.network.losses)
@@ -391,8 +393,8 @@ def test_resumed_run_makes_its_network_by_the_same_seed(tmp_path, dataset):
 def test_scoring_is_in_the_other_mode(dataset):
     cluster = EmbeddedCluster()
     parts = make_parts(Regularized, cluster, "mode")
-    unit_input = parts.recommender.input(batch_rows=600, shuffle_rows=0)
-    evaluate: Any = make_eval_unit(parts.recommender, parts.network, parts.collection, unit_input)
+    unit_input = parts.step.input(batch_rows=600, shuffle_rows=0)
+    evaluate: Any = make_eval_unit(parts.step, parts.collection, unit_input)
     path, first, rows, *_ = unit_arguments(dataset, 600)
     scored = evaluate(path, first, rows).sums[3]
     parts.network.last.bias.assign([1.0])

@@ -6,14 +6,15 @@ import pytest
 import tensorflow as tf
 
 from embedps.engine.recommender import Recommender
+from embedps.engine.step_model import StepModel
 from embedps.errors import UsageError
 from embedps.tables import FeatureSpec, TableSpec
 from tests.builders import SumNetwork, make_mixed
 
 
 def test_input_reads_each_feature_by_its_kind():
-    read = make_mixed(label="click", missing_id=-7).input(batch_rows=8, shuffle_rows=100)
-    assert read.label == "click"
+    read = StepModel(make_mixed(label="click", missing_id=-7)).input(batch_rows=8, shuffle_rows=100)
+    assert read.labels == ("click",)
     assert read.numerics == ("I1", "I2")
     assert read.ids == ("C1", "C2", "C3", "row")
     assert read.id_lists == ("tags",)
@@ -21,7 +22,7 @@ def test_input_reads_each_feature_by_its_kind():
 
 
 def test_network_has_its_variables_once_built():
-    network = make_mixed().build_network()
+    network = StepModel(make_mixed()).network
     # Two numerics; C1, C2 and row of dim 3, C3 and tags of dim 6.
     assert [v.shape.as_list() for v in network.variables] == [[2 + 3 * 3 + 2 * 6, 1], [1]]
 
@@ -38,7 +39,7 @@ def test_network_with_a_layer_over_no_columns_is_refused():
     with pytest.raises(
         UsageError, match=r"deep/kernel:0' must have .* is of shape \[0, 8\]: leave"
     ):
-        make_mixed(numerics=(), build=OverNumerics).build_network()
+        StepModel(make_mixed(numerics=(), build=OverNumerics))
 
 
 class Answering(tf.keras.Model):
@@ -56,8 +57,11 @@ class Answering(tf.keras.Model):
 @pytest.mark.parametrize("training", [False, True])
 def test_logits_are_of_rank_1_and_of_their_mode(shape, training):
     network = Answering(lambda sums: tf.reshape(sums, shape))
-    assert make_mixed(build=lambda: network).build_network() is network
-    logits = make_mixed().logits(network, tf.ones([4, 2]), {}, training=training)
+    model = StepModel(make_mixed(build=lambda: network))
+    assert model.network is network
+    batch = {"numerics": tf.ones([4, 2]), "C1": tf.zeros([4], tf.int64)}
+    with model.embeddings.providing({"C1": tf.zeros([4, 3])}):
+        logits = model.model.logits(batch, training=training)
     assert logits.numpy().tolist() == [102.0 if training else 2.0] * 4
 
 
@@ -84,7 +88,7 @@ class Greedy(tf.keras.Model):
 
 def test_mode_may_be_an_argument_without_a_default():
     network = Positional()
-    assert make_mixed(build=lambda: network).build_network() is network
+    assert StepModel(make_mixed(build=lambda: network)).network is network
 
 
 def two_inputs() -> tf.keras.Model:
@@ -117,7 +121,7 @@ def two_inputs() -> tf.keras.Model:
 )
 def test_network_that_gives_no_logits_is_refused(build, message):
     with pytest.raises(UsageError, match=message) as refused:
-        make_mixed(build=build).build_network()
+        StepModel(make_mixed(build=build))
     assert "\n" not in str(refused.value)
 
 

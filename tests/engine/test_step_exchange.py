@@ -20,8 +20,8 @@ from embedps.data.dataset import Dataset
 from embedps.engine import unit_functions
 from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.network_variables import RemoteVariables
-from embedps.engine.recommender import Recommender
 from embedps.engine.step_exchange import LocalExchange, RemoteExchange, make_step_exchange
+from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import make_train_unit
 from embedps.tables import FeatureSpec
 from embedps.tables.collection import EmbeddingCollection
@@ -190,7 +190,7 @@ def test_second_attempt_at_a_unit_applies_only_what_the_first_did_not(
 
 
 class Model(NamedTuple):
-    recommender: Recommender
+    step: StepModel
     collection: EmbeddingCollection
     network: tf.keras.Model
     optimizer: Any
@@ -200,28 +200,27 @@ class Model(NamedTuple):
 def make_model(
     dataset: Dataset, cluster: Cluster, *, container: str, kind: str = "adagrad"
 ) -> Model:
-    recommender = make_dlrm(dataset)
+    tf.keras.utils.set_random_seed(5)
+    with cluster.scope():
+        step = StepModel(make_dlrm(dataset))
+        network = step.network
+        optimizer = make_dense_optimizer(kind, 0.05, network)
     collection = EmbeddingCollection(
-        recommender.tables,
-        recommender.features,
+        step.tables,
+        step.features,
         devices=cluster.shard_devices,
         container=f"test-{container}",
     )
-    tf.keras.utils.set_random_seed(5)
-    with cluster.scope():
-        network = recommender.build_network()
-        optimizer = make_dense_optimizer(kind, 0.05, network)
-    return Model(recommender, collection, network, optimizer, cluster)
+    return Model(step, collection, network, optimizer, cluster)
 
 
 def make_unit(model: Model, *, overlap: bool) -> Any:
     return make_train_unit(
-        model.recommender,
-        model.network,
+        model.step,
         model.optimizer,
         model.collection,
         model.cluster.strategy,
-        model.recommender.input(batch_rows=60, shuffle_rows=0),
+        model.step.input(batch_rows=60, shuffle_rows=0),
         overlap=overlap,
     )
 
@@ -247,7 +246,7 @@ def train_by_hand(
     The first step of each four, and those after the last four, have those of before.
     """
     first_row, num_rows, seed, _, rate = numbers
-    unit_input = model.recommender.input(batch_rows=60, shuffle_rows=0)
+    unit_input = model.step.input(batch_rows=60, shuffle_rows=0)
     reader = unit_input.open(path, first_row, num_rows, seed)
     batches = [unit_input.next(reader) for _ in range(-(-int(num_rows) // 60))]
     variables = model.network.trainable_variables
@@ -255,7 +254,7 @@ def train_by_hand(
 
     def begin(k: int) -> tuple[Any, list[np.ndarray]]:
         number = tf.constant(k, tf.int64)
-        begun = exchange.begin(batches[k].ids, number=number, learning_rate=rate)
+        begun = exchange.begin(batches[k].columns, number=number, learning_rate=rate)
         return begun, [v.numpy() for v in variables]
 
     early = None
@@ -268,10 +267,9 @@ def train_by_hand(
         with tf.GradientTape() as tape:
             tape.watch(begun.lookup.rows)
             embeddings = model.collection.combine(begun.lookup)
-            logits = model.recommender.logits(
-                model.network, batch.numerics, embeddings, training=True
-            )
-            losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=batch.labels, logits=logits)
+            logits = model.network(batch.columns["numerics"], embeddings)[:, 0]
+            labels = batch.columns["label"]
+            losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
             loss = tf.reduce_mean(losses)
         gradients = tape.gradient(loss, (begun.lookup.rows, variables))
         assign(variables, now)

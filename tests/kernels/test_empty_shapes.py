@@ -185,7 +185,7 @@ def test_reader_without_float_columns_gives_rows_of_width_zero(tmp_path, columns
     for _ in range(3):  # a batch, the remaining row, the end
         batch = unit.next(reader)
         sizes.append(int(batch.num_rows))
-        assert batch.numerics.shape == (sizes[-1], 0)
-        assert batch.labels.shape == (sizes[-1],)
-        assert set(batch.ids) == {*unit.ids, *unit.id_lists}
+        assert batch.columns["numerics"].shape == (sizes[-1], 0)
+        assert batch.columns["label"].shape == (sizes[-1],)
+        assert set(batch.columns) == {"numerics", "label", *unit.ids, *unit.id_lists}
     assert sizes == [unit.batch_rows, 1, 0]

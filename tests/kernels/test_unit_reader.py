@@ -55,13 +55,14 @@ def test_range_equals_pyarrow(table, path, first_row, num_rows, batch_rows):
     assert all(size == batch_rows for size in sizes[:-1])
     assert sum(sizes) == num_rows
     np.testing.assert_array_equal(
-        np.concatenate([batch.labels.numpy() for batch in batches]), rows["label"].to_numpy()
+        np.concatenate([batch.columns["label"].numpy() for batch in batches]),
+        rows["label"].to_numpy(),
     )
     np.testing.assert_array_equal(numerics(batches), expected_numerics(rows))
     np.testing.assert_array_equal(column(batches, "C1"), rows["C1"].to_numpy())
     c2 = [-1 if value is None else value for value in rows["C2"].to_pylist()]
     np.testing.assert_array_equal(column(batches, "C2"), c2)
-    lists = [values for batch in batches for values in batch.ids["tags"].to_list()]
+    lists = [values for batch in batches for values in batch.columns["tags"].to_list()]
     assert lists == expected_lists(rows, -1)
 
 
@@ -73,7 +74,7 @@ def test_minus_one_rows_reads_to_the_end(table, path):
 def test_missing_id_replaces_nulls_of_ids_and_lists(table, path):
     batches, _ = read_batches(make_input(missing_id=-77), path, 0, NUM_ROWS)
     assert np.count_nonzero(column(batches, "C2") == -77) == table["C2"].null_count > 0
-    lists = [values for batch in batches for values in batch.ids["tags"].to_list()]
+    lists = [values for batch in batches for values in batch.columns["tags"].to_list()]
     assert lists == expected_lists(table, -77)
 
 
@@ -85,10 +86,10 @@ def test_end_gives_empty_tensors_again_and_again(path, num_rows):
         pass
     for _ in range(2):
         batch = unit.next(reader)
-        assert batch.labels.shape == (0,)
-        assert batch.numerics.shape == (0, 2)
-        assert batch.ids["C1"].shape == (0,)
-        assert batch.ids["tags"].to_list() == []
+        assert batch.columns["label"].shape == (0,)
+        assert batch.columns["numerics"].shape == (0, 2)
+        assert batch.columns["C1"].shape == (0,)
+        assert batch.columns["tags"].to_list() == []
 
 
 @pytest.mark.parametrize("shuffle_rows", [1, 100, 230, 5000])
@@ -107,7 +108,7 @@ def test_shuffle_permutes_within_runs_and_keeps_rows_whole(table, path, shuffle_
     rows = table.take(pa.array(order))
     np.testing.assert_array_equal(numerics(batches), expected_numerics(rows))
     np.testing.assert_array_equal(column(batches, "C1"), rows["C1"].to_numpy())
-    lists = [values for batch in batches for values in batch.ids["tags"].to_list()]
+    lists = [values for batch in batches for values in batch.columns["tags"].to_list()]
     assert lists == expected_lists(rows, -1)
 
 
@@ -204,7 +205,7 @@ def test_list_types_and_nullability(tmp_path, value_type, nullable):
 
     unit = UnitReader(batch_rows=2, id_lists=("x",), missing_id=-9)
     batches, _ = read_batches(unit, str(file), 1, len(lists) - 1)
-    found = [values for batch in batches for values in batch.ids["x"].to_list()]
+    found = [values for batch in batches for values in batch.columns["x"].to_list()]
     assert found == [[-9 if v is None else v for v in values or []] for values in lists[1:]]
 
 
@@ -214,7 +215,7 @@ def test_long_lists_cross_reader_chunks(tmp_path):
     pq.write_table(pa.table({"x": lists}), file, data_page_size=1024)
     unit = UnitReader(batch_rows=1, id_lists=("x",))
     batches, _ = read_batches(unit, str(file), 0, -1)
-    assert [batch.ids["x"].to_list()[0] for batch in batches] == lists
+    assert [batch.columns["x"].to_list()[0] for batch in batches] == lists
 
 
 def test_more_rows_than_a_block_and_many_row_groups(tmp_path):
@@ -229,8 +230,8 @@ def test_more_rows_than_a_block_and_many_row_groups(tmp_path):
 def test_reader_without_label_gives_no_labels(path):
     unit = UnitReader(batch_rows=10, ids=("C1",))
     batch = unit.next(unit.open(path, 0, 10))
-    assert batch.labels.shape == (0,)
-    assert batch.numerics.shape == (10, 0)
+    assert set(batch.columns) == {"numerics", "C1"}
+    assert batch.columns["numerics"].shape == (10, 0)
 
 
 @tf.function
@@ -240,8 +241,8 @@ def read_in_graph(unit: UnitReader, path: tf.Tensor, first_row: tf.Tensor, num_r
     total = tf.constant(0, tf.int64)
     num_batches = 0
     while batch.num_rows > 0:
-        total += tf.reduce_sum(batch.ids["row"])
-        total += tf.cast(batch.ids["tags"].nrows(), tf.int64)
+        total += tf.reduce_sum(batch.columns["row"])
+        total += tf.cast(batch.columns["tags"].nrows(), tf.int64)
         num_batches += 1
         batch = unit.next(reader)
     return total, num_batches, kernels.load().embedps_process_id()
@@ -307,7 +308,7 @@ def test_empty_row_groups_are_passed_over(tmp_path, sizes):
     unit = UnitReader(batch_rows=2, ids=("id",), id_lists=("tags",))
     for first_row in range(8):
         batches, _ = read_batches(unit, str(file), first_row, -1)
-        ids = [i for batch in batches for i in batch.ids["id"].numpy().tolist()]
-        lists = [row for batch in batches for row in batch.ids["tags"].to_list()]
+        ids = [i for batch in batches for i in batch.columns["id"].numpy().tolist()]
+        lists = [row for batch in batches for row in batch.columns["tags"].to_list()]
         assert ids == list(range(first_row, 7))
         assert lists == [[i] * i for i in ids]

@@ -110,7 +110,7 @@ def test_wrong_value_is_named_with_its_file_and_row(
     file = tmp_path / "x.parquet"
     pq.write_table(pa.table(arrays, pa.schema(fields)), file, row_group_size=7000)
     unit = UnitReader(
-        batch_rows=500, label="label", numerics=("x",), ids=("id",), shuffle_rows=2000
+        batch_rows=500, labels=("label",), numerics=("x",), ids=("id",), shuffle_rows=2000
     )
     message = f"x.parquet', row group 2: column {message} at row {at} of the file, counted from 0"
     for first_row in (0, 3, 7000, 16_999):

@@ -59,7 +59,7 @@ def write_table(table: pa.Table, folder: Path) -> str:
 def make_input(**changes: object) -> UnitReader:
     settings: dict = {
         "batch_rows": 64,
-        "label": "label",
+        "labels": ("label",),
         "numerics": ("I1", "I2"),
         "ids": ("C1", "C2", "row"),
         "id_lists": ("tags",),
@@ -82,8 +82,8 @@ def read_batches(
 
 
 def column(batches: list[Batch], name: str) -> np.ndarray:
-    return np.concatenate([batch.ids[name].numpy() for batch in batches])
+    return np.concatenate([batch.columns[name].numpy() for batch in batches])
 
 
 def numerics(batches: list[Batch]) -> np.ndarray:
-    return np.concatenate([batch.numerics.numpy() for batch in batches])
+    return np.concatenate([batch.columns["numerics"].numpy() for batch in batches])

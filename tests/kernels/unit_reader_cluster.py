@@ -73,7 +73,9 @@ def main() -> None:
         batch = unit.next(reader)
         total = tf.constant(0, tf.int64)
         while batch.num_rows > 0:
-            total += tf.reduce_sum(batch.ids["row"]) + tf.reduce_sum(batch.ids["tags"].values)
+            total += tf.reduce_sum(batch.columns["row"]) + tf.reduce_sum(
+                batch.columns["tags"].values
+            )
             batch = unit.next(reader)
         return total, ops.embedps_process_id()
 

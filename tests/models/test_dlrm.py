@@ -16,6 +16,7 @@ import tensorflow as tf
 from embedps.data.dataset import RAGGED_TYPE, Dataset
 from embedps.data.dataset_metadata import CategoricalFeature
 from embedps.dtypes import COMPUTE_DTYPES
+from embedps.engine.step_model import StepModel
 from embedps.errors import UsageError
 from models import dlrm
 from models.dlrm_network import DLRM
@@ -118,7 +119,7 @@ def test_without_numerics_the_embeddings_take_the_bottom_mlps_place(
     )
     config = dataclasses.replace(TINY_DLRM, compute_dtype=compute_dtype)
     recommender = dlrm.make(config, dataset)
-    network = recommender.build_network()
+    network = StepModel(recommender).network
     assert [v.shape.as_list() for v in network.variables] == [[width, 8], [8], [8, 1], [1]]
     make_trainer(dataset, tmp_path, recommender=recommender).fit()
     trainer = make_trainer(dataset, tmp_path, recommender=recommender, epochs=EPOCHS)
@@ -134,7 +135,7 @@ def test_with_numerics_variables_are_those_of_checkpoints_before(
     """By their order and shapes a checkpoint's are restored; by their names they are told apart."""
     tf.keras.backend.clear_session()
     config = dataclasses.replace(TINY_DLRM, compute_dtype=compute_dtype)
-    network = dlrm.make(config, planted).build_network()
+    network = StepModel(dlrm.make(config, planted)).network
     assert [(v.name, v.shape.as_list()) for v in network.variables] == VARIABLES
 
 

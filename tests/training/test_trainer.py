@@ -21,6 +21,7 @@ from embedps.checkpoint.tools.verify import verify
 from embedps.cluster.embedded import EmbeddedCluster
 from embedps.data.dataset import Dataset
 from embedps.engine.dense_optimizer import make_dense_optimizer
+from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import make_train_unit
 from embedps.errors import DatasetError, DimMismatchError, UsageError
 from embedps.run.config import TrainConfig
@@ -239,19 +240,17 @@ def test_library_user_trains_a_model_of_their_own(tmp_path, dataset):
 def test_train_unit_issues_one_lookup_and_one_update_a_group_and_shard(
     dataset, make, num_groups, num_shards
 ):
-    recommender = make(dataset)
+    model = StepModel(make(dataset))
     cluster = EmbeddedCluster(num_shards=num_shards)
     collection = EmbeddingCollection(
-        recommender.tables, recommender.features, devices=cluster.shard_devices, container="graph"
+        model.tables, model.features, devices=cluster.shard_devices, container="graph"
     )
-    network = recommender.build_network()
     unit: Any = make_train_unit(
-        recommender,
-        network,
-        make_dense_optimizer("adagrad", 0.1, network),
+        model,
+        make_dense_optimizer("adagrad", 0.1, model.network),
         collection,
         cluster.strategy,
-        recommender.input(batch_rows=64, shuffle_rows=0),
+        model.input(batch_rows=64, shuffle_rows=0),
         overlap=True,
     )
     number = tf.TensorSpec([], tf.int64)

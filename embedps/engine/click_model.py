@@ -1,0 +1,57 @@
+"""A model of a dense network over numerics and embeddings, trained by log loss on one label."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from embedps.layers.embeddings import Embeddings
+from embedps.tables.groups import group_tables
+
+
+class ClickModel(tf.keras.Model):
+    """Predicts a click by a network that is called as `network(numerics, embeddings)`.
+
+    The network returns logits, float32 [batch] or [batch, 1].
+    """
+
+    def __init__(self, network: tf.keras.Model, embeddings: Embeddings, *, label: str) -> None:
+        """Takes the parts.
+
+        Args:
+          network: the dense network.
+          embeddings: looks up its embeddings.
+          label: the column of 0 and 1.
+        """
+        super().__init__()
+        self.network = network
+        self.embeddings = embeddings
+        self._label = label
+        # The order in which such networks have always got them.
+        groups = group_tables(embeddings.tables, embeddings.features)
+        self._order = [feature.name for group in groups for feature in group.features]
+
+    def look_up(self, features: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+        """Gives the embeddings as the network takes them: by group of tables."""
+        found = self.embeddings(features)
+        return {name: found[name] for name in self._order if name in found}
+
+    def logits(self, features: Mapping[str, Any], *, training: bool) -> tf.Tensor:
+        """Computes the logits of a batch, float32 [batch]."""
+        logits = self.network(features["numerics"], self.look_up(features), training=training)
+        logits = tf.reshape(logits, [-1])
+        object.__setattr__(self, "last_logits", logits)  # bridge: counts of the unit functions
+        return logits
+
+    def call(self, features: Mapping[str, Any], training: bool = False) -> dict[str, tf.Tensor]:
+        """Computes the probability of a click: `score`, float32 [batch]."""
+        return {"score": tf.sigmoid(self.logits(features, training=bool(training)))}
+
+    def compute_loss(self, features: Mapping[str, Any], training: bool = False) -> tf.Tensor:
+        """Computes the mean log loss of a batch."""
+        labels = features[self._label]
+        logits = self.logits(features, training=training)
+        losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
+        return tf.reduce_mean(losses)

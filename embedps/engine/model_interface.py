@@ -1,0 +1,116 @@
+"""What the engine asks of a user's model: its loss, its outputs, and its Embeddings layer."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from embedps.errors import UsageError
+from embedps.layers.embeddings import Embeddings
+
+
+def find_embeddings(model: tf.keras.Model) -> Embeddings:
+    """Finds a model's only Embeddings layer.
+
+    Raises:
+      UsageError: it has none, or several.
+    """
+    found = [m for m in (model, *model.submodules) if isinstance(m, Embeddings)]
+    if len(found) != 1:
+        raise UsageError(
+            f"a model must have one embedps.Embeddings layer, in an attribute, but "
+            f"{type(model).__name__} has {len(found)}: declare all features in one layer"
+        )
+    return found[0]
+
+
+def has_own_loss(model: tf.keras.Model) -> bool:
+    """Tells whether a model has TFRS' `compute_loss(features, training)`, and not Keras' own."""
+    own = type(model).compute_loss
+    if own is tf.keras.Model.compute_loss:
+        return False
+    parameters = list(inspect.signature(own).parameters)
+    return parameters[2:3] == ["training"]
+
+
+def check_model(model: Any) -> None:
+    """Checks that the engine can train a model.
+
+    Raises:
+      UsageError: it is not a Keras model, or has no loss.
+    """
+    if not isinstance(model, tf.keras.Model):
+        kind = type(model)
+        raise UsageError(
+            "a recommender's build must return a tf.keras.Model (Keras 2) but returned a "
+            f"{kind.__module__}.{kind.__qualname__}"
+        )
+    if not has_own_loss(model) and getattr(model, "compiled_loss", None) is None:
+        raise UsageError(
+            f"{type(model).__name__} has no loss: give it compute_loss(self, features, "
+            "training=False), as tfrs.Model has, or compile it with a loss"
+        )
+
+
+def step_loss(
+    model: tf.keras.Model, batch: Mapping[str, Any], *, labels: tuple[str, ...], weight: str,
+    training: bool,
+) -> tf.Tensor:  # fmt: skip
+    """Computes what a step minimizes: the model's loss, and the losses that its layers add.
+
+    Args:
+      model: as `check_model` takes it.
+      batch: the columns.
+      labels: the columns of labels: what a compiled model predicts.
+      weight: the column of weights; empty if there is none.
+      training: as Keras has it.
+
+    Returns:
+      float32 scalar.
+    """
+    model._clear_losses()
+    with one_replica():
+        if has_own_loss(model):
+            loss = model.compute_loss(dict(batch), training=training)
+            # The model's own, and those of parts that it called.
+            added = [tf.reduce_sum(tf.cast(each, tf.float32)) for each in model.losses]
+            return tf.add_n([tf.cast(tf.reduce_sum(loss), tf.float32), *added])
+        targets = {name: batch[name] for name in labels}
+        given = {k: v for k, v in batch.items() if k not in targets and k != weight}
+        weights = batch[weight] if weight else None
+        wanted = targets if len(targets) != 1 else next(iter(targets.values()))
+        predicted = model(given, training=training)
+        loss = model.compute_loss(given, wanted, predicted, weights)
+        model.compute_metrics(given, wanted, predicted, weights)
+        return tf.cast(loss, tf.float32)
+
+
+def outputs(model: tf.keras.Model, batch: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+    """Computes a model's predictions: what its call returns, by name; "score" if it is a tensor."""
+    found = model(dict(batch), training=False)
+    return dict(found) if isinstance(found, Mapping) else {"score": found}
+
+
+@contextmanager
+def one_replica() -> Iterator[None]:
+    """Lets losses average over the batch within the block.
+
+    Keras refuses to within tf.distribute, as it does not know the global batch. A step is one
+    replica: its batch is the global one.
+    """
+    kind = tf.keras.losses.Loss
+    before = kind._get_reduction
+
+    def reduction(self: Any) -> str:
+        auto = self.reduction == tf.keras.losses.Reduction.AUTO
+        return tf.keras.losses.Reduction.SUM_OVER_BATCH_SIZE if auto else self.reduction
+
+    kind._get_reduction = reduction
+    try:
+        yield
+    finally:
+        kind._get_reduction = before

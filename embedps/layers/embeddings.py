@@ -1,0 +1,118 @@
+"""A Keras layer that looks embeddings up, in an engine's step or by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from embedps.errors import UsageError
+from embedps.tables.specs import FeatureSpec, TableSpec, check
+
+
+class Embeddings(tf.keras.layers.Layer):
+    """Looks up the embeddings of a batch's features.
+
+    The rows are in tables, not in Keras variables. An engine looks the rows of a step up before the
+    step computes, in one message per server, and hands them to the layer (`providing`).
+
+    Attributes:
+      features: the columns of ids and the tables they are looked up in.
+      tables: the tables.
+    """
+
+    def __init__(
+        self, features: Sequence[FeatureSpec], *, tables: Sequence[TableSpec] = (), **kwargs: Any
+    ) -> None:
+        """Declares features and tables.
+
+        Args:
+          features: each names a column of ids and its table: a TableSpec, or the name of one in
+            `tables`.
+          tables: tables that features name.
+          kwargs: those of `tf.keras.layers.Layer`.
+
+        Raises:
+          UsageError: names are not unique, or a table is not declared.
+        """
+        super().__init__(autocast=False, **kwargs)
+        declared = {table.name: table for table in tables}
+        for feature in features:
+            table = feature.table
+            if isinstance(table, TableSpec) and declared.setdefault(table.name, table) != table:
+                raise UsageError(f"table {table.name!r} is declared in two ways")
+        named = [dataclasses.replace(f, table=getattr(f.table, "name", f.table)) for f in features]
+        check(list(declared.values()), named)
+        self.features = tuple(named)
+        self.tables = tuple(declared.values())
+        self._provided = threading.local()
+
+    def build(self, input_shape: Any) -> None:
+        """Makes nothing: the tables are made where they are used."""
+        self.built = True
+
+    def call(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Gives the embeddings of the features among the inputs.
+
+        Args:
+          inputs: a batch: by feature int64 [batch], or ragged int64 [batch, None] for a ragged
+            feature; other entries are ignored. Features may be absent.
+
+        Returns:
+          By feature float32 [batch, dim].
+
+        Raises:
+          UsageError: the inputs are no dict, have none of the features, or a feature is looked up
+            twice in a step.
+        """
+        if not isinstance(inputs, Mapping):
+            raise UsageError(
+                "embedps.Embeddings must be called with a batch's dict of columns but got a "
+                f"{type(inputs).__name__}: pass {{'column': ids}}"
+            )
+        wanted = [f.name for f in self.features if f.name in inputs]
+        if not wanted:
+            raise UsageError(
+                f"embedps.Embeddings looks up {[f.name for f in self.features]}, but the batch has "
+                f"none of them: {sorted(inputs)}"
+            )
+        provided = getattr(self._provided, "activations", None)
+        if provided is None:
+            return self._look_up({name: inputs[name] for name in wanted})
+        for name in wanted:
+            if name in self._provided.taken:
+                raise UsageError(
+                    f"feature {name!r} is looked up twice in a step: call the Embeddings layer "
+                    "once per feature, and pass on what it returns"
+                )
+            self._provided.taken.add(name)
+        return {name: provided[name] for name in wanted}
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> None:
+        """Takes no mask; padded activations bring their own."""
+
+    @contextmanager
+    def providing(self, activations: Mapping[str, Any]) -> Iterator[None]:
+        """Makes calls in this thread return these activations within the block.
+
+        Args:
+          activations: by feature, as `EmbeddingCollection.combine` returns them.
+        """
+        before = vars(self._provided).copy()
+        self._provided.activations, self._provided.taken = activations, set()
+        try:
+            yield
+        finally:
+            vars(self._provided).clear()
+            vars(self._provided).update(before)
+
+    def _look_up(self, ids: dict[str, Any]) -> dict[str, Any]:
+        raise UsageError("embedps.Embeddings can only be called in a step of an embedps.Trainer")
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns what `from_config` takes."""
+        return {**super().get_config(), "features": self.features, "tables": self.tables}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from embedps.errors import UsageError
 from embedps.tables import FeatureSpec, TableSpec
-from embedps.tables.specs import check
+from embedps.tables.specs import tables_of
 
 if TYPE_CHECKING:  # these import TensorFlow, which a model's flags do not wait for
     import tensorflow as tf
@@ -41,7 +41,8 @@ class Recommender:
         [batch, dim]. It returns logits, float32 [batch] or
         [batch, 1]. If its call, or a layer's, takes `training`, that is True in training only.
         It is trained by log loss. Losses that its layers add are minimized too.
-      tables: the embedding tables, if `build` makes a dense network.
+      tables: the embedding tables, if `build` makes a dense network. Those that features bring
+        along are added.
       features: the columns of ids and the tables they are looked up in, if `build` makes a dense
         network.
       numerics: the columns of numbers, in the order in which such a network gets them.
@@ -66,7 +67,7 @@ class Recommender:
 
     def __post_init__(self) -> None:
         if self.tables or self.features:
-            check(self.tables, self.features)
+            object.__setattr__(self, "tables", tables_of(self.features, self.tables))
         if not self.label:
             raise UsageError("a recommender must name its label's column")
         if not -(2**63) <= self.missing_id < 2**63:

@@ -15,6 +15,7 @@ from embedps.engine.network_interface import check_logits, check_network
 from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 from embedps.layers.embeddings import Embeddings
+from embedps.tables.activations import Activation, sample
 from embedps.tables.specs import FeatureSpec, TableSpec
 
 _SAMPLE_ROWS = 2
@@ -160,9 +161,12 @@ class StepModel:
         batch |= {name: lists.with_row_splits_dtype(tf.int64) for name in columns["id_lists"]}
         return batch
 
-    def _sample_activations(self) -> dict[str, tf.Tensor]:
-        dims = {table.name: table.dim for table in self.tables}
-        return {f.name: tf.fill([_SAMPLE_ROWS, dims[f.table]], 0.01) for f in self.features}
+    def _sample_activations(self) -> dict[str, Activation]:
+        dims, batch = {table.name: table.dim for table in self.tables}, self._sample()
+        return {
+            f.name: sample(f, batch[f.name], dim=dims[f.table_name], value=0.01)
+            for f in self.features
+        }
 
     def _make_variables(self) -> None:
         """Calls the model once, and forgets what its metrics counted."""

@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -10,14 +10,13 @@ import tensorflow as tf
 from embedps import kernels
 from embedps.errors import UsageError
 from embedps.tables import ops
+from embedps.tables.activations import Activation, Ids
 from embedps.tables.groups import TableGroup, group_tables
 from embedps.tables.optimizers import SGD
 from embedps.tables.row_files import RowFiles
 from embedps.tables.specs import FeatureSpec, TableSpec
 
 T = TypeVar("T")
-Ids: TypeAlias = tf.Tensor | tf.RaggedTensor
-Activation: TypeAlias = tf.Tensor | tf.RaggedTensor
 
 
 class LookupResult(NamedTuple):
@@ -213,7 +212,8 @@ class EmbeddingCollection:
         Returns:
           By feature that was looked up float32 [batch, dim]. A ragged feature with combiner "none"
           has a row per id: ragged [batch, None, dim], or with a max_length dense [batch,
-          max_length, dim], zeros after an example's last id.
+          max_length, dim], zeros after an example's last id. `activations.mask` tells which
+          positions have an id.
         """
         activations: dict[str, Activation] = {}
         for group, rows, routed, row_splits in zip(
@@ -232,28 +232,12 @@ class EmbeddingCollection:
                 lengths=lengths if any(lengths) else [],
             )
             for feature, value in zip(features, combined, strict=True):
-                if feature.ragged and feature.combiner == "none" and feature.max_length is None:
+                if feature.keeps_rows and feature.max_length is None:
                     value = tf.RaggedTensor.from_row_splits(
                         value, row_splits[feature.name], validate=False
                     )
                 activations[feature.name] = value
         return activations
-
-    def masks(self, result: LookupResult) -> dict[str, tf.Tensor]:
-        """Makes the masks of the features with a max_length: which positions have an id.
-
-        Returns:
-          By feature bool [batch, max_length].
-        """
-        masks: dict[str, tf.Tensor] = {}
-        for group, row_splits in zip(self.groups, result.row_splits, strict=True):
-            for feature in group.features:
-                if feature.max_length is not None and feature.name in row_splits:
-                    splits = row_splits[feature.name]
-                    masks[feature.name] = tf.sequence_mask(
-                        splits[1:] - splits[:-1], feature.max_length
-                    )
-        return masks
 
     def update(
         self,

@@ -128,7 +128,7 @@ class FeatureSpec:
             )
         if self.max_length is None:
             return
-        if not (self.combiner == "none" and self.ragged):
+        if not self.keeps_rows:
             raise UsageError(
                 f"feature {self.name!r}: max_length must go with ragged=True and combiner='none' "
                 f"but got ragged={self.ragged} and combiner={self.combiner!r}"
@@ -143,6 +143,11 @@ class FeatureSpec:
     def table_name(self) -> str:
         """The name of the table."""
         return self.table if isinstance(self.table, str) else self.table.name
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether an example's activation is a row per id, not one vector."""
+        return self.ragged and self.combiner == "none"
 
 
 def tables_of(
@@ -195,6 +200,6 @@ def check(tables: Sequence[TableSpec], features: Sequence[FeatureSpec]) -> None:
     for feature in features:
         if feature.table_name not in names:
             raise UsageError(
-                f"feature {feature.name!r} looks up table {feature.table_name!r}, which is not among "
-                f"the declared tables: {names}"
+                f"feature {feature.name!r} looks up table {feature.table_name!r}, which is not "
+                f"among the declared tables: {names}"
             )

@@ -371,7 +371,9 @@ def test_combine_op_checks_positions_and_splits(positions, splits, text):
 
 
 def test_combine_op_names_unknown_combiner_and_wrong_rows():
-    with pytest.raises(tf.errors.InvalidArgumentError, match="sum, mean, sqrtn or none but got 'max'"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="sum, mean, sqrtn or none but got 'max'"
+    ):
         _combine([0], [], combiners=["max"])
     with pytest.raises(tf.errors.InvalidArgumentError, match="combiners and feature_tables must"):
         _combine([0], [], combiners=["sum", "sum"])

@@ -67,7 +67,7 @@ def test_initializer_shorthands_name_their_kind():
 
 
 def test_feature_spec_refuses_unknown_combiner():
-    with pytest.raises(UsageError, match="'f': combiner must be sum, .* or none but got 'max'"):
+    with pytest.raises(UsageError, match=r"'f': combiner must be sum, .* or none but got 'max'"):
         FeatureSpec(name="f", table="t", combiner="max")  # type: ignore[arg-type]
 
 
@@ -118,7 +118,7 @@ def test_tables_of_refuses_two_declarations_that_differ():
         "feature 'b' declares table 't' with seed=3, capacity=9, but another declaration has "
         "seed=0, capacity=0: make them equal, or give one table another name"
     )
-    with pytest.raises(UsageError, match="with dim=4.*another declaration has dim=8"):
+    with pytest.raises(UsageError, match=r"with dim=4.*another declaration has dim=8"):
         tables_of(features[:1], [TableSpec(name="t", dim=8)])
     with pytest.raises(UsageError, match="'c' looks up table 'x', which is not among"):
         tables_of([FeatureSpec(name="c", table="x")])

@@ -157,7 +157,8 @@ class StepModel:
         batch |= {name: tf.ones([rows]) for name in columns["numerics"]}
         batch |= {name: tf.constant([0.0, 1.0]) for name in columns["labels"]}
         batch |= {name: tf.ones([rows], tf.int64) for name in columns["ids"]}
-        lists = tf.RaggedTensor.from_row_splits(tf.ones([1], tf.int64), [0, 1, 1])
+        # No list is empty: Keras' mean over nothing is NaN, and a dataset may have no such list.
+        lists = tf.RaggedTensor.from_row_splits(tf.ones([3], tf.int64), [0, 1, 3])
         batch |= {name: lists.with_row_splits_dtype(tf.int64) for name in columns["id_lists"]}
         return batch
 

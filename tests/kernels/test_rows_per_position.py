@@ -71,20 +71,22 @@ def _upstream():
 
 def _gradients(upstream):
     """Sums gradients per row by loops; the mean gives each id its part."""
-    sums: dict[tuple[str, int], np.ndarray] = collections.defaultdict(lambda: np.float32(0))
+    sums: dict[tuple[str, int], np.ndarray] = collections.defaultdict(
+        lambda: np.zeros((), np.float32)
+    )
     for b, id_ in enumerate(SHOWN):
-        sums["items", id_] += upstream["shown"][b]
+        sums["items", id_] = sums["items", id_] + upstream["shown"][b]
     flat = iter(upstream["history"])
     for kept in _kept("history"):
         for id_ in kept:
-            sums["items", id_] += next(flat)
+            sums["items", id_] = sums["items", id_] + next(flat)
     for b, kept in enumerate(_kept("clicked")):
         for id_ in kept:
-            sums["items", id_] += upstream["clicked"][b] / np.float32(len(kept))
+            sums["items", id_] = sums["items", id_] + upstream["clicked"][b] / np.float32(len(kept))
     for name, table in (("recent", "items"), ("been", "places")):
         for b, kept in enumerate(_kept(name)):
             for i, id_ in enumerate(kept):
-                sums[table, id_] += upstream[name][b, i]
+                sums[table, id_] = sums[table, id_] + upstream[name][b, i]
     return sums
 
 

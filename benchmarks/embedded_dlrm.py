@@ -9,17 +9,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from benchmarks.columns import describe
 from benchmarks.workload import W1
 from embedps.cluster.embedded import EmbeddedCluster
 from embedps.engine.dense_optimizer import make_dense_optimizer
-from embedps.engine.recommender import Recommender
 from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import make_eval_unit, make_train_unit
 from embedps.metrics import Accumulator, Metrics
-from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.collection import EmbeddingCollection
-from embedps.tables.optimizers import make as make_optimizer
-from models.dlrm import Config, build
+from models import dlrm
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,19 +42,10 @@ def make(
 ) -> EmbeddedDLRM:
     """Makes empty tables and a new network."""
     cluster = EmbeddedCluster()
-    names = [f"C{i + 1}" for i in range(len(W1.cardinalities))]
-    config = Config(sparse_optimizer=sparse)
-    optimizer = make_optimizer(sparse)
-    recommender = Recommender(
-        tables=tuple(
-            TableSpec(name=n, dim=config.embedding_dim, optimizer=optimizer) for n in names
-        ),
-        features=tuple(FeatureSpec(name=n, table=n) for n in names),
-        numerics=tuple(f"I{i + 1}" for i in range(W1.num_numerics)),
-        build=lambda: build(config, has_numerics=True),
-    )
+    columns = describe(W1.num_numerics, len(W1.cardinalities))
+    recommender = dlrm.make(dlrm.Config(sparse_optimizer=sparse), columns)
     tf.keras.utils.set_random_seed(0)
-    model = StepModel(recommender)
+    model = StepModel(recommender, columns)
     collection = EmbeddingCollection(
         model.tables,
         model.features,

@@ -8,10 +8,11 @@ instead of its output. (Two epochs of MovieLens 100K then reach a held-out AUC o
 with the dot products alone.) A single vector has no dot products.
 
 Copy this module to write a model of your own: it needs a `Config`, whose fields become flags, and
-`make`. `models/dlrm_network.py` has the Keras layers.
+`make`. `models/dlrm_network.py` has the Keras model.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from embedps.config_fields import check, option
@@ -72,11 +73,21 @@ class Config:
         return self.compute_dtype if self.wire_dtype == "compute" else self.wire_dtype
 
 
-def build(config: Config, *, has_numerics: bool) -> "DLRM":
-    """Builds the dense network."""
+def build(
+    config: Config,
+    features: Sequence[FeatureSpec],
+    *,
+    label: str = "label",
+    has_numerics: bool = True,
+) -> "DLRM":
+    """Builds the model over declared features."""
+    from embedps.layers.embeddings import Embeddings
+
     from .dlrm_network import DLRM
 
     return DLRM(
+        Embeddings(features),
+        label=label,
         embedding_dim=config.embedding_dim,
         bottom_mlp=config.bottom_mlp if has_numerics else None,
         top_mlp=config.top_mlp,
@@ -84,8 +95,22 @@ def build(config: Config, *, has_numerics: bool) -> "DLRM":
     )
 
 
+def declare(config: Config, columns: Sequence[CategoricalFeature]) -> tuple[FeatureSpec, ...]:
+    """Declares one table per categorical column; a list's rows are averaged."""
+    optimizer = make_optimizer(config.sparse_optimizer)
+    return tuple(
+        FeatureSpec(
+            name=column.name,
+            table=TableSpec(name=column.name, dim=config.embedding_dim, optimizer=optimizer),
+            ragged=column.ragged,
+            combiner="mean" if column.ragged else "sum",
+        )
+        for column in columns
+    )
+
+
 def make(config: Config, dataset: Dataset) -> Recommender:
-    """Makes a DLRM over a dataset's columns, with one table per categorical feature.
+    """Makes a DLRM over a dataset's columns.
 
     Raises:
       UsageError: the dataset has no categorical column, so there is no table to train.
@@ -96,28 +121,15 @@ def make(config: Config, dataset: Dataset) -> Recommender:
             f"{dataset.directory} has none beside {len(dataset.numeric)} numeric ones: declare one "
             "in its schema and make the dataset again"
         )
-    optimizer = make_optimizer(config.sparse_optimizer)
+    features = declare(config, dataset.categorical)
+    names = (*(f.name for f in dataset.numeric), *(f.name for f in dataset.categorical))
     return Recommender(
-        tables=tuple(
-            TableSpec(name=column.name, dim=config.embedding_dim, optimizer=optimizer)
-            for column in dataset.categorical
+        build=lambda: build(
+            config, features, label=dataset.label, has_numerics=bool(dataset.numeric)
         ),
-        features=tuple(_feature(column) for column in dataset.categorical),
-        numerics=tuple(column.name for column in dataset.numeric),
-        label=dataset.label,
-        build=lambda: build(config, has_numerics=bool(dataset.numeric)),
+        columns=(dataset.label, *names),
         missing_id=dataset.missing_id,
         wire_dtype=config.resolved_wire_dtype,
         model="dlrm",
         config=config,
-    )
-
-
-def _feature(column: CategoricalFeature) -> FeatureSpec:
-    """Declares the lookup of a column in the table of its name; a list's rows are averaged."""
-    return FeatureSpec(
-        name=column.name,
-        table=column.name,
-        ragged=column.ragged,
-        combiner="mean" if column.ragged else "sum",
     )

@@ -1,19 +1,24 @@
-"""The dense network of DLRM, as Keras layers."""
+"""DLRM as a Keras model."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from embedps.data.unit_reader import NUMERICS
+from embedps.engine.click_model import ClickModel
 from embedps.layers.dense import MLP, dot_interaction
+from embedps.layers.embeddings import Embeddings
 
 
-class DLRM(tf.keras.Model):
-    """Computes logits from numeric features and embeddings of one dim."""
+class DLRM(ClickModel):
+    """Predicts a click from numeric features and embeddings of one dim."""
 
     def __init__(
         self,
+        embeddings: Embeddings,
         *,
+        label: str,
         embedding_dim: int,
         top_mlp: Sequence[int],
         bottom_mlp: Sequence[int] | None = None,
@@ -23,6 +28,8 @@ class DLRM(tf.keras.Model):
         """Makes the layers.
 
         Args:
+          embeddings: looks up the features, each of `embedding_dim`.
+          label: the column of 0 and 1.
           embedding_dim: floats per embedding.
           top_mlp: widths of the top layers; a last layer of one logit is added.
           bottom_mlp: widths of the layers over the numeric features; a last layer of
@@ -30,7 +37,8 @@ class DLRM(tf.keras.Model):
           compute_dtype: "float32" or "bfloat16", of the products; weights and logits are float32.
           kwargs: those of `tf.keras.Model`.
         """
-        super().__init__(**kwargs)
+        super().__init__(label=label, **kwargs)
+        self.embeddings = embeddings
         self._interaction_dtype = compute_dtype
         self._bottom: MLP | None = None
         if bottom_mlp is not None:
@@ -41,23 +49,21 @@ class DLRM(tf.keras.Model):
             )
         self._top = MLP([*top_mlp, 1], compute_dtype=compute_dtype, out_dtype="float32")
 
-    def call(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> tf.Tensor:
-        """Scores a batch.
+    def logits(self, features: Mapping[str, Any], *, training: bool) -> tf.Tensor:
+        """Computes the logits of a batch, float32 [batch].
 
         Args:
-          numerics: float32 [batch, num_numerics]; a missing value is NaN and counts as 0. Ignored
-            without a bottom MLP.
-          embeddings: by feature name, float32 [batch, embedding_dim].
-
-        Returns:
-          float32 [batch, 1], the logits.
+          features: the batch. A missing number is NaN and counts as 0. Without a bottom MLP,
+            numbers are ignored.
+          training: has no effect.
         """
-        vectors = list(embeddings.values())
+        vectors = list(self.embeddings(features).values())
         direct = vectors  # what the top MLP takes besides the dot products
         if self._bottom is not None:
+            numerics = features[NUMERICS]
             numerics = tf.where(tf.math.is_nan(numerics), tf.zeros_like(numerics), numerics)
             direct = [self._bottom(numerics)]
             vectors = [*direct, *vectors]
-        if len(vectors) == 1:
-            return self._top(direct)
-        return self._top([*direct, dot_interaction(vectors, self._interaction_dtype)])
+        if len(vectors) > 1:
+            direct = [*direct, dot_interaction(vectors, self._interaction_dtype)]
+        return tf.reshape(self._top(direct), [-1])

@@ -18,19 +18,17 @@ import embedps  # noqa: F401  before TensorFlow: it chooses the Keras
 # isort: split
 import tensorflow as tf
 
+from benchmarks.columns import describe
 from benchmarks.peers import embedps_files, protocol
 from embedps.cluster.embedded import EmbeddedCluster
 from embedps.cluster.interface import Cluster
 from embedps.cluster.local_cluster import LocalCluster
 from embedps.engine.dense_optimizer import make_dense_optimizer
-from embedps.engine.recommender import Recommender
 from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import make_train_unit
 from embedps.run.cluster_config import ClusterConfig
-from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.collection import EmbeddingCollection
-from embedps.tables.optimizers import make as make_optimizer
-from models.dlrm import Config, build
+from models import dlrm
 
 _STEPS_PER_UNIT = 16
 _INSERT_ROWS = 32768
@@ -58,25 +56,27 @@ class Embedps:
         if variant.task == "checkpoint":
             self._checkpoints = self._checkpoints or embedps_files.Checkpoints(self._work)
             return protocol.checkpointer(self._checkpoints, variant.kind)
-        config = Config(
+        config = dlrm.Config(
             embedding_dim=self._work.dim,
             bottom_mlp=tuple(self._work.bottom_mlp[:-1]),  # DLRM adds the layer of dim
             top_mlp=tuple(self._work.top_mlp[:-1]),  # and the logit
             sparse_optimizer=variant.kind,
             compute_dtype=variant.precision,
         )
-        recommender = self._recommender(config)
+        columns = describe(self._work.num_numerics, len(self._names))
+        with self._cluster.scope():
+            model = StepModel(dlrm.make(config, columns), columns)
         if variant.kind not in self._collections:
             self._collections[variant.kind] = EmbeddingCollection(
-                recommender.tables,
-                recommender.features,
+                model.tables,
+                model.features,
                 devices=self._cluster.shard_devices,
                 container=f"benchmark-{next(_containers)}",
             )
             self._make_rows(self._collections[variant.kind])
         collection = self._collections[variant.kind]
         prepare = {"train": self._train, "lookup": self._lookup}[variant.task]
-        return prepare(variant, recommender, collection)
+        return prepare(variant, model, collection)
 
     def _make_rows(self, collection: EmbeddingCollection) -> None:
         """Looks every id up once, which creates its row."""
@@ -92,28 +92,14 @@ class Embedps:
             part = tf.constant(ids[:, first : first + _INSERT_ROWS])
             self._cluster.fetch(self._cluster.schedule(insert, (part,)))
 
-    def _recommender(self, config: Config) -> Recommender:
-        names = self._names
-        optimizer = make_optimizer(config.sparse_optimizer)
-        return Recommender(
-            tables=tuple(
-                TableSpec(name=n, dim=config.embedding_dim, optimizer=optimizer) for n in names
-            ),
-            features=tuple(FeatureSpec(name=n, table=n) for n in names),
-            numerics=tuple(f"I{i + 1}" for i in range(self._work.num_numerics)),
-            build=lambda: build(config, has_numerics=True),
-            wire_dtype=config.resolved_wire_dtype,
-        )
-
     def _train(
-        self, variant: protocol.Variant, recommender: Recommender, collection: EmbeddingCollection
+        self, variant: protocol.Variant, model: StepModel, collection: EmbeddingCollection
     ) -> protocol.Measure:
         rows = len(self._work.labels)
         unit_rows = min(rows, _STEPS_PER_UNIT * variant.batch)
         shuffle = self._work.settings.get("shuffle", True)
         dense = "sgd" if variant.kind == "sgd" else "adagrad"
         with self._cluster.scope():
-            model = StepModel(recommender)
             self.network = model.network
             optimizer = make_dense_optimizer(dense, 0.01, self.network)
         train_unit = make_train_unit(
@@ -149,11 +135,11 @@ class Embedps:
         return measure
 
     def _lookup(
-        self, variant: protocol.Variant, recommender: Recommender, collection: EmbeddingCollection
+        self, variant: protocol.Variant, model: StepModel, collection: EmbeddingCollection
     ) -> protocol.Measure:
         if len(set(collection.devices)) > 1:
             raise protocol.UnsupportedError("lookups are measured in one process only")
-        names = [f.name for f in recommender.features]
+        names = [f.name for f in model.features]
         data = [tf.constant(ids) for _, ids, _ in self._work.batches(variant.batch)]
 
         @tf.function

@@ -1,4 +1,4 @@
-"""A model of a dense network over numerics and embeddings, trained by log loss on one label."""
+"""Models that predict clicks from a logit, trained by log loss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,37 @@ from embedps.tables.groups import group_tables
 
 
 class ClickModel(tf.keras.Model):
-    """Predicts a click by a network that is called as `network(numerics, embeddings)`.
+    """Predicts the probability of a click; a subclass computes `logits`."""
+
+    def __init__(self, *, label: str, **kwargs: Any) -> None:
+        """Declares the label.
+
+        Args:
+          label: the column of 0 and 1.
+          kwargs: those of `tf.keras.Model`.
+        """
+        super().__init__(**kwargs)
+        self._label = label
+
+    def logits(self, features: Mapping[str, Any], *, training: bool) -> tf.Tensor:
+        """Computes the logits of a batch, float32 [batch]."""
+        raise NotImplementedError
+
+    def call(self, features: Mapping[str, Any], training: bool = False) -> dict[str, tf.Tensor]:
+        """Computes the probability of a click: `score`, float32 [batch]."""
+        return {"score": tf.sigmoid(self.logits(features, training=bool(training)))}
+
+    def compute_loss(self, features: Mapping[str, Any], training: bool = False) -> tf.Tensor:
+        """Computes the mean log loss of a batch."""
+        labels = features[self._label]
+        logits = self.logits(features, training=training)
+        object.__setattr__(self, "last_logits", logits)  # bridge: counts of the unit functions
+        losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
+        return tf.reduce_mean(losses)
+
+
+class NetworkModel(ClickModel):
+    """Predicts a click by a dense network that is called as `network(numerics, embeddings)`.
 
     The network returns logits, float32 [batch] or [batch, 1].
     """
@@ -25,10 +55,9 @@ class ClickModel(tf.keras.Model):
           embeddings: looks up its embeddings.
           label: the column of 0 and 1.
         """
-        super().__init__()
+        super().__init__(label=label)
         self.network = network
         self.embeddings = embeddings
-        self._label = label
         # The order in which such networks have always got them.
         groups = group_tables(embeddings.tables, embeddings.features)
         self._order = [feature.name for group in groups for feature in group.features]
@@ -41,17 +70,4 @@ class ClickModel(tf.keras.Model):
     def logits(self, features: Mapping[str, Any], *, training: bool) -> tf.Tensor:
         """Computes the logits of a batch, float32 [batch]."""
         logits = self.network(features["numerics"], self.look_up(features), training=training)
-        logits = tf.reshape(logits, [-1])
-        object.__setattr__(self, "last_logits", logits)  # bridge: counts of the unit functions
-        return logits
-
-    def call(self, features: Mapping[str, Any], training: bool = False) -> dict[str, tf.Tensor]:
-        """Computes the probability of a click: `score`, float32 [batch]."""
-        return {"score": tf.sigmoid(self.logits(features, training=bool(training)))}
-
-    def compute_loss(self, features: Mapping[str, Any], training: bool = False) -> tf.Tensor:
-        """Computes the mean log loss of a batch."""
-        labels = features[self._label]
-        logits = self.logits(features, training=training)
-        losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
-        return tf.reduce_mean(losses)
+        return tf.reshape(logits, [-1])

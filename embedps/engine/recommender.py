@@ -41,6 +41,8 @@ class Recommender:
         [batch, dim]. It returns logits, float32 [batch] or
         [batch, 1]. If its call, or a layer's, takes `training`, that is True in training only.
         It is trained by log loss. Losses that its layers add are minimized too.
+      columns: those that the model reads, features and labels too; by default those that its loss
+        or a metric depends on, which takes tracing it twice more.
       tables: the embedding tables, if `build` makes a dense network. Those that features bring
         along are added.
       features: the columns of ids and the tables they are looked up in, if `build` makes a dense
@@ -55,11 +57,12 @@ class Recommender:
       config: the instance of that module's class `Config` that `make` got.
     """
 
+    build: Callable[[], tf.keras.Model]
+    columns: tuple[str, ...] | None = None
     tables: tuple[TableSpec, ...] = ()
     features: tuple[FeatureSpec, ...] = ()
     numerics: tuple[str, ...] = ()
     label: str = "label"
-    build: Callable[[], tf.keras.Model]
     missing_id: int = -1
     wire_dtype: str = "float32"
     model: str | None = None

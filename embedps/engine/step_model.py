@@ -10,7 +10,7 @@ import tensorflow as tf
 from embedps.data.dataset import Dataset
 from embedps.data.unit_reader import NUMERICS, UnitReader
 from embedps.engine import model_interface
-from embedps.engine.click_model import ClickModel
+from embedps.engine.click_model import NetworkModel
 from embedps.engine.network_interface import check_logits, check_network
 from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
@@ -44,20 +44,20 @@ class StepModel:
         """
         self.recommender = recommender
         if recommender.features:
-            self.model: tf.keras.Model = _click_model(recommender)
+            self.model: tf.keras.Model = _network_model(recommender)
             self.reader_columns = _declared_columns(recommender)
         else:
             self.model = recommender.build()
             model_interface.check_model(self.model)
             if dataset is None:
                 raise UsageError("a model without declared features must be built for a dataset")
-            self.reader_columns = _all_columns(dataset)
+            self.reader_columns = _columns_of(dataset, recommender.columns)
         self.embeddings: Embeddings = model_interface.find_embeddings(self.model)
         self._labels = self.reader_columns["labels"]
         self._weight = self.reader_columns.get("weight") or ""
         self._check_columns()
         self._make_variables()
-        if not recommender.features:
+        if not recommender.features and recommender.columns is None:
             self._drop_unused_columns()
 
     @property
@@ -73,7 +73,7 @@ class StepModel:
     @property
     def network(self) -> tf.keras.Model:
         """The dense part: what a checkpoint holds besides the tables."""
-        return self.model.network if isinstance(self.model, ClickModel) else self.model
+        return self.model.network if isinstance(self.model, NetworkModel) else self.model
 
     @property
     def variables(self) -> list[tf.Variable]:
@@ -172,7 +172,7 @@ class StepModel:
     def _make_variables(self) -> None:
         """Calls the model once, and forgets what its metrics counted."""
         batch, activations = self._sample(), self._sample_activations()
-        if isinstance(self.model, ClickModel):
+        if isinstance(self.model, NetworkModel):
             with self.embeddings.providing(activations):
                 rows = self.model.look_up(batch)
                 answer = self.network(batch[NUMERICS], rows, training=False)
@@ -213,11 +213,11 @@ class StepModel:
         }
 
 
-def _click_model(recommender: Recommender) -> ClickModel:
+def _network_model(recommender: Recommender) -> NetworkModel:
     network = recommender.build()
     check_network(network)
     embeddings = Embeddings(recommender.features, tables=recommender.tables)
-    return ClickModel(network, embeddings, label=recommender.label)
+    return NetworkModel(network, embeddings, label=recommender.label)
 
 
 def _declared_columns(recommender: Recommender) -> dict[str, Any]:
@@ -229,13 +229,23 @@ def _declared_columns(recommender: Recommender) -> dict[str, Any]:
     }
 
 
-def _all_columns(dataset: Dataset) -> dict[str, Any]:
-    return {
+def _columns_of(dataset: Dataset, names: tuple[str, ...] | None) -> dict[str, Any]:
+    """Gives a dataset's columns by the reader's kinds: all, or those of some names."""
+    kinds = {
         "labels": (dataset.label,),
         "numerics": tuple(f.name for f in dataset.numeric),
         "ids": tuple(f.name for f in dataset.categorical if not f.ragged),
         "id_lists": tuple(f.name for f in dataset.categorical if f.ragged),
     }
+    if names is None:
+        return kinds
+    known = [name for of_kind in kinds.values() for name in of_kind]
+    if absent := [name for name in names if name not in known]:
+        raise UsageError(
+            f"{dataset.directory} has no column {absent[0]!r}, which the model reads: its columns "
+            f"are {', '.join(known)}"
+        )
+    return {kind: tuple(n for n in of_kind if n in names) for kind, of_kind in kinds.items()}
 
 
 def _any_rows(value: Any) -> Any:

@@ -142,7 +142,7 @@ def make_eval_unit(
 
 
 def _count(model: StepModel, batch: Batch, loss: tf.Tensor) -> Counts:
-    return count(batch.columns[model.recommender.label], model.model.last_logits)
+    return count(batch.columns[model.reader_columns["labels"][0]], model.model.last_logits)
 
 
 def explain(error: BaseException) -> BaseException:

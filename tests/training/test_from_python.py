@@ -19,7 +19,15 @@ from embedps.errors import UsageError
 from embedps.run.run_config import read_run
 from embedps.training.trainer import Trainer
 from models import dlrm
-from tests.builders import ROOT, TINY_DLRM, SumNetwork, make_config, make_dlrm, write_dataset
+from tests.builders import (
+    ROOT,
+    TINY_DLRM,
+    SumNetwork,
+    make_config,
+    make_dlrm,
+    make_mixed,
+    write_dataset,
+)
 from tests.commands import environment, evaluations_of, summary_of, train, wait_until_gone
 
 BY_NAME = """
@@ -283,14 +291,7 @@ def test_model_that_no_other_process_can_get_is_refused_before_anything_is_train
         with lock:
             return Locked()
 
-    made = make_dlrm(dataset)
-    unsendable = type(made)(
-        tables=made.tables,
-        features=made.features,
-        numerics=made.numerics,
-        label=made.label,
-        build=build,
-    )
+    unsendable = make_mixed(build=build)
     config = make_config(dataset, tmp_path, eval="sidecar")
     with pytest.raises(UsageError, match=r"cannot be sent there \(TypeError: .*lock.*\): put the"):
         Trainer(unsendable, dataset, config).fit()

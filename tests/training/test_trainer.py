@@ -240,7 +240,7 @@ def test_library_user_trains_a_model_of_their_own(tmp_path, dataset):
 def test_train_unit_issues_one_lookup_and_one_update_a_group_and_shard(
     dataset, make, num_groups, num_shards
 ):
-    model = StepModel(make(dataset))
+    model = StepModel(make(dataset), dataset)
     cluster = EmbeddedCluster(num_shards=num_shards)
     collection = EmbeddingCollection(
         model.tables, model.features, devices=cluster.shard_devices, container="graph"

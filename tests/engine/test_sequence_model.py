@@ -57,7 +57,7 @@ def test_sequences_train_and_resume_only_with_their_length(tmp_path, max_length)
     ).fit()
     assert result.finished
     assert len(result.scores) == 4
-    assert all(np.isfinite(score.logloss) for score in result.scores)
+    assert np.isfinite(np.array([score.logloss for score in result.scores], float)).all()
     with pytest.raises(DimMismatchError, match=r"feature 1 is .*'max_length': 5.*has .*'none'"):
         make_trainer(dataset, tmp_path / "m", recommender=_sequences(5))
 

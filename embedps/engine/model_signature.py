@@ -14,6 +14,7 @@ from embedps.checkpoint.format.manifest import Manifest
 from embedps.engine.dense_optimizer import NUM_OPTIMIZER_SLOTS
 from embedps.engine.step_model import StepModel
 from embedps.errors import DimMismatchError
+from embedps.tables.specs import FeatureSpec
 
 _NAMES = {
     "dense_optimizer": "the network's optimizer",
@@ -35,14 +36,22 @@ def signature_of(model: StepModel, dense_optimizer: str | None = None) -> dict[s
         "label": model.reader_columns["labels"][0] if model.reader_columns["labels"] else "",
         "missing_id": model.recommender.missing_id,
         "numerics": list(model.reader_columns["numerics"]),
-        "features": [
-            {"combiner": f.combiner if f.ragged else None, "name": f.name, "table": f.table}
-            for f in model.features
-        ],
+        "features": [_describe(f) for f in model.features],
     }
     return (
         signature if dense_optimizer is None else {"dense_optimizer": dense_optimizer} | signature
     )
+
+
+def _describe(feature: FeatureSpec) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "combiner": feature.combiner if feature.ragged else None,
+        "name": feature.name,
+        "table": feature.table_name,
+    }
+    if feature.max_length is not None:
+        described["max_length"] = feature.max_length
+    return described
 
 
 def check_signature(manifest: Manifest, ours: Mapping[str, Any]) -> None:

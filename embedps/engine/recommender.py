@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from embedps.errors import UsageError
 from embedps.tables import FeatureSpec, TableSpec
-from embedps.tables.specs import check
+from embedps.tables.specs import tables_of
 
 if TYPE_CHECKING:  # these import TensorFlow, which a model's flags do not wait for
     import tensorflow as tf
@@ -43,7 +43,8 @@ class Recommender:
         It is trained by log loss. Losses that its layers add are minimized too.
       columns: those that the model reads, features and labels too; by default those that its loss
         or a metric depends on, which takes tracing it twice more.
-      tables: the embedding tables, if `build` makes a dense network.
+      tables: the embedding tables, if `build` makes a dense network. Those that features bring
+        along are added.
       features: the columns of ids and the tables they are looked up in, if `build` makes a dense
         network.
       numerics: the columns of numbers, in the order in which such a network gets them.
@@ -69,7 +70,7 @@ class Recommender:
 
     def __post_init__(self) -> None:
         if self.tables or self.features:
-            check(self.tables, self.features)
+            object.__setattr__(self, "tables", tables_of(self.features, self.tables))
         if not self.label:
             raise UsageError("a recommender must name its label's column")
         if not -(2**63) <= self.missing_id < 2**63:

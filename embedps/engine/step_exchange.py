@@ -27,7 +27,8 @@ import tensorflow as tf
 from embedps.engine.network_variables import RemoteVariables
 from embedps.engine.random_numbers import unseeded
 from embedps.tables import ops
-from embedps.tables.collection import EmbeddingCollection, Ids, LookupResult
+from embedps.tables.activations import Ids
+from embedps.tables.collection import EmbeddingCollection, LookupResult
 
 
 class StepInputs(NamedTuple):

@@ -17,6 +17,7 @@ from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 from embedps.layers.embeddings import Embeddings
 from embedps.metrics import Accumulator, Counts
+from embedps.tables.activations import Activation, sample
 from embedps.tables.specs import FeatureSpec, TableSpec
 
 _SAMPLE_ROWS = 2
@@ -182,13 +183,17 @@ class StepModel:
         batch |= {name: tf.ones([rows]) for name in columns["numerics"]}
         batch |= {name: tf.constant([0.0, 1.0]) for name in columns["labels"]}
         batch |= {name: tf.ones([rows], tf.int64) for name in columns["ids"]}
-        lists = tf.RaggedTensor.from_row_splits(tf.ones([1], tf.int64), [0, 1, 1])
+        # No list is empty: Keras' mean over nothing is NaN, and a dataset may have no such list.
+        lists = tf.RaggedTensor.from_row_splits(tf.ones([3], tf.int64), [0, 1, 3])
         batch |= {name: lists.with_row_splits_dtype(tf.int64) for name in columns["id_lists"]}
         return batch
 
-    def _sample_activations(self) -> dict[str, tf.Tensor]:
-        dims = {table.name: table.dim for table in self.tables}
-        return {f.name: tf.fill([_SAMPLE_ROWS, dims[f.table]], 0.01) for f in self.features}
+    def _sample_activations(self) -> dict[str, Activation]:
+        dims, batch = {table.name: table.dim for table in self.tables}, self._sample()
+        return {
+            f.name: sample(f, batch[f.name], dim=dims[f.table_name], value=0.01)
+            for f in self.features
+        }
 
     def _make_variables(self) -> None:
         """Calls the model once, and forgets what its metrics counted."""

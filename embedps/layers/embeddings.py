@@ -11,7 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from embedps.errors import UsageError
-from embedps.tables.specs import FeatureSpec, TableSpec, check
+from embedps.tables import activations
+from embedps.tables.specs import FeatureSpec, TableSpec, tables_of
 
 
 class Embeddings(tf.keras.layers.Layer):
@@ -40,15 +41,8 @@ class Embeddings(tf.keras.layers.Layer):
           UsageError: names are not unique, or a table is not declared.
         """
         super().__init__(autocast=False, **kwargs)
-        declared = {table.name: table for table in tables}
-        for feature in features:
-            table = feature.table
-            if isinstance(table, TableSpec) and declared.setdefault(table.name, table) != table:
-                raise UsageError(f"table {table.name!r} is declared in two ways")
-        named = [dataclasses.replace(f, table=getattr(f.table, "name", f.table)) for f in features]
-        check(list(declared.values()), named)
-        self.features = tuple(named)
-        self.tables = tuple(declared.values())
+        self.tables = tables_of(features, tables)
+        self.features = tuple(dataclasses.replace(f, table=f.table_name) for f in features)
         self._provided = threading.local()
 
     def build(self, input_shape: Any) -> None:
@@ -63,7 +57,8 @@ class Embeddings(tf.keras.layers.Layer):
             feature; other entries are ignored. Features may be absent.
 
         Returns:
-          By feature float32 [batch, dim].
+          By feature what `EmbeddingCollection.combine` gives: float32 [batch, dim], or rows per
+          position. If these are padded, Keras' mask says which positions have an id.
 
         Raises:
           UsageError: the inputs are no dict, have none of the features, or a feature is looked up
@@ -92,18 +87,30 @@ class Embeddings(tf.keras.layers.Layer):
             self._provided.taken.add(name)
         return {name: provided[name] for name in wanted}
 
-    def compute_mask(self, inputs: Any, mask: Any = None) -> None:
-        """Takes no mask; padded activations bring their own."""
+    def compute_mask(self, inputs: Mapping[str, Any], mask: Any = None) -> dict[str, Any] | None:
+        """Makes the masks of features with a max_length, which Keras gives to the next layers.
+
+        Returns:
+          By feature among the inputs bool [batch, max_length], or None if it has no max_length.
+          None if no feature has one.
+        """
+        if all(feature.max_length is None for feature in self.features):
+            return None
+        return {
+            f.name: None if f.max_length is None else activations.mask(f, inputs[f.name])
+            for f in self.features
+            if f.name in inputs
+        }
 
     @contextmanager
-    def providing(self, activations: Mapping[str, Any]) -> Iterator[None]:
+    def providing(self, provided: Mapping[str, Any]) -> Iterator[None]:
         """Makes calls in this thread return these activations within the block.
 
         Args:
-          activations: by feature, as `EmbeddingCollection.combine` returns them.
+          provided: by feature, as `EmbeddingCollection.combine` returns them.
         """
         before = vars(self._provided).copy()
-        self._provided.activations, self._provided.taken = activations, set()
+        self._provided.activations, self._provided.taken = provided, set()
         try:
             yield
         finally:

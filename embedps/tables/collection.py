@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -10,13 +10,13 @@ import tensorflow as tf
 from embedps import kernels
 from embedps.errors import UsageError
 from embedps.tables import ops
+from embedps.tables.activations import Activation, Ids
 from embedps.tables.groups import TableGroup, group_tables
 from embedps.tables.optimizers import SGD
 from embedps.tables.row_files import RowFiles
 from embedps.tables.specs import FeatureSpec, TableSpec
 
 T = TypeVar("T")
-Ids: TypeAlias = tf.Tensor | tf.RaggedTensor
 
 
 class LookupResult(NamedTuple):
@@ -25,12 +25,13 @@ class LookupResult(NamedTuple):
     Attributes:
       rows: per shard float32 [n, dim]. Take gradients with respect to these.
       routed: the ids that each shard was asked for, and the position of each id's row.
-      row_splits: per feature int64 [batch + 1], or empty if every example has one id.
+      row_splits: by feature int64 [batch + 1], or empty if every example has one id. It has the
+        features that were looked up, in the group's order.
     """
 
     rows: list[list[tf.Tensor]]
     routed: list[ops.RoutedIds]
-    row_splits: list[list[tf.Tensor]]
+    row_splits: list[dict[str, tf.Tensor]]
 
 
 class TableStats(NamedTuple):
@@ -110,21 +111,24 @@ class EmbeddingCollection:
 
     # ---- in a step ---------------------------------------------------------------------------
 
-    def lookup(self, ids: Mapping[str, Ids], *, insert: bool) -> LookupResult:
+    def lookup(
+        self, ids: Mapping[str, Ids], *, insert: bool, partial: bool = False
+    ) -> LookupResult:
         """Reads the rows of a batch, each distinct id once.
 
         Args:
           ids: by feature int64 [batch], or ragged int64 [batch, None] for a ragged feature.
           insert: create absent rows (training); otherwise they read as zeros.
+          partial: leave out the features that `ids` lacks.
 
         Raises:
-          UsageError: a feature is absent, has another dtype or rank, or differs from its spec in
-            being ragged.
+          UsageError: a feature is absent (if `partial`, all are), has another dtype or rank, or
+            differs from its spec in being ragged.
         """
-        result = self.route(ids)
+        result = self.route(ids, partial=partial)
         for g, routed in enumerate(result.routed):
             rows = []
-            for shard, device in enumerate(self.devices):
+            for shard, device in enumerate(self.devices if result.row_splits[g] else ()):
                 # Each tensor sent to another task costs an RPC: send one.
                 request = [routed.shard_ids[shard], routed.shard_splits[shard]]
                 if device.startswith("/job:"):
@@ -137,31 +141,36 @@ class EmbeddingCollection:
             result.rows.append(rows)
         return result
 
-    def route(self, ids: Mapping[str, Ids]) -> LookupResult:
+    def route(self, ids: Mapping[str, Ids], *, partial: bool = False) -> LookupResult:
         """Decides which shard to ask for which ids of a batch. The result has no rows yet.
+
+        A group without features in the result has nothing to ask: its lists are empty.
 
         Args:
           ids: as in `lookup`.
+          partial: as in `lookup`.
 
         Raises:
           UsageError: as in `lookup`.
         """
+        if partial and not any(f.name in ids for g in self.groups for f in g.features):
+            names = [f.name for g in self.groups for f in g.features]
+            raise UsageError(f"a lookup must have one of the features {names} but got {[*ids]}")
         result = LookupResult([], [], [])
         for group in self.groups:
-            values, row_splits = [], []
-            for feature in group.features:
-                value, splits = _flatten(feature, ids)
-                values.append(value)
-                row_splits.append(splits)
+            features = [f for f in group.features if not partial or f.name in ids]
+            flat = {f.name: _flatten(f, ids) for f in features}
             result.routed.append(
                 ops.route(
-                    values,
-                    feature_tables=group.feature_tables,
+                    [values for values, _ in flat.values()],
+                    feature_tables=group.table_indexes(features),
                     tables=[t.name for t in group.tables],
                     num_shards=self.num_shards,
                 )
+                if features
+                else ops.RoutedIds([], [], [])
             )
-            result.row_splits.append(row_splits)
+            result.row_splits.append({name: splits for name, (_, splits) in flat.items()})
         return result
 
     def lookup_shard(
@@ -197,26 +206,38 @@ class EmbeddingCollection:
             is_new=is_new,
         )
 
-    def combine(self, result: LookupResult) -> dict[str, tf.Tensor]:
+    def combine(self, result: LookupResult) -> dict[str, Activation]:
         """Combines rows into one vector per feature and example; differentiable in `result.rows`.
 
         Returns:
-          By feature float32 [batch, dim].
+          By feature that was looked up float32 [batch, dim]. A ragged feature with combiner "none"
+          has a row per id: ragged [batch, None, dim], or with a max_length dense [batch,
+          max_length, dim], zeros after an example's last id. `activations.mask` tells which
+          positions have an id.
         """
-        embeddings: dict[str, tf.Tensor] = {}
+        activations: dict[str, Activation] = {}
         for group, rows, routed, row_splits in zip(
             self.groups, result.rows, result.routed, result.row_splits, strict=True
         ):
+            features = [f for f in group.features if f.name in row_splits]
+            if not features:
+                continue
+            lengths = [f.max_length or 0 for f in features]
             combined = ops.combine(
                 rows,
                 routed.positions,
-                row_splits,
-                combiners=[f.combiner for f in group.features],
-                feature_tables=group.feature_tables,
+                [row_splits[f.name] for f in features],
+                combiners=[f.combiner for f in features],
+                feature_tables=group.table_indexes(features),
+                lengths=lengths if any(lengths) else [],
             )
-            for feature, value in zip(group.features, combined, strict=True):
-                embeddings[feature.name] = value
-        return embeddings
+            for feature, value in zip(features, combined, strict=True):
+                if feature.keeps_rows and feature.max_length is None:
+                    value = tf.RaggedTensor.from_row_splits(
+                        value, row_splits[feature.name], validate=False
+                    )
+                activations[feature.name] = value
+        return activations
 
     def update(
         self,
@@ -346,7 +367,10 @@ class EmbeddingCollection:
 
 
 def _flatten(feature: FeatureSpec, ids: Mapping[str, Ids]) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns a feature's ids and their row splits, which are empty if examples have one id."""
+    """Returns a feature's ids and their row splits, which are empty if examples have one id.
+
+    Ids beyond the feature's max_length are left out, so their rows are neither read nor updated.
+    """
     if feature.name not in ids:
         raise UsageError(f"feature {feature.name!r} is not among the batch's: {sorted(ids)}")
     value = ids[feature.name]
@@ -364,5 +388,8 @@ def _flatten(feature: FeatureSpec, ids: Mapping[str, Ids]) -> tuple[tf.Tensor, t
             f"{'[batch, None]' if feature.ragged else '[batch]'} but got {value.shape}"
         )
     if isinstance(value, tf.RaggedTensor):
-        return value.values, tf.cast(value.row_splits, tf.int64)
+        splits = tf.cast(value.row_splits, tf.int64)
+        if feature.max_length is None:
+            return value.values, splits
+        return ops.keep_last(value.values, splits, max_length=feature.max_length)
     return value, tf.zeros([0], tf.int64)

@@ -34,8 +34,12 @@ class TableGroup:
     @property
     def feature_tables(self) -> list[int]:
         """Each feature's table, as an index into `tables`."""
+        return self.table_indexes(self.features)
+
+    def table_indexes(self, features: Sequence[specs.FeatureSpec]) -> list[int]:
+        """Returns each given feature's table, as an index into `tables`."""
         index = {t.name: i for i, t in enumerate(self.tables)}
-        return [index[f.table] for f in self.features]
+        return [index[f.table_name] for f in features]
 
 
 def _stem(dim: int, optimizer: Optimizer) -> str:
@@ -56,10 +60,10 @@ def group_tables(
       The groups, in the order of their first tables.
 
     Raises:
-      UsageError: names repeat, or a feature's table is not declared.
+      UsageError: as `specs.tables_of`.
     """
-    specs.check(tables, features)
-    used = {f.table for f in features}
+    tables = specs.tables_of(features, tables)
+    used = {f.table_name for f in features}
     stacks: dict[tuple[int, Optimizer], list[specs.TableSpec]] = {}
     for table in tables:
         if table.name in used:
@@ -75,7 +79,7 @@ def group_tables(
                 dim=dim,
                 optimizer=optimizer,
                 tables=tuple(stacked),
-                features=tuple(f for f in features if f.table in names),
+                features=tuple(f for f in features if f.table_name in names),
             )
         )
     return tuple(groups)

@@ -43,6 +43,23 @@ def route(
     return RoutedIds(list(out.shard_ids), list(out.shard_splits), list(out.positions))
 
 
+def keep_last(
+    ids: tf.Tensor, row_splits: tf.Tensor, *, max_length: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Cuts lists of ids to their last `max_length` ids.
+
+    Args:
+      ids: int64 [n], the lists one after the other.
+      row_splits: int64 [num_lists + 1], where each list begins.
+      max_length: at least 1.
+
+    Returns:
+      The ids that remain, and their row splits.
+    """
+    out = kernels.load().embedps_keep_last(ids, row_splits, max_length=max_length)
+    return out.kept, out.kept_splits
+
+
 def lookup(
     store: tf.Tensor, ids: tf.Tensor, splits: tf.Tensor, *, dim: int, insert: bool
 ) -> tf.Tensor:
@@ -92,6 +109,7 @@ def combine(
     *,
     combiners: Sequence[str],
     feature_tables: Sequence[int],
+    lengths: Sequence[int] = (),
 ) -> list[tf.Tensor]:
     """Combines rows into one vector per feature and example; differentiable in the rows.
 
@@ -99,11 +117,16 @@ def combine(
       rows: per shard float32 [n, dim].
       positions: per feature int32 [num ids], indexes into the concatenated rows.
       row_splits: per feature int64 [batch + 1], or empty if every example has one id.
-      combiners: per feature sum, mean or sqrtn.
+      combiners: per feature sum, mean, sqrtn or none.
       feature_tables: per feature the index of its table; gradients are summed per table.
+      lengths: per feature 0, or with combiner none the length to pad to; empty if all are 0.
 
     Returns:
-      Per feature float32 [batch, dim]; zeros for an example without ids.
+      Per feature float32 [batch, dim]; zeros for an example without ids. With combiner none, a row
+      per id: [num ids, dim], or padded with zeros [batch, length, dim].
+
+    Raises:
+      tf.errors.InvalidArgumentError: a list has more ids than the feature's length.
     """
     return list(
         kernels.load().embedps_combine(
@@ -112,6 +135,7 @@ def combine(
             row_splits=list(row_splits),
             combiners=combiners,
             feature_tables=feature_tables,
+            lengths=lengths,
         )
     )
 
@@ -128,6 +152,7 @@ def _combine_gradient(op: tf.Operation, *upstream: tf.Tensor) -> list[tf.Tensor 
         row_splits=inputs[num_shards + num_features :],
         combiners=op.get_attr("combiners"),
         feature_tables=op.get_attr("feature_tables"),
+        lengths=op.get_attr("lengths"),
     )
     return [*gradients, *[None] * (2 * num_features)]
 

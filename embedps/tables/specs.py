@@ -8,8 +8,9 @@ from embedps.constants import COMBINERS, INITIALIZER_KINDS, MAX_ROW_FILE_WIDTH
 from embedps.errors import UsageError
 from embedps.tables.optimizers import Optimizer, RowwiseAdagrad
 
-Combiner = Literal["sum", "mean", "sqrtn"]
+Combiner = Literal["sum", "mean", "sqrtn", "none"]
 _MAX_FLOAT32 = 3.4028234e38
+_MAX_LENGTH = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,22 +106,82 @@ class FeatureSpec:
 
     Attributes:
       name: the column's name.
-      table: the table, or the name of one.
-      combiner: combines the rows of an example with several ids into one vector.
-      ragged: whether an example has any number of ids (multi-hot) rather than one.
+      table: the table, or the name of a declared one.
+      combiner: combines the rows of an example with several ids into one vector; "none" keeps a
+        row per id, in the order of the ids.
+      ragged: whether an example has any number of ids (multi-hot, or a sequence) rather than one.
+      max_length: with combiner "none", makes every example this long: keeps the last ids, which
+        are the most recent of a history, and puts zeros after them. None keeps all ids.
     """
 
     name: str
-    table: str | TableSpec
+    table: TableSpec | str
     combiner: Combiner = "sum"
     ragged: bool = False
+    max_length: int | None = None
 
     def __post_init__(self) -> None:
         if self.combiner not in COMBINERS:
             raise UsageError(
-                f"feature {self.name!r}: combiner must be sum, mean or sqrtn but got "
+                f"feature {self.name!r}: combiner must be sum, mean, sqrtn or none but got "
                 f"{self.combiner!r}"
             )
+        if self.max_length is None:
+            return
+        if not self.keeps_rows:
+            raise UsageError(
+                f"feature {self.name!r}: max_length must go with ragged=True and combiner='none' "
+                f"but got ragged={self.ragged} and combiner={self.combiner!r}"
+            )
+        if not 1 <= self.max_length <= _MAX_LENGTH:
+            raise UsageError(
+                f"feature {self.name!r}: max_length must be in [1, {_MAX_LENGTH}] but got "
+                f"{self.max_length}"
+            )
+
+    @property
+    def table_name(self) -> str:
+        """The name of the table."""
+        return self.table if isinstance(self.table, str) else self.table.name
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether an example's activation is a row per id, not one vector."""
+        return self.ragged and self.combiner == "none"
+
+
+def tables_of(
+    features: Sequence[FeatureSpec], tables: Sequence[TableSpec] = ()
+) -> tuple[TableSpec, ...]:
+    """Collects the tables: the declared ones, then those that features bring along, in order.
+
+    Raises:
+      UsageError: two tables of one name differ, names are repeated, or a feature's table is not
+        declared.
+    """
+    inline: list[TableSpec] = []
+    by_name = {t.name: t for t in tables}
+    for feature in features:
+        table = feature.table
+        if isinstance(table, str):
+            continue
+        known = by_name.get(table.name)
+        if known is None:
+            by_name[table.name] = table
+            inline.append(table)
+            continue
+        fields = [f.name for f in dataclasses.fields(TableSpec)]
+        differing = [f for f in fields if getattr(table, f) != getattr(known, f)]
+        if differing:
+            theirs, ours = (
+                ", ".join(f"{f}={getattr(t, f)}" for f in differing) for t in (known, table)
+            )
+            raise UsageError(
+                f"feature {feature.name!r} declares table {table.name!r} with {ours}, but another "
+                f"declaration has {theirs}: make them equal, or give one table another name"
+            )
+    check([*tables, *inline], features)
+    return (*tables, *inline)
 
 
 def check(tables: Sequence[TableSpec], features: Sequence[FeatureSpec]) -> None:
@@ -137,8 +198,8 @@ def check(tables: Sequence[TableSpec], features: Sequence[FeatureSpec]) -> None:
     if not features:
         raise UsageError("a model with embedding tables must have at least one feature")
     for feature in features:
-        if feature.table not in names:
+        if feature.table_name not in names:
             raise UsageError(
-                f"feature {feature.name!r} looks up table {feature.table!r}, which is not among "
-                f"the declared tables: {names}"
+                f"feature {feature.name!r} looks up table {feature.table_name!r}, which is not "
+                f"among the declared tables: {names}"
             )

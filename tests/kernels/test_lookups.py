@@ -61,13 +61,13 @@ def _dense(batch):
     for table in TABLES:
         values = [
             b.values if isinstance(b, tf.RaggedTensor) else b
-            for b in (batch[f.name] for f in FEATURES if f.table == table.name)
+            for b in (batch[f.name] for f in FEATURES if f.table_name == table.name)
         ]
         distinct[table.name] = np.unique(np.concatenate(values))
     variables = {t.name: tf.Variable(initial_values(t, distinct[t.name])) for t in TABLES}
     indices = {}
     for f in FEATURES:
-        b, known = batch[f.name], distinct[f.table]
+        b, known = batch[f.name], distinct[f.table_name]
         if f.ragged:
             indices[f.name] = b.with_values(tf.constant(np.searchsorted(known, b.values)))
         else:
@@ -98,7 +98,7 @@ def _upstream(seed: int = 1):
     random = np.random.default_rng(seed)
     dims = {t.name: t.dim for t in TABLES}
     return {
-        f.name: random.standard_normal((BATCH_SIZE, dims[f.table])).astype(np.float32)
+        f.name: random.standard_normal((BATCH_SIZE, dims[f.table_name])).astype(np.float32)
         for f in FEATURES
     }
 
@@ -117,14 +117,14 @@ def test_vectors_and_gradients_equal_tensorflow(num_shards):
 
     distinct, variables, indices = _dense(batch)
     with tf.GradientTape() as tape:
-        plain = {f.name: _plain(f, variables[f.table], indices[f.name]) for f in FEATURES}
+        plain = {f.name: _plain(f, variables[f.table_name], indices[f.name]) for f in FEATURES}
         loss = tf.add_n([tf.reduce_sum(plain[f] * upstream[f]) for f in plain])
     plain_gradients = tape.gradient(loss, variables)
 
     for f in FEATURES:
         np.testing.assert_allclose(vectors[f.name], plain[f.name], rtol=1e-5, atol=1e-6)
         if f.ragged:
-            segments = _segments(f, variables[f.table], indices[f.name])
+            segments = _segments(f, variables[f.table_name], indices[f.name])
             np.testing.assert_allclose(vectors[f.name], segments, rtol=1e-5, atol=1e-6)
     seen = 0
     for group, routed, shard_gradients in zip(
@@ -152,7 +152,7 @@ def test_update_applies_one_summed_gradient_a_row(num_shards, tmp_path):
     train(collection, batch, upstream, learning_rate=0.25, step=9)
     distinct, variables, indices = _dense(batch)
     with tf.GradientTape() as tape:
-        plain = {f.name: _plain(f, variables[f.table], indices[f.name]) for f in FEATURES}
+        plain = {f.name: _plain(f, variables[f.table_name], indices[f.name]) for f in FEATURES}
         loss = tf.add_n([tf.reduce_sum(plain[f] * upstream[f]) for f in plain])
     gradients = tape.gradient(loss, variables)
     found = rows_of(collection, tmp_path)
@@ -243,7 +243,7 @@ def test_empty_batch_gives_no_vectors():
     collection = make_collection(TABLES, FEATURES, num_shards=2)
     batch = {f.name: ragged([]) if f.ragged else ids() for f in FEATURES}
     dims = {t.name: t.dim for t in TABLES}
-    upstream = {f.name: np.zeros((0, dims[f.table]), np.float32) for f in FEATURES}
+    upstream = {f.name: np.zeros((0, dims[f.table_name]), np.float32) for f in FEATURES}
     for name, value in train(collection, batch, upstream).items():
         assert value.shape == upstream[name].shape
     only_empty = {f.name: ragged([[], []]) if f.ragged else ids(1, 2) for f in FEATURES}
@@ -371,7 +371,9 @@ def test_combine_op_checks_positions_and_splits(positions, splits, text):
 
 
 def test_combine_op_names_unknown_combiner_and_wrong_rows():
-    with pytest.raises(tf.errors.InvalidArgumentError, match="sum, mean or sqrtn but got 'max'"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="sum, mean, sqrtn or none but got 'max'"
+    ):
         _combine([0], [], combiners=["max"])
     with pytest.raises(tf.errors.InvalidArgumentError, match="combiners and feature_tables must"):
         _combine([0], [], combiners=["sum", "sum"])

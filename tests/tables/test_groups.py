@@ -49,6 +49,15 @@ def test_features_share_a_table_and_unused_tables_are_left_out():
     assert group.feature_tables == [0, 1, 0]
 
 
+def test_tables_that_features_bring_along_are_grouped():
+    items = TableSpec(name="items", dim=4)
+    features = [FeatureSpec(name="user", table="users"), FeatureSpec(name="item", table=items)]
+    (group,) = group_tables([TableSpec(name="users", dim=4)], features)
+    assert [t.name for t in group.tables] == ["users", "items"]
+    assert group.feature_tables == [0, 1]
+    assert group.table_indexes(features[1:]) == [1]
+
+
 def test_group_dim_and_optimizer_are_its_tables():
     (group,) = group_tables([TableSpec(name="t", dim=3)], [FeatureSpec(name="f", table="t")])
     assert (group.dim, group.optimizer) == (3, RowwiseAdagrad())

@@ -4,7 +4,7 @@ import pytest
 
 from embedps.errors import UsageError
 from embedps.tables import FeatureSpec, Initializer, RowwiseAdagrad, TableSpec
-from embedps.tables.specs import check
+from embedps.tables.specs import check, tables_of
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,61 @@ def test_initializer_shorthands_name_their_kind():
 
 
 def test_feature_spec_refuses_unknown_combiner():
-    with pytest.raises(UsageError, match="'f': combiner must be sum, mean or sqrtn but got 'max'"):
+    with pytest.raises(UsageError, match=r"'f': combiner must be sum, .* or none but got 'max'"):
         FeatureSpec(name="f", table="t", combiner="max")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"ragged": True}, "'f': max_length must go with ragged=True and combiner='none' but got"),
+        ({"combiner": "none"}, "but got ragged=False and combiner='none'"),
+        ({"combiner": "none", "ragged": True, "max_length": 0}, r"must be in \[1, .* but got 0"),
+        ({"combiner": "none", "ragged": True, "max_length": 10**7}, "but got 10000000"),
+    ],
+)
+def test_feature_spec_refuses_wrong_max_length(fields, text):
+    with pytest.raises(UsageError, match=text):
+        FeatureSpec(**{"name": "f", "table": "t", "max_length": 3, **fields})
+
+
+def test_feature_names_its_table_and_tells_whether_rows_stay():
+    t = TableSpec(name="t", dim=4)
+    assert FeatureSpec(name="f", table="t").table_name == "t"
+    assert FeatureSpec(name="f", table=t).table_name == "t"
+    assert FeatureSpec(name="f", table=t, ragged=True, combiner="none", max_length=3).keeps_rows
+    assert not FeatureSpec(name="f", table=t, ragged=True).keeps_rows
+    assert not FeatureSpec(name="f", table=t, combiner="none").keeps_rows
+
+
+def test_tables_are_declared_ones_then_those_of_features():
+    t, u, v = (TableSpec(name=n, dim=4) for n in "tuv")
+    features = [
+        FeatureSpec(name="a", table=v),
+        FeatureSpec(name="b", table="t"),
+        FeatureSpec(name="c", table=TableSpec(name="v", dim=4)),  # equal: the same table
+        FeatureSpec(name="d", table="v"),
+        FeatureSpec(name="e", table=t),
+    ]
+    assert tables_of(features, [u, t]) == (u, t, v)
+    assert tables_of(features[:1]) == (v,)
+
+
+def test_tables_of_refuses_two_declarations_that_differ():
+    features = [
+        FeatureSpec(name="a", table=TableSpec(name="t", dim=4)),
+        FeatureSpec(name="b", table=TableSpec(name="t", dim=4, seed=3, capacity=9)),
+    ]
+    with pytest.raises(UsageError) as refused:
+        tables_of(features)
+    assert str(refused.value) == (
+        "feature 'b' declares table 't' with seed=3, capacity=9, but another declaration has "
+        "seed=0, capacity=0: make them equal, or give one table another name"
+    )
+    with pytest.raises(UsageError, match=r"with dim=4.*another declaration has dim=8"):
+        tables_of(features[:1], [TableSpec(name="t", dim=8)])
+    with pytest.raises(UsageError, match="'c' looks up table 'x', which is not among"):
+        tables_of([FeatureSpec(name="c", table="x")])
 
 
 def test_check_refuses_inconsistent_declarations():

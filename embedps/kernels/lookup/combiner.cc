@@ -13,6 +13,7 @@ namespace {
 float Scale(Combiner combiner, int64_t n) {
   switch (combiner) {
     case Combiner::kSum:
+    case Combiner::kNone:
       return 1;
     case Combiner::kMean:
       return 1 / static_cast<float>(n);
@@ -60,6 +61,15 @@ void CombineExamples(const FeaturePositions& feature, const std::vector<const fl
     CopyRows(dim, end - begin, feature.positions + begin, rows.data(), out + begin * dim);
     return;
   }
+  if (feature.combiner == Combiner::kNone) {
+    for (int64_t b = begin; b < end; ++b) {
+      const int64_t first = feature.splits[b], n = feature.splits[b + 1] - first;
+      float* to = out + b * feature.length * dim;
+      CopyRows(dim, n, feature.positions + first, rows.data(), to);
+      std::fill_n(to + n * dim, (feature.length - n) * dim, 0.0f);
+    }
+    return;
+  }
   for (int64_t b = begin; b < end; ++b) {
     float* sum = out + b * dim;
     std::fill_n(sum, dim, 0.0f);
@@ -83,7 +93,8 @@ void Combine(const std::vector<FeaturePositions>& features, const std::vector<co
   int64_t num_examples = 0, num_positions = 0;
   for (const FeaturePositions& f : features) {
     num_examples += f.batch;
-    num_positions += f.num_positions;
+    // Zeros cost about as much as copies.
+    num_positions += f.length > 1 ? f.batch * f.length : f.num_positions;
   }
   const int64_t cost = 10 + (num_examples == 0 ? 0 : dim * num_positions / num_examples);
   // The examples of all features, numbered in one sequence.
@@ -109,6 +120,14 @@ void CombineGradient(const std::vector<FeaturePositions>& features,
       if (f.table < begin || f.table >= end) continue;
       if (f.splits == nullptr) {
         AddRows(dim, f.batch, f.positions, upstream[k], gradients.data());
+        continue;
+      }
+      if (f.combiner == Combiner::kNone) {
+        for (int64_t b = 0; b < f.batch; ++b) {
+          const int64_t first = f.splits[b];
+          AddRows(dim, f.splits[b + 1] - first, f.positions + first,
+                  upstream[k] + b * f.length * dim, gradients.data());
+        }
         continue;
       }
       for (int64_t b = 0; b < f.batch; ++b) {

@@ -1,4 +1,5 @@
-// The worker's second half of a lookup: combines rows into one vector per feature and example.
+// The worker's second half of a lookup: combines rows into one vector per feature and example, or
+// lays them out one after the other.
 #ifndef EMBEDPS_KERNELS_LOOKUP_COMBINER_H_
 #define EMBEDPS_KERNELS_LOOKUP_COMBINER_H_
 
@@ -11,9 +12,9 @@
 
 namespace embedps {
 
-// How n rows of an example become one vector: sum, sum / n, or sum / sqrt(n). kCombiners has their
-// names.
-enum class Combiner { kSum, kMean, kSqrtn };
+// How n rows of an example become one vector: sum, sum / n, or sum / sqrt(n). kNone keeps the rows.
+// kCombiners has their names.
+enum class Combiner { kSum, kMean, kSqrtn, kNone };
 
 Status ParseCombiner(const std::string& name, Combiner* combiner);
 
@@ -23,12 +24,14 @@ struct FeaturePositions {
   int64_t num_positions = 0;
   const int64_t* splits = nullptr;  // [batch + 1]; null if every example has one id
   int64_t batch = 0;
+  int64_t length = 1;  // vectors per example; other than 1 only for kNone with splits
   Combiner combiner = Combiner::kSum;
   int table = 0;
 };
 
-// Writes feature.batch vectors [dim] to each feature's `out`. An example without ids gets zeros.
-// rows[p] is the row at position p.
+// Writes feature.batch * feature.length vectors [dim] to each feature's `out`. An example without
+// ids gets zeros. For kNone with splits, an example has at most `length` ids: their rows come
+// first, and zeros follow. rows[p] is the row at position p.
 void Combine(const std::vector<FeaturePositions>& features, const std::vector<const float*>& rows,
              int dim, const ParallelFor& parallel, const std::vector<float*>& out);
 

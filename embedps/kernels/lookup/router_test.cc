@@ -221,10 +221,64 @@ TEST(CombinersAndTheirGradientsEqualDoubles) {
   }
 }
 
+// The first feature has one id per example; the others are padded.
+TEST(PaddedRowsAndTheirGradientsEqualLoops) {
+  const Combining c;
+  constexpr int kDim = Combining::kDim;
+  std::vector<FeaturePositions> features = c.Features(Combiner::kNone);
+  features[1].length = 3;
+  features[2].length = 7;
+  std::vector<std::vector<float>> expected, found, threaded, upstream;
+  std::vector<float> expected_gradient(8 * kDim);
+  for (size_t f = 0; f < features.size(); ++f) {
+    const int64_t length = features[f].length;
+    expected.emplace_back(4 * length * kDim, 0.0f);
+    found.emplace_back(4 * length * kDim, 9.0f);
+    upstream.emplace_back();
+    for (int64_t i = 0; i < 4 * length * kDim; ++i) {
+      upstream[f].push_back(static_cast<float>(i % 11));  // exact in any order of sums
+    }
+    for (int64_t b = 0; b < 4; ++b) {
+      const int64_t first = c.splits[f].empty() ? b : c.splits[f][b];
+      const int64_t last = c.splits[f].empty() ? b + 1 : c.splits[f][b + 1];
+      for (int64_t i = first; i < last; ++i) {
+        for (int d = 0; d < kDim; ++d) {
+          const int64_t at = (b * length + i - first) * kDim + d;
+          expected[f][at] = c.rows[c.positions[f][i] * kDim + d];
+          expected_gradient[c.positions[f][i] * kDim + d] += upstream[f][at];
+        }
+      }
+    }
+  }
+  threaded = found;
+  std::vector<float*> found_at, threaded_at, serial_gradient_at, threaded_gradient_at;
+  std::vector<const float*> upstream_of;
+  for (size_t f = 0; f < features.size(); ++f) {
+    found_at.push_back(found[f].data());
+    threaded_at.push_back(threaded[f].data());
+    upstream_of.push_back(upstream[f].data());
+  }
+  Combine(features, c.row_at, kDim, SerialFor, found_at);
+  Combine(features, c.row_at, kDim, ThreadsFor, threaded_at);
+  std::vector<float> serial_gradient(8 * kDim), threaded_gradient(8 * kDim);
+  for (int i = 0; i < 8; ++i) {
+    serial_gradient_at.push_back(&serial_gradient[i * kDim]);
+    threaded_gradient_at.push_back(&threaded_gradient[i * kDim]);
+  }
+  CombineGradient(features, upstream_of, kDim, 2, SerialFor, serial_gradient_at);
+  CombineGradient(features, upstream_of, kDim, 2, ThreadsFor, threaded_gradient_at);
+  for (size_t f = 0; f < features.size(); ++f) {
+    EXPECT_EQ(found[f], expected[f]);
+    EXPECT_EQ(threaded[f], expected[f]);
+  }
+  EXPECT_EQ(serial_gradient, expected_gradient);
+  EXPECT_EQ(threaded_gradient, expected_gradient);
+}
+
 TEST(UnknownCombinerIsNamed) {
   Combiner combiner;
   EXPECT_STATUS(ParseCombiner("max", &combiner), StatusCode::kInvalidArgument,
-                "combiner must be sum, mean or sqrtn but got 'max'");
+                "combiner must be sum, mean, sqrtn or none but got 'max'");
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "embedps/kernels/lookup/combiner.h"
+#include "embedps/kernels/lookup/id_lists.h"
 #include "embedps/kernels/lookup/router.h"
 #include "embedps/kernels/ops/tf_util.h"
 #include "tensorflow/core/framework/op.h"
@@ -108,6 +109,48 @@ class RouteOp : public OpKernel {
 };
 REGISTER_KERNEL_BUILDER(Name("EmbedpsRoute").Device(tensorflow::DEVICE_CPU), RouteOp);
 
+REGISTER_OP("EmbedpsKeepLast")
+    .Input("ids: int64")
+    .Input("row_splits: int64")
+    .Attr("max_length: int >= 1")
+    .Output("kept: int64")
+    .Output("kept_splits: int64")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(1, c->input(1));
+      return absl::OkStatus();
+    })
+    .Doc("Keeps the last max_length ids of each list.");
+
+class KeepLastOp : public OpKernel {
+ public:
+  explicit KeepLastOp(OpKernelConstruction* c) : OpKernel(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("max_length", &max_length_));
+  }
+  void Compute(OpKernelContext* context) override {
+    const Tensor& ids = context->input(0);
+    const Tensor& splits = context->input(1);
+    OP_REQUIRES(context, ids.dims() == 1 && splits.dims() == 1,
+                absl::InvalidArgumentError("ids and row_splits must be of rank 1 but got shapes " +
+                                           ids.shape().DebugString() + " and " +
+                                           splits.shape().DebugString()));
+    const int64_t* from = splits.flat<int64_t>().data();
+    OP_REQUIRES_OK(context, ToTensorFlow(CheckSplits("lists of ids", from, splits.NumElements(),
+                                                     ids.NumElements())));
+    const int64_t num_lists = splits.NumElements() - 1;
+    Tensor *kept, *kept_splits;
+    OP_REQUIRES_OK(context, context->allocate_output(1, splits.shape(), &kept_splits));
+    int64_t* to = kept_splits->flat<int64_t>().data();
+    const int64_t num_kept = CutSplits(from, num_lists, max_length_, to);
+    OP_REQUIRES_OK(context, context->allocate_output(0, {num_kept}, &kept));
+    KeepLast(ids.flat<int64_t>().data(), from, num_lists, to, kept->flat<int64_t>().data());
+  }
+
+ private:
+  int64_t max_length_;
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsKeepLast").Device(tensorflow::DEVICE_CPU), KeepLastOp);
+
 // The base of EmbedpsCombine and its gradient: reads the attributes and the features' positions.
 class CombineBase : public OpKernel {
  public:
@@ -115,8 +158,10 @@ class CombineBase : public OpKernel {
     std::vector<std::string> names;
     OP_REQUIRES_OK(c, c->GetAttr("combiners", &names));
     OP_REQUIRES_OK(c, c->GetAttr("feature_tables", &feature_tables_));
+    OP_REQUIRES_OK(c, c->GetAttr("lengths", &lengths_));
     int num_features;
     OP_REQUIRES_OK(c, c->GetAttr("num_features", &num_features));
+    if (lengths_.empty()) lengths_.resize(num_features, 0);
     OP_REQUIRES(c,
                 names.size() == static_cast<size_t>(num_features) &&
                     feature_tables_.size() == static_cast<size_t>(num_features),
@@ -126,6 +171,14 @@ class CombineBase : public OpKernel {
     for (size_t i = 0; i < names.size(); ++i) {
       OP_REQUIRES_OK(c, ToTensorFlow(ParseCombiner(names[i], &combiners_[i])));
     }
+    bool good = lengths_.size() == names.size();
+    for (size_t i = 0; good && i < names.size(); ++i) {
+      good = lengths_[i] == 0 || (lengths_[i] > 0 && combiners_[i] == Combiner::kNone);
+    }
+    OP_REQUIRES(c, good,
+                absl::InvalidArgumentError("lengths must be 0, or positive with combiner none, for "
+                                           "each of the " +
+                                           std::to_string(num_features) + " features"));
     for (int t : feature_tables_) {
       OP_REQUIRES(c, t >= 0, absl::InvalidArgumentError("feature_tables must not be negative"));
       num_tables_ = std::max(num_tables_, t + 1);
@@ -172,17 +225,26 @@ class CombineBase : public OpKernel {
                                           ") but got " +
                                           std::to_string(static_cast<int32_t>(largest)));
       }
-      if (splits[f].NumElements() == 0) {
+      const bool pads = lengths_[f] > 0;
+      if (splits[f].NumElements() == 0 && !pads) {
         feature.batch = n;
         continue;
       }
       const auto s = splits[f].flat<int64_t>();
-      bool rising = s(0) == 0 && s(s.size() - 1) == n;
-      for (int64_t i = 1; i < s.size(); ++i) rising &= s(i - 1) <= s(i);
-      if (!rising) {
-        return absl::InvalidArgumentError("feature " + std::to_string(f) +
-                                          ": row_splits must rise from 0 to " + std::to_string(n) +
-                                          ", the number of ids");
+      const std::string what = "feature " + std::to_string(f);
+      TF_RETURN_IF_ERROR(ToTensorFlow(CheckSplits(what.c_str(), s.data(), s.size(), n)));
+      if (combiners_[f] == Combiner::kNone && !pads) {  // a row per id, in their order
+        feature.batch = n;
+        continue;
+      }
+      if (pads) {
+        feature.length = lengths_[f];
+        for (int64_t i = 1; i < s.size(); ++i) {
+          if (s(i) - s(i - 1) <= feature.length) continue;
+          return absl::InvalidArgumentError(
+              what + ": a list must have at most " + std::to_string(feature.length) +
+              " ids but list " + std::to_string(i - 1) + " has " + std::to_string(s(i) - s(i - 1)));
+        }
       }
       feature.splits = s.data();
       feature.batch = s.size() - 1;
@@ -190,10 +252,20 @@ class CombineBase : public OpKernel {
     return absl::OkStatus();
   }
 
+  // Makes the shape of a feature's embeddings.
+  absl::Status MakeShape(int f, const FeaturePositions& feature, int dim,
+                         tensorflow::TensorShape* shape) const {
+    *shape = {};
+    TF_RETURN_IF_ERROR(shape->AddDimWithStatus(feature.batch));
+    if (lengths_[f] > 0) TF_RETURN_IF_ERROR(shape->AddDimWithStatus(feature.length));
+    return shape->AddDimWithStatus(dim);
+  }
+
   int num_tables() const { return num_tables_; }
 
  private:
   std::vector<Combiner> combiners_;
+  std::vector<int64_t> lengths_;
   std::vector<int> feature_tables_;
   int num_tables_ = 0;
 };
@@ -206,6 +278,7 @@ REGISTER_OP("EmbedpsCombine")
     .Attr("num_features: int >= 1")
     .Attr("combiners: list(string)")
     .Attr("feature_tables: list(int)")
+    .Attr("lengths: list(int) = []")
     .Output("embeddings: num_features * float")
     .SetShapeFn([](InferenceContext* c) {
       int num_features, num_shards;
@@ -213,15 +286,21 @@ REGISTER_OP("EmbedpsCombine")
       TF_RETURN_IF_ERROR(c->GetAttr("num_shards", &num_shards));
       tensorflow::shape_inference::ShapeHandle rows;
       TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &rows));
+      std::vector<int64_t> lengths;
+      TF_RETURN_IF_ERROR(c->GetAttr("lengths", &lengths));
+      lengths.resize(num_features, 0);
       for (int f = 0; f < num_features; ++f) {
-        c->set_output(f, c->Matrix(InferenceContext::kUnknownDim, c->Dim(rows, 1)));
+        const auto batch = c->UnknownDim(), dim = c->Dim(rows, 1);
+        c->set_output(f, lengths[f] > 0 ? c->MakeShape({batch, c->MakeDim(lengths[f]), dim})
+                                        : c->MakeShape({batch, dim}));
       }
       return absl::OkStatus();
     })
     .Doc(
         "Combines the shards' rows into one vector per feature and example: [batch, dim]. A "
         "feature with empty row_splits has one id per example. Otherwise row_splits [batch + 1] "
-        "bounds the ids of each example.");
+        "bounds the ids of each example. A feature with combiner none gets a row per id: [ids, "
+        "dim], or with a length [batch, length, dim], zeros after an example's last id.");
 
 class CombineOp : public CombineBase {
  public:
@@ -245,7 +324,9 @@ class CombineOp : public CombineBase {
     std::vector<float*> to;
     for (size_t f = 0; f < features.size(); ++f) {
       Tensor* out;
-      OP_REQUIRES_OK(context, embeddings.allocate(f, {features[f].batch, dim}, &out));
+      tensorflow::TensorShape shape;
+      OP_REQUIRES_OK(context, MakeShape(f, features[f], dim, &shape));
+      OP_REQUIRES_OK(context, embeddings.allocate(f, shape, &out));
       to.push_back(out->flat<float>().data());
     }
     Combine(features, rows, dim, DeviceThreads(context), to);
@@ -262,6 +343,7 @@ REGISTER_OP("EmbedpsCombineGrad")
     .Attr("num_features: int >= 1")
     .Attr("combiners: list(string)")
     .Attr("feature_tables: list(int)")
+    .Attr("lengths: list(int) = []")
     .Output("gradients: num_shards * float")
     .SetShapeFn([](InferenceContext* c) {
       int num_features, num_shards;
@@ -290,11 +372,12 @@ class CombineGradOp : public CombineBase {
     OP_REQUIRES_OK(context, ReadPositions(context, num_rows, &features));
     std::vector<const float*> gradient_of(features.size());
     for (size_t f = 0; f < features.size(); ++f) {
-      OP_REQUIRES(context, upstream[f].shape() == tensorflow::TensorShape({features[f].batch, dim}),
-                  absl::InvalidArgumentError(
-                      "feature " + std::to_string(f) + ": its gradient must be [" +
-                      std::to_string(features[f].batch) + ", " + std::to_string(dim) +
-                      "] but got " + upstream[f].shape().DebugString()));
+      tensorflow::TensorShape shape;
+      OP_REQUIRES_OK(context, MakeShape(f, features[f], dim, &shape));
+      OP_REQUIRES(context, upstream[f].shape() == shape,
+                  absl::InvalidArgumentError("feature " + std::to_string(f) +
+                                             ": its gradient must be " + shape.DebugString() +
+                                             " but got " + upstream[f].shape().DebugString()));
       gradient_of[f] = upstream[f].flat<float>().data();
     }
     std::vector<float*> gradients;

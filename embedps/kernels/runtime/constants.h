@@ -55,7 +55,7 @@ inline constexpr int kInt4Levels = 15;
 inline constexpr const char* kOptimizerKinds[] = {"sgd", "adagrad", "rowwise_adagrad", "lazy_adam",
                                                   "ftrl"};
 inline constexpr const char* kInitializerKinds[] = {"constant", "uniform", "normal"};
-inline constexpr const char* kCombiners[] = {"sum", "mean", "sqrtn"};
+inline constexpr const char* kCombiners[] = {"sum", "mean", "sqrtn", "none"};
 
 }  // namespace embedps
 

@@ -8,6 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from embedps.engine.variable_stand_ins import standing_in
+
+_SENT = (tf.float32, tf.bfloat16, tf.int32, tf.int64)  # what a message may hold
+
 
 class RemoteVariables:
     """Variables that are read and updated per server, with the results of the Keras optimizer.
@@ -18,20 +22,29 @@ class RemoteVariables:
     op of a step starts on a server: that would cost a message too.
     """
 
-    def __init__(self, network: tf.keras.Model, optimizer: Any) -> None:
+    def __init__(
+        self, network: tf.keras.Model, optimizer: Any, state: Sequence[tf.Variable] = ()
+    ) -> None:
         """Finds the server of each variable.
 
         Args:
           network: built.
           optimizer: as `dense_optimizer.make_dense_optimizer` makes it, its variables made.
+          state: variables that the network itself updates, such as moving averages.
         """
         self._variables = list(network.trainable_variables)
         self._optimizer = optimizer
+        self._state = [v for v in state if v.dtype in _SENT]
+        self._state_on: dict[str, list[int]] = {}
+        for i, variable in enumerate(self._state):
+            self._state_on.setdefault(variable.device, []).append(i)
         self._count_at = optimizer.iterations.device
         self._rate_at = optimizer.learning_rate.device
         self._on: dict[str, list[int]] = {self._count_at: [], self._rate_at: []}
         for i, variable in enumerate(self._variables):
             self._on.setdefault(variable.device, []).append(i)
+        for device in self._state_on:
+            self._on.setdefault(device, [])
 
     @property
     def devices(self) -> list[str]:
@@ -46,16 +59,20 @@ class RemoteVariables:
             specs.append(tf.TensorSpec([], tf.float32))
         if device == self._count_at:
             specs.append(tf.TensorSpec([], tf.int64))
-        return specs
+        return specs + [tf.TensorSpec(v.shape, v.dtype) for v in self._state_at(device)]
+
+    def num_exact(self, device: str) -> int:
+        """Returns how many of the last tensors of a message must not be rounded."""
+        return len(self._state_on.get(device, []))
 
     def read(self, device: str) -> list[tf.Tensor]:
         """Reads a server's values; that server must be the current device."""
         parts = [self._variables[i].read_value() for i in self._on.get(device, [])]
         if device == self._rate_at:
-            parts.append(self._optimizer._get_hyper("learning_rate", tf.float32))
+            parts.append(self._read_learning_rate())
         if device == self._count_at:
             parts.append(self._optimizer.iterations.read_value())
-        return parts
+        return parts + [variable.read_value() for variable in self._state_at(device)]
 
     def weights(self, read: Mapping[str, Sequence[tf.Tensor]]) -> list[Any]:
         """Returns what to take gradients of: the values read from each server, and the variables.
@@ -82,22 +99,50 @@ class RemoteVariables:
             for variable in wrapped:
                 variable._cached_value = None
 
+    @contextmanager
+    def carrying(
+        self, read: Mapping[str, Sequence[tf.Tensor]], changes: list[tf.Tensor | None]
+    ) -> Iterator[None]:
+        """Makes the network update its state in tensors within the block.
+
+        Args:
+          read: the argument of `weights`.
+          changes: gets what was added to each variable of the state, for `updates`; None if it
+            stayed the same.
+        """
+        values: list[Any] = [None] * len(self._state)
+        for device, indices in self._state_on.items():
+            for i, value in zip(indices, read[device][-len(indices) :], strict=True):
+                values[i] = value
+        with standing_in(self._state, values) as stand_ins:
+            yield
+        changes[:] = [
+            None if new is old else new - old
+            for new, old in zip(stand_ins.values, values, strict=True)
+        ]
+
     def updates(
-        self, gradients: Sequence[tf.Tensor | None], read: Mapping[str, Sequence[tf.Tensor]]
+        self,
+        gradients: Sequence[tf.Tensor | None],
+        read: Mapping[str, Sequence[tf.Tensor]],
+        changes: Sequence[tf.Tensor | None],
     ) -> dict[str, list[tf.Tensor | None]]:
         """Makes the argument of `update` for each server.
 
         Args:
           gradients: of the list that `weights` returned; None for a variable without a gradient.
           read: the argument of `weights`.
+          changes: as `carrying` made them.
         """
         count = len(self._variables)
         sums = [_add(*both) for both in zip(gradients[:count], gradients[count:], strict=True)]
         learning_rate = read[self._rate_at][len(self._on[self._rate_at])]
-        settings = self._settings(learning_rate, read[self._count_at][-1])
+        iterations = read[self._count_at][-1 - self.num_exact(self._count_at)]
+        sums, settings = self._prepare(sums, learning_rate, iterations)
         updates: dict[str, list[tf.Tensor | None]] = {}
         for device, indices in self._on.items():
-            updates[device] = [*(sums[i] for i in indices), *settings]
+            of_state = [changes[i] for i in self._state_on.get(device, [])]
+            updates[device] = [*(sums[i] for i in indices), *settings, *of_state]
         return updates
 
     def update(
@@ -117,17 +162,52 @@ class RemoteVariables:
         indices = self._on.get(device, [])
         if not update:
             return []
-        *gradients, settings, none = update
-        scalars = tf.unstack(tf.where(is_new, settings, none))
-        applied = [
-            self._apply(self._variables[i], gradient, *scalars)
+        gradients, settings = update[: len(indices)], update[len(indices) :]
+        state = self._state_at(device)
+        settings, changes = (
+            settings[: len(settings) - len(state)],
+            settings[-len(state) or len(settings) :],
+        )
+        pairs = [
+            (self._variables[i], gradient)
             for i, gradient in zip(indices, gradients, strict=True)
             if gradient is not None
+        ]
+        applied = self._apply_all(device, pairs, settings, is_new=is_new)
+        applied += [
+            variable.assign_add(tf.where(is_new, change, tf.zeros_like(change)), read_value=False)
+            for variable, change in zip(state, changes, strict=True)
+            if change is not None
         ]
         if device == self._count_at:
             steps = tf.cast(is_new, tf.int64)
             applied.append(self._optimizer.iterations.assign_add(steps, read_value=False))
         return applied
+
+    def _state_at(self, device: str) -> list[tf.Variable]:
+        return [self._state[i] for i in self._state_on.get(device, [])]
+
+    def _read_learning_rate(self) -> tf.Tensor:
+        return self._optimizer._get_hyper("learning_rate", tf.float32)
+
+    def _prepare(
+        self, gradients: list[tf.Tensor | None], learning_rate: tf.Tensor, iterations: tf.Tensor
+    ) -> tuple[list[tf.Tensor | None], Sequence[tf.Tensor]]:
+        """Returns the gradients to send, and the settings that each server gets with them."""
+        return gradients, self._settings(learning_rate, iterations)
+
+    def _apply_all(
+        self,
+        device: str,
+        pairs: Sequence[tuple[tf.Variable, tf.Tensor]],
+        settings: Sequence[Any],
+        *,
+        is_new: tf.Tensor,
+    ) -> list[tf.Operation]:
+        """Applies gradients on the current device, a server's."""
+        sent, none = settings
+        scalars = tf.unstack(tf.where(is_new, sent, none))
+        return [self._apply(variable, gradient, *scalars) for variable, gradient in pairs]
 
     def _settings(
         self, learning_rate: tf.Tensor, iterations: tf.Tensor

@@ -24,15 +24,15 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
-from embedps.engine.network_variables import RemoteVariables
 from embedps.engine.random_numbers import unseeded
+from embedps.engine.server_optimizer import make_remote_variables
 from embedps.tables import ops
 from embedps.tables.activations import Ids
 from embedps.tables.collection import EmbeddingCollection, LookupResult
 
 
 class StepInputs(NamedTuple):
-    """Holds what a step got from the tables and the network.
+    """Holds what a step got from the tables and the network, and what becomes of its state.
 
     Attributes:
       lookup: the rows.
@@ -41,6 +41,7 @@ class StepInputs(NamedTuple):
       learning_rate: of the tables, float32 scalar.
       sent: maps each server to the step, learning rate, ids and splits on that server.
       read: maps each server to the values that were read from its variables.
+      changes: what the step adds to the network's state, once it has computed.
     """
 
     lookup: LookupResult
@@ -49,6 +50,7 @@ class StepInputs(NamedTuple):
     learning_rate: tf.Tensor
     sent: Mapping[str, Sequence[tf.Tensor]]
     read: Mapping[str, Sequence[tf.Tensor]]
+    changes: list[tf.Tensor | None]
 
 
 class StepExchange(Protocol):
@@ -91,6 +93,7 @@ def make_step_exchange(
     optimizer: Any,
     collection: EmbeddingCollection,
     *,
+    state: Sequence[tf.Variable] = (),
     wire_dtype: tf.DType,
 ) -> StepExchange:
     """Makes the exchange for the place where the tables and the network's variables are.
@@ -99,11 +102,12 @@ def make_step_exchange(
       network: built.
       optimizer: as `dense_optimizer.make_dense_optimizer` makes it, its variables made.
       collection: the tables.
+      state: variables that the network itself updates.
       wire_dtype: of rows, matrices and their gradients between tasks: float32 or bfloat16.
     """
     devices = [*collection.devices, *(v.device for v in network.trainable_variables)]
     if any("/job:ps" in device for device in devices):
-        return RemoteExchange(network, optimizer, collection, wire_dtype=wire_dtype)
+        return RemoteExchange(network, optimizer, collection, state=state, wire_dtype=wire_dtype)
     return LocalExchange(network, optimizer, collection)
 
 
@@ -125,7 +129,7 @@ class LocalExchange:
         """Looks up the rows; the weights are the variables themselves."""
         found = self._collection.lookup(ids, insert=True)
         return StepInputs(
-            found, list(self._network.trainable_variables), number, learning_rate, {}, {}
+            found, list(self._network.trainable_variables), number, learning_rate, {}, {}, []
         )
 
     def computing(self, inputs: StepInputs) -> AbstractContextManager[None]:
@@ -162,9 +166,10 @@ class RemoteExchange:
         optimizer: Any,
         collection: EmbeddingCollection,
         *,
+        state: Sequence[tf.Variable] = (),
         wire_dtype: tf.DType,
     ) -> None:
-        self._variables = RemoteVariables(network, optimizer)
+        self._variables = make_remote_variables(network, optimizer, state)
         self._collection = collection
         self._wire_dtype = wire_dtype
         # Maps each server to its shards, as (group, shard).
@@ -208,19 +213,25 @@ class RemoteExchange:
                         ),
                         *self._variables.read(device),
                     ]
-                message = ops.pack(answer, [self._wire_dtype_of(a) for a in answer])
+                exact = self._variables.num_exact(device)
+                message = ops.pack(answer, self._wire_dtypes(answer, exact))
             specs = [tf.TensorSpec([None, self._collection.groups[g].dim]) for g, _ in shards]
             answer = ops.unpack(message, [*specs, *self._variables.specs(device)])
             for (g, shard), rows_there in zip(shards, answer[: len(shards)], strict=True):
                 rows[g][shard] = rows_there
             read[device] = answer[len(shards) :]
         found.rows.extend(rows)
-        return StepInputs(found, self._variables.weights(read), number, learning_rate, sent, read)
+        weights = self._variables.weights(read)
+        return StepInputs(found, weights, number, learning_rate, sent, read, [])
 
     @contextmanager
     def computing(self, inputs: StepInputs) -> Iterator[None]:
         """Makes the network use the values that were read, and each worker's own random numbers."""
-        with self._variables.using(inputs.weights), unseeded():
+        with (
+            self._variables.using(inputs.weights),
+            self._variables.carrying(inputs.read, inputs.changes),
+            unseeded(),
+        ):
             yield
 
     def end(
@@ -230,13 +241,15 @@ class RemoteExchange:
         gradients: Sequence[tf.Tensor | None],
     ) -> None:
         """Sends the gradients; servers update the variables with the ops that Keras would call."""
-        updates = self._variables.updates(gradients, inputs.read)
+        updates = self._variables.updates(gradients, inputs.read, inputs.changes)
         for device, shards in self._on.items():
             parts = [*(row_gradients[g][shard] for g, shard in shards), *updates.get(device, [])]
             known = [part for part in parts if part is not None]
             if not known:
                 continue
-            message = ops.pack(known, [self._wire_dtype_of(part) for part in known])
+            exact = self._variables.num_exact(device)
+            exact -= sum(part is None for part in parts[len(parts) - exact :])
+            message = ops.pack(known, self._wire_dtypes(known, exact))
             specs = [tf.TensorSpec(part.shape, part.dtype) for part in known]
             with tf.device(device):
                 arrived = iter(ops.unpack(message, specs))
@@ -262,6 +275,13 @@ class RemoteExchange:
                 # Logged last: another attempt must apply what is lost half-way.
                 with tf.control_dependencies(applied):
                     ops.step_applied(self._logs[device], number)
+
+    def _wire_dtypes(self, parts: Sequence[tf.Tensor], num_exact: int) -> list[tf.DType]:
+        """Returns the dtypes on the wire; the last tensors, of the network's state, stay exact."""
+        rounded = len(parts) - num_exact
+        return [self._wire_dtype_of(p) for p in parts[:rounded]] + [
+            p.dtype for p in parts[rounded:]
+        ]
 
     def _wire_dtype_of(self, part: tf.Tensor) -> tf.DType:
         """Returns the dtype on the wire: float32 for vectors; they are few, and sums stay exact."""

@@ -84,6 +84,12 @@ class StepModel:
         counted = {id(v) for v in self.metrics.variables}
         return [v for v in self.model.variables if id(v) not in counted]
 
+    @property
+    def state(self) -> list[tf.Variable]:
+        """The variables that the model itself may update, such as moving averages."""
+        counted = {id(v) for v in self.metrics.variables}
+        return [v for v in self.model.non_trainable_variables if id(v) not in counted]
+
     def input(self, *, batch_rows: int, shuffle_rows: int) -> UnitReader:
         """Makes the reader of the model's columns."""
         return UnitReader(

@@ -58,6 +58,7 @@ def make_train_unit(
         model.model,
         optimizer,
         collection,
+        state=model.state,
         wire_dtype=tf.as_dtype(model.recommender.wire_dtype),
     )
 

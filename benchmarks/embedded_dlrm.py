@@ -15,7 +15,7 @@ from embedps.cluster.embedded import EmbeddedCluster
 from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import make_eval_unit, make_train_unit
-from embedps.metrics import Accumulator, Metrics
+from embedps.metrics import Metrics
 from embedps.tables.collection import EmbeddingCollection
 from models import dlrm
 
@@ -76,7 +76,7 @@ def make(
         counts: Any = eval_unit(
             tf.constant(str(path)), tf.constant(0, tf.int64), tf.constant(rows, tf.int64)
         )
-        accumulator = Accumulator()
+        accumulator = model.accumulator()
         accumulator.add(counts)
         return accumulator.result()
 

@@ -183,8 +183,8 @@ class _ScoreDisplay:
         rate = (metrics.examples - self._first) / secs if done > 1 else 0.0
         self._line.update(
             done,
-            f"{metrics.examples:,} examples, {rate:,.0f}/s, loss {metrics.logloss:.4f}, "
-            f"AUC {metrics.auc:.4f}, {self._rows:,} rows, "
+            f"{metrics.examples:,} examples, {rate:,.0f}/s, {metrics.brief()}, "
+            f"{self._rows:,} rows, "
             f"{saved.kind} {saved.bytes / 1e6:.1f} MB {age:.0f} s ago",
         )
 

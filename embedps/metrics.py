@@ -1,13 +1,14 @@
-"""Computes metrics of a click model from counts that add up over batches, units and workers.
+"""Computes metrics from counts that add up over batches, units and workers.
 
-A batch's counts are four sums and two histograms of the logit. Counts can be added exactly, so the
-metrics over any set of completed units equal those of one pass over their examples.
+A batch's counts of clicks are four sums and two histograms of the logit. Counts can be added
+exactly, so the metrics over any set of completed units equal those of one pass over their examples.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ ASINH_BOUND = 12.0
 """The histograms' bins are equally wide in asinh(logit), from -12 to 12: logits to +- 81,000."""
 
 
-class Counts(NamedTuple):
+class ClickCounts(NamedTuple):
     """Counts of a set of examples.
 
     Attributes:
@@ -33,17 +34,17 @@ class Counts(NamedTuple):
     sums: tf.Tensor
     histograms: tf.Tensor
 
-    def plus(self, more: Counts) -> Counts:
+    def plus(self, more: ClickCounts) -> ClickCounts:
         """Adds the counts of two sets of examples."""
-        return Counts(self.sums + more.sums, self.histograms + more.histograms)
+        return ClickCounts(self.sums + more.sums, self.histograms + more.histograms)
 
 
-def zero_counts() -> Counts:
+def zero_counts() -> ClickCounts:
     """Returns the counts of no examples."""
-    return Counts(tf.zeros([4], tf.float64), tf.zeros([2, NUM_BINS], tf.int64))
+    return ClickCounts(tf.zeros([4], tf.float64), tf.zeros([2, NUM_BINS], tf.int64))
 
 
-def count(labels: tf.Tensor, logits: tf.Tensor) -> Counts:
+def count(labels: tf.Tensor, logits: tf.Tensor) -> ClickCounts:
     """Counts a batch, in a graph.
 
     Args:
@@ -67,7 +68,7 @@ def count(labels: tf.Tensor, logits: tf.Tensor) -> Counts:
     flat = tf.math.unsorted_segment_sum(
         tf.ones_like(bins, tf.int64), bins + offset, num_segments=2 * NUM_BINS
     )
-    return Counts(sums, tf.reshape(flat, [2, NUM_BINS]))
+    return ClickCounts(sums, tf.reshape(flat, [2, NUM_BINS]))
 
 
 def histogram_auc(histograms: npt.NDArray[np.int64]) -> float:
@@ -89,56 +90,164 @@ def histogram_auc(histograms: npt.NDArray[np.int64]) -> float:
     return float((positives * (below + 0.5 * negatives)).sum() / pairs)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Metrics:
-    """Scores of a set of examples.
+class ClickMetrics(tf.keras.metrics.Metric):
+    """The scores of a click model: AUC, log loss, normalized entropy and calibration.
 
-    Attributes:
+    It is a Keras metric, for `update_state` in a model's `compute_loss`. Its two variables are the
+    counts of the examples: float64 [4] and int64 [2, NUM_BINS].
+    """
+
+    def __init__(self, name: str = "click") -> None:
+        super().__init__(name=name)
+        self._sums = self.add_weight("sums", [4], dtype=tf.float64, initializer="zeros")
+        self._histograms = self.add_weight(
+            "histograms", [2, NUM_BINS], dtype=tf.int64, initializer="zeros"
+        )
+
+    def update_state(self, labels: tf.Tensor, logits: tf.Tensor) -> None:
+        """Counts a batch.
+
+        Args:
+          labels: float32 [batch], 0 or 1.
+          logits: float32 [batch].
+        """
+        counts = count(labels, logits)
+        self._sums.assign_add(counts.sums)
+        self._histograms.assign_add(counts.histograms)
+
+    def reset_state(self) -> None:
+        """Forgets what was counted."""
+        for variable in self.variables:
+            variable.assign(tf.zeros(variable.shape, variable.dtype))
+
+    def result(self) -> dict[str, Any]:
+        """Computes the scores so far, as `click_scores` does."""
+        if tf.executing_eagerly():
+            return click_scores(self._sums.numpy(), self._histograms.numpy())
+        values = tf.numpy_function(
+            lambda *counts: list(click_scores(*counts).values()),
+            [self._sums.read_value(), self._histograms.read_value()],
+            [tf.float64] * 4,
+        )
+        return dict(
+            zip(("auc", "logloss", "normalized_entropy", "calibration"), values, strict=True)
+        )
+
+
+def click_scores(
+    sums: npt.NDArray[np.float64], histograms: npt.NDArray[np.int64]
+) -> dict[str, float]:
+    """Computes a click model's scores from counts; one that is not defined is NaN.
+
+    Returns:
       auc: area under the ROC curve.
       logloss: mean log loss, in nats.
       normalized_entropy: log loss over the entropy of the base rate (He et al. 2014); lower is
         better, and below 1 is better than predicting the base rate.
       calibration: predicted over actual positives; 1 is calibrated.
+    """
+    examples, positives, loss, predicted = (float(x) for x in sums)
+    nan = float("nan")
+    rate = positives / examples if examples else nan
+    entropy = -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate)) if 0 < rate < 1 else nan
+    logloss = loss / examples if examples else nan
+    return {
+        "auc": histogram_auc(histograms),
+        "logloss": logloss,
+        "normalized_entropy": float(logloss / entropy),
+        "calibration": predicted / positives if positives else nan,
+    }
+
+
+_LABELS = {"auc": "AUC", "logloss": "log loss", "normalized_entropy": "NE"}
+_SHOWN = 2  # of a model's own metrics, in a line of progress
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """Scores of a set of examples.
+
+    Attributes:
+      values: the scores by name: those of the model's metrics. `loss`, the mean of what steps
+        minimize, is among them unless the model has a log loss.
       examples: how many.
     """
 
-    auc: float
-    logloss: float
-    normalized_entropy: float
-    calibration: float
+    values: Mapping[str, float]
     examples: int
+
+    def get(self, name: str) -> float:
+        """Returns a score; NaN if there is none of this name."""
+        return self.values.get(name, float("nan"))
+
+    @property
+    def auc(self) -> float:
+        """Area under the ROC curve; NaN if the model does not count it."""
+        return self.get("auc")
+
+    @property
+    def logloss(self) -> float:
+        """Mean log loss, in nats; NaN if the model does not count it."""
+        return self.get("logloss")
+
+    @property
+    def normalized_entropy(self) -> float:
+        """Log loss over the entropy of the base rate; NaN if the model does not count it."""
+        return self.get("normalized_entropy")
+
+    @property
+    def calibration(self) -> float:
+        """Predicted over actual positives; NaN if the model does not count it."""
+        return self.get("calibration")
+
+    @property
+    def loss(self) -> float:
+        """The log loss of a click model, or the mean of what its steps minimize."""
+        return self.get("logloss" if "logloss" in self.values else "loss")
 
     def describe(self) -> str:
         """Formats the scores as a line."""
-        return (
-            f"AUC {self.auc:.5f}, log loss {self.logloss:.5f}, NE {self.normalized_entropy:.5f}, "
-            f"calibration {self.calibration:.4f}, {self.examples:,} examples"
-        )
+        digits = {"calibration": 4}
+        parts = [
+            f"{_LABELS.get(name, name)} {value:.{digits.get(name, 5)}f}"
+            for name, value in self.values.items()
+        ]
+        return ", ".join([*parts, f"{self.examples:,} examples"])
+
+    def brief(self) -> str:
+        """Formats the loss and the first scores, for a line of progress."""
+        others = [name for name in self.values if name not in ("loss", "logloss")]
+        shown = ["auc"] if "auc" in self.values else others[:_SHOWN]
+        parts = [f"{_LABELS.get(name, name)} {self.values[name]:.4f}" for name in shown]
+        return ", ".join([f"loss {self.loss:.4f}", *parts])
+
+
+Counts: TypeAlias = Mapping[str, Any]
+"""What a unit counts, by name: "examples" and "loss", float64 scalars, and metrics' variables."""
 
 
 class Accumulator:
     """Adds counts up. Not thread-safe."""
 
-    def __init__(self) -> None:
-        self._sums = np.zeros(4)
-        self._histograms = np.zeros([2, NUM_BINS], np.int64)
+    def __init__(self, scores: Callable[[Mapping[str, Any]], dict[str, float]]) -> None:
+        """Starts with no examples.
+
+        Args:
+          scores: computes the scores of metrics from the sums of their counts.
+        """
+        self._scores = scores
+        self._totals: dict[str, Any] = {}
 
     def add(self, counts: Counts) -> None:
         """Adds the counts of more examples."""
-        self._sums += np.asarray(counts.sums)
-        self._histograms += np.asarray(counts.histograms)
+        for name, value in counts.items():
+            more = np.asarray(value)
+            self._totals[name] = self._totals[name] + more if name in self._totals else more
 
     def result(self) -> Metrics:
         """Computes the scores so far; a score that is not defined is NaN."""
-        examples, positives, loss, predicted = (float(x) for x in self._sums)
-        nan = float("nan")
-        rate = positives / examples if examples else nan
-        entropy = -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate)) if 0 < rate < 1 else nan
-        logloss = loss / examples if examples else nan
-        return Metrics(
-            auc=histogram_auc(self._histograms),
-            logloss=logloss,
-            normalized_entropy=float(logloss / entropy),
-            calibration=predicted / positives if positives else nan,
-            examples=int(examples),
-        )
+        examples = float(self._totals.get("examples", 0.0))
+        scores = self._scores(self._totals) if examples else {}
+        if "logloss" not in scores and examples:
+            scores = {"loss": float(self._totals["loss"]) / examples} | scores
+        return Metrics(values=scores, examples=int(examples))

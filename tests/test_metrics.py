@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from embedps import metrics
-from embedps.metrics import Accumulator, Counts, count, zero_counts
+from embedps.metrics import Accumulator, ClickCounts, click_scores, count, zero_counts
 
 NUM = 200_000
 
@@ -22,14 +22,25 @@ def exact_auc(labels, logits):
     return (ranks[positives].sum() - n1 * (n1 + 1) / 2) / (n1 * n0)
 
 
+def make_accumulator() -> Accumulator:
+    return Accumulator(lambda totals: click_scores(totals["sums"], totals["histograms"]))
+
+
+def as_dict(counts: ClickCounts) -> dict[str, tf.Tensor]:
+    """As a unit returns them."""
+    return {"examples": counts.sums[0], "loss": counts.sums[2], **counts._asdict()}
+
+
 def accumulate(labels, logits, batch=None):
-    accumulator = Accumulator()
+    accumulator = make_accumulator()
     batch = batch or len(labels)
     for i in range(0, len(labels), batch):
         accumulator.add(
-            count(
-                tf.constant(labels[i : i + batch], tf.float32),
-                tf.constant(logits[i : i + batch], tf.float32),
+            as_dict(
+                count(
+                    tf.constant(labels[i : i + batch], tf.float32),
+                    tf.constant(logits[i : i + batch], tf.float32),
+                )
             )
         )
     return accumulator.result()
@@ -126,25 +137,25 @@ def test_counts_add_up_in_a_graph_as_outside():
         counts = zero_counts()
         for i in tf.range(10):
             more = count(labels[i * 100 : i * 100 + 100], logits[i * 100 : i * 100 + 100])
-            counts = Counts(counts.sums + more.sums, counts.histograms + more.histograms)
+            counts = counts.plus(more)
         return counts
 
-    accumulator = Accumulator()
-    accumulator.add(loop(tf.constant(labels), tf.constant(logits)))
+    accumulator = make_accumulator()
+    accumulator.add(as_dict(loop(tf.constant(labels), tf.constant(logits))))
     whole = accumulate(labels, logits)
     assert accumulator.result().auc == whole.auc
     assert accumulator.result().logloss == pytest.approx(whole.logloss, rel=1e-6)
 
 
 def test_no_examples_have_no_scores():
-    found = Accumulator().result()
+    found = make_accumulator().result()
     assert found.examples == 0
     assert all(
         math.isnan(x)
         for x in (found.auc, found.logloss, found.normalized_entropy, found.calibration)
     )
-    empty = accumulate_nothing = Accumulator()
-    accumulate_nothing.add(count(tf.zeros([0]), tf.zeros([0])))
+    empty = accumulate_nothing = make_accumulator()
+    accumulate_nothing.add(as_dict(count(tf.zeros([0]), tf.zeros([0]))))
     assert empty.result().examples == 0
 
 

@@ -13,6 +13,7 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.lease import read_leases, release_lease
 from embedps.errors import CheckpointError, CorruptCheckpointError, UsageError
+from embedps.score_names import is_higher_better
 from embedps.storage import file_io
 
 _REMOVED_SUFFIX = ".removed"
@@ -99,7 +100,7 @@ class KeepBest(KeepPolicy):
       count: how many to keep.
       read_scores: returns all evaluations so far. Each maps "number" to a manifest's number, and
         a metric's name to its value.
-      metric: "auc" (higher is better), or "logloss" or "normalized_entropy" (lower is better).
+      metric: the score's name; of losses and errors, lower is better.
     """
 
     count: int
@@ -108,10 +109,11 @@ class KeepBest(KeepPolicy):
 
     def select(self, manifests: Mapping[int, Manifest], now: float) -> set[int]:
         scores = {}
+        upwards = is_higher_better(self.metric)
         for evaluation in self.read_scores():
             score = evaluation.get(self.metric)
             if evaluation.get("number") in manifests and isinstance(score, int | float):
-                scores[evaluation["number"]] = score if self.metric == "auc" else -score
+                scores[evaluation["number"]] = score if upwards else -score
         return set(sorted(scores, key=lambda n: (scores[n], n), reverse=True)[: self.count])
 
 

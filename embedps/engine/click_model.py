@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from embedps.layers.embeddings import Embeddings
+from embedps.metrics import ClickMetrics
 from embedps.tables.groups import group_tables
 
 
@@ -23,6 +24,7 @@ class ClickModel(tf.keras.Model):
         """
         super().__init__(**kwargs)
         self._label = label
+        self._scores = ClickMetrics()
 
     def logits(self, features: Mapping[str, Any], *, training: bool) -> tf.Tensor:
         """Computes the logits of a batch, float32 [batch]."""
@@ -36,7 +38,7 @@ class ClickModel(tf.keras.Model):
         """Computes the mean log loss of a batch."""
         labels = features[self._label]
         logits = self.logits(features, training=training)
-        object.__setattr__(self, "last_logits", logits)  # bridge: counts of the unit functions
+        self._scores.update_state(labels, logits)
         losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
         return tf.reduce_mean(losses)
 

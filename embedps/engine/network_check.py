@@ -99,7 +99,7 @@ def _trace(model: StepModel, strategy: tf.distribute.Strategy) -> tuple[Any, lis
     without_gradient: list[tf.Variable] = []
 
     def step(columns: dict[str, Any], activations: dict[str, Any]) -> None:
-        with unseeded(), tf.GradientTape() as tape:
+        with unseeded(), tf.GradientTape() as tape, model.metrics.collecting():
             loss = model.loss(columns, activations, training=True)
         gradients = tape.gradient(loss, variables)
         without_gradient[:] = [v for v, g in zip(variables, gradients, strict=True) if g is None]

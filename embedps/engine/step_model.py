@@ -8,13 +8,15 @@ from typing import Any
 import tensorflow as tf
 
 from embedps.data.dataset import Dataset
-from embedps.data.unit_reader import NUMERICS, UnitReader
+from embedps.data.unit_reader import NUMERICS, Batch, UnitReader
 from embedps.engine import model_interface
 from embedps.engine.click_model import NetworkModel
+from embedps.engine.metric_counts import MetricCounts
 from embedps.engine.network_interface import check_logits, check_network
 from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 from embedps.layers.embeddings import Embeddings
+from embedps.metrics import Accumulator, Counts
 from embedps.tables.activations import Activation, sample
 from embedps.tables.specs import FeatureSpec, TableSpec
 
@@ -28,6 +30,7 @@ class StepModel:
       recommender: the declaration.
       model: the Keras model.
       embeddings: its Embeddings layer.
+      metrics: its metrics, as counts.
       reader_columns: the arguments of a UnitReader that name columns.
     """
 
@@ -78,7 +81,7 @@ class StepModel:
     @property
     def variables(self) -> list[tf.Variable]:
         """The variables that a checkpoint holds: all but those of metrics."""
-        counted = {id(v) for metric in self.model.metrics for v in metric.variables}
+        counted = {id(v) for v in self.metrics.variables}
         return [v for v in self.model.variables if id(v) not in counted]
 
     def input(self, *, batch_rows: int, shuffle_rows: int) -> UnitReader:
@@ -105,6 +108,30 @@ class StepModel:
                 self.model, columns, labels=self._labels, weight=self._weight, training=training
             )
 
+    def count(
+        self, batch: Batch, activations: Mapping[str, Any], *, training: bool
+    ) -> tuple[tf.Tensor, Counts]:
+        """Computes what a step minimizes, and counts the batch; see `loss`.
+
+        Returns:
+          The loss, and the counts: "examples", "loss" (the loss times the examples), and what the
+          model's metrics counted.
+        """
+        with self.metrics.collecting() as collected:
+            loss = self.loss(batch.columns, activations, training=training)
+        rows = tf.cast(batch.num_rows, tf.float64)
+        total = tf.cast(loss, tf.float64) * rows
+        return loss, {"examples": rows, "loss": total, **collected.counts}
+
+    def zero_counts(self) -> Counts:
+        """Returns the counts of no examples."""
+        zero = tf.zeros([], tf.float64)
+        return {"examples": zero, "loss": zero, **self.metrics.zero()}
+
+    def accumulator(self) -> Accumulator:
+        """Makes an accumulator of this model's counts."""
+        return Accumulator(self.metrics.scores)
+
     def outputs(
         self, columns: Mapping[str, Any], activations: Mapping[str, Any]
     ) -> dict[str, tf.Tensor]:
@@ -118,9 +145,8 @@ class StepModel:
         for name in self.reader_columns["numerics"]:
             batch[name] = tf.fill([_SAMPLE_ROWS], missing)
         batch[NUMERICS] = tf.fill([_SAMPLE_ROWS, len(self.reader_columns["numerics"])], missing)
-        loss = self.loss(batch, self._sample_activations(), training=False)
-        for metric in self.model.metrics:
-            metric.reset_state()
+        with self.metrics.collecting():
+            loss = self.loss(batch, self._sample_activations(), training=False)
         return bool(tf.math.is_finite(loss))
 
     def column_specs(self) -> dict[str, Any]:
@@ -182,6 +208,8 @@ class StepModel:
         self._check_shapes()
         for metric in self.model.metrics:
             metric.reset_state()
+        self.metrics = MetricCounts(self.model)
+        self.metrics.check(lambda: self.loss(batch, activations, training=False))
 
     def _check_shapes(self) -> None:
         for variable in self.model.variables:

@@ -13,7 +13,7 @@ from embedps.data.unit_reader import Batch, UnitReader
 from embedps.engine.step_exchange import StepInputs, make_step_exchange
 from embedps.engine.step_model import StepModel
 from embedps.errors import DatasetError, ServerLostError
-from embedps.metrics import Counts, count, zero_counts
+from embedps.metrics import Counts
 from embedps.tables.collection import EmbeddingCollection
 
 UnitFunction = Callable[..., Counts]
@@ -66,16 +66,16 @@ def make_train_unit(
             watched = (inputs.lookup.rows, inputs.weights)
             tape.watch(watched)
             activations = collection.combine(inputs.lookup)
-            loss = model.loss(batch.columns, activations, training=True)
+            loss, counts = model.count(batch, activations, training=True)
         exchange.end(inputs, *tape.gradient(loss, watched))
-        return _count(model, batch, loss)
+        return counts
 
     steps_ahead = 1 if overlap else 0
 
     def train_batches(
         batches: list[Batch], first_step: tf.Tensor, learning_rate: tf.Tensor
     ) -> Counts:
-        counts = zero_counts()
+        counts = model.zero_counts()
         requested: list[StepInputs] = []
         for k, batch in enumerate(batches):
             for j in range(len(requested), min(k + steps_ahead + 1, len(batches))):
@@ -84,7 +84,7 @@ def make_train_unit(
                         batches[j].columns, number=first_step + j, learning_rate=learning_rate
                     )
                 )
-            counts = counts.plus(train_step(batch, requested[k]))
+            counts = _add(counts, train_step(batch, requested[k]))
         return counts
 
     @tf.function
@@ -97,19 +97,19 @@ def make_train_unit(
         learning_rate: tf.Tensor,
     ) -> Counts:
         reader = unit_input.open(path, first_row, num_rows, seed)
-        counts = zero_counts()
+        counts = model.zero_counts()
         num_batches = -(-num_rows // unit_input.batch_rows)
         num_whole = num_batches // exchange.steps_per_iteration * exchange.steps_per_iteration
         # Several steps per iteration: each iteration costs messages to and from each server.
         for i in tf.range(0, num_whole, exchange.steps_per_iteration):
             batches = [unit_input.next(reader) for _ in range(exchange.steps_per_iteration)]
             more = strategy.run(train_batches, args=(batches, first_step + i, learning_rate))
-            counts = counts.plus(more)
+            counts = _add(counts, more)
         if exchange.steps_per_iteration > 1:
             for i in tf.range(num_whole, num_batches):
                 batches = [unit_input.next(reader)]
                 more = strategy.run(train_batches, args=(batches, first_step + i, learning_rate))
-                counts = counts.plus(more)
+                counts = _add(counts, more)
         return counts
 
     return train_unit  # type: ignore[no-any-return]
@@ -129,20 +129,20 @@ def make_eval_unit(
     @tf.function
     def eval_unit(path: tf.Tensor, first_row: tf.Tensor, num_rows: tf.Tensor) -> Counts:
         reader = unit_input.open(path, first_row, num_rows)
-        counts = zero_counts()
+        counts = model.zero_counts()
         num_batches = -(-num_rows // unit_input.batch_rows)
         for _ in tf.range(num_batches):
             batch = unit_input.next(reader)
             found = collection.lookup(batch.columns, insert=False)
-            loss = model.loss(batch.columns, collection.combine(found), training=False)
-            counts = counts.plus(_count(model, batch, loss))
+            _, more = model.count(batch, collection.combine(found), training=False)
+            counts = _add(counts, more)
         return counts
 
     return eval_unit  # type: ignore[no-any-return]
 
 
-def _count(model: StepModel, batch: Batch, loss: tf.Tensor) -> Counts:
-    return count(batch.columns[model.reader_columns["labels"][0]], model.model.last_logits)
+def _add(counts: Counts, more: Counts) -> Counts:
+    return {name: value + more[name] for name, value in counts.items()}
 
 
 def explain(error: BaseException) -> BaseException:

@@ -8,6 +8,7 @@ tensors become is sent with the step's gradients, or returned as counts.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,7 @@ import tensorflow as tf
 # Methods of a variable that read or assign it past its cached value.
 _REPLACED = ("read_value", "_read_variable_op", "sparse_read", "gather_nd")
 _ASSIGNING = ("assign", "assign_add", "assign_sub")
+_LOCK = threading.RLock()
 
 
 class StandIns:
@@ -47,7 +49,7 @@ def unwrap(variable: Any) -> Any:
 def standing_in(variables: Sequence[Any], values: Sequence[tf.Tensor]) -> Iterator[StandIns]:
     """Makes variables read as tensors within the block, and assignments replace those tensors.
 
-    Other threads see the stand-ins too, so only one step of a model may be traced at a time.
+    Other threads see the stand-ins too: a lock lets one thread at a time have any.
 
     Args:
       variables: of any layers or metrics; wrapped ones too.
@@ -58,15 +60,16 @@ def standing_in(variables: Sequence[Any], values: Sequence[tf.Tensor]) -> Iterat
     """
     inner = [unwrap(variable) for variable in variables]
     stand_ins = StandIns(values)
-    for index, variable in enumerate(inner):
-        _replace(variable, index, stand_ins)
-    try:
-        yield stand_ins
-    finally:
-        for variable in inner:
-            variable._cached_value = None
-            for name in (*_REPLACED, *_ASSIGNING):
-                vars(variable).pop(name, None)
+    with _LOCK:
+        for index, variable in enumerate(inner):
+            _replace(variable, index, stand_ins)
+        try:
+            yield stand_ins
+        finally:
+            for variable in inner:
+                variable._cached_value = None
+                for name in (*_REPLACED, *_ASSIGNING):
+                    vars(variable).pop(name, None)
 
 
 def _replace(variable: Any, index: int, stand_ins: StandIns) -> None:

@@ -25,7 +25,7 @@ from embedps.engine.model_signature import check_signature, signature_of
 from embedps.engine.recommender import Recommender
 from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import explain, make_eval_unit
-from embedps.metrics import Accumulator, Metrics
+from embedps.metrics import Metrics
 from embedps.run.summary import append_evaluation
 from embedps.scheduling.ledger import Ledger, LedgerOptions, Unit
 from embedps.storage.object_store import local_dir
@@ -62,7 +62,8 @@ class Evaluation:
         values = {
             "number": self.number,
             "step": self.step,
-            **dataclasses.asdict(self.metrics),
+            **self.metrics.values,
+            "examples": self.metrics.examples,
             "secs": round(self.secs, 3),
             "lag_secs": round(self.lag_secs, 3),
             "time": time.time(),
@@ -92,8 +93,8 @@ class EvaluationLog:
         with contextlib.suppress(tf.errors.OpError), tf.device("/device:CPU:0"):
             writer = self._writer = self._writer or tf.summary.create_file_writer(folder)
             with writer.as_default(step=evaluation.step):
-                for name in ("auc", "logloss", "normalized_entropy", "calibration"):
-                    tf.summary.scalar(f"eval/{name}", getattr(evaluation.metrics, name))
+                for name, value in evaluation.metrics.values.items():
+                    tf.summary.scalar(f"eval/{name}", value)
             writer.flush()
 
 
@@ -218,7 +219,7 @@ class Evaluator:
         Raises:
           DatasetError: a file of the split cannot be read.
         """
-        accumulator = Accumulator()
+        accumulator = self._model.accumulator()
         ledger = self._ledger()
         done = 0
         while (unit := ledger.take()) is not None:

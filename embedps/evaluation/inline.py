@@ -24,7 +24,7 @@ from embedps.evaluation.evaluator import (
     eval_arguments,
     eval_ledger,
 )
-from embedps.metrics import Accumulator, Counts
+from embedps.metrics import Counts
 from embedps.scheduling.ledger import Unit
 from embedps.scheduling.scheduler import Scheduler
 from embedps.tables.collection import EmbeddingCollection
@@ -56,6 +56,7 @@ class InlineEvaluation:
           every_units: score after this many units of training, and at the end of each epoch; 0 is
             only at the end.
         """
+        self._model = model
         self._cluster = cluster
         self._dataset = dataset
         self._split = split
@@ -121,7 +122,7 @@ class InlineEvaluation:
         counts = self.count(stop, check)
         if counts is None:
             return None
-        total = Accumulator()
+        total = self._model.accumulator()
         for each in counts.values():
             total.add(each)
         now = time.time()

@@ -10,7 +10,6 @@ from embedps.errors import UsageError
 
 EvaluationMode: TypeAlias = Literal["sidecar", "inline", "none"]
 
-Metric: TypeAlias = Literal["auc", "logloss", "normalized_entropy"]
 """A score to improve: a higher AUC is better; of the others, a lower value is better."""
 
 
@@ -33,8 +32,10 @@ class EvaluationConfig:
         least=0,
         most=MAX_COUNT,
     )
-    metric: Metric = option(
-        "auc", "the score that --keep-best, --stop-patience and --reduce-patience go by"
+    metric: str = option(
+        "auc",
+        "the score that --keep-best, --stop-patience and --reduce-patience go by: auc, logloss, "
+        "normalized_entropy, or a metric of your model",
     )
     stop_patience: int = option(
         0,

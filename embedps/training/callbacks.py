@@ -20,11 +20,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol
 
 from embedps.errors import UsageError
-from embedps.run.evaluation_config import EvaluationConfig, Metric
+from embedps.run.evaluation_config import EvaluationConfig
 from embedps.run.summary import EvaluationReader
+from embedps.score_names import check_score, is_higher_better
 
 
 class RunControl:
@@ -65,11 +66,10 @@ class Callback(Protocol):
 class Best:
     """Tracks the best score, and how many evaluations came since."""
 
-    def __init__(self, metric: Metric, min_delta: float = 0.0) -> None:
+    def __init__(self, metric: str, min_delta: float = 0.0) -> None:
         """Tracks a metric; a score is better if it improves by more than `min_delta`."""
-        if metric not in get_args(Metric):
-            allowed = ", ".join(get_args(Metric))
-            raise UsageError(f"a metric must be one of {allowed} but got {metric!r}")
+        if not metric:
+            raise UsageError("the name of a metric must not be empty")
         if not 0 <= min_delta < math.inf:
             raise UsageError(f"min_delta must be at least 0 but got {min_delta}")
         self.metric = metric
@@ -78,9 +78,14 @@ class Best:
         self.evaluations_since = 0
 
     def add(self, entry: Mapping[str, Any]) -> bool:
-        """Takes a score; returns whether it is the best so far."""
-        score = entry.get(self.metric)
-        upwards = self.metric == "auc"
+        """Takes a score; returns whether it is the best so far.
+
+        Raises:
+          UsageError: the entry has no such score.
+        """
+        check_score(self.metric, entry)
+        score = entry[self.metric]
+        upwards = is_higher_better(self.metric)
         better = score is not None and (
             self.score is None
             or (score - self.score if upwards else self.score - score) > self._min_delta
@@ -93,7 +98,7 @@ class Best:
 class EarlyStopping:
     """Stops the run after `patience` evaluations in a row without improvement."""
 
-    def __init__(self, *, patience: int, metric: Metric = "auc", min_delta: float = 0.0) -> None:
+    def __init__(self, *, patience: int, metric: str = "auc", min_delta: float = 0.0) -> None:
         if patience < 1:
             raise UsageError(f"patience must be at least 1 evaluation but got {patience}")
         self._patience = patience
@@ -117,7 +122,7 @@ class ReduceLearningRate:
         *,
         patience: int,
         factor: float = 0.5,
-        metric: Metric = "auc",
+        metric: str = "auc",
         min_delta: float = 0.0,
     ) -> None:
         if patience < 1 or not 0 < factor < 1:

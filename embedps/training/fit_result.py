@@ -7,18 +7,19 @@ import html
 import io
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from embedps.errors import UsageError
-from embedps.run.evaluation_config import Metric
 from embedps.run.summary import SUMMARY_NAME
+from embedps.score_names import check_score, is_higher_better, scores_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
 
-_COLUMNS = ("step", "AUC", "log loss", "NE", "calibration", "examples")
+_TITLES = {"auc": "AUC", "logloss": "log loss", "normalized_entropy": "NE"}
+_CLICK_PLOTS = {"auc": "AUC", "normalized_entropy": "normalized entropy"}
 _MAX_SHOWN = 10
 
 
@@ -34,6 +35,7 @@ class Score:
       normalized_entropy: log loss over the entropy of the base rate; lower is better.
       calibration: mean prediction over the base rate; 1 is best.
       examples: how many were scored.
+      values: all scores by name: those above, or those of the model's metrics.
     """
 
     number: int
@@ -43,6 +45,11 @@ class Score:
     normalized_entropy: float | None = None
     calibration: float | None = None
     examples: int = 0
+    values: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
+
+    def get(self, name: str) -> float | None:
+        """Returns a score by name; None where it is undefined."""
+        return self.values.get(name)
 
 
 class Scores(tuple[Score, ...]):
@@ -53,26 +60,27 @@ class Scores(tuple[Score, ...]):
     @classmethod
     def of(cls, evaluations: Iterable[Mapping[str, Any]]) -> Scores:
         """Takes the lines of evaluation.jsonl."""
-        names = [field.name for field in dataclasses.fields(Score)]
-        return cls(Score(**{k: line[k] for k in names if k in line}) for line in evaluations)
+        names = [field.name for field in dataclasses.fields(Score) if field.name != "values"]
+        return cls(
+            Score(**{k: line[k] for k in names if k in line}, values=scores_of(line))
+            for line in evaluations
+        )
 
-    def best(self, metric: Metric = "auc") -> Score | None:
+    def best(self, metric: str = "auc") -> Score | None:
         """Finds the best score, the first of several; None where no checkpoint has one.
 
         Args:
-          metric: "auc", of which more is better; "logloss" or "normalized_entropy", of which less
-            is.
+          metric: "auc", "logloss", "normalized_entropy" or a metric of the model. Of losses and
+            errors, less is better.
 
         Raises:
-          UsageError: the metric is unknown.
+          UsageError: there are scores, and none has this name.
         """
-        if metric not in get_args(Metric):
-            raise UsageError(
-                f"a metric must be one of {', '.join(get_args(Metric))} but got {metric!r}"
-            )
-        scored = [score for score in self if getattr(score, metric) is not None]
-        sign = -1 if metric == "auc" else 1
-        return min(scored, key=lambda score: sign * getattr(score, metric), default=None)
+        if self and not any(metric in score.values for score in self):
+            check_score(metric, self[-1].values)
+        scored = [(v, score) for score in self if (v := score.get(metric)) is not None]
+        sign = -1 if is_higher_better(metric) else 1
+        return min(scored, key=lambda pair: sign * pair[0], default=(None, None))[1]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -200,16 +208,17 @@ class FitResult:
                 "plot() needs matplotlib, which is not installed: pip install 'embedps[plot]'"
             ) from error
         figure = Figure(figsize=(9, 3.5), layout="constrained")
-        metrics: tuple[tuple[Metric, str], ...] = (
-            ("auc", "AUC (higher is better)"),
-            ("normalized_entropy", "normalized entropy (lower is better)"),
-        )
-        for axes, (metric, label) in zip(figure.subplots(1, 2), metrics, strict=True):
-            scored = [s for s in self.scores if getattr(s, metric) is not None]
-            axes.plot([s.step for s in scored], [getattr(s, metric) for s in scored], marker="o")
+        names = list(self.scores[-1].values) if self.scores else list(_CLICK_PLOTS)
+        metrics = [n for n in _CLICK_PLOTS if n in names] or names[:2]
+        plots = figure.subplots(1, len(metrics), squeeze=False)[0]
+        for axes, metric in zip(plots, metrics, strict=True):
+            better = "higher" if is_higher_better(metric) else "lower"
+            label = f"{_CLICK_PLOTS.get(metric, metric)} ({better} is better)"
+            scored = [(s.step, v) for s in self.scores if (v := s.get(metric)) is not None]
+            axes.plot([step for step, _ in scored], [v for _, v in scored], marker="o")
             best = self.scores.best(metric)
-            if best is not None:
-                value = getattr(best, metric)
+            value = None if best is None else best.get(metric)
+            if best is not None and value is not None:
                 axes.axhline(value, linestyle=":", linewidth=1, color="gray")
                 axes.set_title(f"best {value:.5f} at step {best.step:,}", fontsize="medium")
             axes.set_xlabel("training step")
@@ -221,17 +230,25 @@ class FitResult:
         from rich.table import Table
 
         table = Table(title="Held-out scores")
-        for name in _COLUMNS:
+        shown = self.scores[-_MAX_SHOWN:]
+        names = list(dict.fromkeys(name for score in shown for name in score.values))
+        for name in ("step", *(_TITLES.get(name, name) for name in names), "examples"):
             table.add_column(name, justify="right")
-        for score in self.scores[-_MAX_SHOWN:]:
-            table.add_row(*_cells(score))
+        for score in shown:
+            values = (score.get(name) for name in names)
+            cells = ("-" if value is None else f"{value:.5f}" for value in values)
+            table.add_row(f"{score.step:,}", *cells, f"{score.examples:,}")
         return table
 
     def _lines(self) -> list[str]:
         lines = []
-        best = self.scores.best()
+        metric = next(
+            (n for s in self.scores[-1:] for n in ("auc", *s.values) if n in s.values), ""
+        )
+        best = self.scores.best(metric) if metric else None
         if best is not None and best != self.scores[-1]:
-            lines.append(f"best AUC {best.auc:.5f} at step {best.step:,}")
+            value = f"{_TITLES.get(metric, metric)} {best.get(metric):.5f}"
+            lines.append(f"best {value} at step {best.step:,}")
         if self.recoveries:
             times = "once" if len(self.recoveries) == 1 else f"{len(self.recoveries)} times"
             lines.append(f"recovered from the loss of a server {times}")
@@ -245,12 +262,3 @@ class FitResult:
             f"{self.examples_per_sec:,.0f}/s; see {self.model_dir / SUMMARY_NAME}"
         )
         return lines
-
-
-def _cells(score: Score) -> list[str]:
-    values = (score.auc, score.logloss, score.normalized_entropy, score.calibration)
-    return [
-        f"{score.step:,}",
-        *("-" if value is None else f"{value:.5f}" for value in values),
-        f"{score.examples:,}",
-    ]

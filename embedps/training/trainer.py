@@ -20,6 +20,7 @@ from embedps.engine.recommender import Recommender
 from embedps.engine.unit_functions import explain
 from embedps.errors import ClusterError, UsageError
 from embedps.evaluation.inline import InlineEvaluation
+from embedps.metrics import Metrics
 from embedps.run.config import DEFAULT_MODEL, TrainConfig
 from embedps.run.model_module import find_model
 from embedps.run.preparation import check_columns, check_dataset, open_dataset, prepare_directory
@@ -320,7 +321,7 @@ class Trainer:
                 "number": writer.last.number if writer.last else None,
                 **{f"{kind}s": dict(c) for kind, c in writer.counts.items()},
             },
-            "training": {"auc": training.auc, "logloss": training.logloss},
+            "training": _training_scores(training),
             "recoveries": self._recoveries.completed,
         }
 
@@ -332,3 +333,9 @@ class Trainer:
         result |= self._loop.count_restarts()
         write_json(path, complete(result, read_json(path), self._run.to_json()))
         return FitResult.of(read_json(path), evaluations, model_dir)
+
+
+def _training_scores(metrics: Metrics) -> dict[str, float]:
+    if "auc" in metrics.values:
+        return {"auc": metrics.auc, "logloss": metrics.logloss}
+    return dict(metrics.values)

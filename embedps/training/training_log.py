@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,16 +14,25 @@ from embedps.checkpoint.format.manifest import Manifest
 from embedps.metrics import Accumulator, Counts, Metrics
 from embedps.storage.object_store import local_dir
 
+_POINTS = ("logloss", "auc")  # of a click model
+
 
 class TrainingLog:
     """Adds up the counts of units; any thread may add."""
 
-    def __init__(self, model_dir: Path) -> None:
+    def __init__(self, model_dir: Path, accumulator: Callable[[], Accumulator]) -> None:
+        """Has no units yet.
+
+        Args:
+          model_dir: gets the TensorBoard points.
+          accumulator: makes an empty accumulator of the model's counts.
+        """
+        self._accumulator = accumulator
         self._folder = str(local_dir(model_dir) / "tensorboard")
         self._writer: tf.summary.SummaryWriter | None = None
         self._lock = threading.Lock()  # guards the three below
-        self._recent = Accumulator()
-        self._all = Accumulator()
+        self._recent = accumulator()
+        self._all = accumulator()
         self._examples = 0
         self._shown_at, self._shown_examples = time.monotonic(), 0
 
@@ -54,7 +64,7 @@ class TrainingLog:
           The text of the progress line; None if no unit ended since the last call.
         """
         with self._lock:
-            recent, self._recent = self._recent.result(), Accumulator()
+            recent, self._recent = self._recent.result(), self._accumulator()
             examples = self._examples
         if not recent.examples:
             return None
@@ -62,10 +72,7 @@ class TrainingLog:
         rate = (examples - self._shown_examples) / max(1e-9, now - self._shown_at)
         self._shown_at, self._shown_examples = now, examples
         self._write(recent, rate, step)
-        text = (
-            f"{examples:,} examples, {rate:,.0f}/s, loss {recent.logloss:.4f}, "
-            f"AUC {recent.auc:.4f}, {rows:,} rows"
-        )
+        text = f"{examples:,} examples, {rate:,.0f}/s, {recent.brief()}, {rows:,} rows"
         if last is not None:
             saved, age = last.chain[-1], time.time() - last.wall_time
             text += f", {saved.kind} {saved.bytes / 1e6:.1f} MB {age:.0f} s ago"
@@ -76,7 +83,7 @@ class TrainingLog:
         with suppress(tf.errors.OpError), tf.device("/device:CPU:0"):
             writer = self._writer = self._writer or tf.summary.create_file_writer(self._folder)
             with writer.as_default(step=step):
-                tf.summary.scalar("train/logloss", recent.logloss)
-                tf.summary.scalar("train/auc", recent.auc)
+                for name in _POINTS if "auc" in recent.values else recent.values:
+                    tf.summary.scalar(f"train/{name}", recent.get(name))
                 tf.summary.scalar("train/examples_per_sec", rate)
             writer.flush()

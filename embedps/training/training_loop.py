@@ -76,7 +76,7 @@ class TrainingLoop:
         self._check_cluster = check_cluster
         self._ledger = setup.ledger
         self._restarts = Restarts(setup.directory.path)
-        self.log = TrainingLog(setup.directory.path)
+        self.log = TrainingLog(setup.directory.path, setup.model.accumulator)
 
     @property
     def finished(self) -> bool:
@@ -124,7 +124,7 @@ class TrainingLoop:
         examples, metrics = self.log.result()
         progress: dict[str, Any] = {
             "examples": self._setup.examples_before + examples,
-            "logloss": metrics.logloss,
+            "logloss": metrics.loss,
         }
         progress = {k: v for k, v in progress.items() if math.isfinite(v)}
         progress["recoveries"] = self._recoveries.completed
@@ -234,7 +234,7 @@ class TrainingLoop:
 
     def _record(self, unit: Unit, counts: Counts) -> None:
         """Takes the counts of a unit that is done."""
-        if not math.isfinite(float(counts.sums[2])):
+        if not math.isfinite(float(counts["loss"])):
             advice = (
                 "the network gives NaN where a numeric column is missing: have its call replace NaN"
                 if self._setup.nan_where_missing

@@ -349,7 +349,7 @@ def test_added_losses_are_minimized_and_the_log_loss_is_reported(dataset):
         before, parts.network.trainable_variables, gradients, strict=True
     ):
         np.testing.assert_allclose(new.numpy(), old - 0.1 * gradient.numpy(), atol=1e-6)
-    np.testing.assert_allclose(counts.sums[2], tf.reduce_sum(log_losses), rtol=1e-5)
+    np.testing.assert_allclose(counts["click/0"][2], tf.reduce_sum(log_losses), rtol=1e-5)
     assert float(total) > float(tf.reduce_mean(log_losses)) + 0.01
 
 
@@ -396,12 +396,12 @@ def test_scoring_is_in_the_other_mode(dataset):
     unit_input = parts.step.input(batch_rows=600, shuffle_rows=0)
     evaluate: Any = make_eval_unit(parts.step, parts.collection, unit_input)
     path, first, rows, *_ = unit_arguments(dataset, 600)
-    scored = evaluate(path, first, rows).sums[3]
+    scored = evaluate(path, first, rows)["click/0"][3]
     parts.network.last.bias.assign([1.0])
-    with_one = evaluate(path, first, rows).sums[3]
+    with_one = evaluate(path, first, rows)["click/0"][3]
     parts.network.last.bias.assign([0.0])
     # Rows that are made are not the zeros of those that are absent, but nearly.
-    trained = make_unit(parts, cluster, 600)(*unit_arguments(dataset, 600)).sums[3]
+    trained = make_unit(parts, cluster, 600)(*unit_arguments(dataset, 600))["click/0"][3]
     np.testing.assert_allclose(trained, with_one, rtol=0.02)
     assert abs(float(trained - scored)) > 50
 
@@ -436,7 +436,9 @@ def test_masks_differ_by_step_attempt_and_run_and_follow_from_the_seed(tmp_path,
         parts = make_parts(masked, cluster, f"masks-{run}")
         parts.optimizer.learning_rate.assign(0.0)
         unit = make_unit(parts, cluster, 600)  # one step
-        seen[run] = [float(unit(*unit_arguments(dataset, 600, 1e-30)).sums[2]) for _ in range(4)]
+        seen[run] = [
+            float(unit(*unit_arguments(dataset, 600, 1e-30))["click/0"][2]) for _ in range(4)
+        ]
     assert len(set(seen["a"])) == 4
     assert seen["b"] == seen["a"]
 
@@ -499,7 +501,7 @@ def check_cluster(folder: Path) -> None:
                     }
                 counts = cluster.fetch(cluster.schedule(unit, unit_arguments(dataset, 600)))
                 weights = [v.numpy() for v in parts.network.variables]
-                results.append((counts.sums[2], weights))
+                results.append((counts["click/0"][2], weights))
             (loss, weights), (expected, expected_weights) = results
             np.testing.assert_allclose(loss, expected, rtol=tolerance)
             for ours, theirs in zip(weights, expected_weights, strict=True):
@@ -512,7 +514,7 @@ def check_cluster(folder: Path) -> None:
             unit = make_unit(parts, remote, 600)
             arguments = unit_arguments(dataset, 600, 1e-30)
             runs = [remote.schedule(unit, arguments) for _ in range(16)]
-            losses = [float(remote.fetch(run).sums[2]) for run in runs]
+            losses = [float(remote.fetch(run)["click/0"][2]) for run in runs]
             workers = {run.worker for run in runs}
             assert workers == {0, 1}, workers
             assert len(set(losses)) == 16, losses

@@ -353,7 +353,7 @@ def check_servers_and_worker(directory: Path) -> None:
                         **{(server, ""): 1 for server in servers},
                     }
                 call = cluster.schedule(unit, arguments)
-                losses = cluster.fetch(call).sums
+                losses = cluster.fetch(call)["click/0"]
                 weights = [
                     v.numpy() for v in (*model.network.variables, *model.optimizer.variables())
                 ]

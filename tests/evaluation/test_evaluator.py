@@ -345,9 +345,7 @@ def test_lines_cut_short_are_left_out(tmp_path):
     evaluation = Evaluation(
         number=3,
         step=9,
-        metrics=Metrics(
-            auc=float("nan"), logloss=0.5, normalized_entropy=1.0, calibration=1.0, examples=4
-        ),
+        metrics=Metrics(values={"auc": float("nan"), "logloss": 0.5}, examples=4),
         secs=1.0,
         lag_secs=2.0,
     )

@@ -190,9 +190,9 @@ def digest(counts: dict[int, Any]) -> list[Any]:
     """Of a scoring: positions, sums and histograms to the last bit."""
     h = hashlib.sha256()
     for each in counts.values():
-        h.update(np.asarray(each.histograms).tobytes())
-        h.update(np.asarray(each.sums).tobytes())
-    examples = sum(int(np.asarray(each.histograms).sum()) for each in counts.values())
+        for name in sorted(each):
+            h.update(np.asarray(each[name]).tobytes())
+    examples = sum(int(each["examples"]) for each in counts.values())
     return [list(counts), examples, h.hexdigest()]
 
 

@@ -1,0 +1,44 @@
+"""Names of scores, and which way they are better."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from embedps.errors import UsageError
+
+NOT_SCORES = ("number", "step", "examples", "secs", "lag_secs", "time")
+"""The keys of a line of evaluation.jsonl that are no scores."""
+
+_LOWER = ("loss", "error", "entropy", "rmse", "mse", "mae", "deviance", "divergence")
+
+
+def is_higher_better(name: str) -> bool:
+    """Tells whether a greater score is better.
+
+    Scores whose name tells of a loss or an error are better if they are lower; all others, such as
+    auc, accuracy and top-k, if they are higher.
+    """
+    return not any(part in name.lower() for part in _LOWER)
+
+
+def scores_of(line: Mapping[str, Any]) -> dict[str, float | None]:
+    """Returns the scores of a line of evaluation.jsonl."""
+    return {
+        name: value
+        for name, value in line.items()
+        if name not in NOT_SCORES
+        and (value is None or (isinstance(value, int | float) and not isinstance(value, bool)))
+    }
+
+
+def check_score(name: str, line: Mapping[str, Any]) -> None:
+    """Checks that a line of evaluation.jsonl has a score.
+
+    Raises:
+      UsageError: it has none of this name.
+    """
+    if name not in line:
+        raise UsageError(
+            f"there is no score {name!r} to go by: the model has {', '.join(scores_of(line))}"
+        )

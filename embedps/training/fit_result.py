@@ -175,10 +175,10 @@ class FitResult:
 
     def _repr_html_(self) -> str:
         """Renders the result in a notebook."""
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in _COLUMNS)
+        names, cells = self._cells()
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
         rows = "".join(
-            "<tr>" + "".join(f"<td>{cell}</td>" for cell in _cells(score)) + "</tr>"
-            for score in self.scores[-_MAX_SHOWN:]
+            "<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in cells
         )
         table = (
             f"<table><caption>Held-out scores</caption><thead><tr>{head}</tr></thead>"
@@ -230,15 +230,23 @@ class FitResult:
         from rich.table import Table
 
         table = Table(title="Held-out scores")
+        head, rows = self._cells()
+        for name in head:
+            table.add_column(name, justify="right")
+        for row in rows:
+            table.add_row(*row)
+        return table
+
+    def _cells(self) -> tuple[list[str], list[list[str]]]:
+        """Gives the head and the rows of the table of scores."""
         shown = self.scores[-_MAX_SHOWN:]
         names = list(dict.fromkeys(name for score in shown for name in score.values))
-        for name in ("step", *(_TITLES.get(name, name) for name in names), "examples"):
-            table.add_column(name, justify="right")
+        rows = []
         for score in shown:
             values = (score.get(name) for name in names)
             cells = ("-" if value is None else f"{value:.5f}" for value in values)
-            table.add_row(f"{score.step:,}", *cells, f"{score.examples:,}")
-        return table
+            rows.append([f"{score.step:,}", *cells, f"{score.examples:,}"])
+        return ["step", *(_TITLES.get(name, name) for name in names), "examples"], rows
 
     def _lines(self) -> list[str]:
         lines = []

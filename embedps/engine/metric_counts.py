@@ -7,13 +7,15 @@ is what the step adds. Units return these counts, and the client adds those of c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from embedps.engine.model_interface import corpus_metrics
 from embedps.engine.variable_stand_ins import standing_in
 from embedps.errors import UsageError
 
@@ -33,7 +35,9 @@ class MetricCounts:
         Args:
           model: built; if it is compiled, its metrics are built too.
         """
-        metrics = {id(m): m for m in model.metrics if m.variables}
+        # Those over a corpus of candidates are not updated in steps.
+        skipped = {id(part) for each in corpus_metrics(model) for part in each.submodules}
+        metrics = {id(m): m for m in model.metrics if m.variables and id(m) not in skipped}
         # A metric may be made of others, such as the mean that it is: each variable counts once.
         inner = {id(part) for m in metrics.values() for part in m.submodules if id(part) in metrics}
         self._metrics: dict[str, tf.keras.metrics.Metric] = {}
@@ -70,24 +74,31 @@ class MetricCounts:
         """Returns the counts of no examples."""
         return {name: tf.zeros(v.shape, v.dtype) for name, v in self._variables.items()}
 
-    def check(self, update: Any) -> None:
+    def check(self, update: Callable[[], Any]) -> None:
         """Checks that what metrics count does not depend on what they have counted.
 
         Args:
-          update: updates the metrics, eagerly; the same each time.
+          update: updates the metrics; the same each time.
 
         Raises:
           UsageError: a metric's counts cannot be added.
         """
+        assigned: set[int] = set()
+
+        @tf.function
+        def updated(values: list[tf.Tensor]) -> list[tf.Tensor]:
+            with standing_in(self.variables, values) as stand_ins:
+                update()
+            assigned.update(stand_ins.assigned)
+            return stand_ins.values
+
         found = []
         for start in (0, 3):
             values = [tf.fill(v.shape, tf.cast(start, v.dtype)) for v in self.variables]
-            with standing_in(self.variables, values) as stand_ins:
-                update()
-            for index in stand_ins.assigned:
-                raise self._cannot_add(list(self._variables)[index], "it assigns its state")
-            pairs = zip(stand_ins.values, values, strict=True)
+            pairs = zip(updated(values), values, strict=True)
             found.append([after.numpy() - before.numpy() for after, before in pairs])
+        for index in assigned:
+            raise self._cannot_add(list(self._variables)[index], "it assigns its state")
         for name, first, second in zip(self._variables, *found, strict=True):
             if not np.allclose(first, second, rtol=1e-3, atol=1e-3, equal_nan=True):
                 raise self._cannot_add(name, "what it adds depends on its state")
@@ -97,19 +108,29 @@ class MetricCounts:
 
         A result that is a dict gives its entries, a vector one entry per element.
         """
-        values = [tf.constant(totals[name], v.dtype) for name, v in self._variables.items()]
+        with tf.device("/device:CPU:0"):
+            values = [tf.constant(totals[name], v.dtype) for name, v in self._variables.items()]
+            results = self._results(values)
         scores: dict[str, float] = {}
-        with tf.device("/device:CPU:0"), standing_in(self.variables, values):
-            for name, metric in self._metrics.items():
-                result = metric.result()
-                parts = result if isinstance(result, Mapping) else {name: result}
-                for key, value in parts.items():
-                    flat = np.asarray(value, np.float64)
-                    if flat.ndim == 0:
-                        scores[_unique(key, scores)] = float(flat)
-                    else:
-                        scores |= {f"{key}_{i}": float(x) for i, x in enumerate(flat.ravel())}
+        for name, result in results.items():
+            parts = result if isinstance(result, Mapping) else {name: result}
+            for key, value in parts.items():
+                flat = np.asarray(value, np.float64)
+                if flat.ndim == 0:
+                    scores[_unique(key, scores)] = float(flat)
+                else:
+                    scores |= {f"{key}_{i}": float(x) for i, x in enumerate(flat.ravel())}
         return scores
+
+    @functools.cached_property
+    def _results(self) -> Any:
+        # A graph: eagerly, TensorFlow reads some variables past Python.
+        @tf.function
+        def results(values: list[tf.Tensor]) -> dict[str, Any]:
+            with standing_in(self.variables, values):
+                return {name: metric.result() for name, metric in self._metrics.items()}
+
+        return results
 
     def _cannot_add(self, variable: str, why: str) -> UsageError:
         name = variable.rsplit("/", 1)[0]

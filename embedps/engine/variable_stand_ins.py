@@ -49,6 +49,7 @@ def unwrap(variable: Any) -> Any:
 def standing_in(variables: Sequence[Any], values: Sequence[tf.Tensor]) -> Iterator[StandIns]:
     """Makes variables read as tensors within the block, and assignments replace those tensors.
 
+    Use it where a graph is traced: eagerly, some of TensorFlow's ops read a variable past Python.
     Other threads see the stand-ins too: a lock lets one thread at a time have any.
 
     Args:

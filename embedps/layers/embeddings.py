@@ -65,22 +65,26 @@ class Embeddings(tf.keras.layers.Layer):
             twice in a step.
         """
         if not isinstance(inputs, Mapping):
-            raise UsageError(
+            raise _mistake(
                 "embedps.Embeddings must be called with a batch's dict of columns but got a "
                 f"{type(inputs).__name__}: pass {{'column': ids}}"
             )
         wanted = [f.name for f in self.features if f.name in inputs]
         if not wanted:
-            raise UsageError(
+            raise _mistake(
                 f"embedps.Embeddings looks up {[f.name for f in self.features]}, but the batch has "
                 f"none of them: {sorted(inputs)}"
             )
         provided = getattr(self._provided, "activations", None)
+        if provided is None and _is_scratch():  # a functional model is declared: only shapes count
+            return {
+                f.name: self._symbolic(f, inputs[f.name]) for f in self.features if f.name in wanted
+            }
         if provided is None:
             return self._look_up({name: inputs[name] for name in wanted})
         for name in wanted:
             if name in self._provided.taken:
-                raise UsageError(
+                raise _mistake(
                     f"feature {name!r} is looked up twice in a step: call the Embeddings layer "
                     "once per feature, and pass on what it returns"
                 )
@@ -117,9 +121,28 @@ class Embeddings(tf.keras.layers.Layer):
             vars(self._provided).clear()
             vars(self._provided).update(before)
 
+    def _symbolic(self, feature: FeatureSpec, ids: Any) -> Any:
+        dim = next(table.dim for table in self.tables if table.name == feature.table_name)
+        made = activations.sample(feature, ids, dim=dim, value=0.0)
+        if isinstance(made, tf.RaggedTensor):
+            return made
+        return tf.ensure_shape(made, [None, *made.shape[1:-1], dim])
+
     def _look_up(self, ids: dict[str, Any]) -> dict[str, Any]:
-        raise UsageError("embedps.Embeddings can only be called in a step of an embedps.Trainer")
+        raise _mistake("embedps.Embeddings can only be called in a step of an embedps.Trainer")
 
     def get_config(self) -> dict[str, Any]:
         """Returns what `from_config` takes."""
         return {**super().get_config(), "features": self.features, "tables": self.tables}
+
+
+def _is_scratch() -> bool:
+    """Tells whether Keras traces the layer only to learn the shapes of its outputs."""
+    return str(getattr(tf.compat.v1.get_default_graph(), "name", "")).endswith("_scratch_graph")
+
+
+def _mistake(text: str) -> UsageError:
+    """Makes an error that Keras passes on as it is, without its account of the layer's call."""
+    error = UsageError(text)
+    error._keras_call_info_injected = True  # type: ignore[attr-defined]
+    return error

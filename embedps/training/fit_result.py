@@ -76,7 +76,7 @@ class Scores(tuple[Score, ...]):
         Raises:
           UsageError: there are scores, and none has this name.
         """
-        if self and not any(metric in score.values for score in self):
+        if self and not any(metric in score.values for score in self) and any(self[-1].values):
             check_score(metric, self[-1].values)
         scored = [(v, score) for score in self if (v := score.get(metric)) is not None]
         sign = -1 if is_higher_better(metric) else 1

@@ -336,6 +336,6 @@ class Trainer:
 
 
 def _training_scores(metrics: Metrics) -> dict[str, float]:
-    if "auc" in metrics.values:
+    if "logloss" in metrics.values:
         return {"auc": metrics.auc, "logloss": metrics.logloss}
     return dict(metrics.values)

@@ -83,7 +83,7 @@ class TrainingLog:
         with suppress(tf.errors.OpError), tf.device("/device:CPU:0"):
             writer = self._writer = self._writer or tf.summary.create_file_writer(self._folder)
             with writer.as_default(step=step):
-                for name in _POINTS if "auc" in recent.values else recent.values:
+                for name in _POINTS if "logloss" in recent.values else recent.values:
                     tf.summary.scalar(f"train/{name}", recent.get(name))
                 tf.summary.scalar("train/examples_per_sec", rate)
             writer.flush()

@@ -116,7 +116,8 @@ def test_best_checkpoint_is_kept_by_the_metric_of_the_run(tmp_path, dataset, met
     [
         (lambda: EarlyStopping(patience=0), "patience must be at least 1"),
         (lambda: ReduceLearningRate(patience=1, factor=1.5), r"factor in \(0, 1\)"),
-        (lambda: Best("accuracy"), "a metric must be one of auc, logloss"),  # type: ignore[arg-type]
+        (lambda: Best("accuracy").add({"auc": 0.5}), "no score 'accuracy' .*: the model has auc"),
+        (lambda: Best(""), "name of a metric must not be empty"),
         (lambda: Best("auc", min_delta=-1), "min_delta must be at least 0"),
         (lambda: RunControl().scale_learning_rates(0), "must be above 0"),
     ],

@@ -76,7 +76,7 @@ def test_best_score_of_none_is_none():
 
 
 def test_best_score_of_an_unknown_metric_is_refused():
-    with pytest.raises(UsageError, match=r"a metric must be one of auc, .* but got 'accuracy'"):
+    with pytest.raises(UsageError, match=r"no score .accuracy. to go by: the model has auc"):
         make_result().scores.best("accuracy")
 
 
@@ -141,7 +141,7 @@ def test_plot_draws_each_score_and_names_the_best(tmp_path):
 
 
 def test_plot_without_scores_says_how_to_get_some():
-    with pytest.raises(UsageError, match="no scores to plot: train with evaluation"):
+    with pytest.raises(UsageError, match=r"no scores to plot: train with evaluation"):
         make_result(aucs=()).plot()
 
 

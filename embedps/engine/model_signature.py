@@ -6,8 +6,6 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-import tensorflow as tf
-
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.dense import read_dense
 from embedps.checkpoint.format.manifest import Manifest
@@ -67,7 +65,7 @@ def check_signature(manifest: Manifest, ours: Mapping[str, Any]) -> None:
 
 
 def check_optimizer(
-    manifest: Manifest, directory: CheckpointDirectory, kind: str, network: tf.keras.Model
+    manifest: Manifest, directory: CheckpointDirectory, kind: str, model: StepModel
 ) -> None:
     """Checks the optimizer by the shapes in the dense file, if the manifest does not name it.
 
@@ -75,7 +73,7 @@ def check_optimizer(
       manifest: of `directory`.
       directory: of the checkpoints.
       kind: the optimizer of this run.
-      network: built; its variables come first in the file.
+      model: whose variables come first in the file.
 
     Raises:
       DimMismatchError: the shapes fit another optimizer, but not this one.
@@ -84,8 +82,8 @@ def check_optimizer(
     if "dense_optimizer" in manifest.model or manifest.dense is None:
         return
     stored = [array.shape for array in read_dense(directory.file(manifest.dense)).values()]
-    shapes = [tuple(v.shape) for v in network.variables]
-    optimizer_slots = [tuple(v.shape) for v in network.trainable_variables]
+    shapes = [tuple(v.shape) for v in model.variables]
+    optimizer_slots = [tuple(v.shape) for v in model.network.trainable_variables]
     fitting = [
         each
         for each, n in NUM_OPTIMIZER_SLOTS.items()

@@ -114,7 +114,7 @@ def set_up(
     if last is not None:
         check_tables(last, collection)
         check_signature(last, signature)
-        check_optimizer(last, directory, asked.dense_optimizer, network)
+        check_optimizer(last, directory, asked.dense_optimizer, model)
         writer.restore(last)
     return TrainingSetup(
         directory=directory,

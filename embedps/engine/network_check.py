@@ -14,6 +14,7 @@ from tensorflow.python.framework.auto_control_deps_utils import get_read_write_r
 from embedps.data.dataset import Dataset
 from embedps.engine.random_numbers import unseeded
 from embedps.engine.step_model import StepModel
+from embedps.engine.variable_stand_ins import StandIns, standing_in
 from embedps.errors import UsageError
 
 # TensorFlow does not tell which ops of lookup tables write.
@@ -99,8 +100,15 @@ def _trace(model: StepModel, strategy: tf.distribute.Strategy) -> tuple[Any, lis
     without_gradient: list[tf.Variable] = []
 
     def step(columns: dict[str, Any], activations: dict[str, Any]) -> None:
-        with unseeded(), tf.GradientTape() as tape, model.metrics.collecting():
+        state = [tf.zeros(v.shape, v.dtype) for v in model.state]
+        with (
+            unseeded(),
+            tf.GradientTape() as tape,
+            model.metrics.collecting(),
+            standing_in(model.state, state) as stand_ins,
+        ):
             loss = model.loss(columns, activations, training=True)
+        _check_state(model, stand_ins, state)
         gradients = tape.gradient(loss, variables)
         without_gradient[:] = [v for v, g in zip(variables, gradients, strict=True) if g is None]
 
@@ -114,6 +122,27 @@ def _trace(model: StepModel, strategy: tf.distribute.Strategy) -> tuple[Any, lis
         return traced.get_concrete_function(*specs).graph, without_gradient
     except LookupError as error:
         raise UsageError(f"the network cannot be trained: {error}") from error
+
+
+def _check_state(model: StepModel, stand_ins: StandIns, before: Sequence[tf.Tensor]) -> None:
+    """Checks that what the model adds to its state can travel as a number to add."""
+    graph = tf.compat.v1.get_default_graph()
+    for i, variable in enumerate(model.state):
+        old, new = before[i], stand_ins.values[i]
+        if new is old:
+            continue
+        what = f"{_describe(model.model, variable)} is updated by the model"
+        if getattr(new, "graph", graph) is not graph:
+            raise UsageError(
+                f"{what} in a loop or a branch, which is not supported: update it outside of "
+                "tf.while_loop and tf.cond"
+            )
+        adds = variable.dtype.is_integer and i not in stand_ins.assigned
+        if not adds and not variable.dtype.is_floating:
+            raise UsageError(
+                f"{what} by assigning a {variable.dtype.name}, which cannot be added over workers: "
+                "use assign_add, or a float"
+            )
 
 
 def _check_writes(

@@ -164,10 +164,8 @@ class RemoteVariables:
             return []
         gradients, settings = update[: len(indices)], update[len(indices) :]
         state = self._state_at(device)
-        settings, changes = (
-            settings[: len(settings) - len(state)],
-            settings[-len(state) or len(settings) :],
-        )
+        first = len(settings) - len(state)
+        settings, changes = settings[:first], settings[first:]
         pairs = [
             (self._variables[i], gradient)
             for i, gradient in zip(indices, gradients, strict=True)

@@ -43,6 +43,8 @@ class Recommender:
         It is trained by log loss. Losses that its layers add are minimized too.
       columns: those that the model reads, features and labels too; by default those that its loss
         or a metric depends on, which takes tracing it twice more.
+      optimizer: makes the network's optimizer, any of `tf.keras.optimizers`. By default it is the
+        one that the model is compiled with, or else the config's `dense_optimizer`.
       tables: the embedding tables, if `build` makes a dense network. Those that features bring
         along are added.
       features: the columns of ids and the tables they are looked up in, if `build` makes a dense
@@ -59,6 +61,7 @@ class Recommender:
 
     build: Callable[[], tf.keras.Model]
     columns: tuple[str, ...] | None = None
+    optimizer: Callable[[], Any] | None = None
     tables: tuple[TableSpec, ...] = ()
     features: tuple[FeatureSpec, ...] = ()
     numerics: tuple[str, ...] = ()

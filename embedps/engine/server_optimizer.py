@@ -128,6 +128,6 @@ def _find_slots(optimizer: Any, variables: Sequence[tf.Variable]) -> dict[int, l
 
 def _has_other_state(name: str, attribute: str) -> UsageError:
     return UsageError(
-        f"optimizer {name} cannot run on parameter servers: its state {attribute!r} is not one slot "
-        "per variable; use another, such as adam or adamw, or train in one process"
+        f"optimizer {name} cannot run on parameter servers: its state {attribute!r} is not one "
+        "slot per variable; use another, such as adam or adamw, or train in one process"
     )

@@ -85,6 +85,14 @@ class StepModel:
         return [v for v in self.model.variables if id(v) not in counted]
 
     @property
+    def optimizer(self) -> Any:
+        """A function that makes the model's own optimizer; None if the run's config says which."""
+        if self.recommender.optimizer is not None:
+            return self.recommender.optimizer
+        compiled = getattr(self.model, "optimizer", None)
+        return None if compiled is None else lambda: compiled
+
+    @property
     def state(self) -> list[tf.Variable]:
         """The variables that the model itself may update, such as moving averages."""
         counted = {id(v) for v in self.metrics.variables}

@@ -10,7 +10,9 @@ from embedps.config_fields import check, option
 MAX_RATE = 1e30
 """The highest learning rate; it is a float32."""
 
-DenseOptimizer: TypeAlias = Literal["sgd", "adagrad", "adam"]
+DenseOptimizer: TypeAlias = Literal[
+    "sgd", "adagrad", "adam", "adamw", "lion", "rmsprop", "adadelta", "adamax", "ftrl"
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,7 +28,9 @@ class OptimizerConfig:
     dense_learning_rate: float = option(
         0.001, "learning rate of the network", above=0, most=MAX_RATE
     )
-    dense_optimizer: DenseOptimizer = option("adam", "optimizer of the network")
+    dense_optimizer: DenseOptimizer = option(
+        "adam", "optimizer of the network, unless the model brings its own"
+    )
 
     def __post_init__(self) -> None:
         check(self)

@@ -16,7 +16,12 @@ from embedps.checkpoint.retention import KeepPolicy
 from embedps.cluster.interface import Cluster
 from embedps.data.dataset import Dataset
 from embedps.engine.checkpoint_restore import check_tables
-from embedps.engine.dense_optimizer import make_dense_optimizer
+from embedps.engine.dense_optimizer import (
+    kind_of,
+    make_dense_optimizer,
+    rate_scaler,
+    variables_of,
+)
 from embedps.engine.model_signature import check_optimizer, check_signature, signature_of
 from embedps.engine.network_check import check_missing, check_step
 from embedps.engine.random_numbers import reseed_generators
@@ -91,7 +96,9 @@ def set_up(
         network = model.network
         check_step(model, cluster.strategy, on_servers=not local)
         nan_where_missing = not check_missing(model, dataset)
-        optimizer = make_dense_optimizer(asked.dense_optimizer, asked.dense_learning_rate, network)
+        optimizer = make_dense_optimizer(
+            model.optimizer or asked.dense_optimizer, asked.dense_learning_rate, model.model
+        )
         if last is not None:
             reseed_generators(network, config.seed, last.step)
     collection = EmbeddingCollection(
@@ -100,21 +107,23 @@ def set_up(
         devices=cluster.shard_devices,
         container=f"embedps-{os.getpid()}-{run_id}" if local else "embedps",
     )
-    signature = signature_of(model, asked.dense_optimizer)
+    kind = kind_of(optimizer)
+    signature = signature_of(model, kind)
     writer = CheckpointWriter(
         directory,
         collection,
-        [*model.variables, *optimizer.variables()],
+        [*model.variables, *variables_of(optimizer)],
         model=signature,
         rebase=config.checkpoint.rebase_policy(),
         keep=(*config.keep_policies(), *keep),
         encoding=config.checkpoint.encoding(),
     )
+    set_dense_rate = rate_scaler(optimizer)
     examples_before = ledger.rows_done()
     if last is not None:
         check_tables(last, collection)
         check_signature(last, signature)
-        check_optimizer(last, directory, asked.dense_optimizer, model)
+        check_optimizer(last, directory, kind, model)
         writer.restore(last)
     return TrainingSetup(
         directory=directory,
@@ -132,9 +141,7 @@ def set_up(
             ),
             overlap=config.cluster.overlap,
         ),
-        set_dense_rate=lambda factor: optimizer.learning_rate.assign(
-            factor * asked.dense_learning_rate
-        ),
+        set_dense_rate=set_dense_rate,
         examples_before=examples_before,
         nan_where_missing=nan_where_missing,
     )

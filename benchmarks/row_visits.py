@@ -101,7 +101,8 @@ def write_dataset(
         directory=directory,
         numeric=(NumericFeature(name="I1"),),
         categorical=tuple(
-            CategoricalFeature(name=n, cardinality=c) for n, c in CARDINALITIES.items()
+            CategoricalFeature(name=n, cardinality=c)
+            for n, c in {**CARDINALITIES, "row": first}.items()
         ),
         schema=schema,
         splits=splits,

@@ -22,6 +22,7 @@ class Config:
 
     embedding_dim: int = dataclasses.field(default=4, metadata={"help": "floats per row"})
     hidden: int = dataclasses.field(default=8, metadata={"help": "width of the hidden layer"})
+    dropout: float = dataclasses.field(default=0.1, metadata={"help": "share of dropped units"})
 
 
 class TwoTasks(tfrs.Model):
@@ -43,7 +44,7 @@ class TwoTasks(tfrs.Model):
                 layers.Dense(config.hidden, kernel_regularizer=tf.keras.regularizers.L2(1e-4)),
                 layers.BatchNormalization(),
                 layers.ReLU(),
-                layers.Dropout(0.1),
+                layers.Dropout(config.dropout),
             ]
         )
         self.click, self.number = layers.Dense(1), layers.Dense(1)

@@ -39,8 +39,8 @@ def make_dense_optimizer(
     elif callable(kind):
         optimizer = kind()
     else:
-        config = {"class_name": kind, "config": {"learning_rate": learning_rate}}
-        optimizer = tf.keras.optimizers.get(config)
+        by_name = {name.lower(): value for name, value in vars(tf.keras.optimizers).items()}
+        optimizer = by_name[kind](learning_rate=learning_rate)
     if isinstance(optimizer, _legacy.Optimizer):
         if not isinstance(optimizer, RAW_OPTIMIZERS):
             raise UsageError(

@@ -29,8 +29,13 @@ pytestmark = pytest.mark.multiprocess
 
 UNIT_ROWS = 1024
 BATCH_ROWS = 64
+MODELS = {
+    "network": ("--model=benchmarks.row_visits",),
+    # Two tasks, BatchNormalization, Keras metrics, and an optimizer whose state is assigned.
+    "two tasks": ("--model=tests.two_tasks", "--dense-optimizer=adamw"),
+}
 FLAGS = (
-    *("--model=benchmarks.row_visits", f"--batch-size={BATCH_ROWS}", f"--unit-rows={UNIT_ROWS}"),
+    *(f"--batch-size={BATCH_ROWS}", f"--unit-rows={UNIT_ROWS}"),
     *("--delta-secs=0.5", "--log-secs=0.5", "--hidden=4", "--embedding-dim=2"),
     "--keep-secs=3600",  # each that is resumed from can be read at a test's end
 )
@@ -119,6 +124,8 @@ def train(
     programs: list[Program], dataset: Dataset, model_dir: Path, *more: str, **env: str
 ) -> Program:
     where = (f"--data={dataset.directory}", f"--model-dir={model_dir}")
+    if not any(flag.startswith("--model=") for flag in more):
+        more = (*MODELS["network"], *more)
     programs.append(Program("embedps.train", *where, *FLAGS, *more, **env))
     return programs[-1]
 
@@ -172,18 +179,20 @@ def check(
     return summary
 
 
-def test_run_goes_on_when_a_worker_is_killed(tmp_path, dataset, programs):
+@pytest.mark.parametrize("name", ["network", pytest.param("two tasks", marks=pytest.mark.slow)])
+def test_run_goes_on_when_a_worker_is_killed(tmp_path, dataset, programs, name):
     """The short form of the next test, which also stops processes and tells them to end."""
     model_dir = tmp_path / "m"
     few = ("--num-ps=1", "--num-workers=2", "--server-timeout-secs=4", "--eval=none")
-    run = train(programs, dataset, model_dir, *few, f"--epochs={EPOCHS}")
+    model = MODELS[name]
+    run = train(programs, dataset, model_dir, *model, *few, f"--epochs={EPOCHS}")
     run.wait_for("delta")
     os.kill(pid_of(model_dir, "worker 0"), signal.SIGKILL)
     wait_until_joined(run, model_dir, "worker-0", 2)
     run.process.send_signal(signal.SIGTERM)
     run.finish()
     assert summary_of(model_dir)["worker_restarts"] == 1
-    epochs = finish_in_one_process(programs, dataset, model_dir)
+    epochs = finish_in_one_process(programs, dataset, model_dir, *model)
     check(model_dir, dataset, programs, epochs=epochs, within_units=4, within_rows=BATCH_ROWS)
 
 
@@ -241,22 +250,25 @@ def wait_until_joined(run: Program, model_dir: Path, name: str, times: int) -> N
         time.sleep(0.05)
 
 
-def finish_in_one_process(programs: list[Program], dataset: Dataset, model_dir: Path) -> int:
+def finish_in_one_process(
+    programs: list[Program], dataset: Dataset, model_dir: Path, *more: str
+) -> int:
     """Trains to the end of the epoch that a run was in; returns how many epochs it then has."""
     ledger = latest(model_dir).ledger
     last_unit = max([ledger["prefix"], *ledger["beyond"], *ledger["doing"]])
     epochs = int(last_unit // ledger["units_per_epoch"]) + 1
     assert epochs < EPOCHS
-    train(programs, dataset, model_dir, "--eval=none", f"--epochs={epochs}").finish()
+    train(programs, dataset, model_dir, "--eval=none", f"--epochs={epochs}", *more).finish()
     return epochs
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
 def test_run_recovers_by_itself_from_parameter_servers_that_are_killed_stopped_or_told_to_end(
-    tmp_path, dataset, programs
+    tmp_path, dataset, programs, name
 ):
-    model_dir = tmp_path / "m"
-    run = train(programs, dataset, model_dir, *LOCAL, f"--epochs={EPOCHS}", "--eval=none")
+    model_dir, model = tmp_path / "m", MODELS[name]
+    run = train(programs, dataset, model_dir, *model, *LOCAL, f"--epochs={EPOCHS}", "--eval=none")
     run.wait_for("delta")
     for what, number in (("ps 1", signal.SIGKILL), ("ps 0", signal.SIGSTOP)):
         before = latest(model_dir).number
@@ -278,7 +290,7 @@ def test_run_recovers_by_itself_from_parameter_servers_that_are_killed_stopped_o
     assert all(0 < r["secs"] < 60 for r in (killed, stopped, told)), out
     assert killed["examples"] >= 0
     assert told["units"] == 0
-    epochs = finish_in_one_process(programs, dataset, model_dir)
+    epochs = finish_in_one_process(programs, dataset, model_dir, *model)
     check(model_dir, dataset, programs, epochs=epochs, within_units=0)
 
 

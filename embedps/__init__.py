@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from embedps.checkpoint.follow import follow
     from embedps.cluster.local_cluster import LocalCluster
     from embedps.data.dataset import Dataset
+    from embedps.engine.click_model import ClickModel
     from embedps.engine.recommender import Recommender
     from embedps.layers.embeddings import Embeddings
+    from embedps.metrics import ClickMetrics
     from embedps.run.checkpoint_config import CheckpointConfig
     from embedps.run.cluster_config import ClusterConfig
     from embedps.run.config import TrainConfig
@@ -35,6 +37,8 @@ __all__ = [
     "Adagrad",
     "Callback",
     "CheckpointConfig",
+    "ClickMetrics",
+    "ClickModel",
     "ClusterConfig",
     "Dataset",
     "EarlyStopping",
@@ -63,6 +67,8 @@ _MODULE_OF = {
     "Adagrad": "tables.optimizers",
     "Callback": "training.callbacks",
     "CheckpointConfig": "run.checkpoint_config",
+    "ClickMetrics": "metrics",
+    "ClickModel": "engine.click_model",
     "ClusterConfig": "run.cluster_config",
     "Dataset": "data.dataset",
     "EarlyStopping": "training.callbacks",

@@ -138,7 +138,7 @@ def one_replica() -> Iterator[None]:
 
     def reduction(self: Any) -> str:
         auto = self.reduction == tf.keras.losses.Reduction.AUTO
-        return tf.keras.losses.Reduction.SUM_OVER_BATCH_SIZE if auto else self.reduction
+        return str(tf.keras.losses.Reduction.SUM_OVER_BATCH_SIZE if auto else self.reduction)
 
     kind._get_reduction = reduction
     try:

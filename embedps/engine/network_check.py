@@ -6,7 +6,7 @@ A training step is traced, not run. The checks read its graph, so they hold for 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.framework.auto_control_deps_utils import get_read_write_resource_inputs
@@ -14,7 +14,7 @@ from tensorflow.python.framework.auto_control_deps_utils import get_read_write_r
 from embedps.data.dataset import Dataset
 from embedps.engine.random_numbers import unseeded
 from embedps.engine.step_model import StepModel
-from embedps.engine.variable_stand_ins import StandIns, standing_in
+from embedps.engine.variable_stand_ins import standing_in
 from embedps.errors import UsageError
 
 # TensorFlow does not tell which ops of lookup tables write.
@@ -42,8 +42,9 @@ def check_step(
     """
     network = model.model
     _check_variables(network, on_servers=on_servers)
-    graph, without_gradient = _trace(model, strategy)
-    for variable in without_gradient:
+    trace = _trace(model, strategy)
+    graph = trace.graph
+    for variable in trace.without_gradient:
         raise UsageError(
             f"{_describe(network, variable)} has no gradient: the loss does not depend on it; "
             "remove it, or make it trainable=False"
@@ -56,10 +57,12 @@ def check_step(
                 "variables, so it is neither trained nor saved: keep its layer in an attribute, or "
                 "make it trainable=False"
             )
+    _check_state(model, trace)
     handles = {id(inside): outside for outside, inside in graph.captures}
     for op, resources in _operations(graph, handles):
         _check_writes(op, resources, network, graph.variables)
         _check_randomness(op, on_servers=on_servers)
+    _check_mode(model, trace, strategy)
 
 
 def check_missing(model: StepModel, dataset: Dataset) -> bool:
@@ -94,21 +97,31 @@ def _check_variables(network: tf.keras.Model, *, on_servers: bool) -> None:
             )
 
 
-def _trace(model: StepModel, strategy: tf.distribute.Strategy) -> tuple[Any, list[tf.Variable]]:
-    """Traces a step: its graph, and the trainable variables without a gradient."""
+class _Trace(NamedTuple):
+    """A traced step."""
+
+    graph: Any
+    without_gradient: list[tf.Variable]
+    state: list[tuple[tf.Variable, tf.Tensor, tf.Tensor, bool]]
+    """Of each variable of the model's state: before, after, and whether it was assigned."""
+
+
+def _trace(model: StepModel, strategy: tf.distribute.Strategy, *, training: bool = True) -> _Trace:
     variables = model.model.trainable_variables
     without_gradient: list[tf.Variable] = []
+    state: list[tuple[tf.Variable, tf.Tensor, tf.Tensor, bool]] = []
 
     def step(columns: dict[str, Any], activations: dict[str, Any]) -> None:
-        state = [tf.zeros(v.shape, v.dtype) for v in model.state]
+        before = [tf.zeros(v.shape, v.dtype) for v in model.state]
         with (
             unseeded(),
             tf.GradientTape() as tape,
             model.metrics.collecting(),
-            standing_in(model.state, state) as stand_ins,
+            standing_in(model.state, before) as stand_ins,
         ):
-            loss = model.loss(columns, activations, training=True)
-        _check_state(model, stand_ins, state)
+            loss = model.loss(columns, activations, training=training)
+        each = zip(model.state, before, stand_ins.values, strict=True)
+        state[:] = [(*parts, i in stand_ins.assigned) for i, parts in enumerate(each)]
         gradients = tape.gradient(loss, variables)
         without_gradient[:] = [v for v, g in zip(variables, gradients, strict=True) if g is None]
 
@@ -119,30 +132,53 @@ def _trace(model: StepModel, strategy: tf.distribute.Strategy) -> tuple[Any, lis
         strategy.run(step, args=arguments)
 
     try:
-        return traced.get_concrete_function(*specs).graph, without_gradient
+        graph = traced.get_concrete_function(*specs).graph
     except LookupError as error:
         raise UsageError(f"the network cannot be trained: {error}") from error
+    return _Trace(graph, without_gradient, state)
 
 
-def _check_state(model: StepModel, stand_ins: StandIns, before: Sequence[tf.Tensor]) -> None:
+def _check_state(model: StepModel, trace: _Trace) -> None:
     """Checks that what the model adds to its state can travel as a number to add."""
-    graph = tf.compat.v1.get_default_graph()
-    for i, variable in enumerate(model.state):
-        old, new = before[i], stand_ins.values[i]
-        if new is old:
+    for variable, before, after, was_assigned in trace.state:
+        if after is before:
             continue
         what = f"{_describe(model.model, variable)} is updated by the model"
-        if getattr(new, "graph", graph) is not graph:
+        if after.graph is not before.graph:
             raise UsageError(
-                f"{what} in a loop or a branch, which is not supported: update it outside of "
-                "tf.while_loop and tf.cond"
+                f"{what} in a loop, a branch or a function of its own, which is not supported: "
+                "update it in the call itself"
             )
-        adds = variable.dtype.is_integer and i not in stand_ins.assigned
-        if not adds and not variable.dtype.is_floating:
+        if not variable.dtype.is_floating and (was_assigned or not variable.dtype.is_integer):
             raise UsageError(
                 f"{what} by assigning a {variable.dtype.name}, which cannot be added over workers: "
                 "use assign_add, or a float"
             )
+
+
+def _check_mode(model: StepModel, trace: _Trace, strategy: tf.distribute.Strategy) -> None:
+    """Checks that layers which act otherwise in training learn of it."""
+    layers = [layer for layer in model.model.submodules if _needs_mode(layer)]
+    if not layers:
+        return
+    other = _trace(model, strategy, training=False).graph
+    if [op.type for op, _ in _operations(trace.graph, {})] == [
+        op.type for op, _ in _operations(other, {})
+    ]:
+        raise UsageError(
+            f"the model ignores `training`, which layer {layers[0].name!r} "
+            f"({type(layers[0]).__name__}) needs: pass training=training to what it calls"
+        )
+
+
+def _needs_mode(layer: Any) -> bool:
+    layers = tf.keras.layers
+    if isinstance(layer, layers.BatchNormalization):
+        return bool(layer.trainable)
+    if isinstance(layer, layers.GaussianNoise):
+        return bool(layer.stddev)
+    dropouts = (layers.Dropout, layers.GaussianDropout, layers.AlphaDropout)
+    return isinstance(layer, dropouts) and bool(layer.rate)
 
 
 def _check_writes(

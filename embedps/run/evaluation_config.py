@@ -59,6 +59,8 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        if not self.metric:
+            raise UsageError("metric must be the name of a score but is empty")
         if self.every_units and self.mode != "inline":
             raise UsageError(
                 "eval_units needs --eval inline: a sidecar scores every checkpoint instead"

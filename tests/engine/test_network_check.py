@@ -26,7 +26,7 @@ from embedps.run.run_lock import LOCK_NAME
 from embedps.tables.collection import EmbeddingCollection
 from embedps.training.trainer import TrainingError
 from tests.builders import ROOT, make_mixed, make_trainer, write_dataset
-from tests.engine.test_step_exchange import tensors_between_tasks
+from tests.engine.test_step_exchange import force_messages, tensors_between_tasks
 
 layers = tf.keras.layers
 
@@ -135,6 +135,13 @@ class Inner(Base):
         return self.last(self.inner(self.inputs_of(numerics, embeddings), training))
 
 
+class Ignoring(Base):
+    """Calls a layer always as in scoring."""
+
+    def call(self, numerics: Any, embeddings: dict[str, Any], training: Any = None) -> tf.Tensor:
+        return self.last(self.between(self.inputs_of(numerics, embeddings), training=False))
+
+
 class Stateless(Base):
     """Draws one mask for ever, or a projection that is meant to stay."""
 
@@ -150,20 +157,20 @@ class Stateless(Base):
 
 
 REFUSED: dict[str, tuple[Callable[[], tf.keras.Model], str]] = {
-    "batch normalization": (
-        lambda: Base(layers.BatchNormalization()),
-        r"updates variable '.*moving_mean:0' of layer 'batch_norm.*' \(BatchNormalization\) by",
-    ),
     **{
         f"assigns in a {where}": (
             lambda where=where: Base(Counting(where)),  # type: ignore[misc]
-            r"updates variable '.*count:0' of layer 'counting.*' \(Counting\) by itself",
+            r"'.*count:0' of layer 'counting.*' \(Counting\) is updated by the model in a loop, ",
         )
-        for where in ("call", "loop", "branch")
+        for where in ("loop", "branch")
     },
     "batch normalization in a function": (
         lambda: Inner(layers.BatchNormalization()),
-        r"moving_mean:0' of layer 'batch_norm.*' \(BatchNormalization\) by itself",
+        r"moving_mean:0' of layer 'batch_norm.*' \(BatchNormalization\) is updated by the model in",
+    ),
+    "a mode that is ignored": (
+        lambda: Ignoring(layers.Dropout(0.5)),
+        r"ignores `training`, which layer 'dropout.*' \(Dropout\) needs: pass training=training",
     ),
     "hash table": (lambda: Base(Table()), "updates what it reads by itself .*InsertV2"),
     "unused layer": (
@@ -193,6 +200,8 @@ REFUSED_ON_SERVERS: dict[str, tuple[Callable[[], tf.keras.Model], str]] = {
     ),
 }
 TAKEN: dict[str, Callable[[], tf.keras.Model]] = {
+    "batch normalization": lambda: Base(layers.BatchNormalization()),
+    "counts in its call": lambda: Base(Counting("call")),
     "frozen batch normalization": lambda: Base(layers.BatchNormalization(trainable=False)),
     "frozen layer that is not used": lambda: Unused(layers.Dense(2, trainable=False)),
     "unused but regularized": lambda: Unused(
@@ -238,7 +247,7 @@ def dataset(tmp_path_factory) -> Dataset:
 
 
 def test_trainer_refuses_before_it_trains_and_leaves_nothing(tmp_path, dataset):
-    recommender = make_mixed(build=REFUSED["batch normalization"][0])
+    recommender = make_mixed(build=REFUSED["batch normalization in a function"][0])
     with pytest.raises(UsageError, match="moving_mean"):
         make_trainer(dataset, tmp_path / "m", recommender=recommender)
     assert [path.name for path in (tmp_path / "m").iterdir()] == [LOCK_NAME]
@@ -351,6 +360,22 @@ def test_added_losses_are_minimized_and_the_log_loss_is_reported(dataset):
         np.testing.assert_allclose(new.numpy(), old - 0.1 * gradient.numpy(), atol=1e-6)
     np.testing.assert_allclose(counts["click/0"][2], tf.reduce_sum(log_losses), rtol=1e-5)
     assert float(total) > float(tf.reduce_mean(log_losses)) + 0.01
+
+
+def test_batch_normalization_travels_once_per_step(dataset, monkeypatch):
+    cluster = EmbeddedCluster()
+    results = []
+    for name, attempts in (("keras", 1), ("messages", 1), ("repeated", 2)):
+        if name == "messages":
+            force_messages(monkeypatch)
+        parts = make_parts(TAKEN["batch normalization"], cluster, f"moving-{name}")
+        unit = make_unit(parts, cluster, 100)
+        for _ in range(attempts):
+            unit(*unit_arguments(dataset, 600))
+        results.append([v.numpy() for v in parts.network.variables])
+    for expected, ours, repeated in zip(*results, strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(repeated, ours)
 
 
 class Summing(tf.keras.Model):

@@ -234,7 +234,7 @@ def unit_arguments(dataset: Dataset) -> tuple[tf.Tensor, ...]:
 
 def force_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has units of this process do as on a cluster."""
-    make = lambda *parts, wire_dtype: RemoteExchange(*parts, wire_dtype=wire_dtype)  # noqa: E731
+    make = lambda *parts, **options: RemoteExchange(*parts, **options)  # noqa: E731
     monkeypatch.setattr(unit_functions, "make_step_exchange", make)
 
 

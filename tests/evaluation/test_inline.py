@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from benchmarks import row_visits
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.cluster.embedded import EmbeddedCluster
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.evaluation.evaluator import Evaluator
 from embedps.run.summary import read_evaluations
+from tests import two_tasks
 from tests.builders import (
     ROOT,
     SumNetwork,
@@ -162,12 +164,15 @@ import tensorflow as tf
 from embedps.cluster.local_cluster import LocalCluster
 from embedps.data.dataset import Dataset
 from tests.builders import make_trainer
-from tests.evaluation.test_inline import digest
+from tests.evaluation.test_inline import RECOMMENDERS, digest
 
 data, model_dir = map(Path, sys.argv[1:3])
 cluster = LocalCluster(num_ps=2, num_workers=2, log_dir=model_dir / "logs")
 dataset = Dataset.open(data)
-trainer = make_trainer(dataset, model_dir, cluster=cluster, eval="inline")
+recommender = RECOMMENDERS[sys.argv[3]](dataset)
+trainer = make_trainer(
+    dataset, model_dir, cluster=cluster, eval="inline", recommender=recommender
+)
 inline = trainer._loop.scoring.inline
 calm = inline.count(threading.Event())
 killed = []
@@ -196,19 +201,30 @@ def digest(counts: dict[int, Any]) -> list[Any]:
     return [list(counts), examples, h.hexdigest()]
 
 
+RECOMMENDERS = {
+    "dlrm": make_dlrm,
+    # Two tasks, BatchNormalization and Keras metrics.
+    "two tasks": lambda dataset: two_tasks.make(two_tasks.Config(), dataset),
+}
+
+
 @pytest.mark.multiprocess
 @pytest.mark.slow
-def test_every_example_counts_once_while_a_worker_is_killed(tmp_path):
+@pytest.mark.parametrize("name", RECOMMENDERS)
+def test_every_example_counts_once_while_a_worker_is_killed(tmp_path, name):
     """Two servers and two workers, one killed in a scoring: the counts are one process's."""
     evaluation = tuple(range(300, 500, 10))  # a unit each
-    dataset = write_dataset(tmp_path / "set", evaluation=evaluation)
+    write = write_dataset if name == "dlrm" else row_visits.write_dataset
+    dataset = write(tmp_path / "set", train=(1500, 1500), evaluation=evaluation)
     model_dir = tmp_path / "m"
-    trainer = make_trainer(dataset, model_dir, eval="inline", sparse_learning_rate=0.2)
+    options = {"eval": "inline", "sparse_learning_rate": 0.2}
+    recommender = RECOMMENDERS[name](dataset)
+    trainer = make_trainer(dataset, model_dir, recommender=recommender, **options)
     trainer.fit()
     alone = trainer._loop.scoring.inline.count(threading.Event())  # type: ignore[union-attr]
     assert alone is not None
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(dataset.directory), str(model_dir)],
+        [sys.executable, "-c", PROGRAM, str(dataset.directory), str(model_dir), name],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from embedps.cluster.interface import ScheduledCall
-from embedps.metrics import Counts, zero_counts
+from embedps.metrics import Counts
 from embedps.scheduling.ledger import Ledger, LedgerOptions, Unit
 from embedps.scheduling.scheduler import Scheduler
 from tests.builders import make_listed
@@ -104,7 +104,7 @@ class ScheduledRun:
         self.schedule = Scheduler(
             self.cluster,
             self.ledger,
-            lambda: zero_counts(),
+            dict,
             arguments=lambda unit: (unit.position,),
             record=self._record,
             stop=self.stop,
@@ -142,9 +142,9 @@ def test_unit_of_a_worker_that_is_silent_is_done_by_another_and_recorded_once():
         for attempt in (well, queued, again):
             if attempt.worker is None:
                 attempt.start(1)
-            attempt.end(zero_counts())
+            attempt.end({})
         run.wait()
-        hung.end(zero_counts())  # it wakes up: too late
+        hung.end({})  # it wakes up: too late
     assert sorted(run.recorded) == [0, 1, 2]
     assert run.ledger.finished
     assert run.ledger.num_repeated == 1
@@ -160,7 +160,7 @@ def test_queued_unit_is_left_to_the_queue_though_a_worker_is_silent():
         assert run.schedule.wait(0.5)
         assert len(run.cluster.scheduled) == 1
         queued.start(1)
-        queued.end(zero_counts())
+        queued.end({})
         run.wait()
     assert run.ledger.num_repeated == 0
 
@@ -173,13 +173,13 @@ def test_stragglers_unit_at_the_end_is_not_waited_for_where_a_worker_is_idle():
         first.start(0)
         assert run.schedule.wait(0.5)
         assert len(run.cluster.scheduled) == 3
-        first.end(zero_counts())
+        first.end({})
         third.start(0)
-        third.end(zero_counts())
+        third.end({})
         second = run.cluster.attempts(4)[3]
         assert second.position == slow.position
         second.start(0)
-        second.end(zero_counts())
+        second.end({})
         run.wait()  # though the straggler has not ended
         assert not slow.done() or slow.cancelled()
     assert sorted(run.recorded) == [0, 1, 2]
@@ -193,11 +193,11 @@ def test_unit_as_fast_by_its_rows_as_the_others_is_no_stragglers(rows, first_too
     with run.schedule:
         first, last = run.cluster.attempts(2)
         first.start(0, ago=first_took)
-        first.end(zero_counts())
+        first.end({})
         last.start(1, ago=50)
         assert run.schedule.wait(0.6)
         assert len(run.cluster.scheduled) == 2
-        last.end(zero_counts())
+        last.end({})
         run.wait()
     assert run.ledger.num_repeated == 0
 
@@ -221,9 +221,9 @@ def test_unit_in_progress_finishes_before_a_run_stops():
         running, queued = run.cluster.attempts(2)
         running.start(0)
         run.stop.set()
-        running.end(zero_counts())
+        running.end({})
         queued.start(0)
-        queued.end(zero_counts())
+        queued.end({})
         run.wait()
     assert sorted(run.recorded) == [0, 1]
     assert len(run.cluster.scheduled) == 2

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from embedps.data.dataset import Dataset
     from embedps.engine.click_model import ClickModel
     from embedps.engine.recommender import Recommender
+    from embedps.evaluation.loaded_model import load
     from embedps.layers.embeddings import Embeddings
     from embedps.metrics import ClickMetrics
     from embedps.run.checkpoint_config import CheckpointConfig
@@ -60,6 +61,7 @@ __all__ = [
     "__version__",
     "errors",
     "follow",
+    "load",
 ]
 
 _MODULE_OF = {
@@ -88,6 +90,7 @@ _MODULE_OF = {
     "TrainConfig": "run.config",
     "Trainer": "training.trainer",
     "follow": "checkpoint.follow",
+    "load": "evaluation.loaded_model",
 }
 
 # TFRS and ParameterServerStrategy work with Keras 2. TensorFlow takes it from tf-keras if it is

@@ -34,7 +34,7 @@ NEED_NO_TENSORFLOW = (
     "errors",
     "follow",
 )
-NEED_TENSORFLOW = ("ClickMetrics", "ClickModel", "Embeddings", "LocalCluster", "Trainer")
+NEED_TENSORFLOW = ("ClickMetrics", "ClickModel", "Embeddings", "LocalCluster", "Trainer", "load")
 
 
 def test_these_are_the_public_names():

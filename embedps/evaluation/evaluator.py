@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,23 +12,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from embedps import kernels
-from embedps.checkpoint.chain import continuation
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.follow import Advance, Follower
 from embedps.checkpoint.format.manifest import Manifest
-from embedps.console import tf_logging
 from embedps.data.dataset import Dataset
-from embedps.engine.checkpoint_restore import check_tables, load_dense, load_rows
-from embedps.engine.model_signature import check_signature, signature_of
 from embedps.engine.recommender import Recommender
-from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import explain, make_eval_unit
+from embedps.evaluation.restored_model import RestoredModel
 from embedps.metrics import Metrics
 from embedps.run.summary import append_evaluation
 from embedps.scheduling.ledger import Ledger, LedgerOptions, Unit
 from embedps.storage.object_store import local_dir
-from embedps.tables.collection import EmbeddingCollection
 
 EVAL_BATCH_ROWS = 4096
 _POLL_SECS = 0.5
@@ -112,8 +104,8 @@ def eval_arguments(unit: Unit) -> tuple[tf.Tensor, ...]:
     return (tf.constant(unit.path), *(tf.constant(n, tf.int64) for n in numbers))
 
 
-class Evaluator:
-    """Holds the embeddings, without optimizer slots, and the network of a run's checkpoint.
+class Evaluator(RestoredModel):
+    """Scores a run's checkpoints.
 
     It needs only the model directory and the dataset: it never talks to the training cluster.
     """
@@ -147,71 +139,15 @@ class Evaluator:
           UsageError: the split has no rows.
           DatasetError: there is no such split.
         """
-        kernels.load()
-        tf_logging.silence_python_logging()
         self._ledger = lambda: eval_ledger(dataset, split=split, batch_rows=batch_rows)
         self._ledger()  # raises now, and not when the first checkpoint is there
-        self._directory = directory
-        tf.keras.utils.set_random_seed(seed)
-        model = StepModel(recommender, dataset)
-        self._collection = EmbeddingCollection(
-            model.tables,
-            model.features,
-            devices=["/device:CPU:0"] * num_shards,
-            container=f"embedps-eval-{os.getpid()}-{id(self)}",
-            trainable=False,
-        )
-        self._signature = signature_of(model)
-        self._model = model
+        super().__init__(recommender, dataset, directory, num_shards=num_shards, seed=seed)
         self._eval_unit = make_eval_unit(
-            model,
+            self._model,
             self._collection,
-            model.input(batch_rows=batch_rows, shuffle_rows=0),
+            self._model.input(batch_rows=batch_rows, shuffle_rows=0),
         )
         self._on_progress = on_progress
-        self._applied: Manifest | None = None
-        self._follower = Follower(directory, holder="evaluator")
-
-    @property
-    def collection(self) -> EmbeddingCollection:
-        """The tables, as of the manifest that was applied last."""
-        return self._collection
-
-    def apply(self, manifest: Manifest) -> int:
-        """Brings tables and network to a manifest.
-
-        Only newer deltas are read if the manifest continues the chain that was applied before.
-
-        Returns:
-          How many records were read.
-
-        Raises:
-          CorruptCheckpointError: a file is absent, or differs from what was written.
-          DimMismatchError: the checkpoint is of another model.
-        """
-        saves = continuation(manifest, self._follower.position)
-        return self._apply(
-            Advance(
-                manifest=manifest,
-                saves=manifest.chain if saves is None else saves,
-                reset=saves is None,
-            )
-        )
-
-    def _apply(self, advance: Advance) -> int:
-        manifest = advance.manifest
-        check_tables(manifest, self._collection)
-        check_signature(manifest, self._signature)
-        self._directory.check_present(manifest)
-        self._applied = None
-        self._follower.forget()  # until all of it is in
-        if advance.reset:
-            self._collection.clear()
-        taken = load_rows(self._collection, self._directory, advance.saves)
-        load_dense(self._directory, manifest, self._model.variables)
-        self._follower.reached(advance)
-        self._applied = manifest
-        return taken
 
     def score(self) -> Metrics:
         """Scores the split with the current tables and network.

@@ -217,7 +217,7 @@ def test_every_example_counts_once_while_a_worker_is_killed(tmp_path, name):
     write = write_dataset if name == "dlrm" else row_visits.write_dataset
     dataset = write(tmp_path / "set", train=(1500, 1500), evaluation=evaluation)
     model_dir = tmp_path / "m"
-    options = {"eval": "inline", "sparse_learning_rate": 0.2}
+    options: dict[str, Any] = {"eval": "inline", "sparse_learning_rate": 0.2}
     recommender = RECOMMENDERS[name](dataset)
     trainer = make_trainer(dataset, model_dir, recommender=recommender, **options)
     trainer.fit()

@@ -1,0 +1,103 @@
+"""A run's model as a checkpoint has it: tables without optimizer slots, and the network."""
+
+from __future__ import annotations
+
+import os
+
+import tensorflow as tf
+
+from embedps import kernels
+from embedps.checkpoint.chain import continuation
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.follow import Advance, Follower
+from embedps.checkpoint.format.manifest import Manifest
+from embedps.console import tf_logging
+from embedps.data.dataset import Dataset
+from embedps.engine.checkpoint_restore import check_tables, load_dense, load_rows
+from embedps.engine.model_signature import check_signature, signature_of
+from embedps.engine.recommender import Recommender
+from embedps.engine.step_model import StepModel
+from embedps.tables.collection import EmbeddingCollection
+
+
+class RestoredModel:
+    """Holds the embeddings, without optimizer slots, and the network of a run's checkpoint."""
+
+    def __init__(
+        self,
+        recommender: Recommender,
+        dataset: Dataset,
+        directory: CheckpointDirectory,
+        *,
+        num_shards: int = 1,
+        seed: int = 0,
+    ) -> None:
+        """Makes empty tables and an untrained network.
+
+        Args:
+          recommender: the model that was trained.
+          dataset: whose columns it gets.
+          directory: of the checkpoints.
+          num_shards: of each table in this process.
+          seed: the run's, for random values that the network draws when it is made and that
+            checkpoints do not hold.
+
+        Raises:
+          UsageError: the model is not of this dataset.
+        """
+        kernels.load()
+        tf_logging.silence_python_logging()
+        self._directory = directory
+        tf.keras.utils.set_random_seed(seed)
+        self._model = StepModel(recommender, dataset)
+        self._signature = signature_of(self._model)
+        self._collection = EmbeddingCollection(
+            self._model.tables,
+            self._model.features,
+            devices=["/device:CPU:0"] * num_shards,
+            container=f"embedps-eval-{os.getpid()}-{id(self)}",
+            trainable=False,
+        )
+        self._applied: Manifest | None = None
+        self._follower = Follower(directory, holder="evaluator")
+
+    @property
+    def collection(self) -> EmbeddingCollection:
+        """The tables, as of the manifest that was applied last."""
+        return self._collection
+
+    def apply(self, manifest: Manifest) -> int:
+        """Brings tables and network to a manifest.
+
+        Only newer deltas are read if the manifest continues the chain that was applied before.
+
+        Returns:
+          How many records were read.
+
+        Raises:
+          CorruptCheckpointError: a file is absent, or differs from what was written.
+          DimMismatchError: the checkpoint is of another model.
+        """
+        saves = continuation(manifest, self._follower.position)
+        return self._apply(
+            Advance(
+                manifest=manifest,
+                saves=manifest.chain if saves is None else saves,
+                reset=saves is None,
+            )
+        )
+
+    def _apply(self, advance: Advance) -> int:
+        manifest = advance.manifest
+        check_tables(manifest, self._collection)
+        check_signature(manifest, self._signature)
+        self._directory.check_present(manifest)
+        self._applied = None
+        self._follower.forget()  # until all of it is in
+        if advance.reset:
+            self._collection.clear()
+        taken = load_rows(self._collection, self._directory, advance.saves)
+        load_dense(self._directory, manifest, self._model.variables)
+        self._follower.reached(advance)
+        self._applied = manifest
+        return taken

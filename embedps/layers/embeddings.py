@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import record
 
 from embedps.layers.own_tables import OwnTables, Rate, mistake
 from embedps.tables import activations
@@ -24,8 +25,9 @@ class Embeddings(tf.keras.layers.Layer):
     In Keras mode, where no engine runs (`model.fit`, a loop with a GradientTape, `model.predict`),
     the layer has tables of its own, in this process. Its rows are updated when the gradient of a
     step is taken, by the tables' optimizers: the model's optimizer does not see them. So take the
-    gradients of a step in one call. Ids are new if they come with `training=True` or under a tape;
-    other calls leave the tables as they are, and read zeros for unknown ids.
+    gradients of a step in one call. Under a GradientTape or with `training=True`, new ids get rows,
+    unless `trainable` is false. Other calls leave the tables as they are, and read zeros for ids
+    that have no row.
 
     Attributes:
       features: the columns of ids and the tables they are looked up in.
@@ -92,7 +94,7 @@ class Embeddings(tf.keras.layers.Layer):
         Args:
           inputs: a batch: by feature int64 [batch], or ragged int64 [batch, None] for a ragged
             feature; other entries are ignored. Features may be absent.
-          training: in Keras mode, whether the rows learn; by default if a GradientTape records.
+          training: in Keras mode, True makes rows for new ids even if no GradientTape records.
 
         Returns:
           By feature what `EmbeddingCollection.combine` gives: float32 [batch, dim], or rows per
@@ -120,8 +122,10 @@ class Embeddings(tf.keras.layers.Layer):
             }
         if provided is None:
             ids = {name: inputs[name] for name in wanted}
-            found = self.own.look_up(ids, training=training if self.trainable else False)
-            return dict(found)
+            # As a variable would, the rows learn under any tape; a function that is traced outside of
+            # one may still be differentiated.
+            records = training is True or record.could_possibly_record()
+            return dict(self.own.look_up(ids, learns=self.trainable and records))
         for name in wanted:
             if name in self._provided.taken:
                 raise mistake(

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
-from tensorflow.python.eager import record
 
 from embedps import kernels
 from embedps.errors import UsageError
@@ -77,17 +76,16 @@ class OwnTables:
         self._waiting: dict[str, Any] = {}  # features that wait for their gradients, and who asks
 
     @tf.autograph.experimental.do_not_convert
-    def look_up(self, ids: Mapping[str, Ids], *, training: bool | None) -> dict[str, Activation]:
+    def look_up(self, ids: Mapping[str, Ids], *, learns: bool) -> dict[str, Activation]:
         """Looks features up.
 
         Args:
           ids: by feature, as `EmbeddingCollection.lookup` takes them.
-          training: whether the rows learn. None: if a GradientTape records.
+          learns: whether new ids get rows, and the rows learn from their gradient.
 
         Raises:
           UsageError: a feature is looked up a second time before its gradient was taken.
         """
-        learns = record.could_possibly_record() if training is None else bool(training)
         if not learns:
             found = self.collection.lookup(ids, insert=False, partial=True)
             return self.collection.combine(found)
@@ -114,8 +112,10 @@ class OwnTables:
             made.append(found)
 
             def update(*gradients: tf.Tensor) -> tf.Tensor:
-                self._update(found, gradients, list(ids), token)
-                return tf.zeros([])
+                updates = self._update(found, gradients, list(ids), token)
+                # The gradient of a tf.function keeps only what its result depends on.
+                with tf.control_dependencies(updates):
+                    return tf.identity(tf.zeros([]))
 
             return tf.nest.flatten(found.rows), update
 
@@ -128,8 +128,9 @@ class OwnTables:
 
     def _update(
         self, found: Any, gradients: Sequence[tf.Tensor], names: list[str], token: _Token
-    ) -> None:
-        if token.spent:
+    ) -> list[tf.Operation]:
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        if graph in token.graphs:
             raise mistake(
                 "the gradient of a step's embeddings is taken twice, and each time their rows "
                 "would be updated: take all gradients of a step in one call of tape.gradient"
@@ -139,24 +140,31 @@ class OwnTables:
                 "the loss is scaled, which would scale the updates of embedding rows: use "
                 "mixed_bfloat16 or float32 instead of mixed_float16, without a LossScaleOptimizer"
             )
-        token.spent = True
+        token.graphs.append(graph)
         for name in names:
             self._waiting.pop(name, None)
         step = self.step.read_value()
         rate = self.learning_rate if self._schedule is None else self._schedule(step)
-        self.collection.update(
+        updates = self.collection.update(
             found,
             tf.nest.pack_sequence_as(found.rows, list(gradients)),
             learning_rate=tf.cast(rate, tf.float32),
             step=step,
         )
-        self.step.assign_add(1)
+        with tf.control_dependencies([step]):
+            counted = self.step.assign_add(1)
+        return [] if graph is None else [*updates, counted.op]
 
 
 class _Token:
-    """Stands for a lookup that waits for its gradient."""
+    """Stands for a lookup that waits for its gradient.
 
-    spent = False
+    Attributes:
+      graphs: where its gradient was taken; None is eagerly.
+    """
+
+    def __init__(self) -> None:
+        self.graphs: list[Any] = []
 
 
 def _is_waiting(reference: Any) -> bool:

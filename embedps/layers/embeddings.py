@@ -122,8 +122,8 @@ class Embeddings(tf.keras.layers.Layer):
             }
         if provided is None:
             ids = {name: inputs[name] for name in wanted}
-            # As a variable would, the rows learn under any tape; a function that is traced outside of
-            # one may still be differentiated.
+            # As a variable would, the rows learn under any tape. A function that is traced outside
+            # of one may still be differentiated.
             records = training is True or record.could_possibly_record()
             return dict(self.own.look_up(ids, learns=self.trainable and records))
         for name in wanted:

@@ -143,7 +143,7 @@ class OwnTables:
         token.graphs.append(graph)
         for name in names:
             self._waiting.pop(name, None)
-        step = self.step.read_value()
+        step = self.step.assign_add(1) - 1
         rate = self.learning_rate if self._schedule is None else self._schedule(step)
         updates = self.collection.update(
             found,
@@ -151,9 +151,7 @@ class OwnTables:
             learning_rate=tf.cast(rate, tf.float32),
             step=step,
         )
-        with tf.control_dependencies([step]):
-            counted = self.step.assign_add(1)
-        return [] if graph is None else [*updates, counted.op]
+        return [] if graph is None else updates
 
 
 class _Token:

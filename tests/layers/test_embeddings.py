@@ -116,6 +116,7 @@ def test_a_call_that_is_a_function_trains(data: tf.data.Dataset) -> None:
     before = model.embeddings(batch[0])["a"].numpy()
     tape.gradient(loss, model.trainable_variables)
     assert np.any(model.embeddings(batch[0])["a"].numpy() != before)
+    assert int(model.embeddings.own.step) == 1
 
 
 def test_a_call_that_does_not_train_leaves_the_tables(data: tf.data.Dataset) -> None:

@@ -375,7 +375,7 @@ def test_every_kind_of_column_is_written_and_served(tmp_path: Path, form: str):
     order = np.argsort(TIMES, kind="stable").tolist()
     rows = written.to_pylist()
     assert [row["time"] for row in rows] == [1000 * TIMES[i] for i in order]
-    wanted = [
+    wanted: list[tuple[str, list[Any]]] = [
         ("rating", [3.5, -1.0, 2.25, 4.0]),
         ("genre", [0, 2, 1, 2]),
         ("level", [0, 4, 2, 1]),

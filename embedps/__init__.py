@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from embedps.evaluation.loaded_model import load
     from embedps.keras.checkpoints import SaveCheckpoints
     from embedps.keras.input import read
+    from embedps.layers.candidates import Candidates
     from embedps.layers.embeddings import Embeddings
     from embedps.metrics import ClickMetrics
     from embedps.run.checkpoint_config import CheckpointConfig
@@ -39,6 +40,7 @@ __all__ = [
     "SGD",
     "Adagrad",
     "Callback",
+    "Candidates",
     "CheckpointConfig",
     "ClickMetrics",
     "ClickModel",
@@ -72,6 +74,7 @@ _MODULE_OF = {
     "SGD": "tables.optimizers",
     "Adagrad": "tables.optimizers",
     "Callback": "training.callbacks",
+    "Candidates": "layers.candidates",
     "CheckpointConfig": "run.checkpoint_config",
     "ClickMetrics": "metrics",
     "ClickModel": "engine.click_model",

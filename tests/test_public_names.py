@@ -35,6 +35,7 @@ NEED_NO_TENSORFLOW = (
     "follow",
 )
 NEED_TENSORFLOW = (
+    "Candidates",
     "ClickMetrics",
     "ClickModel",
     "Embeddings",

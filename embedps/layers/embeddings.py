@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager import record
 
+from embedps.errors import UsageError
 from embedps.layers.own_tables import OwnTables, Rate, mistake
 from embedps.tables import activations
 from embedps.tables.specs import FeatureSpec, TableSpec, tables_of
@@ -135,6 +136,19 @@ class Embeddings(tf.keras.layers.Layer):
             self._provided.taken.add(name)
         return {name: provided[name] for name in wanted}
 
+    def feature(self, name: str) -> FeatureEmbedding:
+        """Makes a layer that looks one feature up, given its ids alone.
+
+        It takes the place of a `tf.keras.layers.Embedding`: `layer(batch["user_id"])`.
+
+        Raises:
+          UsageError: there is no such feature.
+        """
+        known = [f.name for f in self.features]
+        if name not in known:
+            raise UsageError(f"there is no feature {name!r}: the features are {known}")
+        return FeatureEmbedding(self, name)
+
     def compute_mask(self, inputs: Mapping[str, Any], mask: Any = None) -> dict[str, Any] | None:
         """Makes the masks of features with a max_length, which Keras gives to the next layers.
 
@@ -180,6 +194,25 @@ class Embeddings(tf.keras.layers.Layer):
             "tables": self.tables,
             "learning_rate": self._learning_rate,
         }
+
+
+class FeatureEmbedding(tf.keras.layers.Layer):
+    """Looks up one feature of an Embeddings layer."""
+
+    def __init__(self, embeddings: Embeddings, name: str, **kwargs: Any) -> None:
+        """Takes the layer; see `Embeddings.feature`."""
+        super().__init__(autocast=False, **kwargs)
+        self.embeddings = embeddings
+        self._feature = name
+
+    def call(self, ids: Any, training: bool | None = None) -> Any:
+        """Gives the feature's embeddings, as `Embeddings.call` does."""
+        return self.embeddings({self._feature: ids}, training=training)[self._feature]
+
+    def compute_mask(self, ids: Any, mask: Any = None) -> Any:
+        """Makes the feature's mask, as `Embeddings.compute_mask` does."""
+        masks = self.embeddings.compute_mask({self._feature: ids})
+        return None if masks is None else masks[self._feature]
 
 
 def _is_scratch() -> bool:

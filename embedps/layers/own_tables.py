@@ -6,7 +6,8 @@ import os
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -21,7 +22,8 @@ Rate: TypeAlias = float | Callable[[tf.Tensor], tf.Tensor]
 """A learning rate, or a schedule of it over steps, such as one of tf.keras.optimizers.schedules."""
 
 _in_thread = threading.local()
-"""`scaled`: whether a loss was scaled in this thread since the last lookup that learns."""
+"""Of a thread: `scaled`, whether a loss was scaled since the last lookup that learns; `is_frozen`,
+whether lookups do not learn."""
 
 
 class OwnTables:
@@ -86,7 +88,7 @@ class OwnTables:
         Raises:
           UsageError: a feature is looked up a second time before its gradient was taken.
         """
-        if not learns:
+        if not learns or getattr(_in_thread, "is_frozen", False):
             found = self.collection.lookup(ids, insert=False, partial=True)
             return self.collection.combine(found)
         _in_thread.scaled = False
@@ -155,6 +157,17 @@ class OwnTables:
         # drops updates that a gradient explicitly depends on: tests/layers/test_embeddings.py.)
         runs_all = graph is None or getattr(graph, "_add_control_dependencies", False)
         return [] if runs_all else updates
+
+
+@contextmanager
+def without_learning() -> Iterator[None]:
+    """Makes lookups in this thread leave the tables as they are, within the block."""
+    before = getattr(_in_thread, "is_frozen", False)
+    _in_thread.is_frozen = True
+    try:
+        yield
+    finally:
+        _in_thread.is_frozen = before
 
 
 class _Token:

@@ -1,0 +1,142 @@
+"""The candidates of a retrieval task, which TFRS' corpus metrics rank."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_recommenders as tfrs
+
+from embedps.errors import UsageError
+from embedps.layers.own_tables import without_learning
+
+Encoded = tuple[tf.Tensor, tf.Tensor]
+"""Candidates: float32 [candidates, dim], and the identifier of each."""
+
+
+class Candidates(tfrs.layers.factorized_top_k.TopK):
+    """Candidates that a model encodes, for `tfrs.metrics.FactorizedTopK(candidates=...)`.
+
+    An engine encodes them once per evaluation, with the rows of that checkpoint, and skips the
+    metric in training. In Keras mode each use encodes them, as TFRS' Streaming does.
+    """
+
+    def __init__(
+        self,
+        batches: tf.data.Dataset,
+        encode: Callable[[Any], tf.Tensor],
+        *,
+        identifier: str | None = None,
+        k: int = 10,
+        **kwargs: Any,
+    ) -> None:
+        """Declares the candidates.
+
+        Args:
+          batches: of the candidates, dicts of columns that `encode` takes.
+          encode: gives the candidates' embeddings, float32 [batch, dim]: the model's tower.
+          identifier: the column whose values are returned for the best candidates; by default,
+            they are the candidates' places.
+          k: how many are returned by default.
+          kwargs: those of `tf.keras.Model`.
+
+        Raises:
+          UsageError: the batches are no dicts, or have no such column.
+        """
+        super().__init__(k=k, **kwargs)
+        spec = batches.element_spec
+        if not isinstance(spec, dict) or (identifier is not None and identifier not in spec):
+            wanted = "columns" if identifier is None else f"column {identifier!r}"
+            raise UsageError(
+                f"the candidates' batches must be dicts with {wanted} but are {spec}: map the "
+                "tf.data.Dataset to {'column': values}"
+            )
+        self._batches = batches
+        self._encode = encode
+        self._identifier = identifier
+        self._provided = threading.local()
+
+    def index(self, candidates: tf.Tensor, identifiers: tf.Tensor | None = None) -> Candidates:
+        """Refuses: the candidates are those that were declared."""
+        raise UsageError("embedps.Candidates encodes the candidates that it was made with")
+
+    def is_exact(self) -> bool:
+        """Tells that all candidates are compared."""
+        return True
+
+    def call(self, queries: Any, k: int | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """Finds the best candidates.
+
+        Args:
+          queries: float32 [batch, dim].
+          k: how many.
+
+        Returns:
+          Scores, float32 [batch, k], and identifiers [batch, k]. If there are fewer candidates
+          than k, the last scores are the least float.
+        """
+        k = self._k if k is None else k
+        encoded = getattr(self._provided, "encoded", None)
+        if encoded is None:
+            return self._streaming(queries, k)
+        embeddings, identifiers = encoded
+        scores = tf.matmul(queries, embeddings, transpose_b=True)
+        missing = tf.maximum(k - tf.shape(scores)[1], 0)
+        scores = tf.pad(scores, [[0, 0], [0, missing]], constant_values=tf.float32.min)
+        identifiers = tf.pad(identifiers, [[0, missing]])
+        values, places = tf.math.top_k(scores, k=k)
+        return values, tf.gather(identifiers, places)
+
+    def encoded(self, encode: Callable[[Any], tf.Tensor] | None = None) -> Encoded:
+        """Encodes all candidates.
+
+        Args:
+          encode: calls the model's tower; by default it is the tower.
+        """
+        encode = self._encode if encode is None else encode
+        embeddings, identifiers, place = [], [], 0
+        for batch in self._batches:
+            embeddings.append(encode(batch))
+            rows = int(embeddings[-1].shape[0])
+            if self._identifier is None:
+                identifiers.append(tf.range(place, place + rows, dtype=tf.int64))
+            else:
+                identifiers.append(batch[self._identifier])
+            place += rows
+        if not embeddings:
+            raise UsageError("the candidates' batches must have a candidate but have none")
+        return tf.concat(embeddings, axis=0), tf.concat(identifiers, axis=0)
+
+    @property
+    def tower(self) -> Callable[[Any], tf.Tensor]:
+        """What encodes the candidates."""
+        return self._encode
+
+    @property
+    def encoded_specs(self) -> tuple[tf.TensorSpec, tf.TensorSpec]:
+        """The specs of what `encoded` returns."""
+        kind = tf.int64
+        if self._identifier is not None:
+            kind = self._batches.element_spec[self._identifier].dtype
+        return tf.TensorSpec([None, None], tf.float32), tf.TensorSpec([None], kind)
+
+    @contextmanager
+    def providing(self, encoded: Encoded) -> Iterator[None]:
+        """Makes calls in this thread compare with these candidates within the block."""
+        self._provided.encoded = encoded
+        try:
+            yield
+        finally:
+            self._provided.encoded = None
+
+    def _streaming(self, queries: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
+        def pair(batch: Any) -> Any:
+            with without_learning():
+                found = self._encode(batch)
+            return found if self._identifier is None else (batch[self._identifier], found)
+
+        streaming = tfrs.layers.factorized_top_k.Streaming(k=k)
+        return streaming.index_from_dataset(self._batches.map(pair))(queries, k)  # type: ignore[no-any-return]

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from embedps.engine.click_model import ClickModel
     from embedps.engine.recommender import Recommender
     from embedps.evaluation.loaded_model import load
+    from embedps.keras.checkpoints import SaveCheckpoints
+    from embedps.keras.input import read
     from embedps.layers.embeddings import Embeddings
     from embedps.metrics import ClickMetrics
     from embedps.run.checkpoint_config import CheckpointConfig
@@ -55,6 +57,7 @@ __all__ = [
     "Recommender",
     "ReduceLearningRate",
     "RowwiseAdagrad",
+    "SaveCheckpoints",
     "TableSpec",
     "TrainConfig",
     "Trainer",
@@ -62,6 +65,7 @@ __all__ = [
     "errors",
     "follow",
     "load",
+    "read",
 ]
 
 _MODULE_OF = {
@@ -86,11 +90,13 @@ _MODULE_OF = {
     "Recommender": "engine.recommender",
     "ReduceLearningRate": "training.callbacks",
     "RowwiseAdagrad": "tables.optimizers",
+    "SaveCheckpoints": "keras.checkpoints",
     "TableSpec": "tables.specs",
     "TrainConfig": "run.config",
     "Trainer": "training.trainer",
     "follow": "checkpoint.follow",
     "load": "evaluation.loaded_model",
+    "read": "keras.input",
 }
 
 # TFRS and ParameterServerStrategy work with Keras 2. TensorFlow takes it from tf-keras if it is

@@ -34,7 +34,16 @@ NEED_NO_TENSORFLOW = (
     "errors",
     "follow",
 )
-NEED_TENSORFLOW = ("ClickMetrics", "ClickModel", "Embeddings", "LocalCluster", "Trainer", "load")
+NEED_TENSORFLOW = (
+    "ClickMetrics",
+    "ClickModel",
+    "Embeddings",
+    "LocalCluster",
+    "SaveCheckpoints",
+    "Trainer",
+    "load",
+    "read",
+)
 
 
 def test_these_are_the_public_names():

@@ -6,14 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
+import tensorflow_recommenders as tfrs
 
 from embedps.layers.embeddings import Embeddings
 from embedps.metrics import ClickMetrics
 from embedps.tables.groups import group_tables
 
 
-class ClickModel(tf.keras.Model):
-    """Predicts the probability of a click; a subclass computes `logits`."""
+class ClickModel(tfrs.Model):
+    """Predicts the probability of a click; a subclass computes `logits`.
+
+    It is a `tfrs.Model`: an engine trains it, or `fit` over dicts of columns.
+    """
 
     def __init__(self, *, label: str, **kwargs: Any) -> None:
         """Declares the label.
@@ -41,6 +45,14 @@ class ClickModel(tf.keras.Model):
         self._scores.update_state(labels, logits)
         losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
         return tf.reduce_mean(losses)
+
+    def train_step(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Trains on a batch; `fit` calls it."""
+        return _flat(super().train_step(inputs))
+
+    def test_step(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Scores a batch; `evaluate` calls it."""
+        return _flat(super().test_step(inputs))
 
 
 class NetworkModel(ClickModel):
@@ -73,3 +85,11 @@ class NetworkModel(ClickModel):
         """Computes the logits of a batch, float32 [batch]."""
         logits = self.network(features["numerics"], self.look_up(features), training=training)
         return tf.reshape(logits, [-1])
+
+
+def _flat(scores: dict[str, Any]) -> dict[str, Any]:
+    """Replaces the click metrics by what they contain: Keras shows numbers only."""
+    flat: dict[str, Any] = {}
+    for name, value in scores.items():
+        flat |= value if isinstance(value, dict) else {name: value}
+    return flat

@@ -34,14 +34,15 @@ def signature_of(model: StepModel, dense_optimizer: str | None = None) -> dict[s
         "label": model.reader_columns["labels"][0] if model.reader_columns["labels"] else "",
         "missing_id": model.recommender.missing_id,
         "numerics": list(model.reader_columns["numerics"]),
-        "features": [_describe(f) for f in model.features],
+        "features": [describe(f) for f in model.features],
     }
     return (
         signature if dense_optimizer is None else {"dense_optimizer": dense_optimizer} | signature
     )
 
 
-def _describe(feature: FeatureSpec) -> dict[str, Any]:
+def describe(feature: FeatureSpec) -> dict[str, Any]:
+    """Makes an entry of the field "features"."""
     described: dict[str, Any] = {
         "combiner": feature.combiner if feature.ragged else None,
         "name": feature.name,

@@ -54,8 +54,9 @@ class StepModel:
             model_interface.check_model(self.model)
             if dataset is None:
                 raise UsageError("a model without declared features must be built for a dataset")
-            self.reader_columns = _columns_of(dataset, recommender.columns)
+            self.reader_columns = columns_of(dataset, recommender.columns)
         self.embeddings: Embeddings = model_interface.find_embeddings(self.model)
+        self.embeddings.is_served = True
         self._labels = self.reader_columns["labels"]
         self._weight = self.reader_columns.get("weight") or ""
         self._check_columns()
@@ -271,7 +272,7 @@ def _declared_columns(recommender: Recommender) -> dict[str, Any]:
     }
 
 
-def _columns_of(dataset: Dataset, names: tuple[str, ...] | None) -> dict[str, Any]:
+def columns_of(dataset: Dataset, names: tuple[str, ...] | None) -> dict[str, Any]:
     """Gives a dataset's columns by the reader's kinds: all, or those of some names."""
     kinds = {
         "labels": (dataset.label,),

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import record
 
-from embedps.errors import UsageError
+from embedps.layers.own_tables import OwnTables, Rate, mistake
 from embedps.tables import activations
 from embedps.tables.specs import FeatureSpec, TableSpec, tables_of
 
@@ -21,13 +22,26 @@ class Embeddings(tf.keras.layers.Layer):
     The rows are in tables, not in Keras variables. An engine looks the rows of a step up before the
     step computes, in one message per server, and hands them to the layer (`providing`).
 
+    In Keras mode, where no engine runs (`model.fit`, a loop with a GradientTape, `model.predict`),
+    the layer has tables of its own, in this process. Its rows are updated when the gradient of a
+    step is taken, by the tables' optimizers: the model's optimizer does not see them. So take the
+    gradients of a step in one call. Under a GradientTape or with `training=True`, new ids get rows,
+    unless `trainable` is false. Other calls leave the tables as they are, and read zeros for ids
+    that have no row.
+
     Attributes:
       features: the columns of ids and the tables they are looked up in.
       tables: the tables.
+      is_served: whether an engine hands the rows in, so that the layer has no tables of its own.
     """
 
     def __init__(
-        self, features: Sequence[FeatureSpec], *, tables: Sequence[TableSpec] = (), **kwargs: Any
+        self,
+        features: Sequence[FeatureSpec],
+        *,
+        tables: Sequence[TableSpec] = (),
+        learning_rate: Rate = 0.05,
+        **kwargs: Any,
     ) -> None:
         """Declares features and tables.
 
@@ -35,6 +49,8 @@ class Embeddings(tf.keras.layers.Layer):
           features: each names a column of ids and its table: a TableSpec, or the name of one in
             `tables`.
           tables: tables that features name.
+          learning_rate: of the rows in Keras mode, or a schedule of it over steps. An engine has
+            its config's `sparse_learning_rate`.
           kwargs: those of `tf.keras.layers.Layer`.
 
         Raises:
@@ -43,18 +59,42 @@ class Embeddings(tf.keras.layers.Layer):
         super().__init__(autocast=False, **kwargs)
         self.tables = tables_of(features, tables)
         self.features = tuple(dataclasses.replace(f, table=f.table_name) for f in features)
+        self.is_served = False
+        self._learning_rate = learning_rate
+        self._own: OwnTables | None = None
         self._provided = threading.local()
+
+    @property
+    def own(self) -> OwnTables:
+        """The layer's tables in Keras mode.
+
+        Raises:
+          UsageError: an engine serves the layer, or tf.distribute is in use.
+        """
+        if self.is_served:
+            raise mistake("an engine serves this embedps.Embeddings: it has no tables of its own")
+        if self._own is None:
+            with tf.init_scope():
+                self._own = OwnTables(self.tables, self.features, self._learning_rate)
+        return self._own
+
+    @property
+    def trainable_weights(self) -> list[tf.Variable]:
+        """In Keras mode one variable without effect, by whose gradient the rows learn."""
+        is_used = self.built and self.trainable and not self.is_served
+        return [self.own.anchor] if is_used and not tf.distribute.has_strategy() else []
 
     def build(self, input_shape: Any) -> None:
         """Makes nothing: the tables are made where they are used."""
         self.built = True
 
-    def call(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def call(self, inputs: Mapping[str, Any], training: bool | None = None) -> dict[str, Any]:
         """Gives the embeddings of the features among the inputs.
 
         Args:
           inputs: a batch: by feature int64 [batch], or ragged int64 [batch, None] for a ragged
             feature; other entries are ignored. Features may be absent.
+          training: in Keras mode, True makes rows for new ids even if no GradientTape records.
 
         Returns:
           By feature what `EmbeddingCollection.combine` gives: float32 [batch, dim], or rows per
@@ -65,13 +105,13 @@ class Embeddings(tf.keras.layers.Layer):
             twice in a step.
         """
         if not isinstance(inputs, Mapping):
-            raise _mistake(
+            raise mistake(
                 "embedps.Embeddings must be called with a batch's dict of columns but got a "
                 f"{type(inputs).__name__}: pass {{'column': ids}}"
             )
         wanted = [f.name for f in self.features if f.name in inputs]
         if not wanted:
-            raise _mistake(
+            raise mistake(
                 f"embedps.Embeddings looks up {[f.name for f in self.features]}, but the batch has "
                 f"none of them: {sorted(inputs)}"
             )
@@ -81,10 +121,14 @@ class Embeddings(tf.keras.layers.Layer):
                 f.name: self._symbolic(f, inputs[f.name]) for f in self.features if f.name in wanted
             }
         if provided is None:
-            return self._look_up({name: inputs[name] for name in wanted})
+            ids = {name: inputs[name] for name in wanted}
+            # As a variable would, the rows learn under any tape. A function that is traced outside
+            # of one may still be differentiated.
+            records = training is True or record.could_possibly_record()
+            return dict(self.own.look_up(ids, learns=self.trainable and records))
         for name in wanted:
             if name in self._provided.taken:
-                raise _mistake(
+                raise mistake(
                     f"feature {name!r} is looked up twice in a step: call the Embeddings layer "
                     "once per feature, and pass on what it returns"
                 )
@@ -128,21 +172,16 @@ class Embeddings(tf.keras.layers.Layer):
             return made
         return tf.ensure_shape(made, [None, *made.shape[1:-1], dim])
 
-    def _look_up(self, ids: dict[str, Any]) -> dict[str, Any]:
-        raise _mistake("embedps.Embeddings can only be called in a step of an embedps.Trainer")
-
     def get_config(self) -> dict[str, Any]:
         """Returns what `from_config` takes."""
-        return {**super().get_config(), "features": self.features, "tables": self.tables}
+        return {
+            **super().get_config(),
+            "features": self.features,
+            "tables": self.tables,
+            "learning_rate": self._learning_rate,
+        }
 
 
 def _is_scratch() -> bool:
     """Tells whether Keras traces the layer only to learn the shapes of its outputs."""
     return str(getattr(tf.compat.v1.get_default_graph(), "name", "")).endswith("_scratch_graph")
-
-
-def _mistake(text: str) -> UsageError:
-    """Makes an error that Keras passes on as it is, without its account of the layer's call."""
-    error = UsageError(text)
-    error._keras_call_info_injected = True  # type: ignore[attr-defined]
-    return error

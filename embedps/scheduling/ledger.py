@@ -128,6 +128,12 @@ class Ledger:
                 self._next += 1
             return self._unit(position)
 
+    def units_of(self, epoch: int) -> list[Unit]:
+        """Lists an epoch's units in order, without handing them out."""
+        first = epoch * len(self._ranges)
+        with self._lock:
+            return [self._unit(first + k) for k in range(len(self._ranges))]
+
     def begin(self, unit: Unit) -> None:
         """Records that a worker begins an attempt at a unit; a further attempt is a repeat."""
         with self._lock:

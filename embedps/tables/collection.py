@@ -72,7 +72,7 @@ class EmbeddingCollection:
           devices: each shard's device, such as "/job:ps/replica:0/task:0/device:CPU:0". A device
             may appear more than once.
           container: a name for the stores that only this collection uses on these devices.
-          trainable: keep optimizer slots. Otherwise rows can only be loaded and result up.
+          trainable: keep optimizer slots. Otherwise rows can only be loaded and looked up.
 
         Raises:
           UsageError: the declaration is inconsistent, or there are no devices.
@@ -246,8 +246,8 @@ class EmbeddingCollection:
         *,
         learning_rate: tf.Tensor,
         step: tf.Tensor,
-    ) -> None:
-        """Applies gradients to the rows that were result up.
+    ) -> list[tf.Operation]:
+        """Applies gradients to the rows that were looked up.
 
         Args:
           result: what `lookup` returned.
@@ -255,13 +255,17 @@ class EmbeddingCollection:
             depend on the rows.
           learning_rate: float32 scalar.
           step: int64 scalar in [0, 2^32), the rows' last step.
+
+        Returns:
+          In a graph, the operations.
         """
+        updates: list[tf.Operation] = []
         for g, (routed, shard_gradients) in enumerate(zip(result.routed, gradients, strict=True)):
             for shard, gradient in enumerate(shard_gradients):
                 if gradient is None:
                     continue
                 with tf.device(self.devices[shard]):
-                    self.update_shard(
+                    update = self.update_shard(
                         g,
                         shard,
                         routed.shard_ids[shard],
@@ -270,6 +274,8 @@ class EmbeddingCollection:
                         learning_rate=learning_rate,
                         step=step,
                     )
+                updates.append(update)
+        return updates
 
     # ---- outside steps -----------------------------------------------------------------------
 

@@ -122,8 +122,8 @@ def test_without_numerics_the_embeddings_take_the_bottom_mlps_place(
     )
     config = dataclasses.replace(TINY_DLRM, compute_dtype=compute_dtype)
     recommender = dlrm.make(config, dataset)
-    network = StepModel(recommender, dataset).network
-    assert [v.shape.as_list() for v in network.variables] == [[width, 8], [8], [8, 1], [1]]
+    variables = StepModel(recommender, dataset).variables
+    assert [v.shape.as_list() for v in variables] == [[width, 8], [8], [8, 1], [1]]
     make_trainer(dataset, tmp_path, recommender=recommender).fit()
     trainer = make_trainer(dataset, tmp_path, recommender=recommender, epochs=EPOCHS)
     assert trainer.ledger.num_done == trainer.ledger.units_per_epoch  # it resumes
@@ -138,8 +138,8 @@ def test_with_numerics_variables_are_those_of_checkpoints_before(
     """By their order and shapes a checkpoint's are restored; by their names they are told apart."""
     tf.keras.backend.clear_session()
     config = dataclasses.replace(TINY_DLRM, compute_dtype=compute_dtype)
-    network = StepModel(dlrm.make(config, planted), planted).network
-    assert [(v.name, v.shape.as_list()) for v in network.variables] == VARIABLES
+    variables = StepModel(dlrm.make(config, planted), planted).variables
+    assert [(v.name, v.shape.as_list()) for v in variables] == VARIABLES
 
 
 def test_logits_without_numerics_are_of_embeddings_and_their_dot_product() -> None:
@@ -153,7 +153,7 @@ def test_logits_without_numerics_are_of_embeddings_and_their_dot_product() -> No
             return model.logits(batch, training=False).numpy()
 
     logits_of_batch()
-    kernel, bias = model.variables
+    kernel, bias = model.trainable_variables
     kernel.assign([[1.0], [10.0], [100.0], [1000.0], [0.5]])
     bias.assign([0.25])
     logits = logits_of_batch()

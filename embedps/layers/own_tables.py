@@ -1,0 +1,203 @@
+"""The tables of an Embeddings layer in Keras mode: rows learn in the backward pass."""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from embedps import kernels
+from embedps.errors import UsageError
+from embedps.tables.activations import Activation, Ids
+from embedps.tables.collection import EmbeddingCollection
+from embedps.tables.specs import FeatureSpec, TableSpec
+
+Rate: TypeAlias = float | Callable[[tf.Tensor], tf.Tensor]
+"""A learning rate, or a schedule of it over steps, such as one of tf.keras.optimizers.schedules."""
+
+_in_thread = threading.local()
+"""`scaled`: whether a loss was scaled in this thread since the last lookup that learns."""
+
+
+class OwnTables:
+    """Tables in this process, of a layer that no engine serves.
+
+    A lookup that learns makes the rows of new ids. Taking its gradient updates its rows, once.
+
+    Attributes:
+      collection: the tables.
+      anchor: a float32 scalar of 0, a trainable variable without effect: gradients with respect to
+        it reach the rows.
+      step: how many updates there were, int64 scalar.
+      learning_rate: of the rows, float32 scalar; None if it is a schedule.
+    """
+
+    def __init__(
+        self, tables: Sequence[TableSpec], features: Sequence[FeatureSpec], learning_rate: Rate
+    ) -> None:
+        """Makes empty tables.
+
+        Args:
+          tables: the tables.
+          features: the features.
+          learning_rate: of the rows, or a schedule of it over steps.
+
+        Raises:
+          UsageError: tf.distribute is in use.
+        """
+        if tf.distribute.has_strategy():
+            raise mistake(
+                "embedps.Embeddings keeps its tables in one process in Keras mode, without "
+                f"{type(tf.distribute.get_strategy()).__name__}: leave the strategy out, or train "
+                "by embedps.Trainer"
+            )
+        kernels.load()
+        _watch_loss_scaling()
+        self.collection = EmbeddingCollection(
+            tables,
+            features,
+            devices=["/device:CPU:0"],
+            container=f"embedps-keras-{os.getpid()}-{uuid.uuid4().hex}",
+        )
+        weakref.finalize(self, self.collection.drop)
+        self.anchor = tf.Variable(0.0, name="embeddings")
+        self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name="embeddings_step")
+        self._schedule = learning_rate if callable(learning_rate) else None
+        self.learning_rate = (
+            None
+            if callable(learning_rate)
+            else tf.Variable(float(learning_rate), trainable=False, name="embeddings_rate")
+        )
+        self._waiting: dict[str, Any] = {}  # features that wait for their gradients, and who asks
+
+    @tf.autograph.experimental.do_not_convert
+    def look_up(self, ids: Mapping[str, Ids], *, learns: bool) -> dict[str, Activation]:
+        """Looks features up.
+
+        Args:
+          ids: by feature, as `EmbeddingCollection.lookup` takes them.
+          learns: whether new ids get rows, and the rows learn from their gradient.
+
+        Raises:
+          UsageError: a feature is looked up a second time before its gradient was taken.
+        """
+        if not learns:
+            found = self.collection.lookup(ids, insert=False, partial=True)
+            return self.collection.combine(found)
+        _in_thread.scaled = False
+        for name in ids:
+            if _is_waiting(self._waiting.get(name)):
+                raise mistake(
+                    f"feature {name!r} is looked up twice in a step: call the Embeddings layer "
+                    "once per feature and step, and pass on what it returns"
+                )
+        found, rows = self._learning_rows(ids)
+        return self.collection.combine(
+            found._replace(rows=tf.nest.pack_sequence_as(found.rows, rows))
+        )
+
+    def _learning_rows(self, ids: Mapping[str, Ids]) -> tuple[Any, list[tf.Tensor]]:
+        """Reads rows whose gradient updates them."""
+        made: list[Any] = []
+        token = _Token()
+
+        @tf.custom_gradient
+        def read(_: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., tf.Tensor]]:
+            found = self.collection.lookup(ids, insert=True, partial=True)
+            made.append(found)
+
+            def update(*gradients: tf.Tensor) -> tf.Tensor:
+                updates = self._update(found, gradients, list(ids), token)
+                # The gradient of a tf.function runs only what its result depends on.
+                with tf.control_dependencies(updates):
+                    return tf.identity(tf.zeros([]))
+
+            return tf.nest.flatten(found.rows), update
+
+        rows = read(tf.convert_to_tensor(self.anchor))
+        rows = rows if isinstance(rows, list | tuple) else [rows]
+        # In a graph, TensorFlow keeps the function for good; eagerly, as long as the tape.
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        self._waiting |= dict.fromkeys(ids, weakref.ref(token if graph is None else graph))
+        return made[0], list(rows)
+
+    def _update(
+        self, found: Any, gradients: Sequence[tf.Tensor], names: list[str], token: _Token
+    ) -> list[tf.Operation]:
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        if graph in token.graphs:
+            raise mistake(
+                "the gradient of a step's embeddings is taken twice, and each time their rows "
+                "would be updated: take all gradients of a step in one call of tape.gradient"
+            )
+        if getattr(_in_thread, "scaled", False):
+            raise mistake(
+                "the loss is scaled, which would scale the updates of embedding rows: use "
+                "mixed_bfloat16 or float32 instead of mixed_float16, without a LossScaleOptimizer"
+            )
+        token.graphs.append(graph)
+        for name in names:
+            self._waiting.pop(name, None)
+        step = self.step.assign_add(1) - 1
+        rate = self.learning_rate if self._schedule is None else self._schedule(step)
+        updates = self.collection.update(
+            found,
+            tf.nest.pack_sequence_as(found.rows, list(gradients)),
+            learning_rate=tf.cast(rate, tf.float32),
+            step=step,
+        )
+        # Elsewhere each operation with an effect runs. (And in the body of a loop, TensorFlow 2.21
+        # drops updates that a gradient explicitly depends on: tests/layers/test_embeddings.py.)
+        runs_all = graph is None or getattr(graph, "_add_control_dependencies", False)
+        return [] if runs_all else updates
+
+
+class _Token:
+    """Stands for a lookup that waits for its gradient.
+
+    Attributes:
+      graphs: where its gradient was taken; None is eagerly.
+    """
+
+    def __init__(self) -> None:
+        self.graphs: list[Any] = []
+
+
+def _is_waiting(reference: Any) -> bool:
+    """Tells whether a lookup waits in the graph that is being traced, or on a tape."""
+    asked = None if reference is None else reference()
+    if asked is None:
+        return False
+    if isinstance(asked, _Token):
+        return bool(tf.executing_eagerly())
+    return not tf.executing_eagerly() and asked is tf.compat.v1.get_default_graph()
+
+
+def _watch_loss_scaling() -> None:
+    """Makes Keras' LossScaleOptimizers note that they scale a loss."""
+    from tf_keras.src.mixed_precision import loss_scale_optimizer as keras
+
+    for kind in (keras.LossScaleOptimizer, keras.LossScaleOptimizerV3):
+        scale = kind.get_scaled_loss
+        if getattr(scale, "is_watched", False):
+            continue
+
+        def watched(self: Any, loss: Any, scale: Any = scale) -> Any:
+            _in_thread.scaled = True
+            return scale(self, loss)
+
+        watched.is_watched = True  # type: ignore[attr-defined]
+        kind.get_scaled_loss = watched
+
+
+def mistake(text: str) -> UsageError:
+    """Makes an error that Keras and AutoGraph pass on as it is, without their account of calls."""
+    error = UsageError(text)
+    error._keras_call_info_injected = True  # type: ignore[attr-defined]
+    error.ag_pass_through = True  # type: ignore[attr-defined]
+    return error

@@ -1,0 +1,221 @@
+"""embedps.Embeddings in Keras mode: its rows learn in the backward pass, or it says why not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import embedps
+from embedps.errors import UsageError
+from embedps.tables.optimizers import SGD
+
+NAMES = ("a", "b")
+ROWS = 400
+
+
+def features(**table: Any) -> list[embedps.FeatureSpec]:
+    return [
+        embedps.FeatureSpec(name=n, table=embedps.TableSpec(name=n, dim=4, **table)) for n in NAMES
+    ]
+
+
+class Model(tf.keras.Model):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.embeddings = embedps.Embeddings(features(), **options)
+        self.dropout = tf.keras.layers.Dropout(0.1)
+        self.last = tf.keras.layers.Dense(1)
+
+    def call(self, batch: Any, training: bool = False) -> tf.Tensor:
+        found = self.embeddings(batch)
+        x = tf.concat([found[n] for n in NAMES], axis=1)
+        return self.last(self.dropout(x, training=training))
+
+
+@pytest.fixture(scope="module")
+def data() -> tf.data.Dataset:
+    rng = np.random.default_rng(0)
+    ids = {name: rng.integers(0, 20, ROWS) for name in NAMES}
+    labels = (ids["a"] % 2 == 1).astype(np.float32)
+    return tf.data.Dataset.from_tensor_slices((ids, labels)).batch(50)
+
+
+def compiled(model: tf.keras.Model, **options: Any) -> tf.keras.Model:
+    loss = tf.keras.losses.BinaryCrossentropy(from_logits=True)
+    model.compile(tf.keras.optimizers.Adam(0.01), loss, metrics=["AUC"], **options)
+    return model
+
+
+def rows_of(model: Model) -> dict[str, int]:
+    return dict(model.embeddings.own.collection.stats().rows)
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 3])
+def test_fit_evaluate_and_predict(data: tf.data.Dataset, steps_per_execution: int) -> None:
+    model = compiled(Model(), steps_per_execution=steps_per_execution)
+    history = model.fit(data, epochs=8, verbose=0, validation_data=data).history
+    assert history["loss"][-1] < 0.7 * history["loss"][0]
+    assert history["val_auc"][-1] > 0.99
+    assert rows_of(model) == {"a": 20, "b": 20}
+    assert int(model.embeddings.own.step) == 8 * 8
+    loss, auc = model.evaluate(data, verbose=0)
+    assert loss == pytest.approx(history["val_loss"][-1], rel=1e-6)
+    assert auc > 0.99
+    first = model.predict(data, verbose=0)
+    assert first.shape == (ROWS, 1)
+    unseen = {name: np.array([1000, 2000]) for name in NAMES}
+    scores = model.predict(unseen, verbose=0)
+    assert scores[0] == scores[1]
+    assert rows_of(model) == {"a": 20, "b": 20}
+    np.testing.assert_array_equal(model.predict(data, verbose=0), first)
+
+
+def test_functional_models_train(data: tf.data.Dataset) -> None:
+    inputs = {n: tf.keras.Input([], name=n, dtype=tf.int64) for n in NAMES}
+    found = embedps.Embeddings(features())(inputs)
+    x = tf.keras.layers.Concatenate()([found[n] for n in NAMES])
+    model = compiled(tf.keras.Model(inputs, tf.keras.layers.Dense(1)(x)))
+    history = model.fit(data, epochs=8, verbose=0).history
+    assert history["loss"][-1] < 0.7 * history["loss"][0]
+
+
+def step(model: Model, batch: Any, optimizer: Any, **options: Any) -> float:
+    ids, labels = batch
+    with tf.GradientTape() as tape:
+        logits = model(ids, **options)
+        loss = tf.reduce_mean(
+            tf.keras.losses.binary_crossentropy(labels[:, None], logits, from_logits=True)
+        )
+    variables = model.trainable_variables
+    optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+    return loss
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "graph"])
+def test_own_loops_train(data: tf.data.Dataset, wrap: Any) -> None:
+    """Also with a call that does not say whether it trains: the tape does."""
+    for options in ({"training": True}, {}):
+        model, optimizer = Model(learning_rate=0.5), tf.keras.optimizers.SGD(0.1)
+        batch = next(iter(data))
+        model(batch[0])  # builds, and makes no rows
+        assert rows_of(model) == {"a": 0, "b": 0}
+        taken = wrap(lambda model=model, o=optimizer, b=batch, k=options: step(model, b, o, **k))
+        losses = [float(taken()) for _ in range(20)]
+        assert losses[-1] < losses[0] - 0.01
+        assert int(model.embeddings.own.step) == 20
+
+
+def test_a_call_that_is_a_function_trains(data: tf.data.Dataset) -> None:
+    model, batch = Model(), next(iter(data))
+    call = tf.function(lambda ids: model(ids, training=True))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(call(batch[0]))
+    before = model.embeddings(batch[0])["a"].numpy()
+    tape.gradient(loss, model.trainable_variables)
+    assert np.any(model.embeddings(batch[0])["a"].numpy() != before)
+    assert int(model.embeddings.own.step) == 1
+
+
+def test_a_call_that_does_not_train_leaves_the_tables(data: tf.data.Dataset) -> None:
+    model, optimizer = Model(), tf.keras.optimizers.SGD(0.1)
+    model(next(iter(data))[0])
+    assert rows_of(model) == {"a": 0, "b": 0}
+    model.embeddings.trainable = False
+    step(model, next(iter(data)), optimizer, training=True)
+    assert rows_of(model) == {"a": 0, "b": 0}
+
+
+def test_update_is_that_of_the_tables_optimizer_and_a_schedule_says_the_rate() -> None:
+    rate = tf.keras.optimizers.schedules.PiecewiseConstantDecay([0], [0.5, 0.25])
+    layer = embedps.Embeddings(features(optimizer=SGD()), learning_rate=rate)
+    batch = {"a": tf.constant([3, 3, 5], tf.int64)}
+    before = layer(batch, training=True)["a"].numpy()
+    moved = before.copy()
+    for factor in (0.5, 0.25):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(batch, training=True)["a"])
+        (gradient,) = tape.gradient(loss, layer.trainable_variables)
+        assert float(gradient) == 0.0
+        moved -= factor * np.array([[2.0], [2.0], [1.0]], np.float32)
+        np.testing.assert_array_equal(layer(batch)["a"].numpy(), moved)
+
+
+def fit(model: tf.keras.Model, data: tf.data.Dataset, **options: Any) -> None:
+    compiled(model, **options).fit(data, verbose=0)
+
+
+class Twice(Model):
+    def call(self, batch: Any, training: bool = False) -> tf.Tensor:
+        return super().call(batch, training) + super().call(batch, training)
+
+
+@pytest.fixture
+def policy() -> Any:
+    yield tf.keras.mixed_precision.set_global_policy
+    tf.keras.mixed_precision.set_global_policy("float32")
+
+
+def refused(message: str) -> Any:
+    return pytest.raises(UsageError, match=f"^[^\\n]*{message}[^\\n]*$")
+
+
+def test_a_feature_that_is_looked_up_twice_is_refused(data: tf.data.Dataset) -> None:
+    with refused("'a' is looked up twice in a step"):
+        fit(Twice(), data)
+    model, batch = Model(), next(iter(data))[0]
+    with tf.GradientTape() as tape:
+        first = model(batch)
+        with refused("'a' is looked up twice"):
+            model(batch)
+    tape.gradient(first, model.trainable_variables)
+    del tape
+    with tf.GradientTape():
+        model(batch)  # its gradient is never taken
+    with tf.GradientTape():
+        model(batch)
+
+
+def test_gradients_that_are_taken_twice_are_refused(data: tf.data.Dataset) -> None:
+    model = Model()
+    with tf.GradientTape(persistent=True) as tape:
+        loss = tf.reduce_sum(model(next(iter(data))[0]))
+    tape.gradient(loss, model.last.trainable_variables)  # moves the rows too
+    with refused("taken twice"):
+        tape.gradient(loss, model.trainable_variables)
+
+
+def test_a_scaled_loss_is_refused(data: tf.data.Dataset, policy: Any) -> None:
+    scaling = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD())
+    model = Model()
+    with tf.GradientTape() as tape:
+        loss = scaling.get_scaled_loss(tf.reduce_sum(model(next(iter(data))[0])))
+    with refused("the loss is scaled"):
+        tape.gradient(loss, model.trainable_variables)
+    policy("mixed_float16")
+    with refused("the loss is scaled"):
+        fit(Model(), data)
+    policy("mixed_bfloat16")
+    fit(Model(), data)
+
+
+def test_a_strategy_is_refused(data: tf.data.Dataset) -> None:
+    with tf.distribute.MirroredStrategy(["cpu:0"]).scope():
+        model = compiled(Model())
+    with refused("without MirroredStrategy: leave the strategy out"):
+        model.fit(data, verbose=0)
+
+
+def test_tables_are_freed_with_their_layer(data: tf.data.Dataset) -> None:
+    layer = embedps.Embeddings(features())
+    layer(next(iter(data))[0], training=True)
+    collection = layer.own.collection
+    assert min(collection.stats().rows.values()) > 10
+    del layer
+    import gc
+
+    gc.collect()
+    with pytest.raises(tf.errors.NotFoundError):
+        collection.stats()

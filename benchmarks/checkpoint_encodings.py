@@ -103,7 +103,7 @@ def _train(
             saver = CheckpointWriter(
                 CheckpointDirectory(Path(folder) / str(part)),
                 dlrm.collection,
-                dlrm.variables,
+                {str(i): v for i, v in enumerate(dlrm.variables)},
                 encoding=encoding,
             )
             manifest = saver.save(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,16 +88,19 @@ def load_rows(
 def load_dense(
     directory: CheckpointDirectory,
     manifest: Manifest,
-    variables: Sequence[tf.Variable],
+    variables: Mapping[str, tf.Variable],
     *,
     whole: bool = False,
 ) -> None:
-    """Sets variables to the first values of a checkpoint's dense file.
+    """Sets variables to the values of a checkpoint's dense file.
+
+    Variables are found by their names. Those that only one side has, such as those of a layer that
+    got another attribute, are paired in order. Files of before names have numbers: there, all are.
 
     Args:
       directory: of the checkpoints.
       manifest: one of them.
-      variables: of the network, or of the network and its optimizer.
+      variables: of the network, or of the network and its optimizer, by name.
       whole: whether the file must have exactly these variables.
 
     Raises:
@@ -107,18 +110,22 @@ def load_dense(
     if manifest.dense is None:
         raise DimMismatchError(f"manifest {manifest.number} has no dense variables")
     path = directory.file(manifest.dense)
-    arrays: list[np.ndarray] = list(read_dense(path).values())
+    arrays: dict[str, np.ndarray] = read_dense(path)
     advice = "use the network it was written with, or start a new model directory"
     if len(arrays) < len(variables) or (whole and len(arrays) > len(variables)):
         whose = "the network and its optimizer have" if whole else "the network has"
         raise DimMismatchError(
             f"{path} has {len(arrays)} dense variables, {whose} {len(variables)}: {advice}"
         )
-    for variable, array in zip(variables, arrays, strict=False):
+    rest = [name for name in arrays if name not in variables]
+    other = dict(zip((name for name in variables if name not in arrays), rest, strict=False))
+    for name, variable in variables.items():
+        array = arrays[other.get(name, name)]
         ours = (tuple(variable.shape), np.dtype(variable.dtype.as_numpy_dtype))
         if ours != (array.shape, array.dtype):
             raise DimMismatchError(
-                f"dense variable {variable.name!r} has shape {ours[0]} of {ours[1].name}, "
-                f"{path} has {array.shape} of {array.dtype.name}: {advice}"
+                f"dense variable {name!r} has shape {ours[0]} of {ours[1].name}, "
+                f"{path} has {other.get(name, name)!r} of shape {array.shape} of "
+                f"{array.dtype.name}: {advice}"
             )
         variable.assign(array)

@@ -19,6 +19,7 @@ from embedps.engine.click_model import ClickModel, NetworkModel
 from embedps.engine.metric_counts import MetricCounts
 from embedps.engine.network_interface import check_logits, check_network
 from embedps.engine.recommender import Recommender
+from embedps.engine.variable_names import name_variables
 from embedps.errors import UsageError
 from embedps.layers.embeddings import Embeddings
 from embedps.metrics import Accumulator, Counts
@@ -89,6 +90,11 @@ class StepModel:
         """The variables that a checkpoint holds: all but those of metrics."""
         counted = {id(v) for v in self.metrics.variables}
         return [v for v in self.model.variables if id(v) not in counted]
+
+    @property
+    def named_variables(self) -> dict[str, tf.Variable]:
+        """Those `variables` by the names that they have in a checkpoint."""
+        return name_variables(self.model, self.variables)
 
     @property
     def optimizer(self) -> Any:

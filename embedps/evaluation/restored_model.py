@@ -97,7 +97,7 @@ class RestoredModel:
         if advance.reset:
             self._collection.clear()
         taken = load_rows(self._collection, self._directory, advance.saves)
-        load_dense(self._directory, manifest, self._model.variables)
+        load_dense(self._directory, manifest, self._model.named_variables)
         self._follower.reached(advance)
         self._applied = manifest
         return taken

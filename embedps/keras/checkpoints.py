@@ -13,9 +13,10 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.retention import DEFAULT_KEEP, KeepPolicy
 from embedps.data.dataset import Dataset
 from embedps.engine.checkpoint_restore import check_tables
-from embedps.engine.dense_optimizer import RAW_OPTIMIZERS, kind_of, variables_of
+from embedps.engine.dense_optimizer import RAW_OPTIMIZERS, kind_of
 from embedps.engine.model_interface import find_embeddings, has_own_loss
 from embedps.engine.model_signature import check_signature, describe
+from embedps.engine.variable_names import name_optimizer, name_variables
 from embedps.errors import UsageError
 from embedps.keras.input import read
 from embedps.run.config import TrainConfig
@@ -99,10 +100,12 @@ class SaveCheckpoints(tf.keras.callbacks.Callback):
             "missing_id": self._dataset.missing_id,
             "features": [describe(f) for f in find_embeddings(self.model).features],
         }
+        named = name_variables(self.model, self._model_variables())
+        anchor = {"embeddings": self._tables.anchor}  # an optimizer has slots of it
         writer = CheckpointWriter(
             directory,
             self._tables.collection,
-            [*self._model_variables(), *variables_of(optimizer)],
+            {**named, **name_optimizer(optimizer, named | anchor)},
             model=signature,
             keep=self._keep,
         )

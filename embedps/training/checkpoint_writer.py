@@ -62,7 +62,7 @@ class CheckpointWriter:
         self,
         directory: CheckpointDirectory,
         collection: EmbeddingCollection,
-        variables: Sequence[tf.Variable],
+        variables: Mapping[str, tf.Variable],
         *,
         model: Mapping[str, Any] | None = None,
         rebase: RebasePolicy | None = None,
@@ -74,7 +74,7 @@ class CheckpointWriter:
         Args:
           directory: of the checkpoints; on a cluster, the parameter servers must see it.
           collection: the tables.
-          variables: of the network and its optimizer; a rerun must give the same order.
+          variables: of the network and its optimizer, by name; a rerun must give the same ones.
           model: the model's signature, which the manifests store.
           rebase: when a new base is written; `Consecutive()` if not given.
           keep: which older checkpoints stay, besides those under a lease.
@@ -82,7 +82,7 @@ class CheckpointWriter:
         """
         self._directory = directory
         self._collection = collection
-        self._variables = list(variables)
+        self._variables = dict(variables)
         self._model = dict(model or {})
         self._rebase = rebase or Consecutive()
         self._keep = tuple(keep)
@@ -244,7 +244,7 @@ class CheckpointWriter:
         began = time.monotonic()
         kind: WriteKind = "base" if self._last is None else "delta"
         save, cuts = self._write(kind, number, step, rest_secs)
-        arrays = {f"{i:04d}": v.numpy() for i, v in enumerate(self._variables)}
+        arrays = {name: v.numpy() for name, v in self._variables.items()}
         doing = partially_applied()
         dense = write_dense(self._directory.dense_path(number), arrays, root=self._directory.path)
         with self._directory.exclusive():

@@ -20,7 +20,6 @@ from embedps.engine.dense_optimizer import (
     kind_of,
     make_dense_optimizer,
     rate_scaler,
-    variables_of,
 )
 from embedps.engine.model_signature import check_optimizer, check_signature, signature_of
 from embedps.engine.network_check import check_missing, check_step
@@ -28,6 +27,7 @@ from embedps.engine.random_numbers import reseed_generators
 from embedps.engine.recommender import Recommender
 from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import make_train_unit
+from embedps.engine.variable_names import name_optimizer
 from embedps.run.config import TrainConfig
 from embedps.scheduling.ledger import Ledger, LedgerOptions
 from embedps.tables.collection import EmbeddingCollection
@@ -112,7 +112,7 @@ def set_up(
     writer = CheckpointWriter(
         directory,
         collection,
-        [*model.variables, *variables_of(optimizer)],
+        {**model.named_variables, **name_optimizer(optimizer, model.named_variables)},
         model=signature,
         rebase=config.checkpoint.rebase_policy(),
         keep=(*config.keep_policies(), *keep),

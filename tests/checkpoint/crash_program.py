@@ -83,7 +83,7 @@ def save(directory: CheckpointDirectory, step: int, fault: str) -> None:
     network = tf.Variable([0.0])
     keep = [KeepNewest(2)]
     saver = CheckpointWriter(
-        directory, collection, [network], rebase=Consecutive(max_read_cost=4.0), keep=keep
+        directory, collection, {"0000": network}, rebase=Consecutive(max_read_cost=4.0), keep=keep
     )
     last = directory.latest()
     if last is not None:

@@ -81,7 +81,7 @@ def write(
     saver = CheckpointWriter(
         CheckpointDirectory(path),
         collection,
-        [],
+        {},
         rebase=Consecutive(max_read_cost=3.5),
         keep=[KeepNewest(100)],
         encoding=encoding,

@@ -287,7 +287,7 @@ def test_memory_is_flat_over_five_hundred_deltas(tmp_path, dataset):
     num_ids, dim = 2000, 32
     collection = make_collection([TableSpec(name="t", dim=dim)], num_shards=1)
     saver = CheckpointWriter(
-        CheckpointDirectory(tmp_path), collection, [], rebase=Consecutive(max_read_cost=math.inf)
+        CheckpointDirectory(tmp_path), collection, {}, rebase=Consecutive(max_read_cost=math.inf)
     )
     for step in range(1, 561):
         batch = ids(*np.arange(step % 7, num_ids, 2))

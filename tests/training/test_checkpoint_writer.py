@@ -41,7 +41,7 @@ class Model:
         return CheckpointWriter(
             self.directory,
             self.collection,
-            [tf.Variable([1.0])],
+            {"w": tf.Variable([1.0])},
             rebase=self.policy,
             keep=[KeepNewest(1)],
         )
@@ -257,7 +257,7 @@ def test_other_writer_is_told_apart_from_a_compaction(tmp_path):
     model = Model(tmp_path, Consecutive())
     model.train(most=1400)
     model.save()
-    other = CheckpointWriter(model.directory, model.collection, [tf.Variable([1.0])])
+    other = CheckpointWriter(model.directory, model.collection, {"w": tf.Variable([1.0])})
     newest = model.directory.latest()
     assert newest is not None
     other.restore(newest)

@@ -114,6 +114,8 @@ def outputs(
 ) -> dict[str, tf.Tensor]:
     """Computes a model's predictions: what its call returns, by name; "score" if it is a tensor.
 
+    A functional model's outputs have the names of their layers.
+
     Args:
       model: as `check_model` takes it.
       batch: the columns.
@@ -122,6 +124,9 @@ def outputs(
     if not has_own_loss(model):
         batch = {name: value for name, value in batch.items() if name not in targets}
     found = model(_inputs(model, batch), training=False)
+    if isinstance(found, list | tuple):
+        names = getattr(model, "output_names", None) or [f"score_{i}" for i in range(len(found))]
+        return dict(zip(names, found, strict=True))
     return dict(found) if isinstance(found, Mapping) else {"score": found}
 
 

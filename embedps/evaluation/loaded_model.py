@@ -97,7 +97,8 @@ class LoadedModel(RestoredModel):
             `pipelines.transforms.Transforms`.
 
         Returns:
-          What the model's call returns, by name: "score" if that is one tensor. A click model's
+          What the model's call returns, by name: "score" if that is one tensor, the names of the
+          output layers if it is a functional model with several outputs. A click model's
           score is the probability of a click, float32 [records].
 
         Raises:

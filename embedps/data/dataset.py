@@ -4,9 +4,10 @@
     DIR/_transforms.json    how input becomes features (pipelines/ingestion/transforms.py)
     DIR/_dataset.json       written last: a directory without it is not a dataset
 
-Columns, all non-nullable: the label (float32, 0 or 1); numeric features (float32, NaN is missing);
-categorical features (int64 ids, `missing_id` is missing; lists of ids if ragged); optionally a
-weight (float32) and a time (int64, milliseconds since 1970).
+Columns, all non-nullable: labels (float32, or int64 classes); numeric features (float32, NaN is
+missing); categorical features (int64 ids, `missing_id` is missing; lists of ids if ragged);
+optionally lists of numbers (float32), keys (int64, as they came), a weight (float32) and a time
+(int64, milliseconds since 1970).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from embedps.data.dataset_metadata import (
     CategoricalFeature,
     DataFile,
     InputSummary,
+    LabelColumn,
     NumericFeature,
     Split,
     get_field,
@@ -37,6 +39,7 @@ MISSING_ID = -1
 RARE_ID = -2
 """Replaces ids below a frequency threshold."""
 RAGGED_TYPE = "list<element: int64 not null>"
+FLOAT_LIST_TYPE = "list<element: float not null>"
 ROW_GROUP_ROWS = 32768
 
 
@@ -51,6 +54,14 @@ class Dataset:
     splits: Mapping[str, Split]
     source: str = "criteo"
     label: str = "label"
+    """The first label."""
+    labels: tuple[LabelColumn, ...] = ()
+    """All labels; without them, `label` is binary and the only one."""
+    float_lists: tuple[str, ...] = ()
+    """The columns of lists of numbers."""
+    keys: tuple[str, ...] = ()
+    """The columns of integers that came with the rows, such as the user's: no feature, but a model
+    or a join of its scores can read them."""
     weight: str = ""
     """The column of weights; empty if there is none."""
     timestamp: str = ""
@@ -62,14 +73,22 @@ class Dataset:
     bad_lines: str = "_bad_lines.jsonl"
 
     def __post_init__(self) -> None:
+        if not self.labels:
+            object.__setattr__(self, "labels", (LabelColumn(name=self.label),))
+        if self.labels[0].name != self.label:
+            raise DatasetError(
+                f"label must be the first of labels, {self.labels[0].name!r}, got {self.label!r}"
+            )
         expected = dict.fromkeys((f.name for f in self.numeric), "float")
         expected |= {f.name: RAGGED_TYPE if f.ragged else "int64" for f in self.categorical}
-        expected[self.label] = "float"
+        expected |= {label.name: label.arrow_type for label in self.labels}
+        expected |= dict.fromkeys(self.float_lists, FLOAT_LIST_TYPE)
+        expected |= dict.fromkeys(self.keys, "int64")
         expected |= {self.weight: "float"} if self.weight else {}
         expected |= {self.timestamp: "int64"} if self.timestamp else {}
         if len(expected) != len(self.columns):
             raise DatasetError(
-                "the names of the label and the features must differ from each other"
+                "the names of the labels, the features and the other columns must differ"
             )
         for name, arrow_type in expected.items():
             if name not in self.schema:
@@ -83,9 +102,14 @@ class Dataset:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Lists the columns: label, numeric, categorical, then weight and time if there are."""
-        names = (self.label, *(f.name for f in self.numeric), *(f.name for f in self.categorical))
-        return (*names, *(name for name in (self.weight, self.timestamp) if name))
+        """Lists the columns: labels, numeric, categorical, then the others."""
+        features = (*(f.name for f in self.numeric), *(f.name for f in self.categorical))
+        others = (*self.float_lists, *self.keys, self.weight, self.timestamp)
+        return (
+            *(label.name for label in self.labels),
+            *features,
+            *(name for name in others if name),
+        )
 
     def split(self, name: str) -> Split:
         """Returns a split by name; raises DatasetError if there is none."""
@@ -109,6 +133,12 @@ class Dataset:
         target = Path(check_text("a dataset's directory", place)) / FILE_NAME
         document: dict[str, Any] = {"format": FORMAT, "version": VERSION, **asdict(self)}
         del document["directory"]
+        # Of a dataset without these, readers of before read the same document.
+        if self.labels == (LabelColumn(name=self.label),):
+            del document["labels"]
+        for name in ("float_lists", "keys"):
+            if not document[name]:
+                del document[name]
         document["schema"] = dict(self.schema)
         write_bytes(target, (json.dumps(document, indent=1) + "\n").encode())
         return target
@@ -197,6 +227,12 @@ def _decode(root: Path, document: dict[str, Any]) -> Dataset:
         directory=root,
         source=get_field(document, "source", str, ""),
         label=get_field(document, "label", str, ""),
+        labels=tuple(
+            LabelColumn.from_json(label, f"labels[{i}].")
+            for i, label in enumerate(get_field({"labels": []} | document, "labels", list, ""))
+        ),
+        float_lists=_names(document, "float_lists"),
+        keys=_names(document, "keys"),
         weight=get_field({"weight": ""} | document, "weight", str, ""),
         timestamp=get_field({"timestamp": ""} | document, "timestamp", str, ""),
         transforms=get_field({"transforms": ""} | document, "transforms", str, ""),
@@ -255,3 +291,10 @@ def _check_file(dataset: Dataset, file: DataFile) -> None:
                 f"{path}: column {name!r} must have Arrow type {dataset.schema[name]}, it has "
                 f"{found}"
             )
+
+
+def _names(document: dict[str, Any], key: str) -> tuple[str, ...]:
+    names = get_field({key: []} | document, key, list, "")
+    for i in range(len(names)):
+        get_field({f"{key}[{i}]": names[i]}, f"{key}[{i}]", str, "")
+    return tuple(names)

@@ -15,6 +15,51 @@ _MIN_INT, _MAX_INT = -(1 << 63), (1 << 63) - 1
 _T = TypeVar("_T")
 
 
+LABEL_KINDS = ("binary", "classes", "number")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelColumn:
+    """Describes a label.
+
+    Attributes:
+      name: the column's name.
+      kind: "binary": float32, 0 or 1; "classes": int64 from 0 to below `classes`; "number": finite
+        float32.
+      classes: how many classes there are; 0 if the label has none.
+    """
+
+    name: str
+    kind: str = "binary"
+    classes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in LABEL_KINDS:
+            raise DatasetError(
+                f"label {self.name!r}: kind must be one of {', '.join(LABEL_KINDS)}, "
+                f"got {self.kind!r}"
+            )
+        if (self.classes > 0) != (self.kind == "classes"):
+            raise DatasetError(
+                f"label {self.name!r}: classes must be above 0 for kind classes, and 0 for others, "
+                f"got {self.classes} for {self.kind}"
+            )
+
+    @property
+    def arrow_type(self) -> str:
+        """The Arrow type of the column."""
+        return "int64" if self.kind == "classes" else "float"
+
+    @classmethod
+    def from_json(cls, node: Any, where: str) -> LabelColumn:
+        """Reads a label; `where` is its place in the document, for messages."""
+        return cls(
+            name=get_field(node, "name", str, where),
+            kind=get_field(node, "kind", str, where),
+            classes=get_field(node, "classes", int, where),
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class NumericFeature:
     """Describes a float32 column; `missing` counts its NaN rows."""
@@ -99,7 +144,10 @@ class DataFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """Describes the rows for one use (train, eval); shards differ by at most one row."""
+    """Describes the rows for one use (train, eval); shards differ by at most one row.
+
+    `positives` counts those whose first label is 1, if it is binary.
+    """
 
     rows: int
     positives: int

@@ -85,6 +85,12 @@ class LoadedModel(RestoredModel):
         self.apply(manifest)
         self._predict = tf.function(self._outputs, reduce_retracing=True)
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that records must have."""
+        reader = self._model.input(batch_rows=1, shuffle_rows=0)
+        return (*reader.numerics, *reader.ids, *reader.id_lists)
+
     def predict(self, records: Any) -> dict[str, npt.NDArray[Any]]:
         """Scores records of features.
 

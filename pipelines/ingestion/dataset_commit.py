@@ -10,6 +10,7 @@ from embedps.data.dataset_metadata import (
     CategoricalFeature,
     InputFile,
     InputSummary,
+    LabelColumn,
     NumericFeature,
     Split,
 )
@@ -41,6 +42,11 @@ def commit_dataset(
     source = _input_summary(job, files)
     _check_row_counts(source, shards)
     names = {column.role: column.name for column in table.columns}
+    labels = tuple(
+        LabelColumn(name=column.name, kind=column.task, classes=column.num_classes)
+        for column in table.columns
+        if column.role == "label"
+    )
     missing = {
         feature.name: sum(shard.missing[feature.name] for shard in shards)
         for feature in table.features
@@ -50,7 +56,10 @@ def commit_dataset(
     Dataset(
         directory=Path(job.output),
         source=table.name,
-        label=names["label"],
+        label=labels[0].name,
+        labels=labels,
+        float_lists=tuple(c.name for c in table.columns if c.role == "float_list"),
+        keys=tuple(c.name for c in table.columns if c.keep),
         weight=names.get("weight", ""),
         timestamp=names.get("timestamp", ""),
         transforms=TRANSFORMS_NAME,

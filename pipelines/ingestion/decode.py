@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from embedps.data.dataset import MISSING_ID
 from embedps.errors import DatasetError
-from pipelines.ingestion.table_schema import LIST_TYPE, Column, Table
+from pipelines.ingestion.table_schema import Column, Table
 from pipelines.ingestion.text_values import MAX_INT, text_decoder
 
 _ID_DIGITS = 8
@@ -83,11 +83,11 @@ def decode_column(
     column: Column, array: pa.Array, missing: tuple[str, ...]
 ) -> tuple[pa.Array, BadRows]:
     """Decodes one column to its row type, as `decode_batch` does."""
-    if _is_list(array.type) and column.role != "list":
+    if _is_list(array.type) and column.role not in ("list", "float_list"):
         return _decode_lists_of_one(column, array, missing)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    if column.role == "list":
+    if column.role in ("list", "float_list"):
         return _decode_list(column, array, missing)
     if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
         array = array.cast(pa.string())
@@ -262,13 +262,23 @@ def _decode_list(
     if array.null_count:
         array = _empty_for_null(array)
     starts = np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, array.offset * 4)
-    element = Column(name=column.name, role="categorical", type=column.type)
+    role = "categorical" if column.role == "list" else "numeric"
+    element = Column(name=column.name, role=role, type=column.type)
     values, bad_values = decode_column(element, array.flatten(), ())
     offsets = starts - starts[0]
     bad: BadRows = {}
+    if role == "numeric":
+        absent = np.isnan(values.to_numpy())
+        values = values.cast(pa.float32())
+        large = np.isinf(values.to_numpy())
+        bad_values = {
+            **_reasons(absent, "must have no missing number", None),
+            **_reasons(large, "must have numbers that fit in 32 bits", None),
+            **bad_values,
+        }
     for at, reason in bad_values.items():
         bad.setdefault(int(np.searchsorted(offsets, at, side="right")) - 1, reason)
-    lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, type=LIST_TYPE)
+    lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, type=column.row_type)
     return lists, bad
 
 
@@ -287,6 +297,8 @@ def _is_list(kind: pa.DataType) -> bool:
 def _decode_typed(column: Column, array: pa.Array) -> tuple[NDArray[Any], BadRows]:
     """Decodes numbers, booleans and timestamps."""
     kind = array.type
+    if column.task == "classes":
+        return _decode_typed_classes(column, array)
     if column.role in ("label", "numeric", "weight"):
         if pa.types.is_boolean(kind) or pa.types.is_decimal(kind):
             array = array.cast(pa.float64())
@@ -302,6 +314,17 @@ def _decode_typed(column: Column, array: pa.Array) -> tuple[NDArray[Any], BadRow
     else:
         scale = 1000 if column.type == "seconds" else 1
     return _check_integers(column, array, scale)
+
+
+def _decode_typed_classes(column: Column, array: pa.Array) -> tuple[NDArray[Any], BadRows]:
+    if not pa.types.is_integer(array.type) or isinstance(column.classes, tuple):
+        wanted = "texts" if isinstance(column.classes, tuple) else "integers"
+        raise _wrong_type(column, array.type, wanted)
+    values = array.fill_null(0).to_numpy(zero_copy_only=False)
+    rule = f"must be a class from 0 to {column.num_classes - 1}"
+    bad = _reasons(array.is_null().to_numpy(zero_copy_only=False), "must not be missing", None)
+    wrong = (values < 0) | (values >= column.num_classes)
+    return np.where(wrong, 0, values).astype(np.int64), _reasons(wrong, rule, values) | bad
 
 
 def _wrong_type(column: Column, kind: pa.DataType, wanted: str) -> DatasetError:
@@ -321,6 +344,9 @@ def _check_numbers(column: Column, values: NDArray[np.float64]) -> tuple[NDArray
     rule = "must be a finite number"
     if column.role == "weight":
         wrong, rule = ~((values >= 0) & (values < math.inf)), "must be a number of 0 or more"
+    elif column.role == "label" and column.task == "number":
+        wrong = ~(np.abs(values) <= np.finfo(np.float32).max)
+        rule = "must be a finite number of 32 bits"
     elif column.role == "label" and column.positive_from is None:
         wrong, rule = (values != 0) & (values != 1), "must be 0 or 1"
     elif column.role == "label" and column.positive_from is not None:

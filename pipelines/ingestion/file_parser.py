@@ -10,6 +10,7 @@ from apache_beam.io.filesystems import FileSystems
 
 from pipelines.ingestion.bad_lines import BadLine
 from pipelines.ingestion.column_statistics import ColumnStatistics
+from pipelines.ingestion.columnar_input import read_rows
 from pipelines.ingestion.file_record import FileRecord
 from pipelines.ingestion.ingest_job import IngestJob
 from pipelines.ingestion.input_files import InputTask, open_input
@@ -21,7 +22,6 @@ from pipelines.ingestion.line_blocks import (
     checksum_of,
 )
 from pipelines.ingestion.line_parser import LineParser
-from pipelines.ingestion.parquet_input import read_rows
 from pipelines.ingestion.sorted_runs import SortedRunWriter
 
 _MIN_COMPRESSED_BYTES = 9  # of an empty zstd frame; gzip's is longer
@@ -52,8 +52,8 @@ class FileParser:
                 raise
             self._damage = "the file vanished after it was listed"
             return self._record(0, checksum_of(_EmptyStream()))
-        is_parquet = self._job.table.format == "parquet"
-        return self._parse_parquet(stream) if is_parquet else self._parse_lines(stream)
+        is_text = self._job.table.format == "csv"
+        return self._parse_lines(stream) if is_text else self._parse_columns(stream)
 
     def _parse_lines(self, stream: ByteStream) -> FileRecord:
         reader = LineBlockReader(stream)
@@ -68,7 +68,7 @@ class FileParser:
         lines = reader.num_lines - parser.num_header_lines
         return self._record(reader.num_bytes, reader.checksum, lines)
 
-    def _parse_parquet(self, stream: ByteStream) -> FileRecord:
+    def _parse_columns(self, stream: ByteStream) -> FileRecord:
         for rows, bad in read_rows(stream, self._job.table, self._task.name):
             self._add(rows, bad, 0)
         stream.close()

@@ -69,6 +69,8 @@ def write_shard(
     path.parent.mkdir(parents=True, exist_ok=True)
     schema = transforms.table.output_schema
     statistics = _ShardStatistics(transforms)
+    label = transforms.table.role("label")
+    is_binary = label is not None and label.task == "binary"
     progress = work.progress(f"{task.split}-{task.index:05d}")
     rows = positives = 0
     groups: list[int] = []
@@ -90,7 +92,8 @@ def write_shard(
                     writer.write_batch(group, row_group_size=row_group_rows)
                     groups.append(group.num_rows)
                 rows += batch.num_rows
-                positives += int(np.count_nonzero(batch.column(0).to_numpy()))
+                if is_binary:
+                    positives += int(np.count_nonzero(batch.column(0).to_numpy()))
                 statistics.add(batch)
                 progress.write_text(str(rows))
         with open(temporary, "rb") as data:

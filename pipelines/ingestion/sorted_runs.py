@@ -31,7 +31,10 @@ _SIGN = np.uint64(1 << 63)
 
 @dataclass(frozen=True, kw_only=True)
 class SortedRunRecord:
-    """One sorted run: its file in the work directory; the rows and positives of each split."""
+    """One sorted run: its file in the work directory; the rows and positives of each split.
+
+    A first label that is not binary has no positives.
+    """
 
     file_name: str
     rows: tuple[int, ...]
@@ -47,7 +50,8 @@ class SortedRunWriter:
         time = table.role("timestamp")
         self._time = time.name if time is not None else ""
         self._seed = seed
-        self._label = table.columns[[c.role for c in table.columns].index("label")].name
+        label = table.role("label")
+        self._label = label.name if label is not None and label.task == "binary" else ""
         self._pending: list[tuple[pa.RecordBatch, NDArray[np.bool_]]] = []
         self._num_pending = 0
         self.num_rows = 0
@@ -77,7 +81,8 @@ class SortedRunWriter:
                 split = rows.take(pa.array(order[mask[order]])).combine_chunks()
                 writer.write_table(split, max_chunksize=BATCH_ROWS)
                 counts.append(split.num_rows)
-                positives.append(int(np.count_nonzero(split.column(self._label).to_numpy())))
+                labels = split.column(self._label).to_numpy() if self._label else []
+                positives.append(int(np.count_nonzero(labels)))
                 if split.num_rows:
                     self._save_keys(path.name, index, split.column(KEY).to_numpy())
         self.records.append(

@@ -84,7 +84,7 @@ def _hash_lists(column: pa.Array) -> NDArray[np.uint64]:
     offsets = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, column.offset * 4)
     offsets = offsets - offsets[0]
     lengths = np.diff(offsets)
-    ids = column.flatten().to_numpy().view(np.uint64)
+    ids = _bits(column.flatten())
     place = np.arange(len(ids)) - np.repeat(offsets[:-1], lengths)
     h = mix(ids + np.uint64(GOLDEN) * (place.astype(np.uint64) + np.uint64(1)))
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(h)])

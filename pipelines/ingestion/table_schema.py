@@ -1,6 +1,6 @@
 r"""The declared schema of a table: its file format, its columns and the features made of them.
 
-    format = "csv"            # or "parquet"
+    format = "csv"            # or "parquet", "orc"
     delimiter = "\t"
     header = false            # true: the first line names the columns; "auto": if it does
     quote = ""                # '"': fields may be quoted
@@ -8,7 +8,7 @@ r"""The declared schema of a table: its file format, its columns and the feature
 
     [[column]]                # in the order of the file; `names = [...]` declares several
     name = "I1"
-    as = "numeric"            # label, categorical, list, weight, timestamp, key or ignore
+    as = "numeric"            # label, categorical, list, float_list, weight, timestamp, key, ignore
     type = "integer"
     transform = ["log1p", { clip = [0, 10] }]
 
@@ -30,19 +30,32 @@ from typing import Any
 
 import pyarrow as pa
 
+from embedps.data.dataset_metadata import LABEL_KINDS
 from embedps.errors import UsageError
 from pipelines.ingestion.transform_steps import TransformStep, parse_step
 
 SCHEMAS = Path(__file__).parent.parent / "schemas"
 """The folder of the schemas that the package ships."""
 
-ROLES = ("label", "numeric", "categorical", "list", "weight", "timestamp", "key", "ignore")
+ROLES = (
+    "label",
+    "numeric",
+    "categorical",
+    "list",
+    "float_list",
+    "weight",
+    "timestamp",
+    "key",
+    "ignore",
+)
+FORMATS = ("csv", "parquet", "orc")
 _ID_TYPES = ("hex", "integer", "string")
 _TYPES = {
     "label": ("number",),
     "numeric": ("float", "integer"),
     "categorical": _ID_TYPES,
     "list": _ID_TYPES,
+    "float_list": ("float",),
     "weight": ("float",),
     "timestamp": ("seconds", "milliseconds", "text"),
     "key": _ID_TYPES,
@@ -54,11 +67,14 @@ _ROW_TYPES = {
     "numeric": _FLOAT,
     "categorical": _INT,
     "list": pa.list_(pa.field("element", _INT, nullable=False)),
+    "float_list": pa.list_(pa.field("element", pa.float32(), nullable=False)),
     "weight": pa.float32(),
     "timestamp": _INT,
     "key": _INT,
 }
 LIST_TYPE = _ROW_TYPES["list"]
+_WRITTEN = ("label", "float_list", "weight", "timestamp")
+_SOURCES = ("numeric", "categorical", "list", "timestamp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +90,16 @@ class Column:
     role: str
     type: str
     separator: str = " "
-    """The text between the ids of a list."""
+    """The text between the elements of a list."""
     format: str = ""
     positive_from: float | None = None
     """The smallest value of a positive label; None if labels are 0 and 1."""
+    task: str = "binary"
+    """Of a label: binary, classes or number."""
+    classes: int | tuple[str, ...] = 0
+    """Of a label of classes: how many integers from 0 there are, or the texts in their order."""
+    keep: bool = False
+    """Whether the dataset has the values of a key."""
 
     def __post_init__(self) -> None:
         if not self.name or self.name.startswith("_"):
@@ -95,21 +117,56 @@ class Column:
             raise UsageError(f"column {self.name!r}: format belongs to a timestamp of type text")
         if not self.separator:
             raise UsageError(f"column {self.name!r}: separator must not be empty")
+        if self.keep and self.role != "key":
+            raise UsageError(f"column {self.name!r}: keep belongs to a key")
+        self._check_label()
+
+    def _check_label(self) -> None:
+        where = f"column {self.name!r}"
+        if self.task not in LABEL_KINDS:
+            raise UsageError(f"{where}: task must be one of {LABEL_KINDS}, got {self.task!r}")
+        if self.role != "label" and (self.task != "binary" or self.classes):
+            raise UsageError(f"{where}: task and classes belong to a label")
+        if (self.task == "classes") != bool(self.classes):
+            raise UsageError(
+                f"{where}: a label of task classes must have classes, their number or a list of "
+                "their texts, and no other label has"
+            )
+        if isinstance(self.classes, tuple):
+            _check_unique("class", list(self.classes))
+        if self.task != "binary" and self.positive_from is not None:
+            raise UsageError(f"{where}: positive_from belongs to a label of task binary")
+
+    @property
+    def num_classes(self) -> int:
+        """The number of a label's classes."""
+        return self.classes if isinstance(self.classes, int) else len(self.classes)
 
     @property
     def row_type(self) -> pa.DataType:
         """The Arrow type of the decoded values."""
-        return _ROW_TYPES[self.role]
+        return _INT if self.task == "classes" else _ROW_TYPES[self.role]
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the dataset has the column as it is, besides the features made of it."""
+        return self.role in _WRITTEN or self.keep
 
     def to_json(self) -> dict[str, Any]:
         """Returns the JSON form that `Table.parse` reads."""
         node: dict[str, Any] = {"name": self.name, "as": self.role, "type": self.type}
-        if self.role == "list":
+        if self.role in ("list", "float_list"):
             node["separator"] = self.separator
         if self.format:
             node["format"] = self.format
         if self.positive_from is not None:
             node["positive_from"] = self.positive_from
+        if self.task != "binary":
+            node["task"] = self.task
+        if self.classes:
+            node["classes"] = self.classes if isinstance(self.classes, int) else [*self.classes]
+        if self.keep:
+            node["keep"] = True
         return node
 
 
@@ -158,8 +215,8 @@ class Table:
     missing: tuple[str, ...] = ("",)
 
     def __post_init__(self) -> None:
-        if self.format not in ("csv", "parquet"):
-            raise UsageError(f"format must be csv or parquet, got {self.format!r}")
+        if self.format not in FORMATS:
+            raise UsageError(f"format must be one of {FORMATS}, got {self.format!r}")
         if len(self.delimiter) != 1 or self.delimiter in "\r\n" or not self.delimiter.isascii():
             raise UsageError(f"delimiter must be one ASCII character, got {self.delimiter!r}")
         if self.quote not in ("", '"', "'"):
@@ -167,15 +224,14 @@ class Table:
         if self.header not in (True, False, "auto"):
             raise UsageError(f'header must be true, false or "auto", got {self.header!r}')
         _check_unique("column", [column.name for column in self.columns])
-        for role, least in (("label", 1), ("weight", 0), ("timestamp", 0)):
+        if self.role("label") is None:
+            raise UsageError("a table must have a label column, got none")
+        for role in ("weight", "timestamp"):
             found = [column.name for column in self.columns if column.role == role]
-            if not least <= len(found) <= 1:
-                raise UsageError(
-                    f"a table must have {'one' if least else 'at most one'} {role} "
-                    f"column, got {found}"
-                )
+            if len(found) > 1:
+                raise UsageError(f"a table must have at most one {role} column, got {found}")
         written = [feature.name for feature in self.features]
-        written += [c.name for c in self.columns if c.role in ("label", "weight", "timestamp")]
+        written += [column.name for column in self.columns if column.is_written]
         _check_unique("feature", written)
         if not self.features:
             raise UsageError("a table must have a numeric, categorical or list column")
@@ -184,12 +240,14 @@ class Table:
 
     def _check_feature(self, feature: Feature) -> None:
         where = f"feature {feature.name!r}"
-        kind = "ids" if feature.is_cross else self.column(feature.sources[0]).role
-        kind = "numbers" if kind == "numeric" else "ids"
+        role = "categorical" if feature.is_cross else self.column(feature.sources[0]).role
+        kind = {"numeric": "numbers", "timestamp": "times"}.get(role, "ids")
         for step in feature.steps:
             if step.takes != kind:
                 raise UsageError(f"{where}: {step.op} is a step of {step.takes}, here are {kind}")
             kind = step.gives
+        if kind == "times":
+            raise UsageError(f"{where}: a time must have a step of hour, weekday or age")
         ops = [step.op for step in feature.steps]
         if "standardize" in ops and "bucketize" in ops:
             raise UsageError(f"{where}: bucketize has bounds of its own, leave out standardize")
@@ -204,7 +262,7 @@ class Table:
         raise UsageError(f"there is no column {name!r}: {[c.name for c in self.columns]}")
 
     def role(self, role: str) -> Column | None:
-        """Finds the column of a role that at most one column has."""
+        """Finds the first column of a role; the only one, if it is no label."""
         return next((column for column in self.columns if column.role == role), None)
 
     @property
@@ -219,12 +277,13 @@ class Table:
 
     @property
     def output_schema(self) -> pa.Schema:
-        """The Arrow schema of the shards: label, numbers, ids, lists, weight, timestamp."""
-        fields = [(c.name, pa.float32()) for c in self.columns if c.role == "label"]
+        """The Arrow schema of the shards: labels, numbers, ids, lists, then the other columns."""
+        fields = [(c.name, c.row_type) for c in self.columns if c.role == "label"]
         for kind in ("numeric", "categorical", "list"):
             fields += [(f.name, f.arrow_type) for f in self.features if f.kind == kind]
-        for role in ("weight", "timestamp"):
-            fields += [(c.name, c.row_type) for c in self.columns if c.role == role]
+        for role in ("float_list", "key", "weight", "timestamp"):
+            mine = [c for c in self.columns if c.role == role and c.is_written]
+            fields += [(c.name, c.row_type) for c in mine]
         return pa.schema([pa.field(name, kind, nullable=False) for name, kind in fields])
 
     def with_features(self, features: tuple[Feature, ...]) -> Table:
@@ -308,15 +367,32 @@ def _entries(node: Any, what: str) -> list[Mapping[str, Any]]:
 def _column(name: str, entry: Mapping[str, Any]) -> Column:
     settings = dict(entry)
     role = settings.pop("as", None)
-    unknown = set(settings) - {"type", "separator", "format", "positive_from"}
+    unknown = set(settings) - {
+        "type", "separator", "format", "positive_from", "task", "classes", "keep"
+    }  # fmt: skip
     if unknown:
         raise UsageError(f"column {name!r} has no setting {', '.join(sorted(unknown))}")
     if role not in ROLES:
         raise UsageError(f"column {name!r}: as must be one of {ROLES}, got {role!r}")
     default = "text" if "format" in settings else _TYPES[role][0]
+    if "classes" in settings:
+        settings["classes"] = _classes(name, settings["classes"])
+        settings.setdefault("task", "classes")
+    if not isinstance(settings.get("keep", False), bool):
+        raise UsageError(f"column {name!r}: keep must be true or false, got {settings['keep']!r}")
     if role in ("categorical", "list", "key") and "type" not in settings:
         raise UsageError(f"column {name!r}: type must be given, one of {_ID_TYPES}")
     return Column(name=name, role=role, type=settings.pop("type", default), **settings)
+
+
+def _classes(name: str, node: Any) -> int | tuple[str, ...]:
+    if isinstance(node, int) and not isinstance(node, bool) and node >= 2:
+        return node
+    if isinstance(node, list) and len(node) >= 2 and all(isinstance(each, str) for each in node):
+        return tuple(node)
+    raise UsageError(
+        f"column {name!r}: classes must be a number of 2 or more, or a list of texts, got {node!r}"
+    )
 
 
 def _feature(name: str, sources: tuple[Column, ...], transform: Any) -> Feature:
@@ -327,8 +403,8 @@ def _feature(name: str, sources: tuple[Column, ...], transform: Any) -> Feature:
     except UsageError as error:
         raise UsageError(f"feature {name!r}: {error}") from None
     kind = "categorical" if len(sources) > 1 else sources[0].role
-    if any(step.op == "bucketize" for step in parsed):
-        kind = "categorical"
+    if kind in ("numeric", "timestamp") and parsed:
+        kind = "categorical" if parsed[-1].gives == "ids" else "numeric"
     return Feature(name=name, sources=tuple(c.name for c in sources), kind=kind, steps=parsed)
 
 
@@ -343,7 +419,7 @@ def _declared_feature(entry: Mapping[str, Any], columns: Mapping[str, Column]) -
     sources = entry["cross"] if "cross" in entry else [entry["from"]]
     if not isinstance(sources, list) or ("cross" in entry and len(sources) < 2):
         raise UsageError(f"feature {name!r}: cross must list two or more columns, got {sources!r}")
-    allowed = ("categorical",) if "cross" in entry else ("numeric", "categorical", "list")
+    allowed = ("categorical",) if "cross" in entry else _SOURCES
     for source in sources:
         if source not in columns or columns[source].role not in allowed:
             raise UsageError(

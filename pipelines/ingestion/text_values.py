@@ -22,7 +22,7 @@ MIN_INT, MAX_INT = -(1 << 63), (1 << 63) - 1
 def text_decoder(column: Column) -> Callable[[str], float | int]:
     """Returns a function that decodes a column's texts; it raises ValueError with the reason."""
     if column.role == "label":
-        return lambda text: _label(text, column.positive_from)
+        return _label_decoder(column)
     if column.role == "timestamp" and column.type == "text":
         return lambda text: _time_text(text, column.format)
     if column.role == "timestamp":
@@ -41,6 +41,30 @@ def _label(text: str, positive_from: float | None) -> float:
     if text not in ("0", "1"):
         raise ValueError(f"must be 0 or 1, got {_shown(text)}")
     return float(text)
+
+
+def _label_decoder(column: Column) -> Callable[[str], float | int]:
+    if column.task == "number":
+        return _float
+    if isinstance(column.classes, tuple):
+        places = {name: i for i, name in enumerate(column.classes)}
+        return lambda text: _class(text, places)
+    if column.task == "classes":
+        return lambda text: _class_number(text, column.num_classes)
+    return lambda text: _label(text, column.positive_from)
+
+
+def _class(text: str, places: dict[str, int]) -> int:
+    if text not in places:
+        raise ValueError(f"must be one of the {len(places)} classes, got {_shown(text)}")
+    return places[text]
+
+
+def _class_number(text: str, num_classes: int) -> int:
+    value = _integer(text)
+    if not 0 <= value < num_classes:
+        raise ValueError(f"must be a class from 0 to {num_classes - 1}, got {_shown(text)}")
+    return value
 
 
 def _integer(text: str) -> int:

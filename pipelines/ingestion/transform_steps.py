@@ -1,6 +1,7 @@
 """Transform steps turn a column into a feature; each is a pure function of NumPy arrays.
 
 Numbers are float64 with NaN for missing values. Ids are int64 with MISSING_ID for missing values.
+Times are int64 milliseconds since 1970, never missing.
 A step that learns from data (standardize, min_count) is fitted once, on the rows to train on, and
 stored fitted.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -19,7 +21,10 @@ from embedps.data.dataset import MISSING_ID, RARE_ID
 from embedps.errors import UsageError
 from pipelines.splitmix import mix
 
-Kind = Literal["numbers", "ids"]
+Kind = Literal["numbers", "ids", "times"]
+_HOUR_MS = 3_600_000
+_DAY_MS = 24 * _HOUR_MS
+_FIRST_WEEKDAY = 3  # 1970 began on a Thursday
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +185,52 @@ class MinCount(TransformStep):
         return {"min_count": {"count": self.count, "file": self.file} if self.file else self.count}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Hour(TransformStep):
+    """Gives the hour of the day in UTC: ids 0..23."""
+
+    op: ClassVar[str] = "hour"
+    takes: ClassVar[Kind] = "times"
+    gives: ClassVar[Kind] = "ids"
+
+    def apply(self, values: NDArray[Any]) -> NDArray[Any]:
+        return np.asarray(values // _HOUR_MS % 24)
+
+    def to_json(self) -> Any:
+        return "hour"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weekday(TransformStep):
+    """Gives the day of the week in UTC: ids 0 (Monday) to 6."""
+
+    op: ClassVar[str] = "weekday"
+    takes: ClassVar[Kind] = "times"
+    gives: ClassVar[Kind] = "ids"
+
+    def apply(self, values: NDArray[Any]) -> NDArray[Any]:
+        return np.asarray((values // _DAY_MS + _FIRST_WEEKDAY) % 7)
+
+    def to_json(self) -> Any:
+        return "weekday"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Age(TransformStep):
+    """Gives the days from a time until a fixed one, which serving then uses too."""
+
+    op: ClassVar[str] = "age"
+    takes: ClassVar[Kind] = "times"
+    gives: ClassVar[Kind] = "numbers"
+    until: datetime
+
+    def apply(self, values: NDArray[Any]) -> NDArray[Any]:
+        return np.asarray((self.until.timestamp() * 1000 - values) / _DAY_MS)
+
+    def to_json(self) -> Any:
+        return {"age": self.until.isoformat()}
+
+
 def parse_step(node: Any) -> TransformStep:
     """Parses a step from its TOML or JSON form; raises UsageError if it is malformed."""
     if isinstance(node, str):
@@ -203,10 +254,29 @@ def parse_step(node: Any) -> TransformStep:
         return MinCount(count=value)
     if op == "min_count" and isinstance(value, Mapping) and set(value) == {"count", "file"}:
         return MinCount(count=int(value["count"]), file=str(value["file"]))
+    if op == "hour" and value is True:
+        return Hour()
+    if op == "weekday" and value is True:
+        return Weekday()
+    if op == "age":
+        return Age(until=_instant(value))
     raise UsageError(
         "a step must be log1p, standardize, clip = [low, high], bucketize = [bounds], "
-        f"hash = buckets or min_count = times, got {op} = {value!r}"
+        "hash = buckets, min_count = times, hour, weekday or age = time, "
+        f"got {op} = {value!r}"
     )
+
+
+def _instant(value: Any) -> datetime:
+    """Reads a time of TOML, or a text of ISO 8601; UTC if it has no zone."""
+    try:
+        text = value.isoformat() if isinstance(value, date) else value
+        found = datetime.fromisoformat(text)
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"age must be a time such as 2026-01-31 or 2026-01-31T12:00:00Z, got {value!r}"
+        ) from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def _is_int(value: Any) -> bool:

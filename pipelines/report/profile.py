@@ -149,8 +149,10 @@ def _read_shard(
 ) -> ShardProfile:
     """Adds a shard's rows to the column profiles; returns the shard's own profile."""
     positives = 0.0
+    label = next((label.name for label in dataset.labels if label.kind == "binary"), None)
     for batch in _row_groups(dataset, file.path):
-        positives += float(batch.column(dataset.label).to_numpy().sum(dtype=np.float64))
+        if label is not None:
+            positives += float(batch.column(label).to_numpy().sum(dtype=np.float64))
         for number in numeric:
             number.add(batch.column(number.name).to_numpy())
         for column in ids:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -11,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.orc
 import pyarrow.parquet as pq
 import pytest
 
 from embedps.data.dataset import RAGGED_TYPE, Dataset
-from embedps.errors import UsageError
+from embedps.errors import DatasetError, UsageError
 from pipelines.ingestion.splits import SplitRule
 from pipelines.ingestion.table_schema import Table
 from pipelines.ingestion.text_values import fingerprint
@@ -253,3 +255,191 @@ def test_parquet_of_empty_row_groups_and_lists_of_one_is_read(tmp_path: Path):
     assert [file.lines for file in dataset.input.files] == [7, 0]
     assert dataset.input.lines_bad == 0
     assert read_split(dataset, "train").to_pylist() == [{"y": 1.0, "x": 0.5, "c": 9}] * 7
+
+
+EVERY_KIND = """
+[[column]]
+name = "rating"
+as = "label"
+task = "number"
+
+[[column]]
+name = "genre"
+as = "label"
+classes = ["drama", "comedy", "war"]
+
+[[column]]
+name = "level"
+as = "label"
+classes = 5
+
+[[column]]
+name = "liked"
+as = "label"
+
+[[column]]
+name = "user"
+as = "key"
+type = "string"
+keep = true
+
+[[column]]
+name = "item"
+as = "categorical"
+type = "integer"
+
+[[column]]
+name = "vector"
+as = "float_list"
+
+[[column]]
+name = "w"
+as = "weight"
+
+[[column]]
+name = "time"
+as = "timestamp"
+
+[[feature]]
+name = "hour"
+from = "time"
+transform = ["hour"]
+
+[[feature]]
+name = "weekday"
+from = "time"
+transform = ["weekday"]
+
+[[feature]]
+name = "age"
+from = "time"
+transform = [{ age = 2024-01-02T00:00:00Z }]
+
+[[feature]]
+name = "age_group"
+from = "time"
+transform = [{ age = "2024-01-02" }, { bucketize = [1, 7] }]
+"""
+TIMES = [1704067200, 1704150000, -3600, 951782400]  # Mon 2024-01-01 0:00, 23:00; 1969; 29 Feb 2000
+
+
+def every_kind() -> pa.Table:
+    return pa.table(
+        {
+            "rating": pa.array([3.5, -1.0, 2.25, 4.0]),
+            "genre": pa.array(["drama", "war", "comedy", "war"]),
+            "level": pa.array([0, 4, 2, 1], pa.int8()),
+            "liked": pa.array([1.0, 0.0, 1.0, 0.0]),
+            "user": pa.array(["ann", "bob", "ann", None]),
+            "item": pa.array([[7], [8], [9], None], pa.list_(pa.int64())),
+            "vector": pa.array([[0.5, 1.5], [], None, [-2.0]], pa.list_(pa.float64())),
+            "w": pa.array([1.0, 0.5, 0.0, 2.0]),
+            "time": pa.array(TIMES),
+        }
+    )
+
+
+def as_text(table: pa.Table) -> str:
+    def shown(value: object) -> str:
+        if isinstance(value, list):
+            return " ".join(map(str, value))
+        return f"{value:g}" if isinstance(value, float) else "" if value is None else str(value)
+
+    rows = table.to_pylist()
+    lines = [",".join(map(shown, row.values())) for row in rows]
+    return "\n".join([",".join(table.column_names), *lines]) + "\n"
+
+
+@pytest.mark.parametrize("form", ["parquet", "orc", "csv"])
+def test_every_kind_of_column_is_written_and_served(tmp_path: Path, form: str):
+    table, path = every_kind(), tmp_path / f"log.{form}"
+    if form == "parquet":
+        pq.write_table(table, path)
+    elif form == "orc":
+        pyarrow.orc.write_table(table, path)
+    else:
+        path.write_text(as_text(table))
+    schema = tmp_path / "t.toml"
+    schema.write_text(f'format = "{form}"\n{EVERY_KIND}')
+    dataset = make(Table.load(str(schema)), path, tmp_path / "set", split=SplitRule(fraction=0.0))
+    assert [(each.name, each.kind, each.classes) for each in dataset.labels] == [
+        ("rating", "number", 0),
+        ("genre", "classes", 3),
+        ("level", "classes", 5),
+        ("liked", "binary", 0),
+    ]
+    assert (dataset.label, dataset.weight, dataset.timestamp) == ("rating", "w", "time")
+    assert (dataset.keys, dataset.float_lists) == (("user",), ("vector",))
+    assert dataset.split("train").positives == 0  # the first label is a number
+    written = read_split(dataset, "train")
+    order = np.argsort(TIMES, kind="stable").tolist()
+    rows = written.to_pylist()
+    assert [row["time"] for row in rows] == [1000 * TIMES[i] for i in order]
+    wanted: list[tuple[str, list[Any]]] = [
+        ("rating", [3.5, -1.0, 2.25, 4.0]),
+        ("genre", [0, 2, 1, 2]),
+        ("level", [0, 4, 2, 1]),
+        ("liked", [1.0, 0.0, 1.0, 0.0]),
+        ("user", [fingerprint("ann"), fingerprint("bob"), fingerprint("ann"), -1]),
+        ("item", [7, 8, 9, -1]),
+        ("vector", [[0.5, 1.5], [], [], [-2.0]]),
+        ("w", [1.0, 0.5, 0.0, 2.0]),
+        ("hour", [0, 23, 23, 0]),
+        ("weekday", [0, 0, 2, 1]),
+        ("age_group", [1, 0, 2, 2]),
+    ]
+    for name, values in wanted:
+        assert [row[name] for row in rows] == [values[i] for i in order], name
+    ages = [row["age"] for row in rows]
+    days = [(1704153600 - TIMES[i]) / 86400 for i in order]
+    assert ages == pytest.approx(days, rel=1e-6)
+    served = Transforms.load(tmp_path / "set").apply(
+        table.drop_columns(["rating", "genre", "level", "liked", "w"]).to_batches()[0]
+    )
+    for name in ("item", "vector", "user", "hour", "weekday", "age"):
+        assert [served.column(name)[i].as_py() for i in order] == [row[name] for row in rows]
+
+
+def test_what_no_label_can_be_is_set_aside(tmp_path: Path):
+    good = every_kind()
+    wrong: list[tuple[str, object, str]] = [
+        ("rating", float("nan"), "rating must be a finite number of 32 bits"),
+        ("rating", None, "rating must be a finite number of 32 bits"),
+        ("genre", "opera", "genre must be one of the 3 classes, got 'opera'"),
+        ("genre", None, "genre must not be missing"),
+        ("level", 5, "level must be a class from 0 to 4, got 5"),
+        ("liked", 0.5, "liked must be 0 or 1, got 0.5"),
+        ("vector", [1.0, None], "vector must have no missing number"),
+        ("vector", [1e39], "vector must have numbers that fit in 32 bits"),
+        ("item", [1, 2], "item must be one value or a list of one, got a list of 2"),
+        ("w", -1.0, "w must be a number of 0 or more, got -1.0"),
+    ]
+    rows = good.to_pylist()
+    bad = [{**rows[0], name: value} for name, value, _ in wrong]
+    pq.write_table(pa.Table.from_pylist(rows + bad, schema=good.schema), tmp_path / "log.parquet")
+    schema = tmp_path / "t.toml"
+    schema.write_text(f'format = "parquet"\n{EVERY_KIND}')
+    make(
+        Table.load(str(schema)),
+        tmp_path / "log.parquet",
+        tmp_path / "set",
+        split=SplitRule(fraction=0.0),
+        max_bad_fraction=1.0,
+    )
+    reasons = [
+        json.loads(line)["reason"]
+        for line in (tmp_path / "set" / "_bad_lines.jsonl").read_text().splitlines()
+    ]
+    assert len(reasons) == len(wrong)
+    for reason, (_, _, message) in zip(reasons, wrong, strict=True):
+        assert message in reason
+
+
+def test_a_damaged_orc_file_ends_with_a_bad_row(tmp_path: Path):
+    path = tmp_path / "log.orc"
+    pyarrow.orc.write_table(every_kind(), path)
+    path.write_bytes(path.read_bytes()[:-20])
+    schema = tmp_path / "t.toml"
+    schema.write_text(f'format = "orc"\n{EVERY_KIND}')
+    with pytest.raises(DatasetError, match="the ORC file is damaged here"):
+        make(Table.load(str(schema)), path, tmp_path / "set", split=SplitRule(fraction=0.0))

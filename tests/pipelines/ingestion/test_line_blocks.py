@@ -34,8 +34,8 @@ def lines_of(blocks: list[LineBlock]) -> list[bytes]:
 )
 def test_blocks_hold_all_lines_in_order(lines: list[bytes], block_bytes: int, packed: bool):
     plain = b"".join(line + b"\n" for line in lines)
-    # A plain file that begins as gzip does would be taken for one.
-    packed = packed or plain.startswith(b"\x1f\x8b")
+    # A plain file that begins as gzip or zstd does would be taken for one.
+    packed = packed or plain.startswith((b"\x1f\x8b", b"(\xb5/\xfd"))
     data = gzip.compress(plain) if packed else plain
     blocks, reader = read(data, block_bytes)
     assert lines_of(blocks) == lines

@@ -30,6 +30,8 @@ as = "list"
 type = "integer"
 """
 
+TIME = BASE + '[[column]]\nname = "t"\nas = "timestamp"\n'
+
 
 def parse(tmp_path: Path, text: str) -> Table:
     path = tmp_path / "t.toml"
@@ -61,13 +63,57 @@ def test_features_of_a_column_are_its_own_and_those_declared(tmp_path: Path):
     ("text", "message"),
     [
         ("nope = 1\n" + BASE, "a schema has no nope"),
-        ('format = "orc"\n' + BASE, "format must be csv or parquet, got 'orc'"),
+        ('format = "avro"\n' + BASE, "format must be one of ('csv', 'parquet', 'orc'), got 'avro'"),
         ('delimiter = ",,"\n' + BASE, "delimiter must be one ASCII character"),
         ('quote = "x"\n' + BASE, "quote must be empty"),
         ('header = "maybe"\n' + BASE, "header must be true, false"),
-        ('[[column]]\nname = "x"\nas = "numeric"\n', "must have one label column, got"),
+        ('[[column]]\nname = "x"\nas = "numeric"\n', "must have a label column, got none"),
         ('[[column]]\nname = "y"\nas = "label"\n', "must have a numeric, categorical or list"),
-        (BASE + '[[column]]\nname = "z"\nas = "label"\n', "must have one label column"),
+        (
+            BASE + '[[column]]\nname = "z"\nas = "label"\ntask = "rank"\n',
+            "column 'z': task must be one of ('binary', 'classes', 'number'), got 'rank'",
+        ),
+        (
+            BASE + '[[column]]\nname = "z"\nas = "label"\ntask = "classes"\n',
+            "column 'z': a label of task classes must have classes",
+        ),
+        (
+            BASE + '[[column]]\nname = "z"\nas = "label"\nclasses = 1\n',
+            "classes must be a number of 2 or more, or a list of texts, got 1",
+        ),
+        (
+            BASE + '[[column]]\nname = "z"\nas = "label"\nclasses = ["a", "a"]\n',
+            "class names must differ, ['a'] are repeated",
+        ),
+        (
+            BASE + '[[column]]\nname = "z"\nas = "label"\ntask = "number"\npositive_from = 1\n',
+            "column 'z': positive_from belongs to a label of task binary",
+        ),
+        (
+            BASE + '[[column]]\nname = "z"\nas = "numeric"\ntask = "number"\n',
+            "column 'z': task and classes belong to a label",
+        ),
+        (
+            BASE + '[[column]]\nname = "z"\nas = "numeric"\nkeep = true\n',
+            "column 'z': keep belongs to a key",
+        ),
+        (
+            BASE + '[[column]]\nname = "z"\nas = "key"\ntype = "hex"\nkeep = 1\n',
+            "keep must be true or false, got 1",
+        ),
+        (TIME + '[[feature]]\nname = "z"\nfrom = "t"\n', "must have a step of hour, weekday or"),
+        (
+            TIME + '[[feature]]\nname = "z"\nfrom = "t"\ntransform = ["log1p"]\n',
+            "log1p is a step of numbers, here are times",
+        ),
+        (
+            TIME + '[[feature]]\nname = "z"\nfrom = "t"\ntransform = [{ age = "then" }]\n',
+            "age must be a time such as 2026-01-31 or 2026-01-31T12:00:00Z, got 'then'",
+        ),
+        (
+            BASE + '[[feature]]\nname = "z"\nfrom = "x"\ntransform = ["hour"]\n',
+            "hour is a step of times, here are numbers",
+        ),
         (BASE + '[[column]]\nname = "c"\nas = "numeric"\n', "column names must differ, ['c']"),
         (BASE + '[[column]]\nname = "z"\nas = "noun"\n', "column 'z': as must be one of"),
         (BASE + '[[column]]\nname = "z"\nas = "key"\n', "column 'z': type must be given"),

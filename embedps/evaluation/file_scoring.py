@@ -1,0 +1,229 @@
+"""Scores Parquet files with a loaded model: a file of scores per file, with its rows in order."""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embedps.errors import DatasetError, UsageError
+from embedps.evaluation.loaded_model import LoadedModel
+from embedps.storage.file_io import replacing, write_bytes
+
+PLAN_NAME = "_predict.json"
+_FORMAT = "embedps.predict"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InputFile:
+    """A file to score.
+
+    Attributes:
+      path: the file.
+      output: where its scores go, relative to the output directory.
+      bytes: its size.
+      modified: its time of modification, in nanoseconds.
+    """
+
+    path: Path
+    output: str
+    bytes: int
+    modified: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What an output directory is of; the directory keeps it, so that a rerun can go on.
+
+    Attributes:
+      model_dir: of the run.
+      checkpoint: the manifest's number.
+      raw: whether the files have raw records.
+      keep: the input's columns that the output has too.
+      files: in order.
+    """
+
+    model_dir: str
+    checkpoint: int
+    raw: bool
+    keep: tuple[str, ...]
+    files: tuple[InputFile, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Gives the plan as `_predict.json` has it."""
+        files = [{**dataclasses.asdict(f), "path": str(f.path)} for f in self.files]
+        return {
+            "format": _FORMAT,
+            "model_dir": self.model_dir,
+            "checkpoint": self.checkpoint,
+            "raw": self.raw,
+            "keep": list(self.keep),
+            "files": files,
+        }
+
+    def save(self, output: Path) -> None:
+        """Writes the plan into an output directory."""
+        write_bytes(output / PLAN_NAME, (json.dumps(self.to_json(), indent=1) + "\n").encode())
+
+    def check(self, output: Path, stored: Mapping[str, Any]) -> None:
+        """Checks that an output directory is of this plan.
+
+        Raises:
+          UsageError: it is of another.
+        """
+        for name, ours in self.to_json().items():
+            if stored.get(name) != ours:
+                what = "other files" if name == "files" else f"{name} {stored.get(name)!r}"
+                raise UsageError(
+                    f"--output {output} has scores of {what}: give another directory, or remove "
+                    "this one"
+                )
+
+    def unfinished(self, output: Path) -> list[InputFile]:
+        """Lists the files that have no scores yet."""
+        return [file for file in self.files if not (output / file.output).exists()]
+
+
+def read_plan(output: Path) -> dict[str, Any] | None:
+    """Reads the plan of an output directory; None if the directory is empty or absent.
+
+    Raises:
+      UsageError: it has something else.
+    """
+    try:
+        stored = json.loads((output / PLAN_NAME).read_bytes())
+        if stored["format"] == _FORMAT and isinstance(stored["checkpoint"], int):
+            return dict(stored)
+    except FileNotFoundError:
+        if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+            return None
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise UsageError(
+        f"--output must be an empty directory or one of an earlier prediction, but {output} has "
+        "something else"
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FileScorer:
+    """Scores files.
+
+    Attributes:
+      model: the model.
+      transforms: turns raw batches into features; None if the files have features.
+      raw_columns: the columns that the transforms read, if they are there.
+      keep: the input's columns that the output has too.
+      batch_rows: the most rows at a time.
+      workers: how many batches are scored at a time.
+      on_progress: called with the rows that were scored since.
+    """
+
+    model: LoadedModel
+    transforms: Callable[[pa.RecordBatch], pa.RecordBatch] | None
+    raw_columns: Sequence[str]
+    keep: Sequence[str]
+    batch_rows: int
+    workers: int
+    on_progress: Callable[[int], None]
+
+    def run(self, files: Sequence[InputFile], output: Path) -> None:
+        """Scores files; each file of scores is there once it is complete.
+
+        Raises:
+          UsageError: a file lacks a column, or a column has another type.
+          DatasetError: a file cannot be read.
+        """
+        pending: collections.deque[tuple[InputFile, Any]] = collections.deque()
+        with (
+            contextlib.ExitStack() as open_file,
+            concurrent.futures.ThreadPoolExecutor(self.workers) as pool,
+        ):
+            writer: pq.ParquetWriter | None = None
+
+            def write_next() -> None:
+                nonlocal writer
+                file, scores = pending.popleft()
+                if scores is None:
+                    writer = None
+                    open_file.close()
+                    return
+                table: pa.Table = scores.result()
+                if writer is None:
+                    target = output / file.output
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    path = open_file.enter_context(replacing(target, sync=True))
+                    made = pq.ParquetWriter(path, table.schema, compression="zstd")
+                    writer = open_file.enter_context(made)
+                writer.write_table(table)
+                self.on_progress(table.num_rows)
+
+            try:
+                for file in files:
+                    for batch in self._batches(file.path):
+                        pending.append((file, pool.submit(self._score, file.path, batch)))
+                        while len(pending) > 2 * self.workers:
+                            write_next()
+                    pending.append((file, None))
+                while pending:
+                    write_next()
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def _batches(self, path: Path) -> Iterator[pa.RecordBatch]:
+        """Reads a file; at least one batch, which may be empty."""
+        try:
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                names = file.schema_arrow.names
+                wanted = self.model.columns if self.transforms is None else self.raw_columns
+                needed = [*self.keep, *(wanted if self.transforms is None else ())]
+                for name in needed:
+                    if name not in names:
+                        raise UsageError(
+                            f"{path} must have column {name!r}, it has {', '.join(names)}"
+                        )
+                read = [name for name in dict.fromkeys((*wanted, *self.keep)) if name in names]
+                if file.metadata.num_rows == 0:
+                    schema = pa.schema([file.schema_arrow.field(name) for name in read])
+                    yield pa.RecordBatch.from_pylist([], schema=schema)
+                yield from file.iter_batches(self.batch_rows, columns=read)
+        except (pa.ArrowException, OSError) as error:
+            message = " ".join(str(error).split())
+            raise DatasetError(f"{path} cannot be read as a Parquet file: {message}") from error
+
+    def _score(self, path: Path, batch: pa.RecordBatch) -> pa.Table:
+        try:
+            features = batch if self.transforms is None else self.transforms(batch)
+            scores = self.model.predict(features)
+        except (DatasetError, UsageError) as error:
+            raise type(error)(f"{path}: {error}") from error
+        columns: dict[str, pa.Array] = {name: batch.column(name) for name in self.keep}
+        for name, values in scores.items():
+            if name in self.keep:
+                raise UsageError(f"--keep {name}: the model's scores have that name")
+            columns[name] = _column(name, values, batch.num_rows)
+        return pa.table(columns)
+
+
+def _column(name: str, values: npt.NDArray[Any], num_rows: int) -> pa.Array:
+    """Makes a column of scores: numbers, or lists of equally many."""
+    if values.ndim not in (1, 2) or len(values) != num_rows or values.shape[1:] == (0,):
+        raise UsageError(
+            f"the model's output {name!r} must have a number or a vector per row, but has shape "
+            f"{list(values.shape)} for {num_rows} rows"
+        )
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+    if values.ndim == 1 or values.shape[1] == 1:
+        return flat
+    return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])

@@ -1,0 +1,234 @@
+"""Scores Parquet files with a trained model: `embedps predict --model-dir DIR --input FILES`.
+
+Each file becomes one of scores, with as many rows in the same order. Run the command again to go on
+after an interruption: files that are done are kept, and the same checkpoint is used.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.config_fields import MAX_COUNT
+from embedps.console import command_line
+from embedps.console.command_line import number, text
+from embedps.console.progress import ProgressLine
+from embedps.data.dataset import Dataset
+from embedps.errors import UsageError
+from embedps.run.run_config import read_run
+from embedps.storage.file_lock import FileLock
+from embedps.storage.object_store import as_path
+
+_LOCK_NAME = "_predict.lock"
+
+
+def main(arguments: Sequence[str], prog: str = "python -m embedps.predict") -> int:
+    """Scores files."""
+    options = _parser(prog).parse_args(arguments)
+    paths = _find(options.input)
+    output = Path(options.output)
+    if any(path.parent.absolute() == output.absolute() for path in paths):
+        raise UsageError(f"--output {output} must not be where the input is: give another one")
+    model_dir = as_path(options.model_dir)
+    run = read_run(model_dir, model=options.model)
+    dataset = Dataset.open(options.data or run.config.data)
+    transforms, raw_columns = _transforms(dataset) if options.raw else (None, ())
+    # TensorFlow takes seconds to import; wrong flags and files are reported before that.
+    from embedps.evaluation.file_scoring import FileScorer, Plan, read_plan
+    from embedps.evaluation.loaded_model import load
+
+    stored = read_plan(output)
+    newest = CheckpointDirectory(model_dir).latest()
+    chosen = options.number
+    if chosen is None and stored is not None:
+        chosen = stored["checkpoint"]
+    elif chosen is None:
+        if newest is None:
+            raise UsageError(f"{model_dir} has no checkpoint yet: train first")
+        chosen = newest.number
+    plan = Plan(
+        model_dir=str(Path(options.model_dir).absolute()),
+        checkpoint=chosen,
+        raw=options.raw,
+        keep=tuple(options.keep),
+        files=_input_files(paths),
+    )
+    if stored is not None:
+        plan.check(output, stored)
+    left = plan.unfinished(output)
+    total = sum(_num_rows(file.path) for file in left)
+    if not left:
+        print(f"{output} has the scores of all {len(paths)} files")
+        return 0
+    output.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(output / _LOCK_NAME)
+    if not lock.acquire():
+        raise UsageError(f"--output {output} is in use by another prediction: end that one first")
+    lock.sign()
+    plan.save(output)
+    print(
+        f"scores {len(left)} of {len(paths)} files ({total:,} rows) with checkpoint {chosen}"
+        + ("" if newest is None or newest.number == chosen else f"; the newest is {newest.number}"),
+        flush=True,
+    )
+    model = load(model_dir, number=chosen, data=options.data, model=options.model)
+    try:
+        with ProgressLine("predict", total, unit="rows") as line:
+            done = 0
+
+            def count(rows: int) -> None:
+                nonlocal done
+                done += rows
+                line.update(done)
+
+            FileScorer(
+                model=model,
+                transforms=transforms,
+                raw_columns=raw_columns,
+                keep=plan.keep,
+                batch_rows=options.batch_rows,
+                workers=options.workers,
+                on_progress=count,
+            ).run(left, output)
+    finally:
+        lock.release()
+    print(f"{output} has the scores of all {len(paths)} files")
+    return 0
+
+
+def _find(patterns: Sequence[str]) -> list[Path]:
+    """Lists the files that patterns match, sorted."""
+    found: set[Path] = set()
+    for pattern in patterns:
+        matched = [Path(name) for name in glob.glob(pattern, recursive=True)]
+        if not matched:
+            raise UsageError(f"--input {pattern} must match a file, there is none")
+        for path in matched:
+            if path.is_dir():
+                raise UsageError(
+                    f"--input {pattern} must match files, {path} is a directory: give "
+                    f"'{path}/*.parquet'"
+                )
+        found |= set(matched)
+    return sorted(found)
+
+
+def _input_files(paths: Sequence[Path]) -> tuple[Any, ...]:
+    """Names each file's output by its path below the folder that all have in common."""
+    from embedps.evaluation.file_scoring import InputFile
+
+    folder = os.path.commonpath([path.parent.absolute() for path in paths])
+    files, outputs = [], set()
+    for path in paths:
+        output = str(path.absolute().relative_to(folder).with_suffix(".parquet"))
+        if output in outputs:
+            raise UsageError(f"--input: two files would be scored into {output}: rename {path}")
+        outputs.add(output)
+        stat = path.stat()
+        files.append(
+            InputFile(
+                path=path.absolute(), output=output, bytes=stat.st_size, modified=stat.st_mtime_ns
+            )
+        )
+    return tuple(files)
+
+
+def _num_rows(path: Path) -> int:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return int(pq.read_metadata(path).num_rows)
+    except (pa.ArrowException, OSError) as error:
+        message = " ".join(str(error).split())
+        raise UsageError(f"--input: {path} must be a Parquet file: {message}") from error
+
+
+def _transforms(dataset: Dataset) -> tuple[Callable[[Any], Any], tuple[str, ...]]:
+    """Gives the dataset's transforms, and the columns that they read."""
+    from pipelines.transforms import Transforms
+
+    transforms = Transforms.load(dataset.directory)
+    return transforms.apply, tuple(column.name for column in transforms.table.read_columns)
+
+
+def _parser(prog: str) -> command_line.Parser:
+    parser = command_line.Parser(prog=prog, description=__doc__)
+    parser.add_argument(
+        "--model-dir",
+        type=text,
+        required=True,
+        metavar="DIR",
+        help="the directory that embedps train was given",
+    )
+    parser.add_argument(
+        "--input",
+        type=text,
+        required=True,
+        nargs="+",
+        metavar="FILES",
+        help="Parquet files of features, such as those of a dataset: paths or quoted patterns, "
+        "'data/eval/*.parquet'; ** matches folders",
+    )
+    parser.add_argument(
+        "--output",
+        type=text,
+        required=True,
+        metavar="DIR",
+        help="where the scores go: an empty directory, or that of the run to go on with",
+    )
+    parser.add_argument(
+        "--raw",
+        action="store_true",
+        help="the files have raw records, as the dataset was made of: the dataset's transforms "
+        "make features of them",
+    )
+    parser.add_argument(
+        "--keep",
+        type=text,
+        nargs="+",
+        default=[],
+        metavar="COLUMN",
+        help="columns of the input that the output has too, such as the user's id",
+    )
+    parser.add_argument(
+        "--number",
+        type=number(int, least=0, most=MAX_COUNT),
+        metavar="N",
+        help="the checkpoint's number (default: the newest, or that of the run to go on with)",
+    )
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        help="the run's model; needed if it is a module of your own, such as package.module",
+    )
+    parser.add_argument(
+        "--data",
+        type=text,
+        metavar="DIR",
+        help="the dataset's directory, which tells the columns (default: the run's)",
+    )
+    parser.add_argument(
+        "--batch-rows",
+        type=number(int, least=1, most=MAX_COUNT),
+        default=8192,
+        metavar="N",
+        help="the most rows that are scored at a time (default: 8192)",
+    )
+    parser.add_argument(
+        "--workers",
+        type=number(int, least=1, most=1024),
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="how many batches are scored at a time (default: the number of cores)",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(command_line.run(main, sys.argv[1:]))

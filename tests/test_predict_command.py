@@ -1,0 +1,185 @@
+"""`embedps predict`: scores as of `embedps.load`, rows in order; a killed run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import embedps
+from embedps import predict
+from embedps.console import command_line
+from embedps.data.dataset import Dataset
+from pipelines.transforms import Transforms
+from tests.builders import ROOT, TINY_DLRM, make_config, write_dataset
+from tests.pipelines.shop import load as shop
+from tests.pipelines.shop import make, make_records, write_csv
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return write_dataset(
+        tmp_path_factory.mktemp("data") / "set", train=(700, 300, 1), evaluation=(500, 0, 250)
+    )
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Path:
+    path = tmp_path_factory.mktemp("run") / "m"
+    config = make_config(dataset, path, eval="none", model="dlrm")
+    embedps.Trainer.from_config(config, TINY_DLRM).fit()
+    return path
+
+
+def run(*flags: object) -> int:
+    return command_line.run(predict.main, [str(flag) for flag in flags])
+
+
+def flags(model_dir: Path, dataset: Dataset, output: Path, *more: object) -> list[object]:
+    pattern = f"{dataset.directory}/*/*.parquet"
+    return ["--model-dir", model_dir, "--input", pattern, "--output", output, *more]
+
+
+def test_scores_are_those_of_the_loaded_model(
+    tmp_path: Path, dataset: Dataset, model_dir: Path, capsys: Any
+) -> None:
+    given = flags(model_dir, dataset, tmp_path / "s", "--keep", "C1", "--batch-rows", 64)
+    assert run(*given) == 0
+    model = embedps.load(model_dir)
+    for split in ("train", "eval"):
+        for path in dataset.paths(split):
+            scores = pq.read_table(tmp_path / "s" / split / path.name)
+            table = pq.read_table(path)
+            assert scores.column_names == ["C1", "score"]
+            assert scores["C1"].equals(table["C1"])
+            found = scores["score"].to_numpy()
+            np.testing.assert_allclose(found, model.predict(table)["score"], rtol=1e-6)
+    assert "6 files (1,751 rows) with checkpoint" in capsys.readouterr().out
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "s").rglob("*.parquet")}
+    assert run(*given) == 0
+    assert "has the scores of all 6 files" in capsys.readouterr().out
+    next(iter(before)).unlink()
+    assert run(*given) == 0
+    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "s").rglob("*.parquet")}
+    assert len([path for path in before if after[path] != before[path]]) == 1
+
+
+@pytest.mark.slow
+def test_a_killed_prediction_goes_on_with_its_checkpoint(
+    tmp_path: Path, dataset: Dataset, model_dir: Path
+) -> None:
+    inputs = tmp_path / "in"
+    inputs.mkdir()
+    table = pa.concat_tables(pq.read_table(path) for path in dataset.paths("train"))
+    for i in range(40):
+        pq.write_table(pa.concat_tables([table] * 20), inputs / f"{i:02d}.parquet")
+    run_dir = tmp_path / "m"
+    shutil.copytree(model_dir, run_dir)
+    command = [
+        *(sys.executable, "-m", "embedps.predict", f"--model-dir={run_dir}", "--keep=C2"),
+        *(f"--input={inputs}/*.parquet", f"--output={tmp_path / 's'}", "--batch-rows=100"),
+    ]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "s").glob("*.parquet")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    done = {path: path.read_bytes() for path in (tmp_path / "s").glob("*.parquet")}
+    assert 0 < len(done) < 40
+    config = make_config(dataset, run_dir, eval="none", model="dlrm", epochs=2)
+    embedps.Trainer.from_config(config, TINY_DLRM).fit()  # newer checkpoints
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    number = json.loads((tmp_path / "s" / "_predict.json").read_text())["checkpoint"]
+    assert number == embedps.load(model_dir).number
+    assert embedps.load(run_dir).number > number
+    for path, content in done.items():
+        assert path.read_bytes() == content
+    whole = embedps.load(model_dir).predict(table)["score"]
+    for path in inputs.iterdir():
+        scores = pq.read_table(tmp_path / "s" / path.name)
+        assert scores["C2"].to_pylist() == 20 * table["C2"].to_pylist()
+        np.testing.assert_allclose(scores["score"].to_numpy(), np.tile(whole, 20), rtol=1e-5)
+
+
+def test_raw_records_are_scored_as_their_features(tmp_path: Path) -> None:
+    write_csv(tmp_path / "a.csv", make_records(600))
+    dataset = make(shop(tmp_path), tmp_path / "a.csv", tmp_path / "set")
+    config = make_config(dataset, tmp_path / "m", eval="none", model="dlrm")
+    embedps.Trainer.from_config(config, TINY_DLRM).fit()
+    raw = pa.Table.from_pylist(make_records(50))
+    pq.write_table(raw, tmp_path / "raw.parquet")
+    given = ["--model-dir", tmp_path / "m", "--input", tmp_path / "raw.parquet", "--raw"]
+    assert run(*given, "--output", tmp_path / "s") == 0
+    transforms = Transforms.load(tmp_path / "set")
+    features = transforms.apply(raw.combine_chunks().to_batches()[0])
+    wanted = embedps.load(tmp_path / "m").predict(features)["score"]
+    found = pq.read_table(tmp_path / "s" / "raw.parquet")["score"].to_numpy()
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    assert len(np.unique(found)) > 10
+
+
+def test_mistakes_are_one_line(
+    tmp_path: Path, dataset: Dataset, model_dir: Path, capsys: Any
+) -> None:
+    def refused(*given: object, code: int = 2) -> str:
+        assert run(*given) == code
+        error = str(capsys.readouterr().err)
+        assert error.count("\n") == 1
+        return error
+
+    (path,) = [p for p in dataset.paths("eval") if "00000" in p.name]
+    output = ["--output", tmp_path / "s"]
+    base = ["--model-dir", model_dir]
+    assert "must match a file" in refused(*base, "--input", tmp_path / "no*", *output)
+    assert "is a directory: give" in refused(*base, "--input", dataset.directory, *output)
+    given = [*base, "--input", path]
+    assert "not be where the input is" in refused(*given, "--output", path.parent)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    assert "has something else" in refused(*given, "--output", tmp_path / "full")
+    text = tmp_path / "text.parquet"
+    text.write_text("not parquet")
+    assert "must be a Parquet file" in refused(*base, "--input", text, *output)
+    assert "must have column 'nope'" in refused(*given, *output, "--keep", "nope")
+    shutil.rmtree(tmp_path / "s")
+    table = pq.read_table(path)
+    pq.write_table(table.drop_columns(["C3"]), tmp_path / "less.parquet")
+    error = refused(*base, "--input", tmp_path / "less.parquet", *output)
+    assert "less.parquet must have column 'C3', it has" in error
+    shutil.rmtree(tmp_path / "s")
+    changed = table.set_column(table.column_names.index("C3"), "C3", pa.array(["a"] * len(table)))
+    pq.write_table(changed, tmp_path / "text.parquet")
+    error = refused(*base, "--input", tmp_path / "text.parquet", *output)
+    assert "text.parquet: column 'C3' must have int64 ids but has string" in error
+    shutil.rmtree(tmp_path / "s")
+    assert run(*given, *output) == 0
+    assert "has scores of other files" in refused(
+        *base, "--input", tmp_path / "less.parquet", *output
+    )
+    assert "has scores of keep []" in refused(*given, *output, "--keep", "C1")
+    assert "there is no manifest 99" in refused(
+        *given, "--output", tmp_path / "t", "--number", 99, code=1
+    )
+    assert "no checkpoint yet" in refused(
+        "--model-dir", _untrained(tmp_path, model_dir), "--input", path, "--output", tmp_path / "u"
+    )
+
+
+def _untrained(tmp_path: Path, model_dir: Path) -> Path:
+    (tmp_path / "untrained").mkdir()
+    shutil.copy(model_dir / "config.json", tmp_path / "untrained")
+    return tmp_path / "untrained"

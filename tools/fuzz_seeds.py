@@ -113,6 +113,15 @@ def _parquet() -> None:
             "unsigned": pa.array(numbers, pa.uint32()),
             "list": pa.array([None if i % 13 == 0 else r for i, r in enumerate(ragged)]),
             "short_list": pa.array(ragged, pa.list_(pa.int32())),
+            "float_list": pa.array([[x / 2 for x in r] for r in ragged], pa.list_(pa.float32())),
+            "double_list": pa.array(
+                [None if i % 7 == 0 else [None, *r] for i, r in enumerate(ragged)],
+                pa.list_(pa.float64()),
+            ),
+            "one_float": pa.array([[i / 2] for i in numbers.tolist()], pa.list_(pa.float32())),
+            "one_flag": pa.array([[i % 2 == 0] for i in numbers.tolist()]),
+            "one_id": pa.array([[None if i % 9 == 0 else i] for i in numbers.tolist()]),
+            "one_class": pa.array([[i % 3] for i in numbers.tolist()], pa.list_(pa.int32())),
         }
     )
     forms: dict[str, dict[str, Any]] = {

@@ -21,9 +21,10 @@ class Batch(NamedTuple):
     num_rows: tf.Tensor
     """int64 scalar."""
     columns: dict[str, tf.Tensor | tf.RaggedTensor]
-    """By name: labels float32 [num_rows]; numbers float32 [num_rows] (NaN is missing), and all of
-    them under "numerics", float32 [num_rows, columns]; ids int64 [num_rows]; lists of ids ragged
-    int64 [num_rows, None]."""
+    """By name: labels, weights and floats float32 [num_rows]; numerics float32 [num_rows] (NaN is
+    missing), and all of them under "numerics", float32 [num_rows, columns]; ids, integers and class
+    labels int64 [num_rows]; lists of ids ragged int64 [num_rows, None]; lists of floats ragged
+    float32 [num_rows, None] (NaN is missing)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,12 +40,22 @@ class UnitReader:
     """Rows per batch; a unit's last batch may have fewer."""
     labels: tuple[str, ...] = ()
     """Columns of labels: zeros and ones, no nulls."""
+    class_labels: tuple[tuple[str, int], ...] = ()
+    """Columns of labels with their numbers of classes: integers in [0, classes), no nulls."""
+    weights: tuple[str, ...] = ()
+    """Columns of finite numbers of at least 0, no nulls."""
     numerics: tuple[str, ...] = ()
     """Columns of finite numbers; a null becomes NaN, and NaN means missing."""
+    floats: tuple[str, ...] = ()
+    """Columns of finite numbers, no nulls."""
+    integers: tuple[str, ...] = ()
+    """Columns of one integer per row, no nulls."""
     ids: tuple[str, ...] = ()
     """Columns of one integer per row; a null becomes `missing_id`."""
     id_lists: tuple[str, ...] = ()
     """Columns of one list of integers per row; a null list is empty, a null in it `missing_id`."""
+    float_lists: tuple[str, ...] = ()
+    """Columns of one list of finite numbers per row; a null list is empty, a null in it NaN."""
     shuffle_rows: int = 0
     """Rows are shuffled in blocks of this size, held in the worker's memory; 0 keeps the order."""
     missing_id: int = -1
@@ -56,10 +67,12 @@ class UnitReader:
             value = getattr(self, name)
             if not least <= value <= MAX_COUNT:
                 raise UsageError(f"{name} must be in [{least}, {MAX_COUNT}] but is {value}")
-        features = [*self.numerics, *self.ids, *self.id_lists]
-        if not features:
-            raise UsageError("a unit's input must have a column of numerics, ids or id_lists")
-        columns = [*features, *self.labels]
+        if not (self.numerics or self._single_integers or self.id_lists or self.float_lists):
+            raise UsageError(
+                "a unit's input must have a column of numerics, ids, integers or lists"
+            )
+        singles = [*self._single_floats, *self._single_integers]
+        columns = [*self.numerics, *singles, *self.id_lists, *self.float_lists]
         repeated = sorted({name for name in columns if columns.count(name) > 1})
         if repeated:
             raise UsageError(f"a unit's input must name each column once, it repeats {repeated}")
@@ -69,6 +82,21 @@ class UnitReader:
             )
         if "" in columns:
             raise UsageError("a unit's input must not have a column with an empty name")
+        for name, classes in self.class_labels:
+            if not 1 <= classes <= MAX_COUNT:
+                raise UsageError(
+                    f"label {name!r} must have 1 to {MAX_COUNT} classes but has {classes}"
+                )
+
+    @property
+    def _single_floats(self) -> tuple[str, ...]:
+        """The float32 columns beside the numerics, in the order of the op."""
+        return (*self.labels, *self.weights, *self.floats)
+
+    @property
+    def _single_integers(self) -> tuple[str, ...]:
+        """The int64 columns, in the order of the op."""
+        return (*self.ids, *self.integers, *(name for name, _ in self.class_labels))
 
     def open(self, path: Any, first_row: Any, num_rows: Any, seed: Any = 0) -> tf.Tensor:
         """Opens a unit and starts to read ahead.
@@ -94,10 +122,15 @@ class UnitReader:
             first_row=tf.convert_to_tensor(first_row, tf.int64),
             num_rows=tf.convert_to_tensor(num_rows, tf.int64),
             seed=tf.convert_to_tensor(seed, tf.int64),
-            label_column=self.labels[0] if self.labels else "",
-            float_columns=list(self.numerics),
+            numeric_columns=list(self.numerics),
+            label_columns=list(self.labels),
+            weight_columns=list(self.weights),
+            float_columns=list(self.floats),
             id_columns=list(self.ids),
-            list_columns=list(self.id_lists),
+            integer_columns=[*self.integers, *(name for name, _ in self.class_labels)],
+            integer_limits=[*(0 for _ in self.integers), *(n for _, n in self.class_labels)],
+            id_list_columns=list(self.id_lists),
+            float_list_columns=list(self.float_lists),
             batch_rows=self.batch_rows,
             shuffle_rows=self.shuffle_rows,
             missing_id=self.missing_id,
@@ -108,21 +141,28 @@ class UnitReader:
         """Returns the next batch of a reader that `open` returned; an empty one at the unit's end.
 
         Raises:
-          tf.errors.DataLossError: the file's content cannot be read, a label is neither 0 nor 1, or
-            a number is infinite.
+          tf.errors.DataLossError: the file's content cannot be read, or a value is none that its
+            column may have: a label is neither 0 nor 1 or not among its classes, a number is
+            infinite, a weight negative, or a null is where none may be. A column of lists is read
+            as one of single numbers if each list has one element; else this is raised too.
         """
         out = kernels.load().embedps_unit_reader_next(
             reader,
-            num_float_columns=len(self.numerics),
-            num_id_columns=len(self.ids),
-            num_list_columns=len(self.id_lists),
+            num_numeric_columns=len(self.numerics),
+            num_float_columns=len(self._single_floats),
+            num_integer_columns=len(self._single_integers),
+            num_id_list_columns=len(self.id_lists),
+            num_float_list_columns=len(self.float_lists),
         )
-        columns: dict[str, tf.Tensor | tf.RaggedTensor] = {NUMERICS: out.floats}
-        numbers = tf.unstack(out.floats, len(self.numerics), axis=1)
+        columns: dict[str, tf.Tensor | tf.RaggedTensor] = {NUMERICS: out.numerics}
+        numbers = tf.unstack(out.numerics, len(self.numerics), axis=1)
         columns |= zip(self.numerics, numbers, strict=True)
-        columns |= dict.fromkeys(self.labels, out.labels)
-        columns |= zip(self.ids, out.ids, strict=True)
-        lists = zip(self.id_lists, out.list_values, out.list_splits, strict=True)
+        columns |= zip(self._single_floats, out.floats, strict=True)
+        columns |= zip(self._single_integers, out.integers, strict=True)
+        lists = [
+            *zip(self.id_lists, out.id_list_values, out.id_list_splits, strict=True),
+            *zip(self.float_lists, out.float_list_values, out.float_list_splits, strict=True),
+        ]
         for name, values, splits in lists:
             columns[name] = tf.RaggedTensor.from_row_splits(values, splits, validate=False)
         return Batch(out.num_rows, columns)

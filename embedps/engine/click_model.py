@@ -17,6 +17,9 @@ class ClickModel(tfrs.Model):
     """Predicts the probability of a click; a subclass computes `logits`.
 
     It is a `tfrs.Model`: an engine trains it, or `fit` over dicts of columns.
+
+    Attributes:
+      label: the column of 0 and 1.
     """
 
     def __init__(self, *, label: str, **kwargs: Any) -> None:
@@ -27,7 +30,7 @@ class ClickModel(tfrs.Model):
           kwargs: those of `tf.keras.Model`.
         """
         super().__init__(**kwargs)
-        self._label = label
+        self.label = label
         self._scores = ClickMetrics()
 
     def logits(self, features: Mapping[str, Any], *, training: bool) -> tf.Tensor:
@@ -40,7 +43,7 @@ class ClickModel(tfrs.Model):
 
     def compute_loss(self, features: Mapping[str, Any], training: bool = False) -> tf.Tensor:
         """Computes the mean log loss of a batch."""
-        labels = features[self._label]
+        labels = features[self.label]
         logits = self.logits(features, training=training)
         self._scores.update_state(labels, logits)
         losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -79,19 +79,54 @@ def step_loss(
             # The model's own, and those of parts that it called.
             added = [tf.reduce_sum(tf.cast(each, tf.float32)) for each in model.losses]
             return tf.add_n([tf.cast(tf.reduce_sum(loss), tf.float32), *added])
-        targets = {name: batch[name] for name in labels}
-        given = _inputs(model, {k: v for k, v in batch.items() if k not in (*targets, weight)})
+        given = _inputs(model, {k: v for k, v in batch.items() if k not in (*labels, weight)})
         weights = batch[weight] if weight else None
-        wanted = targets if len(targets) != 1 else next(iter(targets.values()))
         predicted = model(given, training=training)
+        wanted = _targets(model, {name: batch[name] for name in labels}, predicted)
         loss = model.compute_loss(given, wanted, predicted, weights)
         model.compute_metrics(given, wanted, predicted, weights)
         return tf.cast(loss, tf.float32)
 
 
-def outputs(model: tf.keras.Model, batch: Mapping[str, Any]) -> dict[str, tf.Tensor]:
-    """Computes a model's predictions: what its call returns, by name; "score" if it is a tensor."""
+def _targets(model: tf.keras.Model, labels: dict[str, Any], predicted: Any) -> Any:
+    """Gives a compiled model's targets: the only label, or those that the model predicts.
+
+    Raises:
+      UsageError: the model predicts no label.
+    """
+    if len(labels) == 1:
+        return next(iter(labels.values()))
+    outputs = predicted if isinstance(predicted, Mapping) else getattr(model, "output_names", None)
+    wanted = {name: value for name, value in labels.items() if name in (outputs or ())}
+    if not wanted:
+        raise UsageError(
+            f"{type(model).__name__} must predict a label: the dataset has "
+            f"{', '.join(labels) or 'none'}, the model's outputs are "
+            f"{', '.join(outputs or ()) or 'not named'}; return a dict by label, or name one label "
+            "in the recommender's columns"
+        )
+    single = not isinstance(predicted, Mapping | list | tuple)
+    return next(iter(wanted.values())) if single else wanted
+
+
+def outputs(
+    model: tf.keras.Model, batch: Mapping[str, Any], targets: Collection[str]
+) -> dict[str, tf.Tensor]:
+    """Computes a model's predictions: what its call returns, by name; "score" if it is a tensor.
+
+    A functional model's outputs have the names of their layers.
+
+    Args:
+      model: as `check_model` takes it.
+      batch: the columns.
+      targets: labels and weights, which a compiled model's call does not get.
+    """
+    if not has_own_loss(model):
+        batch = {name: value for name, value in batch.items() if name not in targets}
     found = model(_inputs(model, batch), training=False)
+    if isinstance(found, list | tuple):
+        names = getattr(model, "output_names", None) or [f"score_{i}" for i in range(len(found))]
+        return dict(zip(names, found, strict=True))
     return dict(found) if isinstance(found, Mapping) else {"score": found}
 
 

@@ -31,9 +31,9 @@ def signature_of(model: StepModel, dense_optimizer: str | None = None) -> dict[s
       dense_optimizer: the kind of the network's optimizer; None if nothing is trained.
     """
     signature: dict[str, Any] = {
-        "label": model.reader_columns["labels"][0] if model.reader_columns["labels"] else "",
+        "label": ", ".join(model.columns.label_names),
         "missing_id": model.recommender.missing_id,
-        "numerics": list(model.reader_columns["numerics"]),
+        "numerics": list(model.columns.numerics),
         "features": [describe(f) for f in model.features],
     }
     return (

@@ -74,7 +74,7 @@ def check_missing(model: StepModel, dataset: Dataset) -> bool:
     if model.is_finite_where_missing():
         return True
     for feature in dataset.numeric:
-        if feature.missing and feature.name in model.reader_columns["numerics"]:
+        if feature.missing and feature.name in model.columns.numerics:
             raise UsageError(
                 f"the network gives NaN where a numeric column is missing, as {feature.name!r} is "
                 f"in {feature.missing} rows: have its call replace NaN, such as by "

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 
+from embedps.data.columns import SAMPLE_ROWS, Columns
 from embedps.data.dataset import Dataset
+from embedps.data.dataset_metadata import LabelColumn
 from embedps.data.unit_reader import NUMERICS, Batch, UnitReader
 from embedps.engine import model_interface
-from embedps.engine.click_model import NetworkModel
+from embedps.engine.click_model import ClickModel, NetworkModel
 from embedps.engine.metric_counts import MetricCounts
 from embedps.engine.network_interface import check_logits, check_network
 from embedps.engine.recommender import Recommender
@@ -21,8 +26,6 @@ from embedps.metrics import Accumulator, Counts
 from embedps.tables.activations import Activation, sample
 from embedps.tables.specs import FeatureSpec, TableSpec
 
-_SAMPLE_ROWS = 2
-
 
 class StepModel:
     """A model, its variables made, with what a step reads for it.
@@ -32,7 +35,7 @@ class StepModel:
       model: the Keras model.
       embeddings: its Embeddings layer.
       metrics: its metrics, as counts.
-      reader_columns: the arguments of a UnitReader that name columns.
+      columns: the columns that a step reads.
     """
 
     def __init__(self, recommender: Recommender, dataset: Dataset | None = None) -> None:
@@ -44,22 +47,24 @@ class StepModel:
 
         Raises:
           UsageError: the model is not one that the engine can train, the dataset lacks a column
-            that it looks up, or a variable has no values.
+            that it reads, a label is of another task, or a variable has no values.
         """
         self.recommender = recommender
         if recommender.features:
             self.model: tf.keras.Model = _network_model(recommender)
-            self.reader_columns = _declared_columns(recommender)
+            self.columns = _declared_columns(recommender)
         else:
             self.model = recommender.build()
             model_interface.check_model(self.model)
             if dataset is None:
                 raise UsageError("a model without declared features must be built for a dataset")
-            self.reader_columns = columns_of(dataset, recommender.columns)
+            self.columns = Columns.of(dataset, recommender.columns)
         self.embeddings: Embeddings = model_interface.find_embeddings(self.model)
         self.embeddings.is_served = True
-        self._labels = self.reader_columns["labels"]
-        self._weight = self.reader_columns.get("weight") or ""
+        # All that the model may name; a step reads those that its loss depends on.
+        self._offered = self.columns
+        if isinstance(self.model, ClickModel) and dataset is not None:
+            _check_binary(self.model.label, dataset)
         self._check_columns()
         self._make_variables()
         if not recommender.features and recommender.columns is None:
@@ -107,11 +112,10 @@ class StepModel:
 
     def input(self, *, batch_rows: int, shuffle_rows: int) -> UnitReader:
         """Makes the reader of the model's columns."""
-        return UnitReader(
+        return self.columns.reader(
             batch_rows=batch_rows,
             shuffle_rows=shuffle_rows,
             missing_id=self.recommender.missing_id,
-            **self.reader_columns,
         )
 
     def loss(
@@ -126,7 +130,11 @@ class StepModel:
         """
         with self.embeddings.providing(activations):
             return model_interface.step_loss(
-                self.model, columns, labels=self._labels, weight=self._weight, training=training
+                self.model,
+                self.fill(columns),
+                labels=self._offered.label_names,
+                weight=self._offered.weight,
+                training=training,
             )
 
     def count(
@@ -157,32 +165,54 @@ class StepModel:
         self, columns: Mapping[str, Any], activations: Mapping[str, Any]
     ) -> dict[str, tf.Tensor]:
         """Computes predictions by name; see `loss` for the arguments."""
+        columns = self.fill(columns)
         with self.embeddings.providing(activations):
-            return model_interface.outputs(self.model, columns)
+            return model_interface.outputs(
+                self.model, columns, (*self._offered.label_names, self._offered.weight)
+            )
+
+    @functools.cached_property
+    def output_columns(self) -> Columns:
+        """The columns that `outputs` depends on; `fill` gives the others.
+
+        Raises:
+          UsageError: the model has no call.
+        """
+        try:
+            used = _used_inputs(
+                self.outputs, _specs(self._offered.sample()), self.activation_specs()
+            )
+        except NotImplementedError as error:
+            raise UsageError(
+                f"{type(self.model).__name__} predicts nothing: give it call(self, features)"
+            ) from error
+        return self._kept(used)
+
+    def fill(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """Adds the columns that a batch lacks, with values that do not matter."""
+        return self._offered.fill(columns)
 
     def is_finite_where_missing(self) -> bool:
         """Tells whether the loss is finite if all numeric columns are missing."""
-        batch, missing = self._sample(), float("nan")
-        for name in self.reader_columns["numerics"]:
-            batch[name] = tf.fill([_SAMPLE_ROWS], missing)
-        batch[NUMERICS] = tf.fill([_SAMPLE_ROWS, len(self.reader_columns["numerics"])], missing)
+        batch, missing = self.columns.sample(), float("nan")
+        for name in self.columns.numerics:
+            batch[name] = tf.fill([SAMPLE_ROWS], missing)
+        batch[NUMERICS] = tf.fill([SAMPLE_ROWS, len(self.columns.numerics)], missing)
         with self.metrics.collecting():
             loss = self.loss(batch, self._sample_activations(), training=False)
         return bool(tf.math.is_finite(loss))
 
     def column_specs(self) -> dict[str, Any]:
         """Returns the specs of a batch's columns, of any number of rows."""
-        return {name: _any_rows(value) for name, value in self._sample().items()}
+        return _specs(self.columns.sample())
 
     def activation_specs(self) -> dict[str, Any]:
         """Returns the specs of a batch's activations."""
-        return {name: _any_rows(value) for name, value in self._sample_activations().items()}
+        return _specs(self._sample_activations())
 
     def _check_columns(self) -> None:
-        kinds = {"ids": False, "id_lists": True}
-        known = {
-            name: ragged for kind, ragged in kinds.items() for name in self.reader_columns[kind]
-        }
+        known = dict.fromkeys((*self.columns.ids, *self.columns.integers), False)
+        known |= dict.fromkeys(self.columns.id_lists, True)
         for feature in self.features:
             if feature.name not in known:
                 raise UsageError(
@@ -196,21 +226,8 @@ class StepModel:
                     f"{feature.ragged}"
                 )
 
-    def _sample(self) -> dict[str, Any]:
-        """Makes a batch as a reader gives it."""
-        rows, columns = _SAMPLE_ROWS, self.reader_columns
-        batch: dict[str, Any] = {}
-        batch[NUMERICS] = tf.ones([rows, len(columns["numerics"])])
-        batch |= {name: tf.ones([rows]) for name in columns["numerics"]}
-        batch |= {name: tf.constant([0.0, 1.0]) for name in columns["labels"]}
-        batch |= {name: tf.ones([rows], tf.int64) for name in columns["ids"]}
-        # No list is empty: Keras' mean over nothing is NaN, and a dataset may have no such list.
-        lists = tf.RaggedTensor.from_row_splits(tf.ones([3], tf.int64), [0, 1, 3])
-        batch |= {name: lists.with_row_splits_dtype(tf.int64) for name in columns["id_lists"]}
-        return batch
-
     def _sample_activations(self) -> dict[str, Activation]:
-        dims, batch = {table.name: table.dim for table in self.tables}, self._sample()
+        dims, batch = {table.name: table.dim for table in self.tables}, self.columns.sample()
         return {
             f.name: sample(f, batch[f.name], dim=dims[f.table_name], value=0.01)
             for f in self.features
@@ -218,19 +235,52 @@ class StepModel:
 
     def _make_variables(self) -> None:
         """Calls the model once, and forgets what its metrics counted."""
-        batch, activations = self._sample(), self._sample_activations()
+        batch, activations = self.columns.sample(), self._sample_activations()
         if isinstance(self.model, NetworkModel):
             with self.embeddings.providing(activations):
                 rows = self.model.look_up(batch)
                 answer = self.network(batch[NUMERICS], rows, training=False)
             self._check_shapes()
-            check_logits(answer, batch_rows=_SAMPLE_ROWS)
-        self.loss(batch, activations, training=False)
+            check_logits(answer, batch_rows=SAMPLE_ROWS)
+        with self._explaining():
+            self.loss(batch, activations, training=False)
         self._check_shapes()
         for metric in self.model.metrics:
             metric.reset_state()
         self.metrics = MetricCounts(self.model)
         self.metrics.check(lambda: self.loss(batch, activations, training=False))
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """Raises a UsageError if the model reads an absent column or refuses a label's class."""
+        try:
+            yield
+        except KeyError as error:
+            first: BaseException = error
+            while isinstance(first.__context__, KeyError):  # before Keras' account of the call
+                first = first.__context__
+            key = first.args[0] if first.args else None
+            if not isinstance(key, str) or key in (*self.columns.names, NUMERICS):
+                raise
+            raise UsageError(
+                f"the model reads column {key!r}, but the dataset has no such column: there are "
+                f"{', '.join(self.columns.names)}"
+            ) from error
+        except tf.errors.InvalidArgumentError as error:
+            found = re.search(
+                r"label value of \S+ which is outside the valid range of (\S+ \S+)\.", error.message
+            )
+            if found is None:
+                raise
+            classes = {
+                label.name: label.classes
+                for label in self.columns.labels
+                if label.kind == "classes"
+            }
+            raise UsageError(
+                f"the model predicts classes {found[1]}, but the dataset's labels have others: "
+                f"their numbers of classes are {classes}"
+            ) from error
 
     def _check_shapes(self) -> None:
         for variable in self.model.variables:
@@ -239,7 +289,7 @@ class StepModel:
                 raise UsageError(
                     f"the network's variable {variable.name!r} must have at least 1 value but is "
                     f"of shape {variable.shape.as_list()}: leave a layer out whose inputs have no "
-                    f"columns (there are {len(self.reader_columns['numerics'])} numerics)"
+                    f"columns (there are {len(self.columns.numerics)} numerics)"
                 )
 
     def _drop_unused_columns(self) -> None:
@@ -253,13 +303,11 @@ class StepModel:
                 self.column_specs(),
                 self.activation_specs(),
             )
-        columns = self.reader_columns
-        if NUMERICS in used:
-            used |= set(columns["numerics"])
-        self.reader_columns = {
-            kind: tuple(n for n in names if n in used) if isinstance(names, tuple) else names
-            for kind, names in columns.items()
-        }
+        self.columns = self._kept(used)
+
+    def _kept(self, used: set[str]) -> Columns:
+        """Gives the columns of some names; NUMERICS means all numerics."""
+        return self._offered.keep(used | set(self._offered.numerics if NUMERICS in used else ()))
 
 
 def _network_model(recommender: Recommender) -> NetworkModel:
@@ -269,32 +317,27 @@ def _network_model(recommender: Recommender) -> NetworkModel:
     return NetworkModel(network, embeddings, label=recommender.label)
 
 
-def _declared_columns(recommender: Recommender) -> dict[str, Any]:
-    return {
-        "labels": (recommender.label,),
-        "numerics": recommender.numerics,
-        "ids": tuple(f.name for f in recommender.features if not f.ragged),
-        "id_lists": tuple(f.name for f in recommender.features if f.ragged),
-    }
+def _declared_columns(recommender: Recommender) -> Columns:
+    return Columns(
+        labels=(LabelColumn(name=recommender.label, kind="binary"),),
+        numerics=recommender.numerics,
+        ids=tuple(f.name for f in recommender.features if not f.ragged),
+        id_lists=tuple(f.name for f in recommender.features if f.ragged),
+    )
 
 
-def columns_of(dataset: Dataset, names: tuple[str, ...] | None) -> dict[str, Any]:
-    """Gives a dataset's columns by the reader's kinds: all, or those of some names."""
-    kinds = {
-        "labels": (dataset.label,),
-        "numerics": tuple(f.name for f in dataset.numeric),
-        "ids": tuple(f.name for f in dataset.categorical if not f.ragged),
-        "id_lists": tuple(f.name for f in dataset.categorical if f.ragged),
-    }
-    if names is None:
-        return kinds
-    known = [name for of_kind in kinds.values() for name in of_kind]
-    if absent := [name for name in names if name not in known]:
-        raise UsageError(
-            f"{dataset.directory} has no column {absent[0]!r}, which the model reads: its columns "
-            f"are {', '.join(known)}"
-        )
-    return {kind: tuple(n for n in of_kind if n in names) for kind, of_kind in kinds.items()}
+def _check_binary(name: str, dataset: Dataset) -> None:
+    for label in dataset.labels:
+        if label.name == name and label.kind != "binary":
+            raise UsageError(
+                f"the label of a model of clicks must be binary, but {name!r} of "
+                f"{dataset.directory} is declared as {label.kind}: list a label of 0 and 1 first, "
+                "or write a model with a loss for it"
+            )
+
+
+def _specs(batch: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _any_rows(value) for name, value in batch.items()}
 
 
 def _any_rows(value: Any) -> Any:
@@ -306,19 +349,19 @@ def _any_rows(value: Any) -> Any:
 
 
 def _used_inputs(
-    compute: Callable[..., tf.Tensor], columns: Mapping[str, Any], activations: Mapping[str, Any]
+    compute: Callable[..., Any], columns: Mapping[str, Any], activations: Mapping[str, Any]
 ) -> set[str]:
-    """Traces a function of columns; gives those that its result or a written state depends on."""
+    """Traces a function of columns and features' activations.
+
+    Returns:
+      The names of those that its result or a written state depends on.
+    """
     given: dict[str, list[tf.Tensor]] = {}
 
     @tf.function
-    def traced(columns: dict[str, Any], activations: dict[str, Any]) -> tf.Tensor:
-        given.update(
-            {
-                name: tf.nest.flatten(value, expand_composites=True)
-                for name, value in columns.items()
-            }
-        )
+    def traced(columns: dict[str, Any], activations: dict[str, Any]) -> Any:
+        for name, value in (*columns.items(), *activations.items()):
+            given.setdefault(name, []).extend(tf.nest.flatten(value, expand_composites=True))
         return tf.distribute.get_strategy().run(compute, args=(columns, activations))
 
     graph = traced.get_concrete_function(dict(columns), dict(activations)).graph

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
+from embedps.data.columns import Columns
 from embedps.data.dataset import Dataset
 from embedps.data.unit_reader import NUMERICS
 from embedps.engine.recommender import Recommender
@@ -94,33 +95,45 @@ class LoadedModel(RestoredModel):
         """Scores records of features.
 
         Args:
-          records: columns of the dataset's features, of equal length: a pyarrow Table or
-            RecordBatch, a data frame, or a mapping of names to arrays or lists. A null number is
-            NaN, a null id the missing id, a null list empty. Other columns are ignored. Raw records
-            become features by `pipelines.transforms.Transforms`.
+          records: the columns that the model's call depends on, of equal length: a pyarrow Table
+            or RecordBatch, a data frame, or a mapping of names to arrays or lists. Labels and
+            weights are not needed, unless the call uses them. A null number is NaN, a null id the
+            missing id, a null list empty; labels, weights, keys and times must not be null. Other
+            columns are ignored. Raw records become features by
+            `pipelines.transforms.Transforms`.
 
         Returns:
-          What the model's call returns, by name: "score" if that is one tensor. A click model's
+          What the model's call returns, by name: "score" if that is one tensor, the names of the
+          output layers if it is a functional model with several outputs. A click model's
           score is the probability of a click, float32 [records].
 
         Raises:
-          UsageError: a column is absent, or has another type.
+          UsageError: a column is absent, or has another type, or the model has no call.
         """
         table = _as_table(records)
-        reader = self._model.input(batch_rows=1, shuffle_rows=0)
-        columns: dict[str, Any] = {}
-        numbers = [_numbers(table, name) for name in reader.numerics]
-        columns |= {n: tf.constant(v) for n, v in zip(reader.numerics, numbers, strict=True)}
-        empty = np.zeros([table.num_rows, 0], np.float32)
-        columns[NUMERICS] = tf.constant(np.stack(numbers, axis=1) if numbers else empty)
-        missing = reader.missing_id
-        columns |= {name: tf.constant(_ids(table, name, missing)) for name in reader.ids}
-        columns |= {name: _id_lists(table, name, missing) for name in reader.id_lists}
+        columns = _features(table, self._model.output_columns, self._model.recommender.missing_id)
         return {name: value.numpy() for name, value in self._predict(columns).items()}
 
     def _outputs(self, columns: dict[str, Any]) -> dict[str, tf.Tensor]:
+        columns = self._model.fill(columns)
         found = self._collection.lookup(columns, insert=False)
         return self._model.outputs(columns, self._collection.combine(found))
+
+
+def _features(table: pa.Table, columns: Columns, missing_id: int) -> dict[str, Any]:
+    """Makes a batch of a table's columns, as the native reader makes it of a file's."""
+    numbers = [_numbers(table, name) for name in columns.numerics]
+    empty = np.zeros([table.num_rows, 0], np.float32)
+    batch = {NUMERICS: tf.constant(np.stack(numbers, axis=1) if numbers else empty)}
+    batch |= {n: tf.constant(v) for n, v in zip(columns.numerics, numbers, strict=True)}
+    for label in columns.labels:
+        read = _integers if label.kind == "classes" else _weights
+        batch[label.name] = tf.constant(read(table, label.name))
+    batch |= {n: tf.constant(_weights(table, n)) for n in (columns.weight,) if n}
+    batch |= {n: tf.constant(_integers(table, n)) for n in columns.integers}
+    batch |= {n: tf.constant(_ids(table, n, missing_id)) for n in columns.ids}
+    batch |= {n: _id_lists(table, n, missing_id) for n in columns.id_lists}
+    return batch | {n: _float_lists(table, n) for n in columns.float_lists}
 
 
 def _as_table(records: Any) -> pa.Table:
@@ -151,40 +164,90 @@ def _column(table: pa.Table, name: str) -> pa.Array:
     return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
 
 
-def _numbers(table: pa.Table, name: str) -> npt.NDArray[np.float32]:
+def _single(table: pa.Table, name: str) -> pa.Array:
+    """Gives a column of single values, also if each is in a list of its own."""
     column = _column(table, name)
+    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+        return column
+    for row, length in enumerate(pc.list_value_length(column).to_pylist()):
+        if length != 1:
+            raise UsageError(
+                f"column {name!r} is read as one number per row: its lists must have one element "
+                f"but record {row} has {length or 0}"
+            )
+    return pc.list_flatten(column)
+
+
+def _numbers(table: pa.Table, name: str) -> npt.NDArray[np.float32]:
+    return _as_numbers(_single(table, name), name, "numbers")
+
+
+def _as_numbers(column: pa.Array, name: str, wanted: str) -> npt.NDArray[np.float32]:
     kinds = (pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean, pa.types.is_null)
     if not any(is_kind(column.type) for is_kind in kinds):
-        raise _wrong_type(name, "numbers", column.type)
+        raise _wrong_type(name, wanted, column.type)
     column = column.cast(pa.float32(), safe=False).fill_null(float("nan"))
     return np.array(column.to_numpy(zero_copy_only=False), np.float32)
 
 
+def _weights(table: pa.Table, name: str) -> npt.NDArray[np.float32]:
+    _check_whole(table, name)
+    return _numbers(table, name)
+
+
 def _ids(table: pa.Table, name: str, missing_id: int) -> npt.NDArray[np.int64]:
-    return _as_ids(_column(table, name), name, missing_id)
+    return _as_ids(_single(table, name), name, "int64 ids", missing_id)
 
 
-def _as_ids(column: pa.Array, name: str, missing_id: int) -> npt.NDArray[np.int64]:
+def _integers(table: pa.Table, name: str) -> npt.NDArray[np.int64]:
+    _check_whole(table, name)
+    return _as_ids(_single(table, name), name, "int64 numbers", 0)
+
+
+def _as_ids(column: pa.Array, name: str, wanted: str, missing_id: int) -> npt.NDArray[np.int64]:
     if not (pa.types.is_integer(column.type) or pa.types.is_null(column.type)):
-        raise _wrong_type(name, "int64 ids", column.type)
+        raise _wrong_type(name, wanted, column.type)
     try:
         column = column.cast(pa.int64()).fill_null(missing_id)
     except pa.ArrowException as error:
-        raise UsageError(f"column {name!r} must have int64 ids: {error}") from error
+        raise UsageError(f"column {name!r} must have {wanted}: {error}") from error
     return np.array(column.to_numpy(zero_copy_only=False), np.int64)
 
 
 def _id_lists(table: pa.Table, name: str, missing_id: int) -> tf.RaggedTensor:
+    wanted = "lists of int64 ids"
+    values, lengths = _lists(table, name, wanted)
+    return _ragged(_as_ids(values, name, wanted, missing_id), lengths)
+
+
+def _float_lists(table: pa.Table, name: str) -> tf.RaggedTensor:
+    wanted = "lists of numbers"
+    values, lengths = _lists(table, name, wanted)
+    return _ragged(_as_numbers(values, name, wanted), lengths)
+
+
+def _lists(table: pa.Table, name: str, wanted: str) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+    """Gives the values of a column's lists, one after another, and the lists' lengths."""
     column = _column(table, name)
     if pa.types.is_null(column.type):
-        column = column.cast(pa.list_(pa.int64()))
+        column = column.cast(pa.list_(pa.null()))
+    if pa.types.is_fixed_size_list(column.type):
+        column = column.cast(pa.list_(column.type.value_type))
     if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
-        raise _wrong_type(name, "lists of int64 ids", column.type)
+        raise _wrong_type(name, wanted, column.type)
     lengths = pc.list_value_length(column).fill_null(0).cast(pa.int64())
-    values = _as_ids(pc.list_flatten(column), name, missing_id)
-    return tf.RaggedTensor.from_row_lengths(
-        values, np.array(lengths.to_numpy(zero_copy_only=False)), validate=False
-    )
+    return pc.list_flatten(column), np.array(lengths.to_numpy(zero_copy_only=False))
+
+
+def _ragged(values: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> tf.RaggedTensor:
+    return tf.RaggedTensor.from_row_lengths(values, lengths, validate=False)
+
+
+def _check_whole(table: pa.Table, name: str) -> None:
+    if nulls := _single(table, name).null_count:
+        raise UsageError(
+            f"column {name!r} must not have nulls but has {nulls} in {table.num_rows} records"
+        )
 
 
 def _wrong_type(name: str, wanted: str, kind: pa.DataType) -> UsageError:

@@ -10,9 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from embedps import kernels
+from embedps.data.columns import Columns
 from embedps.data.dataset import Dataset
-from embedps.data.unit_reader import UnitReader
-from embedps.engine.step_model import columns_of
 from embedps.errors import UsageError
 from embedps.scheduling.ledger import Ledger, LedgerOptions
 
@@ -51,7 +50,7 @@ def read(
     Returns:
       A tf.data.Dataset of known cardinality. Features are a dict by column: numbers float32
       [batch], NaN if missing, and all of them under "numerics", float32 [batch, columns]; ids int64
-      [batch]; lists of ids ragged int64 [batch, None].
+      [batch]; lists of ids ragged int64 [batch, None]. `embedps.data.unit_reader.Batch` has all.
 
     Raises:
       UsageError: there is no such column, or no column is left to read; or a number is out of
@@ -67,12 +66,11 @@ def read(
         split=split, batch_rows=batch_rows, unit_rows=unit_rows, shuffle=shuffle, seed=seed
     )
     epoch = Ledger(dataset, options, epochs=1)
-    chosen = columns_of(dataset, None if columns is None else tuple(columns))
-    reader = UnitReader(
+    chosen = Columns.of(dataset, columns)
+    reader = chosen.reader(
         batch_rows=batch_rows,
         shuffle_rows=unit_rows if shuffle else 0,
         missing_id=dataset.missing_id,
-        **chosen,
     )
     kernels.load()
     iterations = _Iterations(dataset, options)
@@ -94,13 +92,13 @@ def read(
     batches = units.flat_map(batches_of)
     batches = batches.apply(tf.data.experimental.assert_cardinality(epoch.steps_per_epoch))
     if targets:
-        if not chosen["labels"]:
+        if not chosen.labels:
             raise UsageError(
                 "batches with targets must have a label among the columns but got "
                 f"{list(columns or ())}: name it, or give targets=False"
             )
-        weight = chosen.get("weight") or ""
-        batches = batches.map(lambda batch: _with_targets(batch, chosen["labels"], weight))
+        labels, weight = chosen.label_names, chosen.weight
+        batches = batches.map(lambda batch: _with_targets(batch, labels, weight))
     return batches.prefetch(tf.data.AUTOTUNE)
 
 

@@ -124,9 +124,9 @@ def test_a_model_trains_reads_its_columns_and_reports_its_metrics(
         epochs=3,
         sparse_learning_rate=0.2,
     )
-    read = trainer._setup.model.reader_columns
-    assert {*read["labels"], *read["numerics"]} == set(columns)
-    assert read["ids"] == ("C1", "C2")
+    read = trainer._setup.model.columns
+    assert {*read.label_names, *read.numerics} == set(columns)
+    assert read.ids == ("C1", "C2")
     result = trainer.fit()
     assert result.finished
     assert set(result.scores[-1].values) == scores

@@ -12,6 +12,7 @@ import tensorflow as tf
 from embedps.data.unit_reader import UnitReader
 from embedps.errors import UsageError
 from tests.kernels.unit_files import (
+    NUM_ROWS,
     make_input,
     make_table,
     numerics,
@@ -37,11 +38,20 @@ def test_absent_file_is_not_found(tmp_path):
     ("changes", "message"),
     [
         ({"ids": ("nope",)}, "no column 'nope': the file has 'label', 'I1', 'I2', 'C1'"),
-        ({"ids": ("tags",), "id_lists": ()}, "'tags' must be one number a row but is a list"),
+        (
+            {"ids": ("nested",), "id_lists": ()},
+            "'nested' must be one number a row but is a list",
+        ),
+        ({"float_lists": ("I1",), "numerics": ()}, "'I1' must be a list of numbers but is FLOAT"),
+        ({"floats": ("nope",)}, "no column 'nope'"),
+        ({"integers": ("text",)}, "'text' must be one number a row but is BYTE_ARRAY"),
         ({"id_lists": ("C1",), "ids": ()}, "'C1' must be a list of integers but is INT64"),
     ],
 )
-def test_wrong_columns_are_named(path, changes, message):
+def test_wrong_columns_are_named(tmp_path, changes, message):
+    nested = pa.array([[[1]]] * NUM_ROWS)
+    table = make_table().append_column("nested", nested)
+    path = write_table(table.append_column("text", pa.array(["a"] * NUM_ROWS)), tmp_path)
     with pytest.raises(tf.errors.InvalidArgumentError, match=message) as error:
         make_input(**changes).open(path, 0, 1)
     assert path in str(error.value)
@@ -120,6 +130,73 @@ def test_wrong_value_is_named_with_its_file_and_row(
     assert sum(int(batch.num_rows) for batch in rest) == rows - at - 1
 
 
+@pytest.mark.parametrize(
+    ("setting", "kind", "value", "message"),
+    [
+        ({"labels": ("y", "x")}, pa.float32(), 0.5, "'x' must be 0 or 1 but is 0.5"),
+        ({"labels": ("y", "x")}, pa.float32(), None, "'x' must not have nulls but has one"),
+        (
+            {"weights": ("x",)},
+            pa.float32(),
+            -1.0,
+            "'x' must be finite in float32 and at least 0 but is -1",
+        ),
+        ({"weights": ("x",)}, pa.float32(), np.inf, "'x' must be finite .* but is inf"),
+        ({"weights": ("x",)}, pa.float32(), np.nan, "'x' must be finite .* but is NaN"),
+        ({"floats": ("x",)}, pa.float64(), 1e300, "'x' must be finite in float32 but is inf"),
+        ({"floats": ("x",)}, pa.float32(), np.nan, "'x' must be finite in float32 but is NaN"),
+        ({"floats": ("x",)}, pa.float32(), None, "'x' must not have nulls but has one"),
+        ({"integers": ("x",)}, pa.int64(), None, "'x' must not have nulls but has one"),
+        ({"integers": ("x",)}, pa.float64(), np.nan, "'x' must not have nulls but has one"),
+        ({"integers": ("x",)}, pa.float64(), 1.5, "'x' is read as int64.* but one is 1.50*"),
+        ({"class_labels": (("x", 3),)}, pa.int64(), 3, r"'x' must be in \[0, 3\) but is 3"),
+        ({"class_labels": (("x", 3),)}, pa.int32(), -1, r"'x' must be in \[0, 3\) but is -1"),
+        ({"class_labels": (("x", 3),)}, pa.int64(), None, "'x' must not have nulls but has one"),
+        (
+            {"float_lists": ("x",)},
+            pa.list_(pa.float32()),
+            [1.0, np.inf],
+            "'x' must be finite in float32, or NaN .*, but is inf",
+        ),
+        *(
+            (
+                setting,
+                pa.list_(kind),
+                value,
+                "'x' is read as one number per row: its lists must have one element but one has "
+                f"{n}",
+            )
+            for setting, kind in (
+                ({"ids": ("x",)}, pa.int64()),
+                ({"integers": ("x",)}, pa.int64()),
+                ({"numerics": ("x",)}, pa.float32()),
+                ({"labels": ("x",)}, pa.float32()),
+            )
+            for value, n in (([1, 0], 2), ([], 0), (None, 0))
+        ),
+        ({"labels": ("x",)}, pa.list_(pa.float32()), [2.0], "'x' must be 0 or 1 but is 2"),
+        ({"integers": ("x",)}, pa.list_(pa.int64()), [None], "'x' must not have nulls but has one"),
+    ],
+)
+def test_a_value_that_its_kind_must_not_have_is_named(tmp_path, setting, kind, value, message):
+    rows, at = 9000, 8500
+    good = [0] if pa.types.is_list(kind) else 0
+    values = [good] * rows
+    values[at] = value
+    columns = {"x": pa.array(values, kind, from_pandas=False), "y": [0.0] * rows}
+    columns["id"] = list(range(rows))
+    file = tmp_path / "x.parquet"
+    pq.write_table(pa.table(columns), file, row_group_size=4000)
+    ids = ("id", *setting.get("ids", ()))
+    unit = UnitReader(batch_rows=500, **{**setting, "ids": ids})
+    message = f"x.parquet', row group 2: column {message} at row {at} of the file, counted from 0"
+    for first_row in (0, 8100):
+        with pytest.raises(tf.errors.DataLossError, match=message):
+            read_batches(unit, str(file), first_row, -1)
+    rest = read_batches(unit, str(file), at + 1, -1)[0]
+    assert sum(int(batch.num_rows) for batch in rest) == rows - at - 1
+
+
 @pytest.mark.parametrize("kind", ["pipe", "directory"])
 def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path, kind):
     file = tmp_path / "x.parquet"
@@ -192,6 +269,9 @@ def test_error_comes_again_at_the_next_call(tmp_path):
         ({"ids": ("label",)}, r"repeats \['label'\]"),
         ({"ids": ("",)}, "empty name"),
         ({"ids": (), "numerics": (), "id_lists": ()}, "must have a column"),
+        ({"floats": ("row",)}, r"repeats \['row'\]"),
+        ({"class_labels": (("tags", 3),)}, r"repeats \['tags'\]"),
+        ({"class_labels": (("x", 0),)}, "label 'x' must have 1 to 2147483647 classes but has 0"),
     ],
 )
 def test_wrong_settings_are_refused(changes, message):

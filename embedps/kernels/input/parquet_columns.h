@@ -43,7 +43,9 @@ class FlatColumn {
   virtual void Read(int64_t rows, T* values) = 0;
 };
 
-// A column with a list of any number of integers per row. A null list is empty.
+// A column with a list of any number of values per row. A null list is empty. T is float or
+// int64_t.
+template <typename T>
 class ListColumn {
  public:
   virtual ~ListColumn() = default;
@@ -52,7 +54,7 @@ class ListColumn {
   virtual void Skip(int64_t rows) = 0;
   // Appends the values of the next `rows` lists, and to `ends` where each list ends in `values`.
   // Throws a DataError if `values` would grow past `max_values`.
-  virtual void Read(int64_t rows, size_t max_values, std::vector<int64_t>* values,
+  virtual void Read(int64_t rows, size_t max_values, std::vector<T>* values,
                     std::vector<int64_t>* ends) = 0;
 };
 
@@ -66,16 +68,18 @@ struct NullPolicy {
   T value = {};
 };
 
-// Opens a top-level column of any integer, floating-point or boolean type. uint64 keeps its bits.
-// If T is int64_t, floating-point values must be integral and NaN counts as null. If T is float,
-// NaN stays NaN.
+// Opens a top-level column of any integer, floating-point or boolean type, or of lists of these; a
+// list must have exactly one element, which a Read checks. uint64 keeps its bits. If T is int64_t,
+// floating-point values must be integral and NaN counts as null. If T is float, NaN stays NaN.
 template <typename T>
 std::unique_ptr<FlatColumn<T>> OpenFlatColumn(const parquet::SchemaDescriptor& schema,
                                               const std::string& name, NullPolicy<T> nulls);
 
-// Opens a top-level list column of any integer type. `missing` replaces null elements.
-std::unique_ptr<ListColumn> OpenListColumn(const parquet::SchemaDescriptor& schema,
-                                           const std::string& name, int64_t missing);
+// Opens a top-level list column. If T is int64_t, the elements are of any integer type. If T is
+// float, they are of any integer or floating-point type. `nulls` is about null elements.
+template <typename T>
+std::unique_ptr<ListColumn<T>> OpenListColumn(const parquet::SchemaDescriptor& schema,
+                                              const std::string& name, NullPolicy<T> nulls);
 
 }  // namespace embedps
 

@@ -11,19 +11,17 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <cmath>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <exception>
-#include <limits>
 #include <mutex>
 #include <numeric>
-#include <sstream>
 #include <thread>
 #include <utility>
 
 #include "embedps/kernels/input/parquet_columns.h"
+#include "embedps/kernels/input/unit_columns.h"
 #include "embedps/kernels/runtime/hash.h"
 
 namespace embedps {
@@ -33,8 +31,6 @@ constexpr int64_t kMinBlockRows = 8192;
 constexpr int64_t kReadBufferBytes = 256 << 10;  // per column
 // The most memory for decoded pages. A page's header can ask for 2 GiB, whatever its file holds.
 constexpr int64_t kMaxDecodedBytes = int64_t{1} << 30;
-// The most ids of a list column in a block. Run-length encoding makes huge lists cheap for a file.
-constexpr size_t kMaxListIds = size_t{1} << 27;
 constexpr int64_t kMaxThriftItems = 1'000'000;  // Parquet's default
 
 std::atomic<int64_t> live_readers{0};
@@ -66,166 +62,6 @@ class Random {
   uint64_t state_;
 };
 
-// Rows as they were read, by column, and the order in which they go to batches.
-struct Block {
-  int64_t num_rows = 0;
-  std::vector<float> labels;
-  std::vector<std::vector<float>> floats;
-  std::vector<std::vector<int64_t>> ids;
-  std::vector<IdList> lists;
-  std::vector<int64_t> order;
-};
-
-// Each has its own type, so CheckValues is compiled for each.
-constexpr auto kIsLabel = [](float value) { return (value == 0.0f) | (value == 1.0f); };
-constexpr auto kIsNumeric = [](float value) {
-  return std::abs(value) != std::numeric_limits<float>::infinity();
-};
-
-// Throws a DataError for the first value that is not good.
-template <typename IsGood>
-void CheckValues(const std::string& column, const char* what, IsGood is_good, const float* values,
-                 int64_t count, int64_t first_row) {
-  // No branch per value, so the compiler vectorizes the loop.
-  int32_t num_bad = 0;
-  for (int64_t i = 0; i < count; ++i) num_bad |= !is_good(values[i]);
-  if (num_bad == 0) return;
-  for (int64_t i = 0; i < count; ++i) {
-    if (is_good(values[i])) continue;
-    std::ostringstream found;
-    if (std::isnan(values[i])) {
-      found << "NaN";
-    } else {
-      found << values[i];
-    }
-    throw DataError("column '" + column + "' must be " + what + " but is " + found.str() +
-                    AtRow(first_row + i));
-  }
-}
-
-class Columns {
- public:
-  Columns(const parquet::SchemaDescriptor& schema, const UnitReaderOptions& options) {
-    const NullPolicy<float> nan = {true, std::numeric_limits<float>::quiet_NaN()};
-    const NullPolicy<int64_t> missing = {true, options.missing_id};
-    if (!options.label_column.empty()) {
-      label_ = OpenFlatColumn<float>(schema, options.label_column, {/*allowed=*/false, 0});
-    }
-    for (const std::string& name : options.float_columns) {
-      floats_.push_back(OpenFlatColumn<float>(schema, name, nan));
-    }
-    for (const std::string& name : options.id_columns) {
-      ids_.push_back(OpenFlatColumn<int64_t>(schema, name, missing));
-    }
-    for (const std::string& name : options.list_columns) {
-      lists_.push_back(OpenListColumn(schema, name, options.missing_id));
-    }
-  }
-
-  void StartRowGroup(parquet::RowGroupReader* group, int64_t first_row) {
-    ForEach([&](auto& column) { column.StartRowGroup(group, first_row); });
-  }
-
-  void Skip(int64_t rows) {
-    ForEach([rows](auto& column) { column.Skip(rows); });
-  }
-
-  // Empties `block` and makes room for `rows`.
-  void Prepare(int64_t rows, Block* block) const {
-    block->num_rows = 0;
-    block->labels.resize(label_ == nullptr ? 0 : rows);
-    block->floats.resize(floats_.size());
-    block->ids.resize(ids_.size());
-    block->lists.resize(lists_.size());
-    for (auto& values : block->floats) values.resize(rows);
-    for (auto& values : block->ids) values.resize(rows);
-    for (IdList& list : block->lists) {
-      list.values.clear();
-      list.row_splits.assign(1, 0);
-    }
-  }
-
-  // Appends the next `rows` rows, which are numbered from `first_row` in the file.
-  void Append(int64_t rows, int64_t first_row, Block* block) {
-    const int64_t at = block->num_rows;
-    if (label_ != nullptr) {
-      float* values = block->labels.data() + at;
-      label_->Read(rows, values);
-      CheckValues(label_->name(), "0 or 1", kIsLabel, values, rows, first_row);
-    }
-    for (size_t c = 0; c < floats_.size(); ++c) {
-      float* values = block->floats[c].data() + at;
-      floats_[c]->Read(rows, values);
-      CheckValues(floats_[c]->name(), "finite in float32, or NaN where it is missing,", kIsNumeric,
-                  values, rows, first_row);
-    }
-    for (size_t c = 0; c < ids_.size(); ++c) ids_[c]->Read(rows, block->ids[c].data() + at);
-    for (size_t c = 0; c < lists_.size(); ++c) {
-      lists_[c]->Read(rows, kMaxListIds, &block->lists[c].values, &block->lists[c].row_splits);
-    }
-    block->num_rows += rows;
-  }
-
- private:
-  template <typename Body>
-  void ForEach(Body body) {
-    if (label_ != nullptr) body(*label_);
-    for (auto& column : floats_) body(*column);
-    for (auto& column : ids_) body(*column);
-    for (auto& column : lists_) body(*column);
-  }
-
-  std::unique_ptr<FlatColumn<float>> label_;
-  std::vector<std::unique_ptr<FlatColumn<float>>> floats_;
-  std::vector<std::unique_ptr<FlatColumn<int64_t>>> ids_;
-  std::vector<std::unique_ptr<ListColumn>> lists_;
-};
-
-// Appends rows [first, first + rows) of the block's order to the batch.
-void AppendRows(const Block& block, int64_t first, int64_t rows, UnitBatch* batch) {
-  const int64_t* order = block.order.data() + first;
-  const int64_t at = batch->num_rows;
-  if (!block.labels.empty()) {
-    batch->labels.resize(at + rows);
-    for (int64_t i = 0; i < rows; ++i) batch->labels[at + i] = block.labels[order[i]];
-  }
-  const int64_t width = static_cast<int64_t>(block.floats.size());
-  batch->floats.resize((at + rows) * width);
-  for (int64_t c = 0; c < width; ++c) {
-    const float* column = block.floats[c].data();
-    float* out = batch->floats.data() + at * width + c;
-    for (int64_t i = 0; i < rows; ++i) out[i * width] = column[order[i]];
-  }
-  batch->ids.resize(block.ids.size());
-  for (size_t c = 0; c < block.ids.size(); ++c) {
-    batch->ids[c].resize(at + rows);
-    const int64_t* column = block.ids[c].data();
-    int64_t* out = batch->ids[c].data() + at;
-    for (int64_t i = 0; i < rows; ++i) out[i] = column[order[i]];
-  }
-  batch->lists.resize(block.lists.size());
-  for (size_t c = 0; c < block.lists.size(); ++c) {
-    const IdList& from = block.lists[c];
-    IdList& to = batch->lists[c];
-    if (to.row_splits.empty()) to.row_splits.push_back(0);
-    for (int64_t i = 0; i < rows; ++i) {
-      to.values.insert(to.values.end(), from.values.begin() + from.row_splits[order[i]],
-                       from.values.begin() + from.row_splits[order[i] + 1]);
-      to.row_splits.push_back(static_cast<int64_t>(to.values.size()));
-    }
-  }
-  batch->num_rows += rows;
-}
-
-// Returns the batch that ends a unit: without rows, in the shape of any other.
-UnitBatch EmptyBatch(const UnitReaderOptions& options) {
-  UnitBatch batch;
-  batch.ids.resize(options.id_columns.size());
-  batch.lists.resize(options.list_columns.size());
-  for (IdList& list : batch.lists) list.row_splits.assign(1, 0);
-  return batch;
-}
-
 Status CheckOptions(const UnitReaderOptions& options) {
   const auto must = [&options](const std::string& what, int64_t found) {
     return Status::InvalidArgument("unit of '" + options.path + "': " + what + " but is " +
@@ -237,6 +73,10 @@ Status CheckOptions(const UnitReaderOptions& options) {
   }
   if (options.prefetch_batches < 1) {
     return must("prefetch_batches must be at least 1", options.prefetch_batches);
+  }
+  if (options.integer_limits.size() != options.integer_columns.size()) {
+    return must("integer_limits must be as many as integer_columns",
+                static_cast<int64_t>(options.integer_limits.size()));
   }
   if (options.first_row < 0) return must("first_row must be at least 0", options.first_row);
   if (options.num_rows < -1) {
@@ -334,7 +174,7 @@ class ParquetUnitReader final : public UnitReader {
     properties.set_buffer_size(kReadBufferBytes);
     properties.set_page_checksum_verification(true);
     file_ = parquet::ParquetFileReader::Open(std::move(source), properties);
-    columns_ = std::make_unique<Columns>(*file_->metadata()->schema(), options_);
+    columns_ = std::make_unique<UnitColumns>(*file_->metadata()->schema(), options_);
   }
 
   Status CheckRange() {
@@ -361,7 +201,7 @@ class ParquetUnitReader final : public UnitReader {
     const int64_t block_rows = options_.shuffle_rows > 0
                                    ? options_.shuffle_rows
                                    : std::max(kMinBlockRows, options_.batch_rows);
-    Block block;
+    UnitBlock block;
     UnitBatch batch;
     for (uint64_t index = 0; status.ok() && rows_left_ > 0; ++index) {
       status = Guard([&] { ReadBlock(std::min(block_rows, rows_left_), &block); });
@@ -394,7 +234,7 @@ class ParquetUnitReader final : public UnitReader {
     return true;
   }
 
-  void Order(uint64_t block_index, Block* block) const {
+  void Order(uint64_t block_index, UnitBlock* block) const {
     block->order.resize(block->num_rows);
     std::iota(block->order.begin(), block->order.end(), 0);
     if (options_.shuffle_rows == 0) return;
@@ -415,7 +255,7 @@ class ParquetUnitReader final : public UnitReader {
     group_rows_left_ -= row;
   }
 
-  void ReadBlock(int64_t rows, Block* block) {
+  void ReadBlock(int64_t rows, UnitBlock* block) {
     columns_->Prepare(rows, block);
     while (block->num_rows < rows) {
       if (group_rows_left_ == 0) {
@@ -454,7 +294,7 @@ class ParquetUnitReader final : public UnitReader {
 
   // Only the thread uses these once it runs.
   std::unique_ptr<parquet::ParquetFileReader> file_;
-  std::unique_ptr<Columns> columns_;
+  std::unique_ptr<UnitColumns> columns_;
   std::shared_ptr<parquet::RowGroupReader> group_;
   int group_index_ = -1;
   int64_t group_first_row_ = 0;  // of the file

@@ -15,29 +15,36 @@ namespace embedps {
 struct UnitReaderOptions {
   std::string path;
   int64_t first_row = 0;
-  int64_t num_rows = -1;                   // -1: all rows from first_row on
-  int64_t batch_rows = 0;                  // the last batch may be shorter
-  int64_t shuffle_rows = 0;                // rows are shuffled within blocks of this many; 0: not
-  uint64_t seed = 0;                       // of the shuffles, which are the same on every machine
-  int64_t missing_id = -1;                 // replaces a null id
-  int prefetch_batches = 4;                // finished batches to keep ready
-  std::string label_column;                // values 0 or 1; empty: no labels
-  std::vector<std::string> float_columns;  // any finite number; NaN and null become NaN
-  std::vector<std::string> id_columns;     // one integer per row
-  std::vector<std::string> list_columns;   // a list of integers per row
+  int64_t num_rows = -1;                     // -1: all rows from first_row on
+  int64_t batch_rows = 0;                    // the last batch may be shorter
+  int64_t shuffle_rows = 0;                  // rows are shuffled within blocks of this many; 0: not
+  uint64_t seed = 0;                         // of the shuffles, which are the same on every machine
+  int64_t missing_id = -1;                   // replaces a null id
+  int prefetch_batches = 4;                  // finished batches to keep ready
+  std::vector<std::string> numeric_columns;  // any finite number; NaN and null become NaN
+  std::vector<std::string> label_columns;    // values 0 or 1
+  std::vector<std::string> weight_columns;   // finite, at least 0
+  std::vector<std::string> float_columns;    // any finite number
+  std::vector<std::string> id_columns;       // one integer per row
+  std::vector<std::string> integer_columns;  // one integer per row, no nulls
+  std::vector<int64_t> integer_limits;       // per integer column: 0 <= value < limit; 0: any
+  std::vector<std::string> id_list_columns;  // a list of integers per row
+  std::vector<std::string> float_list_columns;  // a list of finite numbers per row; null is NaN
 };
 
-struct IdList {
-  std::vector<int64_t> values;
+template <typename T>
+struct UnitList {
+  std::vector<T> values;
   std::vector<int64_t> row_splits;  // num_rows + 1
 };
 
 struct UnitBatch {
-  int64_t num_rows = 0;                   // 0: the unit has ended
-  std::vector<float> labels;              // num_rows, or empty
-  std::vector<float> floats;              // num_rows x float_columns, row-major
-  std::vector<std::vector<int64_t>> ids;  // per id column: num_rows
-  std::vector<IdList> lists;              // one per list column
+  int64_t num_rows = 0;                        // 0: the unit has ended
+  std::vector<float> numerics;                 // num_rows x numeric_columns, row-major
+  std::vector<std::vector<float>> floats;      // num_rows each: labels, weights, float columns
+  std::vector<std::vector<int64_t>> integers;  // num_rows each: ids, integer columns
+  std::vector<UnitList<int64_t>> id_lists;     // one per id list column
+  std::vector<UnitList<float>> float_lists;    // one per float list column
 };
 
 // Uses memory for shuffle_rows rows (at least 8192), prefetch_batches batches, and one page per

@@ -31,20 +31,44 @@ using parquet::schema::NodePtr;
 using parquet::schema::PrimitiveNode;
 using testing::TemporaryDirectory;
 
-// Row i: row = i; x = i / 2, null in every fifth row; tags = {i, i + 1, ...}, i % 4 of them.
+// Row i: row = i; x = i / 2, null in every fifth row; tags = {i, i + 1, ...}, i % 4 of them;
+// parts = {i / 2, i / 2 + 1, ...}, i % 3 of them; one = {i}, and {i, i} in row `pair_row`.
 constexpr int64_t kRows = 1000;
+constexpr int64_t kNone = -1;
 
 bool IsNull(int64_t row) { return row % 5 == 0; }
 int64_t NumTags(int64_t row) { return row % 4; }
+int64_t NumParts(int64_t row) { return row % 3; }
 
-void WriteRowGroup(parquet::RowGroupWriter* group, int64_t first, int64_t rows) {
+// Writes a column of lists: row i has num_elements(i) elements, the k-th of which is element(i, k).
+template <typename Writer, typename T, typename NumElements, typename Element>
+void WriteLists(parquet::RowGroupWriter* group, int64_t first, int64_t rows,
+                NumElements num_elements, Element element) {
+  std::vector<T> values;
+  std::vector<int16_t> definitions, repetitions;
+  for (int64_t row = first; row < first + rows; ++row) {
+    for (int64_t k = 0; k < num_elements(row); ++k) {
+      values.push_back(element(row, k));
+      definitions.push_back(2);
+      repetitions.push_back(k == 0 ? 0 : 1);
+    }
+    if (num_elements(row) == 0) {
+      definitions.push_back(1);  // an empty list
+      repetitions.push_back(0);
+    }
+  }
+  static_cast<Writer*>(group->NextColumn())
+      ->WriteBatch(definitions.size(), definitions.data(), repetitions.data(), values.data());
+}
+
+void WriteRowGroup(parquet::RowGroupWriter* group, int64_t first, int64_t rows, int64_t pair_row) {
   std::vector<int64_t> values(rows);
   std::iota(values.begin(), values.end(), first);
   static_cast<parquet::Int64Writer*>(group->NextColumn())
       ->WriteBatch(rows, nullptr, nullptr, values.data());
 
   std::vector<double> xs;
-  std::vector<int16_t> definitions, repetitions;
+  std::vector<int16_t> definitions;
   for (int64_t row = first; row < first + rows; ++row) {
     definitions.push_back(IsNull(row) ? 0 : 1);
     if (!IsNull(row)) xs.push_back(0.5 * row);
@@ -52,34 +76,30 @@ void WriteRowGroup(parquet::RowGroupWriter* group, int64_t first, int64_t rows) 
   static_cast<parquet::DoubleWriter*>(group->NextColumn())
       ->WriteBatch(rows, definitions.data(), nullptr, xs.data());
 
-  values.clear();
-  definitions.clear();
-  for (int64_t row = first; row < first + rows; ++row) {
-    for (int64_t tag = 0; tag < NumTags(row); ++tag) {
-      values.push_back(row + tag);
-      definitions.push_back(2);
-      repetitions.push_back(tag == 0 ? 0 : 1);
-    }
-    if (NumTags(row) == 0) {
-      definitions.push_back(1);  // an empty list
-      repetitions.push_back(0);
-    }
-  }
-  static_cast<parquet::Int64Writer*>(group->NextColumn())
-      ->WriteBatch(definitions.size(), definitions.data(), repetitions.data(), values.data());
+  WriteLists<parquet::Int64Writer, int64_t>(group, first, rows, NumTags,
+                                            [](int64_t row, int64_t k) { return row + k; });
+  WriteLists<parquet::FloatWriter, float>(group, first, rows, NumParts,
+                                          [](int64_t row, int64_t k) { return 0.5f * row + k; });
+  WriteLists<parquet::Int64Writer, int64_t>(
+      group, first, rows, [pair_row](int64_t row) { return row == pair_row ? 2 : 1; },
+      [](int64_t row, int64_t) { return row; });
 }
 
-void WriteParquet(const std::string& path, int64_t row_group_rows) {
-  const NodePtr tags = GroupNode::Make(
-      "tags", Repetition::OPTIONAL,
-      {GroupNode::Make(
-          "list", Repetition::REPEATED,
-          {PrimitiveNode::Make("element", Repetition::REQUIRED, parquet::Type::INT64)})},
+NodePtr ListNode(const char* name, parquet::Type::type type) {
+  return GroupNode::Make(
+      name, Repetition::OPTIONAL,
+      {GroupNode::Make("list", Repetition::REPEATED,
+                       {PrimitiveNode::Make("element", Repetition::REQUIRED, type)})},
       parquet::LogicalType::List());
+}
+
+void WriteParquet(const std::string& path, int64_t row_group_rows, int64_t pair_row = kNone) {
   const NodePtr schema = GroupNode::Make(
       "schema", Repetition::REQUIRED,
       {PrimitiveNode::Make("row", Repetition::REQUIRED, parquet::Type::INT64),
-       PrimitiveNode::Make("x", Repetition::OPTIONAL, parquet::Type::DOUBLE), tags});
+       PrimitiveNode::Make("x", Repetition::OPTIONAL, parquet::Type::DOUBLE),
+       ListNode("tags", parquet::Type::INT64), ListNode("parts", parquet::Type::FLOAT),
+       ListNode("one", parquet::Type::INT64)});
   std::shared_ptr<arrow::io::FileOutputStream> sink;
   PARQUET_ASSIGN_OR_THROW(sink, arrow::io::FileOutputStream::Open(path));
   auto properties = parquet::WriterProperties::Builder()
@@ -90,7 +110,8 @@ void WriteParquet(const std::string& path, int64_t row_group_rows) {
   auto writer = parquet::ParquetFileWriter::Open(sink, std::static_pointer_cast<GroupNode>(schema),
                                                  properties);
   for (int64_t first = 0; first < kRows; first += row_group_rows) {
-    WriteRowGroup(writer->AppendRowGroup(), first, std::min(row_group_rows, kRows - first));
+    WriteRowGroup(writer->AppendRowGroup(), first, std::min(row_group_rows, kRows - first),
+                  pair_row);
   }
   writer->Close();
   PARQUET_THROW_NOT_OK(sink->Close());
@@ -100,27 +121,37 @@ UnitReaderOptions MakeOptions(const std::string& path) {
   UnitReaderOptions options;
   options.path = path;
   options.batch_rows = 37;
-  options.float_columns = {"x", "row"};
+  options.numeric_columns = {"x", "row"};
   options.id_columns = {"row"};
-  options.list_columns = {"tags"};
+  options.integer_columns = {"one"};
+  options.integer_limits = {kRows};
+  options.id_list_columns = {"tags"};
+  options.float_list_columns = {"parts"};
   return options;
 }
 
 // Checks that the columns of a batch match. Appends its row ids.
 void CheckBatch(const UnitBatch& batch, std::vector<int64_t>* rows) {
-  EXPECT_EQ(static_cast<int64_t>(batch.floats.size()), 2 * batch.num_rows);
-  EXPECT_EQ(static_cast<int64_t>(batch.ids[0].size()), batch.num_rows);
-  EXPECT_EQ(static_cast<int64_t>(batch.lists[0].row_splits.size()), batch.num_rows + 1);
+  EXPECT_EQ(static_cast<int64_t>(batch.numerics.size()), 2 * batch.num_rows);
+  EXPECT_EQ(static_cast<int64_t>(batch.integers[0].size()), batch.num_rows);
+  EXPECT_EQ(static_cast<int64_t>(batch.id_lists[0].row_splits.size()), batch.num_rows + 1);
+  EXPECT_EQ(static_cast<int64_t>(batch.float_lists[0].row_splits.size()), batch.num_rows + 1);
+  EXPECT_EQ(batch.integers[1], batch.integers[0]);
   for (int64_t i = 0; i < batch.num_rows; ++i) {
-    const int64_t row = batch.ids[0][i];
+    const int64_t row = batch.integers[0][i];
     rows->push_back(row);
-    const float x = batch.floats[2 * i];
+    const float x = batch.numerics[2 * i];
     EXPECT_TRUE(IsNull(row) ? std::isnan(x) : x == 0.5f * row);
-    EXPECT_EQ(batch.floats[2 * i + 1], static_cast<float>(row));
-    const int64_t begin = batch.lists[0].row_splits[i];
-    EXPECT_EQ(batch.lists[0].row_splits[i + 1] - begin, NumTags(row));
+    EXPECT_EQ(batch.numerics[2 * i + 1], static_cast<float>(row));
+    const int64_t begin = batch.id_lists[0].row_splits[i];
+    EXPECT_EQ(batch.id_lists[0].row_splits[i + 1] - begin, NumTags(row));
     for (int64_t tag = 0; tag < NumTags(row); ++tag) {
-      EXPECT_EQ(batch.lists[0].values[begin + tag], row + tag);
+      EXPECT_EQ(batch.id_lists[0].values[begin + tag], row + tag);
+    }
+    const int64_t first = batch.float_lists[0].row_splits[i];
+    EXPECT_EQ(batch.float_lists[0].row_splits[i + 1] - first, NumParts(row));
+    for (int64_t part = 0; part < NumParts(row); ++part) {
+      EXPECT_EQ(batch.float_lists[0].values[first + part], 0.5f * row + part);
     }
   }
 }
@@ -228,9 +259,17 @@ TEST(OpenSaysWhatIsWrong) {
   EXPECT_STATUS(UnitReader::Open(options, &reader), StatusCode::kInvalidArgument, path, "'absent'",
                 "'row', 'x', 'tags'");
   options = MakeOptions(path);
-  options.id_columns = {"tags"};
-  EXPECT_STATUS(UnitReader::Open(options, &reader), StatusCode::kInvalidArgument, "'tags'",
-                "one number a row");
+  options.id_list_columns = {"parts"};
+  EXPECT_STATUS(UnitReader::Open(options, &reader), StatusCode::kInvalidArgument, "'parts'",
+                "a list of integers but is a list of FLOAT");
+  options = MakeOptions(path);
+  options.float_list_columns = {"x"};
+  EXPECT_STATUS(UnitReader::Open(options, &reader), StatusCode::kInvalidArgument, "'x'",
+                "a list of numbers but is DOUBLE");
+  options = MakeOptions(path);
+  options.integer_limits = {};
+  EXPECT_STATUS(UnitReader::Open(options, &reader), StatusCode::kInvalidArgument, "integer_limits",
+                "is 0");
   options = MakeOptions(path);
   options.first_row = 900;
   options.num_rows = 101;
@@ -251,6 +290,44 @@ TEST(IdsThatAreNotIntegersAreDataLoss) {
   options.id_columns = {"x"};
   std::vector<int64_t> rows;
   EXPECT_STATUS(ReadRows(options, &rows), StatusCode::kDataLoss, path, "row group 0", "'x'", "0.5");
+}
+
+TEST(ListsThatAreNoSingleNumbersAreDataLoss) {
+  TemporaryDirectory directory;
+  const std::string path = directory.Path("rows.parquet");
+  WriteParquet(path, 130, /*pair_row=*/700);
+  std::vector<int64_t> rows;
+  EXPECT_STATUS(ReadRows(MakeOptions(path), &rows), StatusCode::kDataLoss, path, "row group 5",
+                "'one'", "one element but one has 2 at row 700");
+  UnitReaderOptions options = MakeOptions(path);
+  options.first_row = 701;  // what is skipped need not be right
+  EXPECT_OK(ReadRows(options, &rows));
+  options.first_row = 3;
+  options.integer_columns = {"tags"};
+  EXPECT_STATUS(ReadRows(options, &rows), StatusCode::kDataLoss, path, "'tags'",
+                "one element but one has 3 at row 3");
+  options.first_row = 4;
+  EXPECT_STATUS(ReadRows(options, &rows), StatusCode::kDataLoss, "one element but one has 0");
+}
+
+TEST(ValuesThatTheirColumnsMustNotHaveAreDataLoss) {
+  TemporaryDirectory directory;
+  const std::string path = directory.Path("rows.parquet");
+  WriteParquet(path, 130);
+  std::vector<int64_t> rows;
+  UnitReaderOptions options = MakeOptions(path);
+  options.integer_limits = {200};
+  EXPECT_STATUS(ReadRows(options, &rows), StatusCode::kDataLoss, path, "row group 1", "'one'",
+                "in [0, 200) but is 200 at row 200");
+  options = MakeOptions(path);
+  options.label_columns = {"one"};
+  EXPECT_STATUS(ReadRows(options, &rows), StatusCode::kDataLoss, "'one'", "0 or 1 but is 2");
+  for (auto* columns : {&options.float_columns, &options.weight_columns}) {
+    options.label_columns.clear();
+    columns->assign(1, "x");
+    EXPECT_STATUS(ReadRows(options, &rows), StatusCode::kDataLoss, "'x' must not have nulls");
+    columns->clear();
+  }
 }
 
 // After damage to any byte, reading ends with the right rows or with a Status that names the file.

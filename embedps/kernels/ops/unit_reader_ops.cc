@@ -52,10 +52,15 @@ absl::Status ScalarInput(tf::OpKernelContext* context, const char* name, T* valu
 class UnitReaderOp : public tf::OpKernel {
  public:
   explicit UnitReaderOp(tf::OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("label_column", &options_.label_column));
+    OP_REQUIRES_OK(context, context->GetAttr("numeric_columns", &options_.numeric_columns));
+    OP_REQUIRES_OK(context, context->GetAttr("label_columns", &options_.label_columns));
+    OP_REQUIRES_OK(context, context->GetAttr("weight_columns", &options_.weight_columns));
     OP_REQUIRES_OK(context, context->GetAttr("float_columns", &options_.float_columns));
     OP_REQUIRES_OK(context, context->GetAttr("id_columns", &options_.id_columns));
-    OP_REQUIRES_OK(context, context->GetAttr("list_columns", &options_.list_columns));
+    OP_REQUIRES_OK(context, context->GetAttr("integer_columns", &options_.integer_columns));
+    OP_REQUIRES_OK(context, context->GetAttr("integer_limits", &options_.integer_limits));
+    OP_REQUIRES_OK(context, context->GetAttr("id_list_columns", &options_.id_list_columns));
+    OP_REQUIRES_OK(context, context->GetAttr("float_list_columns", &options_.float_list_columns));
     OP_REQUIRES_OK(context, context->GetAttr("batch_rows", &options_.batch_rows));
     OP_REQUIRES_OK(context, context->GetAttr("shuffle_rows", &options_.shuffle_rows));
     OP_REQUIRES_OK(context, context->GetAttr("missing_id", &options_.missing_id));
@@ -89,9 +94,11 @@ class UnitReaderOp : public tf::OpKernel {
 class UnitReaderNextOp : public tf::OpKernel {
  public:
   explicit UnitReaderNextOp(tf::OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("num_numeric_columns", &num_numeric_columns_));
     OP_REQUIRES_OK(context, context->GetAttr("num_float_columns", &num_float_columns_));
-    OP_REQUIRES_OK(context, context->GetAttr("num_id_columns", &num_id_columns_));
-    OP_REQUIRES_OK(context, context->GetAttr("num_list_columns", &num_list_columns_));
+    OP_REQUIRES_OK(context, context->GetAttr("num_integer_columns", &num_integer_columns_));
+    OP_REQUIRES_OK(context, context->GetAttr("num_id_list_columns", &num_id_list_columns_));
+    OP_REQUIRES_OK(context, context->GetAttr("num_float_list_columns", &num_float_list_columns_));
   }
 
   void Compute(tf::OpKernelContext* context) override {
@@ -104,23 +111,15 @@ class UnitReaderNextOp : public tf::OpKernel {
     tf::Tensor* num_rows;
     OP_REQUIRES_OK(context, context->allocate_output("num_rows", tf::TensorShape({}), &num_rows));
     num_rows->scalar<int64_t>()() = batch.num_rows;
-    OP_REQUIRES_OK(context, Output(context, "labels", batch.labels));
-    tf::Tensor* floats;
-    OP_REQUIRES_OK(context,
-                   context->allocate_output(
-                       "floats", tf::TensorShape({batch.num_rows, num_float_columns_}), &floats));
-    CopyTo(batch.floats, floats);
-    tf::OpOutputList ids, list_values, list_splits;
-    OP_REQUIRES_OK(context, context->output_list("ids", &ids));
-    OP_REQUIRES_OK(context, context->output_list("list_values", &list_values));
-    OP_REQUIRES_OK(context, context->output_list("list_splits", &list_splits));
-    for (int i = 0; i < num_id_columns_; ++i) {
-      OP_REQUIRES_OK(context, Output(&ids, i, batch.ids[i]));
-    }
-    for (int i = 0; i < num_list_columns_; ++i) {
-      OP_REQUIRES_OK(context, Output(&list_values, i, batch.lists[i].values));
-      OP_REQUIRES_OK(context, Output(&list_splits, i, batch.lists[i].row_splits));
-    }
+    tf::Tensor* numerics;
+    OP_REQUIRES_OK(context, context->allocate_output(
+                                "numerics", tf::TensorShape({batch.num_rows, num_numeric_columns_}),
+                                &numerics));
+    CopyTo(batch.numerics, numerics);
+    OP_REQUIRES_OK(context, Output(context, "floats", batch.floats));
+    OP_REQUIRES_OK(context, Output(context, "integers", batch.integers));
+    OP_REQUIRES_OK(context, Output(context, "id_list", batch.id_lists));
+    OP_REQUIRES_OK(context, Output(context, "float_list", batch.float_lists));
   }
 
  private:
@@ -131,10 +130,14 @@ class UnitReaderNextOp : public tf::OpKernel {
                                         std::to_string(expected) + " but the reader has " +
                                         std::to_string(found));
     };
-    TF_RETURN_IF_ERROR(check("num_id_columns", num_id_columns_, batch.ids.size()));
-    TF_RETURN_IF_ERROR(check("num_list_columns", num_list_columns_, batch.lists.size()));
+    TF_RETURN_IF_ERROR(check("num_float_columns", num_float_columns_, batch.floats.size()));
+    TF_RETURN_IF_ERROR(check("num_integer_columns", num_integer_columns_, batch.integers.size()));
+    TF_RETURN_IF_ERROR(check("num_id_list_columns", num_id_list_columns_, batch.id_lists.size()));
+    TF_RETURN_IF_ERROR(
+        check("num_float_list_columns", num_float_list_columns_, batch.float_lists.size()));
     if (batch.num_rows == 0) return absl::OkStatus();
-    return check("num_float_columns", num_float_columns_, batch.floats.size() / batch.num_rows);
+    return check("num_numeric_columns", num_numeric_columns_,
+                 batch.numerics.size() / batch.num_rows);
   }
 
   template <typename T>
@@ -144,16 +147,7 @@ class UnitReaderNextOp : public tf::OpKernel {
   }
 
   template <typename T>
-  static absl::Status Output(tf::OpKernelContext* context, const char* name,
-                             const std::vector<T>& values) {
-    tf::Tensor* tensor;
-    TF_RETURN_IF_ERROR(context->allocate_output(
-        name, tf::TensorShape({static_cast<int64_t>(values.size())}), &tensor));
-    CopyTo(values, tensor);
-    return absl::OkStatus();
-  }
-
-  static absl::Status Output(tf::OpOutputList* list, int i, const std::vector<int64_t>& values) {
+  static absl::Status Output(tf::OpOutputList* list, int i, const std::vector<T>& values) {
     tf::Tensor* tensor;
     TF_RETURN_IF_ERROR(
         list->allocate(i, tf::TensorShape({static_cast<int64_t>(values.size())}), &tensor));
@@ -161,9 +155,37 @@ class UnitReaderNextOp : public tf::OpKernel {
     return absl::OkStatus();
   }
 
+  // Writes one output per column.
+  template <typename T>
+  static absl::Status Output(tf::OpKernelContext* context, const char* name,
+                             const std::vector<std::vector<T>>& columns) {
+    tf::OpOutputList list;
+    TF_RETURN_IF_ERROR(context->output_list(name, &list));
+    for (size_t i = 0; i < columns.size(); ++i) {
+      TF_RETURN_IF_ERROR(Output(&list, static_cast<int>(i), columns[i]));
+    }
+    return absl::OkStatus();
+  }
+
+  // Writes the outputs `name`_values and `name`_splits per column of lists.
+  template <typename T>
+  static absl::Status Output(tf::OpKernelContext* context, const std::string& name,
+                             const std::vector<UnitList<T>>& columns) {
+    tf::OpOutputList values, splits;
+    TF_RETURN_IF_ERROR(context->output_list(name + "_values", &values));
+    TF_RETURN_IF_ERROR(context->output_list(name + "_splits", &splits));
+    for (size_t i = 0; i < columns.size(); ++i) {
+      TF_RETURN_IF_ERROR(Output(&values, static_cast<int>(i), columns[i].values));
+      TF_RETURN_IF_ERROR(Output(&splits, static_cast<int>(i), columns[i].row_splits));
+    }
+    return absl::OkStatus();
+  }
+
+  int num_numeric_columns_;
   int num_float_columns_;
-  int num_id_columns_;
-  int num_list_columns_;
+  int num_integer_columns_;
+  int num_id_list_columns_;
+  int num_float_list_columns_;
 };
 
 class UnitReaderLiveCountOp : public tf::OpKernel {
@@ -198,13 +220,12 @@ absl::Status ScalarShapes(InferenceContext* context) {
 absl::Status NextShapes(InferenceContext* context) {
   ShapeHandle unused;
   TF_RETURN_IF_ERROR(context->WithRank(context->input(0), 0, &unused));
-  int64_t num_float_columns;
-  TF_RETURN_IF_ERROR(context->GetAttr("num_float_columns", &num_float_columns));
+  int64_t num_numeric_columns;
+  TF_RETURN_IF_ERROR(context->GetAttr("num_numeric_columns", &num_numeric_columns));
   const auto unknown = InferenceContext::kUnknownDim;
   context->set_output(0, context->Scalar());
-  context->set_output(1, context->Vector(unknown));
-  context->set_output(2, context->Matrix(unknown, num_float_columns));
-  for (int i = 3; i < context->num_outputs(); ++i) {
+  context->set_output(1, context->Matrix(unknown, num_numeric_columns));
+  for (int i = 2; i < context->num_outputs(); ++i) {
     context->set_output(i, context->Vector(unknown));
   }
   return absl::OkStatus();
@@ -216,10 +237,15 @@ REGISTER_OP("EmbedpsUnitReader")
     .Input("num_rows: int64")
     .Input("seed: int64")
     .Output("reader: resource")
-    .Attr("label_column: string = ''")
+    .Attr("numeric_columns: list(string) = []")
+    .Attr("label_columns: list(string) = []")
+    .Attr("weight_columns: list(string) = []")
     .Attr("float_columns: list(string) = []")
     .Attr("id_columns: list(string) = []")
-    .Attr("list_columns: list(string) = []")
+    .Attr("integer_columns: list(string) = []")
+    .Attr("integer_limits: list(int) = []")
+    .Attr("id_list_columns: list(string) = []")
+    .Attr("float_list_columns: list(string) = []")
     .Attr("batch_rows: int >= 1")
     .Attr("shuffle_rows: int >= 0 = 0")
     .Attr("missing_id: int = -1")
@@ -231,14 +257,18 @@ REGISTER_OP("EmbedpsUnitReader")
 REGISTER_OP("EmbedpsUnitReaderNext")
     .Input("reader: resource")
     .Output("num_rows: int64")
-    .Output("labels: float32")
-    .Output("floats: float32")
-    .Output("ids: num_id_columns * int64")
-    .Output("list_values: num_list_columns * int64")
-    .Output("list_splits: num_list_columns * int64")
+    .Output("numerics: float32")
+    .Output("floats: num_float_columns * float32")
+    .Output("integers: num_integer_columns * int64")
+    .Output("id_list_values: num_id_list_columns * int64")
+    .Output("id_list_splits: num_id_list_columns * int64")
+    .Output("float_list_values: num_float_list_columns * float32")
+    .Output("float_list_splits: num_float_list_columns * int64")
+    .Attr("num_numeric_columns: int >= 0")
     .Attr("num_float_columns: int >= 0")
-    .Attr("num_id_columns: int >= 0")
-    .Attr("num_list_columns: int >= 0")
+    .Attr("num_integer_columns: int >= 0")
+    .Attr("num_id_list_columns: int >= 0")
+    .Attr("num_float_list_columns: int >= 0")
     .SetIsStateful()
     .SetShapeFn(NextShapes)
     .Doc("Returns the reader's next batch. num_rows is 0 at the end of the unit.");

@@ -88,8 +88,7 @@ class LoadedModel(RestoredModel):
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that records must have."""
-        reader = self._model.input(batch_rows=1, shuffle_rows=0)
-        return (*reader.numerics, *reader.ids, *reader.id_lists)
+        return self._model.output_columns.names
 
     def predict(self, records: Any) -> dict[str, npt.NDArray[Any]]:
         """Scores records of features.

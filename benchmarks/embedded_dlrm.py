@@ -76,7 +76,7 @@ def make(
         counts: Any = eval_unit(
             tf.constant(str(path)), tf.constant(0, tf.int64), tf.constant(rows, tf.int64)
         )
-        accumulator = model.accumulator()
+        accumulator = model.accumulator(training=False)
         accumulator.add(counts)
         return accumulator.result()
 

@@ -8,14 +8,13 @@ is what the step adds. Units return these counts, and the client adds those of c
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from embedps.engine.model_interface import corpus_metrics
 from embedps.engine.variable_stand_ins import standing_in
 from embedps.errors import UsageError
 
@@ -29,15 +28,15 @@ class Collected:
 class MetricCounts:
     """The metrics of a model, whose variables are made."""
 
-    def __init__(self, model: tf.keras.Model) -> None:
+    def __init__(self, model: tf.keras.Model, *, skipped: Iterable[tf.Module] = ()) -> None:
         """Finds the metrics: the model's, and those of its layers and tasks.
 
         Args:
           model: built; if it is compiled, its metrics are built too.
+          skipped: whose metrics are left out.
         """
-        # Those over a corpus of candidates are not updated in steps.
-        skipped = {id(part) for each in corpus_metrics(model) for part in each.submodules}
-        metrics = {id(m): m for m in model.metrics if m.variables and id(m) not in skipped}
+        parts = {id(part) for each in skipped for part in each.submodules}
+        metrics = {id(m): m for m in model.metrics if m.variables and id(m) not in parts}
         # A metric may be made of others, such as the mean that it is: each variable counts once.
         inner = {id(part) for m in metrics.values() for part in m.submodules if id(part) in metrics}
         self._metrics: dict[str, tf.keras.metrics.Metric] = {}

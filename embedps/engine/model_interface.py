@@ -73,7 +73,7 @@ def step_loss(
       float32 scalar.
     """
     model._clear_losses()
-    with one_replica(), _without_corpus_metrics(model):
+    with one_replica():
         if has_own_loss(model):
             loss = model.compute_loss(dict(batch), training=training)
             # The model's own, and those of parts that it called.
@@ -134,31 +134,6 @@ def _inputs(model: tf.keras.Model, batch: Mapping[str, Any]) -> dict[str, Any]:
     """Gives the columns that a functional model names, or all."""
     named = getattr(model, "_nested_inputs", None)
     return {k: v for k, v in batch.items() if not isinstance(named, Mapping) or k in named}
-
-
-def corpus_metrics(model: tf.keras.Model) -> list[tf.keras.layers.Layer]:
-    """Lists the metrics over a corpus of candidates, such as FactorizedTopK, that a step skips."""
-    return [metric for task in _retrieval_tasks(model) for metric in task._factorized_metrics or ()]
-
-
-def _retrieval_tasks(model: tf.keras.Model) -> list[Any]:
-    import tensorflow_recommenders as tfrs
-
-    return [m for m in model.submodules if isinstance(m, tfrs.tasks.Retrieval)]
-
-
-@contextmanager
-def _without_corpus_metrics(model: tf.keras.Model) -> Iterator[None]:
-    """Makes retrieval tasks skip metrics that would score each batch against all candidates."""
-    tasks = _retrieval_tasks(model)
-    before = [task._factorized_metrics for task in tasks]
-    for task in tasks:
-        task._factorized_metrics = []
-    try:
-        yield
-    finally:
-        for task, metrics in zip(tasks, before, strict=True):
-            task._factorized_metrics = metrics
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,12 @@ from embedps.data.dataset_metadata import LabelColumn
 from embedps.data.unit_reader import NUMERICS, Batch, UnitReader
 from embedps.engine import model_interface
 from embedps.engine.click_model import ClickModel, NetworkModel
+from embedps.engine.corpus_metrics import (
+    candidates_of,
+    corpus_metrics,
+    encode_candidates,
+    ranking,
+)
 from embedps.engine.metric_counts import MetricCounts
 from embedps.engine.network_interface import check_logits, check_network
 from embedps.engine.recommender import Recommender
@@ -24,6 +30,7 @@ from embedps.errors import UsageError
 from embedps.layers.embeddings import Embeddings
 from embedps.metrics import Accumulator, Counts
 from embedps.tables.activations import Activation, sample
+from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.specs import FeatureSpec, TableSpec
 
 
@@ -34,7 +41,7 @@ class StepModel:
       recommender: the declaration.
       model: the Keras model.
       embeddings: its Embeddings layer.
-      metrics: its metrics, as counts.
+      metrics: its metrics that a step updates, as counts.
       columns: the columns that a step reads.
     """
 
@@ -65,6 +72,7 @@ class StepModel:
         self._offered = self.columns
         if isinstance(self.model, ClickModel) and dataset is not None:
             _check_binary(self.model.label, dataset)
+        self._candidates = candidates_of(self.model)
         self._check_columns()
         self._make_variables()
         if not recommender.features and recommender.columns is None:
@@ -88,7 +96,7 @@ class StepModel:
     @property
     def variables(self) -> list[tf.Variable]:
         """The variables that a checkpoint holds: all but those of metrics."""
-        counted = {id(v) for v in self.metrics.variables}
+        counted = {id(v) for v in self._scored.variables}
         return [v for v in self.model.variables if id(v) not in counted]
 
     @property
@@ -107,7 +115,7 @@ class StepModel:
     @property
     def state(self) -> list[tf.Variable]:
         """The variables that the model itself may update, such as moving averages."""
-        counted = {id(v) for v in self.metrics.variables}
+        counted = {id(v) for v in self._scored.variables}
         return [v for v in self.model.non_trainable_variables if id(v) not in counted]
 
     def input(self, *, batch_rows: int, shuffle_rows: int) -> UnitReader:
@@ -119,7 +127,12 @@ class StepModel:
         )
 
     def loss(
-        self, columns: Mapping[str, Any], activations: Mapping[str, Any], *, training: bool
+        self,
+        columns: Mapping[str, Any],
+        activations: Mapping[str, Any],
+        *,
+        training: bool,
+        candidates: Sequence[tf.Tensor] = (),
     ) -> tf.Tensor:
         """Computes what a step minimizes, float32 scalar.
 
@@ -127,8 +140,13 @@ class StepModel:
           columns: of the batch.
           activations: of its features, as `EmbeddingCollection.combine` returns them.
           training: as Keras has it.
+          candidates: those that `encode_candidates` returned, for metrics that rank them; empty in
+            training, which leaves these metrics out.
         """
-        with self.embeddings.providing(activations):
+        with (
+            self.embeddings.providing(activations),
+            ranking(self.model, self._candidates, candidates),
+        ):
             return model_interface.step_loss(
                 self.model,
                 self.fill(columns),
@@ -138,7 +156,12 @@ class StepModel:
             )
 
     def count(
-        self, batch: Batch, activations: Mapping[str, Any], *, training: bool
+        self,
+        batch: Batch,
+        activations: Mapping[str, Any],
+        *,
+        training: bool,
+        candidates: Sequence[tf.Tensor] = (),
     ) -> tuple[tf.Tensor, Counts]:
         """Computes what a step minimizes, and counts the batch; see `loss`.
 
@@ -146,20 +169,26 @@ class StepModel:
           The loss, and the counts: "examples", "loss" (the loss times the examples), and what the
           model's metrics counted.
         """
-        with self.metrics.collecting() as collected:
-            loss = self.loss(batch.columns, activations, training=training)
+        metrics = self.metrics if training else self._scored
+        with metrics.collecting() as collected:
+            loss = self.loss(batch.columns, activations, training=training, candidates=candidates)
         rows = tf.cast(batch.num_rows, tf.float64)
         total = tf.cast(loss, tf.float64) * rows
         return loss, {"examples": rows, "loss": total, **collected.counts}
 
-    def zero_counts(self) -> Counts:
+    def zero_counts(self, *, training: bool) -> Counts:
         """Returns the counts of no examples."""
         zero = tf.zeros([], tf.float64)
-        return {"examples": zero, "loss": zero, **self.metrics.zero()}
+        metrics = self.metrics if training else self._scored
+        return {"examples": zero, "loss": zero, **metrics.zero()}
 
-    def accumulator(self) -> Accumulator:
+    def accumulator(self, *, training: bool) -> Accumulator:
         """Makes an accumulator of this model's counts."""
-        return Accumulator(self.metrics.scores)
+        return Accumulator((self.metrics if training else self._scored).scores)
+
+    def encode_candidates(self, collection: EmbeddingCollection) -> list[tf.Tensor]:
+        """Encodes the candidates that metrics rank, with the present rows and variables."""
+        return encode_candidates(self._candidates, self.embeddings, collection)
 
     def outputs(
         self, columns: Mapping[str, Any], activations: Mapping[str, Any]
@@ -247,7 +276,10 @@ class StepModel:
         self._check_shapes()
         for metric in self.model.metrics:
             metric.reset_state()
-        self.metrics = MetricCounts(self.model)
+        self._scored = MetricCounts(self.model)
+        self.metrics = self._scored
+        if self._candidates:
+            self.metrics = MetricCounts(self.model, skipped=corpus_metrics(self.model))
         self.metrics.check(lambda: self.loss(batch, activations, training=False))
 
     @contextmanager

@@ -76,7 +76,7 @@ def make_train_unit(
     def train_batches(
         batches: list[Batch], first_step: tf.Tensor, learning_rate: tf.Tensor
     ) -> Counts:
-        counts = model.zero_counts()
+        counts = model.zero_counts(training=True)
         requested: list[StepInputs] = []
         for k, batch in enumerate(batches):
             for j in range(len(requested), min(k + steps_ahead + 1, len(batches))):
@@ -98,7 +98,7 @@ def make_train_unit(
         learning_rate: tf.Tensor,
     ) -> Counts:
         reader = unit_input.open(path, first_row, num_rows, seed)
-        counts = model.zero_counts()
+        counts = model.zero_counts(training=True)
         num_batches = -(-num_rows // unit_input.batch_rows)
         num_whole = num_batches // exchange.steps_per_iteration * exchange.steps_per_iteration
         # Several steps per iteration: each iteration costs messages to and from each server.
@@ -124,18 +124,22 @@ def make_eval_unit(
     """Makes the function that scores a unit; it creates no rows and changes no state.
 
     Returns:
-      A tf.function of (path string, first_row, num_rows: int64 scalars) that returns its Counts.
+      A tf.function of (path string, first_row, num_rows: int64 scalars, and the tensors that
+      `StepModel.encode_candidates` returns) that returns its Counts.
     """
 
     @tf.function
-    def eval_unit(path: tf.Tensor, first_row: tf.Tensor, num_rows: tf.Tensor) -> Counts:
+    def eval_unit(
+        path: tf.Tensor, first_row: tf.Tensor, num_rows: tf.Tensor, *candidates: tf.Tensor
+    ) -> Counts:
         reader = unit_input.open(path, first_row, num_rows)
-        counts = model.zero_counts()
+        counts = model.zero_counts(training=False)
         num_batches = -(-num_rows // unit_input.batch_rows)
         for _ in tf.range(num_batches):
             batch = unit_input.next(reader)
             found = collection.lookup(batch.columns, insert=False)
-            _, more = model.count(batch, collection.combine(found), training=False)
+            rows = collection.combine(found)
+            _, more = model.count(batch, rows, training=False, candidates=candidates)
             counts = _add(counts, more)
         return counts
 

@@ -155,12 +155,13 @@ class Evaluator(RestoredModel):
         Raises:
           DatasetError: a file of the split cannot be read.
         """
-        accumulator = self._model.accumulator()
+        accumulator = self._model.accumulator(training=False)
+        candidates = self._model.encode_candidates(self._collection)
         ledger = self._ledger()
         done = 0
         while (unit := ledger.take()) is not None:
             try:
-                counts = self._eval_unit(*eval_arguments(unit))
+                counts = self._eval_unit(*eval_arguments(unit), *candidates)
             except tf.errors.OpError as error:
                 raise explain(error) from error
             accumulator.add(counts)

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import tensorflow as tf
+
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.cluster.interface import Cluster
 from embedps.data.dataset import Dataset
@@ -58,6 +60,7 @@ class InlineEvaluation:
         """
         self._model = model
         self._cluster = cluster
+        self._collection = collection
         self._dataset = dataset
         self._split = split
         self._every_units = every_units
@@ -96,11 +99,19 @@ class InlineEvaluation:
         def record(unit: Unit, counts: Counts) -> None:
             found[unit.position] = counts
 
+        try:
+            candidates = self._model.encode_candidates(self._collection)
+        except tf.errors.OpError as error:
+            raise explain(error) from error
+
+        def arguments(unit: Unit) -> tuple[tf.Tensor, ...]:
+            return (*eval_arguments(unit), *candidates)
+
         with Scheduler(
             self._cluster,
             ledger,
             self._eval_unit,
-            arguments=eval_arguments,
+            arguments=arguments,
             record=record,
             stop=stop,
         ) as schedule:
@@ -122,7 +133,7 @@ class InlineEvaluation:
         counts = self.count(stop, check)
         if counts is None:
             return None
-        total = self._model.accumulator()
+        total = self._model.accumulator(training=False)
         for each in counts.values():
             total.add(each)
         now = time.time()

@@ -76,7 +76,7 @@ class TrainingLoop:
         self._check_cluster = check_cluster
         self._ledger = setup.ledger
         self._restarts = Restarts(setup.directory.path)
-        self.log = TrainingLog(setup.directory.path, setup.model.accumulator)
+        self.log = TrainingLog(setup.directory.path, lambda: setup.model.accumulator(training=True))
 
     @property
     def finished(self) -> bool:

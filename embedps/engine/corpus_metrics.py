@@ -1,0 +1,100 @@
+"""Metrics over a corpus of candidates, such as FactorizedTopK: left out in steps, then scored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from embedps.errors import UsageError
+from embedps.layers.candidates import Candidates
+from embedps.layers.embeddings import Embeddings
+from embedps.tables.collection import EmbeddingCollection
+
+
+def corpus_metrics(model: tf.keras.Model) -> list[tf.keras.layers.Layer]:
+    """Lists the metrics over candidates of a model's retrieval tasks."""
+    return [metric for task in _retrieval_tasks(model) for metric in task._factorized_metrics or ()]
+
+
+def candidates_of(model: tf.keras.Model) -> list[Candidates]:
+    """Lists what those metrics rank.
+
+    Raises:
+      UsageError: a metric ranks something that an engine cannot encode with a checkpoint's rows.
+    """
+    found: dict[int, Candidates] = {}
+    for metric in corpus_metrics(model):
+        ranked = getattr(metric, "_candidates", None)
+        if not isinstance(ranked, Candidates):
+            raise UsageError(
+                f"metric {metric.name!r} ({type(metric).__name__}) must rank embedps.Candidates("
+                f"batches, tower), which an engine encodes with each checkpoint, but ranks a "
+                f"{type(ranked).__name__}"
+            )
+        found[id(ranked)] = ranked
+    return list(found.values())
+
+
+def encode_candidates(
+    candidates: Sequence[Candidates], embeddings: Embeddings, collection: EmbeddingCollection
+) -> list[tf.Tensor]:
+    """Encodes candidates with the present rows and variables, as `ranking` takes them.
+
+    Args:
+      candidates: what the metrics rank.
+      embeddings: the model's layer.
+      collection: the tables.
+    """
+    features = {feature.name for feature in embeddings.features}
+    encoded: list[tf.Tensor] = []
+    for each in candidates:
+
+        def encode(batch: Any, tower: Any = each.tower) -> tf.Tensor:
+            ids = {name: value for name, value in batch.items() if name in features}
+            found = collection.lookup(ids, insert=False, partial=True)
+            with embeddings.providing(collection.combine(found)):
+                return tower(batch)
+
+        encoded += each.encoded(tf.function(encode, reduce_retracing=True))
+    return encoded
+
+
+@contextmanager
+def ranking(
+    model: tf.keras.Model, candidates: Sequence[Candidates], encoded: Sequence[tf.Tensor]
+) -> Iterator[None]:
+    """Makes metrics rank encoded candidates within the block; without any, they count nothing.
+
+    Args:
+      model: whose metrics they are.
+      candidates: what they rank.
+      encoded: what `encode_candidates` returned; empty in a step.
+    """
+    with ExitStack() as stack:
+        if encoded:
+            for i, each in enumerate(candidates):
+                stack.enter_context(each.providing((encoded[2 * i], encoded[2 * i + 1])))
+        else:
+            stack.enter_context(_without(_retrieval_tasks(model)))
+        yield
+
+
+@contextmanager
+def _without(tasks: Sequence[Any]) -> Iterator[None]:
+    before = [task._factorized_metrics for task in tasks]
+    for task in tasks:
+        task._factorized_metrics = []
+    try:
+        yield
+    finally:
+        for task, metrics in zip(tasks, before, strict=True):
+            task._factorized_metrics = metrics
+
+
+def _retrieval_tasks(model: tf.keras.Model) -> list[Any]:
+    import tensorflow_recommenders as tfrs
+
+    return [m for m in model.submodules if isinstance(m, tfrs.tasks.Retrieval)]

@@ -76,6 +76,7 @@ def write_dataset(directory: Path, *, train: int = 2000, evaluation: int = 700) 
         splits[name] = Split(rows=rows, positives=0, files=(file,))
     Dataset(
         directory=directory,
+        label=LABELS[0].name,
         labels=LABELS,
         weight="weight",
         timestamp="time",

@@ -88,7 +88,8 @@ class Dataset:
         expected |= {self.timestamp: "int64"} if self.timestamp else {}
         if len(expected) != len(self.columns):
             raise DatasetError(
-                "the names of the labels, the features and the other columns must differ"
+                "the names of the labels, the features and the other columns must differ from "
+                "each other"
             )
         for name, arrow_type in expected.items():
             if name not in self.schema:

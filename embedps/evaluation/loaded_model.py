@@ -87,19 +87,18 @@ class LoadedModel(RestoredModel):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that records must have."""
+        """The columns that records must have: those that the model's call depends on."""
         return self._model.output_columns.names
 
     def predict(self, records: Any) -> dict[str, npt.NDArray[Any]]:
         """Scores records of features.
 
         Args:
-          records: the columns that the model's call depends on, of equal length: a pyarrow Table
-            or RecordBatch, a data frame, or a mapping of names to arrays or lists. Labels and
-            weights are not needed, unless the call uses them. A null number is NaN, a null id the
-            missing id, a null list empty; labels, weights, keys and times must not be null. Other
-            columns are ignored. Raw records become features by
-            `pipelines.transforms.Transforms`.
+          records: `columns`, of equal length: a pyarrow Table or RecordBatch, a data frame, or a
+            mapping of names to arrays or lists. Labels and weights are not needed, unless the
+            model's call uses them. A null number is NaN, a null id the missing id, a null list
+            empty; labels, weights, keys and times must not be null. Other columns are ignored. Raw
+            records become features by `pipelines.transforms.Transforms`.
 
         Returns:
           What the model's call returns, by name: "score" if that is one tensor, the names of the

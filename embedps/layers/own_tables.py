@@ -26,6 +26,16 @@ _in_thread = threading.local()
 whether lookups do not learn."""
 
 
+def _drop(collection: EmbeddingCollection) -> None:
+    """Frees tables, outside of a graph that may be built at the moment.
+
+    The garbage collector may call this while TensorFlow holds that graph's lock: an op in the graph
+    would wait for it forever.
+    """
+    with tf.init_scope():
+        collection.drop()
+
+
 class OwnTables:
     """Tables in this process, of a layer that no engine serves.
 
@@ -66,7 +76,7 @@ class OwnTables:
             devices=["/device:CPU:0"],
             container=f"embedps-keras-{os.getpid()}-{uuid.uuid4().hex}",
         )
-        weakref.finalize(self, self.collection.drop)
+        weakref.finalize(self, _drop, self.collection)
         self.anchor = tf.Variable(0.0, name="embeddings")
         self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name="embeddings_step")
         self._schedule = learning_rate if callable(learning_rate) else None

@@ -20,10 +20,10 @@ from tests.kernels.unit_files import read_batches
 ROWS = 1000
 ALL = Columns(
     labels=(
-        LabelColumn("clicked", "binary"),
-        LabelColumn("stars", "classes", 5),
-        LabelColumn("seconds", "number"),
-        LabelColumn("bought", "binary"),
+        LabelColumn(name="clicked", kind="binary"),
+        LabelColumn(name="stars", kind="classes", classes=5),
+        LabelColumn(name="seconds", kind="number"),
+        LabelColumn(name="bought", kind="binary"),
     ),
     weight="weight",
     numerics=("I1", "I2"),
@@ -128,10 +128,12 @@ def test_null_in_a_list_of_one_element_is_a_missing_value(tmp_path: Path) -> Non
             "flag": pa.array([[True], [False], [True]]),
         }
     )
-    columns = Columns(labels=(LabelColumn("flag", "binary"),), ids=("C1",), numerics=("I1",))
+    columns = Columns(
+        labels=(LabelColumn(name="flag", kind="binary"),), ids=("C1",), numerics=("I1",)
+    )
     batches = read(table, tmp_path, columns, missing_id=-7)
     assert values(batches, "C1").tolist() == [1, -7, 3]
-    np.testing.assert_array_equal(values(batches, "I1"), np.float32([np.nan, 1.5, 2]))
+    np.testing.assert_array_equal(values(batches, "I1"), np.array([np.nan, 1.5, 2], np.float32))
     assert values(batches, "flag").tolist() == [1, 0, 1]
 
 

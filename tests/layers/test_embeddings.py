@@ -219,3 +219,24 @@ def test_tables_are_freed_with_their_layer(data: tf.data.Dataset) -> None:
     gc.collect()
     with pytest.raises(tf.errors.NotFoundError):
         collection.stats()
+
+
+def test_tables_are_freed_while_a_graph_is_built(data: tf.data.Dataset) -> None:
+    """The garbage collector may run where TensorFlow holds the graph's lock."""
+    import gc
+
+    layers = [embedps.Embeddings(features())]
+    layers[0](next(iter(data))[0], training=True)
+    collection = layers[0].own.collection
+
+    @tf.function
+    def built() -> tf.Tensor:
+        with tf.compat.v1.get_default_graph()._mutation_lock():
+            layers.clear()
+            gc.collect()
+        return tf.constant(0)
+
+    graph = built.get_concrete_function().graph
+    assert not [op for op in graph.get_operations() if "Drop" in op.type]
+    with pytest.raises(tf.errors.NotFoundError):
+        collection.stats()

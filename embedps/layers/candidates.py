@@ -81,12 +81,15 @@ class Candidates(tfrs.layers.factorized_top_k.TopK):
         k = self._k if k is None else k
         encoded = getattr(self._provided, "encoded", None)
         if encoded is None:
-            return self._streaming(queries, k)
+            return self._compare_batches(queries, k)
         embeddings, identifiers = encoded
         scores = tf.matmul(queries, embeddings, transpose_b=True)
         missing = tf.maximum(k - tf.shape(scores)[1], 0)
         scores = tf.pad(scores, [[0, 0], [0, missing]], constant_values=tf.float32.min)
-        identifiers = tf.pad(identifiers, [[0, missing]])
+        padding = tf.zeros([missing], identifiers.dtype)
+        if identifiers.dtype == tf.string:
+            padding = tf.fill([missing], "")
+        identifiers = tf.concat([identifiers, padding], axis=0)
         values, places = tf.math.top_k(scores, k=k)
         return values, tf.gather(identifiers, places)
 
@@ -132,11 +135,26 @@ class Candidates(tfrs.layers.factorized_top_k.TopK):
         finally:
             self._provided.encoded = None
 
-    def _streaming(self, queries: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
-        def pair(batch: Any) -> Any:
-            with without_learning():
-                found = self._encode(batch)
-            return found if self._identifier is None else (batch[self._identifier], found)
+    def _compare_batches(self, queries: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
+        """Finds the best candidates, a batch of them at a time."""
+        kind = self.encoded_specs[1].dtype
+        shape = [tf.shape(queries)[0], k]
+        none = tf.fill(shape, "") if kind == tf.string else tf.zeros(shape, kind)
+        least = tf.fill(shape, tf.float32.min)
 
-        streaming = tfrs.layers.factorized_top_k.Streaming(k=k)
-        return streaming.index_from_dataset(self._batches.map(pair))(queries, k)  # type: ignore[no-any-return]
+        def merge(state: Any, batch: Any) -> Any:
+            scores, identifiers, place = state
+            with without_learning():
+                more = tf.matmul(queries, self._encode(batch), transpose_b=True)
+            rows = tf.shape(more, tf.int64)[1]
+            ids = tf.range(place, place + rows)
+            if self._identifier is not None:
+                ids = batch[self._identifier]
+            ids = tf.repeat(ids[None], tf.shape(queries)[0], axis=0)
+            scores, places = tf.math.top_k(tf.concat([scores, more], axis=1), k=k)
+            identifiers = tf.concat([identifiers, ids], axis=1)
+            return scores, tf.gather(identifiers, places, batch_dims=1), place + rows
+
+        start = (least, none, tf.zeros([], tf.int64))
+        scores, identifiers, _ = self._batches.reduce(start, merge)
+        return scores, identifiers

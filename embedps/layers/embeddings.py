@@ -38,7 +38,7 @@ class Embeddings(tf.keras.layers.Layer):
 
     def __init__(
         self,
-        features: Sequence[FeatureSpec],
+        features: Sequence[FeatureSpec] | Mapping[str, int],
         *,
         tables: Sequence[TableSpec] = (),
         learning_rate: Rate = 0.05,
@@ -48,7 +48,7 @@ class Embeddings(tf.keras.layers.Layer):
 
         Args:
           features: each names a column of ids and its table: a TableSpec, or the name of one in
-            `tables`.
+            `tables`. Or the floats per row by column, each with a table of its own.
           tables: tables that features name.
           learning_rate: of the rows in Keras mode, or a schedule of it over steps. An engine has
             its config's `sparse_learning_rate`.
@@ -58,6 +58,11 @@ class Embeddings(tf.keras.layers.Layer):
           UsageError: names are not unique, or a table is not declared.
         """
         super().__init__(autocast=False, **kwargs)
+        if isinstance(features, Mapping):
+            features = [
+                FeatureSpec(name=name, table=TableSpec(name=name, dim=dim))
+                for name, dim in features.items()
+            ]
         self.tables = tables_of(features, tables)
         self.features = tuple(dataclasses.replace(f, table=f.table_name) for f in features)
         self.is_served = False

@@ -48,14 +48,9 @@ class SasRec(tfrs.Model):
     def __init__(self, config: Config) -> None:
         super().__init__()
         items = embedps.TableSpec(name="items", dim=config.hidden)  # changed
-        self.item_embeddings = embedps.Embeddings(  # changed
-            [
-                embedps.FeatureSpec(
-                    name=n, table=items, ragged=True, combiner="none", max_length=config.max_length
-                )
-                for n in ITEMS
-            ]
-        )
+        kept = {"ragged": True, "combiner": "none", "max_length": config.max_length}
+        specs = [embedps.FeatureSpec(name=n, table=items, **kept) for n in ITEMS]  # changed
+        self.item_embeddings = embedps.Embeddings(specs)  # changed
         self.position_embedding = tf.keras.layers.Embedding(config.max_length, config.hidden)
         self.dropout = tf.keras.layers.Dropout(config.dropout)
         self.blocks = [Block(config) for _ in range(config.num_layers)]
@@ -64,8 +59,7 @@ class SasRec(tfrs.Model):
 
     def call(self, features, training=False):
         found = self.item_embeddings(features)  # changed
-        lengths = tf.minimum(features["history"].row_lengths(), self._max_length)  # changed
-        mask = tf.sequence_mask(lengths, self._max_length)  # changed
+        mask = self.item_embeddings.compute_mask(features)["history"]  # changed
         positions = self.position_embedding(tf.range(self._max_length))
         x = self.dropout(found["history"] + positions, training=training)
         for block in self.blocks:

@@ -32,14 +32,9 @@ class DCN(tfrs.Model):
         super().__init__()
         self.embedding_dimension = 32
         self._all_features = FEATURES
-        embeddings = embedps.Embeddings(  # changed
-            [
-                embedps.FeatureSpec(
-                    name=n, table=embedps.TableSpec(name=n, dim=self.embedding_dimension)
-                )
-                for n in FEATURES
-            ]
-        )
+        embeddings = embedps.Embeddings(
+            dict.fromkeys(FEATURES, self.embedding_dimension)
+        )  # changed
         self._embeddings = {}
         for feature_name in self._all_features:
             self._embeddings[feature_name] = embeddings.feature(feature_name)  # changed

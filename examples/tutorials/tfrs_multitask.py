@@ -24,14 +24,8 @@ class Config:
 class MovielensModel(tfrs.Model):
     def __init__(self, config: Config, movies: tf.data.Dataset) -> None:
         super().__init__()
-        embeddings = embedps.Embeddings(  # changed
-            [
-                embedps.FeatureSpec(
-                    name=n, table=embedps.TableSpec(name=n, dim=config.embedding_dimension)
-                )
-                for n in ("user_id", "movie_title")
-            ]
-        )
+        dim = config.embedding_dimension
+        embeddings = embedps.Embeddings({"user_id": dim, "movie_title": dim})  # changed
         self.movie_model = embeddings.feature("movie_title")  # changed
         self.user_model = embeddings.feature("user_id")  # changed
         self.rating_model = tf.keras.Sequential(

@@ -18,14 +18,8 @@ class Config:
 class RankingModel(tf.keras.Model):
     def __init__(self, embedding_dimension: int) -> None:
         super().__init__()
-        embeddings = embedps.Embeddings(  # changed
-            [
-                embedps.FeatureSpec(
-                    name=n, table=embedps.TableSpec(name=n, dim=embedding_dimension)
-                )
-                for n in ("user_id", "movie_title")
-            ]
-        )
+        dims = {"user_id": embedding_dimension, "movie_title": embedding_dimension}  # changed
+        embeddings = embedps.Embeddings(dims)  # changed
         self.user_embeddings = embeddings.feature("user_id")  # changed
         self.movie_embeddings = embeddings.feature("movie_title")  # changed
         self.ratings = tf.keras.Sequential(

@@ -30,20 +30,13 @@ class MovielensModel(tfrs.Model):
         return self.task(user_embeddings, positive_movie_embeddings)
 
 
-def build(embedding_dimension: int, movies: tf.data.Dataset) -> MovielensModel:
-    embeddings = embedps.Embeddings(  # changed
-        [
-            embedps.FeatureSpec(name=n, table=embedps.TableSpec(name=n, dim=embedding_dimension))
-            for n in ("user_id", "movie_title")
-        ]
-    )
+def build(dim: int, movies: tf.data.Dataset) -> MovielensModel:
+    embeddings = embedps.Embeddings(dict.fromkeys(("user_id", "movie_title"), dim))  # changed
     user_model = embeddings.feature("user_id")  # changed
     movie_model = embeddings.feature("movie_title")  # changed
-    metrics = tfrs.metrics.FactorizedTopK(
-        candidates=embedps.Candidates(
-            movies.batch(128), lambda b: movie_model(b["movie_title"])
-        )  # changed
-    )
+    tower = lambda batch: movie_model(batch["movie_title"])  # noqa: E731
+    candidates = embedps.Candidates(movies.batch(128), tower)  # changed
+    metrics = tfrs.metrics.FactorizedTopK(candidates=candidates)
     task = tfrs.tasks.Retrieval(metrics=metrics)
     return MovielensModel(user_model, movie_model, task)
 

@@ -32,9 +32,8 @@ class DCN(tfrs.Model):
         super().__init__()
         self.embedding_dimension = 32
         self._all_features = FEATURES
-        embeddings = embedps.Embeddings(
-            dict.fromkeys(FEATURES, self.embedding_dimension)
-        )  # changed
+        dims = dict.fromkeys(FEATURES, self.embedding_dimension)  # changed
+        embeddings = embedps.Embeddings(dims)  # changed
         self._embeddings = {}
         for feature_name in self._all_features:
             self._embeddings[feature_name] = embeddings.feature(feature_name)  # changed

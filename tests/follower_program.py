@@ -36,7 +36,7 @@ def main(directory: CheckpointDirectory, dataset: Dataset, measured: set[int]) -
         build=SumNetwork,
     )
     evaluator = Evaluator(recommender, dataset, directory, num_shards=3)
-    evaluator._model = type("NoModel", (), {"variables": []})()
+    evaluator._model = type("NoModel", (), {"named_variables": {}})()
     sizes = []
     for length in range(1, len(newest.chain) + 1):
         evaluator.apply(dataclasses.replace(newest, chain=newest.chain[:length]))

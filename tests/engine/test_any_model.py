@@ -84,23 +84,30 @@ class Retrieval(tfrs.Model):
         super().__init__()
         self.embeddings = embedps.Embeddings(features())
         self.query, self.candidate = layers.Dense(4), layers.Dense(4)
+        ids = tf.data.Dataset.from_tensor_slices({"C2": tf.range(20, dtype=tf.int64)})
         self.task = tfrs.tasks.Retrieval(
-            metrics=tfrs.metrics.FactorizedTopK(
-                tf.data.Dataset.from_tensor_slices(tf.random.normal([20, 4])).batch(5)
-            )
+            metrics=tfrs.metrics.FactorizedTopK(embedps.Candidates(ids.batch(5), self.encode))
         )
 
     def compute_loss(self, batch: dict[str, Any], training: bool = False) -> tf.Tensor:
         query = self.query(self.embeddings({"C1": batch["C1"]})["C1"])
-        candidate = self.candidate(self.embeddings({"C2": batch["C2"]})["C2"])
-        return self.task(query, candidate)
+        return self.task(query, self.encode(batch))
+
+    def encode(self, batch: dict[str, Any]) -> tf.Tensor:
+        found: tf.Tensor = self.candidate(self.embeddings({"C2": batch["C2"]})["C2"])
+        return found
 
 
 MODELS: dict[str, tuple[Callable[[], tf.keras.Model], tuple[str, ...], set[str]]] = {
     "functional": (functional, ("label", "I1"), {"loss", "auc", "accuracy"}),
     "subclassed": (subclassed, ("label",), {"loss", "precision", "recall"}),
     "ranking": (Ranking, ("label",), {"loss", "auc"}),
-    "retrieval": (Retrieval, (), {"loss"}),
+    "retrieval": (
+        Retrieval,
+        (),
+        {"loss"}
+        | {f"factorized_top_k/top_{k}_categorical_accuracy" for k in (1, 5, 10, 50, 100)},
+    ),
 }
 
 

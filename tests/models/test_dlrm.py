@@ -153,7 +153,7 @@ def test_logits_without_numerics_are_of_embeddings_and_their_dot_product() -> No
             return model.logits(batch, training=False).numpy()
 
     logits_of_batch()
-    kernel, bias = model.trainable_variables
+    kernel, bias = model.layers[-1].trainable_variables
     kernel.assign([[1.0], [10.0], [100.0], [1000.0], [0.5]])
     bias.assign([0.25])
     logits = logits_of_batch()

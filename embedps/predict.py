@@ -63,7 +63,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.predict") -> i
     left = plan.unfinished(output)
     total = sum(_num_rows(file.path) for file in left)
     if not left:
-        print(f"{output} has the scores of all {len(paths)} files")
+        print(f"{output}: {len(paths)} of {len(paths)} files scored")
         return 0
     output.mkdir(parents=True, exist_ok=True)
     lock = FileLock(output / _LOCK_NAME)
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.predict") -> i
             ).run(left, output)
     finally:
         lock.release()
-    print(f"{output} has the scores of all {len(paths)} files")
+    print(f"{output}: {len(paths)} of {len(paths)} files scored")
     return 0
 
 

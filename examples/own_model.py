@@ -1,4 +1,4 @@
-"""Trains a network of your own on a CSV file, and prints its held-out scores.
+"""Trains a model of your own on a CSV file, and prints its held-out scores.
 
 usage: python examples/own_model.py [DIRECTORY]
 """
@@ -6,7 +6,9 @@ usage: python examples/own_model.py [DIRECTORY]
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import embedps
 import numpy as np
@@ -45,17 +47,20 @@ def write_clicks(path: Path, num_rows: int = 40_000) -> None:
             file.write("{:d},u{},i{},{:.2f}\n".format(*row))
 
 
-class Match(tf.keras.Model):
+class Match(embedps.ClickModel):
     """Multiplies the user's and the item's embedding, and adds what the price says."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(label="clicked")
+        self.embeddings = embedps.Embeddings({"user": 8, "item": 8})
         self.hidden = tf.keras.layers.Dense(16, "relu")
         self.out = tf.keras.layers.Dense(1)
 
-    def call(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> tf.Tensor:
-        match = embeddings["user"] * embeddings["item"]
-        return self.out(tf.concat([match, self.hidden(numerics)], axis=1))
+    def logits(self, features: Mapping[str, Any], *, training: bool) -> tf.Tensor:
+        found = self.embeddings(features)
+        match = found["user"] * found["item"]
+        price = self.hidden(features["price"][:, None])
+        return tf.reshape(self.out(tf.concat([match, price], axis=1)), [-1])
 
 
 def main() -> None:
@@ -68,13 +73,7 @@ def main() -> None:
     subprocess.run([*ingest, "--output", f"{directory}/data"], check=True)
 
     dataset = embedps.Dataset.open(directory / "data")
-    recommender = embedps.Recommender(
-        tables=tuple(embedps.TableSpec(name=name, dim=8) for name in ("user", "item")),
-        features=tuple(embedps.FeatureSpec(name=name, table=name) for name in ("user", "item")),
-        numerics=("price",),
-        label=dataset.label,
-        build=Match,
-    )
+    recommender = embedps.Recommender(build=Match)
     config = embedps.TrainConfig(
         data=str(dataset.directory),
         model_dir=str(directory / "model"),

@@ -23,15 +23,15 @@ PRINTS = {
     "quickstart.md": (r"20,000 rows read = 20,000 written", r"base", r"best AUC: 0\.[678]\d"),
     "guides/checkpoints.md": (r"all as written", r"C1\.parquet: ", r"\d+ rows at Position"),
     "guides/clusters.md": (r"done: 2/2 units, 3,000 examples",),
+    "guides/predicting.md": (r"1 of 1 files scored", r"'C1'", r"\[0\.\d+"),
     "guides/preprocessing.md": (r"1,000 rows read = 1,000 written", r"'price_group': 1"),
     "guides/reading-checkpoints.md": (r"frequency", r"norm", r"\d+ rows\n", r"float32"),
     "guides/scores.md": (r"stopped early: the AUC is above 0\.55", r"done: "),
     "guides/tuning.md": (r"done: ", r"done: 4/4 units, 6,000 examples"),
-    "guides/your-model.md": (r"done: 2/2 units", r"done: 2/2 units"),
+    "guides/your-model.md": (r"done: 2/2 units", r"Epoch 2/2", r"val_auc", r"done: 2/2 units"),
     "tutorial.md": (
         r"100,000 rows read = 100,000 written \+ 0 bad",
         r"done: \d+/\d+ units, 359,324 examples",
-        r"rows, 4 variables of the network",
         r"(0\.\d{3}  .*\n){10}",
     ),
 }

@@ -68,7 +68,7 @@ def test_scores_are_those_of_the_loaded_model(
     assert "6 files (1,751 rows) with checkpoint" in capsys.readouterr().out
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "s").rglob("*.parquet")}
     assert run(*given) == 0
-    assert "has the scores of all 6 files" in capsys.readouterr().out
+    assert ": 6 of 6 files scored" in capsys.readouterr().out
     next(iter(before)).unlink()
     assert run(*given) == 0
     after = {path: path.stat().st_mtime_ns for path in (tmp_path / "s").rglob("*.parquet")}

@@ -105,8 +105,7 @@ MODELS: dict[str, tuple[Callable[[], tf.keras.Model], tuple[str, ...], set[str]]
     "retrieval": (
         Retrieval,
         (),
-        {"loss"}
-        | {f"factorized_top_k/top_{k}_categorical_accuracy" for k in (1, 5, 10, 50, 100)},
+        {"loss"} | {f"factorized_top_k/top_{k}_categorical_accuracy" for k in (1, 5, 10, 50, 100)},
     ),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import uuid
@@ -20,6 +21,13 @@ from embedps.tables.specs import FeatureSpec, TableSpec
 
 Rate: TypeAlias = float | Callable[[tf.Tensor], tf.Tensor]
 """A learning rate, or a schedule of it over steps, such as one of tf.keras.optimizers.schedules."""
+
+_live: weakref.WeakSet[OwnTables] = weakref.WeakSet()
+"""Tables in Keras mode, for which optimizers are watched."""
+
+_NEVER_APPLIED = -(2**62)
+"""Updates since an optimizer applied gradients, if none did so yet: a loop of one's own may do without
+optimizers."""
 
 _in_thread = threading.local()
 """Of a thread: `scaled`, whether a loss was scaled since the last lookup that learns; `is_frozen`,
@@ -70,6 +78,7 @@ class OwnTables:
             )
         kernels.load()
         _watch_loss_scaling()
+        _watch_optimizers()
         self.collection = EmbeddingCollection(
             tables,
             features,
@@ -86,6 +95,9 @@ class OwnTables:
             else tf.Variable(float(learning_rate), trainable=False, name="embeddings_rate")
         )
         self._waiting: dict[str, Any] = {}  # features that wait for their gradients, and who asks
+        # Per lookup of a step: the updates of its rows since an optimizer applied gradients.
+        self._unapplied: dict[tuple[str, ...], tf.Variable] = {}
+        _live.add(self)
 
     @tf.autograph.experimental.do_not_convert
     def look_up(self, ids: Mapping[str, Ids], *, learns: bool) -> dict[str, Activation]:
@@ -108,9 +120,31 @@ class OwnTables:
                     f"feature {name!r} is looked up twice in a step: call the Embeddings layer "
                     "once per feature and step, and pass on what it returns"
                 )
-        found, rows = self._learning_rows(ids)
+        with tf.control_dependencies([self._check_applied(tuple(ids))]):
+            found, rows = self._learning_rows(ids)
         return self.collection.combine(
             found._replace(rows=tf.nest.pack_sequence_as(found.rows, rows))
+        )
+
+    def note_applied(self) -> None:
+        """Notes that an optimizer applies gradients."""
+        for unapplied in self._unapplied.values():
+            unapplied.assign(0)
+
+    def _check_applied(self, names: tuple[str, ...]) -> tf.Operation | None:
+        """Checks that gradients since the last update of these features' rows were applied."""
+        if names not in self._unapplied:
+            with tf.init_scope():
+                self._unapplied[names] = tf.Variable(
+                    _NEVER_APPLIED, dtype=tf.int64, trainable=False
+                )
+        return tf.debugging.Assert(
+            self._unapplied[names] < 1,
+            [
+                "gradients were computed and not applied before the next step, but embedding rows "
+                "learn each time that gradients are computed, so they cannot be accumulated: apply "
+                "each step's gradients, and use larger batches instead"
+            ],
         )
 
     def _learning_rows(self, ids: Mapping[str, Ids]) -> tuple[Any, list[tf.Tensor]]:
@@ -155,6 +189,7 @@ class OwnTables:
         token.graphs.append(graph)
         for name in names:
             self._waiting.pop(name, None)
+        self._unapplied[tuple(names)].assign_add(1)
         step = self.step.assign_add(1) - 1
         rate = self.learning_rate if self._schedule is None else self._schedule(step)
         updates = self.collection.update(
@@ -216,6 +251,27 @@ def _watch_loss_scaling() -> None:
 
         watched.is_watched = True  # type: ignore[attr-defined]
         kind.get_scaled_loss = watched
+
+
+def _watch_optimizers() -> None:
+    """Makes Keras' optimizers note for which tables they apply gradients."""
+    for kind in (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer):
+        apply = kind.apply_gradients
+        if getattr(apply, "is_watched", False):
+            continue
+
+        @functools.wraps(apply)
+        def watched(
+            self: Any, grads_and_vars: Any, *args: Any, apply: Any = apply, **kwargs: Any
+        ) -> Any:
+            pairs = list(grads_and_vars)
+            for tables in list(_live):
+                if any(variable is tables.anchor for _, variable in pairs):
+                    tables.note_applied()
+            return apply(self, pairs, *args, **kwargs)
+
+        watched.is_watched = True  # type: ignore[attr-defined]
+        kind.apply_gradients = watched
 
 
 def mistake(text: str) -> UsageError:

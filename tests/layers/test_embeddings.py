@@ -240,3 +240,41 @@ def test_tables_are_freed_while_a_graph_is_built(data: tf.data.Dataset) -> None:
     assert not [op for op in graph.get_operations() if "Drop" in op.type]
     with pytest.raises(tf.errors.NotFoundError):
         collection.stats()
+
+
+@pytest.mark.parametrize("function", [lambda f: f, tf.function], ids=["eager", "graph"])
+@pytest.mark.parametrize("legacy", [False, True])
+def test_accumulated_gradients_are_refused(
+    data: tf.data.Dataset, function: Any, legacy: bool
+) -> None:
+    model, kinds = Model(), tf.keras.optimizers
+    optimizer = (kinds.legacy if legacy else kinds).Adam(0.01)
+
+    @function
+    def gradients(batch: Any, labels: Any) -> Any:
+        with tf.GradientTape() as tape:
+            logits = model(batch, training=True)
+            loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels[:, None], logits))
+        return tape.gradient(loss, model.trainable_variables)
+
+    batches = list(data)
+    for batch in batches[:3]:  # each step's gradients are applied, also outside of its function
+        found = gradients(*batch)
+        optimizer.apply_gradients(zip(found, model.trainable_variables, strict=True))
+    before = gradients(*batches[3])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="they cannot be accumulated"):
+        gradients(*batches[4])
+    assert len(before) == len(model.trainable_variables)
+
+
+def test_a_loop_without_an_optimizer_trains(data: tf.data.Dataset) -> None:
+    model, losses = Model(learning_rate=0.5), []
+    for batch, labels in data.repeat(8):
+        with tf.GradientTape() as tape:
+            logits = model(batch, training=True)
+            loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels[:, None], logits))
+        variables = model.trainable_variables
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            variable.assign_sub(0.1 * gradient)
+        losses.append(float(loss))
+    assert losses[-1] < losses[0]

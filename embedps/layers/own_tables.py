@@ -26,7 +26,7 @@ _live: weakref.WeakSet[OwnTables] = weakref.WeakSet()
 """Tables in Keras mode, for which optimizers are watched."""
 
 _NEVER_APPLIED = -(2**62)
-"""Updates since an optimizer applied gradients, if none did so yet: a loop of one's own may do without
+"""Updates since an optimizer applied gradients, if none did so yet: a loop may do without
 optimizers."""
 
 _in_thread = threading.local()

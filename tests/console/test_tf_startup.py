@@ -106,7 +106,7 @@ def test_autograph_keeps_its_code_in_memory_and_tracebacks_show_it(tmp_path, imp
 
 def test_user_who_asks_for_the_log_gets_it(tmp_path):
     _, err = run_script("import embedps, tensorflow", tmp_path=tmp_path, TF_CPP_MIN_LOG_LEVEL="0")
-    assert "oneDNN" in err
+    assert re.search(r"^[IWE]\d{4} ", err, re.M)  # which lines, depends on the machine
 
 
 SERVES = """

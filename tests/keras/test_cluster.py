@@ -1,0 +1,31 @@
+"""A cluster trains a Keras model as one process does, within the noise of asynchronous steps."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.builders import ROOT, write_dataset
+from tests.keras.models import MODELS
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_a_cluster_reaches_the_loss_of_one_process(tmp_path: Path, name: str) -> None:
+    data = write_dataset(tmp_path / "set", train=(16000, 16000), evaluation=(8000,))
+    program = [sys.executable, "-m", "tests.keras.cluster_program", name]
+    done = subprocess.run(
+        [*program, data.directory, tmp_path],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    one, cluster = json.loads(done.stdout.splitlines()[-1])
+    assert one < 0.72
+    assert cluster == pytest.approx(one, abs=0.005)

@@ -128,9 +128,9 @@ UnitColumns::UnitColumns(const parquet::SchemaDescriptor& schema,
   for (const std::string& name : options.numeric_columns) {
     numerics_.push_back({OpenFlatColumn<float>(schema, name, nan), CheckNumeric});
   }
-  for (const auto& [names, check] : {std::pair{&options.label_columns, CheckBinary},
-                                     std::pair{&options.weight_columns, CheckWeight},
-                                     std::pair{&options.float_columns, CheckFinite}}) {
+  for (const auto& [names, check] : {std::pair{&options.label_columns, &CheckBinary},
+                                     std::pair{&options.weight_columns, &CheckWeight},
+                                     std::pair{&options.float_columns, &CheckFinite}}) {
     for (const std::string& name : *names) {
       floats_.push_back({OpenFlatColumn<float>(schema, name, {/*allowed=*/false, 0}), check});
     }

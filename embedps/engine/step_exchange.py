@@ -194,11 +194,16 @@ class RemoteExchange:
         """Requests rows and variables from all servers; gives tensors of this device."""
         found = self._collection.route(ids)
         rows: list[list[Any]] = [[None] * self._collection.num_shards for _ in found.routed]
+        rates: list[list[Any]] = [
+            [None] * self._collection.num_shards if group.gives_rates else []
+            for group in self._collection.groups
+        ]
         sent, read = {}, {}
         for device, shards in self._on.items():
             request = [number, learning_rate]
             for g, shard in shards:
                 request += [found.routed[g].shard_ids[shard], found.routed[g].shard_splits[shard]]
+            rated = [(g, shard) for g, shard in shards if rates[g]]
             message = ops.pack(request)
             with tf.device(device):
                 sent[device] = ops.unpack(
@@ -211,16 +216,27 @@ class RemoteExchange:
                             self._collection.lookup_shard(g, shard, *wanted, insert=True)
                             for (g, shard), wanted in zip(shards, pairs, strict=True)
                         ),
+                        *(
+                            self._collection.rates_of_shard(g, shard, *wanted)
+                            for (g, shard), wanted in zip(shards, pairs, strict=True)
+                            if rates[g]
+                        ),
                         *self._variables.read(device),
                     ]
                 exact = self._variables.num_exact(device)
                 message = ops.pack(answer, self._wire_dtypes(answer, exact))
             specs = [tf.TensorSpec([None, self._collection.groups[g].dim]) for g, _ in shards]
+            specs += [tf.TensorSpec([None])] * len(rated)
             answer = ops.unpack(message, [*specs, *self._variables.specs(device)])
             for (g, shard), rows_there in zip(shards, answer[: len(shards)], strict=True):
                 rows[g][shard] = rows_there
-            read[device] = answer[len(shards) :]
+            for (g, shard), rates_there in zip(
+                rated, answer[len(shards) : len(specs)], strict=True
+            ):
+                rates[g][shard] = rates_there
+            read[device] = answer[len(specs) :]
         found.rows.extend(rows)
+        found.rates.extend(rates)
         weights = self._variables.weights(read)
         return StepInputs(found, weights, number, learning_rate, sent, read, [])
 

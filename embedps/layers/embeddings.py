@@ -104,7 +104,8 @@ class Embeddings(tf.keras.layers.Layer):
 
         Returns:
           By feature what `EmbeddingCollection.combine` gives: float32 [batch, dim], or rows per
-          position. If these are padded, Keras' mask says which positions have an id.
+          position; and by its `rate_as`, how often the rows are updated. If rows are padded,
+          Keras' mask says which positions have an id.
 
         Raises:
           UsageError: the inputs are no dict, have none of the features, or a feature is looked up
@@ -123,9 +124,10 @@ class Embeddings(tf.keras.layers.Layer):
             )
         provided = getattr(self._provided, "activations", None)
         if provided is None and _is_scratch():  # a functional model is declared: only shapes count
-            return {
-                f.name: self._symbolic(f, inputs[f.name]) for f in self.features if f.name in wanted
-            }
+            made: dict[str, Any] = {}
+            for f in self.features:
+                made |= self._symbolic(f, inputs[f.name]) if f.name in wanted else {}
+            return made
         if provided is None:
             ids = {name: inputs[name] for name in wanted}
             # As a variable would, the rows learn under any tape. A function that is traced outside
@@ -139,7 +141,8 @@ class Embeddings(tf.keras.layers.Layer):
                     "once per feature, and pass on what it returns"
                 )
             self._provided.taken.add(name)
-        return {name: provided[name] for name in wanted}
+        rates = [f.rate_as for f in self.features if f.name in wanted and f.rate_as is not None]
+        return {name: provided[name] for name in (*wanted, *rates)}
 
     def feature(self, name: str) -> FeatureEmbedding:
         """Makes a layer that looks one feature up, given its ids alone.
@@ -184,12 +187,13 @@ class Embeddings(tf.keras.layers.Layer):
             vars(self._provided).clear()
             vars(self._provided).update(before)
 
-    def _symbolic(self, feature: FeatureSpec, ids: Any) -> Any:
+    def _symbolic(self, feature: FeatureSpec, ids: Any) -> dict[str, Any]:
         dim = next(table.dim for table in self.tables if table.name == feature.table_name)
-        made = activations.sample(feature, ids, dim=dim, value=0.0)
-        if isinstance(made, tf.RaggedTensor):
-            return made
-        return tf.ensure_shape(made, [None, *made.shape[1:-1], dim])
+        made = activations.samples(feature, ids, dim=dim, value=0.0)
+        rows = made[feature.name]
+        if not isinstance(rows, tf.RaggedTensor):
+            made[feature.name] = tf.ensure_shape(rows, [None, *rows.shape[1:-1], dim])
+        return made
 
     def get_config(self) -> dict[str, Any]:
         """Returns what `from_config` takes."""

@@ -24,6 +24,17 @@ def mask(feature: FeatureSpec, ids: tf.RaggedTensor) -> tf.Tensor:
     return tf.sequence_mask(splits[1:] - splits[:-1], feature.max_length)
 
 
+def samples(feature: FeatureSpec, ids: Ids, *, dim: int, value: float) -> dict[str, Activation]:
+    """Makes what `EmbeddingCollection.combine` gives for a feature, by name; see `sample`."""
+    made = {feature.name: sample(feature, ids, dim=dim, value=value)}
+    if feature.rate_as is None:
+        return made
+    if isinstance(ids, tf.RaggedTensor) and feature.max_length is None:
+        return made | {feature.rate_as: ids.with_values(tf.fill([tf.size(ids.values)], 0.5))}
+    shape = tf.shape(made[feature.name])[:-1]
+    return made | {feature.rate_as: tf.ones(shape) / 2}
+
+
 def sample(feature: FeatureSpec, ids: Ids, *, dim: int, value: float) -> Activation:
     """Makes an activation of the shape that `EmbeddingCollection.combine` gives.
 

@@ -27,11 +27,14 @@ class LookupResult(NamedTuple):
       routed: the ids that each shard was asked for, and the position of each id's row.
       row_splits: by feature int64 [batch + 1], or empty if every example has one id. It has the
         features that were looked up, in the group's order.
+      rates: per shard float32 [n], the share of steps that update each row; no shards if no feature
+        of the group asks for them.
     """
 
     rows: list[list[tf.Tensor]]
     routed: list[ops.RoutedIds]
     row_splits: list[dict[str, tf.Tensor]]
+    rates: list[list[tf.Tensor]]
 
 
 class TableStats(NamedTuple):
@@ -127,7 +130,7 @@ class EmbeddingCollection:
         """
         result = self.route(ids, partial=partial)
         for g, routed in enumerate(result.routed):
-            rows = []
+            rows, rates = [], []
             for shard, device in enumerate(self.devices if result.row_splits[g] else ()):
                 # Each tensor sent to another task costs an RPC: send one.
                 request = [routed.shard_ids[shard], routed.shard_splits[shard]]
@@ -138,11 +141,14 @@ class EmbeddingCollection:
                         request = ops.unpack(message, specs)
                 with tf.device(device):
                     rows.append(self.lookup_shard(g, shard, *request, insert=insert))
+                    if self.groups[g].gives_rates:
+                        rates.append(self.rates_of_shard(g, shard, *request))
             result.rows.append(rows)
+            result.rates.append(rates)
         return result
 
     def route(self, ids: Mapping[str, Ids], *, partial: bool = False) -> LookupResult:
-        """Decides which shard to ask for which ids of a batch. The result has no rows yet.
+        """Decides which shard to ask for which ids of a batch. The result has no rows or rates yet.
 
         A group without features in the result has nothing to ask: its lists are empty.
 
@@ -156,7 +162,7 @@ class EmbeddingCollection:
         if partial and not any(f.name in ids for g in self.groups for f in g.features):
             names = [f.name for g in self.groups for f in g.features]
             raise UsageError(f"a lookup must have one of the features {names} but got {[*ids]}")
-        result = LookupResult([], [], [])
+        result = LookupResult([], [], [], [])
         for group in self.groups:
             features = [f for f in group.features if not partial or f.name in ids]
             flat = {f.name: _flatten(f, ids) for f in features}
@@ -179,6 +185,12 @@ class EmbeddingCollection:
         """Reads rows of one shard. The current device must be the shard's."""
         store, dim = self._stores[group][shard], self.groups[group].dim
         return ops.lookup(store, ids, splits, dim=dim, insert=insert)
+
+    def rates_of_shard(
+        self, group: int, shard: int, ids: tf.Tensor, splits: tf.Tensor
+    ) -> tf.Tensor:
+        """Reads how often rows of one shard are updated, as `lookup_shard` reads the rows."""
+        return ops.update_rates(self._stores[group][shard], ids, splits)
 
     def update_shard(
         self,
@@ -213,12 +225,11 @@ class EmbeddingCollection:
           By feature that was looked up float32 [batch, dim]. A ragged feature with combiner "none"
           has a row per id: ragged [batch, None, dim], or with a max_length dense [batch,
           max_length, dim], zeros after an example's last id. `activations.mask` tells which
-          positions have an id.
+          positions have an id. A feature's `rate_as` gives float32 of the ids' shape in the
+            same way: the share of steps that update each id's row.
         """
         activations: dict[str, Activation] = {}
-        for group, rows, routed, row_splits in zip(
-            self.groups, result.rows, result.routed, result.row_splits, strict=True
-        ):
+        for group, rows, routed, row_splits, rates in zip(self.groups, *result, strict=True):
             features = [f for f in group.features if f.name in row_splits]
             if not features:
                 continue
@@ -237,6 +248,11 @@ class EmbeddingCollection:
                         value, row_splits[feature.name], validate=False
                     )
                 activations[feature.name] = value
+            for feature, positions in zip(features, routed.positions, strict=True):
+                if feature.rate_as is not None:
+                    value = tf.gather(tf.concat(rates, axis=0), positions)
+                    splits = row_splits[feature.name]
+                    activations[feature.rate_as] = _like_ids(feature, value, splits)
         return activations
 
     def update(
@@ -370,6 +386,16 @@ class EmbeddingCollection:
                 # The hash spreads rows evenly, so each shard may hold its part of the capacity.
                 max_rows=[-(-t.capacity // self.num_shards) for t in group.tables],
             )
+
+
+def _like_ids(feature: FeatureSpec, values: tf.Tensor, row_splits: tf.Tensor) -> Activation:
+    """Gives a value per id the form of the feature's activation."""
+    if not feature.ragged:
+        return values
+    lists = tf.RaggedTensor.from_row_splits(values, row_splits, validate=False)
+    if feature.max_length is None:
+        return lists
+    return lists.to_tensor(shape=[None, feature.max_length])
 
 
 def _flatten(feature: FeatureSpec, ids: Mapping[str, Ids]) -> tuple[tf.Tensor, tf.Tensor]:

@@ -27,6 +27,11 @@ class TableGroup:
     features: tuple[specs.FeatureSpec, ...]
 
     @property
+    def gives_rates(self) -> bool:
+        """Whether a lookup also gives how often rows are updated."""
+        return any(feature.rate_as is not None for feature in self.features)
+
+    @property
     def stem(self) -> str:
         """The name without the number that distinguishes groups of equal dim and optimizer kind."""
         return _stem(self.dim, self.optimizer)

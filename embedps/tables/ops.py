@@ -78,6 +78,22 @@ def lookup(
     return kernels.load().embedps_lookup(store, ids, splits, dim=dim, insert=insert)
 
 
+def update_rates(store: tf.Tensor, ids: tf.Tensor, splits: tf.Tensor) -> tf.Tensor:
+    """Estimates of each id the share of steps that update its row, on the store's device.
+
+    It is Laplace's rule of succession: (updates + 1) / (steps + 2).
+
+    Args:
+      store: a resource, as `row_store` returns.
+      ids: as in `lookup`.
+      splits: as in `lookup`.
+
+    Returns:
+      float32 [n], in (0, 1).
+    """
+    return kernels.load().embedps_update_rates(store, ids, splits)
+
+
 def update(
     store: tf.Tensor,
     ids: tf.Tensor,

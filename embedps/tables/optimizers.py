@@ -8,9 +8,15 @@ from embedps.errors import UsageError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """Updates rows from their gradients. Each step has its learning rate; it is no setting."""
+    """Updates rows from their gradients. Each step has its learning rate; it is no setting.
+
+    Attributes:
+      weight_decay: a step first takes this share of the rows that it updates, times its learning
+        rate (Loshchilov and Hutter 2019). Rows that it does not update do not decay.
+    """
 
     kind: ClassVar[str]
+    weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -103,12 +109,20 @@ class LazyAdam(Optimizer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ftrl(Optimizer):
-    """FTRL-proximal with learning-rate power 1/2 (McMahan et al. 2013)."""
+    """FTRL-proximal with learning-rate power 1/2 (McMahan et al. 2013).
+
+    It has `l2` instead of a weight decay: its weights follow from its slots.
+    """
 
     kind: ClassVar[str] = "ftrl"
     initial_accumulator: float = 0.1
     l1: float = 0.0
     l2: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weight_decay:
+            raise UsageError("ftrl has no weight_decay: use its l2")
 
     def optimizer_slot_widths(self, dim: int) -> dict[str, int]:
         return {"linear": dim, "accumulator": dim}
@@ -119,14 +133,14 @@ BY_KIND: dict[str, type[Optimizer]] = {
 }
 
 
-def make(kind: str) -> Optimizer:
-    """Makes the optimizer of a kind, with its defaults.
+def make(kind: str, **settings: float) -> Optimizer:
+    """Makes the optimizer of a kind, with its defaults for other settings.
 
     Raises:
-      UsageError: there is no such kind.
+      UsageError: there is no such kind, or a setting is out of range.
     """
     if kind not in BY_KIND:
         raise UsageError(
             f"the sparse optimizer must be one of {', '.join(BY_KIND)} but got {kind!r}"
         )
-    return BY_KIND[kind]()
+    return BY_KIND[kind](**settings)

@@ -90,10 +90,13 @@ class TableSpec:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields that a checkpoint stores. A restore compares them."""
+        settings = self.optimizer.settings()
+        if not settings["weight_decay"]:  # earlier checkpoints do not have it
+            del settings["weight_decay"]
         return {
             "name": self.name,
             "dim": self.dim,
-            "optimizer": {"kind": self.optimizer.kind, **self.optimizer.settings()},
+            "optimizer": {"kind": self.optimizer.kind, **settings},
             "initializer": dataclasses.asdict(self.initializer) if self.initializer else None,
             "seed": self.seed,
             "capacity": self.capacity,
@@ -112,6 +115,8 @@ class FeatureSpec:
       ragged: whether an example has any number of ids (multi-hot, or a sequence) rather than one.
       max_length: with combiner "none", makes every example this long: keeps the last ids, which
         are the most recent of a history, and puts zeros after them. None keeps all ids.
+      rate_as: a name under which the lookup also gives, for each id, the share of training steps
+        that update its row; `in_batch_softmax_loss` corrects for it.
     """
 
     name: str
@@ -119,12 +124,18 @@ class FeatureSpec:
     combiner: Combiner = "sum"
     ragged: bool = False
     max_length: int | None = None
+    rate_as: str | None = None
 
     def __post_init__(self) -> None:
         if self.combiner not in COMBINERS:
             raise UsageError(
                 f"feature {self.name!r}: combiner must be sum, mean, sqrtn or none but got "
                 f"{self.combiner!r}"
+            )
+        if self.rate_as is not None and self.ragged and not self.keeps_rows:
+            raise UsageError(
+                f"feature {self.name!r}: rate_as of a ragged feature must go with combiner='none' "
+                f"but got combiner={self.combiner!r}"
             )
         if self.max_length is None:
             return
@@ -191,7 +202,8 @@ def check(tables: Sequence[TableSpec], features: Sequence[FeatureSpec]) -> None:
       UsageError: they are not.
     """
     names = [t.name for t in tables]
-    for kind, given in (("table", names), ("feature", [f.name for f in features])):
+    outputs = [name for f in features for name in (f.name, f.rate_as) if name is not None]
+    for kind, given in (("table", names), ("feature", outputs)):
         repeated = sorted({n for n in given if given.count(n) > 1})
         if repeated:
             raise UsageError(f"{kind} names must be unique but {repeated} are repeated")

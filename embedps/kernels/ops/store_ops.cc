@@ -61,6 +61,7 @@ REGISTER_OP("EmbedpsRowStore")
     .Attr("beta2: float = 0.0")
     .Attr("l1: float = 0.0")
     .Attr("l2: float = 0.0")
+    .Attr("weight_decay: float = 0.0")
     .Attr("tables: list(string) >= 1")
     .Attr("seeds: list(int)")
     .Attr("initializers: list(string)")
@@ -89,6 +90,7 @@ class RowStoreOp : public OpKernel {
     OP_REQUIRES_OK(c, c->GetAttr("beta2", &o.beta2));
     OP_REQUIRES_OK(c, c->GetAttr("l1", &o.l1));
     OP_REQUIRES_OK(c, c->GetAttr("l2", &o.l2));
+    OP_REQUIRES_OK(c, c->GetAttr("weight_decay", &o.weight_decay));
     std::vector<std::string> tables, initializers;
     std::vector<int64_t> seeds, max_rows;
     std::vector<float> lows, highs;
@@ -196,6 +198,35 @@ class LookupOp : public OpKernel {
   int dim_;
 };
 REGISTER_KERNEL_BUILDER(Name("EmbedpsLookup").Device(tensorflow::DEVICE_CPU), LookupOp);
+
+REGISTER_OP("EmbedpsUpdateRates")
+    .Input("store: resource")
+    .Input("ids: int64")
+    .Input("splits: int32")
+    .Output("rates: float")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle ids;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &ids));
+      c->set_output(0, ids);
+      return absl::OkStatus();
+    })
+    .Doc("Estimates of each id the share of steps that update its row.");
+
+class UpdateRatesOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    StorePtr resource;
+    OP_REQUIRES_OK(context, FindStore(context, &resource));
+    IdsByTable batch;
+    OP_REQUIRES_OK(context, ReadBatch(context, 1, resource->store, &batch));
+    Tensor* rates;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {batch.num_ids}, &rates));
+    resource->store.UpdateRates(batch, DeviceThreads(context), rates->flat<float>().data());
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsUpdateRates").Device(tensorflow::DEVICE_CPU), UpdateRatesOp);
 
 REGISTER_OP("EmbedpsUpdate")
     .Input("store: resource")

@@ -52,6 +52,10 @@ EMBEDPS_SIMD void Ftrl(int dim, float lr, float l1, float l2, const float* __res
   }
 }
 
+EMBEDPS_SIMD void Scale(int dim, float by, float* __restrict w) {
+  for (int i = 0; i < dim; ++i) w[i] *= by;
+}
+
 }  // namespace
 
 Status ParseOptimizerKind(const std::string& name, OptimizerKind* kind) {
@@ -97,6 +101,7 @@ void InitializeOptimizerSlots(const OptimizerConfig& config, int dim, float* opt
 void ApplyUpdate(const OptimizerConfig& config, int dim, float learning_rate,
                  uint32_t update_number, const float* gradient, float* embedding,
                  float* optimizer_slots) {
+  if (config.weight_decay > 0) Scale(dim, 1 - learning_rate * config.weight_decay, embedding);
   switch (config.kind) {
     case OptimizerKind::kSgd:
       return Sgd(dim, learning_rate, gradient, embedding);

@@ -22,6 +22,7 @@ struct OptimizerConfig {
   float beta2 = 0;
   float l1 = 0;  // FTRL
   float l2 = 0;
+  float weight_decay = 0;  // all but FTRL
 };
 
 Status ParseOptimizerKind(const std::string& name, OptimizerKind* kind);
@@ -33,6 +34,9 @@ std::vector<OptimizerSlot> OptimizerSlots(const OptimizerConfig& config, int dim
 void InitializeOptimizerSlots(const OptimizerConfig& config, int dim, float* optimizer_slots);
 
 // Applies a gradient [dim] to a row. It is the row's `update_number`-th update; the first is 1.
+//
+// First the weights decay, apart from the gradient (Loshchilov, Hutter 2019): w -= lr decay w. Rows
+// that a step does not touch do not decay.
 //
 // SGD: w -= lr g.
 //

@@ -93,6 +93,7 @@ void RowStore::Lookup(const IdsByTable& batch, bool insert, const ParallelFor& p
 void RowStore::Update(const IdsByTable& batch, const float* gradients, float learning_rate,
                       uint32_t step, const ParallelFor& parallel) {
   last_use_.store(Clock::now().time_since_epoch(), std::memory_order_relaxed);
+  NoteStep(step);
   const StripeOrder order(batch, salts_, parallel);
   const int dim = config_.dim;
   order.ForEachBin(parallel, 150 + 4 * dim,
@@ -115,6 +116,29 @@ void RowStore::Update(const IdsByTable& batch, const float* gradients, float lea
                        stripe.Touch(number);
                      }
                    });
+}
+
+void RowStore::UpdateRates(const IdsByTable& batch, const ParallelFor& parallel, float* rates) {
+  const StripeOrder order(batch, salts_, parallel);
+  const float steps = static_cast<float>(steps_.load(std::memory_order_relaxed));
+  order.ForEachBin(
+      parallel, 100, [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
+        Stripe& stripe = *stripes_[bin];
+        std::lock_guard<std::mutex> lock(stripe.mutex);
+        RowFinder finder(stripe, first, last);
+        for (const auto* e = first; e < last; ++e) {
+          const uint32_t number = finder.Next(e, batch.ids[e->at]);
+          const float updates = number == kNone ? 0.0f : stripe.Row(number)->frequency;
+          rates[e->at] = (std::min(updates, steps) + 1) / (steps + 2);
+        }
+      });
+}
+
+void RowStore::NoteStep(uint32_t step) {
+  const int64_t steps = int64_t{step} + 1;
+  int64_t known = steps_.load(std::memory_order_relaxed);
+  while (known < steps && !steps_.compare_exchange_weak(known, steps, std::memory_order_relaxed)) {
+  }
 }
 
 int64_t RowStore::Remove(int table, const int64_t* ids, int64_t num_ids) {
@@ -333,6 +357,7 @@ void RowStore::LoadRecord(const RowColumns& columns, int64_t i, int table, uint6
   }
   RowHeader* row = stripe->Row(number);
   row->last_step = columns.last_step[i];
+  NoteStep(row->last_step);
   row->frequency = std::min(columns.frequency[i], kMaxFrequency);
   float* floats = stripe->Embedding(number);
   std::memcpy(floats, &columns.embedding[i * dim], sizeof(float) * dim);
@@ -366,6 +391,7 @@ void RowStore::Clear() {
     table_rows_[i / kStripes].fetch_sub(s.live(), std::memory_order_relaxed);
     s.Clear();
   }
+  steps_.store(0, std::memory_order_relaxed);
 }
 
 bool RowStore::IsBusy() const {

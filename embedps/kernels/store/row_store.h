@@ -69,6 +69,10 @@ class RowStore {
   void Update(const IdsByTable& batch, const float* gradients, float learning_rate, uint32_t step,
               const ParallelFor& parallel);
 
+  // Estimates of each id the share of steps that update its row, by Laplace's rule of succession:
+  // (updates + 1) / (steps + 2). A row that is absent has had no updates.
+  void UpdateRates(const IdsByTable& batch, const ParallelFor& parallel, float* rates);
+
   // Removes rows and ignores absent ids. Returns how many rows it removed.
   int64_t Remove(int table, const int64_t* ids, int64_t num_ids);
 
@@ -115,6 +119,7 @@ class RowStore {
   Stripe& stripe(int table, uint64_t row_hash) const;
   void LoadRecord(const RowColumns& columns, int64_t i, int table, uint64_t hash,
                   bool optimizer_slots, Stripe* stripe);
+  void NoteStep(uint32_t step);
   void CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pending,
                  OutgoingRows* outgoing);
 
@@ -125,6 +130,7 @@ class RowStore {
   std::vector<std::atomic<int64_t>> table_rows_;  // live rows of each table
   std::atomic<std::chrono::steady_clock::duration>
       last_use_{};  // time of the last lookup or update
+  std::atomic<int64_t> steps_{0};  // the last step that updated a row, plus 1
   std::atomic<int64_t> rejected_inserts_{0};
   std::atomic<int64_t> skipped_updates_{0};
   std::atomic<int64_t> copies_stopped_{0};

@@ -199,6 +199,35 @@ TEST(EvictsByLastStepAndFrequency) {
   EXPECT_TRUE(rows == BaseOf(&store));
 }
 
+TEST(UpdateRatesAreSharesOfSteps) {
+  RowStore store(MakeConfig(1, 2));
+  const Batch ids{{1, 2, 3}, {1}};
+  const auto rates = [&](RowStore* of) {
+    std::vector<float> found(4);
+    of->UpdateRates(ids.view(), SerialFor, found.data());
+    return found;
+  };
+  EXPECT_EQ(rates(&store), std::vector<float>(4, 0.5f));  // nothing is known
+  EXPECT_EQ(NumRows(store, 0), 0);                        // and no row is made
+  Lookup(&store, ids);
+  for (uint32_t step = 0; step < 8; ++step) {
+    Update(&store, Batch{{1}, step % 2 ? std::vector<int64_t>{1} : std::vector<int64_t>{}}, 1, 0.1f,
+           step);
+  }
+  EXPECT_EQ(rates(&store), (std::vector<float>{0.9f, 0.1f, 0.1f, 0.5f}));
+  Update(&store, Batch{{2}, {}}, 1, 0.1f, 3);  // an older step, late
+  EXPECT_EQ(rates(&store), (std::vector<float>{0.9f, 0.2f, 0.1f, 0.5f}));
+
+  RowStore restored(MakeConfig(1, 2));
+  int64_t cut;
+  for (const RowColumns& columns : RecordsOf(&store, CutKind::kBase, -1, &cut)) {
+    restored.Load(columns, {0, 1}, 0, 1, true, SerialFor);
+  }
+  EXPECT_EQ(rates(&restored), rates(&store));
+  restored.Clear();
+  EXPECT_EQ(rates(&restored), std::vector<float>(4, 0.5f));
+}
+
 }  // namespace
 }  // namespace embedps
 

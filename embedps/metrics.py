@@ -216,7 +216,7 @@ class Metrics:
 
     def brief(self) -> str:
         """Formats the loss and the first scores, for a line of progress."""
-        others = [name for name in self.values if name not in ("loss", "logloss")]
+        others = [n for n, v in self.values.items() if n not in ("loss", "logloss") and v == v]
         shown = ["auc"] if "auc" in self.values else others[:_SHOWN]
         parts = [f"{_LABELS.get(name, name)} {self.values[name]:.4f}" for name in shown]
         return ", ".join([f"loss {self.loss:.4f}", *parts])

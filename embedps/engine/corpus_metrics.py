@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -11,12 +11,14 @@ import tensorflow as tf
 from embedps.errors import UsageError
 from embedps.layers.candidates import Candidates
 from embedps.layers.embeddings import Embeddings
+from embedps.layers.retrieval_metrics import RetrievalMetrics
 from embedps.tables.collection import EmbeddingCollection
 
 
 def corpus_metrics(model: tf.keras.Model) -> list[tf.keras.layers.Layer]:
-    """Lists the metrics over candidates of a model's retrieval tasks."""
-    return [metric for task in _retrieval_tasks(model) for metric in task._factorized_metrics or ()]
+    """Lists the metrics over candidates of a model, its own and those of its retrieval tasks."""
+    tasks = _retrieval_tasks(model)
+    return [*_own_metrics(model), *(m for task in tasks for m in task._factorized_metrics or ())]
 
 
 def candidates_of(model: tf.keras.Model) -> list[Candidates]:
@@ -48,18 +50,26 @@ def encode_candidates(
       embeddings: the model's layer.
       collection: the tables.
     """
-    features = {feature.name for feature in embeddings.features}
     encoded: list[tf.Tensor] = []
     for each in candidates:
-
-        def encode(batch: Any, tower: Any = each.tower) -> tf.Tensor:
-            ids = {name: value for name, value in batch.items() if name in features}
-            found = collection.lookup(ids, insert=False, partial=True)
-            with embeddings.providing(collection.combine(found)):
-                return tower(batch)
-
-        encoded += each.encoded(tf.function(encode, reduce_retracing=True))
+        encoded += each.encoded(encoder(each, embeddings, collection))
     return encoded
+
+
+def encoder(
+    candidates: Candidates, embeddings: Embeddings, collection: EmbeddingCollection
+) -> Callable[[Any], tf.Tensor]:
+    """Makes a function that encodes a batch of candidates with the present rows and variables."""
+    features = {feature.name for feature in embeddings.features}
+
+    @tf.function(reduce_retracing=True)
+    def encode(batch: Any) -> tf.Tensor:
+        ids = {name: value for name, value in batch.items() if name in features}
+        found = collection.lookup(ids, insert=False, partial=True)
+        with embeddings.providing(collection.combine(found)):
+            return candidates.tower(batch)
+
+    return encode  # type: ignore[no-any-return]
 
 
 @contextmanager
@@ -79,6 +89,8 @@ def ranking(
                 stack.enter_context(each.providing((encoded[2 * i], encoded[2 * i + 1])))
         else:
             stack.enter_context(_without(_retrieval_tasks(model)))
+            for metric in _own_metrics(model):
+                stack.enter_context(metric.paused())
         yield
 
 
@@ -92,6 +104,10 @@ def _without(tasks: Sequence[Any]) -> Iterator[None]:
     finally:
         for task, metrics in zip(tasks, before, strict=True):
             task._factorized_metrics = metrics
+
+
+def _own_metrics(model: tf.keras.Model) -> list[RetrievalMetrics]:
+    return [m for m in model.metrics if isinstance(m, RetrievalMetrics)]
 
 
 def _retrieval_tasks(model: tf.keras.Model) -> list[Any]:

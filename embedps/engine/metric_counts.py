@@ -35,7 +35,7 @@ class MetricCounts:
           model: built; if it is compiled, its metrics are built too.
           skipped: whose metrics are left out.
         """
-        parts = {id(part) for each in skipped for part in each.submodules}
+        parts = {id(part) for each in skipped for part in (each, *each.submodules)}
         metrics = {id(m): m for m in model.metrics if m.variables and id(m) not in parts}
         # A metric may be made of others, such as the mean that it is: each variable counts once.
         inner = {id(part) for m in metrics.values() for part in m.submodules if id(part) in metrics}
@@ -63,7 +63,7 @@ class MetricCounts:
         """
         collected = Collected()
         zeros = [tf.zeros(v.shape, v.dtype) for v in self.variables]
-        with standing_in(self.variables, zeros) as stand_ins:
+        with standing_in(self.variables, zeros, from_zero=True) as stand_ins:
             yield collected
         for index in stand_ins.assigned:
             raise self._cannot_add(list(self._variables)[index], "it assigns its state")

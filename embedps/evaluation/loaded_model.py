@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import tensorflow as tf
 
 from embedps.checkpoint.directory import CheckpointDirectory
@@ -17,10 +19,12 @@ from embedps.checkpoint.format.manifest import Manifest
 from embedps.data.columns import Columns
 from embedps.data.dataset import Dataset
 from embedps.data.unit_reader import NUMERICS
+from embedps.engine.corpus_metrics import encoder
 from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 from embedps.evaluation.restored_model import RestoredModel
 from embedps.run.run_config import read_run
+from embedps.storage.file_io import replacing
 from embedps.storage.object_store import as_path
 
 
@@ -112,8 +116,44 @@ class LoadedModel(RestoredModel):
         columns = _features(table, self._model.output_columns, self._model.recommender.missing_id)
         return {name: value.numpy() for name, value in self._predict(columns).items()}
 
+    def export_items(self, path: str | Path) -> int:
+        """Writes the vectors of the items that the model's metrics rank, with their ids.
+
+        The file is Parquet: the column of the ids, under its name (or "item"), and "vector", lists
+        of float32 of one length. It is there once it is complete. Memory is that of one batch.
+
+        Args:
+          path: of the file.
+
+        Returns:
+          How many items it has.
+
+        Raises:
+          UsageError: the model has no candidates, or several.
+        """
+        if len(self._model.candidates) != 1:
+            raise UsageError(
+                "items are exported of a model with metrics over one embedps.Candidates, but "
+                f"{type(self._model.model).__name__} has {len(self._model.candidates)}"
+            )
+        (candidates,) = self._model.candidates
+        encode = encoder(candidates, self._model.embeddings, self._collection)
+        name, rows, writer = candidates.identifier or "item", 0, None
+        with replacing(Path(path), sync=True) as temporary, contextlib.ExitStack() as stack:
+            for vectors, ids in candidates.encode_batches(encode):
+                flat = pa.array(vectors.numpy().reshape(-1))
+                lists = pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
+                table = pa.table({name: pa.array(ids.numpy()), "vector": lists})
+                if writer is None:
+                    writer = stack.enter_context(pq.ParquetWriter(temporary, table.schema))
+                writer.write_table(table)
+                rows += table.num_rows
+            if writer is None:
+                raise UsageError("there are no items to export")
+        return rows
+
     def _outputs(self, columns: dict[str, Any]) -> dict[str, tf.Tensor]:
-        columns = self._model.fill(columns)
+        columns = self._model.prepare(self._model.fill(columns), training=False)
         found = self._collection.lookup(columns, insert=False)
         return self._model.outputs(columns, self._collection.combine(found))
 

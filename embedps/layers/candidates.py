@@ -99,19 +99,72 @@ class Candidates(tfrs.layers.factorized_top_k.TopK):
         Args:
           encode: calls the model's tower; by default it is the tower.
         """
-        encode = self._encode if encode is None else encode
-        embeddings, identifiers, place = [], [], 0
-        for batch in self._batches:
-            embeddings.append(encode(batch))
-            rows = int(embeddings[-1].shape[0])
-            if self._identifier is None:
-                identifiers.append(tf.range(place, place + rows, dtype=tf.int64))
-            else:
-                identifiers.append(batch[self._identifier])
-            place += rows
-        if not embeddings:
+        buffer, identifiers, place = None, [], 0
+        for found, ids in self.encode_batches(encode):
+            if buffer is None:  # one buffer: of millions of candidates there is room for one
+                buffer = tf.Variable(tf.zeros([self._count(), found.shape[1]]), trainable=False)
+            end = place + int(found.shape[0])
+            buffer[place:end].assign(found)
+            identifiers.append(ids)
+            place = end
+        if buffer is None:
             raise UsageError("the candidates' batches must have a candidate but have none")
-        return tf.concat(embeddings, axis=0), tf.concat(identifiers, axis=0)
+        return buffer.read_value(), tf.concat(identifiers, axis=0)
+
+    def encode_batches(self, encode: Callable[[Any], tf.Tensor] | None = None) -> Iterator[Encoded]:
+        """Encodes all candidates, a batch of them at a time; see `encoded`."""
+        encode = self._encode if encode is None else encode
+        place = 0
+        for batch in self._batches:
+            found = encode(batch)
+            end = place + int(found.shape[0])
+            ids = tf.range(place, end, dtype=tf.int64)
+            yield found, ids if self._identifier is None else batch[self._identifier]
+            place = end
+
+    def encoded_now(self, dim: int) -> Encoded:
+        """Gives all candidates, as provided in this thread; else it encodes them.
+
+        Args:
+          dim: of the embeddings.
+        """
+        provided: Encoded | None = getattr(self._provided, "encoded", None)
+        if provided is not None:
+            return provided
+        with without_learning():
+            if tf.executing_eagerly():
+                return self.encoded()
+            kind = self.encoded_specs[1].dtype
+
+            def add(state: Any, batch: Any) -> Any:
+                embeddings, ids = state
+                with without_learning():
+                    found = self._encode(batch)
+                place = tf.size(ids, tf.int64)
+                more = tf.range(place, place + tf.shape(found, tf.int64)[0])
+                more = more if self._identifier is None else batch[self._identifier]
+                return tf.concat([embeddings, found], 0), tf.concat([ids, more], 0)
+
+            none = (
+                tf.zeros([0, dim]),
+                tf.zeros([0], kind) if kind.is_integer else tf.fill([0], ""),
+            )
+            return tuple(self._batches.reduce(none, add))
+
+    def _count(self) -> int:
+        """Counts the candidates."""
+
+        def add(count: tf.Tensor, batch: Any) -> tf.Tensor:
+            value = next(iter(batch.values()))
+            ragged = isinstance(value, tf.RaggedTensor)
+            return count + (value.nrows() if ragged else tf.shape(value, tf.int64)[0])
+
+        return int(self._batches.reduce(tf.zeros([], tf.int64), add))
+
+    @property
+    def identifier(self) -> str | None:
+        """The column whose values identify candidates; None if their places do."""
+        return self._identifier
 
     @property
     def tower(self) -> Callable[[Any], tf.Tensor]:

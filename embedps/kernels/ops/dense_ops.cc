@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "embedps/kernels/dense/interaction.h"
+#include "embedps/kernels/dense/ranks.h"
 #include "embedps/kernels/ops/tf_util.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -138,6 +139,77 @@ class DotInteractionGradOp : public OpKernel {
 };
 REGISTER_KERNEL_BUILDER(Name("EmbedpsDotInteractionGrad").Device(tensorflow::DEVICE_CPU),
                         DotInteractionGradOp);
+
+REGISTER_OP("EmbedpsRanks")
+    .Input("queries: float")
+    .Input("candidates: float")
+    .Input("wanted: int64")
+    .Input("wanted_splits: int64")
+    .Input("seen: int64")
+    .Input("seen_splits: int64")
+    .Output("ranks: int64")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->input(2));
+      return absl::OkStatus();
+    })
+    .Doc("Counts, for each wanted candidate, those that score higher for its query.");
+
+// Checks lists: splits must rise from 0 to the number of values, each below `limit`.
+absl::Status CheckLists(const char* name, const Tensor& values, const Tensor& splits,
+                        int64_t num_lists, int64_t limit) {
+  const auto flat = values.flat<int64_t>();
+  const auto at = splits.flat<int64_t>();
+  bool right = values.dims() == 1 && splits.dims() == 1 && at.size() == num_lists + 1 &&
+               at(0) == 0 && at(num_lists) == flat.size();
+  for (int64_t i = 0; right && i < num_lists; ++i) right = at(i) <= at(i + 1);
+  if (!right) {
+    return absl::InvalidArgumentError(std::string(name) + "_splits must rise from 0 to " +
+                                      std::to_string(flat.size()) + " in " +
+                                      std::to_string(num_lists) + " steps but are " +
+                                      splits.SummarizeValue(64));
+  }
+  for (int64_t i = 0; i < flat.size(); ++i) {
+    if (flat(i) >= limit) {
+      return absl::InvalidArgumentError(std::string(name) + " must be places below " +
+                                        std::to_string(limit) + " but has " +
+                                        std::to_string(flat(i)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+class RanksOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    const Tensor& queries = context->input(0);
+    const Tensor& candidates = context->input(1);
+    OP_REQUIRES(context,
+                queries.dims() == 2 && candidates.dims() == 2 &&
+                    queries.dim_size(1) == candidates.dim_size(1),
+                absl::InvalidArgumentError("queries and candidates must be [n, dim] of one dim but are " +
+                                           queries.shape().DebugString() + " and " +
+                                           candidates.shape().DebugString()));
+    const int64_t batch = queries.dim_size(0), count = candidates.dim_size(0);
+    const Tensor& wanted = context->input(2);
+    const Tensor& seen = context->input(4);
+    OP_REQUIRES_OK(context, CheckLists("wanted", wanted, context->input(3), batch, count));
+    OP_REQUIRES_OK(context, CheckLists("seen", seen, context->input(5), batch, count));
+    Tensor* ranks;
+    OP_REQUIRES_OK(context, context->allocate_output(0, wanted.shape(), &ranks));
+    const RankInputs inputs = {
+        static_cast<int>(queries.dim_size(1)),
+        queries.flat<float>().data(),
+        candidates.flat<float>().data(),
+        count,
+        {wanted.flat<int64_t>().data(), context->input(3).flat<int64_t>().data()},
+        {seen.flat<int64_t>().data(), context->input(5).flat<int64_t>().data()}};
+    DeviceThreads(context)(batch, count * inputs.dim / 16 + 1, [&](int64_t begin, int64_t end) {
+      CountRanks(inputs, begin, end, ranks->flat<int64_t>().data());
+    });
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsRanks").Device(tensorflow::DEVICE_CPU), RanksOp);
 
 }  // namespace
 }  // namespace embedps

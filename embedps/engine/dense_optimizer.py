@@ -21,7 +21,11 @@ _RAW = {"sgd": _legacy.SGD, "adagrad": _legacy.Adagrad, "adam": _legacy.Adam}
 
 
 def make_dense_optimizer(
-    kind: str | Callable[[], Any], learning_rate: float, network: tf.keras.Model
+    kind: str | Callable[[], Any],
+    learning_rate: float,
+    network: tf.keras.Model,
+    *,
+    weight_decay: float = 0.0,
 ) -> Any:
     """Makes a Keras optimizer and its variables; call it in the strategy's scope.
 
@@ -30,6 +34,7 @@ def make_dense_optimizer(
         makes one.
       learning_rate: the optimizer's; not of one that a function makes.
       network: the network whose variables it updates.
+      weight_decay: as Keras has it, of the other optimizers of Keras.
 
     Raises:
       UsageError: the function makes something else.
@@ -40,7 +45,8 @@ def make_dense_optimizer(
         optimizer = kind()
     else:
         by_name = {name.lower(): value for name, value in vars(tf.keras.optimizers).items()}
-        optimizer = by_name[kind](learning_rate=learning_rate)
+        decay = {"weight_decay": weight_decay} if weight_decay else {}
+        optimizer = by_name[kind](learning_rate=learning_rate, **decay)
     if isinstance(optimizer, _legacy.Optimizer):
         if not isinstance(optimizer, RAW_OPTIMIZERS):
             raise UsageError(

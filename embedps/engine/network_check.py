@@ -119,6 +119,7 @@ def _trace(model: StepModel, strategy: tf.distribute.Strategy, *, training: bool
             model.metrics.collecting(),
             standing_in(model.state, before) as stand_ins,
         ):
+            columns = model.prepare(columns, training=training)
             loss = model.loss(columns, activations, training=training)
         each = zip(model.state, before, stand_ins.values, strict=True)
         state[:] = [(*parts, i in stand_ins.assigned) for i, parts in enumerate(each)]

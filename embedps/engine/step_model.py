@@ -24,12 +24,14 @@ from embedps.engine.corpus_metrics import (
 )
 from embedps.engine.metric_counts import MetricCounts
 from embedps.engine.network_interface import check_logits, check_network
+from embedps.engine.random_numbers import unseeded
 from embedps.engine.recommender import Recommender
 from embedps.engine.variable_names import name_variables
 from embedps.errors import UsageError
+from embedps.layers.candidates import Candidates
 from embedps.layers.embeddings import Embeddings
 from embedps.metrics import Accumulator, Counts
-from embedps.tables.activations import Activation, sample
+from embedps.tables.activations import Activation, samples
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.specs import FeatureSpec, TableSpec
 
@@ -126,6 +128,19 @@ class StepModel:
             missing_id=self.recommender.missing_id,
         )
 
+    def prepare(self, columns: Mapping[str, Any], *, training: bool) -> dict[str, Any]:
+        """Adds the columns that the model computes of others, such as ids drawn at random.
+
+        Args:
+          columns: of the batch, as they are read.
+          training: as Keras has it.
+        """
+        make = getattr(self.model, "prepare", None)
+        if make is None:
+            return dict(columns)
+        with unseeded():
+            return {**columns, **make(self.fill(columns), training=training)}
+
     def loss(
         self,
         columns: Mapping[str, Any],
@@ -137,7 +152,7 @@ class StepModel:
         """Computes what a step minimizes, float32 scalar.
 
         Args:
-          columns: of the batch.
+          columns: of the batch, as `prepare` returns them.
           activations: of its features, as `EmbeddingCollection.combine` returns them.
           training: as Keras has it.
           candidates: those that `encode_candidates` returned, for metrics that rank them; empty in
@@ -190,6 +205,11 @@ class StepModel:
         """Encodes the candidates that metrics rank, with the present rows and variables."""
         return encode_candidates(self._candidates, self.embeddings, collection)
 
+    @property
+    def candidates(self) -> list[Candidates]:
+        """What its metrics rank."""
+        return list(self._candidates)
+
     def outputs(
         self, columns: Mapping[str, Any], activations: Mapping[str, Any]
     ) -> dict[str, tf.Tensor]:
@@ -209,7 +229,11 @@ class StepModel:
         """
         try:
             used = _used_inputs(
-                self.outputs, _specs(self._offered.sample()), self.activation_specs()
+                lambda columns, activations: self.outputs(
+                    self.prepare(columns, training=False), activations
+                ),
+                _specs(self._offered.sample()),
+                self.activation_specs(),
             )
         except NotImplementedError as error:
             raise UsageError(
@@ -223,7 +247,7 @@ class StepModel:
 
     def is_finite_where_missing(self) -> bool:
         """Tells whether the loss is finite if all numeric columns are missing."""
-        batch, missing = self.columns.sample(), float("nan")
+        batch, missing = self._sample(), float("nan")
         for name in self.columns.numerics:
             batch[name] = tf.fill([SAMPLE_ROWS], missing)
         batch[NUMERICS] = tf.fill([SAMPLE_ROWS, len(self.columns.numerics)], missing)
@@ -242,6 +266,8 @@ class StepModel:
     def _check_columns(self) -> None:
         known = dict.fromkeys((*self.columns.ids, *self.columns.integers), False)
         known |= dict.fromkeys(self.columns.id_lists, True)
+        computed = {n: v for n, v in self._sample().items() if n not in (*known, NUMERICS)}
+        known |= {n: hasattr(v, "row_splits") for n, v in computed.items() if v.dtype == tf.int64}
         for feature in self.features:
             if feature.name not in known:
                 raise UsageError(
@@ -255,16 +281,19 @@ class StepModel:
                     f"{feature.ragged}"
                 )
 
+    def _sample(self) -> dict[str, Any]:
+        return self.prepare(self.columns.sample(), training=True)
+
     def _sample_activations(self) -> dict[str, Activation]:
-        dims, batch = {table.name: table.dim for table in self.tables}, self.columns.sample()
-        return {
-            f.name: sample(f, batch[f.name], dim=dims[f.table_name], value=0.01)
-            for f in self.features
-        }
+        dims, batch = {table.name: table.dim for table in self.tables}, self._sample()
+        made: dict[str, Activation] = {}
+        for f in self.features:
+            made |= samples(f, batch[f.name], dim=dims[f.table_name], value=0.01)
+        return made
 
     def _make_variables(self) -> None:
         """Calls the model once, and forgets what its metrics counted."""
-        batch, activations = self.columns.sample(), self._sample_activations()
+        batch, activations = self._sample(), self._sample_activations()
         if isinstance(self.model, NetworkModel):
             with self.embeddings.providing(activations):
                 rows = self.model.look_up(batch)
@@ -330,7 +359,7 @@ class StepModel:
         for training in (True, False):
             used |= _used_inputs(
                 lambda columns, activations, mode=training: self.loss(
-                    columns, activations, training=mode
+                    self.prepare(columns, training=mode), activations, training=mode
                 ),
                 self.column_specs(),
                 self.activation_specs(),

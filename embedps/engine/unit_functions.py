@@ -71,12 +71,16 @@ def make_train_unit(
         exchange.end(inputs, *tape.gradient(loss, watched))
         return counts
 
+    def next_batch(reader: tf.Tensor) -> Batch:
+        batch = unit_input.next(reader)
+        return batch._replace(columns=model.prepare(batch.columns, training=True))
+
     steps_ahead = 1 if overlap else 0
 
     def train_batches(
         batches: list[Batch], first_step: tf.Tensor, learning_rate: tf.Tensor
     ) -> Counts:
-        counts = model.zero_counts(training=True)
+        counts: Counts | None = None
         requested: list[StepInputs] = []
         for k, batch in enumerate(batches):
             for j in range(len(requested), min(k + steps_ahead + 1, len(batches))):
@@ -85,8 +89,9 @@ def make_train_unit(
                         batches[j].columns, number=first_step + j, learning_rate=learning_rate
                     )
                 )
-            counts = _add(counts, train_step(batch, requested[k]))
-        return counts
+            more = train_step(batch, requested[k])
+            counts = more if counts is None else _add(counts, more)
+        return model.zero_counts(training=True) if counts is None else counts
 
     @tf.function
     def train_unit(
@@ -103,12 +108,12 @@ def make_train_unit(
         num_whole = num_batches // exchange.steps_per_iteration * exchange.steps_per_iteration
         # Several steps per iteration: each iteration costs messages to and from each server.
         for i in tf.range(0, num_whole, exchange.steps_per_iteration):
-            batches = [unit_input.next(reader) for _ in range(exchange.steps_per_iteration)]
+            batches = [next_batch(reader) for _ in range(exchange.steps_per_iteration)]
             more = strategy.run(train_batches, args=(batches, first_step + i, learning_rate))
             counts = _add(counts, more)
         if exchange.steps_per_iteration > 1:
             for i in tf.range(num_whole, num_batches):
-                batches = [unit_input.next(reader)]
+                batches = [next_batch(reader)]
                 more = strategy.run(train_batches, args=(batches, first_step + i, learning_rate))
                 counts = _add(counts, more)
         return counts
@@ -137,6 +142,7 @@ def make_eval_unit(
         num_batches = -(-num_rows // unit_input.batch_rows)
         for _ in tf.range(num_batches):
             batch = unit_input.next(reader)
+            batch = batch._replace(columns=model.prepare(batch.columns, training=False))
             found = collection.lookup(batch.columns, insert=False)
             rows = collection.combine(found)
             _, more = model.count(batch, rows, training=False, candidates=candidates)

@@ -46,7 +46,9 @@ def unwrap(variable: Any) -> Any:
 
 
 @contextmanager
-def standing_in(variables: Sequence[Any], values: Sequence[tf.Tensor]) -> Iterator[StandIns]:
+def standing_in(
+    variables: Sequence[Any], values: Sequence[tf.Tensor], *, from_zero: bool = False
+) -> Iterator[StandIns]:
     """Makes variables read as tensors within the block, and assignments replace those tensors.
 
     Use it where a graph is traced: eagerly, some of TensorFlow's ops read a variable past Python.
@@ -55,6 +57,7 @@ def standing_in(variables: Sequence[Any], values: Sequence[tf.Tensor]) -> Iterat
     Args:
       variables: of any layers or metrics; wrapped ones too.
       values: a tensor for each variable, of its shape and dtype.
+      from_zero: the values are zeros, so the first addition is what it adds, without an op.
 
     Yields:
       The stand-ins; read `values` at the block's end.
@@ -63,7 +66,7 @@ def standing_in(variables: Sequence[Any], values: Sequence[tf.Tensor]) -> Iterat
     stand_ins = StandIns(values)
     with _LOCK:
         for index, variable in enumerate(inner):
-            _replace(variable, index, stand_ins)
+            _replace(variable, index, stand_ins, values[index] if from_zero else None)
         try:
             yield stand_ins
         finally:
@@ -73,7 +76,7 @@ def standing_in(variables: Sequence[Any], values: Sequence[tf.Tensor]) -> Iterat
                     vars(variable).pop(name, None)
 
 
-def _replace(variable: Any, index: int, stand_ins: StandIns) -> None:
+def _replace(variable: Any, index: int, stand_ins: StandIns, zero: tf.Tensor | None) -> None:
     def current() -> tf.Tensor:
         return stand_ins.values[index]
 
@@ -90,6 +93,9 @@ def _replace(variable: Any, index: int, stand_ins: StandIns) -> None:
 
         return method
 
+    def add(old: tf.Tensor, more: tf.Tensor) -> tf.Tensor:
+        return more if old is zero and more.shape == variable.shape else old + more
+
     become(stand_ins.values[index])
     own = vars(variable)
     own["read_value"] = current
@@ -97,5 +103,5 @@ def _replace(variable: Any, index: int, stand_ins: StandIns) -> None:
     own["sparse_read"] = lambda indices, name=None: tf.gather(current(), indices)
     own["gather_nd"] = lambda indices, name=None: tf.gather_nd(current(), indices)
     own["assign"] = assigning(lambda _, new: new, adds=False)
-    own["assign_add"] = assigning(lambda old, more: old + more, adds=True)
+    own["assign_add"] = assigning(add, adds=True)
     own["assign_sub"] = assigning(lambda old, less: old - less, adds=True)

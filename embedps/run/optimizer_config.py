@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal, TypeAlias
 
 from embedps.config_fields import check, option
+from embedps.errors import UsageError
 
 MAX_RATE = 1e30
 """The highest learning rate; it is a float32."""
@@ -32,5 +34,38 @@ class OptimizerConfig:
         "adam", "optimizer of the network, unless the model brings its own"
     )
 
+    dense_weight_decay: float = option(
+        0.0,
+        "a step takes this share of the network's weights, times the learning rate; needs "
+        "--dense-optimizer adamw, lion, rmsprop, adadelta, adamax or ftrl",
+        least=0,
+        most=MAX_RATE,
+    )
+    schedule: Literal["constant", "linear", "cosine"] = option(
+        "constant", "how both learning rates fall to 0 over the run, by units"
+    )
+    warmup: float = option(
+        0.0, "share of the run in which both learning rates rise from 0", least=0, below=1
+    )
+
     def __post_init__(self) -> None:
         check(self)
+        if self.dense_weight_decay and self.dense_optimizer in ("sgd", "adagrad", "adam"):
+            raise UsageError(
+                f"dense_weight_decay needs another dense_optimizer than {self.dense_optimizer}, "
+                "such as adamw"
+            )
+
+    def rate_factor(self, share: float) -> float:
+        """Gives the factor of the learning rates after a share of the run, from 0 to 1."""
+        if share < self.warmup:
+            return share / self.warmup
+        left = (1 - share) / (1 - self.warmup)
+        if self.schedule == "linear":
+            return left
+        return 1.0 if self.schedule == "constant" else (1 - math.cos(math.pi * left)) / 2
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the learning rates stay as they are."""
+        return self.schedule == "constant" and not self.warmup

@@ -26,6 +26,7 @@ class CallbackEffects:
         self._callbacks = callbacks
         self._set_dense_rate = set_dense_rate
         self.rate_factor = 1.0
+        self._scheduled = 1.0
         self.stopping = False
         self.poll(say=lambda text: None)
 
@@ -39,13 +40,20 @@ class CallbackEffects:
         """The step of the last evaluation; -1 before the first."""
         return self._callbacks.last_step
 
+    def schedule(self, factor: float) -> float:
+        """Sets the factor of a schedule, besides that of callbacks; returns both together."""
+        if factor != self._scheduled:
+            self._scheduled = factor
+            self._set_dense_rate(factor * self.rate_factor)
+        return factor * self.rate_factor
+
     def poll(self, say: Callable[[str], None]) -> None:
         """Gives new evaluations to the callbacks; `say` shows what follows."""
         self._callbacks.poll()
         control = self._callbacks.control
         if control.rate_factor != self.rate_factor:
             self.rate_factor = control.rate_factor
-            self._set_dense_rate(self.rate_factor)
+            self._set_dense_rate(self._scheduled * self.rate_factor)
             say(f"the learning rates are {self.rate_factor:g} of what was asked for, from here on")
         if control.reason is not None and not self.stopping:
             self.stopping = True

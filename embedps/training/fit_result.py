@@ -250,8 +250,9 @@ class FitResult:
 
     def _lines(self) -> list[str]:
         lines = []
+        asked = self.summary.get("config", {}).get("train", {}).get("metric", "auc")
         metric = next(
-            (n for s in self.scores[-1:] for n in ("auc", *s.values) if n in s.values), ""
+            (n for s in self.scores[-1:] for n in (asked, *s.values) if n in s.values), ""
         )
         best = self.scores.best(metric) if metric else None
         if best is not None and best != self.scores[-1]:

@@ -145,7 +145,9 @@ class TrainingLoop:
 
     def unit_arguments(self, unit: Unit) -> tuple[tf.Tensor, ...]:
         """Makes the arguments of a unit's training function."""
-        rate = self._effects.rate_factor * self._config.optimizer.sparse_learning_rate
+        asked = self._config.optimizer
+        factor = asked.rate_factor((unit.position + 0.5) / self._ledger.num_units)
+        rate = self._effects.schedule(factor) * asked.sparse_learning_rate
         numbers = (unit.first_row, unit.num_rows, unit.seed, unit.first_step)
         return (
             tf.constant(unit.path),

@@ -17,6 +17,7 @@ from embedps.cluster.interface import Cluster
 from embedps.data.dataset import Dataset
 from embedps.engine.checkpoint_restore import check_tables
 from embedps.engine.dense_optimizer import (
+    has_schedule,
     kind_of,
     make_dense_optimizer,
     rate_scaler,
@@ -28,6 +29,7 @@ from embedps.engine.recommender import Recommender
 from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import make_train_unit
 from embedps.engine.variable_names import name_optimizer
+from embedps.errors import UsageError
 from embedps.run.config import TrainConfig
 from embedps.scheduling.ledger import Ledger, LedgerOptions
 from embedps.tables.collection import EmbeddingCollection
@@ -97,8 +99,15 @@ def set_up(
         check_step(model, cluster.strategy, on_servers=not local)
         nan_where_missing = not check_missing(model, dataset)
         optimizer = make_dense_optimizer(
-            model.optimizer or asked.dense_optimizer, asked.dense_learning_rate, model.model
+            model.optimizer or asked.dense_optimizer,
+            asked.dense_learning_rate,
+            model.model,
+            weight_decay=asked.dense_weight_decay,
         )
+        if has_schedule(optimizer) and not asked.is_constant:
+            raise UsageError(
+                "the model's optimizer has a schedule of its own: leave out --schedule and --warmup"
+            )
         if last is not None:
             reseed_generators(network, config.seed, last.step)
     collection = EmbeddingCollection(

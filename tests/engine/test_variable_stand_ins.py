@@ -40,3 +40,18 @@ def test_an_assignment_is_told_from_an_addition() -> None:
     assert [float(v) for v in stand_ins.values] == [7.0, 12.0]
     assert stand_ins.assigned == {1}
     assert (float(variable), float(added)) == (1.0, 1.0)
+
+
+def test_from_zero_the_first_addition_takes_no_op() -> None:
+    vector, whole = tf.Variable([0.0, 0.0]), tf.Variable([0.0, 0.0])
+    more = tf.constant([1.0, 2.0])
+    zeros = [tf.zeros([2]), tf.zeros([2])]
+    with standing_in([vector, whole], zeros, from_zero=True) as stand_ins:
+        vector.assign_add(3.0)  # a scalar is spread
+        vector.assign_sub(more)
+        whole.assign_add(more)
+        first = stand_ins.values[1]
+        whole.assign_add(more)
+    assert first.numpy().tolist() == [1.0, 2.0]
+    assert [v.numpy().tolist() for v in stand_ins.values] == [[2.0, 1.0], [2.0, 4.0]]
+    assert vector.numpy().tolist() == whole.numpy().tolist() == [0.0, 0.0]

@@ -12,7 +12,7 @@ import tensorflow_recommenders as tfrs
 
 import embedps
 from embedps.tables.optimizers import Adagrad
-from models.dlrm_network import DLRM
+from models.networks.dlrm import DLRM
 
 DIM = 4
 FEATURES = ("C1", "C2", "C3")

@@ -22,7 +22,7 @@ from embedps.errors import UsageError
 from embedps.layers.embeddings import Embeddings
 from embedps.tables import FeatureSpec, TableSpec
 from models import dlrm
-from models.dlrm_network import DLRM
+from models.networks.dlrm import DLRM
 from tests import shipped
 from tests.builders import ROOT, TINY_DLRM, latest, make_trainer, write_dataset
 

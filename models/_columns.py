@@ -1,0 +1,207 @@
+"""What the models of the zoo share: options of their tables, and features of a dataset."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from embedps.config_fields import check, option
+from embedps.constants import MAX_ROW_FILE_WIDTH
+from embedps.data.dataset import Dataset
+from embedps.data.dataset_metadata import CategoricalFeature
+from embedps.dtypes import COMPUTE_DTYPES
+from embedps.engine.recommender import Recommender
+from embedps.errors import UsageError
+from embedps.tables import FeatureSpec, Initializer, TableSpec
+from embedps.tables.optimizers import Optimizer
+from embedps.tables.optimizers import make as make_optimizer
+
+MAX_LAYER_WIDTH = 65536
+
+
+def widths(default: tuple[int, ...], text: str) -> Any:
+    """Declares an option of layers' widths."""
+    return option(default, text, least=1, most=MAX_LAYER_WIDTH)
+
+
+def dropout() -> Any:
+    """Declares the option of a dropout rate."""
+    return option(0.0, "share of hidden units that a training step drops", least=0, below=1)
+
+
+def small() -> Initializer:
+    """Makes the initializer of rows whose products are added to a logit: they start near 0."""
+    return Initializer.normal(0.01)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TableConfig:
+    """The options of a model's tables."""
+
+    embedding_dim: int = option(16, "floats per embedding", least=1, most=MAX_ROW_FILE_WIDTH)
+    sparse_optimizer: str = option(
+        "rowwise_adagrad", "sgd, adagrad, rowwise_adagrad, lazy_adam or ftrl"
+    )
+    row_weight_decay: float = option(
+        0.0,
+        "a step takes this share of the rows that it updates, times their learning rate",
+        least=0,
+        most=1e30,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        self.optimizer()
+
+    def optimizer(self) -> Optimizer:
+        """Makes the tables' optimizer."""
+        return make_optimizer(self.sparse_optimizer, weight_decay=self.row_weight_decay)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NetworkConfig(TableConfig):
+    """The options of a model's tables and of its network's dtypes."""
+
+    compute_dtype: str = option(
+        "float32",
+        "dtype of the dense network's products; weights and rows stay float32",
+        choices=COMPUTE_DTYPES,
+    )
+    wire_dtype: str = option(
+        "compute",
+        "dtype of rows, matrices and their gradients between workers and parameter servers; "
+        "compute: the compute dtype",
+        choices=("compute", *COMPUTE_DTYPES),
+    )
+
+    @property
+    def resolved_wire_dtype(self) -> str:
+        """`wire_dtype`, with "compute" replaced by the compute dtype."""
+        return self.compute_dtype if self.wire_dtype == "compute" else self.wire_dtype
+
+
+def declare(
+    config: TableConfig,
+    columns: Sequence[CategoricalFeature],
+    *,
+    dim: int | None = None,
+    initializer: Initializer | None = None,
+) -> tuple[FeatureSpec, ...]:
+    """Declares one table per categorical column; a list's rows are averaged.
+
+    Args:
+      config: the tables' options.
+      columns: the columns.
+      dim: floats per row; by default the config's.
+      initializer: of new rows; by default that of TableSpec.
+    """
+    optimizer = config.optimizer()
+    return tuple(
+        FeatureSpec(
+            name=column.name,
+            table=TableSpec(
+                name=column.name,
+                dim=config.embedding_dim if dim is None else dim,
+                optimizer=optimizer,
+                initializer=initializer,
+            ),
+            ragged=column.ragged,
+            combiner="mean" if column.ragged else "sum",
+        )
+        for column in columns
+    )
+
+
+def check_categorical(model: str, dataset: Dataset) -> None:
+    """Checks that there is a table to train.
+
+    Raises:
+      UsageError: the dataset has no categorical column.
+    """
+    if not dataset.categorical:
+        raise UsageError(
+            f"{model} must have a categorical column, ragged or not, but the dataset "
+            f"{dataset.directory} has none beside {len(dataset.numeric)} numeric ones: declare one "
+            "in its schema and make the dataset again"
+        )
+
+
+def find_columns(
+    model: str, dataset: Dataset, names: Sequence[str], *, ragged: bool | None = None
+) -> tuple[list[str], list[str]]:
+    """Finds columns of ids by name.
+
+    Args:
+      model: for messages.
+      dataset: the dataset.
+      names: of the columns.
+      ragged: whether they must be lists, or must not; None allows both.
+
+    Returns:
+      Those of one id per row, and those of lists.
+
+    Raises:
+      UsageError: the dataset has no such column of ids.
+    """
+    known = {column.name: column.ragged for column in dataset.categorical}
+    for name in names:
+        if name not in known or ragged not in (None, known[name]):
+            kinds = {None: "ids", True: "lists of ids", False: "one id per row"}
+            there = [n for n, is_ragged in known.items() if ragged in (None, is_ragged)]
+            raise UsageError(
+                f"{model}: {name!r} must be a column of {kinds[ragged]} of {dataset.directory}: "
+                f"there are {', '.join(there) or 'none'}"
+            )
+    wanted = dict.fromkeys(names)
+    return [n for n in wanted if not known[n]], [n for n in wanted if known[n]]
+
+
+def click_recommender(
+    model: str, config: TableConfig, dataset: Dataset, build: Callable[[], Any]
+) -> Recommender:
+    """Makes a recommender that reads a dataset's first label and all its features.
+
+    Raises:
+      UsageError: the dataset has no categorical column.
+    """
+    return _recommender(model, config, dataset, build, (dataset.label,))
+
+
+def label_recommender(
+    model: str,
+    config: TableConfig,
+    dataset: Dataset,
+    build: Callable[[], Any],
+    loss_weights: Sequence[float],
+) -> Recommender:
+    """Makes a recommender that reads all of a dataset's labels and features.
+
+    Raises:
+      UsageError: the dataset has no categorical column, or there are not as many weights as labels.
+    """
+    names = tuple(label.name for label in dataset.labels)
+    if loss_weights and len(loss_weights) != len(names):
+        raise UsageError(
+            f"loss_weights must have a weight for each label of {dataset.directory}, which are "
+            f"{', '.join(names)}, but has {len(loss_weights)}"
+        )
+    return _recommender(model, config, dataset, build, names)
+
+
+def _recommender(
+    model: str,
+    config: TableConfig,
+    dataset: Dataset,
+    build: Callable[[], Any],
+    labels: Sequence[str],
+) -> Recommender:
+    check_categorical(model, dataset)
+    names = (*(f.name for f in dataset.numeric), *(f.name for f in dataset.categorical))
+    wire_dtype = config.resolved_wire_dtype if isinstance(config, NetworkConfig) else "float32"
+    return Recommender(
+        build=build,
+        columns=(*labels, *names),
+        missing_id=dataset.missing_id,
+        wire_dtype=wire_dtype,
+        model=model,
+        config=config,
+    )

@@ -1,0 +1,37 @@
+"""Factorization machine (Rendle 2010): a linear model plus the products of ids' vectors.
+
+A row has the id's weight and its vector.
+"""
+
+import dataclasses
+from typing import Any
+
+from embedps.data.dataset import Dataset
+from embedps.engine.recommender import Recommender
+
+from ._columns import TableConfig, click_recommender, declare, small
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(TableConfig):
+    """The factorization machine's options."""
+
+
+def make(config: Config, dataset: Dataset) -> Recommender:
+    """Makes a factorization machine over a dataset's columns.
+
+    Raises:
+      UsageError: the dataset has no categorical column.
+    """
+    features = declare(
+        config, dataset.categorical, dim=1 + config.embedding_dim, initializer=small()
+    )
+
+    def build() -> Any:
+        from embedps.layers.embeddings import Embeddings
+
+        from .networks.linear import FactorizationMachine
+
+        return FactorizationMachine(Embeddings(features), label=dataset.label)
+
+    return click_recommender("fm", config, dataset, build)

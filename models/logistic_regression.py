@@ -1,0 +1,63 @@
+"""Logistic regression over hashed ids, the baseline that any click model must reach.
+
+A weight per id and per number, as in McMahan et al. 2013, "Ad Click Prediction: a View from the
+Trenches". With `--sparse-optimizer ftrl` the weights of ids are updated as there.
+"""
+
+import dataclasses
+from typing import Any
+
+from embedps.config_fields import check, option
+from embedps.data.dataset import Dataset
+from embedps.engine.recommender import Recommender
+from embedps.tables import Initializer
+
+from ._columns import TableConfig, click_recommender, declare
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Logistic regression's options."""
+
+    sparse_optimizer: str = option(
+        "adagrad", "of the ids' weights: sgd, adagrad, rowwise_adagrad, lazy_adam or ftrl"
+    )
+
+    row_weight_decay: float = option(
+        0.0,
+        "a step takes this share of the weights that it updates, times their learning rate",
+        least=0,
+        most=1e30,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        self.tables()
+
+    def tables(self) -> TableConfig:
+        """Makes the options of tables of single weights."""
+        return TableConfig(
+            embedding_dim=1,
+            sparse_optimizer=self.sparse_optimizer,
+            row_weight_decay=self.row_weight_decay,
+        )
+
+
+def make(config: Config, dataset: Dataset) -> Recommender:
+    """Makes a logistic regression over a dataset's columns.
+
+    Raises:
+      UsageError: the dataset has no categorical column.
+    """
+    tables = config.tables()
+    features = declare(tables, dataset.categorical, initializer=Initializer())
+
+    def build() -> Any:
+        from embedps.layers.embeddings import Embeddings
+
+        from .networks.linear import LogisticRegression
+
+        return LogisticRegression(Embeddings(features), label=dataset.label)
+
+    made = click_recommender("logistic_regression", tables, dataset, build)
+    return dataclasses.replace(made, config=config)

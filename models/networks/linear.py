@@ -1,0 +1,67 @@
+"""Models that are linear in their features, or in pairs of these: logistic regression and FM."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from embedps.engine.click_model import ClickModel
+from embedps.layers.embeddings import Embeddings
+
+from .parts import filled_numerics, pairwise_sum, stacked
+
+
+class Linear(tf.keras.layers.Layer):
+    """Adds a weight per id, a weight per number and a bias."""
+
+    def build(self, input_shape: Any) -> None:
+        """Makes the weights of the numbers."""
+        _, numerics = input_shape
+        self.bias = self.add_weight("bias", [], initializer="zeros")
+        self.kernel = None
+        if numerics[-1]:
+            self.kernel = self.add_weight("kernel", [numerics[-1], 1], initializer="zeros")
+        super().build(input_shape)
+
+    def call(self, inputs: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+        """Computes the sum, float32 [batch].
+
+        Args:
+          inputs: the ids' weights, float32 [batch, features]; the numbers, float32 [batch, n].
+        """
+        weights, numerics = inputs
+        logits = tf.reduce_sum(weights, axis=1) + self.bias
+        if self.kernel is not None:
+            logits += tf.reshape(tf.matmul(numerics, self.kernel), [-1])
+        return logits
+
+
+class LogisticRegression(ClickModel):
+    """Predicts a click from a weight per id and per number."""
+
+    def __init__(self, embeddings: Embeddings, *, label: str) -> None:
+        """Takes the layer that looks up the weights, of dim 1, and the label's column."""
+        super().__init__(label=label)
+        self.embeddings = embeddings
+        self.linear = Linear()
+
+    def logits(self, features: Mapping[str, Any], *, training: bool) -> tf.Tensor:
+        """Computes the logits of a batch, float32 [batch]."""
+        weights = tf.concat(list(self.embeddings(features).values()), axis=1)
+        return self.linear((weights, filled_numerics(features)))
+
+
+class FactorizationMachine(ClickModel):
+    """Adds the dot products of all pairs of ids' vectors to a linear model."""
+
+    def __init__(self, embeddings: Embeddings, *, label: str) -> None:
+        """Takes the layer that looks up a weight and a vector per id, and the label's column."""
+        super().__init__(label=label)
+        self.embeddings = embeddings
+        self.linear = Linear()
+
+    def logits(self, features: Mapping[str, Any], *, training: bool) -> tf.Tensor:
+        """Computes the logits of a batch, float32 [batch]."""
+        rows = stacked(self.embeddings(features))
+        linear = self.linear((rows[:, :, 0], filled_numerics(features)))
+        return linear + pairwise_sum(rows[:, :, 1:])

@@ -1,0 +1,69 @@
+"""Parts of the zoo's networks."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from embedps.data.unit_reader import NUMERICS
+from embedps.layers.dense import MLP
+
+
+def filled_numerics(features: Mapping[str, Any]) -> tf.Tensor:
+    """Gives a batch's numeric features, float32 [batch, n]; a missing one counts as 0."""
+    numerics = features[NUMERICS]
+    return tf.where(tf.math.is_nan(numerics), tf.zeros_like(numerics), numerics)
+
+
+def stacked(rows: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    """Stacks the rows of an example's features: float32 [batch, features, dim]."""
+    return tf.stack(list(rows.values()), axis=1)
+
+
+def flat(vectors: tf.Tensor) -> tf.Tensor:
+    """Joins an example's vectors: [batch, features, dim] to [batch, features * dim]."""
+    return tf.reshape(vectors, [-1, vectors.shape[1] * vectors.shape[2]])
+
+
+def pairwise_sum(vectors: tf.Tensor) -> tf.Tensor:
+    """Sums the dot products of all pairs of an example's vectors, in linear time (Rendle 2010).
+
+    Args:
+      vectors: float32 [batch, n, dim].
+
+    Returns:
+      float32 [batch].
+    """
+    square_of_sum = tf.square(tf.reduce_sum(vectors, axis=1))
+    sum_of_squares = tf.reduce_sum(tf.square(vectors), axis=1)
+    return 0.5 * tf.reduce_sum(square_of_sum - sum_of_squares, axis=1)
+
+
+class HiddenLayers(tf.keras.layers.Layer):
+    """Dense layers with ReLU, each followed by dropout."""
+
+    def __init__(
+        self, units: Sequence[int], *, dropout: float = 0.0, compute_dtype: str = "float32"
+    ) -> None:
+        """Declares the layers.
+
+        Args:
+          units: the number of outputs of each; without any, the output is the input.
+          dropout: share of a layer's outputs that a training step drops.
+          compute_dtype: as `embedps.layers.dense.MLP` takes it.
+        """
+        super().__init__(autocast=False)
+        # Without dropout between them, the layers are one op.
+        parts = [[n] for n in units] if dropout else [list(units)] if units else []
+        self._blocks = [
+            MLP(part, final_activation="relu", compute_dtype=compute_dtype) for part in parts
+        ]
+        self._dropout = tf.keras.layers.Dropout(dropout) if dropout else None
+
+    def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
+        """Computes the layers: [batch, n] to [batch, units[-1]]."""
+        for block in self._blocks:
+            x = block(x)
+            if self._dropout is not None:
+                x = self._dropout(x, training=training)
+        return x

@@ -1,0 +1,50 @@
+"""Wide & Deep (Cheng et al. 2016, arXiv:1606.07792): a linear part and a deep part, added.
+
+A row has the id's weight in the wide part and its vector in the deep part. Crossed columns of the
+wide part are features of the dataset: a schema declares them (`cross = ["site_id", "app_id"]`).
+"""
+
+import dataclasses
+from typing import Any
+
+from embedps.data.dataset import Dataset
+from embedps.engine.recommender import Recommender
+
+from ._columns import NetworkConfig, click_recommender, declare, dropout, small, widths
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(NetworkConfig):
+    """Wide & Deep's options."""
+
+    deep_mlp: tuple[int, ...] = widths(
+        (256, 128), "widths of the deep layers; a last layer of one logit is added"
+    )
+    dropout: float = dropout()
+
+
+def make(config: Config, dataset: Dataset) -> Recommender:
+    """Makes a Wide & Deep model over a dataset's columns.
+
+    Raises:
+      UsageError: the dataset has no categorical column.
+    """
+    features = declare(
+        config, dataset.categorical, dim=1 + config.embedding_dim, initializer=small()
+    )
+
+    def build() -> Any:
+        from embedps.layers.embeddings import Embeddings
+
+        from .networks.wide_deep import WideDeep
+
+        return WideDeep(
+            Embeddings(features),
+            label=dataset.label,
+            deep_mlp=config.deep_mlp,
+            pairwise=False,
+            dropout=config.dropout,
+            compute_dtype=config.compute_dtype,
+        )
+
+    return click_recommender("wide_deep", config, dataset, build)

@@ -1,0 +1,190 @@
+"""The zoo's models of clicks: equal to NumPy, and trained on every schema that ships."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import tensorflow as tf
+
+from embedps.data.dataset import Dataset
+from embedps.data.unit_reader import NUMERICS
+from embedps.engine.step_model import StepModel
+from embedps.errors import UsageError
+from models import dcn_v2, deepfm, fm, logistic_regression, wide_deep
+from tests import shipped
+from tests.builders import make_trainer
+
+MODULES: dict[str, ModuleType] = {
+    module.__name__.rsplit(".", 1)[1]: module
+    for module in (logistic_regression, fm, wide_deep, deepfm, dcn_v2)
+}
+TINY: dict[str, dict[str, Any]] = {
+    "logistic_regression": {},
+    "fm": {"embedding_dim": 4},
+    "wide_deep": {"embedding_dim": 4, "deep_mlp": (8, 8)},
+    "deepfm": {"embedding_dim": 4, "deep_mlp": (8,)},
+    "dcn_v2": {"embedding_dim": 4, "deep_mlp": (8,), "cross_layers": 2},
+}
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Dataset]:
+    root = tmp_path_factory.mktemp("shipped")
+    return {name: shipped.write_dataset(name, root / name) for name in shipped.NAMES}
+
+
+def relu(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.maximum(x, 0)
+
+
+def sigmoid(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return 1 / (1 + np.exp(-x))
+
+
+class Plain:
+    """A model's weights, in the order in which its layers have them, and formulas over these."""
+
+    def __init__(self, model: Any) -> None:
+        self._left = {id(v): v.numpy() for v in model.trainable_variables}
+        self.model = model
+
+    def take(self, layer: Any) -> list[npt.NDArray[Any]]:
+        return [self._left.pop(id(v)) for v in layer.trainable_variables]
+
+    def dense(self, layer: Any, x: npt.NDArray[Any], *, last_relu: bool) -> npt.NDArray[Any]:
+        weights = self.take(layer)
+        for i in range(0, len(weights), 2):
+            x = x @ weights[i] + weights[i + 1]
+            x = relu(x) if last_relu or i + 2 < len(weights) else x
+        return x
+
+    def linear(self, weights: npt.NDArray[Any], numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        taken = self.take(self.model.linear)
+        logits = weights.sum(axis=1) + next(w for w in taken if w.ndim == 0)
+        kernels = [w for w in taken if w.ndim == 2]
+        return logits + (numbers @ kernels[0])[:, 0] if kernels else logits
+
+    def check_all_taken(self) -> None:
+        assert not self._left
+
+
+def pairs(vectors: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    n = vectors.shape[1]
+    products = [(vectors[:, i] * vectors[:, j]).sum(1) for i in range(n) for j in range(i)]
+    return np.sum(products, axis=0) if products else np.zeros(len(vectors))
+
+
+def plain_logits(
+    name: str, config: Any, model: Any, rows: npt.NDArray[Any], numbers: npt.NDArray[Any]
+) -> npt.NDArray[Any]:
+    plain = Plain(model)
+    if name == "dcn_v2":
+        first = np.concatenate([numbers, rows.reshape(len(rows), -1)], axis=1)
+        x = first
+        for cross in model.crosses:
+            weights = plain.take(cross)
+            product = x
+            for kernel in weights[:-1]:
+                product = product @ kernel
+            x = first * (product + weights[-1]) + x
+        parallel = config.structure == "parallel"
+        deep = plain.dense(model.hidden, first if parallel else x, last_relu=True)
+        out = np.concatenate([x, deep], axis=1) if parallel else deep
+        logits = plain.dense(model.out, out, last_relu=False)[:, 0]
+    elif name == "logistic_regression":
+        logits = plain.linear(rows[:, :, 0], numbers)
+    else:
+        logits = plain.linear(rows[:, :, 0], numbers)
+        vectors = rows[:, :, 1:]
+        if name in ("fm", "deepfm"):
+            logits = logits + pairs(vectors)
+        if name in ("wide_deep", "deepfm"):
+            x = np.concatenate([vectors.reshape(len(rows), -1), numbers], axis=1)
+            deep = plain.dense(model.hidden, x, last_relu=True)
+            logits = logits + plain.dense(model.out, deep, last_relu=False)[:, 0]
+    plain.check_all_taken()
+    return logits
+
+
+VARIANTS = [
+    *((name, {}) for name in MODULES),
+    ("wide_deep", {"deep_mlp": ()}),
+    ("deepfm", {"dropout": 0.5}),
+    ("dcn_v2", {"cross_rank": 3}),
+    ("dcn_v2", {"structure": "parallel", "dropout": 0.3}),
+]
+
+
+@pytest.mark.parametrize("schema", ["criteo", "movielens_100k"])  # with numbers, and without
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_logits_equal_those_of_numpy(
+    datasets: dict[str, Dataset], schema: str, name: str, options: dict[str, Any]
+) -> None:
+    module, dataset = MODULES[name], datasets[schema]
+    config = module.Config(**TINY[name] | options)
+    built = StepModel(module.make(config, dataset), dataset)
+    rng = np.random.default_rng(3)
+    for variable in built.model.trainable_variables:
+        variable.assign(rng.normal(0, 0.5, variable.shape))
+    numbers = rng.normal(0, 1, (6, len(dataset.numeric))).astype(np.float32)
+    dims = {table.name: table.dim for table in built.tables}
+    found = {
+        f.name: rng.normal(0, 1, (6, dims[f.table_name])).astype(np.float32) for f in built.features
+    }
+    missing = numbers.copy()
+    missing[:2] = np.nan
+    batch = built.columns.sample() | {NUMERICS: tf.constant(missing)}
+    numbers[:2] = 0
+    with built.embeddings.providing({n: tf.constant(v) for n, v in found.items()}):
+        logits = built.model.logits(batch, training=False)
+    expected = plain_logits(name, config, built.model, np.stack([*found.values()], 1), numbers)
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("schema", shipped.NAMES)
+@pytest.mark.parametrize("name", MODULES)
+def test_trains_on_every_schema_and_resumes(
+    tmp_path: Path, datasets: dict[str, Dataset], name: str, schema: str
+) -> None:
+    module, dataset = MODULES[name], datasets[schema]
+    recommender = module.make(module.Config(**TINY[name]), dataset)
+    options: dict[str, Any] = {"eval": "inline", **shipped.LEARN}
+    make_trainer(dataset, tmp_path, recommender=recommender, epochs=2, **options).fit()
+    trainer = make_trainer(dataset, tmp_path, recommender=recommender, epochs=4, **options)
+    assert trainer.ledger.num_done == 2 * trainer.ledger.units_per_epoch
+    result = trainer.fit().summary
+    assert result["finished"]
+    assert result["training"]["auc"] > 0.55
+    assert result["evaluation"]["auc"] > 0.55
+
+
+def test_dropout_acts_in_training_only(datasets: dict[str, Dataset]) -> None:
+    dataset = datasets["criteo"]
+    config = wide_deep.Config(**TINY["wide_deep"], dropout=0.5)
+    built = StepModel(wide_deep.make(config, dataset), dataset)
+    batch = built.columns.sample()
+    dims = {table.name: table.dim for table in built.tables}
+    found = {f.name: tf.ones([2, dims[f.table_name]]) for f in built.features}
+
+    def logits(training: bool) -> Any:
+        with built.embeddings.providing(found):
+            return built.model.logits(batch, training=training).numpy().tolist()
+
+    assert logits(False) == logits(False)
+    assert len({tuple(logits(True)) for _ in range(5)}) > 1
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_dataset_without_ids_is_refused(datasets: dict[str, Dataset], name: str) -> None:
+    import dataclasses
+
+    dataset = dataclasses.replace(datasets["criteo"], categorical=())
+    module = MODULES[name]
+    with pytest.raises(UsageError, match="must have a categorical column"):
+        module.make(module.Config(), dataset)

@@ -1,0 +1,180 @@
+"""Two towers: what they learn of planted tastes, by each loss, alone and on a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+
+import embedps
+from embedps.data.corpus import Corpus
+from embedps.data.dataset import Dataset
+from embedps.engine.step_model import StepModel
+from embedps.errors import UsageError
+from models import two_tower
+from models.networks.names import NEGATIVES, NEGATIVES_RATE, RATE
+from tests import commands
+from tests.builders import make_trainer
+from tests.models.planted_interactions import popularity_recall, write_dataset
+
+LEARN: dict[str, Any] = {
+    "batch_size": 128,
+    "unit_rows": 512,
+    "sparse_learning_rate": 0.3,
+    "dense_learning_rate": 0.01,
+}
+FLAGS = ("--held-out=held_out", "--seen=seen", "--at=10", "--embedding-dim=8")
+VARIANTS: dict[str, dict[str, Any]] = {
+    "softmax": {},
+    "without log q": {"log_q": False},
+    "cosine": {"normalize": True, "temperature": 0.2},
+    "mixed negatives": {"num_negatives": 50},
+    "ccl": {
+        "loss": "ccl",
+        "normalize": True,
+        "num_negatives": 60,
+        "margin": 0.2,
+        "negative_weight": 5.0,
+    },
+    "ccl of histories": {
+        "loss": "ccl",
+        "normalize": True,
+        "num_negatives": 60,
+        "margin": 0.2,
+        "negative_weight": 5.0,
+        "history": "history",
+    },
+    "bpr": {"loss": "bpr", "num_negatives": 40},
+    "towers of layers": {"tower_mlp": (16,), "dropout": 0.1},
+    "hard negatives": {"hard_negatives": "seen"},
+}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return write_dataset(tmp_path_factory.mktemp("tastes"))
+
+
+def config(**changes: Any) -> two_tower.Config:
+    fields: dict[str, Any] = {
+        "embedding_dim": 8,
+        "held_out": "held_out",
+        "seen": "seen",
+        "at": (10,),
+    }
+    return two_tower.Config(**fields | changes)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_it_finds_what_is_held_out(tmp_path: Path, dataset: Dataset, variant: str) -> None:
+    recommender = two_tower.make(config(**VARIANTS[variant]), dataset)
+    result = make_trainer(
+        dataset, tmp_path, recommender=recommender, epochs=15, eval="inline", **LEARN
+    ).fit()
+    recalls = [score.get("recall@10") or 0 for score in result.scores]
+    assert max(recalls) > popularity_recall(dataset, 10) + 0.05, recalls
+    assert set(result.scores[-1].values) == {
+        "loss",
+        "recall@10",
+        "ndcg@10",
+        "hit_rate@10",
+        "mrr",
+    }
+
+
+def test_scores_equal_a_sorted_list_of_exported_vectors(tmp_path: Path, dataset: Dataset) -> None:
+    recommender = two_tower.make(config(tower_mlp=(16,)), dataset)
+    result = make_trainer(
+        dataset, tmp_path, recommender=recommender, epochs=3, eval="inline", **LEARN
+    ).fit()
+    loaded = embedps.load(tmp_path, recommender=recommender, data=dataset.directory)
+    loaded.export_items(tmp_path / "items.parquet")
+    items = pq.read_table(tmp_path / "items.parquet")
+    ids, vectors = items["item"].to_numpy(), np.array(items["vector"].to_pylist())
+    assert ids.tolist() == Corpus.of(dataset, "item", lists=["held_out"]).ids.tolist()
+    held_out = pq.read_table(dataset.paths("eval")[0])
+    queries = loaded.predict(held_out)["query"]
+    recalls = []
+    for query, row in zip(queries, held_out.to_pylist(), strict=True):
+        scores = vectors @ query
+        scores[np.isin(ids, row["seen"])] = -np.inf
+        best = set(ids[np.argsort(-scores)[:10]])
+        recalls.append(len(best & set(row["held_out"])) / len(row["held_out"]))
+    assert result.scores[-1].values["recall@10"] == pytest.approx(np.mean(recalls), abs=1e-9)
+
+
+def test_each_step_draws_anew_and_shares_the_items_rows(dataset: Dataset) -> None:
+    built = StepModel(two_tower.make(config(num_negatives=30), dataset), dataset)
+    assert {table.name for table in built.tables} == {"user", "item"}
+    assert built.columns.names == ("user", "item", "held_out", "seen")
+    batch = built.columns.sample()
+    first, second = (built.prepare(batch, training=True)[NEGATIVES].numpy() for _ in range(2))
+    assert first.shape == (30,)
+    assert first.tolist() != second.tolist()
+    assert set(first) <= set(range(120))
+    assert built.prepare(batch, training=False)[NEGATIVES].shape == (0,)
+    specs = built.activation_specs()
+    assert specs[NEGATIVES].shape.as_list() == [None, 8]
+    assert {RATE, NEGATIVES_RATE} <= set(specs)
+
+
+def test_keras_mode_draws_and_corrects_too(dataset: Dataset) -> None:
+    recommender = two_tower.make(config(num_negatives=30), dataset)
+    model = recommender.build()
+    model.compile(optimizer=tf.keras.optimizers.Adam(0.01))
+    batches = embedps.read(dataset, batch_rows=128, targets=False)
+    history = model.fit(batches, epochs=4, verbose=0)
+    assert history.history["loss"][-1] < history.history["loss"][0]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_on_a_cluster_both_evaluations_agree(tmp_path: Path, dataset: Dataset) -> None:
+    """Rates travel with the rows, drawn ids are each worker's own, and the corpus is ranked."""
+    flags = [*FLAGS, "--model=two_tower", "--num-negatives=40", "--epochs=12", "--metric=recall@10"]
+    flags += ["--batch-size=128", "--unit-rows=512", "--sparse-learning-rate=0.3"]
+    cluster = ("--num-ps=2", "--num-workers=2")
+    found = {}
+    for mode in ("inline", "sidecar"):
+        model_dir = tmp_path / mode
+        commands.finish(commands.train(dataset, model_dir, *flags, *cluster, f"--eval={mode}"))
+        found[mode] = commands.evaluations_of(model_dir)[-1]["recall@10"]
+        assert found[mode] > popularity_recall(dataset, 10) + 0.05
+    model_dir = tmp_path / "inline"
+    commands.finish(
+        commands.start("embedps.evaluate", f"--model-dir={model_dir}", "--once", "--num-shards=3")
+    )
+    again = commands.evaluations_of(model_dir)[-1]["recall@10"]
+    assert again == pytest.approx(found["inline"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"loss": "ccl"}, "needs num_negatives above 0"),
+        ({"query": ()}, "query must not be empty"),
+        ({"num_negatives": 5, "item": ("item", "user")}, "items without further columns"),
+    ],
+)
+def test_wrong_options_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        config(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"query": ("person",)}, "'person' must be a column of ids .* there are user, item"),
+        ({"seen": "user"}, "'user' must be a column of lists of ids .* history, held_out, seen"),
+        ({"item": ("seen",)}, "the item's id must be one id per row"),
+    ],
+)
+def test_columns_that_are_not_there_are_named(
+    dataset: Dataset, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        two_tower.make(config(**fields), dataset)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 NUM_BINS = 16384
@@ -71,7 +70,7 @@ def count(labels: tf.Tensor, logits: tf.Tensor) -> ClickCounts:
     return ClickCounts(sums, tf.reshape(flat, [2, NUM_BINS]))
 
 
-def histogram_auc(histograms: npt.NDArray[np.int64]) -> float:
+def histogram_auc(histograms: tf.Tensor) -> tf.Tensor:
     """Computes the area under the ROC curve: the share of ordered pairs; a tie counts as half.
 
     A pair is a negative and a positive example, ordered if the positive has the greater score.
@@ -80,14 +79,12 @@ def histogram_auc(histograms: npt.NDArray[np.int64]) -> float:
       histograms: int64 [2, bins] of the negatives' and the positives' scores.
 
     Returns:
-      The AUC in [0, 1]; NaN without examples of both labels.
+      The AUC in [0, 1], float64 scalar; NaN without examples of both labels.
     """
-    negatives, positives = histograms.astype(np.float64)
-    pairs = negatives.sum() * positives.sum()
-    if pairs == 0:
-        return float("nan")
-    below = np.cumsum(negatives) - 0.5 * negatives
-    return float(np.dot(positives, below) / pairs)
+    negatives, positives = tf.unstack(tf.cast(histograms, tf.float64))
+    below = tf.cumsum(negatives) - 0.5 * negatives
+    pairs = tf.reduce_sum(negatives) * tf.reduce_sum(positives)
+    return tf.reduce_sum(positives * below) / pairs
 
 
 class ClickMetrics(tf.keras.metrics.Metric):
@@ -122,40 +119,32 @@ class ClickMetrics(tf.keras.metrics.Metric):
 
     def result(self) -> dict[str, Any]:
         """Computes the scores so far, as `click_scores` does."""
-        if tf.executing_eagerly():
-            return click_scores(self._sums.numpy(), self._histograms.numpy())
-        values = tf.numpy_function(
-            lambda *counts: list(click_scores(*counts).values()),
-            [self._sums.read_value(), self._histograms.read_value()],
-            [tf.float64] * 4,
-        )
-        return dict(
-            zip(("auc", "logloss", "normalized_entropy", "calibration"), values, strict=True)
-        )
+        return click_scores(self._sums.read_value(), self._histograms.read_value())
 
 
-def click_scores(
-    sums: npt.NDArray[np.float64], histograms: npt.NDArray[np.int64]
-) -> dict[str, float]:
+def click_scores(sums: tf.Tensor, histograms: tf.Tensor) -> dict[str, tf.Tensor]:
     """Computes a click model's scores from counts; one that is not defined is NaN.
 
+    It is of TensorFlow's ops: Keras computes the scores after each step of `fit`.
+
     Returns:
+      Float64 scalars.
       auc: area under the ROC curve.
       logloss: mean log loss, in nats.
       normalized_entropy: log loss over the entropy of the base rate (He et al. 2014); lower is
         better, and below 1 is better than predicting the base rate.
       calibration: predicted over actual positives; 1 is calibrated.
     """
-    examples, positives, loss, predicted = (float(x) for x in sums)
-    nan = float("nan")
-    rate = positives / examples if examples else nan
-    entropy = -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate)) if 0 < rate < 1 else nan
-    logloss = loss / examples if examples else nan
+    examples, positives, loss, predicted = tf.unstack(tf.cast(sums, tf.float64))
+    rate = positives / examples
+    entropy = -(rate * tf.math.log(rate) + (1 - rate) * tf.math.log1p(-rate))
+    logloss = loss / examples
+    nan = tf.constant(float("nan"), tf.float64)
     return {
         "auc": histogram_auc(histograms),
         "logloss": logloss,
-        "normalized_entropy": float(logloss / entropy),
-        "calibration": predicted / positives if positives else nan,
+        "normalized_entropy": logloss / entropy,
+        "calibration": tf.where(positives > 0, predicted / positives, nan),
     }
 
 

@@ -12,6 +12,11 @@ from embedps.metrics import Accumulator, ClickCounts, click_scores, count, zero_
 NUM = 200_000
 
 
+def scores_of(totals):
+    found = click_scores(totals["sums"], totals["histograms"])
+    return {name: float(value) for name, value in found.items()}
+
+
 def exact_auc(labels, logits):
     """The rank formula, ties at their mean rank."""
     _, inverse, counts = np.unique(logits, return_inverse=True, return_counts=True)
@@ -23,7 +28,7 @@ def exact_auc(labels, logits):
 
 
 def make_accumulator() -> Accumulator:
-    return Accumulator(lambda totals: click_scores(totals["sums"], totals["histograms"]))
+    return Accumulator(scores_of)
 
 
 def as_dict(counts: ClickCounts) -> dict[str, tf.Tensor]:

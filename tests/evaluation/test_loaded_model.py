@@ -16,6 +16,11 @@ from models import dlrm
 from tests.builders import TINY_DLRM, latest, make_config, make_mixed, make_trainer, write_dataset
 
 
+def scores_of(totals):
+    found = click_scores(totals["sums"], totals["histograms"])
+    return {name: float(value) for name, value in found.items()}
+
+
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return write_dataset(tmp_path_factory.mktemp("data") / "set")
@@ -44,7 +49,7 @@ def test_scores_are_those_of_the_evaluation(dataset: Dataset, run: tuple[Path, A
     assert found.shape == (table.num_rows,)
     logits = np.log(found.astype(np.float64) / (1 - found.astype(np.float64)))
     counts = count(table["label"].to_numpy(), logits.astype(np.float32))
-    total = Accumulator(lambda totals: click_scores(totals["sums"], totals["histograms"]))
+    total = Accumulator(scores_of)
     total.add({"examples": counts.sums[0], "loss": counts.sums[2], **counts._asdict()})
     assert total.result().auc == pytest.approx(score.auc, abs=1e-5)
     assert total.result().logloss == pytest.approx(score.logloss, rel=1e-5)

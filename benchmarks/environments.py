@@ -80,6 +80,19 @@ PEERS = {
 }
 
 
+BASELINES = Peer(
+    title="LightGBM, scikit-learn, implicit",
+    module="",
+    environment="baselines",
+    packages=(
+        "lightgbm==4.7.0",
+        "scikit-learn==1.9.1",
+        "implicit==0.7.3",
+        "numpy==2.4.6",
+    ),
+)
+
+
 def cache() -> Path:
     """Returns the folder that keeps the environments between runs."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from embedps.keras.input import read
     from embedps.layers.candidates import Candidates
     from embedps.layers.embeddings import Embeddings
+    from embedps.layers.losses import (
+        Negatives,
+        bpr_loss,
+        cosine_contrastive_loss,
+        in_batch_softmax_loss,
+    )
+    from embedps.layers.retrieval_metrics import RetrievalMetrics
     from embedps.metrics import ClickMetrics
     from embedps.run.checkpoint_config import CheckpointConfig
     from embedps.run.cluster_config import ClusterConfig
@@ -55,17 +62,22 @@ __all__ = [
     "Initializer",
     "LazyAdam",
     "LocalCluster",
+    "Negatives",
     "OptimizerConfig",
     "Recommender",
     "ReduceLearningRate",
+    "RetrievalMetrics",
     "RowwiseAdagrad",
     "SaveCheckpoints",
     "TableSpec",
     "TrainConfig",
     "Trainer",
     "__version__",
+    "bpr_loss",
+    "cosine_contrastive_loss",
     "errors",
     "follow",
+    "in_batch_softmax_loss",
     "load",
     "read",
 ]
@@ -89,15 +101,20 @@ _MODULE_OF = {
     "Initializer": "tables.specs",
     "LazyAdam": "tables.optimizers",
     "LocalCluster": "cluster.local_cluster",
+    "Negatives": "layers.losses",
     "OptimizerConfig": "run.optimizer_config",
     "Recommender": "engine.recommender",
     "ReduceLearningRate": "training.callbacks",
+    "RetrievalMetrics": "layers.retrieval_metrics",
     "RowwiseAdagrad": "tables.optimizers",
     "SaveCheckpoints": "keras.checkpoints",
     "TableSpec": "tables.specs",
     "TrainConfig": "run.config",
     "Trainer": "training.trainer",
+    "bpr_loss": "layers.losses",
+    "cosine_contrastive_loss": "layers.losses",
     "follow": "checkpoint.follow",
+    "in_batch_softmax_loss": "layers.losses",
     "load": "evaluation.loaded_model",
     "read": "keras.input",
 }

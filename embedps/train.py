@@ -26,6 +26,7 @@ from embedps.errors import ClusterError, ServerLostError, UsageError
 from embedps.run.config import DEFAULT_MODEL, TrainConfig
 from embedps.run.model_module import find_model
 from embedps.run.preparation import chief_task, open_dataset, prepare_directory
+from embedps.run.presets import PRESETS, preset_values
 from embedps.run.run_config import RunConfig
 from embedps.run.tf_config import read_tf_config
 from embedps.server import add_grace_flag, serve
@@ -99,13 +100,20 @@ def parse(arguments: Sequence[str], prog: str = "python -m embedps.train") -> Ru
         help="TOML file with any of the values below, by flag name with underscores, or in a table "
         "per section, such as [cluster]; a flag overrides the file",
     )
+    parser.add_argument(
+        "--preset",
+        choices=tuple(PRESETS),
+        help="other defaults: small, for less than about 100,000 rows, takes smaller batches and "
+        "networks, stops early and keeps the best checkpoint",
+    )
     flags.add_flags(parser, TrainConfig, "training")
     try:
         flags.add_flags(parser, module.Config, f"model {model}")
     except argparse.ArgumentError as error:
         raise UsageError(f"{model}.Config has a field that is a flag already: {error}") from error
     given = parser.parse_args(arguments)
-    file = flags.read_file(given.config, TrainConfig, module.Config)
+    file = preset_values(given.preset, TrainConfig, module.Config)
+    file |= flags.read_file(given.config, TrainConfig, module.Config)
     return RunConfig(
         config=dataclasses.replace(flags.make(TrainConfig, given, file), model=model),
         model_config=flags.make(module.Config, given, file),

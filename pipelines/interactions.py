@@ -15,8 +15,8 @@ and others come in: each line has a user's number and then those of his items, s
 Files may be gzipped. --train may be given several times, such as for train and validation.
 
 A row of the training split is a user and one of his items. A row of the held-out split is a user of
---test. Its columns: user, item, history (items of --train, at most --max-history, the last ones),
-held_out (items of --test) and seen (items of --train), which are empty lists in training.
+--test. Columns: user, item, history (the user's other items of --train, at most --max-history, the
+last ones), held_out (items of --test) and seen (items of --train), which are empty in training.
 """
 _EXAMPLES = """\
 examples:

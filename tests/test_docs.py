@@ -23,6 +23,11 @@ PRINTS = {
     "quickstart.md": (r"20,000 rows read = 20,000 written", r"base", r"best AUC: 0\.[678]\d"),
     "guides/checkpoints.md": (r"all as written", r"C1\.parquet: ", r"\d+ rows at Position"),
     "guides/clusters.md": (r"done: 2/2 units, 3,000 examples",),
+    "guides/models.md": (
+        r"300 users to score; 300 users, 200 items",
+        r"recall@20 0\.",
+        r"200 items\n",
+    ),
     "guides/predicting.md": (r"1 of 1 files scored", r"'C1'", r"\[0\.\d+"),
     "guides/preprocessing.md": (r"1,000 rows read = 1,000 written", r"'price_group': 1"),
     "guides/reading-checkpoints.md": (r"frequency", r"norm", r"\d+ rows\n", r"float32"),

@@ -154,7 +154,7 @@ def _reader(hint: Any) -> Callable[[str], Any]:
 def _metavar(hint: Any) -> str:
     bare = without_none(hint)
     if typing.get_origin(bare) is tuple:
-        return "N,N,…"
+        return ",".join([_metavar(typing.get_args(bare)[0])] * 2) + ",…"
     return {int: "N", float: "X", str: "NAME"}.get(bare, "VALUE")
 
 

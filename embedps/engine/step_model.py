@@ -229,9 +229,7 @@ class StepModel:
         """
         try:
             used = _used_inputs(
-                lambda columns, activations: self.outputs(
-                    self.prepare(columns, training=False), activations
-                ),
+                self._with_prepared(self.outputs, training=False),
                 _specs(self._offered.sample()),
                 self.activation_specs(),
             )
@@ -280,6 +278,19 @@ class StepModel:
                     f"{known[feature.name]}, as the dataset's column is, but has ragged="
                     f"{feature.ragged}"
                 )
+
+    def _with_prepared(
+        self, compute: Callable[..., Any], *, training: bool
+    ) -> Callable[[Mapping[str, Any], Mapping[str, Any]], Any]:
+        """Makes a function of columns as they are read; it depends on the ids made of them too."""
+        known = self._offered.names
+
+        def prepared(columns: Mapping[str, Any], activations: Mapping[str, Any]) -> Any:
+            columns = self.prepare(columns, training=training)
+            made = [columns[f.name] for f in self.features if f.name not in known]
+            return compute(columns, activations), made
+
+        return prepared
 
     def _sample(self) -> dict[str, Any]:
         return self.prepare(self.columns.sample(), training=True)
@@ -358,8 +369,8 @@ class StepModel:
         used: set[str] = {feature.name for feature in self.features}
         for training in (True, False):
             used |= _used_inputs(
-                lambda columns, activations, mode=training: self.loss(
-                    self.prepare(columns, training=mode), activations, training=mode
+                self._with_prepared(
+                    functools.partial(self.loss, training=training), training=training
                 ),
                 self.column_specs(),
                 self.activation_specs(),

@@ -10,9 +10,14 @@ from embedps.layers.dense import MLP
 
 
 def filled_numerics(features: Mapping[str, Any]) -> tf.Tensor:
-    """Gives a batch's numeric features, float32 [batch, n]; a missing one counts as 0."""
+    """Gives a batch's numeric features, then whether each is missing: float32 [batch, 2 n].
+
+    A missing number is 0, and 1 among the second half.
+    """
     numerics = features[NUMERICS]
-    return tf.where(tf.math.is_nan(numerics), tf.zeros_like(numerics), numerics)
+    is_missing = tf.math.is_nan(numerics)
+    filled = tf.where(is_missing, tf.zeros_like(numerics), numerics)
+    return tf.concat([filled, tf.cast(is_missing, tf.float32)], axis=1)
 
 
 def stacked(rows: Mapping[str, tf.Tensor]) -> tf.Tensor:

@@ -156,7 +156,10 @@ def _train_rows(
         yield _table(
             user=[user for user, _ in group],
             item=[item for _, item in group],
-            history=[_last(train[user], options.max_history) for user, _ in group],
+            # Without the row's own item, which a model would only have to repeat.
+            history=[
+                _last(train[user][train[user] != item], options.max_history) for user, item in group
+            ],
             held_out=[none] * len(group),
             seen=[none] * len(group),
         )

@@ -20,6 +20,9 @@ OPTIMIZERS = [
     LazyAdam(beta1=0.5, beta2=0.9, epsilon=1e-4),
     Ftrl(),
     Ftrl(initial_accumulator=0.5, l1=0.05, l2=0.1),
+    SGD(weight_decay=0.3),
+    RowwiseAdagrad(weight_decay=0.05),
+    LazyAdam(weight_decay=1.0),
 ]
 NUM_IDS = 7
 

@@ -78,6 +78,7 @@ class ReferenceRow:
     def update(self, g: np.ndarray, learning_rate: float) -> None:
         g, lr, o = g.astype(np.float64), _f(learning_rate), self.optimizer
         self.updates += 1
+        self.w *= 1 - lr * _f(o.weight_decay)
         if isinstance(o, SGD):
             self.w -= lr * g
         elif isinstance(o, Adagrad):

@@ -141,6 +141,7 @@ def test_logits_equal_those_of_numpy(
     missing[:2] = np.nan
     batch = built.columns.sample() | {NUMERICS: tf.constant(missing)}
     numbers[:2] = 0
+    numbers = np.concatenate([numbers, np.isnan(missing)], axis=1)
     with built.embeddings.providing({n: tf.constant(v) for n, v in found.items()}):
         logits = built.model.logits(batch, training=False)
     expected = plain_logits(name, config, built.model, np.stack([*found.values()], 1), numbers)

@@ -48,8 +48,15 @@ def test_rows_are_the_pairs_and_the_users_to_score(folder: Path) -> None:
     pairs = sorted((row["user"], row["item"]) for row in train)
     assert pairs == [(0, 3), (0, 5), (0, 9), (1, 3), (7, 5), (7, 9)]
     assert all(row["seen"] == row["held_out"] == [] and row["label"] == 1 for row in train)
-    histories = {row["user"]: row["history"] for row in train}
-    assert histories == {0: [3, 9], 1: [3], 7: [9, 5]}
+    histories = {(row["user"], row["item"]): row["history"] for row in train}
+    assert histories == {
+        (0, 5): [3, 9],
+        (0, 3): [5, 9],
+        (0, 9): [5, 3],
+        (1, 3): [],
+        (7, 9): [5],
+        (7, 5): [9],
+    }
     held_out = {row["user"]: row for row in rows(dataset, "eval")}
     assert {user: row["held_out"] for user, row in held_out.items()} == {0: [4], 1: [5, 11], 8: [3]}
     assert {user: row["seen"] for user, row in held_out.items()} == {0: [5, 3, 9], 1: [3], 8: []}

@@ -1,0 +1,1 @@
+"""Baselines of the models, each run in the environment of `environments.BASELINES`."""

@@ -1,0 +1,42 @@
+"""Defaults for a kind of data: `--preset small`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from embedps.config_fields import options_of
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    # Chosen on the real samples (python -m benchmarks.models): below 100,000 rows, the large
+    # defaults take too few steps, and then overfit.
+    "small": {
+        "batch_size": 256,
+        "unit_rows": 8192,
+        "epochs": 60,
+        "eval": "inline",
+        "stop_patience": 3,
+        "keep_best": 1,
+        # The steps of SGD are in proportion to an id's rows, so rare ids stay near 0. Adagrad's are
+        # as large for an id of one row as for one of thousands.
+        "sparse_optimizer": "sgd",
+        "sparse_learning_rate": 1.0,
+        "embedding_dim": 8,
+        "bottom_mlp": (64,),
+        "top_mlp": (64, 32),
+        "deep_mlp": (64, 32),
+        "expert_mlp": (32,),
+        "dropout": 0.5,
+    }
+}
+
+
+def preset_values(name: str | None, *configs: type) -> dict[str, Any]:
+    """Gives the values of a preset that configs have options for.
+
+    Args:
+      name: one of PRESETS; None is no preset.
+      configs: of the run and of its model.
+    """
+    known = {option.name for config in configs for option in options_of(config)}
+    return {k: v for k, v in PRESETS.get(name or "", {}).items() if k in known}

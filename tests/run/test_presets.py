@@ -1,0 +1,51 @@
+"""A preset is a set of defaults: flags and files win over it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from embedps.errors import UsageError
+from embedps.run.presets import PRESETS
+from embedps.train import parse
+from tests.models.test_click_models import MODULES
+
+REQUIRED = ["--data=DATA", "--model-dir=MODEL"]
+
+
+@pytest.mark.parametrize("model", ["dlrm", "mmoe", "ple", "din", "two_tower", "sasrec", *MODULES])
+def test_small_gives_each_model_its_own_options(model: str) -> None:
+    run = parse([*REQUIRED, f"--model={model}", "--preset=small"])
+    assert run.config.batch_size == 256
+    assert run.config.evaluation.mode == "inline"
+    assert run.config.evaluation.stop_patience == 3
+    assert run.config.optimizer.sparse_learning_rate == 1.0
+    for name, value in PRESETS["small"].items():
+        if hasattr(run.model_config, name):
+            assert getattr(run.model_config, name) == value
+    assert getattr(run.model_config, "tower_mlp", ()) in ((), (32,))  # not of the preset
+
+
+def test_flags_and_files_win_over_a_preset(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("batch_size = 64\nembedding_dim = 5\n[evaluation]\nstop_patience = 1\n")
+    arguments = [*REQUIRED, "--model=wide_deep", "--preset=small", f"--config={file}"]
+    run = parse([*arguments, "--epochs=2", "--deep-mlp=9"])
+    assert (run.config.batch_size, run.config.epochs) == (64, 2)
+    assert run.config.evaluation.stop_patience == 1
+    assert run.model_config.embedding_dim == 5
+    assert run.model_config.deep_mlp == (9,)
+    assert run.model_config.dropout == PRESETS["small"]["dropout"]
+
+
+def test_an_unknown_preset_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises((SystemExit, UsageError)) as raised:
+        parse([*REQUIRED, "--preset=tiny"])
+    assert "small" in capsys.readouterr().err + str(raised.value)
+
+
+def test_without_a_preset_the_defaults_are_as_before() -> None:
+    run = parse([*REQUIRED, "--model=dlrm"])
+    assert run.config.batch_size == 2048
+    assert run.model_config.embedding_dim == 16

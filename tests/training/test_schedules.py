@@ -1,0 +1,131 @@
+"""Schedules of the learning rates, and weight decay."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import embedps
+from embedps.data.dataset import Dataset
+from embedps.errors import UsageError
+from embedps.run.optimizer_config import OptimizerConfig
+from tests.builders import make_trainer, write_dataset
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return write_dataset(tmp_path_factory.mktemp("schedules") / "set", train=(1024,))
+
+
+def test_factors_rise_and_fall() -> None:
+    shares = np.linspace(0, 1, 11)
+    of = lambda **fields: [OptimizerConfig(**fields).rate_factor(s) for s in shares]  # noqa: E731
+    assert of() == [1.0] * 11
+    np.testing.assert_allclose(of(schedule="linear"), 1 - shares)
+    np.testing.assert_allclose(of(schedule="cosine"), (1 + np.cos(math.pi * shares)) / 2)
+    warm = of(schedule="linear", warmup=0.5)
+    np.testing.assert_allclose(warm, np.minimum(2 * shares, 2 * (1 - shares)))
+    np.testing.assert_allclose(of(warmup=0.2), np.minimum(shares / 0.2, 1))
+
+
+def rates(trainer: Any) -> list[tuple[float, float]]:
+    """Trains; gives the rates of rows and of the network that each unit got."""
+    found: list[tuple[float, float]] = []
+    setup, loop = trainer._setup, trainer._loop
+    set_dense, arguments = setup.set_dense_rate, loop.unit_arguments
+    dense = [1.0]
+
+    def note(factor: float) -> None:
+        dense[0] = factor
+        set_dense(factor)
+
+    def noted(unit: Any) -> Any:
+        made = arguments(unit)
+        found.append((round(float(made[-1]), 6), round(dense[0], 6)))
+        return made
+
+    trainer._effects._set_dense_rate = note
+    loop.unit_arguments = noted
+    trainer.fit()
+    return found
+
+
+def test_units_get_the_rates_of_their_place_in_the_run(tmp_path: Path, dataset: Dataset) -> None:
+    options: dict[str, Any] = {
+        "schedule": "linear",
+        "warmup": 0.25,
+        "sparse_learning_rate": 0.2,
+        "unit_rows": 256,
+    }
+    trainer = make_trainer(dataset, tmp_path, epochs=2, **options)
+    asked = OptimizerConfig(schedule="linear", warmup=0.25)
+    units = trainer.ledger.num_units
+    expected = [asked.rate_factor((i + 0.5) / units) for i in range(units)]
+    assert rates(trainer) == [(round(0.2 * f, 6), round(f, 6)) for f in expected]
+
+
+def test_a_resumed_run_goes_on_with_the_schedule(tmp_path: Path, dataset: Dataset) -> None:
+    options: dict[str, Any] = {"schedule": "cosine", "unit_rows": 256}
+    make_trainer(dataset, tmp_path, epochs=1, **options).fit()
+    trainer = make_trainer(dataset, tmp_path, epochs=2, **options)
+    units = trainer.ledger.num_units
+    asked = OptimizerConfig(schedule="cosine")
+    assert [dense for _, dense in rates(trainer)] == [
+        round(asked.rate_factor((i + 0.5) / units), 6) for i in range(units // 2, units)
+    ]
+
+
+def test_a_model_with_its_own_schedule_is_refused_another(tmp_path: Path, dataset: Dataset) -> None:
+    class Sum(embedps.ClickModel):
+        def __init__(self) -> None:
+            super().__init__(label="label")
+            self.embeddings = embedps.Embeddings({"C1": 2})
+            self.out = tf.keras.layers.Dense(1)
+
+        def logits(self, features: Any, *, training: bool) -> tf.Tensor:
+            return tf.reshape(self.out(self.embeddings(features)["C1"]), [-1])
+
+    decay = tf.keras.optimizers.schedules.CosineDecay(0.1, 100)
+    recommender = embedps.Recommender(build=Sum, optimizer=lambda: tf.keras.optimizers.Adam(decay))
+    with pytest.raises(UsageError, match="a schedule of its own"):
+        make_trainer(dataset, tmp_path, recommender=recommender, schedule="linear")
+
+
+def test_the_networks_weights_decay(tmp_path: Path, dataset: Dataset) -> None:
+    norms = {}
+    for decay in (0.0, 30.0):
+        trainer = make_trainer(
+            dataset,
+            tmp_path / str(decay),
+            dense_optimizer="adamw",
+            dense_weight_decay=decay,
+            dense_learning_rate=0.003,
+        )
+        trainer.fit()
+        kernels = [v for v in trainer._setup.model.variables if v.shape.rank == 2]
+        norms[decay] = float(sum(tf.norm(v) for v in kernels))
+    assert norms[30.0] < 0.5 * norms[0.0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"dense_weight_decay": 0.1}, "needs another dense_optimizer than adam"),
+        ({"dense_weight_decay": -0.1, "dense_optimizer": "adamw"}, "at least 0"),
+        ({"schedule": "step"}, "schedule must be one of"),
+        ({"warmup": 1.0}, "warmup must be below 1"),
+    ],
+)
+def test_wrong_options_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        OptimizerConfig(**fields)
+
+
+def test_ftrl_has_no_weight_decay() -> None:
+    with pytest.raises(UsageError, match="use its l2"):
+        embedps.Ftrl(weight_decay=0.1)

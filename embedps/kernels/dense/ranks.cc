@@ -17,8 +17,8 @@ typedef float Floats __attribute__((vector_size(64), aligned(4), may_alias));
 constexpr int kLanes = sizeof(Floats) / sizeof(float);
 constexpr int kVectors = kWidth / kLanes;
 
-// Scores kQueries queries against a block [dim][kWidth]. Every score comes from here, with one order
-// of sums, so that equal vectors have equal scores.
+// Scores kQueries queries against a block [dim][kWidth]. Every score comes from here, with one
+// order of sums, so that equal vectors have equal scores.
 EMBEDPS_SIMD void Score(int dim, const float* const* queries, const float* block, float* scores) {
   Floats sums[kQueries][kVectors] = {};
   for (int d = 0; d < dim; ++d) {

@@ -163,10 +163,9 @@ absl::Status CheckLists(const char* name, const Tensor& values, const Tensor& sp
                at(0) == 0 && at(num_lists) == flat.size();
   for (int64_t i = 0; right && i < num_lists; ++i) right = at(i) <= at(i + 1);
   if (!right) {
-    return absl::InvalidArgumentError(std::string(name) + "_splits must rise from 0 to " +
-                                      std::to_string(flat.size()) + " in " +
-                                      std::to_string(num_lists) + " steps but are " +
-                                      splits.SummarizeValue(64));
+    return absl::InvalidArgumentError(
+        std::string(name) + "_splits must rise from 0 to " + std::to_string(flat.size()) + " in " +
+        std::to_string(num_lists) + " steps but are " + splits.SummarizeValue(64));
   }
   for (int64_t i = 0; i < flat.size(); ++i) {
     if (flat(i) >= limit) {
@@ -187,9 +186,9 @@ class RanksOp : public OpKernel {
     OP_REQUIRES(context,
                 queries.dims() == 2 && candidates.dims() == 2 &&
                     queries.dim_size(1) == candidates.dim_size(1),
-                absl::InvalidArgumentError("queries and candidates must be [n, dim] of one dim but are " +
-                                           queries.shape().DebugString() + " and " +
-                                           candidates.shape().DebugString()));
+                absl::InvalidArgumentError(
+                    "queries and candidates must be [n, dim] of one dim but are " +
+                    queries.shape().DebugString() + " and " + candidates.shape().DebugString()));
     const int64_t batch = queries.dim_size(0), count = candidates.dim_size(0);
     const Tensor& wanted = context->input(2);
     const Tensor& seen = context->input(4);

@@ -121,17 +121,17 @@ void RowStore::Update(const IdsByTable& batch, const float* gradients, float lea
 void RowStore::UpdateRates(const IdsByTable& batch, const ParallelFor& parallel, float* rates) {
   const StripeOrder order(batch, salts_, parallel);
   const float steps = static_cast<float>(steps_.load(std::memory_order_relaxed));
-  order.ForEachBin(
-      parallel, 100, [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
-        Stripe& stripe = *stripes_[bin];
-        std::lock_guard<std::mutex> lock(stripe.mutex);
-        RowFinder finder(stripe, first, last);
-        for (const auto* e = first; e < last; ++e) {
-          const uint32_t number = finder.Next(e, batch.ids[e->at]);
-          const float updates = number == kNone ? 0.0f : stripe.Row(number)->frequency;
-          rates[e->at] = (std::min(updates, steps) + 1) / (steps + 2);
-        }
-      });
+  order.ForEachBin(parallel, 100,
+                   [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
+                     Stripe& stripe = *stripes_[bin];
+                     std::lock_guard<std::mutex> lock(stripe.mutex);
+                     RowFinder finder(stripe, first, last);
+                     for (const auto* e = first; e < last; ++e) {
+                       const uint32_t number = finder.Next(e, batch.ids[e->at]);
+                       const float updates = number == kNone ? 0.0f : stripe.Row(number)->frequency;
+                       rates[e->at] = (std::min(updates, steps) + 1) / (steps + 2);
+                     }
+                   });
 }
 
 void RowStore::NoteStep(uint32_t step) {

@@ -129,7 +129,7 @@ class RowStore {
   std::vector<std::unique_ptr<Stripe>> stripes_;  // kStripes per table
   std::vector<std::atomic<int64_t>> table_rows_;  // live rows of each table
   std::atomic<std::chrono::steady_clock::duration>
-      last_use_{};  // time of the last lookup or update
+      last_use_{};                 // time of the last lookup or update
   std::atomic<int64_t> steps_{0};  // the last step that updated a row, plus 1
   std::atomic<int64_t> rejected_inserts_{0};
   std::atomic<int64_t> skipped_updates_{0};

@@ -112,7 +112,7 @@ def plain(name: str, dataset: Dataset, units: int) -> Epoch:
     model.embeddings = PlainEmbeddings(dims, sizes)
     model.compile(tf.keras.optimizers.legacy.Adagrad(RATE), steps_per_execution=16)
     tensors = {key: tf.constant(value) for key, value in columns.items()}
-    steps = table.num_rows // BATCH
+    steps: int = table.num_rows // BATCH
     batches = tf.data.Dataset.range(steps).map(
         lambda i: {key: value[i * BATCH : (i + 1) * BATCH] for key, value in tensors.items()}
     )
@@ -120,7 +120,7 @@ def plain(name: str, dataset: Dataset, units: int) -> Epoch:
 
     def epoch() -> int:
         model.fit(batches, epochs=1, verbose=0)
-        return steps * BATCH
+        return int(steps) * BATCH
 
     return epoch
 

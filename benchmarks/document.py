@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import tables
+from benchmarks import model_tables, tables
 from benchmarks.report import RESULTS
 
 PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
@@ -41,6 +41,8 @@ def render(result: dict[str, Any]) -> str:
         "checkpoint_pause": _pause,
         "checkpoint_cost": _cost,
         "checkpoint_encodings": _encodings,
+        "models": model_tables.models,
+        "model_speed": model_tables.model_speed,
     }
     body = kinds.get(result["benchmark"], _comparisons)(result)
     return f"{body}\n\n{_origin(result)}"
@@ -68,11 +70,6 @@ def _comparisons(result: dict[str, Any]) -> str:
         f"from smallest to largest. Other processes used at most {foreign:.2f} cores."
     )
     return "\n\n".join(parts)
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _growth(result: dict[str, Any]) -> str:
@@ -104,7 +101,9 @@ def _growth(result: dict[str, Any]) -> str:
         ms = r[key]
         text = f"p99.9 {ms['p999_ms']:.1f} ms, longest {ms['max_ms']:.1f} ms of {ms['count']:,}"
         rows.append([name, text, limit])
-    return _table([f"{r['rows']:,} rows x dim 16, row-wise Adagrad", "measured", "limit"], rows)
+    return model_tables.table(
+        [f"{r['rows']:,} rows x dim 16, row-wise Adagrad", "measured", "limit"], rows
+    )
 
 
 def _pause(result: dict[str, Any]) -> str:
@@ -127,7 +126,7 @@ def _pause(result: dict[str, Any]) -> str:
         )
     header = ["saves back to back", "examples per second, against those without saves"]
     header += ["one save takes", "one save holds", "memory above training"]
-    return _table(header, rows)
+    return model_tables.table(header, rows)
 
 
 def _cost(result: dict[str, Any]) -> str:
@@ -148,7 +147,7 @@ def _cost(result: dict[str, Any]) -> str:
             for touched, save in saves
         ]
     header = ["rows", "rows written", "MB", "write, ms", "rate against a copy"]
-    return _table([*header, "load, ms", "rate against the disk"], rows)
+    return model_tables.table([*header, "load, ms", "rate against the disk"], rows)
 
 
 def _encodings(result: dict[str, Any]) -> str:
@@ -163,7 +162,7 @@ def _encodings(result: dict[str, Any]) -> str:
         for name, found in result["results"].items()
     ]
     header = ["rows and optimizer slots", "MB", "of float32", "AUC", "minus AUC of never restored"]
-    return _table(header, rows)
+    return model_tables.table(header, rows)
 
 
 def _scaling(result: dict[str, Any]) -> str:
@@ -178,7 +177,7 @@ def _scaling(result: dict[str, Any]) -> str:
                 text += f" (predicted {of['predicted']:,.0f}, {of['error']:+.1%})"
             cells.append(text)
         rows.append(cells)
-    parts = [_table(["PS", "tables", "dim", "batch", *names.values()], rows)]
+    parts = [model_tables.table(["PS", "tables", "dim", "batch", *names.values()], rows)]
     parts.append(
         "Predictions at 4 and 8 parameter servers are within "
         f"{result['largest_error']:.1%} ({result['largest_shard_error']:.1%} for the worst single "
@@ -188,7 +187,7 @@ def _scaling(result: dict[str, Any]) -> str:
         [names[what], " + ".join(f"{value:,.2f} {term}" for term, value in terms.items())]
         for what, terms in result["model"].items()
     ]
-    parts.append(_table(["per step, worker and shard", "is"], rows))
+    parts.append(model_tables.table(["per step, worker and shard", "is"], rows))
     large = result["large"]
     first = large[0]
     parts.append(
@@ -213,7 +212,7 @@ def _scaling(result: dict[str, Any]) -> str:
         "all workers when full",
     ]
     header += [f"link use at {int(u):,} per worker" for u in uses]
-    parts.append(_table(header, rows))
+    parts.append(model_tables.table(header, rows))
     return "\n\n".join(parts)
 
 
@@ -229,7 +228,7 @@ def _micro(result: dict[str, Any]) -> str:
     ]
     commit, cpu = result["commit_info"]["id"][:7], result["machine_info"]["cpu"]
     return (
-        _table(["kernel", "median ms", "smallest ms", "rounds"], rows)
+        model_tables.table(["kernel", "median ms", "smallest ms", "rounds"], rows)
         + f"\n\n`make bench-micro` at {commit}, {result['datetime'][:19]}Z: {cpu['count']} cores, "
         f"{cpu['brand_raw']}."
     )

@@ -77,7 +77,7 @@ def make(config: Config, dataset: Dataset) -> Recommender:
     def build() -> Any:
         from embedps.layers.embeddings import Embeddings
 
-        from .networks.sequences import DIN
+        from .networks.din import DIN
 
         return DIN(
             Embeddings(features),

@@ -78,7 +78,7 @@ def make(config: Config, dataset: Dataset) -> Recommender:
     def build() -> Any:
         from embedps.layers.embeddings import Embeddings
 
-        from .networks.sequences import SASRec
+        from .networks.sasrec import SASRec
 
         return SASRec(
             Embeddings(features),

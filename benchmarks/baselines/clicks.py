@@ -79,7 +79,7 @@ def boosted(data: dict[str, np.ndarray], train: np.ndarray, inner: np.ndarray, s
                 "cat_smooth": 20,
                 "seed": seed,
                 "verbose": -1,
-                "num_threads": 2,
+                "num_threads": 1,
             }
             made = lightgbm.Dataset(x[fit_rows], y[fit_rows], categorical_feature=categorical)
             checked = lightgbm.Dataset(x[check], y[check], reference=made)

@@ -56,7 +56,7 @@ def als(setting: Any, train: sp.csr_matrix, seed: int) -> Any:
         alpha=alpha,
         iterations=15,
         random_state=seed,
-        num_threads=2,
+        num_threads=1,
     )
     model.fit(train, show_progress=False)
     return model
@@ -71,7 +71,7 @@ def bpr(setting: Any, train: sp.csr_matrix, seed: int) -> Any:
         regularization=regularization,
         iterations=100,
         random_state=seed,
-        num_threads=2,
+        num_threads=1,
     )
     model.fit(train, show_progress=False)
     return model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import tensorflow as tf
 
 from embedps.checkpoint.directory import CheckpointDirectory
@@ -22,9 +20,9 @@ from embedps.data.unit_reader import NUMERICS
 from embedps.engine.corpus_metrics import encoder
 from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
+from embedps.evaluation.item_file import write_items
 from embedps.evaluation.restored_model import RestoredModel
 from embedps.run.run_config import read_run
-from embedps.storage.file_io import replacing
 from embedps.storage.object_store import as_path
 
 
@@ -121,6 +119,7 @@ class LoadedModel(RestoredModel):
 
         The file is Parquet: the column of the ids, under its name (or "item"), and "vector", lists
         of float32 of one length. It is there once it is complete. Memory is that of one batch.
+        `embedps.evaluation.item_file.read_items` reads it.
 
         Args:
           path: of the file.
@@ -129,7 +128,7 @@ class LoadedModel(RestoredModel):
           How many items it has.
 
         Raises:
-          UsageError: the model has no candidates, or several.
+          UsageError: the model has no candidates, or several; or the file cannot be written.
         """
         if len(self._model.candidates) != 1:
             raise UsageError(
@@ -138,19 +137,8 @@ class LoadedModel(RestoredModel):
             )
         (candidates,) = self._model.candidates
         encode = encoder(candidates, self._model.embeddings, self._collection)
-        name, rows, writer = candidates.identifier or "item", 0, None
-        with replacing(Path(path), sync=True) as temporary, contextlib.ExitStack() as stack:
-            for vectors, ids in candidates.encode_batches(encode):
-                flat = pa.array(vectors.numpy().reshape(-1))
-                lists = pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
-                table = pa.table({name: pa.array(ids.numpy()), "vector": lists})
-                if writer is None:
-                    writer = stack.enter_context(pq.ParquetWriter(temporary, table.schema))
-                writer.write_table(table)
-                rows += table.num_rows
-            if writer is None:
-                raise UsageError("there are no items to export")
-        return rows
+        name = candidates.identifier or "item"
+        return write_items(Path(path), name, candidates.encode_batches(encode))
 
     def _outputs(self, columns: dict[str, Any]) -> dict[str, tf.Tensor]:
         columns = self._model.prepare(self._model.fill(columns), training=False)

@@ -38,8 +38,9 @@ def test_nothing_is_left_of_a_file_that_fails(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="lost"):
         write_items(path, "item", broken())
     assert list(tmp_path.iterdir()) == []
+    batches = [(np.zeros((1, 2), np.float32), np.arange(1))]
     with pytest.raises(UsageError, match="cannot be written"):
-        write_items(tmp_path / "absent" / "items.parquet", "item", [])
+        write_items(tmp_path / "absent" / "items.parquet", "item", batches)
 
 
 def test_other_files_are_named(tmp_path: Path) -> None:

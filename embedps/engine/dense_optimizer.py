@@ -34,12 +34,12 @@ def make_dense_optimizer(
         makes one.
       learning_rate: the optimizer's; not of one that a function makes.
       network: the network whose variables it updates.
-      weight_decay: as Keras has it, of the other optimizers of Keras.
+      weight_decay: as Keras has it; not of an optimizer that a function makes.
 
     Raises:
       UsageError: the function makes something else.
     """
-    if kind in _RAW:
+    if kind in _RAW and not weight_decay:
         optimizer = _RAW[kind](learning_rate)
     elif callable(kind):
         optimizer = kind()

@@ -7,7 +7,6 @@ import math
 from typing import Literal, TypeAlias
 
 from embedps.config_fields import check, option
-from embedps.errors import UsageError
 
 MAX_RATE = 1e30
 """The highest learning rate; it is a float32."""
@@ -36,8 +35,7 @@ class OptimizerConfig:
 
     dense_weight_decay: float = option(
         0.0,
-        "a step takes this share of the network's weights, times the learning rate; needs "
-        "--dense-optimizer adamw, lion, rmsprop, adadelta, adamax or ftrl",
+        "a step first takes this share of the network's weights, times the learning rate",
         least=0,
         most=MAX_RATE,
     )
@@ -50,11 +48,6 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.dense_weight_decay and self.dense_optimizer in ("sgd", "adagrad", "adam"):
-            raise UsageError(
-                f"dense_weight_decay needs another dense_optimizer than {self.dense_optimizer}, "
-                "such as adamw"
-            )
 
     def rate_factor(self, share: float) -> float:
         """Gives the factor of the learning rates after a share of the run, from 0 to 1."""

@@ -10,6 +10,7 @@ from embedps.console.command_line import Parser
 from embedps.errors import UsageError
 from embedps.run.config import TrainConfig
 
+BELOW_1 = ("reduce_factor", "warmup")
 REQUIRED = ["--data=d", "--model-dir=m"]
 
 
@@ -58,7 +59,7 @@ def test_every_option_is_a_flag_and_a_key_and_a_key_of_its_groups_table(option, 
         bool: False,
     }
     kind = without_none(option.hint)
-    value = choices[-1] if choices else 0.75 if option.name == "reduce_factor" else values[kind]
+    value = choices[-1] if choices else 0.75 if option.name in BELOW_1 else values[kind]
     flag = flags.flag_name(option.name)
     if kind is bool:
         given = [flag.replace("--", "--no-")]

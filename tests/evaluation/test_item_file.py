@@ -31,7 +31,7 @@ def test_nothing_is_left_of_a_file_that_fails(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no items to export"):
         write_items(path, "item", [])
 
-    def broken():  # type: ignore[no-untyped-def]
+    def broken():
         yield np.zeros((2, 3), np.float32), np.arange(2)
         raise RuntimeError("lost")
 

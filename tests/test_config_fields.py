@@ -204,7 +204,9 @@ def test_run_with_the_largest_numbers_trains(tmp_path, small):
         reduce_factor=0.999,
         min_delta=1e308,
     )
-    values |= dict.fromkeys(("sparse_learning_rate", "dense_learning_rate"), 0.01)
+    values |= dict.fromkeys(
+        ("sparse_learning_rate", "dense_learning_rate", "dense_weight_decay"), 0.01
+    )
     assert values["seed"] == 2**32 - 1
     assert values["batch_size"] == values["unit_rows"] == MAX_COUNT
     assert values["wait_secs"] == MAX_SECS

@@ -40,8 +40,13 @@ NEED_TENSORFLOW = (
     "ClickModel",
     "Embeddings",
     "LocalCluster",
+    "Negatives",
+    "RetrievalMetrics",
     "SaveCheckpoints",
     "Trainer",
+    "bpr_loss",
+    "cosine_contrastive_loss",
+    "in_batch_softmax_loss",
     "load",
     "read",
 )

@@ -116,6 +116,7 @@ def test_run_leaves_scores_and_a_summary(embedded, dataset):
         "bottom_mlp": [8],
         "top_mlp": [8],
         "sparse_optimizer": "rowwise_adagrad",
+        "row_weight_decay": 0.0,
         "compute_dtype": "float32",
         "wire_dtype": "compute",
     }

@@ -56,5 +56,6 @@ def test_it_resumes_by_the_command_of_before(folder: Path):
     assert summary["finished"]
     assert summary["examples"] == 3 * 1200
     after = json.loads((folder / "before" / "config.json").read_text())
-    assert after["train"].items() - {("epochs", 3)} == config["train"].items() - {("epochs", 2)}
-    assert after["model"] == config["model"]
+    config["train"]["epochs"] = 3
+    for part, values in config.items():  # options that came since have their defaults
+        assert {name: after[part][name] for name in values} == values

@@ -60,7 +60,7 @@ def test_runs_use_a_local_cluster_in_turn_and_are_told_of_its_loss(tmp_path: Pat
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    # TensorFlow says so of a function that is traced or freed before its server is known to be dead.
+    # TensorFlow says so of a function that is traced or freed while its dead server is not known.
     known = r"E0000 [^\n]*Failed to \w+ function remotely.*?(?=\nE0000|\Z)"
     assert re.sub(known, "", done.stderr, flags=re.DOTALL).strip() == ""
     found = json.loads(done.stdout.splitlines()[-1])

@@ -10,7 +10,19 @@ from embedps.errors import UsageError
 from embedps.run.presets import PRESETS
 from embedps.train import parse
 
-MODELS = "dlrm mmoe ple din two_tower sasrec logistic_regression fm wide_deep deepfm dcn_v2".split()
+MODELS = [
+    "dlrm",
+    "mmoe",
+    "ple",
+    "din",
+    "two_tower",
+    "sasrec",
+    "logistic_regression",
+    "fm",
+    "wide_deep",
+    "deepfm",
+    "dcn_v2",
+]
 REQUIRED = ["--data=DATA", "--model-dir=MODEL"]
 
 

@@ -11,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
+import tensorflow as tf
 
 from embedps.errors import DatasetError, UsageError
+from embedps.layers.candidates import as_tensor, row_buffer
 from embedps.storage.file_io import replacing
 
 VECTOR = "vector"
@@ -51,11 +53,11 @@ def write_items(path: Path, name: str, batches: Iterable[tuple[Any, Any]]) -> in
     return rows
 
 
-def read_items(path: Path | str) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:
+def read_items(path: Path | str) -> tuple[npt.NDArray[Any], tf.Tensor]:
     """Reads items that `LoadedModel.export_items` wrote. Memory is that of the vectors.
 
     Returns:
-      Their ids [items], and their vectors, float32 [items, dim].
+      Their ids [items], and their vectors, a tensor float32 [items, dim].
 
     Raises:
       DatasetError: the file is not one of items, or is damaged.
@@ -64,7 +66,7 @@ def read_items(path: Path | str) -> tuple[npt.NDArray[Any], npt.NDArray[np.float
         with pq.ParquetFile(path, pre_buffer=False) as file:
             kind = file.schema_arrow.field(VECTOR).type
             (name,) = [column for column in file.schema_arrow.names if column != VECTOR]
-            vectors = np.empty((file.metadata.num_rows, kind.list_size), np.float32)
+            vectors = row_buffer(file.metadata.num_rows, kind.list_size)
             ids, place = [], 0
             for batch in file.iter_batches(65536):
                 flat = batch.column(VECTOR).flatten().to_numpy()
@@ -73,4 +75,4 @@ def read_items(path: Path | str) -> tuple[npt.NDArray[Any], npt.NDArray[np.float
                 place += batch.num_rows
     except (OSError, pa.ArrowException, KeyError, ValueError, AttributeError) as error:
         raise DatasetError(f"{path} must be a file of export_items: {error}") from error
-    return np.concatenate(ids) if ids else np.zeros(0, np.int64), vectors
+    return np.concatenate(ids) if ids else np.zeros(0, np.int64), as_tensor(vectors)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
@@ -15,6 +17,19 @@ from embedps.layers.own_tables import without_learning
 
 Encoded = tuple[tf.Tensor, tf.Tensor]
 """Candidates: float32 [candidates, dim], and the identifier of each."""
+
+
+def row_buffer(rows: int, dim: int) -> npt.NDArray[np.float32]:
+    """Makes an array to fill, float32 [rows, dim], which `as_tensor` shares with TensorFlow."""
+    alignment = 64  # TensorFlow copies memory of less
+    raw = np.empty(rows * dim * 4 + alignment, np.uint8)
+    start = -raw.ctypes.data % alignment
+    return raw[start : start + rows * dim * 4].view(np.float32).reshape(rows, dim)
+
+
+def as_tensor(buffer: npt.NDArray[np.float32]) -> tf.Tensor:
+    """Makes a tensor of a `row_buffer`, without a copy; the array must not change any more."""
+    return tf.experimental.dlpack.from_dlpack(buffer.__dlpack__())
 
 
 class Candidates(tfrs.layers.factorized_top_k.TopK):
@@ -102,14 +117,14 @@ class Candidates(tfrs.layers.factorized_top_k.TopK):
         buffer, identifiers, place = None, [], 0
         for found, ids in self.encode_batches(encode):
             if buffer is None:  # one buffer: of millions of candidates there is room for one
-                buffer = tf.Variable(tf.zeros([self._count(), found.shape[1]]), trainable=False)
+                buffer = row_buffer(self._count(), found.shape[1])
             end = place + int(found.shape[0])
-            buffer[place:end].assign(found)
+            buffer[place:end] = found.numpy()
             identifiers.append(ids)
             place = end
         if buffer is None:
             raise UsageError("the candidates' batches must have a candidate but have none")
-        return buffer.read_value(), tf.concat(identifiers, axis=0)
+        return as_tensor(buffer), tf.concat(identifiers, axis=0)
 
     def encode_batches(self, encode: Callable[[Any], tf.Tensor] | None = None) -> Iterator[Encoded]:
         """Encodes all candidates, a batch of them at a time; see `encoded`."""

@@ -22,7 +22,9 @@ def test_items_come_back_as_they_were(tmp_path: Path) -> None:
     assert write_items(tmp_path / "items.parquet", "movie", batches) == 70_006
     ids, vectors = read_items(tmp_path / "items.parquet")
     np.testing.assert_array_equal(ids, np.arange(70_006))
-    np.testing.assert_array_equal(vectors, np.concatenate([vectors for vectors, _ in batches]))
+    np.testing.assert_array_equal(
+        vectors.numpy(), np.concatenate([vectors for vectors, _ in batches])
+    )
     assert pq.read_schema(tmp_path / "items.parquet").names == ["movie", "vector"]
 
 

@@ -160,8 +160,9 @@ def shares(epoch: Epoch) -> dict[str, float]:
     for plane in space.planes:
         for line in plane.lines:
             for event in line.events:
-                _, colon, kind = plane.event_metadata[event.metadata_id].name.rpartition(":")
-                if not colon or kind in ("While", "FunctionRun") or not kind.isidentifier():
+                name = plane.event_metadata[event.metadata_id].name
+                _, colon, kind = name.rpartition(":")
+                if not colon or "::" in name or " " in name or kind in ("While", "FunctionRun"):
                     continue
                 part = next((p for p, ks in PARTS.items() if any(k in kind for k in ks)), None)
                 sums[part or "the rest"] += event.duration_ps

@@ -30,7 +30,7 @@ def check_tables(manifest: Manifest, collection: EmbeddingCollection) -> None:
     """Checks that a checkpoint is of these tables.
 
     Raises:
-      DimMismatchError: a table is absent on one side, or differs in dim or optimizer.
+      DimMismatchError: a table is absent on one side, or differs in dim, optimizer or `absent`.
     """
     stored = {t["name"]: t for t in manifest.tables}
     ours: dict[str, TableSpec] = {t.name: t for t in collection.tables}
@@ -44,6 +44,12 @@ def check_tables(manifest: Manifest, collection: EmbeddingCollection) -> None:
         if theirs["dim"] != table.dim:
             raise DimMismatchError(
                 f"table {name!r} has dim {table.dim}, the checkpoint has {theirs['dim']}: {advice}"
+            )
+        absent = theirs.get("absent", "zeros")
+        if absent != table.absent:
+            raise DimMismatchError(
+                f"table {name!r} has absent={table.absent!r}, the checkpoint has {absent!r}, and "
+                f"scores would change: {advice}"
             )
         kind = theirs["optimizer"]["kind"]
         if kind != table.optimizer.kind:

@@ -121,7 +121,8 @@ class EmbeddingCollection:
 
         Args:
           ids: by feature int64 [batch], or ragged int64 [batch, None] for a ragged feature.
-          insert: create absent rows (training); otherwise they read as zeros.
+          insert: create absent rows (training). An id that stays without a row reads as its table
+            declares.
           partial: leave out the features that `ids` lacks.
 
         Raises:
@@ -385,6 +386,7 @@ class EmbeddingCollection:
                 initializer_highs=[i.high for i in initializers],
                 # The hash spreads rows evenly, so each shard may hold its part of the capacity.
                 max_rows=[-(-t.capacity // self.num_shards) for t in group.tables],
+                absent_read_initial=[t.absent == "initial" for t in group.tables],
             )
 
 

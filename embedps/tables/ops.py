@@ -70,7 +70,7 @@ def lookup(
       ids: int64 [n], ordered by table, each id once per table.
       splits: int32 [num_tables + 1].
       dim: the group's dim.
-      insert: create absent rows; otherwise they read as zeros.
+      insert: create absent rows; otherwise they read as their table declares.
 
     Returns:
       float32 [n, dim].

@@ -2,13 +2,14 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from embedps.constants import COMBINERS, INITIALIZER_KINDS, MAX_ROW_FILE_WIDTH
 from embedps.errors import UsageError
 from embedps.tables.optimizers import Optimizer, RowwiseAdagrad
 
 Combiner = Literal["sum", "mean", "sqrtn", "none"]
+Absent = Literal["zeros", "initial"]
 _MAX_FLOAT32 = 3.4028234e38
 _MAX_LENGTH = 1_000_000
 
@@ -59,8 +60,9 @@ class TableSpec:
       optimizer: updates the rows.
       initializer: makes the values of new rows; uniform in +-1/sqrt(dim) if None.
       seed: of the initial values.
-      capacity: the most rows; 0 means no limit. Further ids read as their initial value and do not
-        learn.
+      capacity: the most rows; 0 means no limit. Further ids get no row and do not learn.
+      absent: what an id without a row reads as, in training and in scoring: "zeros", or "initial",
+        the value with which its row would start.
     """
 
     name: str
@@ -69,6 +71,7 @@ class TableSpec:
     initializer: Initializer | None = None
     seed: int = 0
     capacity: int = 0
+    absent: Absent = "zeros"
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -85,6 +88,10 @@ class TableSpec:
             raise UsageError(
                 f"table {self.name!r}: capacity must be in [0, 2^63) but got {self.capacity}"
             )
+        if self.absent not in get_args(Absent):
+            raise UsageError(
+                f"table {self.name!r}: absent must be zeros or initial but got {self.absent!r}"
+            )
         if self.initializer is None:
             object.__setattr__(self, "initializer", Initializer.uniform(self.dim**-0.5))
 
@@ -93,7 +100,7 @@ class TableSpec:
         settings = self.optimizer.settings()
         if not settings["weight_decay"]:  # earlier checkpoints do not have it
             del settings["weight_decay"]
-        return {
+        fields: dict[str, Any] = {
             "name": self.name,
             "dim": self.dim,
             "optimizer": {"kind": self.optimizer.kind, **settings},
@@ -101,6 +108,9 @@ class TableSpec:
             "seed": self.seed,
             "capacity": self.capacity,
         }
+        if self.absent != "zeros":  # earlier checkpoints do not have it
+            fields["absent"] = self.absent
+        return fields
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -223,20 +223,24 @@ def test_untrainable_collection_keeps_no_slots(tmp_path):
     assert rows_of(collection, tmp_path)["t", 1].slots == ()
 
 
-def test_full_table_reads_initial_values_and_does_not_learn():
-    spec = make_table("t", 2, capacity=8, optimizer=SGD())
+@pytest.mark.parametrize("absent", ["zeros", "initial"])
+def test_ids_beyond_the_capacity_read_as_declared_and_do_not_learn(absent):
+    spec = make_table("t", 2, capacity=8, absent=absent, optimizer=SGD())
     other = make_table("u", 2, optimizer=SGD())
     collection = make_collection([spec, other], num_shards=2)
     batch = {"t": ids(*range(100)), "u": ids(*range(100))}
     upstream = {n: np.ones((100, 2), np.float32) for n in batch}
     found = train(collection, batch, upstream)["t"]
-    np.testing.assert_array_equal(found, initial_values(spec, range(100)))
+    initial = initial_values(spec, range(100))
+    has_row = (found != 0).any(axis=1) if absent == "zeros" else np.ones(100, bool)
+    np.testing.assert_array_equal(found, np.where(has_row[:, None], initial, 0))
     stats = collection.stats()
     assert stats.rows == {"t": 8, "u": 100}
     assert stats.rejected_inserts == 92
     assert stats.skipped_updates == 92
     after = look(collection, batch, insert=True)["t"]
-    np.testing.assert_array_equal(np.sum((after != found).any(axis=1)), 8)
+    assert np.sum((after != found).any(axis=1)) == 8
+    np.testing.assert_array_equal(look(collection, batch, insert=False)["t"], after)
 
 
 def test_empty_batch_gives_no_vectors():

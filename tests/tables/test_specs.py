@@ -15,6 +15,7 @@ from embedps.tables.specs import check, tables_of
         ({"dim": 65537}, r"'C1': dim must be in \[1, 65536\] but got 65537"),
         ({"capacity": -1}, r"'C1': capacity must be in \[0, 2\^63\) but got -1"),
         ({"capacity": 2**63}, "'C1': capacity must be in"),
+        ({"absent": "none"}, "'C1': absent must be zeros or initial but got 'none'"),
         ({"seed": 2**63}, "'C1': seed must be a signed 64-bit number"),
     ],
 )
@@ -41,6 +42,7 @@ def test_table_spec_json_tells_specs_apart():
         TableSpec(name="C1", dim=16, initializer=Initializer.normal(0.1)),
         TableSpec(name="C1", dim=16, seed=1),
         TableSpec(name="C1", dim=16, capacity=10),
+        TableSpec(name="C1", dim=16, absent="initial"),
     ):
         assert other.to_json() != one.to_json()
 

@@ -68,6 +68,7 @@ REGISTER_OP("EmbedpsRowStore")
     .Attr("initializer_lows: list(float)")
     .Attr("initializer_highs: list(float)")
     .Attr("max_rows: list(int)")
+    .Attr("absent_read_initial: list(bool) = []")
     .Output("store: resource")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
@@ -100,19 +101,25 @@ class RowStoreOp : public OpKernel {
     OP_REQUIRES_OK(c, c->GetAttr("initializer_lows", &lows));
     OP_REQUIRES_OK(c, c->GetAttr("initializer_highs", &highs));
     OP_REQUIRES_OK(c, c->GetAttr("max_rows", &max_rows));
+    std::vector<bool> absent_read_initial;
+    OP_REQUIRES_OK(c, c->GetAttr("absent_read_initial", &absent_read_initial));
     const size_t n = tables.size();
+    if (absent_read_initial.empty()) absent_read_initial.resize(n);
     OP_REQUIRES(c,
                 seeds.size() == n && initializers.size() == n && lows.size() == n &&
-                    highs.size() == n && max_rows.size() == n && n <= 32767,
+                    highs.size() == n && max_rows.size() == n && absent_read_initial.size() == n &&
+                    n <= 32767,
                 absl::InvalidArgumentError(
                     "group '" + config_.group +
-                    "': seeds, initializers, their bounds and max_rows must be as many as the " +
+                    "': seeds, initializers, their bounds, max_rows and absent_read_initial must "
+                    "be as many as the " +
                     std::to_string(n) + " tables, of which there may be 32767"));
     for (size_t t = 0; t < n; ++t) {
       TableConfig table;
       table.name = tables[t];
       table.seed = seeds[t];
       table.max_rows = max_rows[t];
+      table.absent_reads_initial = absent_read_initial[t];
       table.initializer.low = lows[t];
       table.initializer.high = highs[t];
       OP_REQUIRES_OK(
@@ -170,7 +177,7 @@ REGISTER_OP("EmbedpsLookup")
       c->set_output(0, c->Matrix(c->Dim(ids, 0), dim));
       return absl::OkStatus();
     })
-    .Doc("Reads rows. Creates absent rows if insert; otherwise they read as zeros.");
+    .Doc("Reads rows. Creates absent rows if insert; else they read as their table declares.");
 
 class LookupOp : public OpKernel {
  public:

@@ -53,41 +53,53 @@ void RowStore::Lookup(const IdsByTable& batch, bool insert, const ParallelFor& p
   last_use_.store(Clock::now().time_since_epoch(), std::memory_order_relaxed);
   const StripeOrder order(batch, salts_, parallel);
   const int dim = config_.dim;
-  order.ForEachBin(
-      parallel, 100 + dim,
-      [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
-        Stripe& stripe = *stripes_[bin];
-        const int t = bin / kStripes;
-        const TableConfig& table = config_.tables[t];
-        std::lock_guard<std::mutex> lock(stripe.mutex);
-        RowFinder finder(stripe, first, last);
-        for (const auto* e = first; e < last; ++e) {
-          const int64_t id = batch.ids[e->at];
-          float* out = embeddings + int64_t{e->at} * dim;
-          uint32_t number = finder.Next(e, id);
-          if (number == kNone && insert) {
-            if (table_rows_[t].fetch_add(1, std::memory_order_relaxed) < table.max_rows ||
-                table.max_rows == 0) {
-              number = stripe.Insert(e->hash, id, salts_[t]);
-            }
-            if (number == kNone) {
-              table_rows_[t].fetch_sub(1, std::memory_order_relaxed);
-              rejected_inserts_.fetch_add(1, std::memory_order_relaxed);
-              InitializeEmbedding(table.initializer, table.seed, salts_[t], id, dim, out);
-              continue;
-            }
-            float* embedding = stripe.Embedding(number);
-            InitializeEmbedding(table.initializer, table.seed, salts_[t], id, dim, embedding);
-            InitializeOptimizerSlots(config_.optimizer, dim, embedding + dim);
-            stripe.Touch(number);
-          }
-          if (number == kNone) {
-            std::fill_n(out, dim, 0.0f);
-          } else {
-            std::memcpy(out, stripe.Embedding(number), sizeof(float) * dim);
-          }
-        }
-      });
+  order.ForEachBin(parallel, 100 + dim,
+                   [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
+                     Stripe& stripe = *stripes_[bin];
+                     const int t = bin / kStripes;
+                     std::lock_guard<std::mutex> lock(stripe.mutex);
+                     RowFinder finder(stripe, first, last);
+                     for (const auto* e = first; e < last; ++e) {
+                       const int64_t id = batch.ids[e->at];
+                       float* out = embeddings + int64_t{e->at} * dim;
+                       uint32_t number = finder.Next(e, id);
+                       if (number == kNone && insert) number = InsertRow(t, e->hash, id, &stripe);
+                       if (number == kNone) {
+                         ReadAbsent(t, id, out);
+                       } else {
+                         std::memcpy(out, stripe.Embedding(number), sizeof(float) * dim);
+                       }
+                     }
+                   });
+}
+
+uint32_t RowStore::InsertRow(int t, uint64_t hash, int64_t id, Stripe* stripe) {
+  const TableConfig& table = config_.tables[t];
+  uint32_t number = kNone;
+  if (table_rows_[t].fetch_add(1, std::memory_order_relaxed) < table.max_rows ||
+      table.max_rows == 0) {
+    number = stripe->Insert(hash, id, salts_[t]);
+  }
+  if (number == kNone) {
+    table_rows_[t].fetch_sub(1, std::memory_order_relaxed);
+    rejected_inserts_.fetch_add(1, std::memory_order_relaxed);
+    return kNone;
+  }
+  const int dim = config_.dim;
+  float* embedding = stripe->Embedding(number);
+  InitializeEmbedding(table.initializer, table.seed, salts_[t], id, dim, embedding);
+  InitializeOptimizerSlots(config_.optimizer, dim, embedding + dim);
+  stripe->Touch(number);
+  return number;
+}
+
+void RowStore::ReadAbsent(int t, int64_t id, float* out) const {
+  const TableConfig& table = config_.tables[t];
+  if (table.absent_reads_initial) {
+    InitializeEmbedding(table.initializer, table.seed, salts_[t], id, config_.dim, out);
+  } else {
+    std::fill_n(out, config_.dim, 0.0f);
+  }
 }
 
 void RowStore::Update(const IdsByTable& batch, const float* gradients, float learning_rate,

@@ -27,7 +27,8 @@ struct TableConfig {
   std::string name;
   int64_t seed = 0;
   InitializerConfig initializer;
-  int64_t max_rows = 0;  // on this shard; 0 is no limit
+  int64_t max_rows = 0;               // on this shard; 0 is no limit
+  bool absent_reads_initial = false;  // an absent row reads as its initial value, not as zeros
 };
 
 struct RowStoreConfig {
@@ -59,9 +60,8 @@ class RowStore {
   int num_tables() const { return static_cast<int>(config_.tables.size()); }
   RowFileSchema FileSchema() const;
 
-  // Copies the embeddings [num_ids, dim]. With `insert`, creates absent rows; if the table is full,
-  // it returns the initial value and creates no row. Without `insert`, an absent row reads as
-  // zeros.
+  // Copies the embeddings [num_ids, dim]. With `insert`, creates absent rows, unless the table is
+  // full. A row that stays absent reads as its table declares, with or without `insert`.
   void Lookup(const IdsByTable& batch, bool insert, const ParallelFor& parallel, float* embeddings);
 
   // Applies gradients [num_ids, dim] to the rows that exist. Sets their last step, increments their
@@ -117,6 +117,11 @@ class RowStore {
 
  private:
   Stripe& stripe(int table, uint64_t row_hash) const;
+  // Creates the row of an absent id, with initial values. Returns kNone if the table is full. The
+  // caller holds the stripe's lock.
+  uint32_t InsertRow(int table, uint64_t hash, int64_t id, Stripe* stripe);
+  // Writes what an id without a row reads as.
+  void ReadAbsent(int table, int64_t id, float* out) const;
   void LoadRecord(const RowColumns& columns, int64_t i, int table, uint64_t hash,
                   bool optimizer_slots, Stripe* stripe);
   void NoteStep(uint32_t step);

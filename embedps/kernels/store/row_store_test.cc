@@ -55,13 +55,11 @@ TEST(UpdatesPassOverAbsentRows) {
   EXPECT_TRUE(BaseOf(&store) == expected);
 }
 
-TEST(FullTableGivesInitialValuesAndKeepsNoMore) {
+TEST(FullTableKeepsNoMore) {
   RowStoreConfig config = MakeConfig(1, 2);
   config.tables[0].max_rows = 10;
-  config.tables[0].initializer.low = 5;
   RowStore store(config);
-  const std::vector<float> found = Lookup(&store, Batch{Range(0, 30), Range(0, 30)});
-  EXPECT_EQ(found[29], 5.0f);
+  Lookup(&store, Batch{Range(0, 30), Range(0, 30)});
   EXPECT_EQ(store.Stats().rows, (std::vector<int64_t>{10, 30}));
   EXPECT_EQ(store.Stats().rejected_inserts, 20);
   // Removed rows make room.
@@ -73,6 +71,21 @@ TEST(FullTableGivesInitialValuesAndKeepsNoMore) {
   EXPECT_EQ(store.Remove(0, kept.data(), 3), 3);
   Lookup(&store, Batch{Range(100, 110), {}});
   EXPECT_EQ(store.Stats().rows, (std::vector<int64_t>{10, 30}));
+}
+
+TEST(AbsentRowReadsAsItsTableDeclaresInTrainingAndInScoring) {
+  RowStoreConfig config = MakeConfig(1, 2);
+  for (TableConfig& table : config.tables) {
+    table.max_rows = 1;
+    table.initializer.low = 5;
+  }
+  config.tables[1].absent_reads_initial = true;
+  RowStore store(config);
+  Lookup(&store, Batch{{1}, {1}});
+  for (const bool insert : {true, false}) {
+    const std::vector<float> found = Lookup(&store, Batch{{1, 2}, {1, 2}}, insert);
+    EXPECT_EQ(found, (std::vector<float>{5, 0, 5, 5}));
+  }
 }
 
 TEST(CapacityHoldsUnderConcurrentInserts) {

@@ -107,11 +107,12 @@ class MetricCounts:
 
         A result that is a dict gives its entries, a vector one entry per element.
         """
-        with tf.device("/device:CPU:0"):
-            values = [tf.constant(totals[name], v.dtype) for name, v in self._variables.items()]
-            results = self._results(values)
+        if not self._metrics:
+            return {}
+        session, results, feeds, constants = self._results
+        values = {feeds[name]: totals[name] for name in self._variables}
         scores: dict[str, float] = {}
-        for name, result in results.items():
+        for name, result in session.run(results, values | constants).items():
             parts = result if isinstance(result, Mapping) else {name: result}
             for key, value in parts.items():
                 flat = np.asarray(value, np.float64)
@@ -122,14 +123,22 @@ class MetricCounts:
         return scores
 
     @functools.cached_property
-    def _results(self) -> Any:
-        # A graph: eagerly, TensorFlow reads some variables past Python.
-        @tf.function
-        def results(values: list[tf.Tensor]) -> dict[str, Any]:
-            with standing_in(self.variables, values):
-                return {name: metric.result() for name, metric in self._metrics.items()}
+    def _results(self) -> tuple[Any, dict[str, Any], dict[str, str], dict[str, Any]]:
+        """A session, the results in its graph, the tensors to feed, and constants to feed too.
 
-        return results
+        It is a graph, because eagerly TensorFlow reads some variables past Python. It is no
+        tf.function, because TensorFlow registers those with every server of a cluster, and
+        complains on stderr of servers that have died.
+        """
+        graph = tf.__internal__.FuncGraph("scores")
+        with graph.as_default(), tf.device("/device:CPU:0"):
+            values = [tf.compat.v1.placeholder(v.dtype, v.shape) for v in self.variables]
+            with standing_in(self.variables, values):
+                results = {name: metric.result() for name, metric in self._metrics.items()}
+                results = tf.nest.map_structure(tf.convert_to_tensor, results)
+        feeds = {name: value.name for name, value in zip(self._variables, values, strict=True)}
+        constants = {inside.name: outside.numpy() for outside, inside in graph.captures}
+        return tf.compat.v1.Session(graph=graph), results, feeds, constants
 
     def _cannot_add(self, variable: str, why: str) -> UsageError:
         name = variable.rsplit("/", 1)[0]

@@ -21,6 +21,10 @@ STACK = """F0000 00:00:1.2   99 abort_op.cc:45] it failed
         ("first\nembedps: second\n \n", "second"),
         ("no end of line", "no end of line"),
         (STACK, "F0000 00:00:1.2   99 abort_op.cc:45] it failed"),
+        (
+            STACK + "embedps: worker 0 has a client\n",
+            "F0000 00:00:1.2   99 abort_op.cc:45] it failed",
+        ),
         ("@ home\n", "@ home"),
         ("x" * 100_000, "x" * 500),
     ],

@@ -24,7 +24,7 @@ from embedps.data.dataset import Dataset
 from embedps.data.dataset_metadata import CategoricalFeature, DataFile, NumericFeature, Split
 from embedps.engine.recommender import Recommender
 from embedps.errors import CheckpointError
-from embedps.tables import FeatureSpec, TableSpec
+from embedps.tables import FeatureSpec, MinCount, TableSpec
 
 CARDINALITIES = {"C1": 50, "C2": 1000, "C3": 20000}
 _ROW_GROUP_ROWS = 8192
@@ -40,6 +40,9 @@ class Config:
         default=1, metadata={"help": "floats per row of the table of row numbers"}
     )
     hidden: int = dataclasses.field(default=32, metadata={"help": "width of the hidden layer"})
+    min_count: int = dataclasses.field(
+        default=1, metadata={"help": "visits after which the table of row numbers has a row"}
+    )
 
 
 class Network(tf.keras.Model):
@@ -60,7 +63,11 @@ def make(config: Config, dataset: Dataset) -> Recommender:
     return Recommender(
         tables=(
             *(TableSpec(name=name, dim=config.embedding_dim) for name in CARDINALITIES),
-            TableSpec(name="row", dim=config.row_dim),
+            TableSpec(
+                name="row",
+                dim=config.row_dim,
+                admission=MinCount(count=config.min_count) if config.min_count > 1 else None,
+            ),
         ),
         features=tuple(FeatureSpec(name=n, table=n) for n in (*CARDINALITIES, "row")),
         numerics=("I1",),

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from embedps.run.config import TrainConfig
     from embedps.run.evaluation_config import EvaluationConfig
     from embedps.run.optimizer_config import OptimizerConfig
+    from embedps.tables.admission import Chance, MinCount
     from embedps.tables.optimizers import SGD, Adagrad, Ftrl, LazyAdam, RowwiseAdagrad
     from embedps.tables.specs import FeatureSpec, Initializer, TableSpec
     from embedps.training.callbacks import Callback, EarlyStopping, ReduceLearningRate
@@ -48,6 +49,7 @@ __all__ = [
     "Adagrad",
     "Callback",
     "Candidates",
+    "Chance",
     "CheckpointConfig",
     "ClickMetrics",
     "ClickModel",
@@ -62,6 +64,7 @@ __all__ = [
     "Initializer",
     "LazyAdam",
     "LocalCluster",
+    "MinCount",
     "Negatives",
     "OptimizerConfig",
     "Recommender",
@@ -87,6 +90,7 @@ _MODULE_OF = {
     "Adagrad": "tables.optimizers",
     "Callback": "training.callbacks",
     "Candidates": "layers.candidates",
+    "Chance": "tables.admission",
     "CheckpointConfig": "run.checkpoint_config",
     "ClickMetrics": "metrics",
     "ClickModel": "engine.click_model",
@@ -101,6 +105,7 @@ _MODULE_OF = {
     "Initializer": "tables.specs",
     "LazyAdam": "tables.optimizers",
     "LocalCluster": "cluster.local_cluster",
+    "MinCount": "tables.admission",
     "Negatives": "layers.losses",
     "OptimizerConfig": "run.optimizer_config",
     "Recommender": "engine.recommender",

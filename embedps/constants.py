@@ -55,6 +55,12 @@ ROW_FILE_TABLE_KEY_PREFIX: Final = _STRINGS["kRowFileTableKeyPrefix"]
 MAX_ROW_FILE_BATCH_ROWS: Final = _NUMBERS["kMaxRowFileBatchRows"]
 MAX_ROW_FILE_WIDTH: Final = _NUMBERS["kMaxRowFileWidth"]
 
+ADMISSION_FILE_VERSION_KEY: Final = _STRINGS["kAdmissionFileVersionKey"]
+ADMISSION_FILE_VERSION: Final = _STRINGS["kAdmissionFileVersion"]
+ADMISSION_FILE_PREFIX: Final = _STRINGS["kAdmissionFilePrefix"]
+ADMISSION_FILE_FORMAT: Final = _STRINGS["kAdmissionFileFormat"]
+MAX_MIN_COUNT: Final = _NUMBERS["kMaxMinCount"]
+
 EMBEDDING_ENCODINGS: Final = _LISTS["kEmbeddingEncodings"]
 OPTIMIZER_SLOT_ENCODINGS: Final = _LISTS["kOptimizerSlotEncodings"]
 QUANTIZED_LEVELS: Final = {"int8": _NUMBERS["kInt8Levels"], "int4": _NUMBERS["kInt4Levels"]}
@@ -67,3 +73,8 @@ COMBINERS: Final = _LISTS["kCombiners"]
 def shard_file_name(shard: int, num_shards: int) -> str:
     """Names the file of a shard's rows."""
     return SHARD_FILE_FORMAT % (shard, num_shards)
+
+
+def admission_file_name(shard: int, num_shards: int) -> str:
+    """Names the file of the counters of a shard's ids without a row."""
+    return ADMISSION_FILE_FORMAT % (shard, num_shards)

@@ -5,13 +5,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from embedps.config_fields import check, option
-from embedps.constants import MAX_ROW_FILE_WIDTH
+from embedps.constants import MAX_MIN_COUNT, MAX_ROW_FILE_WIDTH
 from embedps.data.dataset import Dataset
 from embedps.data.dataset_metadata import CategoricalFeature
 from embedps.dtypes import COMPUTE_DTYPES
 from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 from embedps.tables import FeatureSpec, Initializer, TableSpec
+from embedps.tables.admission import Admission, Chance, MinCount
 from embedps.tables.optimizers import Optimizer
 from embedps.tables.optimizers import make as make_optimizer
 
@@ -48,9 +49,44 @@ class TableConfig:
         most=1e30,
     )
 
+    min_count: int = option(
+        1,
+        "an id gets a row by so many examples that show it; until then it reads as zeros",
+        least=1,
+        most=MAX_MIN_COUNT,
+    )
+    admit_probability: float = option(
+        1.0,
+        "instead, each example that shows an id gives it a row with this probability",
+        above=0,
+        most=1,
+    )
+
     def __post_init__(self) -> None:
         check(self)
         self.optimizer()
+        if self.min_count > 1 and self.admit_probability < 1:
+            raise UsageError(
+                "a table admits ids by min_count or by admit_probability, but got "
+                f"{self.min_count} and {self.admit_probability}: leave one out"
+            )
+
+    def table(
+        self, name: str, *, dim: int | None = None, initializer: Initializer | None = None
+    ) -> TableSpec:
+        """Declares a table with these options."""
+        admission: Admission | None = None
+        if self.min_count > 1:
+            admission = MinCount(count=self.min_count)
+        elif self.admit_probability < 1:
+            admission = Chance(probability=self.admit_probability)
+        return TableSpec(
+            name=name,
+            dim=self.embedding_dim if dim is None else dim,
+            optimizer=self.optimizer(),
+            initializer=initializer,
+            admission=admission,
+        )
 
     def optimizer(self) -> Optimizer:
         """Makes the tables' optimizer."""
@@ -94,16 +130,10 @@ def declare(
       dim: floats per row; by default the config's.
       initializer: of new rows; by default that of TableSpec.
     """
-    optimizer = config.optimizer()
     return tuple(
         FeatureSpec(
             name=column.name,
-            table=TableSpec(
-                name=column.name,
-                dim=config.embedding_dim if dim is None else dim,
-                optimizer=optimizer,
-                initializer=initializer,
-            ),
+            table=config.table(column.name, dim=dim, initializer=initializer),
             ragged=column.ragged,
             combiner="mean" if column.ragged else "sum",
         )

@@ -15,7 +15,7 @@ from embedps.data.corpus import Corpus
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
-from embedps.tables import FeatureSpec, Initializer, TableSpec
+from embedps.tables import FeatureSpec, Initializer
 
 from ._columns import TableConfig, find_columns
 
@@ -57,12 +57,7 @@ def make(config: Config, dataset: Dataset) -> Recommender:
     listed = [config.history, *([config.seen] if config.seen else [])]
     find_columns("sasrec", dataset, listed, ragged=True)
     find_columns("sasrec", dataset, [config.item], ragged=False)
-    table = TableSpec(
-        name=config.item,
-        dim=config.embedding_dim,
-        optimizer=config.optimizer(),
-        initializer=Initializer.normal(0.02),
-    )
+    table = config.table(config.item, initializer=Initializer.normal(0.02))
     features = [
         FeatureSpec(
             name=config.history,

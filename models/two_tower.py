@@ -16,7 +16,7 @@ from embedps.data.corpus import Corpus
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
-from embedps.tables import FeatureSpec, TableSpec
+from embedps.tables import FeatureSpec
 
 from ._columns import TableConfig, dropout, find_columns, widths
 
@@ -81,16 +81,13 @@ def make(config: Config, dataset: Dataset) -> Recommender:
     find_columns("two_tower", dataset, item_lists, ragged=True)
     if config.item[0] in lists:
         raise UsageError(f"the item's id must be one id per row, but {config.item[0]!r} has lists")
-    optimizer, item = config.optimizer(), config.item[0]
+    item = config.item[0]
     corrects = config.log_q and config.loss == "softmax"
-
-    def table(name: str) -> TableSpec:
-        return TableSpec(name=name, dim=config.embedding_dim, optimizer=optimizer)
 
     features = [
         FeatureSpec(
             name=name,
-            table=table(name),
+            table=config.table(name),
             ragged=name in lists,
             combiner="mean" if name in lists else "sum",
             rate_as=names.RATE if name == item and corrects else None,
@@ -99,15 +96,17 @@ def make(config: Config, dataset: Dataset) -> Recommender:
     ]
     if config.history is not None:
         features.append(
-            FeatureSpec(name=config.history, table=table(item), ragged=True, combiner="mean")
+            FeatureSpec(name=config.history, table=config.table(item), ragged=True, combiner="mean")
         )
     if config.hard_negatives is not None:
         features.append(
-            FeatureSpec(name=config.hard_negatives, table=table(item), ragged=True, combiner="none")
+            FeatureSpec(
+                name=config.hard_negatives, table=config.table(item), ragged=True, combiner="none"
+            )
         )
     if config.num_negatives:
         rate = names.NEGATIVES_RATE if corrects else None
-        features.append(FeatureSpec(name=names.NEGATIVES, table=table(item), rate_as=rate))
+        features.append(FeatureSpec(name=names.NEGATIVES, table=config.table(item), rate_as=rate))
 
     def build() -> Any:
         from embedps.layers.embeddings import Embeddings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -130,8 +131,8 @@ def make_listed(
     )
 
 
-def make_dlrm(dataset: Dataset) -> Recommender:
-    return dlrm.make(TINY_DLRM, dataset)
+def make_dlrm(dataset: Dataset, **options: Any) -> Recommender:
+    return dlrm.make(dataclasses.replace(TINY_DLRM, **options), dataset)
 
 
 class SumNetwork(tf.keras.Model):

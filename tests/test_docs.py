@@ -23,6 +23,7 @@ PRINTS = {
     "quickstart.md": (r"20,000 rows read = 20,000 written", r"base", r"best AUC: 0\.[678]\d"),
     "guides/checkpoints.md": (r"all as written", r"C1\.parquet: ", r"\d+ rows at Position"),
     "guides/clusters.md": (r"done: 2/2 units, 3,000 examples",),
+    "guides/long-lived-tables.md": (r"MinCount\(count=3, expire_steps=1000000\) zeros",),
     "guides/models.md": (
         r"300 users to score; 300 users, 200 items",
         r"recall@20 0\.",

@@ -63,12 +63,20 @@ class CheckpointDirectory:
         return self.path / f"dense-{number}" / "dense.arrow"
 
     def shard_path(
-        self, kind: SaveKind, number: int, group: str, shard: int, num_shards: int
+        self,
+        kind: SaveKind,
+        number: int,
+        group: str,
+        shard: int,
+        num_shards: int,
+        *,
+        admission: bool = False,
     ) -> Path:
-        """Returns the path where a shard writes its rows of a group."""
+        """Returns the path where a shard writes its rows of a group, or its counters."""
         if group != PurePosixPath(group).name:
             raise CheckpointError(f"a group's name must be a file name but is {group!r}")
-        return self.path / f"{kind}-{number}" / group / constants.shard_file_name(shard, num_shards)
+        name = constants.admission_file_name if admission else constants.shard_file_name
+        return self.path / f"{kind}-{number}" / group / name(shard, num_shards)
 
     def relative(self, path: Path) -> str:
         """Returns a path of the directory as a manifest names it."""

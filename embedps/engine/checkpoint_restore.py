@@ -91,6 +91,27 @@ def load_rows(
     return taken
 
 
+def load_admission(
+    collection: EmbeddingCollection, directory: CheckpointDirectory, chain: Sequence[SaveSet]
+) -> None:
+    """Loads the counters of a chain whose rows the tables hold; each shard takes its own.
+
+    Counters of a table that no longer counts are left out.
+
+    Raises:
+      CorruptCheckpointError: a file is absent, or not what was written.
+    """
+    files: dict[str, list[StoredFile]] = {}
+    for save in chain:
+        for entry in save.admission:
+            path = str(directory.file(entry).absolute())
+            files.setdefault(entry.group, []).append(
+                StoredFile(path=path, bytes=entry.bytes, xxh3_64=entry.xxh3_64)
+            )
+    if files:
+        collection.files.load_admission(files)
+
+
 def load_dense(
     directory: CheckpointDirectory,
     manifest: Manifest,

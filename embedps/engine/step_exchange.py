@@ -127,7 +127,7 @@ class LocalExchange:
         self, ids: Mapping[str, Ids], *, number: tf.Tensor, learning_rate: tf.Tensor
     ) -> StepInputs:
         """Looks up the rows; the weights are the variables themselves."""
-        found = self._collection.lookup(ids, insert=True)
+        found = self._collection.lookup(ids, insert=True, step=number)
         return StepInputs(
             found, list(self._network.trainable_variables), number, learning_rate, {}, {}, []
         )
@@ -192,33 +192,43 @@ class RemoteExchange:
         self, ids: Mapping[str, Ids], *, number: tf.Tensor, learning_rate: tf.Tensor
     ) -> StepInputs:
         """Requests rows and variables from all servers; gives tensors of this device."""
-        found = self._collection.route(ids)
+        found = self._collection.route(ids, counts=True)
         rows: list[list[Any]] = [[None] * self._collection.num_shards for _ in found.routed]
         rates: list[list[Any]] = [
             [None] * self._collection.num_shards if group.gives_rates else []
             for group in self._collection.groups
         ]
+        absent: list[list[Any]] = [
+            [None] * self._collection.num_shards if routed.shard_examples else []
+            for routed in found.routed
+        ]
         sent, read = {}, {}
         for device, shards in self._on.items():
             request = [number, learning_rate]
             for g, shard in shards:
-                request += [found.routed[g].shard_ids[shard], found.routed[g].shard_splits[shard]]
+                request += found.routed[g].request(shard)
             rated = [(g, shard) for g, shard in shards if rates[g]]
             message = ops.pack(request)
             with tf.device(device):
                 sent[device] = ops.unpack(
                     message, [tf.TensorSpec(r.shape, r.dtype) for r in request]
                 )
-                pairs = _pairs(sent[device][2:])
+                wanted = self._by_shard(device, sent[device][2:])
                 with tf.control_dependencies(sent[device][:1]):  # read the variables only now
+                    rows_there = []
+                    for (g, shard), parts in zip(shards, wanted, strict=True):
+                        if absent[g]:
+                            shown, absent[g][shard] = self._collection.lookup_shown(
+                                g, shard, *parts, step=sent[device][0]
+                            )
+                        else:
+                            shown = self._collection.lookup_shard(g, shard, *parts, insert=True)
+                        rows_there.append(shown)
                     answer = [
+                        *rows_there,
                         *(
-                            self._collection.lookup_shard(g, shard, *wanted, insert=True)
-                            for (g, shard), wanted in zip(shards, pairs, strict=True)
-                        ),
-                        *(
-                            self._collection.rates_of_shard(g, shard, *wanted)
-                            for (g, shard), wanted in zip(shards, pairs, strict=True)
+                            self._collection.rates_of_shard(g, shard, *parts[:2])
+                            for (g, shard), parts in zip(shards, wanted, strict=True)
                             if rates[g]
                         ),
                         *self._variables.read(device),
@@ -228,8 +238,8 @@ class RemoteExchange:
             specs = [tf.TensorSpec([None, self._collection.groups[g].dim]) for g, _ in shards]
             specs += [tf.TensorSpec([None])] * len(rated)
             answer = ops.unpack(message, [*specs, *self._variables.specs(device)])
-            for (g, shard), rows_there in zip(shards, answer[: len(shards)], strict=True):
-                rows[g][shard] = rows_there
+            for (g, shard), arrived in zip(shards, answer[: len(shards)], strict=True):
+                rows[g][shard] = arrived
             for (g, shard), rates_there in zip(
                 rated, answer[len(shards) : len(specs)], strict=True
             ):
@@ -237,6 +247,7 @@ class RemoteExchange:
             read[device] = answer[len(specs) :]
         found.rows.extend(rows)
         found.rates.extend(rates)
+        found.absent.extend(absent)
         weights = self._variables.weights(read)
         return StepInputs(found, weights, number, learning_rate, sent, read, [])
 
@@ -270,20 +281,25 @@ class RemoteExchange:
             with tf.device(device):
                 arrived = iter(ops.unpack(message, specs))
                 there = [None if part is None else next(arrived) for part in parts]
-                number, learning_rate, *wanted = inputs.sent[device]
+                number, learning_rate, *sent = inputs.sent[device]
+                wanted = self._by_shard(device, sent)
+                absent = inputs.lookup.absent
                 is_new = ops.step_is_new(self._logs[device], number)
                 applied = [
                     self._collection.update_shard(
                         g,
                         shard,
-                        *pair,
+                        asked[0],
+                        asked[1],
                         gradient,
                         learning_rate=learning_rate,
                         step=number,
                         is_new=is_new,
+                        examples=asked[2] if absent[g] else None,
+                        absent=absent[g][shard] if absent[g] else None,
                     )
-                    for (g, shard), pair, gradient in zip(
-                        shards, _pairs(wanted), there[: len(shards)], strict=True
+                    for (g, shard), asked, gradient in zip(
+                        shards, wanted, there[: len(shards)], strict=True
                     )
                     if gradient is not None
                 ]
@@ -291,6 +307,15 @@ class RemoteExchange:
                 # Logged last: another attempt must apply what is lost half-way.
                 with tf.control_dependencies(applied):
                     ops.step_applied(self._logs[device], number)
+
+    def _by_shard(self, device: str, parts: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
+        """Splits what a server was sent by its shards: ids, splits and, if counted, examples."""
+        left = iter(parts)
+        groups = self._collection.groups
+        return [
+            [next(left) for _ in range(3 if groups[g].counted_tables else 2)]
+            for g, _ in self._on[device]
+        ]
 
     def _wire_dtypes(self, parts: Sequence[tf.Tensor], num_exact: int) -> list[tf.DType]:
         """Returns the dtypes on the wire; the last tensors, of the network's state, stay exact."""
@@ -303,7 +328,3 @@ class RemoteExchange:
         """Returns the dtype on the wire: float32 for vectors; they are few, and sums stay exact."""
         matrix = part.dtype == tf.float32 and part.shape.rank is not None and part.shape.rank > 1
         return self._wire_dtype if matrix else part.dtype
-
-
-def _pairs(parts: Sequence[tf.Tensor]) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    return list(zip(parts[::2], parts[1::2], strict=True))

@@ -154,7 +154,9 @@ class OwnTables:
 
         @tf.custom_gradient
         def read(_: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., tf.Tensor]]:
-            found = self.collection.lookup(ids, insert=True, partial=True)
+            found = self.collection.lookup(
+                ids, insert=True, step=self.step.read_value(), partial=True
+            )
             made.append(found)
 
             def update(*gradients: tf.Tensor) -> tf.Tensor:

@@ -11,6 +11,7 @@ from embedps import kernels
 from embedps.errors import UsageError
 from embedps.tables import ops
 from embedps.tables.activations import Activation, Ids
+from embedps.tables.admission import store_attributes
 from embedps.tables.groups import TableGroup, group_tables
 from embedps.tables.optimizers import SGD
 from embedps.tables.row_files import RowFiles
@@ -29,12 +30,15 @@ class LookupResult(NamedTuple):
         features that were looked up, in the group's order.
       rates: per shard float32 [n], the share of steps that update each row; no shards if no feature
         of the group asks for them.
+      absent: per shard uint8 [n] on its device, 1 for each id that admission will decide about; no
+        shards if no table of the group has an admission, or the lookup is not of a training step.
     """
 
     rows: list[list[tf.Tensor]]
     routed: list[ops.RoutedIds]
     row_splits: list[dict[str, tf.Tensor]]
     rates: list[list[tf.Tensor]]
+    absent: list[list[tf.Tensor]]
 
 
 class TableStats(NamedTuple):
@@ -44,6 +48,22 @@ class TableStats(NamedTuple):
     memory_bytes: int
     rejected_inserts: int
     skipped_updates: int
+
+
+class AdmissionStats(NamedTuple):
+    """Counts of a table's admission over all shards, since the stores were made.
+
+    Attributes:
+      counters: of ids without a row, now.
+      bytes: of these counters; a part of `TableStats.memory_bytes`.
+      admitted: ids that got a row.
+      refused: ids that got none, once per step that showed them; their gradients were dropped.
+    """
+
+    counters: int
+    bytes: int
+    admitted: int
+    refused: int
 
 
 class EmbeddingCollection:
@@ -115,7 +135,12 @@ class EmbeddingCollection:
     # ---- in a step ---------------------------------------------------------------------------
 
     def lookup(
-        self, ids: Mapping[str, Ids], *, insert: bool, partial: bool = False
+        self,
+        ids: Mapping[str, Ids],
+        *,
+        insert: bool,
+        step: tf.Tensor | None = None,
+        partial: bool = False,
     ) -> LookupResult:
         """Reads the rows of a batch, each distinct id once.
 
@@ -123,38 +148,49 @@ class EmbeddingCollection:
           ids: by feature int64 [batch], or ragged int64 [batch, None] for a ragged feature.
           insert: create absent rows (training). An id that stays without a row reads as its table
             declares.
+          step: the training step's number, int64 scalar in [0, 2^32); with `insert`, tables that
+            have an admission need it.
           partial: leave out the features that `ids` lacks.
 
         Raises:
           UsageError: a feature is absent (if `partial`, all are), has another dtype or rank, or
             differs from its spec in being ragged.
         """
-        result = self.route(ids, partial=partial)
+        result = self.route(ids, counts=insert, partial=partial)
         for g, routed in enumerate(result.routed):
-            rows, rates = [], []
+            rows, rates, absent = [], [], []
             for shard, device in enumerate(self.devices if result.row_splits[g] else ()):
                 # Each tensor sent to another task costs an RPC: send one.
-                request = [routed.shard_ids[shard], routed.shard_splits[shard]]
+                request = routed.request(shard)
                 if device.startswith("/job:"):
                     specs = [tf.TensorSpec(t.shape, t.dtype) for t in request]
                     message = ops.pack(request)
                     with tf.device(device):
                         request = ops.unpack(message, specs)
                 with tf.device(device):
-                    rows.append(self.lookup_shard(g, shard, *request, insert=insert))
+                    if routed.shard_examples:
+                        found, missing = self.lookup_shown(g, shard, *request, step=step)
+                        absent.append(missing)
+                    else:
+                        found = self.lookup_shard(g, shard, *request, insert=insert)
+                    rows.append(found)
                     if self.groups[g].gives_rates:
-                        rates.append(self.rates_of_shard(g, shard, *request))
+                        rates.append(self.rates_of_shard(g, shard, *request[:2]))
             result.rows.append(rows)
             result.rates.append(rates)
+            result.absent.append(absent)
         return result
 
-    def route(self, ids: Mapping[str, Ids], *, partial: bool = False) -> LookupResult:
+    def route(
+        self, ids: Mapping[str, Ids], *, counts: bool = False, partial: bool = False
+    ) -> LookupResult:
         """Decides which shard to ask for which ids of a batch. The result has no rows or rates yet.
 
         A group without features in the result has nothing to ask: its lists are empty.
 
         Args:
           ids: as in `lookup`.
+          counts: count the examples that show each id, for the tables that have an admission.
           partial: as in `lookup`.
 
         Raises:
@@ -163,7 +199,7 @@ class EmbeddingCollection:
         if partial and not any(f.name in ids for g in self.groups for f in g.features):
             names = [f.name for g in self.groups for f in g.features]
             raise UsageError(f"a lookup must have one of the features {names} but got {[*ids]}")
-        result = LookupResult([], [], [], [])
+        result = LookupResult([], [], [], [], [])
         for group in self.groups:
             features = [f for f in group.features if not partial or f.name in ids]
             flat = {f.name: _flatten(f, ids) for f in features}
@@ -173,9 +209,11 @@ class EmbeddingCollection:
                     feature_tables=group.table_indexes(features),
                     tables=[t.name for t in group.tables],
                     num_shards=self.num_shards,
+                    row_splits=[splits for _, splits in flat.values()],
+                    counted_tables=group.counted_tables if counts else (),
                 )
                 if features
-                else ops.RoutedIds([], [], [])
+                else ops.RoutedIds([], [], [], [])
             )
             result.row_splits.append({name: splits for name, (_, splits) in flat.items()})
         return result
@@ -186,6 +224,32 @@ class EmbeddingCollection:
         """Reads rows of one shard. The current device must be the shard's."""
         store, dim = self._stores[group][shard], self.groups[group].dim
         return ops.lookup(store, ids, splits, dim=dim, insert=insert)
+
+    def lookup_shown(
+        self,
+        group: int,
+        shard: int,
+        ids: tf.Tensor,
+        splits: tf.Tensor,
+        examples: tf.Tensor,
+        *,
+        step: tf.Tensor | None,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Reads rows of one shard for a training step of a group that has an admission.
+
+        The current device must be the shard's. See `ops.lookup_shown`.
+
+        Raises:
+          UsageError: the step is None.
+        """
+        if step is None:
+            named = [t.name for t in self.groups[group].tables if t.admission is not None]
+            raise UsageError(
+                f"a training lookup of tables {named}, which have an admission, must have the "
+                "step's number: pass lookup(..., step=...)"
+            )
+        store, dim = self._stores[group][shard], self.groups[group].dim
+        return ops.lookup_shown(store, ids, splits, examples, dim=dim, step=step)
 
     def rates_of_shard(
         self, group: int, shard: int, ids: tf.Tensor, splits: tf.Tensor
@@ -204,20 +268,30 @@ class EmbeddingCollection:
         learning_rate: tf.Tensor,
         step: tf.Tensor,
         is_new: tf.Tensor | bool = True,
+        examples: tf.Tensor | None = None,
+        absent: tf.Tensor | None = None,
     ) -> tf.Operation:
         """Applies gradients to rows of one shard. The current device must be the shard's.
 
-        If `is_new`, a bool scalar, is false, the rows stay unchanged.
+        If `is_new`, a bool scalar, is false, the rows stay unchanged. With the `examples` and
+        `absent` ids of a lookup, it first admits ids: so a step counts if and only if its gradients
+        are applied.
         """
-        return ops.update(
-            self._stores[group][shard],
-            ids,
-            splits,
-            gradients,
-            learning_rate=learning_rate,
-            step=step,
-            is_new=is_new,
-        )
+        store = self._stores[group][shard]
+        admitted = []
+        if absent is not None:
+            admit = ops.admit(store, ids, splits, examples, absent, step=step, is_new=is_new)
+            admitted = [] if tf.executing_eagerly() else [admit]
+        with tf.control_dependencies(admitted):
+            return ops.update(
+                store,
+                ids,
+                splits,
+                gradients,
+                learning_rate=learning_rate,
+                step=step,
+                is_new=is_new,
+            )
 
     def combine(self, result: LookupResult) -> dict[str, Activation]:
         """Combines rows into one vector per feature and example; differentiable in `result.rows`.
@@ -230,7 +304,7 @@ class EmbeddingCollection:
             same way: the share of steps that update each id's row.
         """
         activations: dict[str, Activation] = {}
-        for group, rows, routed, row_splits, rates in zip(self.groups, *result, strict=True):
+        for group, rows, routed, row_splits, rates, _ in zip(self.groups, *result, strict=True):
             features = [f for f in group.features if f.name in row_splits]
             if not features:
                 continue
@@ -290,6 +364,8 @@ class EmbeddingCollection:
                         gradient,
                         learning_rate=learning_rate,
                         step=step,
+                        examples=routed.shard_examples[shard] if result.absent[g] else None,
+                        absent=result.absent[g][shard] if result.absent[g] else None,
                     )
                 updates.append(update)
         return updates
@@ -354,6 +430,17 @@ class EmbeddingCollection:
                 counters += stats.counters.numpy()
         return TableStats(rows, *(int(c) for c in counters))
 
+    def admission_stats(self) -> dict[str, AdmissionStats]:
+        """Counts, by table, what admission decided over all shards."""
+        totals = {t.name: np.zeros(4, np.int64) for t in self.tables}
+        for group, stores in zip(self.groups, self._stores, strict=True):
+            for shard, store in enumerate(stores):
+                with tf.device(self.devices[shard]):
+                    stats = kernels.load().embedps_admission_stats(store).numpy()
+                for table, counts in zip(group.tables, stats, strict=True):
+                    totals[table.name] += counts
+        return {name: AdmissionStats(*counts.tolist()) for name, counts in totals.items()}
+
     # ---- parts -------------------------------------------------------------------------------
 
     def _names(self) -> list[tuple[str, int]]:
@@ -387,6 +474,7 @@ class EmbeddingCollection:
                 # The hash spreads rows evenly, so each shard may hold its part of the capacity.
                 max_rows=[-(-t.capacity // self.num_shards) for t in group.tables],
                 absent_read_initial=[t.absent == "initial" for t in group.tables],
+                **store_attributes([t.admission for t in group.tables]),
             )
 
 

@@ -32,6 +32,12 @@ class TableGroup:
         return any(feature.rate_as is not None for feature in self.features)
 
     @property
+    def counted_tables(self) -> list[bool]:
+        """Which tables' examples a training lookup counts; empty if none has an admission."""
+        counted = [table.admission is not None for table in self.tables]
+        return counted if any(counted) else []
+
+    @property
     def stem(self) -> str:
         """The name without the number that distinguishes groups of equal dim and optimizer kind."""
         return _stem(self.dim, self.optimizer)

@@ -15,11 +15,19 @@ class RoutedIds(NamedTuple):
       shard_ids: per shard int64 [n], ordered by table, each id once per table.
       shard_splits: per shard int32 [num_tables + 1], where each table's ids begin.
       positions: per feature int32 [num ids], indexes into the shards' concatenated rows.
+      shard_examples: per shard int32 [n], how many examples show each id; no shards if no table of
+        the group has a policy of admission.
     """
 
     shard_ids: list[tf.Tensor]
     shard_splits: list[tf.Tensor]
     positions: list[tf.Tensor]
+    shard_examples: list[tf.Tensor]
+
+    def request(self, shard: int) -> list[tf.Tensor]:
+        """Returns what a lookup sends to a shard: ids, splits and, if counted, examples."""
+        parts = (self.shard_ids, self.shard_splits, self.shard_examples)
+        return [part[shard] for part in parts if part]
 
 
 def route(
@@ -28,6 +36,8 @@ def route(
     feature_tables: Sequence[int],
     tables: Sequence[str],
     num_shards: int,
+    row_splits: Sequence[tf.Tensor] = (),
+    counted_tables: Sequence[bool] = (),
 ) -> RoutedIds:
     """Deduplicates ids by table and routes them to shards.
 
@@ -36,11 +46,21 @@ def route(
       feature_tables: each feature's index in `tables`.
       tables: the group's table names; the routing hash depends on them.
       num_shards: the group's number of shards.
+      row_splits: per feature int64 [batch + 1], or empty if every example has one id; only needed
+        with `counted_tables`.
+      counted_tables: the tables of which to count the examples that show each id: once per example,
+        however often the example shows the id. Empty for none.
     """
     out = kernels.load().embedps_route(
-        ids=list(ids), feature_tables=feature_tables, tables=tables, num_shards=num_shards
+        ids=list(ids),
+        row_splits=list(row_splits) if counted_tables else [],
+        feature_tables=feature_tables,
+        tables=tables,
+        counted_tables=counted_tables,
+        num_shards=num_shards,
+        num_counted_shards=num_shards if counted_tables else 0,
     )
-    return RoutedIds(list(out.shard_ids), list(out.shard_splits), list(out.positions))
+    return RoutedIds(*(list(each) for each in out))
 
 
 def keep_last(
@@ -76,6 +96,56 @@ def lookup(
       float32 [n, dim].
     """
     return kernels.load().embedps_lookup(store, ids, splits, dim=dim, insert=insert)
+
+
+def lookup_shown(
+    store: tf.Tensor,
+    ids: tf.Tensor,
+    splits: tf.Tensor,
+    examples: tf.Tensor,
+    *,
+    dim: int,
+    step: tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Reads a training step's rows on the store's device, if a table admits ids.
+
+    Args:
+      store: a resource, as `row_store` returns.
+      ids: as in `lookup`.
+      splits: as in `lookup`.
+      examples: int32 [n], how many of the step's examples show each id.
+      dim: the group's dim.
+      step: int64 scalar in [0, 2^32).
+
+    Returns:
+      The rows, float32 [n, dim]; and uint8 [n], 1 for each id that `admit` decides about.
+    """
+    out = kernels.load().embedps_lookup_shown(store, ids, splits, examples, step, dim=dim)
+    return out.rows, out.absent
+
+
+def admit(
+    store: tf.Tensor,
+    ids: tf.Tensor,
+    splits: tf.Tensor,
+    examples: tf.Tensor,
+    absent: tf.Tensor,
+    *,
+    step: tf.Tensor,
+    is_new: tf.Tensor | bool = True,
+) -> tf.Operation:
+    """Counts the examples of absent ids and creates the rows of those that they admit.
+
+    Args:
+      store: a resource, as `row_store` returns.
+      ids: as in `lookup`.
+      splits: as in `lookup`.
+      examples: as in `lookup_shown`.
+      absent: as `lookup_shown` returns.
+      step: as in `lookup_shown`.
+      is_new: bool scalar; if false, nothing changes.
+    """
+    return kernels.load().embedps_admit(store, ids, splits, examples, absent, step, is_new)
 
 
 def update_rates(store: tf.Tensor, ids: tf.Tensor, splits: tf.Tensor) -> tf.Tensor:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import tensorflow as tf
@@ -10,13 +10,14 @@ import tensorflow as tf
 from embedps import kernels
 from embedps.checkpoint.format.quantize import FLOAT32, Encoding
 from embedps.console.tf_logging import op_error_text
-from embedps.constants import shard_file_name
+from embedps.constants import admission_file_name, shard_file_name
 from embedps.errors import CheckpointError, CorruptCheckpointError, DimMismatchError
 from embedps.storage.file_io import format_checksum
 from embedps.tables.groups import TableGroup, stem_of
 
 WriteKind: TypeAlias = Literal["base", "delta", "copy"]
-_Write: TypeAlias = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], list[list[tf.Tensor]]]
+_Infos: TypeAlias = list[list[tuple[tf.Tensor, tf.Tensor]]]
+_Write: TypeAlias = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], _Infos]
 
 
 class StoredFile(NamedTuple):
@@ -28,7 +29,7 @@ class StoredFile(NamedTuple):
 
 
 class ShardFile(NamedTuple):
-    """A file that a shard wrote."""
+    """A file that a shard wrote, and the admission file that it wrote beside it, if any."""
 
     group: str
     shard: int
@@ -39,6 +40,7 @@ class ShardFile(NamedTuple):
     removed: int
     xxh3_64: str
     blocks: str
+    admission: "ShardFile | None" = None
 
     @property
     def stored(self) -> StoredFile:
@@ -71,6 +73,7 @@ class RowFiles:
         self._optimizer_slots = optimizer_slots
         self._write: dict[tuple[str, Encoding], _Write] = {}
         self._load: Callable[..., tf.Tensor] | None = None
+        self._load_admission: Callable[..., tf.Tensor] | None = None
 
     def write(
         self,
@@ -117,21 +120,14 @@ class RowFiles:
             ) from error
         files = []
         for group, group_paths, group_infos in zip(self._groups, paths, infos, strict=True):
-            for shard, (path, info) in enumerate(zip(group_paths, group_infos, strict=True)):
-                cut, size, rows, removed, checksum, *blocks = (int(x) for x in info.numpy())
-                files.append(
-                    ShardFile(
-                        group=group.name,
-                        shard=shard,
-                        path=path,
-                        cut=cut,
-                        bytes=size,
-                        rows=rows,
-                        removed=removed,
-                        xxh3_64=format_checksum(checksum),
-                        blocks="".join(map(format_checksum, blocks)),
-                    )
-                )
+            for shard, (path, infos_there) in enumerate(zip(group_paths, group_infos, strict=True)):
+                info, admission_info = (each.numpy().tolist() for each in infos_there)
+                file = _shard_file(group.name, shard, path, info)
+                if admission_info:
+                    path = f"{folder}/{group.name}/{admission_file_name(shard, n)}"
+                    beside = _shard_file(group.name, shard, path, admission_info)
+                    file = file._replace(admission=beside)
+                files.append(file)
         return files
 
     def prepare_writes(self, encoding: Encoding) -> None:
@@ -162,7 +158,33 @@ class RowFiles:
           DimMismatchError: a file has rows of another shape, or of a group that does not exist.
         """
         if self._load is None:
-            self._load = self._make_load()
+            self._load = self._make_load(
+                kernels.load().embedps_load_rows, optimizer_slots=self._optimizer_slots
+            )
+        return self._load_by(self._load, group_files)
+
+    def load_admission(self, group_files: Mapping[str, Sequence[StoredFile]]) -> int:
+        """Loads counters of ids without a row, after the rows of the same checkpoint.
+
+        Call it after `EmbeddingCollection.mark_clean`: it lists what differs for the next delta.
+
+        Args:
+          group_files: by group the admission files of a whole chain, in order, of any number of
+            shards.
+
+        Returns:
+          How many records it took.
+
+        Raises:
+          CorruptCheckpointError: a file is absent or damaged; names path, field, expected, found.
+        """
+        if self._load_admission is None:
+            self._load_admission = self._make_load(kernels.load().embedps_load_admission)
+        return self._load_by(self._load_admission, group_files)
+
+    def _load_by(
+        self, load: Callable[..., tf.Tensor], group_files: Mapping[str, Sequence[StoredFile]]
+    ) -> int:
         of_groups: list[list[StoredFile]] = [[] for _ in self._groups]
         for name, files in group_files.items():
             for group in self._groups_like(name):
@@ -177,7 +199,7 @@ class RowFiles:
                 tf.constant(np.array(sums, np.int64)),
             ]
         with _file_errors():
-            return int(np.sum(self._load(*arguments).numpy()))
+            return int(np.sum(load(*arguments).numpy()))
 
     def _groups_like(self, group_name: str) -> list[int]:
         """Returns the indexes of groups that may hold the rows of a stored group."""
@@ -192,26 +214,23 @@ class RowFiles:
 
     def _make_write(self, kind: str, encoding: Encoding) -> _Write:
         @tf.function(autograph=False)
-        def write(
-            paths: tf.Tensor, cuts: tf.Tensor, max_pause_secs: tf.Tensor
-        ) -> list[list[tf.Tensor]]:
-            infos = []
+        def write(paths: tf.Tensor, cuts: tf.Tensor, max_pause_secs: tf.Tensor) -> _Infos:
+            infos: _Infos = []
             for g, stores in enumerate(self._stores):
                 group_infos = []
                 for shard, store in enumerate(stores):
                     path, cut = paths[g, shard], cuts[g, shard]
                     with tf.device(self._devices[shard]):
-                        group_infos.append(
-                            kernels.load().embedps_write_rows(
-                                store,
-                                path,
-                                cut,
-                                max_pause_secs,
-                                kind=kind,
-                                embedding_encoding=encoding.rows,
-                                optimizer_slot_encoding=encoding.optimizer_slots,
-                            )
+                        written = kernels.load().embedps_write_rows(
+                            store,
+                            path,
+                            cut,
+                            max_pause_secs,
+                            kind=kind,
+                            embedding_encoding=encoding.rows,
+                            optimizer_slot_encoding=encoding.optimizer_slots,
                         )
+                        group_infos.append((written.info, written.admission_info))
                 infos.append(group_infos)
             return infos
 
@@ -222,7 +241,7 @@ class RowFiles:
             tf.TensorSpec([], tf.float32),
         )
 
-    def _make_load(self) -> Callable[..., tf.Tensor]:
+    def _make_load(self, op: Callable[..., Any], **attributes: Any) -> Callable[..., tf.Tensor]:
         """Makes a function that loads files into every group and shard.
 
         Its arguments are paths, sizes and checksums per group. It returns the number of records
@@ -237,14 +256,14 @@ class RowFiles:
                 for shard, store in enumerate(stores):
                     with tf.device(self._devices[shard]):
                         records.append(
-                            kernels.load().embedps_load_rows(
+                            op(
                                 store,
                                 paths,
                                 sizes,
                                 sums,
                                 shard=shard,
                                 num_shards=len(self._devices),
-                                optimizer_slots=self._optimizer_slots,
+                                **attributes,
                             )
                         )
             return tf.stack(records)
@@ -253,6 +272,21 @@ class RowFiles:
         return load.get_concrete_function(  # type: ignore[no-any-return]
             *(of_group * len(self._groups))
         )
+
+
+def _shard_file(group: str, shard: int, path: str, info: list[int]) -> ShardFile:
+    cut, size, rows, removed, checksum, *blocks = info
+    return ShardFile(
+        group=group,
+        shard=shard,
+        path=path,
+        cut=cut,
+        bytes=size,
+        rows=rows,
+        removed=removed,
+        xxh3_64=format_checksum(checksum),
+        blocks="".join(map(format_checksum, blocks)),
+    )
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 
 from embedps.constants import COMBINERS, INITIALIZER_KINDS, MAX_ROW_FILE_WIDTH
 from embedps.errors import UsageError
+from embedps.tables.admission import Admission
 from embedps.tables.optimizers import Optimizer, RowwiseAdagrad
 
 Combiner = Literal["sum", "mean", "sqrtn", "none"]
@@ -52,7 +53,7 @@ class Initializer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TableSpec:
-    """A table: each int64 id has its own row, created by the first training lookup.
+    """A table: each int64 id has its own row, created by its first training step.
 
     Attributes:
       name: unique among tables; initial values depend on it.
@@ -63,6 +64,8 @@ class TableSpec:
       capacity: the most rows; 0 means no limit. Further ids get no row and do not learn.
       absent: what an id without a row reads as, in training and in scoring: "zeros", or "initial",
         the value with which its row would start.
+      admission: which ids get a row, `MinCount(count=3)` or `Chance(probability=0.1)`; None gives
+        one to every id. The gradient of an id without a row is dropped.
     """
 
     name: str
@@ -72,6 +75,7 @@ class TableSpec:
     seed: int = 0
     capacity: int = 0
     absent: Absent = "zeros"
+    admission: Admission | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -110,6 +114,8 @@ class TableSpec:
         }
         if self.absent != "zeros":  # earlier checkpoints do not have it
             fields["absent"] = self.absent
+        if self.admission is not None:
+            fields["admission"] = self.admission.to_json()
         return fields
 
 

@@ -19,7 +19,13 @@ from embedps.checkpoint.format.manifest import FileEntry, Manifest, SaveKind, Sa
 from embedps.checkpoint.format.quantize import FLOAT32, Encoding
 from embedps.checkpoint.policies import Consecutive, RebasePolicy
 from embedps.checkpoint.retention import DEFAULT_KEEP, KeepPolicy, collect_garbage
-from embedps.engine.checkpoint_restore import check_tables, describe_tables, load_dense, load_rows
+from embedps.engine.checkpoint_restore import (
+    check_tables,
+    describe_tables,
+    load_admission,
+    load_dense,
+    load_rows,
+)
 from embedps.errors import (
     CheckpointError,
     DirectoryTakenError,
@@ -126,6 +132,7 @@ class CheckpointWriter:
             load_dense(self._directory, manifest, self._variables, whole=True)
         load_rows(self._collection, self._directory, manifest.chain)
         self._cuts = self._collection.mark_clean()
+        load_admission(self._collection, self._directory, manifest.chain)
         self._since = manifest.save_number
         self._delta_bytes = [save.bytes for save in split_head(manifest.chain)[1]]
         if manifest.history and not _was_continued(self._directory, manifest):
@@ -415,6 +422,7 @@ class CheckpointWriter:
             step=step,
             since=self._since if kind == "delta" else None,
             files=tuple(map(self._entry, files)),
+            admission=tuple(self._entry(f.admission) for f in files if f.admission is not None),
         )
         return save, {(f.group, f.shard): f.cut for f in files}
 

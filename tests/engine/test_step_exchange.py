@@ -23,7 +23,7 @@ from embedps.engine.network_variables import RemoteVariables
 from embedps.engine.step_exchange import LocalExchange, RemoteExchange, make_step_exchange
 from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import make_train_unit
-from embedps.tables import FeatureSpec
+from embedps.tables import FeatureSpec, MinCount
 from embedps.tables.collection import EmbeddingCollection
 from tests.builders import ROOT, make_dlrm, write_dataset
 from tests.tables.builders import Rows, make_collection, make_table, ragged, rows_of
@@ -51,11 +51,14 @@ class Network(tf.keras.Model):
 
 
 def train(
-    kind: str, make, folder: Path, *, steps: int = 4
+    kind: str, make, folder: Path, *, steps: int = 4, admission: MinCount | None = None
 ) -> tuple[list[np.ndarray], Rows, list[float]]:
     """Steps of a network over two tables of other dims; variables, rows and losses."""
     tf.keras.utils.set_random_seed(3)
-    tables = [make_table("a", dim=3, seed=1), make_table("b", dim=2, seed=2)]
+    tables = [
+        make_table("a", dim=3, seed=1, admission=admission),
+        make_table("b", dim=2, seed=2),
+    ]
     features = [FeatureSpec(name="a", table="a"), FeatureSpec(name="b", table="b", ragged=True)]
     collection = make_collection(tables, features, num_shards=3)
     network = Network()
@@ -91,9 +94,12 @@ def remote(wire_dtype: tf.DType = tf.float32):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_messages_train_as_keras_and_the_tables_do(kind, tmp_path):
-    weights, rows, losses = train(kind, remote(), tmp_path / "messages")
-    plain_weights, plain_rows, plain_losses = train(kind, LocalExchange, tmp_path / "plain")
+@pytest.mark.parametrize("admission", [None, MinCount(count=2)])
+def test_messages_train_as_keras_and_the_tables_do(kind, admission, tmp_path):
+    weights, rows, losses = train(kind, remote(), tmp_path / "messages", admission=admission)
+    plain_weights, plain_rows, plain_losses = train(
+        kind, LocalExchange, tmp_path / "plain", admission=admission
+    )
     before, _, _ = train(kind, LocalExchange, tmp_path / "before", steps=0)
     assert rows == plain_rows
     np.testing.assert_allclose(losses, plain_losses, rtol=1e-6)
@@ -161,30 +167,40 @@ def test_a_unit_that_overlaps_steps_lacks_the_gradients_of_one(tmp_path, monkeyp
         np.testing.assert_allclose(row.embedding, theirs.embedding, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "min_count"), [("sgd", 1), ("adagrad", 1), ("adam", 1), ("adagrad", 3)]
+)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_second_attempt_at_a_unit_applies_only_what_the_first_did_not(
-    tmp_path, monkeypatch, overlap, kind
+    tmp_path, monkeypatch, overlap, kind, min_count
 ):
     force_messages(monkeypatch)
     dataset = write_dataset(tmp_path / "data", train=(600,))
     path, first_row, num_rows, seed, first_step, rate = unit_arguments(dataset)
 
-    def train(name: str, *attempts: int) -> tuple[list[np.ndarray], Rows]:
+    def train(name: str, *attempts: int) -> tuple[list[np.ndarray], Rows, Any]:
         """Attempts that end after so many rows."""
-        container = f"{name}-{overlap}-{kind}"
-        model = make_model(dataset, EmbeddedCluster(num_shards=2), container=container, kind=kind)
+        model = make_model(
+            dataset,
+            EmbeddedCluster(num_shards=2),
+            container=f"{name}-{overlap}-{kind}-{min_count}",
+            kind=kind,
+            min_count=min_count,
+        )
         unit = make_unit(model, overlap=overlap)
         for rows in attempts:
             unit(path, first_row, tf.constant(rows, tf.int64), seed, first_step, rate)
         weights = [v.numpy() for v in (*model.network.variables, *model.optimizer.variables())]
-        return weights, rows_of(model.collection, tmp_path / name)
+        decided = model.collection.admission_stats()
+        assert any(stats.refused for stats in decided.values()) == (min_count > 1)
+        return weights, rows_of(model.collection, tmp_path / name), decided
 
     whole = int(num_rows)
-    weights, rows = train("once", whole)
+    weights, rows, decided = train("once", whole)
     for name, attempts in (("twice", (whole, whole)), ("cut short", (240, whole, 420))):
-        again, rows_again = train(name, *attempts)
+        again, rows_again, decided_again = train(name, *attempts)
         assert rows_again == rows, name
+        assert decided_again == decided, name
         for ours, once in zip(again, weights, strict=True):
             np.testing.assert_array_equal(ours, once, name)
 
@@ -198,11 +214,16 @@ class Model(NamedTuple):
 
 
 def make_model(
-    dataset: Dataset, cluster: Cluster, *, container: str, kind: str = "adagrad"
+    dataset: Dataset,
+    cluster: Cluster,
+    *,
+    container: str,
+    kind: str = "adagrad",
+    min_count: int = 1,
 ) -> Model:
     tf.keras.utils.set_random_seed(5)
     with cluster.scope():
-        step = StepModel(make_dlrm(dataset), dataset)
+        step = StepModel(make_dlrm(dataset, min_count=min_count), dataset)
         network = step.network
         optimizer = make_dense_optimizer(kind, 0.05, network)
     collection = EmbeddingCollection(

@@ -189,7 +189,7 @@ def test_every_compression_gives_the_same_rows(compression, tmp_path):
     collection = make_collection([make_table("t", 8)])
     look(collection, {"t": ids(*range(1000))}, insert=True)
     path = str(tmp_path / "rows.arrow")
-    info = kernels.load().embedps_write_rows(
+    info, _ = kernels.load().embedps_write_rows(
         collection._stores[0][0], path, -1, 0.0, kind="base", compression=compression
     )
     assert info.numpy()[2:4].tolist() == [1000, 0]

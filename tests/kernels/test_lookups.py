@@ -1,5 +1,7 @@
 """Lookups and their gradients against plain TensorFlow, over shards, groups and shared tables."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -386,8 +388,22 @@ def test_combine_op_names_unknown_combiner_and_wrong_rows():
 
 
 def test_route_op_checks_its_tables_and_ids():
-    route = kernels.load().embedps_route
+    def route(first: tf.Tensor, *, table: int = 0, row_splits=(), **counted: Any):
+        return kernels.load().embedps_route(
+            ids=[first],
+            row_splits=list(row_splits),
+            feature_tables=[table],
+            tables=["t"],
+            num_shards=1,
+            **counted,
+        )
+
     with pytest.raises(tf.errors.InvalidArgumentError, match="feature_tables must give each of 1"):
-        route(ids=[ids(1)], feature_tables=[1], tables=["t"], num_shards=1)
+        route(ids(1), table=1)
     with pytest.raises(tf.errors.InvalidArgumentError, match="'t': ids must be of rank 1"):
-        route(ids=[tf.constant([[1]], tf.int64)], feature_tables=[0], tables=["t"], num_shards=1)
+        route(tf.constant([[1]], tf.int64))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="counted_tables must be empty or as"):
+        route(ids(1), counted_tables=[True])
+    counted: dict[str, Any] = {"counted_tables": [True], "num_counted_shards": 1}
+    with pytest.raises(tf.errors.InvalidArgumentError, match="the lists of feature 0"):
+        route(ids(1), row_splits=[ids(0, 2)], **counted)

@@ -297,7 +297,7 @@ def test_checksums_of_the_op_are_int64_bits(tmp_path):
     for i in range(8):
         step(collection, [i], 1)
         path = tmp_path / f"{i}.arrow"
-        info = kernels.load().embedps_write_rows(
+        info, _ = kernels.load().embedps_write_rows(
             store, tf.constant(str(path)), -1, 0.0, kind="base"
         )
         _, size, rows, removed, checksum, *blocks = info.numpy().tolist()

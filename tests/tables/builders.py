@@ -75,7 +75,7 @@ def train(
     step: int = 1,
 ) -> dict[str, np.ndarray]:
     """Runs a step whose loss has the gradient `upstream`; returns each feature's vectors."""
-    result = collection.lookup(batch, insert=True)
+    result = collection.lookup(batch, insert=True, step=tf.constant(step, tf.int64))
     with tf.GradientTape() as tape:
         tape.watch(result.rows)
         vectors = collection.combine(result)

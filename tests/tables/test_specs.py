@@ -3,7 +3,7 @@ import math
 import pytest
 
 from embedps.errors import UsageError
-from embedps.tables import FeatureSpec, Initializer, RowwiseAdagrad, TableSpec
+from embedps.tables import Chance, FeatureSpec, Initializer, MinCount, RowwiseAdagrad, TableSpec
 from embedps.tables.specs import check, tables_of
 
 
@@ -43,6 +43,8 @@ def test_table_spec_json_tells_specs_apart():
         TableSpec(name="C1", dim=16, seed=1),
         TableSpec(name="C1", dim=16, capacity=10),
         TableSpec(name="C1", dim=16, absent="initial"),
+        TableSpec(name="C1", dim=16, admission=MinCount(count=2)),
+        TableSpec(name="C1", dim=16, admission=Chance(probability=0.5)),
     ):
         assert other.to_json() != one.to_json()
 

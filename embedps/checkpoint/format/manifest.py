@@ -8,10 +8,12 @@ import re
 from pathlib import PurePosixPath
 from typing import Any, Literal, TypeGuard
 
+from embedps.constants import ADMISSION_FILE_PREFIX
 from embedps.errors import CheckpointError
 from embedps.storage import file_io
 
-VERSION = 2
+VERSION = 3
+_WITHOUT_ADMISSION = 2
 
 SaveKind = Literal["base", "delta"]
 
@@ -107,6 +109,11 @@ class FileEntry:
         """Returns the group whose rows a row file holds."""
         return PurePosixPath(self.path).parts[1]
 
+    @property
+    def is_admission(self) -> bool:
+        """Whether it is an admission file."""
+        return PurePosixPath(self.path).name.startswith(ADMISSION_FILE_PREFIX)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SaveSet:
@@ -119,6 +126,7 @@ class SaveSet:
       since: a delta holds all changes since this save, and may be applied to the rows of this save
         or of any later one. None for a base.
       files: one per group and shard.
+      admission: the counters of ids without a row: one per shard of each group that has some.
     """
 
     kind: SaveKind
@@ -126,6 +134,7 @@ class SaveSet:
     step: int
     since: int | None
     files: tuple[FileEntry, ...]
+    admission: tuple[FileEntry, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in ("base", "delta"):
@@ -139,11 +148,17 @@ class SaveSet:
         _check_counts(f"save {directory}", number=self.number, step=self.step)
         if self.since is not None:
             _check_counts(f"save {directory}", since=self.since)
-        for file in self.files:
+        for file in (*self.files, *self.admission):
             if file.directory != directory or len(PurePosixPath(file.path).parts) != 3:
                 raise CheckpointError(
                     f"a file of save {directory} must be {directory}/<group>/<file> "
                     f"but is {file.path!r}"
+                )
+        for file in self.admission:
+            if not file.is_admission:
+                raise CheckpointError(
+                    f"an admission file of save {directory} must be named "
+                    f"{ADMISSION_FILE_PREFIX}... but is {file.path!r}"
                 )
 
     @property
@@ -156,7 +171,7 @@ class SaveSet:
 
     @property
     def bytes(self) -> int:
-        return sum(file.bytes for file in self.files)
+        return sum(file.bytes for file in (*self.files, *self.admission))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -178,7 +193,7 @@ class Manifest:
         in it is unknown.
       progress: the run's counters, as the trainer writes them.
       final: the run is finished; no manifest follows.
-      version: of the format.
+      version: of the format; by default the least that has what the manifest holds.
     """
 
     number: int
@@ -193,9 +208,12 @@ class Manifest:
     model: dict[str, Any] = dataclasses.field(default_factory=dict)
     progress: dict[str, Any] = dataclasses.field(default_factory=dict)
     final: bool = False
-    version: int = VERSION
+    version: int = 0
 
     def __post_init__(self) -> None:
+        if self.version == 0:
+            admits = any(save.admission for save in self.chain)
+            object.__setattr__(self, "version", VERSION if admits else _WITHOUT_ADMISSION)
         where = f"manifest {self.number}"
         _check_counts(where, number=self.number, step=self.step)
         if not 1 <= self.version <= VERSION:
@@ -251,7 +269,7 @@ class Manifest:
     @property
     def files(self) -> tuple[FileEntry, ...]:
         """Returns every file of the checkpoint."""
-        files = [file for save in self.chain for file in save.files]
+        files = [file for save in self.chain for file in (*save.files, *save.admission)]
         return (*files, *([] if self.dense is None else [self.dense]))
 
 

@@ -26,6 +26,9 @@ _T = TypeVar("_T")
 def to_json(manifest: Manifest) -> bytes:
     """Writes a manifest as JSON, with the checksum of its other fields."""
     content = {"format": FORMAT, **dataclasses.asdict(manifest)}
+    for save in content["chain"]:
+        if not save["admission"]:  # version 2 does not have it
+            del save["admission"]
     try:
         content["xxh3_64"] = file_io.checksum_bytes(_canonical(content))
     except (TypeError, ValueError) as error:
@@ -145,8 +148,13 @@ def _save(fields: _Fields, since: int | None) -> SaveSet:
         number=fields.take("number", int),
         step=fields.take("step", int),
         since=since,
-        files=tuple(_file(_Fields(each, fields.path)) for each in fields.take("files", list)),
+        files=_files(fields, fields.take("files", list)),
+        admission=_files(fields, fields.take("admission", list, absent=[])),
     )
+
+
+def _files(fields: _Fields, files: list[Any]) -> tuple[FileEntry, ...]:
+    return tuple(_file(_Fields(each, fields.path)) for each in files)
 
 
 def _canonical(content: dict[str, Any]) -> bytes:

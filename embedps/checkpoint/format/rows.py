@@ -59,7 +59,7 @@ class RowFile:
             for block in self._blocks.dictionaries:
                 self._check_length(block, "dictionary")
         except _ARROW_ERRORS as error:
-            raise _unreadable(self.path, error) from error
+            raise unreadable(self.path, error) from error
         self.encoding: Encoding = encoding_of(self.path, stored)[0]
         self._decoded = decoded
         self.schema: pa.Schema = decode(self.path, empty).schema if decoded else stored
@@ -72,15 +72,7 @@ class RowFile:
     @property
     def tables(self) -> list[str]:
         """Lists the tables in the order of the indices that records have."""
-        metadata = self.schema.metadata
-        count = metadata.get(_NUM_TABLES_KEY, b"0")
-        keys = [f"{_TABLE_KEY}{i}".encode() for i in range(int(count) if count.isdigit() else 0)]
-        if not keys or any(key not in metadata for key in keys):
-            raise CorruptCheckpointError(
-                f"{self.path}: schema metadata {_NUM_TABLES_KEY.decode()!r}: expected as many "
-                f"tables as are named, found {count!r}"
-            )
-        return [metadata[key].decode(errors="replace") for key in keys]
+        return tables_in(self.path, self.schema)
 
     def batch(self, index: int) -> pa.RecordBatch:
         """Reads one record batch and checks it.
@@ -101,7 +93,7 @@ class RowFile:
             batch.validate(full=True)  # else Arrow reads at an index outside of the dictionary
             tables = batch["table"].dictionary.to_pylist()
         except _ARROW_ERRORS as error:
-            raise _unreadable(self.path, error, where) from error
+            raise unreadable(self.path, error, where) from error
         for name in batch.schema.names:
             if batch[name].null_count:
                 raise CorruptCheckpointError(
@@ -161,6 +153,23 @@ def check_schema(path: Path | str, schema: pa.Schema) -> None:
             )
 
 
+def tables_in(path: Path, schema: pa.Schema) -> list[str]:
+    """Lists the tables that a file's schema metadata names.
+
+    Raises:
+      CorruptCheckpointError: it names fewer than it says.
+    """
+    metadata = schema.metadata
+    count = metadata.get(_NUM_TABLES_KEY, b"0")
+    keys = [f"{_TABLE_KEY}{i}".encode() for i in range(int(count) if count.isdigit() else 0)]
+    if not keys or any(key not in metadata for key in keys):
+        raise CorruptCheckpointError(
+            f"{path}: schema metadata {_NUM_TABLES_KEY.decode()!r}: expected as many "
+            f"tables as are named, found {count!r}"
+        )
+    return [metadata[key].decode(errors="replace") for key in keys]
+
+
 def with_tables(metadata: Mapping[bytes, bytes], tables: Sequence[str]) -> dict[bytes, bytes]:
     """Replaces the tables in a row file's schema metadata."""
     kept = {k: v for k, v in metadata.items() if not k.startswith(_TABLE_KEY.encode())}
@@ -182,7 +191,8 @@ def _max_bytes(field: pa.Field) -> int:
     return int(-(-kind.bit_width // 8))
 
 
-def _unreadable(path: Path, error: Exception, where: str = "") -> CorruptCheckpointError:
+def unreadable(path: Path, error: Exception, where: str = "") -> CorruptCheckpointError:
+    """Makes the error of a file that Arrow cannot read."""
     return CorruptCheckpointError(
         f"{path}: {where}{': ' if where else ''}cannot be read as a row file: {error}"
     )

@@ -22,9 +22,13 @@ import pyarrow as pa
 from embedps import constants
 from embedps.checkpoint.chain import replace_start
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.format.manifest import VERSION, FileEntry, Manifest, SaveSet
+from embedps.checkpoint.format.manifest import FileEntry, Manifest, SaveSet
 from embedps.checkpoint.lease import LeaseRenewer
-from embedps.checkpoint.tools.replay import Partition, make_partitions
+from embedps.checkpoint.tools.replay import (
+    Partition,
+    make_admission_partitions,
+    make_partitions,
+)
 from embedps.errors import CheckpointError, CorruptCheckpointError
 from embedps.storage import file_io
 from embedps.storage.file_lock import locked
@@ -84,7 +88,7 @@ def compact(directory: CheckpointDirectory) -> CompactResult | None:
             return None
         shutil.rmtree(work, ignore_errors=True)
         try:
-            files = [file for save in manifest.chain for file in save.files]
+            files = [f for save in manifest.chain for f in (*save.files, *save.admission)]
             directory.check_content(manifest, files)
             base = _write_base(directory, manifest, work)
             committed = _commit(directory, manifest, base, work)
@@ -98,14 +102,27 @@ def compact(directory: CheckpointDirectory) -> CompactResult | None:
 
 def _write_base(directory: CheckpointDirectory, manifest: Manifest, work: Path) -> SaveSet:
     number = manifest.save_number
-    entries = []
+    files, admission = [], []
     for part in make_partitions(directory, manifest.chain):
         final = directory.shard_path("base", number, part.group, part.shard, part.num_shards)
         path = directory.relative(final)
         digest, num_rows = _write_part(part.as_stored(), work / path)
-        entries.append(FileEntry.of(path, digest, rows=num_rows))
-    step = manifest.chain[-1].step
-    return SaveSet(kind="base", number=number, step=step, since=None, files=tuple(entries))
+        files.append(FileEntry.of(path, digest, rows=num_rows))
+    for part in make_admission_partitions(directory, manifest.chain):
+        final = directory.shard_path(
+            "base", number, part.group, part.shard, part.num_shards, admission=True
+        )
+        path = directory.relative(final)
+        digest, num_rows = _write_part(part, work / path)
+        admission.append(FileEntry.of(path, digest, rows=num_rows))
+    return SaveSet(
+        kind="base",
+        number=number,
+        step=manifest.chain[-1].step,
+        since=None,
+        files=tuple(files),
+        admission=tuple(admission),
+    )
 
 
 def _write_part(part: Partition, path: Path) -> tuple[file_io.Digest, int]:
@@ -161,7 +178,7 @@ def _commit(
         file_io.sync_directory(directory.path)
         manifest = dataclasses.replace(
             newest,
-            version=VERSION,
+            version=0,
             number=directory.next_number(),
             wall_time=time.time(),
             chain=chain,

@@ -13,6 +13,8 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.lease import Lease, read_leases
 
+_CHAIN_COLUMNS = ("save", "since", "step", "files", "rows", "removed", "bytes", "age", "leased by")
+
 
 def inspect(directory: CheckpointDirectory, manifest: Manifest, console: Console) -> None:
     """Prints a manifest: its chain, its tables, its dense state and its leases."""
@@ -60,7 +62,10 @@ def _right(title: str, *columns: str) -> Table:
 def _chain(
     directory: CheckpointDirectory, manifest: Manifest, leases: list[Lease], now: float
 ) -> Table:
-    columns = ("save", "since", "step", "files", "rows", "removed", "bytes", "age", "leased by")
+    columns = [*_CHAIN_COLUMNS]
+    counts = any(save.admission for save in manifest.chain)
+    if counts:
+        columns.insert(columns.index("removed") + 1, "counters")
     table = _right("chain", *columns)
     holders = _holders(directory, leases, now)
     for save in manifest.chain:
@@ -69,9 +74,10 @@ def _chain(
             name,
             "" if save.since is None else str(save.since),
             f"{save.step:,}",
-            str(len(save.files)),
+            str(len(save.files) + len(save.admission)),
             f"{save.rows:,}",
             f"{save.removed:,}",
+            *([f"{sum(file.rows for file in save.admission):,}"] if counts else []),
             format_bytes(save.bytes),
             _age(directory.path / name, now),
             escape(", ".join(holders.get(name, []))),
@@ -82,10 +88,12 @@ def _chain(
         holder = escape(", ".join(holders.get(dense.directory, [])))
         age = _age(directory.path / dense.directory, now)
         name, rows = escape(dense.directory), f"{dense.rows:,}"
-        table.add_row(name, "", f"{manifest.step:,}", "1", rows, "", size, age, holder)
+        blank = [""] * (2 if counts else 1)
+        table.add_row(name, "", f"{manifest.step:,}", "1", rows, *blank, size, age, holder)
     total = manifest.chain_bytes + (0 if dense is None else dense.bytes)
     table.add_section()
-    table.add_row("all", "", "", str(len(manifest.files)), "", "", format_bytes(total), "", "")
+    blank = [""] * (3 if counts else 2)
+    table.add_row("all", "", "", str(len(manifest.files)), *blank, format_bytes(total), "", "")
     return table
 
 

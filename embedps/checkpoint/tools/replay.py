@@ -10,18 +10,24 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from embedps import constants
 from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.admission import AdmissionFile
 from embedps.checkpoint.format.manifest import FileEntry, Manifest, SaveSet
 from embedps.checkpoint.format.rows import RowFile, table_codes, with_tables
 from embedps.errors import CheckpointError, CorruptCheckpointError
 
 MAX_KEYS = 1 << 21  # sorted at once; takes about 100 MB
-_SHARD_NAME = re.compile(re.escape(constants.SHARD_FILE_FORMAT).replace("%d", r"(\d+)"))
+_SHARD_NAMES = [
+    re.compile(re.escape(name).replace("%d", r"(\d+)"))
+    for name in (constants.SHARD_FILE_FORMAT, constants.ADMISSION_FILE_FORMAT)
+]
+_File: TypeAlias = RowFile | AdmissionFile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,14 +58,17 @@ class NumberedBatch:
 
 
 class Partition:
-    """Files of a chain, in order, that hold all records of their ids; usually a group's shard."""
+    """Files of a chain, in order, that hold all records of their ids; usually a group's shard.
+
+    They are all row files, or all admission files.
+    """
 
     def __init__(
         self,
         group: str,
         shard: int,
         num_shards: int,
-        files: Sequence[RowFile],
+        files: Sequence[_File],
         *,
         like: Partition | None = None,
     ) -> None:
@@ -99,7 +108,7 @@ class Partition:
         files = [RowFile(file.path, decoded=False) for file in self.files]
         return Partition(self.group, self.shard, self.num_shards, files)
 
-    def of(self, files: Sequence[RowFile]) -> Partition:
+    def of(self, files: Sequence[_File]) -> Partition:
         """Returns a partition of some of the files, with the same tables."""
         return Partition(self.group, self.shard, self.num_shards, files, like=self)
 
@@ -140,7 +149,7 @@ class Partition:
                 whole = self._rows(records.tables, batch)
                 yield whole if mask.all() else whole.filter(pa.array(mask))
 
-    def _to_ours(self, file: RowFile) -> np.ndarray:
+    def _to_ours(self, file: _File) -> np.ndarray:
         return np.array([self.tables.index(name) for name in file.tables], np.int64)
 
     def _rows(self, tables: np.ndarray, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -193,7 +202,25 @@ def make_partitions(directory: CheckpointDirectory, saves: Sequence[SaveSet]) ->
       CorruptCheckpointError: a file is absent, is not a row file, or has other columns than the
         first file of its partition.
     """
-    files = [(entry, RowFile(directory.file(entry))) for save in saves for entry in save.files]
+    return _partitions(
+        [(entry, RowFile(directory.file(entry))) for save in saves for entry in save.files]
+    )
+
+
+def make_admission_partitions(
+    directory: CheckpointDirectory, saves: Sequence[SaveSet]
+) -> list[Partition]:
+    """Splits a chain's admission files as `make_partitions` splits its row files.
+
+    Raises:
+      CorruptCheckpointError: a file is absent, or is not an admission file.
+    """
+    return _partitions(
+        [(e, AdmissionFile(directory.file(e))) for save in saves for e in save.admission]
+    )
+
+
+def _partitions(files: Sequence[tuple[FileEntry, _File]]) -> list[Partition]:
     found = []
     for groups in _linked([(entry.group, file.tables) for entry, file in files]):
         mine = [(entry, file) for entry, file in files if entry.group in groups]
@@ -260,7 +287,8 @@ def _linked(members: Sequence[tuple[str, Sequence[str]]]) -> list[set[str]]:
 
 
 def _shard_of(entry: FileEntry) -> tuple[int, int]:
-    match = _SHARD_NAME.fullmatch(entry.path.rsplit("/", 1)[-1])
+    name = entry.path.rsplit("/", 1)[-1]
+    match = next((m for pattern in _SHARD_NAMES if (m := pattern.fullmatch(name))), None)
     if match is None:
         raise CorruptCheckpointError(
             f"{entry.path}: expected a name like {constants.shard_file_name(0, 1)}, found another"

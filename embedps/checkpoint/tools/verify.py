@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow.compute as pc
 
 from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.admission import AdmissionFile
 from embedps.checkpoint.format.dense import read_dense
 from embedps.checkpoint.format.ledger_state import check_ledger
 from embedps.checkpoint.format.manifest import FileEntry, Manifest
@@ -118,6 +119,8 @@ def _check_file(path: Path, entry: FileEntry, dims: dict[str, dict[str, int]]) -
     try:
         if entry.directory.startswith("dense-"):
             yield from _compare(path, entry, len(read_dense(path)), 0)
+        elif entry.is_admission:
+            yield from _check_admission(path, entry, dims.get(entry.group, {}))
         else:
             yield from _check_rows(path, entry, dims.get(entry.group, {}))
     except CorruptCheckpointError as error:
@@ -166,6 +169,21 @@ def _check_rows(path: Path, entry: FileEntry, dims: dict[str, int]) -> Iterator[
         elif dims[table] != dim:
             yield Problem(
                 path=str(path), field=f"dim of {table}", expected=str(dims[table]), found=str(dim)
+            )
+
+
+def _check_admission(path: Path, entry: FileEntry, dims: dict[str, int]) -> Iterator[Problem]:
+    file = AdmissionFile(path)
+    counters = removed = 0
+    for batch in file.batches():
+        gone = int(pc.sum(batch["removed"]).as_py())
+        removed += gone
+        counters += batch.num_rows - gone
+    yield from _compare(path, entry, counters, removed)
+    for table in file.tables:
+        if table not in dims:
+            yield Problem(
+                path=str(path), field="table", expected=f"one of {sorted(dims)}", found=repr(table)
             )
 
 

@@ -8,19 +8,13 @@
 #include <arrow/record_batch.h>
 #include <arrow/type.h>
 #include <arrow/util/compression.h>
-#include <fcntl.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <filesystem>
 #include <utility>
 #include <vector>
 
-#include "embedps/kernels/files/checksummed_file.h"
 #include "embedps/kernels/files/local_files.h"
-#include "embedps/kernels/files/object_files.h"
+#include "embedps/kernels/files/output_file.h"
 #include "embedps/kernels/files/row_file_schema.h"
 #include "embedps/kernels/runtime/bf16.h"
 
@@ -44,14 +38,8 @@ std::shared_ptr<arrow::Buffer> View(const std::vector<T>& values, int64_t first,
 
 class ArrowRowFileWriter final : public RowFileWriter {
  public:
-  ArrowRowFileWriter(std::string path, RowFileSchema schema)
-      : path_(std::move(path)), schema_(std::move(schema)), arrow_schema_(ToArrow(schema_)) {}
-
-  ~ArrowRowFileWriter() override {
-    if (finished_ || file_ == nullptr) return;
-    file_.reset();
-    if (!IsObject(path_)) ::unlink(TemporaryPath().c_str());
-  }
+  ArrowRowFileWriter(const std::string& path, RowFileSchema schema)
+      : path_(path), schema_(std::move(schema)), arrow_schema_(ToArrow(schema_)), output_(path) {}
 
   Status Init(const std::string& compression) {
     arrow::Compression::type codec;
@@ -65,73 +53,35 @@ class ArrowRowFileWriter final : public RowFileWriter {
       return Status::InvalidArgument("compression must be 'none', 'lz4' or 'zstd' but is " +
                                      Quoted(compression));
     }
-    if (IsObject(path_)) {
-      auto upload = OpenObjectOutput(path_);
-      if (!upload.ok()) return Wrap(upload.status());
-      file_ = std::make_unique<ChecksummedFile>(*std::move(upload));
-      return Wrap(Start(codec));
-    }
-    EMBEDPS_RETURN_IF_ERROR(
-        MakeDirectories(std::filesystem::path(path_).parent_path(), &unsynced_));
-    const std::string temporary = TemporaryPath();
-    const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (fd < 0) return Errno("cannot create", temporary, errno);
-    file_ = std::make_unique<ChecksummedFile>(fd);
-    return Wrap(Start(codec));
+    EMBEDPS_RETURN_IF_ERROR(output_.Open());
+    return output_.Wrap(Start(codec));
   }
 
   Status Append(const RowColumns& columns) override {
-    if (writer_ == nullptr || finished_) {
+    if (writer_ == nullptr || output_.finished()) {
       return Status::InvalidArgument("row file " + Quoted(path_) + " is finished: open another");
     }
     EMBEDPS_RETURN_IF_ERROR(CheckColumns(columns));
     for (int64_t first = 0; first < columns.num_rows; first += kMaxRowFileBatchRows) {
       const int64_t rows = std::min(kMaxRowFileBatchRows, columns.num_rows - first);
-      EMBEDPS_RETURN_IF_ERROR(Wrap(WriteBatch(columns, first, rows)));
+      EMBEDPS_RETURN_IF_ERROR(output_.Wrap(WriteBatch(columns, first, rows)));
     }
     return Status::Ok();
   }
 
   Status Finish(RowFileInfo* info) override {
-    if (writer_ == nullptr || finished_) {
+    if (writer_ == nullptr || output_.finished()) {
       return Status::InvalidArgument("row file " + Quoted(path_) + " is finished: open another");
     }
-    EMBEDPS_RETURN_IF_ERROR(Wrap(writer_->Close()));
+    EMBEDPS_RETURN_IF_ERROR(output_.Wrap(writer_->Close()));
     writer_.reset();
-    EMBEDPS_RETURN_IF_ERROR(Wrap(file_->Close()));
-    finished_ = IsObject(path_);
-    if (!finished_) EMBEDPS_RETURN_IF_ERROR(MoveIntoPlace());
-    info->bytes = file_->bytes();
+    EMBEDPS_RETURN_IF_ERROR(output_.Finish(info));
     info->rows = records_ - removed_;
     info->removed = removed_;
-    info->xxh3_64 = file_->xxh3_64();
-    info->blocks = file_->Blocks();
     return Status::Ok();
   }
 
  private:
-  std::string TemporaryPath() const { return path_ + kTemporarySuffix; }
-
-  Status MoveIntoPlace() {
-    DieIfFault("rename");
-    if (std::rename(TemporaryPath().c_str(), path_.c_str()) != 0) {
-      return Errno("cannot rename the finished row file to", path_, errno);
-    }
-    finished_ = true;
-    // A file has no effect before a manifest names it. So new directories are synced here, together
-    // with the file's own: that costs one write to the file system's journal in total.
-    EMBEDPS_RETURN_IF_ERROR(SyncDirectory(std::filesystem::path(path_).parent_path()));
-    for (const std::filesystem::path& directory : unsynced_) {
-      EMBEDPS_RETURN_IF_ERROR(SyncDirectory(directory));
-    }
-    return Status::Ok();
-  }
-
-  Status Wrap(const arrow::Status& status) const {
-    if (status.ok()) return Status::Ok();
-    return Status::IoError("cannot write row file " + Quoted(path_) + ": " + status.ToString());
-  }
-
   arrow::Status Start(arrow::Compression::type codec) {
     ARROW_ASSIGN_OR_RAISE(tables_, TablesArray(schema_.tables));
     auto options = arrow::ipc::IpcWriteOptions::Defaults();
@@ -140,7 +90,8 @@ class ArrowRowFileWriter final : public RowFileWriter {
     if (codec != arrow::Compression::UNCOMPRESSED) {
       ARROW_ASSIGN_OR_RAISE(options.codec, arrow::util::Codec::Create(codec));
     }
-    ARROW_ASSIGN_OR_RAISE(writer_, arrow::ipc::MakeFileWriter(file_.get(), arrow_schema_, options));
+    ARROW_ASSIGN_OR_RAISE(writer_,
+                          arrow::ipc::MakeFileWriter(output_.stream(), arrow_schema_, options));
     return arrow::Status::OK();
   }
 
@@ -252,17 +203,15 @@ class ArrowRowFileWriter final : public RowFileWriter {
   const std::string path_;
   const RowFileSchema schema_;
   const std::shared_ptr<arrow::Schema> arrow_schema_;
-  std::vector<std::filesystem::path> unsynced_;
+  OutputFile output_;
   std::shared_ptr<arrow::Array> tables_;
   // One encoded batch.
   std::vector<uint8_t> codes_;
   std::vector<float> scales_, offsets_;
   std::vector<std::vector<uint16_t>> rounded_slots_;
-  std::unique_ptr<ChecksummedFile> file_;
   std::shared_ptr<arrow::ipc::RecordBatchWriter> writer_;
   int64_t records_ = 0;
   int64_t removed_ = 0;
-  bool finished_ = false;
 };
 
 }  // namespace

@@ -17,6 +17,9 @@ struct FeatureIds {
   int64_t num_ids = 0;
   int table = 0;                 // index into the router's tables
   int32_t* positions = nullptr;  // [num_ids]; Route fills it
+  // Of a counted table: where each example's ids begin, [num_examples + 1]; null if each has one.
+  const int64_t* row_splits = nullptr;
+  int64_t num_examples = 0;
 };
 
 // The ids to ask one shard for: each once per table, ordered by table and within a table by first
@@ -24,14 +27,17 @@ struct FeatureIds {
 struct ShardRequest {
   std::vector<int64_t> ids;
   std::vector<int32_t> splits;
+  // Of each id how many examples show it, in one feature of its table or in several; 0 if the table
+  // is not counted. Empty if no table is.
+  std::vector<int32_t> examples;
 };
 
 // Deduplicates the ids of each table over all its features, and routes them to shards. position[i]
 // of a feature is the index of the row of its id i in the shards' rows, concatenated in shard
-// order.
+// order. Counts the examples of the tables that `counted` marks, or of none if it is empty.
 std::vector<ShardRequest> Route(const std::vector<std::string>& tables, int num_shards,
                                 const std::vector<FeatureIds>& features,
-                                const ParallelFor& parallel);
+                                const std::vector<bool>& counted, const ParallelFor& parallel);
 
 }  // namespace embedps
 

@@ -45,7 +45,7 @@ Routed RouteIds(const std::vector<std::string>& tables, int num_shards,
     features[f].table = of_table[f];
     features[f].positions = routed.positions[f].data();
   }
-  routed.requests = Route(tables, num_shards, features, parallel);
+  routed.requests = Route(tables, num_shards, features, {}, parallel);
   return routed;
 }
 
@@ -279,6 +279,38 @@ TEST(UnknownCombinerIsNamed) {
   Combiner combiner;
   EXPECT_STATUS(ParseCombiner("max", &combiner), StatusCode::kInvalidArgument,
                 "combiner must be sum, mean, sqrtn or none but got 'max'");
+}
+
+TEST(ExamplesOfAnIdAreCountedOnceOverTheFeaturesOfItsTable) {
+  // Features 0 (lists) and 1 (one id per example) are of table 0, feature 2 is of table 1.
+  const std::vector<std::vector<int64_t>> ids = {{7, 7, 8, 7}, {8, 7, 9}, {7, 7, 7}};
+  const std::vector<int64_t> splits = {0, 3, 3, 4};  // {7, 7, 8}, {}, {7}
+  const std::vector<std::map<int64_t, int32_t>> expected = {{{7, 3}, {8, 1}, {9, 1}}, {{7, 0}}};
+  for (const int num_shards : {1, 3}) {
+    std::vector<std::vector<int32_t>> positions = {{0, 0, 0, 0}, {0, 0, 0}, {0, 0, 0}};
+    std::vector<FeatureIds> features(3);
+    for (int f = 0; f < 3; ++f) {
+      features[f].ids = ids[f].data();
+      features[f].num_ids = static_cast<int64_t>(ids[f].size());
+      features[f].table = f == 2 ? 1 : 0;
+      features[f].positions = positions[f].data();
+      features[f].num_examples = 3;
+    }
+    features[0].row_splits = splits.data();
+    const std::vector<ShardRequest> requests =
+        Route({"a", "b"}, num_shards, features, {true, false}, SerialFor);
+    std::vector<std::map<int64_t, int32_t>> found(2);
+    for (const ShardRequest& request : requests) {
+      EXPECT_EQ(request.examples.size(), request.ids.size());
+      for (int t = 0; t < 2; ++t) {
+        for (int32_t i = request.splits[t]; i < request.splits[t + 1]; ++i) {
+          found[t][request.ids[i]] = request.examples[i];
+        }
+      }
+    }
+    EXPECT_TRUE(found == expected);
+    EXPECT_TRUE(Route({"a", "b"}, num_shards, features, {}, SerialFor)[0].examples.empty());
+  }
 }
 
 }  // namespace

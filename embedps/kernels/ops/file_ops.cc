@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "embedps/kernels/files/admission_file.h"
 #include "embedps/kernels/files/row_file.h"
 #include "embedps/kernels/files/row_file_reader.h"
 #include "embedps/kernels/files/row_file_writer.h"
@@ -70,6 +71,12 @@ class FileOp : public AsyncOpKernel {
   int niceness_ = 0;
 };
 
+// Returns the path of the admission file beside a row file.
+std::string AdmissionPath(const std::string& path) {
+  const size_t name = path.rfind('/') + 1;
+  return path.substr(0, name) + kAdmissionFilePrefix + path.substr(path.find('-', name) + 1);
+}
+
 REGISTER_OP("EmbedpsWriteRows")
     .Input("store: resource")
     .Input("path: string")
@@ -80,9 +87,11 @@ REGISTER_OP("EmbedpsWriteRows")
     .Attr("embedding_encoding: string = 'float32'")
     .Attr("optimizer_slot_encoding: string = 'float32'")
     .Output("info: int64")
+    .Output("admission_info: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(1, c->Vector(InferenceContext::kUnknownDim));
       return absl::OkStatus();
     })
     .Doc(
@@ -90,7 +99,8 @@ REGISTER_OP("EmbedpsWriteRows")
         "cut of the rows touched and removed since a cut (delta), or all rows without a cut "
         "(copy). While rows are in use it pauses, at most max_pause_secs in total, so it takes a "
         "small share of the cores. info: cut, bytes, rows, removed, xxh3_64 (as int64), then the "
-        "xxh3_64 of each block.");
+        "xxh3_64 of each block. If tables count ids for their admission, writes the counters in "
+        "the same way to the admission file beside it; else admission_info is empty.");
 
 class WriteRowsOp : public FileOp {
  public:
@@ -127,19 +137,42 @@ class WriteRowsOp : public FileOp {
       throttle.Pause();
       return status;
     };
+    std::unique_ptr<AdmissionFileWriter> admission_writer;
+    if (store.has_counters()) {
+      TF_RETURN_IF_ERROR(ToTensorFlow(
+          AdmissionFileWriter::Open(AdmissionPath(path), schema.tables, &admission_writer)));
+    }
+    const CounterSink write_counters = [&](const CounterColumns& columns) {
+      const Status status = admission_writer->Append(columns);
+      throttle.Pause();
+      return status;
+    };
+    const CounterSink* counters = admission_writer != nullptr ? &write_counters : nullptr;
     const auto cut_kind = kind_ == "base" ? RowStore::CutKind::kBase : RowStore::CutKind::kDelta;
-    TF_RETURN_IF_ERROR(ToTensorFlow(kind_ == "copy" ? store.Copy(write)
-                                                    : store.Cut(cut_kind, since, write, &cut)));
+    if (kind_ == "copy") {
+      if (counters != nullptr) TF_RETURN_IF_ERROR(ToTensorFlow(store.CopyCounters(*counters)));
+      TF_RETURN_IF_ERROR(ToTensorFlow(store.Copy(write)));
+    } else {
+      TF_RETURN_IF_ERROR(ToTensorFlow(store.Cut(cut_kind, since, write, &cut, counters)));
+    }
     RowFileInfo info;
+    if (admission_writer == nullptr) {
+      Tensor* none;
+      TF_RETURN_IF_ERROR(context->allocate_output(1, {0}, &none));
+    } else {
+      TF_RETURN_IF_ERROR(ToTensorFlow(admission_writer->Finish(&info)));
+      TF_RETURN_IF_ERROR(Output(context, 1, cut, info));
+    }
     TF_RETURN_IF_ERROR(ToTensorFlow(writer->Finish(&info)));
-    return Output(context, cut, info);
+    return Output(context, 0, cut, info);
   }
 
  private:
-  static absl::Status Output(OpKernelContext* context, int64_t cut, const RowFileInfo& info) {
+  static absl::Status Output(OpKernelContext* context, int at, int64_t cut,
+                             const RowFileInfo& info) {
     Tensor* out;
     TF_RETURN_IF_ERROR(
-        context->allocate_output(0, {5 + static_cast<int64_t>(info.blocks.size())}, &out));
+        context->allocate_output(at, {5 + static_cast<int64_t>(info.blocks.size())}, &out));
     auto values = out->vec<int64_t>();
     values(0) = cut;
     values(1) = info.bytes;
@@ -176,6 +209,36 @@ class StopCopiesOp : public tensorflow::OpKernel {
 };
 REGISTER_KERNEL_BUILDER(Name("EmbedpsStopCopies").Device(tensorflow::DEVICE_CPU), StopCopiesOp);
 
+// Whether a file holds only records of another shard. An id's shard depends on its table's name,
+// the id and the number of shards. A file's name tells its shard and their number.
+bool IsOfAnotherShard(const std::string& name_format, const std::string& path, int our_shard,
+                      int our_num_shards) {
+  const std::string name = path.substr(path.rfind('/') + 1);
+  int shard = -1, num_shards = 0, length = 0;
+  const std::string format = name_format + "%n";
+  (void)std::sscanf(name.c_str(), format.c_str(), &shard, &num_shards, &length);
+  return length == static_cast<int>(name.size()) && num_shards == our_num_shards &&
+         shard != our_shard;
+}
+
+// Checks the inputs paths, bytes and xxh3_64, from 1 on.
+absl::Status CheckFiles(OpKernelContext* context) {
+  const Tensor &paths = context->input(1), &bytes = context->input(2), &sums = context->input(3);
+  for (const Tensor* each : {&paths, &bytes, &sums}) {
+    if (each->dims() == 1 && each->NumElements() == paths.NumElements()) continue;
+    return absl::InvalidArgumentError(
+        "paths, bytes and xxh3_64 must be vectors of one length but got shapes " +
+        paths.shape().DebugString() + ", " + bytes.shape().DebugString() + " and " +
+        sums.shape().DebugString());
+  }
+  return absl::OkStatus();
+}
+
+FileSum ExpectedSum(OpKernelContext* context, int64_t i) {
+  return {context->input(2).vec<int64_t>()(i),
+          static_cast<uint64_t>(context->input(3).vec<int64_t>()(i))};
+}
+
 REGISTER_OP("EmbedpsLoadRows")
     .Input("store: resource")
     .Input("paths: string")
@@ -207,22 +270,14 @@ class LoadRowsOp : public FileOp {
   absl::Status Work(OpKernelContext* context) override {
     StorePtr resource;
     TF_RETURN_IF_ERROR(FindStore(context, &resource));
-    const Tensor &paths = context->input(1), &bytes = context->input(2), &sums = context->input(3);
-    for (const Tensor* each : {&paths, &bytes, &sums}) {
-      if (each->dims() == 1 && each->NumElements() == paths.NumElements()) continue;
-      return absl::InvalidArgumentError(
-          "paths, bytes and xxh3_64 must be vectors of one length but got shapes " +
-          paths.shape().DebugString() + ", " + bytes.shape().DebugString() + " and " +
-          sums.shape().DebugString());
-    }
+    TF_RETURN_IF_ERROR(CheckFiles(context));
+    const Tensor& paths = context->input(1);
     const ParallelFor parallel = DeviceThreads(context);
     int64_t records = 0;
     for (int64_t i = 0; i < paths.NumElements(); ++i) {
       const std::string path = paths.vec<tstring>()(i);
-      if (IsOfAnotherShard(path)) continue;
-      const FileSum expected{bytes.vec<int64_t>()(i),
-                             static_cast<uint64_t>(sums.vec<int64_t>()(i))};
-      TF_RETURN_IF_ERROR(Load(path, expected, parallel, &resource->store, &records));
+      if (IsOfAnotherShard(kShardFileFormat, path, shard_, num_shards_)) continue;
+      TF_RETURN_IF_ERROR(Load(path, ExpectedSum(context, i), parallel, &resource->store, &records));
     }
     Tensor* out;
     TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &out));
@@ -231,16 +286,6 @@ class LoadRowsOp : public FileOp {
   }
 
  private:
-  // Whether a file holds only rows of another shard. A row's shard depends on its table's name, its
-  // id and the number of shards. A file's name tells its shard and their number.
-  bool IsOfAnotherShard(const std::string& path) const {
-    const std::string name = path.substr(path.rfind('/') + 1);
-    int shard = -1, num_shards = 0, length = 0;
-    static const std::string format = std::string(kShardFileFormat) + "%n";
-    (void)std::sscanf(name.c_str(), format.c_str(), &shard, &num_shards, &length);
-    return length == static_cast<int>(name.size()) && num_shards == num_shards_ && shard != shard_;
-  }
-
   absl::Status Load(const std::string& path, const FileSum& expected, const ParallelFor& parallel,
                     RowStore* store, int64_t* records) const {
     std::unique_ptr<RowFileReader> reader;
@@ -295,6 +340,52 @@ class LoadRowsOp : public FileOp {
   bool optimizer_slots_;
 };
 REGISTER_KERNEL_BUILDER(Name("EmbedpsLoadRows").Device(tensorflow::DEVICE_CPU), LoadRowsOp);
+
+REGISTER_OP("EmbedpsLoadAdmission")
+    .Input("store: resource")
+    .Input("paths: string")
+    .Input("bytes: int64")
+    .Input("xxh3_64: int64")
+    .Attr("shard: int >= 0")
+    .Attr("num_shards: int >= 1")
+    .Output("records: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(
+        "Loads the counters that belong to this shard from a chain's admission files, in order, "
+        "after its rows. records: how many belong to it. Files of other shards are not read. Fails "
+        "with DataLoss if the size or checksum of a file differs.");
+
+class LoadAdmissionOp : public FileOp {
+ public:
+  explicit LoadAdmissionOp(OpKernelConstruction* c) : FileOp(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("shard", &shard_));
+    OP_REQUIRES_OK(c, c->GetAttr("num_shards", &num_shards_));
+  }
+  absl::Status Work(OpKernelContext* context) override {
+    StorePtr resource;
+    TF_RETURN_IF_ERROR(FindStore(context, &resource));
+    TF_RETURN_IF_ERROR(CheckFiles(context));
+    int64_t records = 0;
+    const auto take = [&](const CounterColumns& columns, const std::vector<std::string>& tables) {
+      records += resource->store.LoadCounters(columns, tables, shard_, num_shards_);
+    };
+    const auto paths = context->input(1).vec<tstring>();
+    for (int64_t i = 0; i < paths.size(); ++i) {
+      if (IsOfAnotherShard(kAdmissionFileFormat, paths(i), shard_, num_shards_)) continue;
+      TF_RETURN_IF_ERROR(ToTensorFlow(ReadAdmissionFile(paths(i), ExpectedSum(context, i), take)));
+    }
+    Tensor* out;
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &out));
+    out->scalar<int64_t>()() = records;
+    return absl::OkStatus();
+  }
+
+ private:
+  int shard_, num_shards_;
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsLoadAdmission").Device(tensorflow::DEVICE_CPU),
+                        LoadAdmissionOp);
 
 }  // namespace
 }  // namespace embedps

@@ -22,33 +22,6 @@ using tensorflow::TensorShape;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-// Reads inputs `at` (ids, int64 [n]) and `at` + 1 (splits, int32 [num_tables + 1]).
-absl::Status ReadBatch(OpKernelContext* context, int at, const RowStore& store, IdsByTable* batch) {
-  const Tensor& ids = context->input(at);
-  const Tensor& splits = context->input(at + 1);
-  const std::string& group = store.config().group;
-  if (ids.dims() != 1) {
-    return absl::InvalidArgumentError(
-        "group '" + group + "': ids must be of rank 1 but got shape " + ids.shape().DebugString());
-  }
-  if (splits.dims() != 1 || splits.NumElements() != store.num_tables() + 1) {
-    return absl::InvalidArgumentError(
-        "group '" + group + "': splits must be [" + std::to_string(store.num_tables() + 1) +
-        "] (its tables + 1) but got shape " + splits.shape().DebugString());
-  }
-  batch->ids = ids.flat<int64_t>().data();
-  batch->num_ids = ids.NumElements();
-  batch->splits = splits.flat<int32_t>().data();
-  bool sorted = batch->splits[0] == 0 && batch->splits[store.num_tables()] == batch->num_ids;
-  for (int t = 0; t < store.num_tables(); ++t) sorted &= batch->splits[t] <= batch->splits[t + 1];
-  if (!sorted) {
-    return absl::InvalidArgumentError("group '" + group + "': splits must rise from 0 to " +
-                                      std::to_string(batch->num_ids) +
-                                      ", the number of ids, but got " + splits.SummarizeValue(64));
-  }
-  return absl::OkStatus();
-}
-
 REGISTER_OP("EmbedpsRowStore")
     .Attr("container: string")
     .Attr("shared_name: string")
@@ -69,6 +42,9 @@ REGISTER_OP("EmbedpsRowStore")
     .Attr("initializer_highs: list(float)")
     .Attr("max_rows: list(int)")
     .Attr("absent_read_initial: list(bool) = []")
+    .Attr("admission_min_counts: list(int) = []")
+    .Attr("admission_expire_steps: list(int) = []")
+    .Attr("admission_thresholds: list(int) = []")
     .Output("store: resource")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
@@ -127,6 +103,7 @@ class RowStoreOp : public OpKernel {
                                     initializers[t], &table.initializer.kind)));
       config_.tables.push_back(std::move(table));
     }
+    OP_REQUIRES_OK(c, ReadAdmission(c));
   }
 
   void Compute(OpKernelContext* context) override {
@@ -136,6 +113,37 @@ class RowStoreOp : public OpKernel {
   }
 
  private:
+  // Reads the tables' policies of admission; a table has at most one.
+  absl::Status ReadAdmission(OpKernelConstruction* c) {
+    std::vector<int64_t> min_counts, expire_steps, thresholds;
+    TF_RETURN_IF_ERROR(c->GetAttr("admission_min_counts", &min_counts));
+    TF_RETURN_IF_ERROR(c->GetAttr("admission_expire_steps", &expire_steps));
+    TF_RETURN_IF_ERROR(c->GetAttr("admission_thresholds", &thresholds));
+    const size_t n = config_.tables.size();
+    for (std::vector<int64_t>* each : {&min_counts, &expire_steps, &thresholds}) {
+      if (each->empty()) each->resize(n);
+      if (each->size() == n) continue;
+      return absl::InvalidArgumentError("group '" + config_.group +
+                                        "': the attributes of admission must be as many as the " +
+                                        std::to_string(n) + " tables");
+    }
+    for (size_t t = 0; t < n; ++t) {
+      AdmissionConfig& admission = config_.tables[t].admission;
+      const auto fits = [](int64_t value, int64_t most) { return value >= 0 && value <= most; };
+      if (!fits(min_counts[t], kMaxMinCount) || !fits(expire_steps[t], UINT32_MAX) ||
+          !fits(thresholds[t], UINT32_MAX) || (min_counts[t] > 0 && thresholds[t] > 0)) {
+        return absl::InvalidArgumentError("table '" + config_.tables[t].name +
+                                          "': the attributes of admission are out of range");
+      }
+      if (min_counts[t] > 0) admission.kind = AdmissionConfig::Kind::kMinCount;
+      if (thresholds[t] > 0) admission.kind = AdmissionConfig::Kind::kProbability;
+      admission.min_count = static_cast<uint32_t>(min_counts[t]);
+      admission.expire_steps = static_cast<uint32_t>(expire_steps[t]);
+      admission.threshold = static_cast<uint64_t>(thresholds[t]);
+    }
+    return absl::OkStatus();
+  }
+
   std::string container_, name_;
   RowStoreConfig config_;
 };
@@ -189,10 +197,7 @@ class LookupOp : public OpKernel {
     StorePtr resource;
     OP_REQUIRES_OK(context, FindStore(context, &resource));
     RowStore& store = resource->store;
-    OP_REQUIRES(context, store.config().dim == dim_,
-                absl::InvalidArgumentError("group '" + store.config().group + "' stores dim " +
-                                           std::to_string(store.config().dim) +
-                                           " but the lookup wants " + std::to_string(dim_)));
+    OP_REQUIRES_OK(context, CheckDim(store, dim_));
     IdsByTable batch;
     OP_REQUIRES_OK(context, ReadBatch(context, 1, store, &batch));
     Tensor* rows;

@@ -60,6 +60,41 @@ inline absl::Status CheckStep(int64_t step) {
   return absl::InvalidArgumentError("step must be in [0, 2^32) but got " + std::to_string(step));
 }
 
+// Reads inputs `at` (ids, int64 [n]) and `at` + 1 (splits, int32 [num_tables + 1]).
+inline absl::Status ReadBatch(tensorflow::OpKernelContext* context, int at, const RowStore& store,
+                              IdsByTable* batch) {
+  const tensorflow::Tensor& ids = context->input(at);
+  const tensorflow::Tensor& splits = context->input(at + 1);
+  const std::string& group = store.config().group;
+  if (ids.dims() != 1) {
+    return absl::InvalidArgumentError(
+        "group '" + group + "': ids must be of rank 1 but got shape " + ids.shape().DebugString());
+  }
+  if (splits.dims() != 1 || splits.NumElements() != store.num_tables() + 1) {
+    return absl::InvalidArgumentError(
+        "group '" + group + "': splits must be [" + std::to_string(store.num_tables() + 1) +
+        "] (its tables + 1) but got shape " + splits.shape().DebugString());
+  }
+  batch->ids = ids.flat<int64_t>().data();
+  batch->num_ids = ids.NumElements();
+  batch->splits = splits.flat<int32_t>().data();
+  bool sorted = batch->splits[0] == 0 && batch->splits[store.num_tables()] == batch->num_ids;
+  for (int t = 0; t < store.num_tables(); ++t) sorted &= batch->splits[t] <= batch->splits[t + 1];
+  if (!sorted) {
+    return absl::InvalidArgumentError("group '" + group + "': splits must rise from 0 to " +
+                                      std::to_string(batch->num_ids) +
+                                      ", the number of ids, but got " + splits.SummarizeValue(64));
+  }
+  return absl::OkStatus();
+}
+
+inline absl::Status CheckDim(const RowStore& store, int dim) {
+  if (store.config().dim == dim) return absl::OkStatus();
+  return absl::InvalidArgumentError("group '" + store.config().group + "' stores dim " +
+                                    std::to_string(store.config().dim) + " but the lookup wants " +
+                                    std::to_string(dim));
+}
+
 }  // namespace embedps
 
 #endif  // EMBEDPS_KERNELS_OPS_STORE_RESOURCE_H_

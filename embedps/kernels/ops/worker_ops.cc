@@ -24,13 +24,18 @@ using tensorflow::shape_inference::InferenceContext;
 
 REGISTER_OP("EmbedpsRoute")
     .Input("ids: num_features * int64")
+    .Input("row_splits: num_splits * int64")
     .Attr("num_features: int >= 1")
+    .Attr("num_splits: int >= 0")
     .Attr("feature_tables: list(int)")
     .Attr("tables: list(string) >= 1")
+    .Attr("counted_tables: list(bool) = []")
     .Attr("num_shards: int >= 1")
+    .Attr("num_counted_shards: int >= 0 = 0")
     .Output("shard_ids: num_shards * int64")
     .Output("shard_splits: num_shards * int32")
     .Output("positions: num_features * int32")
+    .Output("shard_examples: num_counted_shards * int32")
     .SetShapeFn([](InferenceContext* c) {
       int num_features, num_shards;
       std::vector<std::string> tables;
@@ -42,11 +47,16 @@ REGISTER_OP("EmbedpsRoute")
         c->set_output(num_shards + s, c->Vector(static_cast<int64_t>(tables.size()) + 1));
       }
       for (int f = 0; f < num_features; ++f) c->set_output(2 * num_shards + f, c->input(f));
+      for (int i = 2 * num_shards + num_features; i < c->num_outputs(); ++i) {
+        c->set_output(i, c->Vector(InferenceContext::kUnknownDim));
+      }
       return absl::OkStatus();
     })
     .Doc(
         "Deduplicates each table's ids over its features and routes them to shards. positions: the "
-        "index of each id's row in the shards' concatenated rows.");
+        "index of each id's row in the shards' concatenated rows. With counted_tables, takes the "
+        "row_splits of each feature (empty if examples have one id), and counts how many examples "
+        "show each id of the tables that it marks: shard_examples, as many as shard_ids.");
 
 class RouteOp : public OpKernel {
  public:
@@ -56,6 +66,18 @@ class RouteOp : public OpKernel {
     OP_REQUIRES_OK(c, c->GetAttr("feature_tables", &feature_tables_));
     OP_REQUIRES_OK(c, c->GetAttr("tables", &tables_));
     OP_REQUIRES_OK(c, c->GetAttr("num_shards", &num_shards_));
+    OP_REQUIRES_OK(c, c->GetAttr("counted_tables", &counted_));
+    int num_splits, num_counted_shards;
+    OP_REQUIRES_OK(c, c->GetAttr("num_splits", &num_splits));
+    OP_REQUIRES_OK(c, c->GetAttr("num_counted_shards", &num_counted_shards));
+    const bool counts = !counted_.empty();
+    OP_REQUIRES(c,
+                (!counts || counted_.size() == tables_.size()) &&
+                    num_splits == (counts ? num_features : 0) &&
+                    num_counted_shards == (counts ? num_shards_ : 0),
+                absl::InvalidArgumentError(
+                    "counted_tables must be empty or as many as the tables; with them, there must "
+                    "be row_splits per feature and num_counted_shards must be num_shards"));
     bool good = feature_tables_.size() == static_cast<size_t>(num_features);
     for (int t : feature_tables_) good &= t >= 0 && t < static_cast<int>(tables_.size());
     OP_REQUIRES(c, good,
@@ -83,13 +105,14 @@ class RouteOp : public OpKernel {
       features[f].num_ids = ids[f].NumElements();
       features[f].table = feature_tables_[f];
       features[f].positions = out->flat<int32_t>().data();
+      if (!counted_.empty()) OP_REQUIRES_OK(context, ReadSplits(context, f, &features[f]));
       total += features[f].num_ids;
     }
     OP_REQUIRES(context, total <= INT32_MAX,
                 absl::InvalidArgumentError("a step may look up 2^31 - 1 ids but got " +
                                            std::to_string(total)));
     const std::vector<ShardRequest> requests =
-        Route(tables_, num_shards_, features, DeviceThreads(context));
+        Route(tables_, num_shards_, features, counted_, DeviceThreads(context));
     for (int s = 0; s < num_shards_; ++s) {
       Tensor *out_ids, *out_splits;
       const ShardRequest& r = requests[s];
@@ -99,10 +122,32 @@ class RouteOp : public OpKernel {
           context, shard_splits.allocate(s, {static_cast<int64_t>(r.splits.size())}, &out_splits));
       std::memcpy(out_ids->data(), r.ids.data(), r.ids.size() * sizeof(int64_t));
       std::memcpy(out_splits->data(), r.splits.data(), r.splits.size() * sizeof(int32_t));
+      if (counted_.empty()) continue;
+      Tensor* examples;
+      OP_REQUIRES_OK(context,
+                     context->allocate_output(2 * num_shards_ + ids.size() + s,
+                                              {static_cast<int64_t>(r.ids.size())}, &examples));
+      std::memcpy(examples->data(), r.examples.data(), r.examples.size() * sizeof(int32_t));
     }
   }
 
  private:
+  // Reads where a feature's examples begin.
+  absl::Status ReadSplits(OpKernelContext* context, int f, FeatureIds* feature) const {
+    OpInputList splits;
+    TF_RETURN_IF_ERROR(context->input_list("row_splits", &splits));
+    if (splits[f].NumElements() == 0) {
+      feature->num_examples = feature->num_ids;
+      return absl::OkStatus();
+    }
+    feature->row_splits = splits[f].flat<int64_t>().data();
+    feature->num_examples = splits[f].NumElements() - 1;
+    const std::string what = "the lists of feature " + std::to_string(f);
+    return ToTensorFlow(
+        CheckSplits(what.c_str(), feature->row_splits, splits[f].NumElements(), feature->num_ids));
+  }
+
+  std::vector<bool> counted_;
   std::vector<int> feature_tables_;
   std::vector<std::string> tables_;
   int num_shards_;

@@ -41,6 +41,12 @@ inline constexpr char kRowFileDimKey[] = "embedps.dim";
 inline constexpr char kRowFileNumTablesKey[] = "embedps.num_tables";
 inline constexpr char kRowFileTableKeyPrefix[] = "embedps.table.";
 
+// An admission file's schema metadata, and its names.
+inline constexpr char kAdmissionFileVersionKey[] = "embedps.admission_file";
+inline constexpr char kAdmissionFileVersion[] = "1";
+inline constexpr char kAdmissionFilePrefix[] = "admission-";  // in the place of "shard-"
+inline constexpr char kAdmissionFileFormat[] = "admission-%d-of-%d.arrow";
+
 // Limits of a row file: records per batch, floats per embedding or optimizer slot, tables.
 inline constexpr int64_t kMaxRowFileBatchRows = 65536;
 inline constexpr int kMaxRowFileWidth = 65536;
@@ -51,6 +57,9 @@ inline constexpr const char* kEmbeddingEncodings[] = {"float32", "int8", "int4"}
 inline constexpr const char* kOptimizerSlotEncodings[] = {"float32", "bfloat16"};
 inline constexpr int kInt8Levels = 255;
 inline constexpr int kInt4Levels = 15;
+
+// A counter of an admission policy has 8 bits and stops before it admits.
+inline constexpr int kMaxMinCount = 256;
 
 inline constexpr const char* kOptimizerKinds[] = {"sgd", "adagrad", "rowwise_adagrad", "lazy_adam",
                                                   "ftrl"};

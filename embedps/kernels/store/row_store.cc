@@ -21,7 +21,10 @@ constexpr uint32_t kAheadRows = 16;   // rows to prefetch before a delta copies 
 }  // namespace
 
 RowStore::RowStore(RowStoreConfig config)
-    : config_(std::move(config)), table_rows_(config_.tables.size()) {
+    : config_(std::move(config)),
+      table_rows_(config_.tables.size()),
+      admitted_(config_.tables.size()),
+      refused_(config_.tables.size()) {
   size_t row_bytes = kHeaderBytes + sizeof(float) * config_.dim;
   for (const OptimizerSlot& slot : OptimizerSlots(config_.optimizer, config_.dim)) {
     row_bytes += sizeof(float) * slot.width;
@@ -31,6 +34,7 @@ RowStore::RowStore(RowStoreConfig config)
     for (int i = 0; i < kStripes; ++i)
       stripes_.push_back(std::make_unique<Stripe>(row_bytes, &pool_));
   }
+  MakeCounters();
 }
 
 RowStore::~RowStore() = default;
@@ -50,6 +54,17 @@ Stripe& RowStore::stripe(int table, uint64_t row_hash) const {
 
 void RowStore::Lookup(const IdsByTable& batch, bool insert, const ParallelFor& parallel,
                       float* embeddings) {
+  LookUp(batch, insert, nullptr, parallel, embeddings);
+}
+
+void RowStore::LookupShown(const IdsByTable& batch, const ShownIds& shown,
+                           const ParallelFor& parallel, float* embeddings) {
+  std::fill_n(shown.absent, batch.num_ids, uint8_t{0});
+  LookUp(batch, /*insert=*/true, &shown, parallel, embeddings);
+}
+
+void RowStore::LookUp(const IdsByTable& batch, bool insert, const ShownIds* shown,
+                      const ParallelFor& parallel, float* embeddings) {
   last_use_.store(Clock::now().time_since_epoch(), std::memory_order_relaxed);
   const StripeOrder order(batch, salts_, parallel);
   const int dim = config_.dim;
@@ -57,14 +72,19 @@ void RowStore::Lookup(const IdsByTable& batch, bool insert, const ParallelFor& p
                    [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
                      Stripe& stripe = *stripes_[bin];
                      const int t = bin / kStripes;
+                     const bool admits = HasAdmission(config_.tables[t]);
                      std::lock_guard<std::mutex> lock(stripe.mutex);
                      RowFinder finder(stripe, first, last);
                      for (const auto* e = first; e < last; ++e) {
                        const int64_t id = batch.ids[e->at];
                        float* out = embeddings + int64_t{e->at} * dim;
                        uint32_t number = finder.Next(e, id);
-                       if (number == kNone && insert) number = InsertRow(t, e->hash, id, &stripe);
-                       if (number == kNone) {
+                       if (number == kNone && insert && !admits) {
+                         number = InsertRow(t, e->hash, id, &stripe);
+                       }
+                       if (number == kNone && admits && shown != nullptr) {
+                         ReadShown(bin, *e, id, *shown, out);
+                       } else if (number == kNone) {
                          ReadAbsent(t, id, out);
                        } else {
                          std::memcpy(out, stripe.Embedding(number), sizeof(float) * dim);
@@ -159,7 +179,13 @@ int64_t RowStore::Remove(int table, const int64_t* ids, int64_t num_ids) {
     const uint64_t hash = RowHash(salts_[table], ids[i]);
     Stripe& s = stripe(table, hash);
     std::lock_guard<std::mutex> lock(s.mutex);
-    if (!s.Remove(hash, ids[i], salts_[table])) continue;
+    if (!s.Remove(hash, ids[i], salts_[table])) {
+      CounterMap* counters = counters_[table * kStripes + StripeOf(hash)].get();
+      if (counters != nullptr && counters->Count(hash, ids[i], 0) > 0) {
+        counters->Erase(hash, ids[i]);
+      }
+      continue;
+    }
     s.open_removed.push_back(ids[i]);
     ++removed;
   }
@@ -250,7 +276,8 @@ void RowStore::CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pend
   }
 }
 
-Status RowStore::Cut(CutKind kind, int64_t since, const RowSink& sink, int64_t* cut) {
+Status RowStore::Cut(CutKind kind, int64_t since, const RowSink& sink, int64_t* cut,
+                     const CounterSink* counters) {
   std::lock_guard<std::mutex> cut_lock(cut_mutex_);
   const bool drop_pending = since == last_cut_;
   // A base gives every row, so it may follow any cut. It keeps the pending lists and extends them.
@@ -264,6 +291,9 @@ Status RowStore::Cut(CutKind kind, int64_t since, const RowSink& sink, int64_t* 
   // not committed, and the next one gives its rows again.
   if (drop_pending) pending_since_ = last_cut_;
   const uint32_t this_cut = ++last_cut_;
+  Status counted;
+  // Before the rows: an id that is admitted in between is then in both, and its row counts.
+  if (counters != nullptr) counted = CutCounters(kind, drop_pending, this_cut, *counters);
   OutgoingRows outgoing(config_.dim, OptimizerSlots(config_.optimizer, config_.dim), sink);
   for (size_t i = 0; i < stripes_.size(); ++i) {
     // Every stripe closes its list even after the sink has failed, or the lists would belong to
@@ -272,7 +302,7 @@ Status RowStore::Cut(CutKind kind, int64_t since, const RowSink& sink, int64_t* 
   }
   const Status status = outgoing.Flush();
   *cut = this_cut;
-  return status;
+  return counted.ok() ? status : counted;
 }
 
 Status RowStore::Copy(const RowSink& sink) {
@@ -388,9 +418,10 @@ int64_t RowStore::MarkClean() {
   pending_since_ = last_cut_;
   // In the opposite order of lookups, so a lookup waits at one stripe at most. In the same order it
   // could wait at each of them.
-  for (auto s = stripes_.rbegin(); s != stripes_.rend(); ++s) {
-    std::lock_guard<std::mutex> lock((*s)->mutex);
-    (*s)->ForgetTouches();
+  for (size_t i = stripes_.size(); i-- > 0;) {
+    std::lock_guard<std::mutex> lock(stripes_[i]->mutex);
+    stripes_[i]->ForgetTouches();
+    if (counters_[i] != nullptr) counters_[i]->ForgetTouches();
   }
   return last_cut_;
 }
@@ -402,6 +433,7 @@ void RowStore::Clear() {
     std::lock_guard<std::mutex> lock(s.mutex);
     table_rows_[i / kStripes].fetch_sub(s.live(), std::memory_order_relaxed);
     s.Clear();
+    if (counters_[i] != nullptr) counters_[i]->Clear();
   }
   steps_.store(0, std::memory_order_relaxed);
 }
@@ -417,6 +449,7 @@ RowStoreStats RowStore::Stats() const {
     std::lock_guard<std::mutex> lock(s->mutex);
     stats.memory_bytes += s->MemoryBytes();
   }
+  for (const AdmissionStats& table : StatsOfAdmission()) stats.memory_bytes += table.bytes;
   stats.memory_bytes += pool_.SpareBytes();
   stats.rejected_inserts = rejected_inserts_.load(std::memory_order_relaxed);
   stats.skipped_updates = skipped_updates_.load(std::memory_order_relaxed);

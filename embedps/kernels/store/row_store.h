@@ -11,9 +11,12 @@
 #include <string>
 #include <vector>
 
+#include "embedps/kernels/files/counter_columns.h"
 #include "embedps/kernels/files/row_file.h"
 #include "embedps/kernels/runtime/parallel.h"
 #include "embedps/kernels/runtime/status.h"
+#include "embedps/kernels/store/admission.h"
+#include "embedps/kernels/store/counter_map.h"
 #include "embedps/kernels/store/initializers.h"
 #include "embedps/kernels/store/optimizers.h"
 #include "embedps/kernels/store/outgoing_rows.h"
@@ -27,9 +30,14 @@ struct TableConfig {
   std::string name;
   int64_t seed = 0;
   InitializerConfig initializer;
+  AdmissionConfig admission;
   int64_t max_rows = 0;               // on this shard; 0 is no limit
   bool absent_reads_initial = false;  // an absent row reads as its initial value, not as zeros
 };
+
+inline bool HasAdmission(const TableConfig& table) {
+  return table.admission.kind != AdmissionConfig::Kind::kAlways;
+}
 
 struct RowStoreConfig {
   std::string group;  // for messages
@@ -64,6 +72,21 @@ class RowStore {
   // full. A row that stays absent reads as its table declares, with or without `insert`.
   void Lookup(const IdsByTable& batch, bool insert, const ParallelFor& parallel, float* embeddings);
 
+  // Reads a training step's rows as Lookup with `insert`, but leaves the ids of tables that admit
+  // to Admit: it marks those that are absent in `shown.absent` and changes nothing. Such an id
+  // reads as its initial value if this step will admit it, and else as its table declares.
+  void LookupShown(const IdsByTable& batch, const ShownIds& shown, const ParallelFor& parallel,
+                   float* embeddings);
+
+  // Counts the examples of the ids that LookupShown marked, and creates the rows of those that they
+  // admit. An id that another step has admitted since is left as it is. Called once per step,
+  // before Update: a step whose gradients are not applied counts nothing.
+  void Admit(const IdsByTable& batch, const ShownIds& shown, const ParallelFor& parallel);
+
+  // Whether a table has a policy of admission, and whether one has counters.
+  bool has_admission() const;
+  bool has_counters() const;
+
   // Applies gradients [num_ids, dim] to the rows that exist. Sets their last step, increments their
   // frequency, and lists them for the next cut.
   void Update(const IdsByTable& batch, const float* gradients, float learning_rate, uint32_t step,
@@ -73,7 +96,7 @@ class RowStore {
   // (updates + 1) / (steps + 2). A row that is absent has had no updates.
   void UpdateRates(const IdsByTable& batch, const ParallelFor& parallel, float* rates);
 
-  // Removes rows and ignores absent ids. Returns how many rows it removed.
+  // Removes rows, and forgets the counters of ids without one. Returns how many rows it removed.
   int64_t Remove(int table, const int64_t* ids, int64_t num_ids);
 
   // Removes a table's rows whose last step is before `step` and that have fewer than
@@ -86,12 +109,15 @@ class RowStore {
   // records are given again. A delta fails if the lists no longer reach back to `since`; a base
   // always works. Uses memory for one batch of rows, and 4 bytes per touched row. A second cut
   // waits for the first.
-  Status Cut(CutKind kind, int64_t since, const RowSink& sink, int64_t* cut);
+  // If there are counters, `counters` gets them first, in the same way.
+  Status Cut(CutKind kind, int64_t since, const RowSink& sink, int64_t* cut,
+             const CounterSink* counters = nullptr);
 
   // Gives every row to `sink`, independently of cuts. Each row is consistent, as of some moment
   // during the copy. Applying the deltas from a cut before the copy's start up to one that began
   // after its end yields the rows of the last of these cuts.
   Status Copy(const RowSink& sink);
+  Status CopyCounters(const CounterSink& sink) const;
 
   // Makes running copies fail.
   void StopCopies() { ++copies_stopped_; }
@@ -103,6 +129,11 @@ class RowStore {
   int64_t Load(const RowColumns& columns, const std::vector<int>& tables, int shard, int num_shards,
                bool optimizer_slots, const ParallelFor& parallel);
 
+  // Loads counters of `tables` after the rows of the same checkpoint, and after MarkClean. Ignores
+  // those of ids that have a row. Returns how many records belong to this shard.
+  int64_t LoadCounters(const CounterColumns& columns, const std::vector<std::string>& tables,
+                       int shard, int num_shards);
+
   // Forgets which rows were touched, for instance after a restore. Returns the `since` of the next
   // delta.
   int64_t MarkClean();
@@ -111,6 +142,7 @@ class RowStore {
   void Clear();
 
   RowStoreStats Stats() const;
+  std::vector<AdmissionStats> StatsOfAdmission() const;
 
   // Whether rows were looked up or updated in the last second.
   bool IsBusy() const;
@@ -120,6 +152,17 @@ class RowStore {
   // Creates the row of an absent id, with initial values. Returns kNone if the table is full. The
   // caller holds the stripe's lock.
   uint32_t InsertRow(int table, uint64_t hash, int64_t id, Stripe* stripe);
+  void LookUp(const IdsByTable& batch, bool insert, const ShownIds* shown,
+              const ParallelFor& parallel, float* embeddings);
+  void MakeCounters();
+  // Reads an id without a row for a training step, and marks it as absent.
+  void ReadShown(int bin, const StripeOrder::Entry& entry, int64_t id, const ShownIds& shown,
+                 float* out) const;
+  // Whether examples of a step admit an id without a row. Sets `*count` to the count with them, if
+  // the table counts. The caller holds the stripe's lock.
+  bool Admits(int bin, uint64_t hash, int64_t id, int32_t examples, uint32_t step,
+              uint32_t* count) const;
+  Status CutCounters(CutKind kind, bool drop_pending, uint32_t number, const CounterSink& sink);
   // Writes what an id without a row reads as.
   void ReadAbsent(int table, int64_t id, float* out) const;
   void LoadRecord(const RowColumns& columns, int64_t i, int table, uint64_t hash,
@@ -132,7 +175,10 @@ class RowStore {
   std::vector<uint64_t> salts_;                   // of each table
   PagePool pool_;                                 // for the stripes' rows and indexes
   std::vector<std::unique_ptr<Stripe>> stripes_;  // kStripes per table
-  std::vector<std::atomic<int64_t>> table_rows_;  // live rows of each table
+  // By stripe, under its lock; null if the table has no counters.
+  std::vector<std::unique_ptr<CounterMap>> counters_;
+  std::vector<std::atomic<int64_t>> table_rows_;          // live rows of each table
+  std::vector<std::atomic<int64_t>> admitted_, refused_;  // of each table
   std::atomic<std::chrono::steady_clock::duration>
       last_use_{};                 // time of the last lookup or update
   std::atomic<int64_t> steps_{0};  // the last step that updated a row, plus 1

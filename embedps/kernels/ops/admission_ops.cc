@@ -1,0 +1,157 @@
+// Ops of a training step on tables that admit ids: the lookup that tells which ids are absent, and
+// the admission of these ids. They run on a parameter server.
+#include <string>
+#include <vector>
+
+#include "embedps/kernels/ops/store_resource.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace embedps {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+// Reads input 3, the examples of each id of a batch, and input `at_step`.
+absl::Status ReadShown(OpKernelContext* context, int at_step, const IdsByTable& batch,
+                       ShownIds* shown) {
+  const Tensor& examples = context->input(3);
+  if (examples.dims() != 1 || examples.NumElements() != batch.num_ids) {
+    return absl::InvalidArgumentError("examples must be [" + std::to_string(batch.num_ids) +
+                                      "] but got shape " + examples.shape().DebugString());
+  }
+  int64_t step = 0;
+  TF_RETURN_IF_ERROR(ReadScalar(context, at_step, "step", &step));
+  TF_RETURN_IF_ERROR(CheckStep(step));
+  shown->examples = examples.flat<int32_t>().data();
+  shown->step = static_cast<uint32_t>(step);
+  return absl::OkStatus();
+}
+
+REGISTER_OP("EmbedpsLookupShown")
+    .Input("store: resource")
+    .Input("ids: int64")
+    .Input("splits: int32")
+    .Input("examples: int32")
+    .Input("step: int64")
+    .Attr("dim: int >= 1")
+    .Output("rows: float")
+    .Output("absent: uint8")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle ids;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &ids));
+      int64_t dim;
+      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+      c->set_output(0, c->Matrix(c->Dim(ids, 0), dim));
+      c->set_output(1, ids);
+      return absl::OkStatus();
+    })
+    .Doc(
+        "Reads a training step's rows. examples: how many of the step's examples show each id. An "
+        "absent id of a table with a policy of admission reads as its initial value if this step "
+        "will admit it, and gets no row yet; absent marks these ids with 1.");
+
+class LookupShownOp : public OpKernel {
+ public:
+  explicit LookupShownOp(OpKernelConstruction* c) : OpKernel(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("dim", &dim_));
+  }
+  void Compute(OpKernelContext* context) override {
+    StorePtr resource;
+    OP_REQUIRES_OK(context, FindStore(context, &resource));
+    RowStore& store = resource->store;
+    OP_REQUIRES_OK(context, CheckDim(store, dim_));
+    IdsByTable batch;
+    OP_REQUIRES_OK(context, ReadBatch(context, 1, store, &batch));
+    ShownIds shown;
+    OP_REQUIRES_OK(context, ReadShown(context, 4, batch, &shown));
+    Tensor *rows, *absent;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {batch.num_ids, dim_}, &rows));
+    OP_REQUIRES_OK(context, context->allocate_output(1, {batch.num_ids}, &absent));
+    shown.absent = absent->flat<uint8_t>().data();
+    store.LookupShown(batch, shown, DeviceThreads(context), rows->flat<float>().data());
+  }
+
+ private:
+  int dim_;
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsLookupShown").Device(tensorflow::DEVICE_CPU), LookupShownOp);
+
+REGISTER_OP("EmbedpsAdmit")
+    .Input("store: resource")
+    .Input("ids: int64")
+    .Input("splits: int32")
+    .Input("examples: int32")
+    .Input("absent: uint8")
+    .Input("step: int64")
+    .Input("is_new: bool")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(
+        "Counts the examples of the ids that EmbedpsLookupShown marked as absent, and creates the "
+        "rows of those that they admit, if the step is new. The step's update follows.");
+
+class AdmitOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    StorePtr resource;
+    OP_REQUIRES_OK(context, FindStore(context, &resource));
+    IdsByTable batch;
+    OP_REQUIRES_OK(context, ReadBatch(context, 1, resource->store, &batch));
+    ShownIds shown;
+    OP_REQUIRES_OK(context, ReadShown(context, 5, batch, &shown));
+    Tensor absent = context->input(4);
+    OP_REQUIRES(context, absent.dims() == 1 && absent.NumElements() == batch.num_ids,
+                absl::InvalidArgumentError("absent must be [" + std::to_string(batch.num_ids) +
+                                           "] but got shape " + absent.shape().DebugString()));
+    bool is_new = false;
+    OP_REQUIRES_OK(context, ReadScalar(context, 6, "is_new", &is_new));
+    if (!is_new) return;
+    shown.absent = absent.flat<uint8_t>().data();
+    resource->store.Admit(batch, shown, DeviceThreads(context));
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsAdmit").Device(tensorflow::DEVICE_CPU), AdmitOp);
+
+REGISTER_OP("EmbedpsAdmissionStats")
+    .Input("store: resource")
+    .Output("stats: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Matrix(InferenceContext::kUnknownDim, 4));
+      return absl::OkStatus();
+    })
+    .Doc("Of each table: counters, their bytes, ids admitted, ids refused.");
+
+class AdmissionStatsOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    StorePtr resource;
+    OP_REQUIRES_OK(context, FindStore(context, &resource));
+    const std::vector<AdmissionStats> stats = resource->store.StatsOfAdmission();
+    Tensor* out;
+    OP_REQUIRES_OK(context,
+                   context->allocate_output(0, {static_cast<int64_t>(stats.size()), 4}, &out));
+    auto values = out->matrix<int64_t>();
+    for (size_t t = 0; t < stats.size(); ++t) {
+      values(t, 0) = stats[t].counters;
+      values(t, 1) = stats[t].bytes;
+      values(t, 2) = stats[t].admitted;
+      values(t, 3) = stats[t].refused;
+    }
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsAdmissionStats").Device(tensorflow::DEVICE_CPU),
+                        AdmissionStatsOp);
+
+}  // namespace
+}  // namespace embedps

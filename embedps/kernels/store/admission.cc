@@ -1,0 +1,230 @@
+#include "embedps/kernels/store/admission.h"
+
+#include <algorithm>
+
+#include "embedps/kernels/runtime/hash.h"
+#include "embedps/kernels/store/row_store.h"
+
+namespace embedps {
+namespace {
+
+constexpr int64_t kBatchCounters = 32768;
+
+// Collects records of counters in batches and gives them to a sink.
+class OutgoingCounters {
+ public:
+  explicit OutgoingCounters(const CounterSink& sink) : sink_(sink) {}
+
+  void Append(int table, const CounterRecord& counter) {
+    columns_.table.push_back(static_cast<int16_t>(table));
+    columns_.id.push_back(counter.id);
+    columns_.count.push_back(counter.count);
+    columns_.last_step.push_back(counter.last_step);
+    columns_.removed.push_back(counter.count == 0);
+    ++columns_.num_records;
+  }
+
+  void FlushIfFull() {
+    if (columns_.num_records >= kBatchCounters) (void)Flush();
+  }
+
+  // After a failure it returns that failure and gives nothing more.
+  Status Flush() {
+    if (columns_.num_records > 0 && status_.ok()) status_ = sink_(columns_);
+    columns_.table.clear();
+    columns_.id.clear();
+    columns_.count.clear();
+    columns_.last_step.clear();
+    columns_.removed.clear();
+    columns_.num_records = 0;
+    return status_;
+  }
+
+ private:
+  const CounterSink& sink_;
+  CounterColumns columns_;
+  Status status_;
+};
+
+}  // namespace
+
+void RowStore::MakeCounters() {
+  for (size_t t = 0; t < config_.tables.size(); ++t) {
+    const AdmissionConfig& admission = config_.tables[t].admission;
+    for (int k = 0; k < kStripes; ++k) {
+      counters_.push_back(admission.kind == AdmissionConfig::Kind::kMinCount
+                              ? std::make_unique<CounterMap>(salts_[t], admission.expire_steps)
+                              : nullptr);
+    }
+  }
+}
+
+bool RowStore::has_admission() const {
+  return std::any_of(config_.tables.begin(), config_.tables.end(), HasAdmission);
+}
+
+bool RowStore::has_counters() const {
+  return std::any_of(counters_.begin(), counters_.end(),
+                     [](const auto& counters) { return counters != nullptr; });
+}
+
+void RowStore::ReadShown(int bin, const StripeOrder::Entry& entry, int64_t id,
+                         const ShownIds& shown, float* out) const {
+  shown.absent[entry.at] = 1;
+  uint32_t count = 0;
+  const int t = bin / kStripes;
+  if (Admits(bin, entry.hash, id, shown.examples[entry.at], shown.step, &count)) {
+    const TableConfig& table = config_.tables[t];
+    InitializeEmbedding(table.initializer, table.seed, salts_[t], id, config_.dim, out);
+  } else {
+    ReadAbsent(t, id, out);
+  }
+}
+
+bool RowStore::Admits(int bin, uint64_t hash, int64_t id, int32_t examples, uint32_t step,
+                      uint32_t* count) const {
+  const int t = bin / kStripes;
+  const TableConfig& table = config_.tables[t];
+  if (table.admission.kind == AdmissionConfig::Kind::kProbability) {
+    return AdmitsByChance(table.admission.threshold, table.seed, salts_[t], id, step, examples);
+  }
+  *count = counters_[bin]->Count(hash, id, step) + static_cast<uint32_t>(examples);
+  return *count >= table.admission.min_count;
+}
+
+void RowStore::Admit(const IdsByTable& batch, const ShownIds& shown, const ParallelFor& parallel) {
+  std::vector<int64_t> ids;
+  std::vector<int32_t> at, splits = {0};
+  for (int t = 0; t < num_tables(); ++t) {
+    for (int32_t i = batch.splits[t]; i < batch.splits[t + 1]; ++i) {
+      if (!shown.absent[i]) continue;
+      ids.push_back(batch.ids[i]);
+      at.push_back(i);
+    }
+    splits.push_back(static_cast<int32_t>(ids.size()));
+  }
+  const IdsByTable absent{ids.data(), static_cast<int64_t>(ids.size()), splits.data()};
+  const StripeOrder order(absent, salts_, parallel);
+  order.ForEachBin(
+      parallel, 200, [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
+        const int t = bin / kStripes;
+        Stripe& stripe = *stripes_[bin];
+        CounterMap* counters = counters_[bin].get();
+        int64_t admitted = 0, refused = 0;
+        std::lock_guard<std::mutex> lock(stripe.mutex);
+        for (const auto* e = first; e < last; ++e) {
+          const int64_t id = ids[e->at];
+          if (stripe.Find(e->hash, id) != kNone) continue;  // another step admitted it meanwhile
+          uint32_t count = 0;
+          if (!Admits(bin, e->hash, id, shown.examples[at[e->at]], shown.step, &count)) {
+            if (counters != nullptr) counters->Set(e->hash, id, count, shown.step);
+            ++refused;
+          } else if (InsertRow(t, e->hash, id, &stripe) != kNone) {
+            if (counters != nullptr) counters->Erase(e->hash, id);
+            ++admitted;
+          }
+        }
+        admitted_[t].fetch_add(admitted, std::memory_order_relaxed);
+        refused_[t].fetch_add(refused, std::memory_order_relaxed);
+      });
+}
+
+Status RowStore::CutCounters(CutKind kind, bool drop_pending, uint32_t number,
+                             const CounterSink& sink) {
+  OutgoingCounters outgoing(sink);
+  const bool all = kind == CutKind::kBase;
+  for (size_t bin = 0; bin < counters_.size(); ++bin) {
+    CounterMap* counters = counters_[bin].get();
+    if (counters == nullptr) continue;
+    const CounterMap::Visit append = [&](const CounterRecord& counter) {
+      outgoing.Append(static_cast<int>(bin) / kStripes, counter);
+    };
+    std::mutex& mutex = stripes_[bin]->mutex;
+    for (size_t at = 0;;) {
+      {
+        std::lock_guard<std::mutex> lock(mutex);
+        if (!counters->NextPage(number, drop_pending, all, &at, append)) break;
+      }
+      outgoing.FlushIfFull();
+    }
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      counters->TakeErased(drop_pending, /*give=*/!all, append);
+    }
+    outgoing.FlushIfFull();
+  }
+  return outgoing.Flush();
+}
+
+Status RowStore::CopyCounters(const CounterSink& sink) const {
+  OutgoingCounters outgoing(sink);
+  for (size_t bin = 0; bin < counters_.size(); ++bin) {
+    if (counters_[bin] == nullptr) continue;
+    const CounterMap::Visit append = [&](const CounterRecord& counter) {
+      outgoing.Append(static_cast<int>(bin) / kStripes, counter);
+    };
+    for (size_t at = 0;;) {
+      {
+        std::lock_guard<std::mutex> lock(stripes_[bin]->mutex);
+        if (!counters_[bin]->CopyPage(&at, append)) break;
+      }
+      outgoing.FlushIfFull();
+    }
+  }
+  return outgoing.Flush();
+}
+
+int64_t RowStore::LoadCounters(const CounterColumns& columns,
+                               const std::vector<std::string>& tables, int shard, int num_shards) {
+  std::vector<uint64_t> salts;
+  std::vector<int> ours;
+  for (const std::string& name : tables) {
+    salts.push_back(TableSalt(name));
+    int found = -1;
+    for (int t = 0; t < num_tables(); ++t) {
+      if (config_.tables[t].name == name) found = t;
+    }
+    ours.push_back(found);
+  }
+  int64_t taken = 0;
+  for (int64_t i = 0; i < columns.num_records; ++i) {
+    const int64_t id = columns.id[i];
+    const uint64_t hash = RowHash(salts[columns.table[i]], id);
+    if (ShardOf(hash, num_shards) != shard) continue;
+    ++taken;
+    const int t = ours[columns.table[i]];
+    if (t < 0) continue;
+    const int bin = t * kStripes + StripeOf(hash);
+    CounterMap* counters = counters_[bin].get();
+    if (counters == nullptr) continue;  // the table has another policy by now
+    std::lock_guard<std::mutex> lock(stripes_[bin]->mutex);
+    if (columns.removed[i]) {
+      counters->Load(hash, {id, 0, 0});
+    } else if (stripes_[bin]->Find(hash, id) != kNone) {
+      // The id was admitted between the copies of its counter and of its row. The next delta says
+      // that the counter is gone.
+      counters->Erase(hash, id);
+    } else {
+      counters->Load(hash, {id, columns.count[i], columns.last_step[i]});
+    }
+  }
+  return taken;
+}
+
+std::vector<AdmissionStats> RowStore::StatsOfAdmission() const {
+  std::vector<AdmissionStats> stats(config_.tables.size());
+  for (size_t bin = 0; bin < counters_.size(); ++bin) {
+    AdmissionStats& table = stats[bin / kStripes];
+    if (counters_[bin] == nullptr) continue;
+    std::lock_guard<std::mutex> lock(stripes_[bin]->mutex);
+    table.counters += counters_[bin]->size();
+    table.bytes += counters_[bin]->MemoryBytes();
+  }
+  for (size_t t = 0; t < stats.size(); ++t) {
+    stats[t].admitted = admitted_[t].load(std::memory_order_relaxed);
+    stats[t].refused = refused_[t].load(std::memory_order_relaxed);
+  }
+  return stats;
+}
+
+}  // namespace embedps

@@ -22,6 +22,7 @@ _MODULES = {
     "train": "embedps.train",
     "evaluate": "embedps.evaluate",
     "predict": "embedps.predict",
+    "export": "embedps.export",
     "server": "embedps.server",
     "checkpoint": "embedps.checkpoint.__main__",
 }
@@ -31,6 +32,7 @@ Trains recommenders whose embedding tables live on parameter servers.
   train        train a model on a dataset: in this process, on a local cluster or with TF_CONFIG
   evaluate     score the checkpoints of a run on held-out data, while it trains or later
   predict      score files of records with a trained model
+  export       write a SavedModel that TensorFlow Serving loads
   server       serve as one worker or parameter server of a cluster
   checkpoint   inspect, verify, export, compact or compare checkpoints
 """

@@ -33,6 +33,7 @@ PRINTS = {
     "guides/preprocessing.md": (r"1,000 rows read = 1,000 written", r"'price_group': 1"),
     "guides/reading-checkpoints.md": (r"frequency", r"norm", r"\d+ rows\n", r"float32"),
     "guides/scores.md": (r"stopped early: the AUC is above 0\.55", r"done: "),
+    "guides/serving.md": (r"signatures serving_default, examples", r"'I2'\]", r"\(3,\)"),
     "guides/tuning.md": (r"done: ", r"done: 4/4 units, 6,000 examples"),
     "guides/your-model.md": (r"done: 2/2 units", r"Epoch 2/2", r"val_auc", r"done: 2/2 units"),
     "tutorial.md": (

@@ -26,14 +26,14 @@ def describe_tables(collection: EmbeddingCollection) -> list[dict[str, Any]]:
     ]
 
 
-def check_tables(manifest: Manifest, collection: EmbeddingCollection) -> None:
+def check_tables(manifest: Manifest, tables: Sequence[TableSpec]) -> None:
     """Checks that a checkpoint is of these tables.
 
     Raises:
       DimMismatchError: a table is absent on one side, or differs in dim, optimizer or `absent`.
     """
     stored = {t["name"]: t for t in manifest.tables}
-    ours: dict[str, TableSpec] = {t.name: t for t in collection.tables}
+    ours: dict[str, TableSpec] = {t.name: t for t in tables}
     advice = "restore with the tables it was written with, or start a new model directory"
     if stored.keys() != ours.keys():
         raise DimMismatchError(

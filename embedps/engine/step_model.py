@@ -227,9 +227,25 @@ class StepModel:
         Raises:
           UsageError: the model has no call.
         """
+        return self.columns_of(self.output_inputs())
+
+    def output_inputs(self, *names: str) -> set[str]:
+        """Names the columns, features and rates that predictions depend on.
+
+        Args:
+          names: of predictions; all by default.
+
+        Raises:
+          UsageError: the model has no call.
+        """
+
+        def chosen(columns: Mapping[str, Any], activations: Mapping[str, Any]) -> Any:
+            found = self.outputs(columns, activations)
+            return {name: found[name] for name in names or found}
+
         try:
-            used = _used_inputs(
-                self._with_prepared(self.outputs, training=False),
+            return _used_inputs(
+                self._with_prepared(chosen, training=False),
                 _specs(self._offered.sample()),
                 self.activation_specs(),
             )
@@ -237,7 +253,10 @@ class StepModel:
             raise UsageError(
                 f"{type(self.model).__name__} predicts nothing: give it call(self, features)"
             ) from error
-        return self._kept(used)
+
+    def columns_of(self, inputs: set[str]) -> Columns:
+        """Gives the columns among what `output_inputs` returned."""
+        return self._kept(inputs)
 
     def fill(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Adds the columns that a batch lacks, with values that do not matter."""

@@ -19,6 +19,7 @@ from embedps.data.dataset import Dataset
 from embedps.data.unit_reader import NUMERICS
 from embedps.engine.corpus_metrics import encoder
 from embedps.engine.recommender import Recommender
+from embedps.engine.row_padding import pad
 from embedps.errors import UsageError
 from embedps.evaluation.item_file import write_items
 from embedps.evaluation.restored_model import RestoredModel
@@ -93,7 +94,7 @@ class LoadedModel(RestoredModel):
         return self._model.output_columns.names
 
     def predict(self, records: Any) -> dict[str, npt.NDArray[Any]]:
-        """Scores records of features.
+        """Scores records of features. A record's bits do not depend on the others.
 
         Args:
           records: `columns`, of equal length: a pyarrow Table or RecordBatch, a data frame, or a
@@ -141,9 +142,12 @@ class LoadedModel(RestoredModel):
         return write_items(Path(path), name, candidates.encode_batches(encode))
 
     def _outputs(self, columns: dict[str, Any]) -> dict[str, tf.Tensor]:
+        rows = tf.shape(columns[NUMERICS], tf.int64)[0]
+        columns = {name: pad(value, rows) for name, value in columns.items()}
         columns = self._model.prepare(self._model.fill(columns), training=False)
         found = self._collection.lookup(columns, insert=False)
-        return self._model.outputs(columns, self._collection.combine(found))
+        predicted = self._model.outputs(columns, self._collection.combine(found))
+        return {name: value[:rows] for name, value in predicted.items()}
 
 
 def _features(table: pa.Table, columns: Columns, missing_id: int) -> dict[str, Any]:

@@ -89,7 +89,7 @@ class RestoredModel:
 
     def _apply(self, advance: Advance) -> int:
         manifest = advance.manifest
-        check_tables(manifest, self._collection)
+        check_tables(manifest, self._collection.tables)
         check_signature(manifest, self._signature)
         self._directory.check_present(manifest)
         self._applied = None

@@ -111,7 +111,7 @@ class SaveCheckpoints(tf.keras.callbacks.Callback):
         )
         last = directory.latest()
         if last is not None:
-            check_tables(last, self._tables.collection)
+            check_tables(last, self._tables.collection.tables)
             check_signature(last, signature)
             self._tables.collection.clear()
             writer.restore(last)

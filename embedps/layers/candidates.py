@@ -27,8 +27,8 @@ def row_buffer(rows: int, dim: int) -> npt.NDArray[np.float32]:
     return raw[start : start + rows * dim * 4].view(np.float32).reshape(rows, dim)
 
 
-def as_tensor(buffer: npt.NDArray[np.float32]) -> tf.Tensor:
-    """Makes a tensor of a `row_buffer`, without a copy; the array must not change any more."""
+def as_tensor(buffer: npt.NDArray[Any]) -> tf.Tensor:
+    """Makes a tensor of aligned memory without a copy; the array must not change any more."""
     return tf.experimental.dlpack.from_dlpack(buffer.__dlpack__())
 
 

@@ -12,6 +12,7 @@ import tensorflow_recommenders as tfrs
 from embedps import kernels
 from embedps.dtypes import check_compute_dtype
 from embedps.errors import UsageError
+from embedps.layers import stock_ops
 
 
 class MLP(tfrs.layers.blocks.MLP):
@@ -85,10 +86,20 @@ class MLP(tfrs.layers.blocks.MLP):
         """
         several = [inputs] if tf.is_tensor(inputs) else list(inputs)
         if self._in_bfloat16:
+            weights = [layer.kernel for layer in self._sublayers]
+            biases = [layer.bias for layer in self._sublayers]
+            if stock_ops.wanted():
+                return stock_ops.mlp(
+                    several,
+                    weights,
+                    biases,
+                    final_relu=self._final_relu,
+                    out_dtype=self._out_dtype,
+                )
             out, _ = kernels.load().embedps_mlp(
                 inputs=several,
-                kernels=[layer.kernel for layer in self._sublayers],
-                biases=[layer.bias for layer in self._sublayers],
+                kernels=weights,
+                biases=biases,
                 final_relu=self._final_relu,
                 out_type=self._out_dtype,
             )
@@ -136,6 +147,8 @@ def dot_interaction(
     Returns:
       out_dtype [batch, n (n - 1) / 2]: vector i . vector j for each j < i, row by row.
     """
+    if stock_ops.wanted():
+        return stock_ops.dot_interaction(features, tf.as_dtype(out_dtype))
     return kernels.load().embedps_dot_interaction(features=list(features), out_type=out_dtype)
 
 

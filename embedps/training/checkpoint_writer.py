@@ -126,7 +126,7 @@ class CheckpointWriter:
           DimMismatchError: it is of other tables or another network.
           CorruptCheckpointError: a file is missing or differs from its checksum.
         """
-        check_tables(manifest, self._collection)
+        check_tables(manifest, self._collection.tables)
         self._directory.check_present(manifest)
         if manifest.dense is not None:
             load_dense(self._directory, manifest, self._variables, whole=True)

@@ -130,7 +130,7 @@ def set_up(
     set_dense_rate = rate_scaler(optimizer)
     examples_before = ledger.rows_done()
     if last is not None:
-        check_tables(last, collection)
+        check_tables(last, collection.tables)
         check_signature(last, signature)
         check_optimizer(last, directory, kind, model)
         writer.restore(last)

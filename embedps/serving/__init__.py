@@ -1,0 +1,1 @@
+"""Exports of a run's model that stock TensorFlow loads."""

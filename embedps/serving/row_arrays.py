@@ -1,0 +1,205 @@
+"""Arrays of a checkpoint's rows, which stock ops look up: one pair per dim, for all its tables.
+
+The files are read twice, batch by batch: first the ids, which are placed (cuckoo.py), then the
+rows, which go to their places. Memory is that of the arrays, and of a batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.manifest import Manifest
+from embedps.checkpoint.format.quantize import quantize, to_bfloat16
+from embedps.checkpoint.tools.replay import NumberedBatch, Partition, make_partitions
+from embedps.errors import CorruptCheckpointError
+from embedps.serving.cuckoo import PLACES, find, place, table_salt
+
+RowDtype: TypeAlias = Literal["float32", "bfloat16", "int8"]
+OnRows: TypeAlias = Callable[[int], None]
+_ALIGNMENT = 64  # TensorFlow shares memory of this alignment, and copies other
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TableRange:
+    """Where a table lies in its stack's arrays.
+
+    Attributes:
+      name: of the table.
+      first_bucket: of the table.
+      num_buckets: of the table, at least 2.
+      num_rows: of the table.
+    """
+
+    name: str
+    first_bucket: int
+    num_buckets: int
+    num_rows: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowStack:
+    """The rows of all tables of one dim.
+
+    Attributes:
+      dim: floats per row.
+      row_dtype: of the stored rows.
+      tables: by name.
+      ids: int64 [buckets, PLACES].
+      arrays: the rows by place, then a row of zeros for absent ids. float32: "rows", float32
+        [places + 1, dim]. bfloat16: "rows", its bits as uint16. int8: "codes", uint8 [places + 1,
+        dim], and "scales", float32 [places + 1, 2], a row's scale and offset.
+    """
+
+    dim: int
+    row_dtype: RowDtype
+    tables: Mapping[str, TableRange]
+    ids: npt.NDArray[np.int64]
+    arrays: dict[str, npt.NDArray[Any]]
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all arrays."""
+        return int(self.ids.nbytes + sum(array.nbytes for array in self.arrays.values()))
+
+    @property
+    def num_rows(self) -> int:
+        """The rows of all tables."""
+        return sum(table.num_rows for table in self.tables.values())
+
+
+def aligned_zeros(shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
+    """Makes an array of zeros whose memory TensorFlow can share; pages are taken when written."""
+    num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    raw = np.zeros(num_bytes + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    array: npt.NDArray[Any] = raw[start : start + num_bytes].view(dtype).reshape(shape)
+    return array
+
+
+def stack_rows(
+    directory: CheckpointDirectory,
+    manifest: Manifest,
+    dims: Mapping[str, int],
+    *,
+    row_dtype: RowDtype = "float32",
+    on_rows: OnRows = lambda rows: None,
+) -> list[RowStack]:
+    """Makes the arrays of a checkpoint's rows.
+
+    Args:
+      directory: of the checkpoints.
+      manifest: one of them.
+      dims: of the tables to read, by name.
+      row_dtype: of the rows.
+      on_rows: called with the rows that were read since; each is read twice.
+
+    Returns:
+      A stack per dim.
+
+    Raises:
+      CorruptCheckpointError: a file is not what was written.
+    """
+    parts = make_partitions(directory, manifest.chain)
+    live = [_live(part) for part in parts]
+    found: dict[str, list[npt.NDArray[np.int64]]] = {name: [] for name in dims}
+    for name, records, mask in _live_records(parts, live, dims):
+        found[name].append(records.ids[mask])
+        on_rows(int(mask.sum()))
+    stacks = [
+        _place_ids(dim, {name: found.pop(name) for name, d in dims.items() if d == dim}, row_dtype)
+        for dim in sorted(set(dims.values()))
+    ]
+    of_table = {name: stack for stack in stacks for name in stack.tables}
+    for name, records, mask in _live_records(parts, live, dims):
+        stack = of_table[name]
+        places = _places(stack, name, records.ids[mask])
+        _store(stack, places, _embeddings(records.batch, dims[name], name)[mask])
+        on_rows(int(mask.sum()))
+    return stacks
+
+
+def _live(part: Partition) -> npt.NDArray[np.bool_]:
+    """Tells which records are rows. An id that one file has twice is found twice, and then once."""
+    if len(part.files) > 1:
+        return part.live()
+    removed = [records.removed for records in part.records()]
+    return ~np.concatenate([*removed, np.zeros(0, bool)])
+
+
+def _live_records(
+    parts: list[Partition], live: list[npt.NDArray[np.bool_]], wanted: Mapping[str, int]
+) -> Iterator[tuple[str, NumberedBatch, npt.NDArray[np.bool_]]]:
+    """Yields each batch once per table that has rows in it, with their mask."""
+    for part, is_live in zip(parts, live, strict=True):
+        for records in part.records():
+            mask = is_live[records.first : records.first + len(records.tables)]
+            for table in np.unique(records.tables[mask]):
+                if part.tables[table] in wanted:
+                    yield part.tables[table], records, mask & (records.tables == table)
+
+
+def _place_ids(
+    dim: int, chunks: dict[str, list[npt.NDArray[np.int64]]], row_dtype: RowDtype
+) -> RowStack:
+    placed, tables, first = [], {}, 0
+    for name, of_table in chunks.items():
+        num_rows = sum(map(len, of_table))
+        buckets = place(of_table, table_salt(name))
+        tables[name] = TableRange(
+            name=name, first_bucket=first, num_buckets=len(buckets), num_rows=num_rows
+        )
+        placed.append(buckets)
+        first += len(buckets)
+    ids = aligned_zeros((first, PLACES), np.int64)
+    for table in reversed(tables.values()):
+        ids[table.first_bucket : table.first_bucket + table.num_buckets] = placed.pop()
+    rows = first * PLACES + 1
+    layouts: dict[str, dict[str, tuple[tuple[int, int], Any]]] = {
+        "float32": {"rows": ((rows, dim), np.float32)},
+        "bfloat16": {"rows": ((rows, dim), np.uint16)},
+        "int8": {"codes": ((rows, dim), np.uint8), "scales": ((rows, 2), np.float32)},
+    }
+    return RowStack(
+        dim=dim,
+        row_dtype=row_dtype,
+        tables=tables,
+        ids=ids,
+        arrays={
+            name: aligned_zeros(shape, dtype) for name, (shape, dtype) in layouts[row_dtype].items()
+        },
+    )
+
+
+def _places(stack: RowStack, name: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    table = stack.tables[name]
+    buckets = stack.ids[table.first_bucket : table.first_bucket + table.num_buckets]
+    return find(buckets, ids, table_salt(name)) + table.first_bucket * PLACES
+
+
+def _embeddings(batch: pa.RecordBatch, dim: int, table: str) -> npt.NDArray[np.float32]:
+    column = batch["embedding"]
+    if column.type.list_size != dim:
+        raise CorruptCheckpointError(
+            f"a row file: field 'embedding': expected {dim} floats per row of table {table!r}, "
+            f"found {column.type.list_size}"
+        )
+    values: npt.NDArray[np.float32] = column.flatten().to_numpy(zero_copy_only=False)
+    return values.reshape(-1, dim)
+
+
+def _store(stack: RowStack, places: npt.NDArray[np.int64], rows: npt.NDArray[np.float32]) -> None:
+    if stack.row_dtype == "float32":
+        stack.arrays["rows"][places] = rows
+    elif stack.row_dtype == "bfloat16":
+        stack.arrays["rows"][places] = to_bfloat16(rows)
+    else:
+        codes, scales, offsets = quantize(rows, "int8")
+        stack.arrays["codes"][places] = codes
+        stack.arrays["scales"][places] = np.stack([scales, offsets], axis=1)

@@ -1,0 +1,200 @@
+"""Lookups by stock ops give what the tables of a training give, bit for bit."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.manifest import FileEntry, Manifest, SaveKind, SaveSet
+from embedps.checkpoint.format.quantize import dequantize, from_bfloat16, quantize, to_bfloat16
+from embedps.serving.row_arrays import RowDtype, stack_rows
+from embedps.serving.stock_lookup import StockTables
+from embedps.tables import FeatureSpec, Initializer, TableSpec
+from embedps.tables.collection import EmbeddingCollection
+from tests.checkpoint.builders import make_manifest
+
+TABLES = (
+    TableSpec(name="a", dim=3),
+    TableSpec(name="b", dim=3, absent="initial", initializer=Initializer.uniform(0.3), seed=-5),
+    TableSpec(name="c", dim=8),
+    TableSpec(name="d", dim=1, absent="initial", initializer=Initializer(low=0.25)),
+    TableSpec(name="e", dim=5, absent="initial", initializer=Initializer.normal(2.0), seed=9),
+)
+FEATURES = (
+    FeatureSpec(name="one", table="a"),
+    FeatureSpec(name="other", table="b"),
+    FeatureSpec(name="sum", table="a", ragged=True),
+    FeatureSpec(name="mean", table="c", ragged=True, combiner="mean"),
+    FeatureSpec(name="root", table="b", ragged=True, combiner="sqrtn"),
+    FeatureSpec(name="rows", table="c", ragged=True, combiner="none"),
+    FeatureSpec(name="last", table="a", ragged=True, combiner="none", max_length=4),
+    FeatureSpec(name="narrow", table="d", ragged=True, combiner="mean"),
+    FeatureSpec(name="normal", table="e"),
+)
+NUM_IDS = 3000
+
+
+def make_collection(
+    tables: Sequence[TableSpec] = TABLES, features: Sequence[FeatureSpec] = FEATURES
+) -> EmbeddingCollection:
+    devices = ["/device:CPU:0"] * 2
+    return EmbeddingCollection(tables, features, devices=devices, container="stock-lookup")
+
+
+def make_batch(rows: int, *, seed: int) -> dict[str, Any]:
+    """Half of the ids are among the first NUM_IDS numbers, the others are any."""
+    rng = np.random.default_rng(seed)
+
+    def ids(n: int) -> np.ndarray:
+        known = rng.integers(-1, NUM_IDS, n)
+        return np.where(rng.random(n) < 0.5, known, rng.integers(-(2**63), 2**63 - 1, n))
+
+    batch: dict[str, Any] = {}
+    for feature in FEATURES:
+        if feature.ragged:
+            lengths = rng.integers(0, 40, rows) * rng.integers(0, 2, rows)
+            values = tf.constant(ids(int(lengths.sum())))
+            batch[feature.name] = tf.RaggedTensor.from_row_lengths(values, lengths)
+        else:
+            batch[feature.name] = tf.constant(ids(rows))
+    return batch
+
+
+def known_ids() -> dict[str, Any]:
+    """A batch of the first NUM_IDS numbers in each feature."""
+    ids = np.arange(NUM_IDS, dtype=np.int64)
+    lists = tf.RaggedTensor.from_row_lengths(ids, np.ones(NUM_IDS, np.int64))
+    return {f.name: lists if f.ragged else tf.constant(ids) for f in FEATURES}
+
+
+def save(
+    collection: EmbeddingCollection, directory: CheckpointDirectory, chain: list[SaveSet],
+    since: dict[tuple[str, int], int],
+) -> tuple[Manifest, dict[tuple[str, int], int]]:  # fmt: skip
+    kind: SaveKind = "delta" if chain else "base"
+    number = len(chain) + 1
+    folder = directory.path / f"{kind}-{number}"
+    written = collection.files.write(kind, str(folder), since=since)
+    entries = [
+        FileEntry(
+            path=directory.relative(Path(file.path)),
+            bytes=file.bytes,
+            rows=file.rows,
+            removed=file.removed,
+            xxh3_64=file.xxh3_64,
+            blocks=file.blocks,
+        )
+        for file in written
+    ]
+    chain.append(
+        SaveSet(
+            kind=kind,
+            number=number,
+            step=number,
+            since=number - 1 if chain else None,
+            files=tuple(entries),
+        )
+    )
+    return make_manifest(number, chain), {(f.group, f.shard): f.cut for f in written}
+
+
+@pytest.fixture(scope="module")
+def saved(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[CheckpointDirectory, Manifest, EmbeddingCollection]:
+    """A chain of a base, and a delta of removals, updates and new rows."""
+    directory = CheckpointDirectory(tmp_path_factory.mktemp("rows"))
+    collection = make_collection()
+    collection.lookup(known_ids(), insert=True)
+    chain: list[SaveSet] = []
+    _, since = save(collection, directory, chain, {})
+    found = collection.lookup(make_batch(50, seed=1), insert=True)
+    gradients = [[tf.ones_like(rows) for rows in group] for group in found.rows]
+    rate, step = tf.constant(0.1), tf.constant(7, tf.int64)
+    collection.update(found, gradients, learning_rate=rate, step=step)
+    collection.evict("a", before_step=7, max_frequency=2**31)
+    manifest, _ = save(collection, directory, chain, since)
+    return directory, manifest, collection
+
+
+def stock(saved: tuple[CheckpointDirectory, Manifest, Any], dtype: RowDtype) -> StockTables:
+    dims = {table.name: table.dim for table in TABLES}
+    return StockTables(stack_rows(saved[0], saved[1], dims, row_dtype=dtype), TABLES)
+
+
+def parts_of(value: Any) -> list[np.ndarray]:
+    if isinstance(value, tf.RaggedTensor):
+        return [value.values.numpy(), value.row_splits.numpy()]
+    return [value.numpy()]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 37, 400])
+def test_activations_are_those_of_the_tables(saved: Any, rows: int) -> None:
+    tables, batch = stock(saved, "float32"), make_batch(rows, seed=rows)
+    want = saved[2].combine(saved[2].lookup(batch, insert=False))
+    found = tf.function(lambda ids: tables.lookup(FEATURES, ids))(batch)
+    assert found.keys() == want.keys()
+    for name, value in want.items():
+        for ours, theirs in zip(parts_of(found[name]), parts_of(value), strict=True):
+            if name == "normal":
+                np.testing.assert_allclose(ours, theirs, rtol=3e-7)
+            else:
+                np.testing.assert_array_equal(ours, theirs, err_msg=name)
+
+
+def test_encoded_rows_are_rounded_and_absent_ids_are_zeros(saved: Any) -> None:
+    features = [f for f in FEATURES if f.name in ("one", "mean")]
+    batch = make_batch(300, seed=3)
+    batch["mean"] = tf.RaggedTensor.from_tensor(batch["one"][:, None])
+    want = saved[2].combine(saved[2].lookup(batch, insert=False))
+    for dtype in ("bfloat16", "int8"):
+        found = stock(saved, dtype).lookup(features, batch)
+        for name in ("one", "mean"):
+            exact = want[name].numpy()
+            rounded = (
+                from_bfloat16(to_bfloat16(exact))
+                if dtype == "bfloat16"
+                else dequantize(*quantize(exact, "int8"))
+            )
+            np.testing.assert_array_equal(found[name].numpy(), rounded)
+            assert (exact[-1] == 0).all() or (exact == 0).all(axis=1).sum() > 50
+
+
+def test_a_million_absent_ids_read_as_zeros(saved: Any) -> None:
+    tables = stock(saved, "float32")
+    rng = np.random.default_rng(5)
+    (one,) = [f for f in FEATURES if f.name == "one"]
+    lookup = tf.function(lambda ids: tables.lookup([one], {"one": ids})["one"])
+    for _ in range(4):
+        ids = rng.integers(NUM_IDS, 2**63 - 1, 250_000) * rng.choice([-1, 1], 250_000)
+        assert not lookup(tf.constant(ids)).numpy().any()
+
+
+def test_memory_is_that_of_the_arrays(tmp_path: Path) -> None:
+    table = TableSpec(name="t", dim=32)
+    feature = FeatureSpec(name="f", table=table)
+    collection = make_collection([table], [feature])
+    num_rows = 400_000
+    for first in range(0, num_rows, 100_000):
+        ids = tf.range(first, first + 100_000, dtype=tf.int64)
+        collection.lookup({"f": ids * 7919}, insert=True)
+    directory = CheckpointDirectory(tmp_path)
+    manifest, _ = save(collection, directory, [], {})
+    tracemalloc.start()
+    try:
+        (stack,) = stack_rows(directory, manifest, {"t": 32})
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    of_rows = num_rows * (4 * 32 + 8)
+    assert stack.num_rows == num_rows
+    assert stack.num_bytes <= 1.1 * of_rows
+    # 65,536 rows of a file are at work beside the arrays: 8.9 MB, and as much again.
+    assert peak <= 1.1 * of_rows + 3 * 65_536 * (4 * 32 + 8)

@@ -1,0 +1,161 @@
+"""`embedps export`: stock TensorFlow loads it and gives the evaluator's scores, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embedps
+from embedps import export
+from embedps.console import command_line
+from embedps.data.dataset import Dataset
+from tests.builders import ROOT, TINY_DLRM, latest, make_config, write_dataset
+from tests.serving.builders import ask, evaluated, examples, split_of, tensors
+
+COLUMNS = ("I1", "I2", "C1", "C2", "C3")
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return write_dataset(tmp_path_factory.mktemp("data") / "set", evaluation=(4500,))
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Path:
+    path = tmp_path_factory.mktemp("run") / "m"
+    config = make_config(dataset, path, eval="none", model="dlrm", delta_steps=20)
+    embedps.Trainer.from_config(config, TINY_DLRM).fit()
+    return path
+
+
+def run(*flags: object) -> int:
+    return command_line.run(export.main, [str(flag) for flag in flags])
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_stock_tensorflow_gives_the_evaluators_scores(
+    tmp_path: Path, dataset: Dataset, model_dir: Path, capsys: Any
+) -> None:
+    number = latest(model_dir).number
+    paths = {}
+    for rows in ("float32", "bfloat16", "int8"):
+        output = tmp_path / rows
+        assert run("--model-dir", model_dir, "--output", output, "--rows", rows) == 0
+        assert [each.name for each in output.iterdir()] == [str(number)]
+        paths[rows] = output / str(number)
+    assert "signatures serving_default, examples" in capsys.readouterr().out
+    table = split_of(dataset)
+    whole = tensors(table, COLUMNS)
+    one_user = {name: array[:1] if name in ("I1", "C1") else array for name, array in whole.items()}
+    batches = [
+        whole,
+        *({n: array[i : i + 1] for n, array in whole.items()} for i in range(3)),
+        {name: array[:17] for name, array in whole.items()},
+        one_user,
+        {name: array[:0] for name, array in whole.items()},
+    ]
+    some = table.slice(0, 300)
+    asked = {"serving_default": batches, "examples": [examples(some, COLUMNS)]}
+    exact, halved, quantized = ask(
+        {paths["float32"]: asked, paths["bfloat16"]: asked, paths["int8"]: asked}
+    )
+    model = embedps.load(model_dir)
+    want = evaluated(model, table)["score"]
+    repeated = table
+    for name in ("I1", "C1"):
+        first = np.full(table.num_rows, table[name][0].as_py(), whole[name].dtype)
+        repeated = repeated.set_column(repeated.column_names.index(name), name, [first])
+    for loader in ("load", "session"):
+        named = f"{loader}/serving_default"
+        np.testing.assert_array_equal(exact[f"{named}/0/score"], want)
+        for i in range(3):
+            np.testing.assert_array_equal(exact[f"{named}/{1 + i}/score"], want[i : i + 1])
+        np.testing.assert_array_equal(exact[f"{named}/4/score"], want[:17])
+        np.testing.assert_array_equal(
+            exact[f"{named}/5/score"], evaluated(model, repeated)["score"]
+        )
+        assert exact[f"{named}/6/score"].shape == (0,)
+        np.testing.assert_array_equal(exact[f"{loader}/examples/0/score"], want[:300])
+        np.testing.assert_allclose(halved[f"{named}/0/score"], want, atol=5e-4)
+        np.testing.assert_allclose(quantized[f"{named}/0/score"], want, atol=5e-3)
+
+
+def test_an_export_says_what_it_is_of(tmp_path: Path, model_dir: Path, capsys: Any) -> None:
+    manifest = latest(model_dir)
+    given = ("--model-dir", model_dir, "--output", tmp_path)
+    first = manifest.number
+    assert run(*given) == 0
+    found = json.loads((tmp_path / str(first) / "assets.extra" / "embedps.json").read_text())
+    assert found["manifest"]["number"] == manifest.number
+    assert found["manifest"]["files"] == {
+        entry.path: {"bytes": entry.bytes, "xxh3_64": entry.xxh3_64} for entry in manifest.files
+    }
+    stored = {path for path in (tmp_path / str(first)).rglob("*") if path.is_file()}
+    assert {tmp_path / str(first) / name for name in found["files"]} == stored - {
+        tmp_path / str(first) / "assets.extra" / "embedps.json"
+    }
+    rows = embedps.load(model_dir).collection.stats().rows
+    assert {name: table["rows"] for name, table in found["tables"].items()} == rows
+    before = (tmp_path / str(first) / "saved_model.pb").stat().st_mtime_ns
+    capsys.readouterr()
+    assert run(*given) == 0
+    assert "is there already" in capsys.readouterr().out
+    assert (tmp_path / str(first) / "saved_model.pb").stat().st_mtime_ns == before
+    assert run(*given, "--rows", "int8") == 2
+    assert "is there, with rows of float32: give another --output" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("--number", 9999), "there is no manifest 9999"),
+        (("--output", "s3://b/x"), "must be a local directory"),
+        (("--rows", "int4"), "invalid choice: 'int4'"),
+        (("--model-dir", "/nowhere"), "must be one that embedps.train has trained in"),
+    ],
+)
+def test_wrong_flags_get_one_line(
+    tmp_path: Path, model_dir: Path, capsys: Any, change: tuple[object, ...], message: str
+) -> None:
+    output = tmp_path / "out"
+    assert run("--model-dir", model_dir, "--output", output, *change) in (1, 2)
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not output.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_an_ended_export_leaves_nothing_that_is_served(
+    tmp_path: Path, model_dir: Path, number: signal.Signals
+) -> None:
+    """It ends when it is about to rename the directory: all of it is written then."""
+    script = (
+        "import os, signal, sys\n"
+        "from embedps import export\n"
+        "from embedps.console import command_line\n"
+        "from embedps.storage import file_io\n"
+        f"file_io.rename = lambda *_: (os.kill(os.getpid(), {int(number)}), signal.pause())\n"
+        "sys.exit(command_line.run(export.main, sys.argv[1:]))\n"
+    )
+    command = [sys.executable, "-c", script, f"--model-dir={model_dir}", f"--output={tmp_path}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 130), done.stderr
+    left = {path.name for path in tmp_path.iterdir()}
+    assert not any(name.isdigit() for name in left)
+    if number != signal.SIGKILL:
+        assert left == set()
+        assert os.listdir(model_dir / "leases") == []
+    assert run("--model-dir", model_dir, "--output", tmp_path) == 0
+    assert [path.name for path in tmp_path.iterdir()] == [str(latest(model_dir).number)]

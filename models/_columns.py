@@ -185,10 +185,26 @@ def find_columns(
     return [n for n in wanted if not known[n]], [n for n in wanted if known[n]]
 
 
+def weight_columns(dataset: Dataset) -> tuple[str, ...]:
+    """Names the column of weights, if there is one."""
+    return (dataset.weight,) if dataset.weight else ()
+
+
+def weighed(build: Callable[[], Any], dataset: Dataset) -> Callable[[], Any]:
+    """Makes a model's builder set `weight`, the column whose values multiply examples' losses."""
+
+    def make() -> Any:
+        model = build()
+        model.weight = dataset.weight
+        return model
+
+    return make
+
+
 def click_recommender(
     model: str, config: TableConfig, dataset: Dataset, build: Callable[[], Any]
 ) -> Recommender:
-    """Makes a recommender that reads a dataset's first label and all its features.
+    """Makes a recommender that reads a dataset's first label, its weight and all its features.
 
     Raises:
       UsageError: the dataset has no categorical column.
@@ -203,7 +219,7 @@ def label_recommender(
     build: Callable[[], Any],
     loss_weights: Sequence[float],
 ) -> Recommender:
-    """Makes a recommender that reads all of a dataset's labels and features.
+    """Makes a recommender that reads all of a dataset's labels, its weight and all its features.
 
     Raises:
       UsageError: the dataset has no categorical column, or there are not as many weights as labels.
@@ -228,8 +244,8 @@ def _recommender(
     names = (*(f.name for f in dataset.numeric), *(f.name for f in dataset.categorical))
     wire_dtype = config.resolved_wire_dtype if isinstance(config, NetworkConfig) else "float32"
     return Recommender(
-        build=build,
-        columns=(*labels, *names),
+        build=weighed(build, dataset),
+        columns=(*labels, *names, *weight_columns(dataset)),
         missing_id=dataset.missing_id,
         wire_dtype=wire_dtype,
         model=model,

@@ -55,7 +55,7 @@ def make(config: Config, dataset: Dataset) -> Recommender:
             expert_mlp=config.expert_mlp,
             tower_mlp=config.tower_mlp,
             dropout=config.dropout,
-            weights=config.loss_weights,
+            loss_weights=config.loss_weights,
         )
 
     return label_recommender("mmoe", config, dataset, build, config.loss_weights)

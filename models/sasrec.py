@@ -17,7 +17,7 @@ from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 from embedps.tables import FeatureSpec, Initializer
 
-from ._columns import TableConfig, find_columns
+from ._columns import TableConfig, find_columns, weighed, weight_columns
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,8 +91,8 @@ def make(config: Config, dataset: Dataset) -> Recommender:
         )
 
     return Recommender(
-        build=build,
-        columns=(*listed, config.item),
+        build=weighed(build, dataset),
+        columns=(*listed, config.item, *weight_columns(dataset)),
         missing_id=dataset.missing_id,
         model="sasrec",
         config=config,

@@ -18,7 +18,7 @@ from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
 from embedps.tables import FeatureSpec
 
-from ._columns import TableConfig, dropout, find_columns, widths
+from ._columns import TableConfig, dropout, find_columns, weighed, weight_columns, widths
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,8 +95,14 @@ def make(config: Config, dataset: Dataset) -> Recommender:
         for name in (*singles, *lists)
     ]
     if config.history is not None:
+        # A table of its own, as in the authors' code: the items' rows then count the items alone.
         features.append(
-            FeatureSpec(name=config.history, table=config.table(item), ragged=True, combiner="mean")
+            FeatureSpec(
+                name=config.history,
+                table=config.table(config.history),
+                ragged=True,
+                combiner="mean",
+            )
         )
     if config.hard_negatives is not None:
         features.append(
@@ -118,8 +124,11 @@ def make(config: Config, dataset: Dataset) -> Recommender:
         return TwoTower(Embeddings(features), corpus, config)
 
     return Recommender(
-        build=build,
-        columns=tuple(dict.fromkeys((*config.query, *config.item, *item_lists))),
+        build=weighed(build, dataset),
+        columns=(
+            *dict.fromkeys((*config.query, *config.item, *item_lists)),
+            *weight_columns(dataset),
+        ),
         missing_id=dataset.missing_id,
         model="two_tower",
         config=config,

@@ -20,17 +20,19 @@ class ClickModel(tfrs.Model):
 
     Attributes:
       label: the column of 0 and 1.
+      weight: the column of weights, which multiply the examples' losses; empty if there is none.
     """
 
-    def __init__(self, *, label: str, **kwargs: Any) -> None:
+    def __init__(self, *, label: str, weight: str = "", **kwargs: Any) -> None:
         """Declares the label.
 
         Args:
           label: the column of 0 and 1.
+          weight: the column of weights; empty if there is none.
           kwargs: those of `tf.keras.Model`.
         """
         super().__init__(**kwargs)
-        self.label = label
+        self.label, self.weight = label, weight
         self._scores = ClickMetrics()
 
     def logits(self, features: Mapping[str, Any], *, training: bool) -> tf.Tensor:
@@ -42,12 +44,15 @@ class ClickModel(tfrs.Model):
         return {"score": tf.sigmoid(self.logits(features, training=bool(training)))}
 
     def compute_loss(self, features: Mapping[str, Any], training: bool = False) -> tf.Tensor:
-        """Computes the mean log loss of a batch."""
+        """Computes the mean log loss of a batch, of examples times their weights.
+
+        As in Keras, the mean is over the examples, and the scores count each example once.
+        """
         labels = features[self.label]
         logits = self.logits(features, training=training)
         self._scores.update_state(labels, logits)
         losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
-        return tf.reduce_mean(losses)
+        return tf.reduce_mean(losses * features[self.weight] if self.weight else losses)
 
     def train_step(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Trains on a batch; `fit` calls it."""

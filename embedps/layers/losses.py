@@ -15,13 +15,11 @@ class Negatives(NamedTuple):
     Attributes:
       vectors: float32 [n, dim].
       ids: int64 [n].
-      catalog_size: how many items they are drawn from.
       rates: float32 [n], as `FeatureSpec.rate_as` gives them; None if the loss gets no rates.
     """
 
     vectors: tf.Tensor
     ids: tf.Tensor
-    catalog_size: int
     rates: tf.Tensor | None = None
 
 
@@ -41,9 +39,10 @@ def in_batch_softmax_loss(
     Popular items are negatives more often than others. With `rates`, each item's logit is lowered
     by the logarithm of how often it is expected in a batch (Yi et al. 2019, "Sampling-bias-
     corrected neural modeling for large corpus item recommendations"). The share p of steps that
-    update an item's row estimates that number as -log(1 - p), as if items came independently.
-    Negatives drawn from the catalog (Yang et al. 2020, "Mixed negative sampling for learning
-    two-tower neural networks") count too. Negatives with the id of the row's own item are left out.
+    update an item's row estimates that number as -log(1 - p), as if items came independently. So
+    no other feature may update the items' rows. Negatives drawn from the catalog (Yang et al. 2020,
+    "Mixed negative sampling for learning two-tower neural networks") update their rows and are
+    in p already. Negatives with the id of the row's own item are left out.
 
     Args:
       queries: float32 [batch, dim].
@@ -65,14 +64,11 @@ def in_batch_softmax_loss(
         column_ids = tf.concat([ids, negatives.ids], axis=0)
     logits = tf.matmul(queries, columns, transpose_b=True) / temperature
     if rates is not None:
-        expected = -tf.math.log1p(-rates)
-        if negatives is not None and negatives.rates is not None:
-            drawn = tf.cast(tf.size(negatives.ids), tf.float32) / negatives.catalog_size
-            more = -tf.math.log1p(-negatives.rates)
-            expected = tf.concat([expected, more], axis=0) + drawn
-        elif negatives is not None:
-            raise ValueError("with rates, negatives must have rates too")
-        logits -= tf.math.log(tf.stop_gradient(expected))
+        if negatives is not None:
+            if negatives.rates is None:
+                raise ValueError("with rates, negatives must have rates too")
+            rates = tf.concat([rates, negatives.rates], axis=0)
+        logits -= tf.math.log(tf.stop_gradient(-tf.math.log1p(-rates)))
     batch = tf.shape(queries)[0]
     is_own = tf.eye(batch, tf.shape(column_ids)[0], dtype=tf.bool)
     is_same = tf.equal(ids[:, None], column_ids[None, :])

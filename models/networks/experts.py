@@ -83,7 +83,7 @@ class MixtureOfExperts(MultiTask):
         expert_mlp: Sequence[int],
         tower_mlp: Sequence[int],
         dropout: float = 0.0,
-        weights: Sequence[float] = (),
+        loss_weights: Sequence[float] = (),
     ) -> None:
         """Makes the layers.
 
@@ -96,9 +96,9 @@ class MixtureOfExperts(MultiTask):
           expert_mlp: widths of an expert's layers.
           tower_mlp: widths of the layers after the gates, per label.
           dropout: share of a hidden layer's outputs that a training step drops.
-          weights: of the labels' losses.
+          loss_weights: of the labels' losses.
         """
-        super().__init__(labels, weights)
+        super().__init__(labels, loss_weights)
         self.embeddings = embeddings
         self.extractions = [
             _Extraction(

@@ -44,6 +44,12 @@ def pairwise_sum(vectors: tf.Tensor) -> tf.Tensor:
     return 0.5 * tf.reduce_sum(square_of_sum - sum_of_squares, axis=1)
 
 
+def drawn(catalog: tf.Tensor, count: int) -> tf.Tensor:
+    """Draws so many of a catalog's items, int64 [items], all equally probable."""
+    places = tf.random.uniform([count], maxval=tf.size(catalog, tf.int64), dtype=tf.int64)
+    return tf.gather(catalog, places)
+
+
 class HiddenLayers(tf.keras.layers.Layer):
     """Dense layers with ReLU, each followed by dropout."""
 

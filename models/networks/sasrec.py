@@ -12,6 +12,7 @@ from embedps.layers.embeddings import Embeddings
 from embedps.layers.retrieval_metrics import RetrievalMetrics
 
 from .names import NEGATIVES
+from .parts import drawn
 
 _LEAST = -1e9
 
@@ -81,7 +82,7 @@ class SASRec(tfrs.Model):
         self.dropout = tf.keras.layers.Dropout(dropout)
         self.blocks = [_Block(dim, heads, dropout) for _ in range(blocks)]
         self.norm = tf.keras.layers.LayerNormalization()
-        self._history, self._item, self._seen = history, item, seen
+        self._history, self._item, self._seen, self.weight = history, item, seen, ""
         self._max_length, self._num_negatives = max_length, num_negatives
         self._catalog = tf.constant(corpus.ids)
         self.candidates = Candidates(corpus.batches(), self.encode_items, identifier=item)
@@ -89,9 +90,7 @@ class SASRec(tfrs.Model):
 
     def prepare(self, features: Mapping[str, Any], *, training: bool) -> dict[str, tf.Tensor]:
         """Draws items from the catalog, all equally probable: the negatives of a step."""
-        size = tf.size(self._catalog, tf.int64)
-        drawn = tf.random.uniform([self._num_negatives], maxval=size, dtype=tf.int64)
-        return {NEGATIVES: tf.gather(self._catalog, drawn)}
+        return {NEGATIVES: drawn(self._catalog, self._num_negatives)}
 
     def encode_items(self, features: Mapping[str, Any]) -> tf.Tensor:
         """Encodes items, float32 [batch, dim]: their rows."""
@@ -130,6 +129,8 @@ class SASRec(tfrs.Model):
         logits = tf.concat([own, scores + tf.math.log(stands_for)], axis=2)
         losses = tf.reduce_logsumexp(logits, axis=2) - own[:, :, 0]
         weights = tf.cast(mask, tf.float32)
+        if self.weight:
+            weights *= features[self.weight][:, None]
         return tf.math.divide_no_nan(tf.reduce_sum(losses * weights), tf.reduce_sum(weights))
 
     def _encode(self, rows: tf.Tensor, mask: tf.Tensor, *, training: bool) -> tf.Tensor:

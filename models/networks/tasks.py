@@ -27,13 +27,14 @@ class MultiTask(tfrs.Model):
 
     Attributes:
       labels: the labels.
+      weight: the column of weights, which multiply the examples' losses; empty if there is none.
     """
 
-    def __init__(self, labels: Sequence[LabelColumn], weights: Sequence[float] = ()) -> None:
+    def __init__(self, labels: Sequence[LabelColumn], loss_weights: Sequence[float] = ()) -> None:
         """Declares the labels, and the weights of their losses; by default 1."""
         super().__init__()
-        self.labels = tuple(labels)
-        self._weights = tuple(weights) or (1.0,) * len(self.labels)
+        self.labels, self.weight = tuple(labels), ""
+        self._loss_weights = tuple(loss_weights) or (1.0,) * len(self.labels)
         kinds = {
             "binary": _LabelMetrics,
             "classes": lambda name: tf.keras.metrics.SparseCategoricalAccuracy(f"{name}_accuracy"),
@@ -62,11 +63,11 @@ class MultiTask(tfrs.Model):
         return {n: tf.reshape(v, [-1]) if n in single else v for n, v in predicted.items()}
 
     def compute_loss(self, features: Mapping[str, Any], training: bool = False) -> tf.Tensor:
-        """Computes the sum of the labels' mean losses."""
+        """Computes the sum of the labels' mean losses, of examples times their weights."""
         total = tf.zeros([])
         found = self.answers(features, training=training)
-        parts = zip(self.labels, found, self._scores, self._weights, strict=True)
-        for label, answer, scores, weight in parts:
+        parts = zip(self.labels, found, self._scores, self._loss_weights, strict=True)
+        for label, answer, scores, loss_weight in parts:
             wanted = features[label.name]
             if label.kind == "classes":
                 losses = tf.nn.sparse_softmax_cross_entropy_with_logits(wanted, answer)
@@ -76,5 +77,7 @@ class MultiTask(tfrs.Model):
                 if label.kind == "binary":
                     losses = tf.nn.sigmoid_cross_entropy_with_logits(wanted, answer)
             scores.update_state(wanted, answer)
-            total += weight * tf.reduce_mean(losses)
+            if self.weight:
+                losses *= features[self.weight]
+            total += loss_weight * tf.reduce_mean(losses)
         return total

@@ -14,7 +14,7 @@ from embedps.layers.embeddings import Embeddings
 from embedps.layers.retrieval_metrics import RetrievalMetrics
 
 from .names import NEGATIVES, NEGATIVES_RATE, RATE
-from .parts import HiddenLayers
+from .parts import HiddenLayers, drawn
 
 
 class _Tower(tf.keras.layers.Layer):
@@ -50,7 +50,7 @@ class TwoTower(tfrs.Model):
         self._from_history = None
         if config.history is not None:
             self._from_history = tf.keras.layers.Dense(dim, use_bias=False)
-        self._config, self._item = config, config.item[0]
+        self._config, self._item, self.weight = config, config.item[0], ""
         self._catalog = tf.constant(corpus.ids)
         self.candidates = Candidates(corpus.batches(), self.encode_items, identifier=self._item)
         self.scores = RetrievalMetrics(self.candidates, at=config.at)
@@ -60,9 +60,7 @@ class TwoTower(tfrs.Model):
         if not self._config.num_negatives:
             return {}
         count = self._config.num_negatives if training else 0
-        size = tf.size(self._catalog, tf.int64)
-        drawn = tf.random.uniform([count], maxval=size, dtype=tf.int64)
-        return {NEGATIVES: tf.gather(self._catalog, drawn)}
+        return {NEGATIVES: drawn(self._catalog, count)}
 
     def encode_items(self, features: Mapping[str, Any]) -> tf.Tensor:
         """Encodes items from their columns, float32 [batch, dim]."""
@@ -92,6 +90,7 @@ class TwoTower(tfrs.Model):
             seen = features[config.seen] if config.seen else None
             self.scores.update_state(queries, wanted, seen)
         negatives = self._negatives(features, found, training=training)
+        weights = features[self.weight] if self.weight else None
         if config.loss == "ccl" and negatives is not None:
             return losses.cosine_contrastive_loss(
                 queries,
@@ -100,9 +99,10 @@ class TwoTower(tfrs.Model):
                 negatives=negatives,
                 margin=config.margin,
                 negative_weight=config.negative_weight,
+                weights=weights,
             )
         if config.loss == "bpr" and negatives is not None:
-            return losses.bpr_loss(queries, items, ids, negatives=negatives)
+            return losses.bpr_loss(queries, items, ids, negatives=negatives, weights=weights)
         hard, name = None, config.hard_negatives
         if name is not None:
             hard = (self._normalized(found[name].to_tensor()), features[name].to_tensor(-1))
@@ -114,6 +114,7 @@ class TwoTower(tfrs.Model):
             temperature=config.temperature,
             negatives=negatives,
             hard=hard,
+            weights=weights,
         )
 
     def _negatives(
@@ -125,7 +126,6 @@ class TwoTower(tfrs.Model):
         return losses.Negatives(
             vectors=self._normalized(vectors),
             ids=features[NEGATIVES],
-            catalog_size=int(self._catalog.shape[0]),
             rates=found.get(NEGATIVES_RATE),
         )
 

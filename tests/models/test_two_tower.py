@@ -69,6 +69,16 @@ def config(**changes: Any) -> two_tower.Config:
     return two_tower.Config(**fields | changes)
 
 
+def test_a_history_has_a_table_of_its_own(dataset: Dataset) -> None:
+    """Else it would update the items' rows, whose updates tell how often items are negatives."""
+    built = StepModel(two_tower.make(config(history="history"), dataset), dataset)
+    assert {feature.name: feature.table_name for feature in built.features} == {
+        "user": "user",
+        "item": "item",
+        "history": "history",
+    }
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_it_finds_what_is_held_out(tmp_path: Path, dataset: Dataset, variant: str) -> None:
     recommender = two_tower.make(config(**VARIANTS[variant]), dataset)

@@ -23,8 +23,8 @@ examples:
   python -m pipelines.interactions --train gowalla/train.txt --test gowalla/test.txt \\
       --output data/gowalla
   python -m embedps.train --model two_tower --data data/gowalla --model-dir runs/gowalla \\
-      --held-out held_out --seen seen --history history --loss ccl --normalize \\
-      --num-negatives 1000 --metric recall@20 --at 20
+      --held-out held_out --seen seen --normalize --temperature 0.15 --num-negatives 1000 \\
+      --embedding-dim 64 --sparse-learning-rate 0.5 --metric recall@20 --at 20
 """
 
 

@@ -38,7 +38,7 @@ class DIN(ClickModel):
         super().__init__(label=label)
         self.embeddings = embeddings
         self.attention = [tf.keras.layers.Dense(n, activation="sigmoid") for n in attention_mlp]
-        self.weight = tf.keras.layers.Dense(1)
+        self.attend = tf.keras.layers.Dense(1)
         self.hidden = HiddenLayers(deep_mlp, dropout=dropout)
         self.out = MLP([1])
         self._histories, self._targets = zip(*pairs, strict=True)
@@ -62,5 +62,5 @@ class DIN(ClickModel):
         x = tf.concat([history, each, history - each, history * each], axis=2)
         for layer in self.attention:
             x = layer(x)
-        weights = self.weight(x)[:, :, 0] * mask
+        weights = self.attend(x)[:, :, 0] * mask
         return tf.einsum("bl,bld->bd", weights, history)

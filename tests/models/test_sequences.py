@@ -125,7 +125,7 @@ def test_din_equals_loops_over_positions(clicks: Dataset) -> None:
         for each in found["history"][row, :length]:
             x = np.concatenate([each, target, each - target, each * target])
             x = 1 / (1 + np.exp(-(x @ hidden.kernel.numpy() + hidden.bias.numpy())))
-            weight = x @ model.weight.kernel.numpy() + model.weight.bias.numpy()
+            weight = x @ model.attend.kernel.numpy() + model.attend.bias.numpy()
             interest += weight * each
         x = np.concatenate([found["user"][row], target, interest, interest * target])
         kernel, bias = (v.numpy() for v in model.hidden.trainable_variables)

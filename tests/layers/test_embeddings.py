@@ -278,3 +278,27 @@ def test_a_loop_without_an_optimizer_trains(data: tf.data.Dataset) -> None:
             variable.assign_sub(0.1 * gradient)
         losses.append(float(loss))
     assert losses[-1] < losses[0]
+
+
+def test_admission_reads_and_learns_alike_in_training_and_scoring() -> None:
+    policy = embedps.MinCount(count=3)
+    layer = embedps.Embeddings(features(admission=policy, optimizer=SGD()), learning_rate=0.5)
+    ids = {n: tf.constant([4, 5], tf.int64) for n in NAMES}
+    initial = {}
+    for step in range(4):
+        with tf.GradientTape() as tape:
+            found = layer(ids, training=True)
+            loss = tf.add_n([tf.reduce_sum(v) for v in found.values()])
+        scored = layer(ids, training=False)
+        for name in NAMES:
+            if step < 2:
+                np.testing.assert_array_equal(found[name], np.zeros((2, 4)))
+                np.testing.assert_array_equal(scored[name], np.zeros((2, 4)))
+            elif step == 2:  # the third example admits
+                initial[name] = found[name].numpy()
+                assert np.all(initial[name] != 0)
+            else:
+                np.testing.assert_array_equal(found[name], initial[name] - np.float32(0.5))
+                np.testing.assert_array_equal(scored[name], found[name])
+        tape.gradient(loss, layer.trainable_variables)
+        layer.own.note_applied()

@@ -47,10 +47,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import report
-from embedps import constants, kernels
+from embedps import kernels
 from embedps.console import command_line
+from embedps.splitmix import mix
 from embedps.tables import RowwiseAdagrad, ops
-from pipelines.splitmix import GOLDEN, mix
+from embedps.tables.row_hashes import row_hashes
 
 DIM = 16
 SMALL_ROWS = 1_000_000
@@ -71,15 +72,6 @@ _INDEX_PART_BIT = 24
 def ids_of(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Maps distinct numbers to distinct 64-bit ids, by SplitMix64's finalizer."""
     return mix(numbers.astype(np.uint64)).view(np.int64)
-
-
-def row_hashes(table: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    """Computes the hashes that decide the rows' places, as kernels/runtime/hash.h; uint64 [n]."""
-    salt = constants.FNV_OFFSET
-    for byte in table.encode():
-        salt = (salt ^ byte) * constants.FNV_PRIME % 2**64
-    with np.errstate(over="ignore"):
-        return mix((ids.view(np.uint64) ^ np.uint64(salt)) + np.uint64(GOLDEN))
 
 
 class OneTable:

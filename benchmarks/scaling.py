@@ -3,7 +3,8 @@
 One worker trains DLRM over 1, 2, 4 and 8 parameter-server processes of this machine, with various
 numbers of tables, dims and batch sizes. At each parameter server the kernel counts the bytes of its
 TCP connections (`ss -ti`), and gRPC counts the calls that the server serves and makes
-(GRPC_TRACE=http). A linear model, fitted on 1 and 2 parameter servers only, must predict 4 and 8.
+(GRPC_TRACE=http). The linear model of embedps/planning, fitted here on 1 and 2 parameter servers
+only, must predict 4 and 8.
 The model then tells at which rate the network limits a large cluster.
 
 Bytes do not depend on the speed or load of the machine. Calls depend on it slightly, because health
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from embedps.cluster import local_processes
 from embedps.cluster.coordinator import CoordinatorCluster
 from embedps.cluster.local_cluster import LocalCluster
 from embedps.console import command_line, tf_logging
+from embedps.planning.step_traffic import TERMS, ServerStep, place_variables, predict
 
 _UNITS = 4  # the first is not counted
 _STEPS_PER_UNIT = 16
@@ -94,24 +96,12 @@ class Shard:
     bytes_out: float
     calls: float
 
-    def terms(self, what: str) -> list[float]:
-        """Returns the terms of the linear model of `what`; `TERMS` names them."""
-        if what == "calls":
-            return [1.0]  # independent of tables and variables: engine/step_exchange.py
-        ids = [self.ids] if what == "bytes_in" else []
-        return [1.0, *ids, self.ids * self.dim, float(self.floats)]
-
-
-TERMS = {
-    "bytes_in": (
-        "per step",
-        "per distinct id",
-        "per float of a gradient's row",
-        "per float of the network",
-    ),
-    "bytes_out": ("per step", "per float of a row", "per float of the network"),
-    "calls": ("per step",),
-}
+    @property
+    def step(self) -> ServerStep:
+        """What the scaling model counts by."""
+        return ServerStep(
+            ids=self.ids, row_floats=self.ids * self.dim, network_floats=float(self.floats)
+        )
 
 
 def distinct_ids(ids: npt.NDArray[np.int64], batch: int) -> float:
@@ -204,20 +194,15 @@ def fit(results: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
     ]
     model = {}
     for what in TERMS:
-        terms = np.array([s.terms(what) for s in fitted])
+        terms = np.array([s.step.terms(what) for s in fitted])
         counted = np.array([getattr(s, what) for s in fitted])
         weights = 1 / counted  # minimizes the relative error
         model[what] = np.linalg.lstsq(terms * weights[:, None], counted * weights)[0].tolist()
     return model
 
 
-def predict(model: dict[str, list[float]], what: str, shard: Shard) -> float:
-    """Predicts a count of a shard."""
-    return float(np.dot(model[what], shard.terms(what)))
-
-
 def errors(
-    results: Sequence[dict[str, Any]], model: dict[str, list[float]]
+    results: Sequence[dict[str, Any]], model: Mapping[str, Sequence[float]]
 ) -> list[dict[str, Any]]:
     """Compares each point's counts, averaged over its shards, with the prediction."""
     rows = []
@@ -226,8 +211,8 @@ def errors(
         row: dict[str, Any] = {**result["point"], "fitted": result["point"]["num_ps"] in _FITTED}
         for what in TERMS:
             counted = float(np.mean([getattr(s, what) for s in shards]))
-            predicted = float(np.mean([predict(model, what, s) for s in shards]))
-            worst = max(abs(predict(model, what, s) / getattr(s, what) - 1) for s in shards)
+            predicted = float(np.mean([predict(what, s.step, model) for s in shards]))
+            worst = max(abs(predict(what, s.step, model) / getattr(s, what) - 1) for s in shards)
             row[what] = {
                 "counted": round(counted, 1),
                 "predicted": round(predicted, 1),
@@ -238,18 +223,16 @@ def errors(
     return rows
 
 
-def place_variables(work: workload.Workload, num_ps: int) -> list[list[int]]:
-    """Places the network's variables as `variable_placement` does; floats by server."""
+def network_sizes(work: workload.Workload) -> list[int]:
+    """Counts the floats of each of the network's variables, in the order of their creation."""
     interactions = protocol.num_interactions(len(work.cardinalities), work.dim)
     widths = [(work.num_numerics, *work.bottom_mlp), (interactions, *work.top_mlp)]
-    sizes = [n for w in widths for a, b in itertools.pairwise(w) for n in (a * b, b)]
-    servers: list[list[int]] = [[] for _ in range(num_ps)]
-    for size in sizes:
-        min(servers, key=sum).append(size)
-    return servers
+    return [n for w in widths for a, b in itertools.pairwise(w) for n in (a * b, b)]
 
 
-def project(model: dict[str, list[float]], point: Point, rates: Sequence[float]) -> dict[str, Any]:
+def project(
+    model: Mapping[str, Sequence[float]], point: Point, rates: Sequence[float]
+) -> dict[str, Any]:
     """Projects a large cluster: the load of the fullest server's link, and the rate that fills it.
 
     Args:
@@ -259,16 +242,17 @@ def project(model: dict[str, list[float]], point: Point, rates: Sequence[float])
     """
     work = point.workload()
     batches = workload.make_batches(work, 4 * point.batch)
-    fullest = max(place_variables(work, LARGE_PS), key=sum)
+    sizes = network_sizes(work)
+    fullest = max(sum(sizes[i] for i in of) for of in place_variables(sizes, LARGE_PS))
     shard = Shard(
         ids=distinct_ids(batches.ids, point.batch) / LARGE_PS,
         dim=point.dim,
-        floats=sum(fullest),
+        floats=fullest,
         bytes_in=0,
         bytes_out=0,
         calls=0,
     )
-    bytes_in, bytes_out = (predict(model, what, shard) for what in ("bytes_in", "bytes_out"))
+    bytes_in, bytes_out = (predict(what, shard.step, model) for what in ("bytes_in", "bytes_out"))
     link = LARGE_GBITS / 8 * 1e9
     most = link / (LARGE_WORKERS * max(bytes_in, bytes_out)) * point.batch
     return {
@@ -278,7 +262,7 @@ def project(model: dict[str, list[float]], point: Point, rates: Sequence[float])
         **{k: v for k, v in dataclasses.asdict(point).items() if k != "num_ps"},
         "bytes_in_per_step_and_worker": round(bytes_in),
         "bytes_out_per_step_and_worker": round(bytes_out),
-        "calls_per_step_and_worker": round(predict(model, "calls", shard), 1),
+        "calls_per_step_and_worker": round(predict("calls", shard.step, model), 1),
         "examples_per_sec_and_worker_when_full": round(most),
         "examples_per_sec_in_all_when_full": round(most * LARGE_WORKERS),
         "link_use_at": {str(round(r)): round(r / most, 3) for r in rates},

@@ -19,6 +19,7 @@ import embedps
 from embedps.console import command_line
 
 _MODULES = {
+    "plan": "embedps.plan",
     "train": "embedps.train",
     "evaluate": "embedps.evaluate",
     "predict": "embedps.predict",
@@ -29,6 +30,7 @@ _MODULES = {
 _DESCRIPTION = """\
 Trains recommenders whose embedding tables live on parameter servers.
 
+  plan         tell what a run will need and how fast it will be, before it starts
   train        train a model on a dataset: in this process, on a local cluster or with TF_CONFIG
   evaluate     score the checkpoints of a run on held-out data, while it trains or later
   predict      score files of records with a trained model
@@ -40,6 +42,7 @@ _EPILOG = """\
 first steps:
   python -m pipelines.generate --rows 200_000 --output logs/day_0.tsv.gz
   python -m pipelines.criteo --input 'logs/*.tsv.gz' --output dataset
+  {prog} plan --data dataset
   {prog} train --data dataset --model-dir run
   {prog} train --data dataset --model-dir run --epochs 2 --num-ps 2 --num-workers 2
   {prog} checkpoint inspect run

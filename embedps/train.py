@@ -11,23 +11,20 @@ one line.
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from embedps.console import command_line, flags
+from embedps.console import command_line
 from embedps.console.shutdown import sigterm_exits
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
-from embedps.errors import ClusterError, ServerLostError, UsageError
-from embedps.run.config import DEFAULT_MODEL, TrainConfig
-from embedps.run.model_module import find_model
+from embedps.errors import ClusterError, ServerLostError
+from embedps.run.config import TrainConfig
 from embedps.run.preparation import chief_task, open_dataset, prepare_directory
-from embedps.run.presets import PRESETS, preset_values
 from embedps.run.run_config import RunConfig
+from embedps.run.run_flags import RunFlags
 from embedps.run.tf_config import read_tf_config
 from embedps.server import add_grace_flag, serve
 from embedps.storage.object_store import ObjectPath, local_dir
@@ -91,44 +88,7 @@ def parse(arguments: Sequence[str], prog: str = "python -m embedps.train") -> Ru
     Raises:
       UsageError: a flag is unknown, or its value is not allowed.
     """
-    model = _model_name(arguments, prog)
-    module = find_model(model)  # its config's fields are flags too
-    parser = command_line.Parser(prog=prog, description=__doc__)
-    parser.add_argument(
-        "--config",
-        metavar="FILE",
-        help="TOML file with any of the values below, by flag name with underscores, or in a table "
-        "per section, such as [cluster]; a flag overrides the file",
-    )
-    parser.add_argument(
-        "--preset",
-        choices=tuple(PRESETS),
-        help="other defaults: small, for less than about 100,000 rows, takes smaller batches and "
-        "networks, stops early and keeps the best checkpoint",
-    )
-    flags.add_flags(parser, TrainConfig, "training")
-    try:
-        flags.add_flags(parser, module.Config, f"model {model}")
-    except argparse.ArgumentError as error:
-        raise UsageError(f"{model}.Config has a field that is a flag already: {error}") from error
-    given = parser.parse_args(arguments)
-    file = preset_values(given.preset, TrainConfig, module.Config)
-    file |= flags.read_file(given.config, TrainConfig, module.Config)
-    return RunConfig(
-        config=dataclasses.replace(flags.make(TrainConfig, given, file), model=model),
-        model_config=flags.make(module.Config, given, file),
-    )
-
-
-def _model_name(arguments: Sequence[str], prog: str) -> str:
-    """Reads only the model's name from the flags, or from the file that they name."""
-    first = command_line.Parser(prog=prog, add_help=False)
-    first.add_argument("--model")
-    first.add_argument("--config")
-    early, _ = first.parse_known_args(arguments)
-    if early.model is not None:
-        return str(early.model)
-    return str(flags.read_file(early.config).get("model", DEFAULT_MODEL))
+    return RunFlags(arguments, prog, __doc__ or "").read()
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from embedps import constants, kernels
 from embedps.checkpoint.format.quantize import OptimizerSlotEncoding, RowEncoding
+from embedps.splitmix import mix, unmix
 from embedps.tables import Initializer, optimizers, specs
-from pipelines.splitmix import mix, unmix
 from tests.kernels import twins
 from tests.tables.builders import ids, look, make_collection, make_table
 

@@ -16,6 +16,7 @@ from embedps.tables.groups import TableGroup, group_tables
 from embedps.tables.optimizers import SGD
 from embedps.tables.row_files import RowFiles
 from embedps.tables.specs import FeatureSpec, TableSpec
+from embedps.tables.table_stats import ShardStats, TableStats, add_shards, read_stats
 
 T = TypeVar("T")
 
@@ -39,15 +40,6 @@ class LookupResult(NamedTuple):
     row_splits: list[dict[str, tf.Tensor]]
     rates: list[list[tf.Tensor]]
     absent: list[list[tf.Tensor]]
-
-
-class TableStats(NamedTuple):
-    """Counts over all shards."""
-
-    rows: dict[str, int]
-    memory_bytes: int
-    rejected_inserts: int
-    skipped_updates: int
 
 
 class AdmissionStats(NamedTuple):
@@ -202,7 +194,7 @@ class EmbeddingCollection:
         result = LookupResult([], [], [], [], [])
         for group in self.groups:
             features = [f for f in group.features if not partial or f.name in ids]
-            flat = {f.name: _flatten(f, ids) for f in features}
+            flat = {f.name: flatten_ids(f, ids) for f in features}
             result.routed.append(
                 ops.route(
                     [values for values, _ in flat.values()],
@@ -417,18 +409,13 @@ class EmbeddingCollection:
             f"there is no table {table!r}: the tables are {[t.name for t in self.tables]}"
         )
 
+    def shard_stats(self) -> list[ShardStats]:
+        """Counts rows and memory of each shard."""
+        return read_stats(self.groups, self._stores, self.devices)
+
     def stats(self) -> TableStats:
         """Counts rows and memory over all shards."""
-        rows = {t.name: 0 for t in self.tables}
-        counters = np.zeros(3, np.int64)
-        for group, stores in zip(self.groups, self._stores, strict=True):
-            for shard, store in enumerate(stores):
-                with tf.device(self.devices[shard]):
-                    stats = kernels.load().embedps_stats(store)
-                for table, count in zip(group.tables, stats.rows.numpy(), strict=True):
-                    rows[table.name] += int(count)
-                counters += stats.counters.numpy()
-        return TableStats(rows, *(int(c) for c in counters))
+        return add_shards(self.shard_stats())
 
     def admission_stats(self) -> dict[str, AdmissionStats]:
         """Counts, by table, what admission decided over all shards."""
@@ -488,7 +475,7 @@ def _like_ids(feature: FeatureSpec, values: tf.Tensor, row_splits: tf.Tensor) ->
     return lists.to_tensor(shape=[None, feature.max_length])
 
 
-def _flatten(feature: FeatureSpec, ids: Mapping[str, Ids]) -> tuple[tf.Tensor, tf.Tensor]:
+def flatten_ids(feature: FeatureSpec, ids: Mapping[str, Ids]) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns a feature's ids and their row splits, which are empty if examples have one id.
 
     Ids beyond the feature's max_length are left out, so their rows are neither read nor updated.

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from embedps.splitmix import mix, unmix
 from embedps.storage.file_io import replacing
 from pipelines.ingestion.file_record import FileRecord
 from pipelines.ingestion.table_schema import Feature, Table
@@ -23,7 +24,6 @@ from pipelines.ingestion.transform_steps import MinCount, Standardize
 from pipelines.ingestion.transforms import FOLDER_NAME, compute_feature, compute_numbers
 from pipelines.ingestion.work_dir import WorkDir
 from pipelines.moments import Moments
-from pipelines.splitmix import mix, unmix
 
 _PIECE_IDS = 1 << 20
 _MERGED_IDS = 1 << 22

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from embedps.data.dataset import MISSING_ID
 from embedps.data.dataset_metadata import DataFile
+from embedps.data.distinct_ids import DistinctSketch
 from embedps.storage.file_io import replacing
-from pipelines.ingestion.distinct_ids import DistinctSketch
 from pipelines.ingestion.line_blocks import checksum_of
 from pipelines.ingestion.sorted_runs import RUN_ROWS, SortedRunReader, SortedRunRecord
 from pipelines.ingestion.transforms import Transforms

@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from embedps.splitmix import GOLDEN, mix, seed_hashes
 from embedps.storage.file_io import replacing
 from pipelines.ingestion.table_schema import Table
 from pipelines.ingestion.work_dir import WorkDir
-from pipelines.splitmix import GOLDEN, mix, seed_hashes
 
 RUN_ROWS = 1 << 17
 BATCH_ROWS = 1 << 10

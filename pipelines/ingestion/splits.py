@@ -10,8 +10,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from embedps.errors import UsageError
+from embedps.splitmix import GOLDEN, mix, seed_hashes
 from pipelines.ingestion.table_schema import Table
-from pipelines.splitmix import GOLDEN, mix, seed_hashes
 
 
 @dataclass(frozen=True, kw_only=True)

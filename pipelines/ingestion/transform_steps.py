@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from embedps.data.dataset import MISSING_ID, RARE_ID
 from embedps.errors import UsageError
-from pipelines.splitmix import mix
+from embedps.splitmix import mix
 
 Kind = Literal["numbers", "ids", "times"]
 _HOUR_MS = 3_600_000

@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 
 from embedps.data.dataset import MISSING_ID
 from embedps.errors import DatasetError, UsageError
+from embedps.splitmix import GOLDEN, mix
 from embedps.storage.file_io import replacing
 from pipelines.ingestion.decode import decode_batch, first_bad_row
 from pipelines.ingestion.table_schema import LIST_TYPE, Feature, Table
 from pipelines.ingestion.transform_steps import MinCount, TransformStep
-from pipelines.splitmix import GOLDEN, mix
 
 FILE_NAME = "_transforms.json"
 FOLDER_NAME = "_transforms"

@@ -1,19 +1,13 @@
 import numpy as np
 
 from benchmarks import growth
-from tests.kernels import twins
+from embedps.tables.row_hashes import row_hashes
 
 
 def test_ids_are_distinct_and_spread():
     ids = growth.ids_of(np.arange(100_000))
     assert len(np.unique(ids)) == 100_000
     assert (ids < 0).sum() > 40_000  # all 64 bits are used
-
-
-def test_row_hashes_are_the_kernels():
-    ids = growth.ids_of(np.arange(1000))
-    shards = [int(h) >> 32 for h in growth.row_hashes("grown", ids)]
-    assert [s * 7 >> 32 for s in shards] == twins.shard_of("grown", ids, 7).tolist()
 
 
 def test_ids_at_equal_misses_are_rows_of_one_stretch_and_one_part_of_the_index():
@@ -25,7 +19,7 @@ def test_ids_at_equal_misses_are_rows_of_one_stretch_and_one_part_of_the_index()
     rows = np.flatnonzero(np.isin(growth.ids_of(np.arange(64_000)), ids))
     assert len(rows) == 500
     assert np.ptp(rows) < 9_000
-    parts = growth.row_hashes("parts", ids) >> np.uint64(growth._INDEX_PART_BIT)
+    parts = row_hashes("parts", ids) >> np.uint64(growth._INDEX_PART_BIT)
     assert len(np.unique(parts % 4)) == 1  # 64,000 of 9,000 are 7: parts of a quarter
 
 

@@ -1,11 +1,12 @@
 import dataclasses
-import itertools
+import json
 
 import numpy as np
 import pytest
 
-from benchmarks import scaling
+from benchmarks import report, scaling
 from benchmarks.scaling import Point, Shard
+from embedps.planning.step_traffic import MODEL, place_variables
 
 
 def counted(num_ps, ids, dim, sizes):
@@ -48,13 +49,22 @@ def test_distinct_ids_are_counted_by_feature_and_batch():
 
 def test_a_full_link_is_of_the_fullest_server():
     point = Point(num_ps=16, tables=2, batch=64)
-    sizes = scaling.place_variables(point.workload(), 16)
+    sizes = scaling.network_sizes(point.workload())
     # 13-512-256-64-16 and, of 3 vectors' pairs and the bottom's 16, 19-512-256-1.
     widths = [(13, 512), (512, 256), (256, 64), (64, 16), (19, 512), (512, 256), (256, 1)]
-    assert sorted(itertools.chain(*sizes)) == sorted(n for a, b in widths for n in (a * b, b))
+    assert sizes == [n for a, b in widths for n in (a * b, b)]
     model = {"bytes_in": [0, 0, 0, 4.0], "bytes_out": [0, 0, 4.0], "calls": [1.0]}
     full = scaling.project(model, point, rates=(1000.0,))
-    most = max(sum(x) for x in sizes)
+    most = max(sum(sizes[i] for i in of) for of in place_variables(sizes, 16))
     limit = 25e9 / 8 / (64 * 4 * most) * 64
     assert full["examples_per_sec_and_worker_when_full"] == pytest.approx(limit, abs=1)
     assert full["link_use_at"]["1000"] == pytest.approx(1000 / limit, abs=1e-3)
+
+
+def test_the_products_model_is_what_was_measured():
+    """`embedps plan` predicts every counted step of results/scaling.json within 5%."""
+    result = json.loads((report.RESULTS / "scaling.json").read_text())
+    for row in scaling.errors(result["counts"], MODEL):
+        for what in ("bytes_in", "bytes_out"):
+            assert row[what]["worst_shard_error"] < 0.05, row
+        assert row["calls"]["worst_shard_error"] < 0.10, row

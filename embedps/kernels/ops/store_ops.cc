@@ -1,5 +1,6 @@
 // Ops that run on a parameter server, where the rows are: those of a step, and those that create
 // and drop stores.
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -404,14 +405,18 @@ REGISTER_KERNEL_BUILDER(Name("EmbedpsClear").Device(tensorflow::DEVICE_CPU), Cle
 REGISTER_OP("EmbedpsStats")
     .Input("store: resource")
     .Output("rows: int64")
+    .Output("table_bytes: int64")
     .Output("counters: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
-      c->set_output(1, c->Vector(3));
+      c->set_output(1, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(2, c->Vector(3));
       return absl::OkStatus();
     })
-    .Doc("Counts each table's rows. counters: memory_bytes, rejected_inserts, skipped_updates.");
+    .Doc(
+        "Counts each table's rows and bytes. counters: memory_bytes, rejected_inserts, "
+        "skipped_updates.");
 
 class StatsOp : public OpKernel {
  public:
@@ -420,11 +425,13 @@ class StatsOp : public OpKernel {
     StorePtr resource;
     OP_REQUIRES_OK(context, FindStore(context, &resource));
     const RowStoreStats stats = resource->store.Stats();
-    Tensor *rows, *counters;
-    OP_REQUIRES_OK(context,
-                   context->allocate_output(0, {static_cast<int64_t>(stats.rows.size())}, &rows));
-    OP_REQUIRES_OK(context, context->allocate_output(1, {3}, &counters));
-    for (size_t t = 0; t < stats.rows.size(); ++t) rows->vec<int64_t>()(t) = stats.rows[t];
+    const int64_t num_tables = static_cast<int64_t>(stats.rows.size());
+    Tensor *rows, *bytes, *counters;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {num_tables}, &rows));
+    OP_REQUIRES_OK(context, context->allocate_output(1, {num_tables}, &bytes));
+    OP_REQUIRES_OK(context, context->allocate_output(2, {3}, &counters));
+    std::copy_n(stats.rows.data(), num_tables, rows->vec<int64_t>().data());
+    std::copy_n(stats.table_bytes.data(), num_tables, bytes->vec<int64_t>().data());
     counters->vec<int64_t>()(0) = stats.memory_bytes;
     counters->vec<int64_t>()(1) = stats.rejected_inserts;
     counters->vec<int64_t>()(2) = stats.skipped_updates;

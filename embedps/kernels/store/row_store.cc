@@ -445,12 +445,15 @@ bool RowStore::IsBusy() const {
 RowStoreStats RowStore::Stats() const {
   RowStoreStats stats;
   for (const auto& rows : table_rows_) stats.rows.push_back(rows.load(std::memory_order_relaxed));
-  for (const auto& s : stripes_) {
-    std::lock_guard<std::mutex> lock(s->mutex);
-    stats.memory_bytes += s->MemoryBytes();
+  stats.table_bytes.resize(config_.tables.size());
+  for (size_t i = 0; i < stripes_.size(); ++i) {
+    std::lock_guard<std::mutex> lock(stripes_[i]->mutex);
+    stats.table_bytes[i / kStripes] += stripes_[i]->MemoryBytes();
   }
-  for (const AdmissionStats& table : StatsOfAdmission()) stats.memory_bytes += table.bytes;
-  stats.memory_bytes += pool_.SpareBytes();
+  const std::vector<AdmissionStats> admission = StatsOfAdmission();
+  for (size_t t = 0; t < admission.size(); ++t) stats.table_bytes[t] += admission[t].bytes;
+  stats.memory_bytes = pool_.SpareBytes();
+  for (const int64_t bytes : stats.table_bytes) stats.memory_bytes += bytes;
   stats.rejected_inserts = rejected_inserts_.load(std::memory_order_relaxed);
   stats.skipped_updates = skipped_updates_.load(std::memory_order_relaxed);
   return stats;

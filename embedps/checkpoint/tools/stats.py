@@ -1,0 +1,247 @@
+"""Statistics of the tables in a checkpoint: sizes, updates, hottest ids, norms, growth, load.
+
+A row's frequency counts its updates: the training steps that looked the row up, each once. So it is
+an exact count of lookups by steps, which costs training nothing. An id that is in nearly every step
+is in the batches more often than that; `expected_examples` corrects for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.manifest import Manifest
+from embedps.checkpoint.format.rows import table_codes
+from embedps.checkpoint.tools.replay import Partition, make_partitions
+from embedps.errors import CheckpointError
+
+NUM_HOTTEST = 1000
+HOT_SHARE = 0.01
+_LEAST_FREQUENCY = 5  # rarer ids say little of an exponent
+_FITTED_RANKS = 200
+_PERCENTILES = (1, 10, 50, 90, 99)
+_COLUMNS = (
+    "table",
+    "rows",
+    "bytes",
+    "updates",
+    "ids/step",
+    "top 1%",
+    "Zipf",
+    "once",
+    "norm",
+    "fullest shard",
+    "hottest id",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShardLoad:
+    """A shard's part of a table."""
+
+    shard: int
+    rows: int
+    updates: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TableStatistics:
+    """What a checkpoint tells of a table.
+
+    Attributes:
+      name: of the table.
+      dim: floats per embedding.
+      rows: how many there are.
+      row_bytes: of a row's floats and bookkeeping, as restored.
+      updates: of all rows; each is a distinct id of a training step.
+      ids_per_step: updates per training step.
+      hot_share: the share of the updates that the most frequent 1% of ids have.
+      zipf_exponent: of the ids' frequencies by rank; NaN if too few ids are frequent.
+      hottest: the most frequent ids with their updates, in order; 1000 at most.
+      frequencies: the updates of the rows at some ranks, as (rank from 1, updates).
+      once: rows with one update at most.
+      norms: percentiles 1, 10, 50, 90 and 99 of the embeddings' Euclidean norms.
+      largest_norm: of all embeddings.
+      median_age_steps: steps since the last update of half of the rows.
+      shards: the load of each shard.
+    """
+
+    name: str
+    dim: int
+    rows: int
+    row_bytes: int
+    updates: int
+    ids_per_step: float
+    hot_share: float
+    zipf_exponent: float
+    hottest: list[tuple[int, int]]
+    frequencies: list[tuple[int, int]]
+    once: int
+    norms: list[float]
+    largest_norm: float
+    median_age_steps: float
+    shards: list[ShardLoad]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointStatistics:
+    """The statistics of a manifest's tables."""
+
+    number: int
+    step: int
+    tables: list[TableStatistics]
+
+
+def read_statistics(directory: CheckpointDirectory, manifest: Manifest) -> CheckpointStatistics:
+    """Reads the rows of all tables; takes about 20 bytes of memory per row of the largest table.
+
+    Raises:
+      CheckpointError: a file of the checkpoint is damaged.
+    """
+    directory.check_content(manifest, [file for save in manifest.chain for file in save.files])
+    parts = make_partitions(directory, manifest.chain)
+    tables = []
+    for table in manifest.tables:
+        name = table["name"]
+        mine = [part for part in parts if name in part.tables]
+        if not mine:
+            raise CheckpointError(f"manifest {manifest.number} has no files of table {name!r}")
+        tables.append(_TableRows(name, int(table["dim"]), mine).statistics(manifest.step))
+    return CheckpointStatistics(number=manifest.number, step=manifest.step, tables=tables)
+
+
+def expected_examples(updates: NDArray[np.float64], steps: int) -> NDArray[np.float64]:
+    """Estimates how often ids occurred that are in so many of the steps: -steps ln(1 - u/steps).
+
+    Occurrences are taken as spread evenly over the steps. An id in every step gives infinity.
+    """
+    with np.errstate(divide="ignore"):
+        return np.asarray(-steps * np.log1p(-np.minimum(updates / max(steps, 1), 1.0)))
+
+
+def zipf_exponent(frequencies: NDArray[np.int64], steps: int) -> float:
+    """Fits the exponent s of frequency ~ rank^-s, by least squares of the logarithms.
+
+    Args:
+      frequencies: updates of each row, descending.
+      steps: training steps.
+
+    Returns:
+      The exponent; NaN if fewer than ten ids are frequent enough and not in nearly all steps.
+    """
+    usable = (frequencies >= _LEAST_FREQUENCY) & (frequencies <= 0.9 * steps)
+    ranks = np.flatnonzero(usable)
+    if len(ranks) < 10 or ranks[-1] < 2 * (ranks[0] + 1):
+        return float("nan")
+    # Ranks at equal distances of their logarithms: otherwise the tail alone would decide.
+    first, last = np.log(ranks[0] + 1), np.log(ranks[-1] + 1)
+    chosen = np.unique(np.exp(np.linspace(first, last, _FITTED_RANKS)).astype(np.int64)) - 1
+    chosen = chosen[(chosen >= ranks[0]) & (chosen <= ranks[-1])]
+    counts = expected_examples(frequencies[chosen].astype(np.float64), steps)
+    slope = np.polyfit(np.log(chosen + 1.0), np.log(counts), 1)[0]
+    return float(-slope)
+
+
+class _TableRows:
+    """Reads a table's rows, shard by shard, and keeps a few numbers of each."""
+
+    def __init__(self, name: str, dim: int, parts: Sequence[Partition]) -> None:
+        self._name = name
+        self._dim = dim
+        self._row_bytes = (
+            sum(
+                4 * field.type.list_size
+                for field in parts[0].schema
+                if pa.types.is_fixed_size_list(field.type)
+            )
+            + 16
+        )  # the id, the last step and the frequency
+        ids, frequencies, norms, steps = [], [], [], []
+        self._shards: dict[int, list[int]] = {}
+        for part in parts:
+            for batch in _rows_of(part, name):
+                ids.append(batch["id"].to_numpy())
+                frequencies.append(batch["frequency"].to_numpy())
+                steps.append(batch["last_step"].to_numpy())
+                flat = batch["embedding"].flatten().to_numpy().reshape(-1, dim)
+                norms.append(np.sqrt(np.einsum("ij,ij->i", flat, flat, dtype=np.float64)))
+                load = self._shards.setdefault(part.shard, [0, 0])
+                load[0] += batch.num_rows
+                load[1] += int(frequencies[-1].sum(dtype=np.int64))
+        self._ids = _joined(ids, np.int64)
+        self._frequencies = _joined(frequencies, np.int64)
+        self._norms = _joined(norms, np.float32)
+        self._last_steps = _joined(steps, np.int64)
+
+    def statistics(self, step: int) -> TableStatistics:
+        """Computes the statistics after so many training steps."""
+        rows, updates = len(self._ids), int(self._frequencies.sum())
+        order = np.lexsort((self._ids, -self._frequencies))
+        ranked = self._frequencies[order]
+        hottest = order[:NUM_HOTTEST]
+        some = np.unique(np.geomspace(1, max(rows, 1), 100).astype(np.int64)) - 1
+        hot = ranked[: max(1, round(HOT_SHARE * rows))].sum() if rows else 0
+        return TableStatistics(
+            name=self._name,
+            dim=self._dim,
+            rows=rows,
+            row_bytes=self._row_bytes,
+            updates=updates,
+            ids_per_step=updates / max(step, 1),
+            hot_share=float(hot) / max(updates, 1),
+            zipf_exponent=zipf_exponent(ranked, step),
+            hottest=[(int(self._ids[i]), int(self._frequencies[i])) for i in hottest],
+            frequencies=[(int(i) + 1, int(ranked[i])) for i in some if i < rows],
+            once=int((self._frequencies <= 1).sum()),
+            norms=[float(x) for x in np.percentile(self._norms, _PERCENTILES)] if rows else [],
+            largest_norm=float(self._norms.max()) if rows else 0.0,
+            median_age_steps=float(step - 1 - np.median(self._last_steps)) if rows else 0.0,
+            shards=[
+                ShardLoad(shard=shard, rows=load[0], updates=load[1])
+                for shard, load in sorted(self._shards.items())
+            ],
+        )
+
+
+def _rows_of(part: Partition, name: str) -> Iterator[pa.RecordBatch]:
+    code = part.tables.index(name)
+    for batch in part.rows(name):
+        if (table_codes(batch) == code).any():
+            yield batch
+
+
+def _joined(parts: Sequence[np.ndarray], dtype: type) -> NDArray[Any]:
+    return np.concatenate([np.empty(0, dtype), *parts]).astype(dtype)
+
+
+def print_statistics(statistics: CheckpointStatistics, console: Console) -> None:
+    """Prints a line per table, and the load of its shards."""
+    table = Table(title=f"manifest {statistics.number}, step {statistics.step:,}")
+    for i, column in enumerate(_COLUMNS):
+        table.add_column(column, justify="left" if i == 0 else "right")
+    for each in statistics.tables:
+        updates = [shard.updates for shard in each.shards]
+        fullest = max(updates, default=0) * len(updates) / max(each.updates, 1)
+        table.add_row(
+            escape(each.name),
+            f"{each.rows:,}",
+            f"{each.rows * each.row_bytes:,}",
+            f"{each.updates:,}",
+            f"{each.ids_per_step:,.1f}",
+            f"{each.hot_share:.1%}",
+            f"{each.zipf_exponent:.2f}",
+            f"{each.once / max(each.rows, 1):.0%}",
+            f"{each.norms[2]:.3g}" if each.norms else "",
+            f"{fullest:.2f}x",
+            str(each.hottest[0][0]) if each.hottest else "",
+        )
+    console.print(table)

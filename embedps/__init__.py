@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from embedps.run.evaluation_config import EvaluationConfig
     from embedps.run.optimizer_config import OptimizerConfig
     from embedps.tables.admission import Chance, MinCount
+    from embedps.tables.eviction import MinNorm, SizeLimit, TimeToLive
     from embedps.tables.optimizers import SGD, Adagrad, Ftrl, LazyAdam, RowwiseAdagrad
     from embedps.tables.specs import FeatureSpec, Initializer, TableSpec
     from embedps.training.callbacks import Callback, EarlyStopping, ReduceLearningRate
@@ -65,6 +66,7 @@ __all__ = [
     "LazyAdam",
     "LocalCluster",
     "MinCount",
+    "MinNorm",
     "Negatives",
     "OptimizerConfig",
     "Recommender",
@@ -72,7 +74,9 @@ __all__ = [
     "RetrievalMetrics",
     "RowwiseAdagrad",
     "SaveCheckpoints",
+    "SizeLimit",
     "TableSpec",
+    "TimeToLive",
     "TrainConfig",
     "Trainer",
     "__version__",
@@ -106,6 +110,7 @@ _MODULE_OF = {
     "LazyAdam": "tables.optimizers",
     "LocalCluster": "cluster.local_cluster",
     "MinCount": "tables.admission",
+    "MinNorm": "tables.eviction",
     "Negatives": "layers.losses",
     "OptimizerConfig": "run.optimizer_config",
     "Recommender": "engine.recommender",
@@ -113,7 +118,9 @@ _MODULE_OF = {
     "RetrievalMetrics": "layers.retrieval_metrics",
     "RowwiseAdagrad": "tables.optimizers",
     "SaveCheckpoints": "keras.checkpoints",
+    "SizeLimit": "tables.eviction",
     "TableSpec": "tables.specs",
+    "TimeToLive": "tables.eviction",
     "TrainConfig": "run.config",
     "Trainer": "training.trainer",
     "bpr_loss": "layers.losses",

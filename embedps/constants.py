@@ -67,6 +67,8 @@ QUANTIZED_LEVELS: Final = {"int8": _NUMBERS["kInt8Levels"], "int4": _NUMBERS["kI
 
 OPTIMIZER_KINDS: Final = _LISTS["kOptimizerKinds"]
 INITIALIZER_KINDS: Final = _LISTS["kInitializerKinds"]
+EVICTION_ORDERS: Final = _LISTS["kEvictionOrders"]
+EVICTION_CAUSES: Final = _LISTS["kEvictionCauses"]
 COMBINERS: Final = _LISTS["kCombiners"]
 
 

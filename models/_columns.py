@@ -5,14 +5,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from embedps.config_fields import check, option
-from embedps.constants import MAX_MIN_COUNT, MAX_ROW_FILE_WIDTH
+from embedps.constants import EVICTION_ORDERS, MAX_MIN_COUNT, MAX_ROW_FILE_WIDTH
 from embedps.data.dataset import Dataset
 from embedps.data.dataset_metadata import CategoricalFeature
 from embedps.dtypes import COMPUTE_DTYPES
 from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
-from embedps.tables import FeatureSpec, Initializer, TableSpec
+from embedps.tables import FeatureSpec, Initializer, MinNorm, SizeLimit, TableSpec, TimeToLive
 from embedps.tables.admission import Admission, Chance, MinCount
+from embedps.tables.eviction import EvictionPolicy
 from embedps.tables.optimizers import Optimizer
 from embedps.tables.optimizers import make as make_optimizer
 
@@ -35,7 +36,56 @@ def small() -> Initializer:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TableConfig:
+class EvictionConfig:
+    """The options that say which rows of a model's tables go; each holds for every table."""
+
+    row_ttl_steps: int = option(
+        0, "a row goes this many steps after its last update; 0: never", least=0, most=2**32 - 1
+    )
+    row_ttl_hours: int = option(
+        0,
+        "a row goes when the dataset's timestamps have advanced by this since its last update; "
+        "0: never",
+        least=0,
+        most=10**6,
+    )
+    max_table_rows: int = option(
+        0, "at this many rows of a table, new ones displace others; 0: no limit", least=0
+    )
+    max_table_bytes: int = option(
+        0, "at this many bytes of a table, new rows displace others; 0: no limit", least=0
+    )
+    eviction_order: str = option(
+        EVICTION_ORDERS[0],
+        "which rows are displaced at a limit: the least recently or least frequently updated",
+        choices=EVICTION_ORDERS,
+    )
+    min_row_norm: float = option(
+        0.0, "a row goes when an update leaves its L2 norm below this; 0: never", least=0, most=1e30
+    )
+
+    def eviction(self) -> tuple[EvictionPolicy, ...]:
+        """Makes the tables' policies of eviction."""
+        policies: list[EvictionPolicy] = []
+        if self.row_ttl_steps or self.row_ttl_hours:
+            policies.append(
+                TimeToLive(steps=self.row_ttl_steps, event_secs=3600 * self.row_ttl_hours)
+            )
+        if self.max_table_rows or self.max_table_bytes:
+            policies.append(
+                SizeLimit(
+                    max_rows=self.max_table_rows,
+                    max_bytes=self.max_table_bytes,
+                    order=self.eviction_order,  # type: ignore[arg-type]
+                )
+            )
+        if self.min_row_norm:
+            policies.append(MinNorm(norm=self.min_row_norm))
+        return tuple(policies)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TableConfig(EvictionConfig):
     """The options of a model's tables."""
 
     embedding_dim: int = option(16, "floats per embedding", least=1, most=MAX_ROW_FILE_WIDTH)
@@ -86,6 +136,7 @@ class TableConfig:
             optimizer=self.optimizer(),
             initializer=initializer,
             admission=admission,
+            eviction=self.eviction(),
         )
 
     def optimizer(self) -> Optimizer:

@@ -119,6 +119,12 @@ def test_run_leaves_scores_and_a_summary(embedded, dataset):
         "row_weight_decay": 0.0,
         "min_count": 1,
         "admit_probability": 1.0,
+        "row_ttl_steps": 0,
+        "row_ttl_hours": 0,
+        "max_table_rows": 0,
+        "max_table_bytes": 0,
+        "eviction_order": "least_recent",
+        "min_row_norm": 0.0,
         "compute_dtype": "float32",
         "wire_dtype": "compute",
     }

@@ -1,4 +1,4 @@
-"""Runs `embedps checkpoint inspect|stats|verify|export|compact|diff DIR`.
+"""Runs `embedps checkpoint inspect|stats|verify|export|compact|diff|evict DIR`.
 
 Exit code 0: done, no problem found. 1: a checkpoint is damaged or absent. 2: the command is wrong.
 """
@@ -21,6 +21,7 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.tools.compact import compact
 from embedps.checkpoint.tools.diff import CHANGES, diff
+from embedps.checkpoint.tools.evict import Selection, evict
 from embedps.checkpoint.tools.inspect import format_bytes, inspect
 from embedps.checkpoint.tools.replay import stream_table
 from embedps.checkpoint.tools.stats import print_statistics, read_statistics
@@ -51,6 +52,7 @@ def _parser(prog: str) -> Parser:
         "export": "replay base and deltas, and write one table as a Parquet file",
         "compact": "merge base and deltas into a new base, also during training",
         "diff": "count the rows that differ between two manifests",
+        "evict": "remove rows of a table for which all that is given holds, while no run trains",
     }
     for name, summary in summaries.items():
         command = commands.add_parser(name, help=summary, description=summary)
@@ -66,6 +68,11 @@ def _parser(prog: str) -> Parser:
         if name == "export":
             command.add_argument("--table", required=True, metavar="NAME")
             command.add_argument("--output", required=True, type=text, metavar="FILE.parquet")
+        if name == "evict":
+            command.add_argument("--table", required=True, metavar="NAME")
+            command.add_argument("--before-step", type=int, help="last updated before this step")
+            command.add_argument("--max-frequency", type=int, help="with fewer updates than this")
+            command.add_argument("--below-norm", type=float, help="of a smaller L2 norm than this")
         if name == "diff":
             command.add_argument("before", type=int, metavar="A", help="a manifest's number")
             command.add_argument("after", type=int, metavar="B", help="another manifest's number")
@@ -174,6 +181,24 @@ def _diff(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
     return 0
 
 
+def _evict(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
+    selection = Selection(
+        before_step=args.before_step,
+        max_frequency=args.max_frequency,
+        below_norm=args.below_norm,
+    )
+    made = evict(directory, args.table, selection)
+    if made.manifest is None:
+        print(f"{directory.path}: no row of {args.table} is to go: {made.kept:,} rows stay")
+        return 0
+    print(
+        f"{directory.path}: manifest {made.manifest.number} with {made.manifest.chain[-1].kind}-"
+        f"{made.manifest.save_number}: {made.removed:,} rows of {args.table} removed, "
+        f"{made.kept:,} stay"
+    )
+    return 0
+
+
 def _counted(
     batches: Iterable[pa.RecordBatch],
     table: str | None,
@@ -198,6 +223,7 @@ _COMMANDS = {
     "export": _export,
     "compact": _compact,
     "diff": _diff,
+    "evict": _evict,
 }
 
 

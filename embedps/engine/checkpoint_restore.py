@@ -59,6 +59,31 @@ def check_tables(manifest: Manifest, tables: Sequence[TableSpec]) -> None:
             )
 
 
+def eviction_changes(manifest: Manifest, collection: EmbeddingCollection) -> list[str]:
+    """Says, a line per table, how eviction differs from what a checkpoint was written with.
+
+    Any change is allowed: it holds for the restored rows too.
+    """
+    stored = {t["name"]: t.get("eviction", []) for t in manifest.tables}
+    lines = []
+    for table in collection.tables:
+        before, now = stored.get(table.name, []), table.to_json().get("eviction", [])
+        if before != now:
+            lines.append(
+                f"table {table.name!r}: eviction is {_policies(now)}, the checkpoint has "
+                f"{_policies(before)}: from now on it holds for the restored rows too"
+            )
+    return lines
+
+
+def _policies(stored: Sequence[Mapping[str, Any]]) -> str:
+    each = (
+        f"{p.get('kind')}({', '.join(f'{k}={v}' for k, v in p.items() if k != 'kind')})"
+        for p in stored
+    )
+    return " ".join(each) or "none"
+
+
 def load_rows(
     collection: EmbeddingCollection, directory: CheckpointDirectory, saves: Sequence[SaveSet]
 ) -> int:

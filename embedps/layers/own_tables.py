@@ -17,7 +17,7 @@ from embedps import kernels
 from embedps.errors import UsageError
 from embedps.tables.activations import Activation, Ids
 from embedps.tables.collection import EmbeddingCollection
-from embedps.tables.specs import FeatureSpec, TableSpec
+from embedps.tables.specs import FeatureSpec, TableSpec, event_secs_of, tables_of
 
 Rate: TypeAlias = float | Callable[[tf.Tensor], tf.Tensor]
 """A learning rate, or a schedule of it over steps, such as one of tf.keras.optimizers.schedules."""
@@ -75,6 +75,11 @@ class OwnTables:
                 "embedps.Embeddings keeps its tables in one process in Keras mode, without "
                 f"{type(tf.distribute.get_strategy()).__name__}: leave the strategy out, or train "
                 "by embedps.Trainer"
+            )
+        if aged := event_secs_of(tables_of(features, tables)):
+            raise mistake(
+                f"table {next(iter(aged))!r} has a TimeToLive in event time, which only "
+                "embedps.Trainer knows: use steps in Keras mode"
             )
         kernels.load()
         _watch_loss_scaling()

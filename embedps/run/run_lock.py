@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from embedps.errors import DirectoryInUseError, UsageError
-from embedps.storage.file_lock import FileLock
-
-LOCK_NAME = ".run.lock"
+from embedps.storage.file_lock import RUN_LOCK_NAME, FileLock
 
 
 class RunLock:
@@ -26,7 +24,7 @@ class RunLock:
           DirectoryInUseError: another run holds it.
           UsageError: the lock's file cannot be opened.
         """
-        path = model_dir / LOCK_NAME
+        path = model_dir / RUN_LOCK_NAME
         self._lock = FileLock(path)
         try:
             held = self._lock.acquire()

@@ -22,6 +22,9 @@ from pathlib import Path
 from embedps.storage.file_io import NoFileError, make_directories
 from embedps.storage.object_store import ObjectPath
 
+RUN_LOCK_NAME = ".run.lock"
+"""In a model directory, the lock of the run that trains there."""
+
 _MAX_BYTES = 4096
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 

@@ -1,17 +1,19 @@
 """A model's embedding tables on their shards, with the lookups and updates of a step."""
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from embedps import kernels
+from embedps.console.tf_logging import op_error_text
+from embedps.constants import EVICTION_CAUSES
 from embedps.errors import UsageError
-from embedps.tables import ops
+from embedps.tables import admission, eviction, ops
 from embedps.tables.activations import Activation, Ids
-from embedps.tables.admission import store_attributes
 from embedps.tables.groups import TableGroup, group_tables
 from embedps.tables.optimizers import SGD
 from embedps.tables.row_files import RowFiles
@@ -78,6 +80,7 @@ class EmbeddingCollection:
         devices: Sequence[str],
         container: str,
         trainable: bool = True,
+        sweeps_itself: bool = True,
     ) -> None:
         """Creates empty stores. Drops what the container holds on these devices.
 
@@ -88,6 +91,7 @@ class EmbeddingCollection:
             may appear more than once.
           container: a name for the stores that only this collection uses on these devices.
           trainable: keep optimizer slots. Otherwise rows can only be loaded and looked up.
+          sweeps_itself: a thread of each shard evicts by age and norm; otherwise `sweep` does.
 
         Raises:
           UsageError: the declaration is inconsistent, or there are no devices.
@@ -98,6 +102,7 @@ class EmbeddingCollection:
         self.devices = tuple(devices)
         self.container = container
         self.trainable = trainable
+        self._sweeps_itself = sweeps_itself
         self._name = uuid.uuid4().hex
         self.drop()
         self._stores: list[list[tf.Tensor]] = [
@@ -364,6 +369,27 @@ class EmbeddingCollection:
 
     # ---- outside steps -----------------------------------------------------------------------
 
+    def sweep(self) -> None:
+        """Removes now the rows that policies of age and norm say; a thread of each shard does too.
+
+        Returns once all shards have looked at all their rows.
+        """
+        self._on_each_store(lambda store: kernels.load().embedps_sweep(store))
+
+    def eviction_stats(self) -> dict[str, dict[str, int]]:
+        """Counts rows that went over all shards, by table and cause: age, norm, limit and hand."""
+        totals = {t.name: np.zeros(len(EVICTION_CAUSES), np.int64) for t in self.tables}
+        for group, stores in zip(self.groups, self._stores, strict=True):
+            for shard, store in enumerate(stores):
+                with tf.device(self.devices[shard]):
+                    evicted = kernels.load().embedps_eviction_stats(store).numpy()
+                for table, counts in zip(group.tables, evicted, strict=True):
+                    totals[table.name] += counts
+        return {
+            name: dict(zip(EVICTION_CAUSES, counts.tolist(), strict=True))
+            for name, counts in totals.items()
+        }
+
     def clear(self) -> None:
         """Removes every row."""
         self._on_each_store(lambda store: kernels.load().embedps_clear(store))
@@ -409,6 +435,18 @@ class EmbeddingCollection:
             f"there is no table {table!r}: the tables are {[t.name for t in self.tables]}"
         )
 
+    def set_oldest_steps(self, steps: Mapping[str, int]) -> None:
+        """Sets, by table, the step before which rows are too old by their event time."""
+        for group, stores in zip(self.groups, self._stores, strict=True):
+            for index, spec in enumerate(group.tables):
+                if spec.name not in steps:
+                    continue
+                for shard, store in enumerate(stores):
+                    with tf.device(self.devices[shard]):
+                        kernels.load().embedps_set_oldest_step(
+                            store, np.int64(steps[spec.name]), table=index
+                        )
+
     def shard_stats(self) -> list[ShardStats]:
         """Counts rows and memory of each shard."""
         return read_stats(self.groups, self._stores, self.devices)
@@ -444,7 +482,9 @@ class EmbeddingCollection:
     def _make_store(self, group: TableGroup, shard: int) -> tf.Tensor:
         optimizer = group.optimizer if self.trainable else SGD()
         initializers = [t.initializer for t in group.tables if t.initializer is not None]
-        with tf.device(self.devices[shard]):
+        # Only training evicts; a follower gets the removals from the deltas.
+        policies = [t.eviction if self.trainable else () for t in group.tables]
+        with tf.device(self.devices[shard]), _declaration_errors():
             return ops.row_store(
                 container=self.container,
                 # A new name: a unit that an earlier client left running must not find the store.
@@ -461,8 +501,19 @@ class EmbeddingCollection:
                 # The hash spreads rows evenly, so each shard may hold its part of the capacity.
                 max_rows=[-(-t.capacity // self.num_shards) for t in group.tables],
                 absent_read_initial=[t.absent == "initial" for t in group.tables],
-                **store_attributes([t.admission for t in group.tables]),
+                **admission.store_attributes([t.admission for t in group.tables]),
+                **eviction.store_attributes(policies, num_shards=self.num_shards),
+                sweeps_itself=self._sweeps_itself,
             )
+
+
+@contextmanager
+def _declaration_errors() -> Iterator[None]:
+    """Turns TensorFlow's error for a store that cannot be as declared into ours."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        raise UsageError(op_error_text(error.message)) from error
 
 
 def _like_ids(feature: FeatureSpec, values: tf.Tensor, row_splits: tf.Tensor) -> Activation:

@@ -6,7 +6,9 @@ from typing import Any, Literal, get_args
 
 from embedps.constants import COMBINERS, INITIALIZER_KINDS, MAX_ROW_FILE_WIDTH
 from embedps.errors import UsageError
+from embedps.tables import eviction as eviction_policies
 from embedps.tables.admission import Admission
+from embedps.tables.eviction import EvictionPolicy, TimeToLive
 from embedps.tables.optimizers import Optimizer, RowwiseAdagrad
 
 Combiner = Literal["sum", "mean", "sqrtn", "none"]
@@ -66,6 +68,8 @@ class TableSpec:
         the value with which its row would start.
       admission: which ids get a row, `MinCount(count=3)` or `Chance(probability=0.1)`; None gives
         one to every id. The gradient of an id without a row is dropped.
+      eviction: which rows go; a row goes if one of the policies says so. An id that returns starts
+        anew.
     """
 
     name: str
@@ -76,6 +80,7 @@ class TableSpec:
     capacity: int = 0
     absent: Absent = "zeros"
     admission: Admission | None = None
+    eviction: tuple[EvictionPolicy, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -96,6 +101,8 @@ class TableSpec:
             raise UsageError(
                 f"table {self.name!r}: absent must be zeros or initial but got {self.absent!r}"
             )
+        object.__setattr__(self, "eviction", tuple(self.eviction))
+        eviction_policies.check(self.name, self.eviction, capacity=self.capacity)
         if self.initializer is None:
             object.__setattr__(self, "initializer", Initializer.uniform(self.dim**-0.5))
 
@@ -116,6 +123,8 @@ class TableSpec:
             fields["absent"] = self.absent
         if self.admission is not None:
             fields["admission"] = self.admission.to_json()
+        if self.eviction:  # earlier checkpoints do not have it
+            fields["eviction"] = eviction_policies.to_json(self.eviction)
         return fields
 
 
@@ -175,6 +184,12 @@ class FeatureSpec:
     def keeps_rows(self) -> bool:
         """Whether an example's activation is a row per id, not one vector."""
         return self.ragged and self.combiner == "none"
+
+
+def event_secs_of(tables: Sequence[TableSpec]) -> dict[str, int]:
+    """Returns the times to live in event time, by table that has one."""
+    ages = ((t.name, eviction_policies.find(t.eviction, TimeToLive)) for t in tables)
+    return {name: age.event_secs for name, age in ages if age is not None and age.event_secs}
 
 
 def tables_of(

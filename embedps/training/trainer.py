@@ -317,6 +317,7 @@ class Trainer:
             "examples_per_sec": round(examples / secs, 1) if examples else 0.0,
             "tables": stats.rows,
             "tables_memory_bytes": stats.memory_bytes,
+            "evicted": setup.collection.eviction_stats(),
             "checkpoint": {
                 "number": writer.last.number if writer.last else None,
                 **{f"{kind}s": dict(c) for kind, c in writer.counts.items()},

@@ -100,12 +100,15 @@ class TrainingLoop:
                     f"resumes from checkpoint {writer.last.number}, step {writer.last.step}: "
                     f"{self._ledger.num_done}/{self._ledger.num_units} units are done"
                 )
+                for change in self._setup.changes:
+                    line.say(change)
             self._saves = CheckpointSchedule(
                 self._config.checkpoint, self._ledger, self.save, say=line.say
             )
             self._score(line)  # a checkpoint that the previous run saved and did not score
             while not self.finished and not stop.is_set():
                 self._train(line)
+                self._advance_event_clock()
                 self._saves.save_last(final=self.finished, stop=stop)
                 self._notices.release_servers(finished=self._ledger.finished)
                 self._score(line)
@@ -207,11 +210,17 @@ class TrainingLoop:
                 self._show(line, force=not running)
 
     def _poll_slowly(self, line: ProgressLine) -> None:
-        """Reads files that change rarely: evaluations, restarts; shows news."""
+        """Reads files that change rarely: evaluations, restarts; shows news; lets rows age."""
+        self._advance_event_clock()
         self._effects.poll(line.say)
         self.count_restarts()
         for news in [*self.scoring.news(), *self._setup.writer.news()]:
             line.say(news)
+
+    def _advance_event_clock(self) -> None:
+        """Tells the tables which rows are too old by their event time."""
+        if oldest := self._setup.event_ages.changes(self._ledger.num_done):
+            self._setup.collection.set_oldest_steps(oldest)
 
     def _show(self, line: ProgressLine, *, force: bool) -> None:
         text = self.log.show(

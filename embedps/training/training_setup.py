@@ -15,7 +15,7 @@ from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.retention import KeepPolicy
 from embedps.cluster.interface import Cluster
 from embedps.data.dataset import Dataset
-from embedps.engine.checkpoint_restore import check_tables
+from embedps.engine.checkpoint_restore import check_tables, eviction_changes
 from embedps.engine.dense_optimizer import (
     has_schedule,
     kind_of,
@@ -31,8 +31,10 @@ from embedps.engine.unit_functions import make_train_unit
 from embedps.engine.variable_names import name_optimizer
 from embedps.errors import UsageError
 from embedps.run.config import TrainConfig
+from embedps.scheduling.event_clock import EventAges
 from embedps.scheduling.ledger import Ledger, LedgerOptions
 from embedps.tables.collection import EmbeddingCollection
+from embedps.tables.specs import event_secs_of
 from embedps.training.checkpoint_writer import CheckpointWriter
 
 
@@ -50,6 +52,8 @@ class TrainingSetup:
       set_dense_rate: sets the network's learning rate to a factor of the config's.
       examples_before: examples of the units that were done before this run.
       nan_where_missing: the network gives NaN where a numeric column is missing.
+      event_ages: which rows are too old by their event time.
+      changes: lines that say what this run declares otherwise than its last checkpoint.
     """
 
     directory: CheckpointDirectory
@@ -61,6 +65,8 @@ class TrainingSetup:
     set_dense_rate: Callable[[float], Any]
     examples_before: int
     nan_where_missing: bool
+    event_ages: EventAges
+    changes: tuple[str, ...]
 
 
 def set_up(
@@ -110,6 +116,7 @@ def set_up(
             )
         if last is not None:
             reseed_generators(network, config.seed, last.step)
+    event_ages = EventAges(dataset, ledger, event_secs_of(model.tables), shuffle=config.shuffle)
     collection = EmbeddingCollection(
         model.tables,
         model.features,
@@ -129,8 +136,10 @@ def set_up(
     )
     set_dense_rate = rate_scaler(optimizer)
     examples_before = ledger.rows_done()
+    changes: list[str] = []
     if last is not None:
         check_tables(last, collection.tables)
+        changes = eviction_changes(last, collection)
         check_signature(last, signature)
         check_optimizer(last, directory, kind, model)
         writer.restore(last)
@@ -153,6 +162,8 @@ def set_up(
         set_dense_rate=set_dense_rate,
         examples_before=examples_before,
         nan_where_missing=nan_where_missing,
+        event_ages=event_ages,
+        changes=tuple(changes),
     )
 
 

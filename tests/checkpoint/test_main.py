@@ -290,6 +290,7 @@ def test_every_command_runs_without_tensorflow_in_under_a_second(directory, tmp_
         ("export", path, "--table", "C1", "--output", str(tmp_path / "c1.parquet")),
         ("diff", path, "1", "3"),
         ("compact", path),
+        ("evict", path, "--table", "C1", "--before-step", "1"),
     )
     for command in commands:
         runs = [run(*command) for _ in range(3)]

@@ -22,7 +22,7 @@ from embedps.engine.random_numbers import reseed_generators
 from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import make_eval_unit, make_train_unit
 from embedps.errors import UsageError
-from embedps.run.run_lock import LOCK_NAME
+from embedps.storage.file_lock import RUN_LOCK_NAME
 from embedps.tables.collection import EmbeddingCollection
 from embedps.training.trainer import TrainingError
 from tests.builders import ROOT, make_mixed, make_trainer, write_dataset
@@ -250,7 +250,7 @@ def test_trainer_refuses_before_it_trains_and_leaves_nothing(tmp_path, dataset):
     recommender = make_mixed(build=REFUSED["batch normalization in a function"][0])
     with pytest.raises(UsageError, match="moving_mean"):
         make_trainer(dataset, tmp_path / "m", recommender=recommender)
-    assert [path.name for path in (tmp_path / "m").iterdir()] == [LOCK_NAME]
+    assert [path.name for path in (tmp_path / "m").iterdir()] == [RUN_LOCK_NAME]
 
 
 class Careless(Base):

@@ -17,7 +17,8 @@ from embedps.checkpoint.format.manifest_json import to_json
 from embedps.checkpoint.tools.compact import compact
 from embedps.errors import DirectoryInUseError, DirectoryTakenError, UsageError
 from embedps.evaluation.evaluator import Evaluator
-from embedps.run.run_lock import LOCK_NAME, RunLock
+from embedps.run.run_lock import RunLock
+from embedps.storage.file_lock import RUN_LOCK_NAME
 from tests.builders import ROOT, latest, make_dlrm, make_trainer, write_dataset
 
 # Holds the lock, and a process of its own that outlives it.
@@ -56,7 +57,7 @@ def test_second_run_is_told_who_holds_the_directory(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"pid": "x"}', b"[" * 4096])
 def test_lock_of_an_unknown_holder_still_holds(tmp_path, content):
     lock = RunLock(tmp_path)
-    (tmp_path / LOCK_NAME).write_bytes(content)
+    (tmp_path / RUN_LOCK_NAME).write_bytes(content)
     with pytest.raises(DirectoryInUseError, match="in use by another run: end that one"):
         RunLock(tmp_path)
     lock.release()
@@ -84,8 +85,8 @@ def test_lock_dies_with_its_holder_and_not_with_what_that_started(tmp_path):
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("elsewhere", path)])
 def test_what_is_no_file_is_no_lock(tmp_path, make):
-    make(tmp_path / LOCK_NAME)
-    with pytest.raises(UsageError, match=rf"--model-dir: {tmp_path}/{LOCK_NAME} "):
+    make(tmp_path / RUN_LOCK_NAME)
+    with pytest.raises(UsageError, match=rf"--model-dir: {tmp_path}/{RUN_LOCK_NAME} "):
         RunLock(tmp_path)
 
 

@@ -25,7 +25,7 @@ from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import make_train_unit
 from embedps.errors import DatasetError, DimMismatchError, UsageError
 from embedps.run.config import TrainConfig
-from embedps.run.run_lock import LOCK_NAME
+from embedps.storage.file_lock import RUN_LOCK_NAME
 from embedps.tables.collection import EmbeddingCollection
 from embedps.training.trainer import Trainer, TrainingError
 from models import dlrm
@@ -358,7 +358,7 @@ def test_rerun_of_a_finished_run_changes_nothing(tmp_path, dataset):
         return {
             path: (path.read_bytes(), path.name in written_anew or path.stat().st_mtime_ns)
             for path in tmp_path.rglob("*")
-            if path.is_file() and path.name != LOCK_NAME
+            if path.is_file() and path.name != RUN_LOCK_NAME
         }
 
     first = make_trainer(dataset, tmp_path).fit().summary

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "embedps/kernels/ops/eviction_attributes.h"
 #include "embedps/kernels/ops/store_resource.h"
 #include "embedps/kernels/runtime/constants.h"
 #include "embedps/kernels/runtime/names.h"
@@ -46,6 +47,13 @@ REGISTER_OP("EmbedpsRowStore")
     .Attr("admission_min_counts: list(int) = []")
     .Attr("admission_expire_steps: list(int) = []")
     .Attr("admission_thresholds: list(int) = []")
+    .Attr("ttl_steps: list(int) = []")
+    .Attr("have_oldest_step: list(bool) = []")
+    .Attr("min_norms: list(float) = []")
+    .Attr("limit_rows: list(int) = []")
+    .Attr("limit_bytes: list(int) = []")
+    .Attr("eviction_orders: list(string) = []")
+    .Attr("sweeps_itself: bool = true")
     .Output("store: resource")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
@@ -105,6 +113,7 @@ class RowStoreOp : public OpKernel {
       config_.tables.push_back(std::move(table));
     }
     OP_REQUIRES_OK(c, ReadAdmission(c));
+    OP_REQUIRES_OK(c, ReadEviction(c, &config_));
   }
 
   void Compute(OpKernelContext* context) override {
@@ -289,12 +298,6 @@ class UpdateOp : public OpKernel {
   }
 };
 REGISTER_KERNEL_BUILDER(Name("EmbedpsUpdate").Device(tensorflow::DEVICE_CPU), UpdateOp);
-
-absl::Status CheckTable(const RowStore& store, int table) {
-  if (table < store.num_tables()) return absl::OkStatus();
-  return absl::InvalidArgumentError("table must be under " + std::to_string(store.num_tables()) +
-                                    " but got " + std::to_string(table));
-}
 
 REGISTER_OP("EmbedpsRemove")
     .Input("store: resource")

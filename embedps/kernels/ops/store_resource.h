@@ -55,6 +55,12 @@ absl::Status ReadScalar(tensorflow::OpKernelContext* context, int at, const char
   return absl::OkStatus();
 }
 
+inline absl::Status CheckTable(const RowStore& store, int table) {
+  if (table < store.num_tables()) return absl::OkStatus();
+  return absl::InvalidArgumentError("table must be under " + std::to_string(store.num_tables()) +
+                                    " but got " + std::to_string(table));
+}
+
 inline absl::Status CheckStep(int64_t step) {
   if (step >= 0 && step <= UINT32_MAX) return absl::OkStatus();
   return absl::InvalidArgumentError("step must be in [0, 2^32) but got " + std::to_string(step));

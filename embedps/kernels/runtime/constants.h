@@ -64,6 +64,8 @@ inline constexpr int kMaxMinCount = 256;
 inline constexpr const char* kOptimizerKinds[] = {"sgd", "adagrad", "rowwise_adagrad", "lazy_adam",
                                                   "ftrl"};
 inline constexpr const char* kInitializerKinds[] = {"constant", "uniform", "normal"};
+inline constexpr const char* kEvictionOrders[] = {"least_recent", "least_frequent"};
+inline constexpr const char* kEvictionCauses[] = {"age", "norm", "limit", "hand"};
 inline constexpr const char* kCombiners[] = {"sum", "mean", "sqrtn", "none"};
 
 }  // namespace embedps

@@ -20,21 +20,38 @@ constexpr uint32_t kAheadRows = 16;   // rows to prefetch before a delta copies 
 
 }  // namespace
 
+size_t RowBytes(const RowStoreConfig& config) {
+  size_t bytes = kHeaderBytes + sizeof(float) * config.dim;
+  for (const OptimizerSlot& slot : OptimizerSlots(config.optimizer, config.dim)) {
+    bytes += sizeof(float) * slot.width;
+  }
+  return bytes;
+}
+
 RowStore::RowStore(RowStoreConfig config)
     : config_(std::move(config)),
       table_rows_(config_.tables.size()),
       admitted_(config_.tables.size()),
       refused_(config_.tables.size()) {
-  size_t row_bytes = kHeaderBytes + sizeof(float) * config_.dim;
-  for (const OptimizerSlot& slot : OptimizerSlots(config_.optimizer, config_.dim)) {
-    row_bytes += sizeof(float) * slot.width;
-  }
+  const size_t row_bytes = RowBytes(config_);
   for (const TableConfig& table : config_.tables) {
     salts_.push_back(TableSalt(table.name));
     for (int i = 0; i < kStripes; ++i)
       stripes_.push_back(std::make_unique<Stripe>(row_bytes, &pool_));
   }
   MakeCounters();
+  bool sweeps = false;
+  for (int t = 0; t < num_tables(); ++t) {
+    const EvictionConfig& eviction = config_.tables[t].eviction;
+    evictions_.push_back(std::make_unique<TableEviction>(
+        eviction, row_bytes, config_.dim, salts_[t], &stripes_[t * kStripes], &table_rows_[t]));
+    sweeps |= eviction.sweeps();
+  }
+  if (sweeps && config_.sweeps_itself) {
+    sweeper_ =
+        std::make_unique<Sweeper>([this](const Sweeper::Pause& pause) { Sweep(pause); },
+                                  [this] { return IsSweepDue(); }, [this] { return IsBusy(); });
+  }
 }
 
 RowStore::~RowStore() = default;
@@ -95,9 +112,10 @@ void RowStore::LookUp(const IdsByTable& batch, bool insert, const ShownIds* show
 
 uint32_t RowStore::InsertRow(int t, uint64_t hash, int64_t id, Stripe* stripe) {
   const TableConfig& table = config_.tables[t];
+  const int64_t rows = table_rows_[t].fetch_add(1, std::memory_order_relaxed);
   uint32_t number = kNone;
-  if (table_rows_[t].fetch_add(1, std::memory_order_relaxed) < table.max_rows ||
-      table.max_rows == 0) {
+  if ((table.max_rows == 0 || rows < table.max_rows) &&
+      (!table.eviction.displaces() || evictions_[t]->MakePlace(stripe))) {
     number = stripe->Insert(hash, id, salts_[t]);
   }
   if (number == kNone) {
@@ -105,6 +123,7 @@ uint32_t RowStore::InsertRow(int t, uint64_t hash, int64_t id, Stripe* stripe) {
     rejected_inserts_.fetch_add(1, std::memory_order_relaxed);
     return kNone;
   }
+  if (table.eviction.any()) stripe->Row(number)->last_step = LastStep();  // its age counts from now
   const int dim = config_.dim;
   float* embedding = stripe->Embedding(number);
   InitializeEmbedding(table.initializer, table.seed, salts_[t], id, dim, embedding);
@@ -173,6 +192,10 @@ void RowStore::NoteStep(uint32_t step) {
   }
 }
 
+uint32_t RowStore::LastStep() const {
+  return static_cast<uint32_t>(std::max<int64_t>(steps_.load(std::memory_order_relaxed), 1) - 1);
+}
+
 int64_t RowStore::Remove(int table, const int64_t* ids, int64_t num_ids) {
   int64_t removed = 0;
   for (int64_t i = 0; i < num_ids; ++i) {
@@ -194,25 +217,19 @@ int64_t RowStore::Remove(int table, const int64_t* ids, int64_t num_ids) {
 }
 
 int64_t RowStore::Evict(int table, uint32_t step, uint32_t max_frequency) {
-  int64_t removed = 0;
-  for (int k = 0; k < kStripes; ++k) {
-    Stripe& s = *stripes_[table * kStripes + k];
-    for (uint32_t first = 0;; first += kSliceRows) {
-      std::lock_guard<std::mutex> lock(s.mutex);
-      if (first >= s.used()) break;
-      const uint32_t last = std::min(s.used(), first + kSliceRows);
-      for (uint32_t number = first; number < last; ++number) {
-        const RowHeader* row = s.Row(number);
-        if (row->live && row->last_step < step && row->frequency < max_frequency) {
-          s.Remove(RowHash(salts_[table], row->id), row->id, salts_[table]);
-          s.open_removed.push_back(row->id);
-          ++removed;
-        }
-      }
-    }
+  return evictions_[table]->Evict(step, max_frequency);
+}
+
+void RowStore::Sweep(const Sweeper::Pause& pause) {
+  for (const auto& eviction : evictions_) {
+    if (!eviction->Sweep(steps_.load(std::memory_order_relaxed), pause)) return;
   }
-  table_rows_[table].fetch_sub(removed, std::memory_order_relaxed);
-  return removed;
+}
+
+bool RowStore::IsSweepDue() const {
+  const int64_t steps = steps_.load(std::memory_order_relaxed);
+  return std::any_of(evictions_.begin(), evictions_.end(),
+                     [steps](const auto& eviction) { return eviction->IsSweepDue(steps); });
 }
 
 void RowStore::CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pending,
@@ -388,12 +405,16 @@ void RowStore::LoadRecord(const RowColumns& columns, int64_t i, int table, uint6
   }
   uint32_t number = stripe->Find(hash, id);
   if (number == kNone) {
-    number = stripe->Insert(hash, id, salts_[table]);
+    table_rows_[table].fetch_add(1, std::memory_order_relaxed);
+    const bool has_place = !config_.tables[table].eviction.displaces() ||
+                           evictions_[table]->MakePlaceForRecord(id, columns.last_step[i],
+                                                                 columns.frequency[i], stripe);
+    if (has_place) number = stripe->Insert(hash, id, salts_[table]);
     if (number == kNone) {
-      rejected_inserts_.fetch_add(1, std::memory_order_relaxed);
+      table_rows_[table].fetch_sub(1, std::memory_order_relaxed);
+      if (has_place) rejected_inserts_.fetch_add(1, std::memory_order_relaxed);
       return;
     }
-    table_rows_[table].fetch_add(1, std::memory_order_relaxed);
     if (!optimizer_slots)
       InitializeOptimizerSlots(config_.optimizer, dim, stripe->Embedding(number) + dim);
   }
@@ -419,10 +440,17 @@ int64_t RowStore::MarkClean() {
   // In the opposite order of lookups, so a lookup waits at one stripe at most. In the same order it
   // could wait at each of them.
   for (size_t i = stripes_.size(); i-- > 0;) {
-    std::lock_guard<std::mutex> lock(stripes_[i]->mutex);
-    stripes_[i]->ForgetTouches();
+    Stripe& s = *stripes_[i];
+    std::lock_guard<std::mutex> lock(s.mutex);
+    s.ForgetTouches();
+    const uint64_t salt = salts_[i / kStripes];
+    for (const int64_t id : s.displaced_by_records) {
+      if (s.Find(RowHash(salt, id), id) == kNone) s.open_removed.push_back(id);
+    }
+    std::vector<int64_t>().swap(s.displaced_by_records);
     if (counters_[i] != nullptr) counters_[i]->ForgetTouches();
   }
+  for (const auto& eviction : evictions_) eviction->DisplaceSurplus();
   return last_cut_;
 }
 
@@ -435,6 +463,7 @@ void RowStore::Clear() {
     s.Clear();
     if (counters_[i] != nullptr) counters_[i]->Clear();
   }
+  for (const auto& eviction : evictions_) eviction->Reset();
   steps_.store(0, std::memory_order_relaxed);
 }
 

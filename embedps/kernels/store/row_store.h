@@ -3,6 +3,7 @@
 #ifndef EMBEDPS_KERNELS_STORE_ROW_STORE_H_
 #define EMBEDPS_KERNELS_STORE_ROW_STORE_H_
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -17,12 +18,15 @@
 #include "embedps/kernels/runtime/status.h"
 #include "embedps/kernels/store/admission.h"
 #include "embedps/kernels/store/counter_map.h"
+#include "embedps/kernels/store/eviction.h"
 #include "embedps/kernels/store/initializers.h"
 #include "embedps/kernels/store/optimizers.h"
 #include "embedps/kernels/store/outgoing_rows.h"
 #include "embedps/kernels/store/page_pool.h"
 #include "embedps/kernels/store/stripe.h"
 #include "embedps/kernels/store/stripe_order.h"
+#include "embedps/kernels/store/sweeper.h"
+#include "embedps/kernels/store/table_eviction.h"
 
 namespace embedps {
 
@@ -31,8 +35,9 @@ struct TableConfig {
   int64_t seed = 0;
   InitializerConfig initializer;
   AdmissionConfig admission;
-  int64_t max_rows = 0;               // on this shard; 0 is no limit
+  int64_t max_rows = 0;               // on this shard; 0 is no limit. Further ids get no row
   bool absent_reads_initial = false;  // an absent row reads as its initial value, not as zeros
+  EvictionConfig eviction;
 };
 
 inline bool HasAdmission(const TableConfig& table) {
@@ -44,7 +49,11 @@ struct RowStoreConfig {
   int dim = 0;
   OptimizerConfig optimizer;
   std::vector<TableConfig> tables;
+  bool sweeps_itself = false;  // a thread calls Sweep
 };
+
+// Bytes of a row: header, embedding and optimizer slots.
+size_t RowBytes(const RowStoreConfig& config);
 
 struct RowStoreStats {
   std::vector<int64_t> rows;         // of each table
@@ -70,7 +79,8 @@ class RowStore {
   RowFileSchema FileSchema() const;
 
   // Copies the embeddings [num_ids, dim]. With `insert`, creates absent rows, unless the table is
-  // full. A row that stays absent reads as its table declares, with or without `insert`.
+  // full; at a limit of its eviction, a new row displaces another. A row that stays absent reads as
+  // its table declares, with or without `insert`.
   void Lookup(const IdsByTable& batch, bool insert, const ParallelFor& parallel, float* embeddings);
 
   // Reads a training step's rows as Lookup with `insert`, but leaves the ids of tables that admit
@@ -104,6 +114,13 @@ class RowStore {
   // `max_frequency` updates. Returns how many rows it removed.
   int64_t Evict(int table, uint32_t step, uint32_t max_frequency);
 
+  // Removes the rows that the tables' policies of age and norm say, in small slices. Ends early if
+  // `pause`, which it calls between slices, returns false.
+  void Sweep(const Sweeper::Pause& pause);
+
+  // Sets the step before which a table's rows are too old by their event time.
+  void SetOldestStep(int table, uint32_t step) { evictions_[table]->SetOldestStep(step); }
+
   // Gives rows to `sink` in batches while training continues: every row (base), or the rows touched
   // and the ids removed since cut `since` (delta). Copies each row under its stripe's lock. Sets
   // `*cut` to this cut's number. `since` is the last cut whose records were committed, or -1; later
@@ -136,13 +153,18 @@ class RowStore {
                        int shard, int num_shards);
 
   // Forgets which rows were touched, for instance after a restore. Returns the `since` of the next
-  // delta.
+  // delta, which has the removal of each record that a limit displaced.
   int64_t MarkClean();
 
   // Removes every row and forgets which rows were touched and removed.
   void Clear();
 
   RowStoreStats Stats() const;
+
+  // Counts the rows of a table that went, by cause.
+  std::array<int64_t, kNumEvictionCauses> Evicted(int table) const {
+    return evictions_[table]->Counts();
+  }
   std::vector<AdmissionStats> StatsOfAdmission() const;
 
   // Whether rows were looked up or updated in the last second.
@@ -166,6 +188,8 @@ class RowStore {
   Status CutCounters(CutKind kind, bool drop_pending, uint32_t number, const CounterSink& sink);
   // Writes what an id without a row reads as.
   void ReadAbsent(int table, int64_t id, float* out) const;
+  uint32_t LastStep() const;
+  bool IsSweepDue() const;
   void LoadRecord(const RowColumns& columns, int64_t i, int table, uint64_t hash,
                   bool optimizer_slots, Stripe* stripe);
   void NoteStep(uint32_t step);
@@ -178,8 +202,9 @@ class RowStore {
   std::vector<std::unique_ptr<Stripe>> stripes_;  // kStripes per table
   // By stripe, under its lock; null if the table has no counters.
   std::vector<std::unique_ptr<CounterMap>> counters_;
-  std::vector<std::atomic<int64_t>> table_rows_;          // live rows of each table
-  std::vector<std::atomic<int64_t>> admitted_, refused_;  // of each table
+  std::vector<std::atomic<int64_t>> table_rows_;           // live rows of each table
+  std::vector<std::atomic<int64_t>> admitted_, refused_;   // of each table
+  std::vector<std::unique_ptr<TableEviction>> evictions_;  // of each table
   std::atomic<std::chrono::steady_clock::duration>
       last_use_{};                 // time of the last lookup or update
   std::atomic<int64_t> steps_{0};  // the last step that updated a row, plus 1
@@ -190,8 +215,9 @@ class RowStore {
   std::mutex cut_mutex_;  // held during a cut; guards the two below
   uint32_t last_cut_ =
       0;  // rows touched since are in the stripes' open lists, or the cut copied them
-  int64_t pending_since_ = -1;  // the stripes' pending lists hold the rows touched in
-                                // (pending_since_, last_cut_]
+  int64_t pending_since_ = -1;        // the stripes' pending lists hold the rows touched in
+                                      // (pending_since_, last_cut_]
+  std::unique_ptr<Sweeper> sweeper_;  // the last member, as its thread uses the others
 };
 
 }  // namespace embedps

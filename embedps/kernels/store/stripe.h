@@ -20,6 +20,7 @@ inline constexpr int kStripeBits = 12;  // bits of a row's hash that decide its 
 inline constexpr int kStripes = 64;     // per table
 inline constexpr int kChunkBits = 10;
 inline constexpr uint32_t kChunkRows = 1u << kChunkBits;
+inline constexpr uint32_t kFirstChunkRows = 16;  // the first chunk begins with as many
 inline constexpr int kSegmentBits = 12;
 inline constexpr uint32_t kSegmentEntries = 1u << kSegmentBits;
 inline constexpr uint32_t kMaxStripeRows = (1u << 24) - 2;
@@ -215,6 +216,13 @@ class Stripe {
 
   uint32_t used() const { return used_; }  // row numbers ever used
   int64_t live() const { return live_; }
+  uint32_t room() const { return room_; }  // rows that there is memory for
+
+  // Whether the next insert needs memory for more rows, and for how many there will be memory then.
+  bool NeedsRoom() const { return free_.empty() && used_ == room_; }
+  uint32_t NextRoom() const {
+    return room_ >= kChunkRows ? room_ + kChunkRows : std::max(kFirstChunkRows, 2 * room_);
+  }
 
   void Clear() {
     if (mask_ + 1 == kSegmentEntries) {
@@ -237,6 +245,8 @@ class Stripe {
     open_removed = {};
     pending = {};
     pending_removed = {};
+    displaced_by_records = {};
+    hand = 0;
   }
 
   void ForgetTouches() {
@@ -260,13 +270,16 @@ class Stripe {
         segments_.size() * (SegmentBytes(mask_ + 1) + sizeof(void*)) +
         directory_.size() * sizeof(void*) +
         (free_.capacity() + open.capacity() + pending.capacity()) * sizeof(uint32_t) +
-        (open_removed.capacity() + pending_removed.capacity()) * sizeof(int64_t));
+        (open_removed.capacity() + pending_removed.capacity() + displaced_by_records.capacity()) *
+            sizeof(int64_t));
   }
 
   std::vector<uint32_t> open;         // rows touched since the last cut
   std::vector<int64_t> open_removed;  // ids removed since the last cut
   std::vector<uint32_t> pending;      // rows of the last cut, until it is known to be committed
   std::vector<int64_t> pending_removed;
+  std::vector<int64_t> displaced_by_records;  // ids without a place when records were loaded
+  uint32_t hand = 0;                          // where the next choice of a row to displace begins
 
  private:
   // Entries of ids whose hashes share `depth` bits, after the bits for the stripe and the position.
@@ -300,7 +313,7 @@ class Stripe {
       room_ += kChunkRows;
       return;
     }
-    const uint32_t room = std::max(uint32_t{16}, 2 * room_);
+    const uint32_t room = NextRoom();
     const size_t bytes = room * row_bytes_;
     std::unique_ptr<char[]> small(room < kChunkRows ? new char[bytes] : nullptr);
     char* chunk = small ? small.get() : pool_->Allocate(bytes);

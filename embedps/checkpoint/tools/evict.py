@@ -1,0 +1,217 @@
+"""Evicts rows of a directory that no run writes to: commits a delta of their removals.
+
+The delta follows the newest chain, so evaluators, followers and the next run take the removals as
+those of a run. See "Eviction" in docs/checkpoint-format.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import socket
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from embedps import constants
+from embedps.checkpoint.chain import extend
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.manifest import VERSION, FileEntry, Manifest, SaveSet
+from embedps.checkpoint.lease import LeaseRenewer
+from embedps.checkpoint.tools.replay import Partition, make_partitions
+from embedps.errors import CheckpointError, DirectoryInUseError, UsageError
+from embedps.storage import file_io
+from embedps.storage.file_lock import RUN_LOCK_NAME, locked
+from embedps.storage.object_store import ObjectPath
+
+WORK_NAME = "evicting"
+_LEASE_SECS = 120.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which rows go: those for which everything that is given holds.
+
+    Attributes:
+      before_step: their last update was before this step.
+      max_frequency: they have fewer updates than this.
+      below_norm: the L2 norm of their embedding is below this.
+    """
+
+    before_step: int | None = None
+    max_frequency: int | None = None
+    below_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.before_step is None and self.max_frequency is None and self.below_norm is None:
+            raise UsageError(
+                "evict needs --before-step, --max-frequency or --below-norm: nothing says which "
+                "rows go"
+            )
+
+    def of(self, rows: pa.RecordBatch) -> np.ndarray:
+        """Tells which rows of a batch go: bool [num_rows]."""
+        gone = np.ones(rows.num_rows, bool)
+        if self.before_step is not None:
+            gone &= rows["last_step"].to_numpy() < self.before_step
+        if self.max_frequency is not None:
+            gone &= rows["frequency"].to_numpy() < self.max_frequency
+        if self.below_norm is not None:
+            floats = rows["embedding"].flatten().to_numpy().reshape(rows.num_rows, -1)
+            gone &= np.square(floats, dtype=np.float64).sum(axis=1) < self.below_norm**2
+        return gone
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvictResult:
+    """What an eviction did.
+
+    Attributes:
+      manifest: the committed manifest; None if no row was selected.
+      removed: how many rows it removed.
+      kept: how many rows the table has left.
+    """
+
+    manifest: Manifest | None
+    removed: int
+    kept: int
+
+
+def evict(directory: CheckpointDirectory, table: str, selection: Selection) -> EvictResult:
+    """Removes rows of a table, and commits a manifest with a delta of the removals.
+
+    Raises:
+      UsageError: the checkpoint has no such table.
+      DirectoryInUseError: a run trains in the directory.
+      CheckpointError: the directory has no manifest, or a file cannot be written.
+      CorruptCheckpointError: a file is not what its manifest says. Nothing was committed.
+    """
+    if isinstance(directory.path, ObjectPath):
+        raise CheckpointError(
+            f"{directory.path}: an object store has no locks to evict under: evict in a local copy"
+        )
+    work = directory.path / WORK_NAME
+    name = f"eviction-{socket.gethostname()}-{os.getpid()}"
+    with (
+        locked(directory.path / RUN_LOCK_NAME, wait=False) as held,
+        LeaseRenewer(directory, name, expire_secs=_LEASE_SECS, holder="eviction") as lease,
+    ):
+        if not held:
+            raise DirectoryInUseError(
+                f"{directory.path} is in use by a run, which evicts by the policies of its tables: "
+                "end it first"
+            )
+        manifest = lease.take_latest()
+        if manifest is None:
+            raise CheckpointError(
+                f"{directory.path} holds no manifest: nothing was committed there"
+            )
+        names = sorted(each["name"] for each in manifest.tables)
+        if table not in names:
+            raise UsageError(f"--table must be one of {names} but is {table!r}")
+        shutil.rmtree(work, ignore_errors=True)
+        try:
+            return _evict(directory, manifest, table, selection, work)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def _evict(
+    directory: CheckpointDirectory, manifest: Manifest, table: str, selection: Selection, work: Path
+) -> EvictResult:
+    directory.check_content(manifest, [f for save in manifest.chain for f in save.files])
+    number = directory.next_number()
+    entries, kept = [], 0
+    for part in make_partitions(directory, manifest.chain):
+        ids = np.zeros(0, np.int64)
+        if table in part.tables:
+            ids, kept_here = _select(part, table, selection)
+            kept += kept_here
+        path = directory.relative(
+            directory.shard_path("delta", number, part.group, part.shard, part.num_shards)
+        )
+        digest = _write_removals(part.as_stored(), table, ids, work / path)
+        entries.append(FileEntry.of(path, digest, rows=0, removed=len(ids)))
+    removed = sum(entry.removed for entry in entries)
+    if not removed:
+        return EvictResult(manifest=None, removed=0, kept=kept)
+    save = SaveSet(
+        kind="delta",
+        number=number,
+        step=manifest.step,
+        since=manifest.save_number,
+        files=tuple(entries),
+    )
+    return EvictResult(
+        manifest=_commit(directory, manifest, save, work), removed=removed, kept=kept
+    )
+
+
+def _select(part: Partition, table: str, selection: Selection) -> tuple[np.ndarray, int]:
+    """Returns the ids of the rows that go, sorted, and how many stay."""
+    found, kept = [np.zeros(0, np.int64)], 0
+    for batch in part.rows(table):
+        gone = selection.of(batch)
+        found.append(batch["id"].to_numpy()[gone])
+        kept += int((~gone).sum())
+    return np.sort(np.concatenate(found)), kept
+
+
+def _write_removals(part: Partition, table: str, ids: np.ndarray, path: Path) -> file_io.Digest:
+    schema = part.schema.append(pa.field("removed", pa.bool_(), nullable=False))
+    schema = schema.with_metadata(part.metadata)
+    most = constants.MAX_ROW_FILE_BATCH_ROWS
+    with file_io.write_atomically(path) as file:
+        with pa.ipc.new_file(file, schema) as writer:
+            for first in range(0, len(ids), most):
+                writer.write_batch(_removals(part, table, ids[first : first + most], schema))
+        return file.digest
+
+
+def _removals(part: Partition, table: str, ids: np.ndarray, schema: pa.Schema) -> pa.RecordBatch:
+    codes = pa.array(np.full(len(ids), part.tables.index(table), np.int16))
+    given = {
+        "table": pa.DictionaryArray.from_arrays(codes, pa.array(part.tables)),
+        "id": pa.array(ids),
+        "removed": pa.array(np.ones(len(ids), bool)),
+    }
+    columns = [
+        given[field.name] if field.name in given else _zeros(field.type, len(ids))
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _zeros(kind: pa.DataType, length: int) -> pa.Array:
+    if pa.types.is_fixed_size_list(kind):
+        values = _zeros(kind.value_type, length * kind.list_size)
+        return pa.FixedSizeListArray.from_arrays(values, type=kind)
+    if pa.types.is_fixed_size_binary(kind):
+        return pa.array([bytes(kind.byte_width)] * length, kind)
+    return pa.array(np.zeros(length, kind.to_pandas_dtype()), kind)
+
+
+def _commit(directory: CheckpointDirectory, read: Manifest, save: SaveSet, work: Path) -> Manifest:
+    """Commits the newest manifest with the delta at the end of its chain."""
+    with directory.exclusive():
+        newest = directory.latest()
+        if newest is None or newest.save_number != read.save_number:
+            raise CheckpointError(
+                f"{directory.path}: manifest {read.number} must be the newest but another was "
+                "committed: evict again"
+            )
+        folder = directory.path / f"delta-{save.number}"
+        file_io.rename(work / folder.name, folder)
+        file_io.sync_directory(directory.path)
+        manifest = dataclasses.replace(
+            newest,
+            version=VERSION,
+            number=max(save.number, newest.number + 1),
+            wall_time=time.time(),
+            chain=extend(newest.chain, save),
+        )
+        directory.commit(manifest)
+        return manifest

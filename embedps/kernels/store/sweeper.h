@@ -1,0 +1,52 @@
+// A thread that evicts rows beside training.
+#ifndef EMBEDPS_KERNELS_STORE_SWEEPER_H_
+#define EMBEDPS_KERNELS_STORE_SWEEPER_H_
+
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "embedps/kernels/runtime/throttle.h"
+
+namespace embedps {
+
+// Runs sweeps one after the other on a nice thread. The sweep pauses between its slices, so all
+// background threads of the process together take a small share of the cores.
+class Sweeper {
+ public:
+  // What a sweep calls between two slices of rows. Returns false once the sweep must end.
+  using Pause = std::function<bool()>;
+
+  // `sweep` visits all rows once. `is_due` tells whether it could find something to do.
+  Sweeper(std::function<void(const Pause&)> sweep, std::function<bool()> is_due,
+          std::function<bool()> is_busy);
+  ~Sweeper();
+  Sweeper(const Sweeper&) = delete;
+  Sweeper& operator=(const Sweeper&) = delete;
+
+ private:
+  // A clock that wakes when the object ends.
+  class Waiter : public ThrottleClock {
+   public:
+    explicit Waiter(Sweeper* sweeper) : sweeper_(sweeper) {}
+    void Sleep(double secs) override { sweeper_->Wait(secs); }
+
+   private:
+    Sweeper* const sweeper_;
+  };
+
+  void Run();
+  bool Wait(double secs);  // returns false once the object ends
+
+  const std::function<void(const Pause&)> sweep_;
+  const std::function<bool()> is_due_, is_busy_;
+  std::mutex mutex_;
+  bool ended_ = false;  // guarded by mutex_
+  std::condition_variable changed_;
+  std::thread thread_;
+};
+
+}  // namespace embedps
+
+#endif  // EMBEDPS_KERNELS_STORE_SWEEPER_H_

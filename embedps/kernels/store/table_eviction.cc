@@ -1,0 +1,192 @@
+#include "embedps/kernels/store/table_eviction.h"
+
+#include <algorithm>
+
+#include "embedps/kernels/runtime/hash.h"
+
+namespace embedps {
+namespace {
+
+constexpr uint32_t kSliceRows = 256;      // rows to visit while holding a stripe's lock
+constexpr int64_t kSweepsPerTtl = 16;     // so a row goes at most a sixteenth of its time too late
+constexpr int64_t kNormSweepSteps = 256;  // steps between two looks at the norms
+constexpr int64_t kFirstRoom = int64_t{kStripes} * kFirstChunkRows;
+
+int64_t Slack(int64_t limit) { return limit / 64 + kFirstRoom; }
+
+}  // namespace
+
+int64_t TableEviction::LeastBytes(int64_t row_bytes) {
+  return kFirstRoom * (row_bytes + kBookkeepingBytes);
+}
+
+TableEviction::TableEviction(const EvictionConfig& config, int64_t row_bytes, int dim,
+                             uint64_t salt, const std::unique_ptr<Stripe>* stripes,
+                             std::atomic<int64_t>* rows)
+    : config_(config),
+      max_room_(std::max(kFirstRoom, config.max_bytes / (row_bytes + kBookkeepingBytes))),
+      dim_(dim),
+      salt_(salt),
+      stripes_(stripes),
+      rows_(rows),
+      room_(kFirstRoom) {}
+
+bool TableEviction::AtRowLimit(int64_t slack_rows) const {
+  return config_.max_rows > 0 &&
+         rows_->load(std::memory_order_relaxed) > config_.max_rows + slack_rows;
+}
+
+bool TableEviction::ChargeRow(const Stripe& stripe, int64_t slack_rows) {
+  // The first rows of every stripe are charged from the beginning.
+  if (config_.max_bytes == 0 || !stripe.NeedsRoom() || stripe.room() == 0) return true;
+  const int64_t more = stripe.NextRoom() - stripe.room();
+  if (room_.fetch_add(more, std::memory_order_relaxed) + more <= max_room_ + slack_rows) {
+    return true;
+  }
+  room_.fetch_sub(more, std::memory_order_relaxed);
+  return false;
+}
+
+bool TableEviction::MakePlace(Stripe* stripe) {
+  if (AtRowLimit(0)) {
+    const uint32_t worst = WorstCandidate(config_.order, stripe);
+    if (worst == kNone) return DisplaceElsewhere(stripe) && ChargeRow(*stripe, 0);
+    Remove(stripe, worst, EvictionCause::kLimit);
+    return true;
+  }
+  if (ChargeRow(*stripe, 0)) return true;
+  Remove(stripe, WorstCandidate(config_.order, stripe), EvictionCause::kLimit);
+  return true;
+}
+
+bool TableEviction::MakePlaceForRecord(int64_t id, uint32_t last_step, uint32_t frequency,
+                                       Stripe* stripe) {
+  if (!AtRowLimit(Slack(config_.max_rows)) && ChargeRow(*stripe, Slack(max_room_))) return true;
+  const uint32_t worst = WorstCandidate(config_.order, stripe);
+  if (worst != kNone) {
+    const RowHeader* row = stripe->Row(worst);
+    if (WorthOf(config_.order, row->last_step, row->frequency) <
+        WorthOf(config_.order, last_step, frequency)) {
+      Remove(stripe, worst, EvictionCause::kLimit, &stripe->displaced_by_records);
+      return true;
+    }
+  }
+  counts_[static_cast<int>(EvictionCause::kLimit)].fetch_add(1, std::memory_order_relaxed);
+  stripe->displaced_by_records.push_back(id);
+  return false;
+}
+
+bool TableEviction::DisplaceElsewhere(const Stripe* full) {
+  int at = 0;
+  while (stripes_[at].get() != full) ++at;
+  for (int i = 1; i < kStripes; ++i) {
+    Stripe* other = stripes_[(at + i) % kStripes].get();
+    // Another thread may hold its lock and wait for the caller's.
+    const std::unique_lock<std::mutex> lock(other->mutex, std::try_to_lock);
+    if (!lock.owns_lock()) continue;
+    const uint32_t worst = WorstCandidate(config_.order, other);
+    if (worst == kNone) continue;
+    Remove(other, worst, EvictionCause::kLimit);
+    return true;
+  }
+  return false;
+}
+
+void TableEviction::DisplaceSurplus() {
+  for (int i = 0; AtRowLimit(0); i = (i + 1) % kStripes) {
+    std::lock_guard<std::mutex> lock(stripes_[i]->mutex);
+    const uint32_t worst = WorstCandidate(config_.order, stripes_[i].get());
+    if (worst != kNone) Remove(stripes_[i].get(), worst, EvictionCause::kLimit);
+  }
+}
+
+void TableEviction::SetOldestStep(uint32_t step) {
+  oldest_step_.store(step, std::memory_order_relaxed);
+  sweep_is_due_.store(true, std::memory_order_relaxed);
+}
+
+bool TableEviction::IsSweepDue(int64_t steps) const {
+  if (sweep_is_due_.load(std::memory_order_relaxed)) return true;
+  steps -= swept_steps_.load(std::memory_order_relaxed);
+  return (config_.ttl_steps > 0 &&
+          steps >= std::max<int64_t>(1, config_.ttl_steps / kSweepsPerTtl)) ||
+         (config_.min_norm > 0 && steps >= kNormSweepSteps);
+}
+
+bool TableEviction::Sweep(int64_t steps, const Sweeper::Pause& pause) {
+  if (!config_.sweeps()) return true;
+  swept_steps_.store(steps, std::memory_order_relaxed);
+  sweep_is_due_.store(false, std::memory_order_relaxed);
+  const auto now = static_cast<uint32_t>(std::max<int64_t>(steps, 1) - 1);
+  for (int i = 0; i < kStripes; ++i) {
+    Stripe* stripe = stripes_[i].get();
+    for (uint32_t first = 0;; first += kSliceRows) {
+      {
+        std::lock_guard<std::mutex> lock(stripe->mutex);
+        if (first >= stripe->used()) break;
+        SweepSlice(stripe, first, now);
+      }
+      if (!pause()) return false;
+    }
+  }
+  return true;
+}
+
+void TableEviction::SweepSlice(Stripe* stripe, uint32_t first, uint32_t now) {
+  const uint32_t last = std::min(first + kSliceRows, stripe->used());
+  const uint32_t oldest = oldest_step_.load(std::memory_order_relaxed);
+  for (uint32_t number = first; number < last; ++number) {
+    const RowHeader* row = stripe->Row(number);
+    if (!row->live) continue;
+    if (row->last_step < oldest ||
+        (config_.ttl_steps > 0 && int64_t{row->last_step} + config_.ttl_steps < now)) {
+      Remove(stripe, number, EvictionCause::kAge);
+    } else if (config_.min_norm > 0 && row->frequency > 0 &&
+               IsBelowNorm(stripe->Embedding(number), dim_, config_.min_norm)) {
+      Remove(stripe, number, EvictionCause::kNorm);
+    }
+  }
+}
+
+int64_t TableEviction::Evict(uint32_t step, uint32_t max_frequency) {
+  int64_t removed = 0;
+  for (int i = 0; i < kStripes; ++i) {
+    Stripe* stripe = stripes_[i].get();
+    for (uint32_t first = 0;; first += kSliceRows) {
+      std::lock_guard<std::mutex> lock(stripe->mutex);
+      if (first >= stripe->used()) break;
+      const uint32_t last = std::min(first + kSliceRows, stripe->used());
+      for (uint32_t number = first; number < last; ++number) {
+        const RowHeader* row = stripe->Row(number);
+        if (!row->live || row->last_step >= step || row->frequency >= max_frequency) continue;
+        Remove(stripe, number, EvictionCause::kHand);
+        ++removed;
+      }
+    }
+  }
+  return removed;
+}
+
+void TableEviction::Remove(Stripe* stripe, uint32_t number, EvictionCause cause,
+                           std::vector<int64_t>* removed) {
+  const int64_t id = stripe->Row(number)->id;
+  stripe->Remove(RowHash(salt_, id), id, salt_);
+  removed->push_back(id);
+  rows_->fetch_sub(1, std::memory_order_relaxed);
+  counts_[static_cast<int>(cause)].fetch_add(1, std::memory_order_relaxed);
+}
+
+void TableEviction::Reset() {
+  room_.store(kFirstRoom, std::memory_order_relaxed);
+  swept_steps_.store(0, std::memory_order_relaxed);
+}
+
+std::array<int64_t, kNumEvictionCauses> TableEviction::Counts() const {
+  std::array<int64_t, kNumEvictionCauses> counts;
+  for (int i = 0; i < kNumEvictionCauses; ++i) {
+    counts[i] = counts_[i].load(std::memory_order_relaxed);
+  }
+  return counts;
+}
+
+}  // namespace embedps

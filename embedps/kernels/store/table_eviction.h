@@ -1,0 +1,96 @@
+// Applies one table's eviction policies to its stripes.
+#ifndef EMBEDPS_KERNELS_STORE_TABLE_EVICTION_H_
+#define EMBEDPS_KERNELS_STORE_TABLE_EVICTION_H_
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "embedps/kernels/store/eviction.h"
+#include "embedps/kernels/store/stripe.h"
+#include "embedps/kernels/store/sweeper.h"
+
+namespace embedps {
+
+class TableEviction {
+ public:
+  // Bytes that a byte limit counts for each row besides the row itself: its share of the index, and
+  // its places in the lists of touched, removed and free rows, at their largest.
+  static constexpr int64_t kBookkeepingBytes = 32;
+
+  // Returns the least byte limit: each stripe must have room for its first rows.
+  static int64_t LeastBytes(int64_t row_bytes);
+
+  // `stripes` are the table's; `rows` counts its live rows. Both outlive the object.
+  TableEviction(const EvictionConfig& config, int64_t row_bytes, int dim, uint64_t salt,
+                const std::unique_ptr<Stripe>* stripes, std::atomic<int64_t>* rows);
+
+  const EvictionConfig& config() const { return config_; }
+
+  // Makes a place for a new row in a stripe that the caller has locked; the row is already counted
+  // in `rows`. At a limit it displaces the worst of the stripe's candidates, or if the stripe has
+  // no row, of the next stripe's that has one and is not locked. Returns false if there is no such
+  // row.
+  bool MakePlace(Stripe* stripe);
+
+  // The same while records are loaded. The limits are a sixty-fourth and kFirstRoom rows higher
+  // then: stripes load one after the other, so some may have grown before others have shrunk. The
+  // next delta removes what is displaced, unless a later record brings it back. Returns false if
+  // the record itself is the worst: it has no place.
+  bool MakePlaceForRecord(int64_t id, uint32_t last_step, uint32_t frequency, Stripe* stripe);
+
+  // Displaces rows until their number is within the limit, once all records are loaded: of each
+  // stripe in turn its worst candidate. Locks the stripes.
+  void DisplaceSurplus();
+
+  // Removes the rows that are too old or too small, slice by slice. `steps` is the last step that
+  // updated a row of the store, plus 1. Returns false if it ended early because `pause`, which it
+  // calls between slices, did.
+  bool Sweep(int64_t steps, const Sweeper::Pause& pause);
+
+  // Whether a sweep could find rows that the last one did not.
+  bool IsSweepDue(int64_t steps) const;
+
+  // Removes the rows whose last step is before `step` and that have fewer than `max_frequency`
+  // updates. Returns how many rows it removed.
+  int64_t Evict(uint32_t step, uint32_t max_frequency);
+
+  // Rows whose last step is before this one go, if the config has_oldest_step.
+  void SetOldestStep(uint32_t step);
+
+  // Forgets what the stripes held, once they are cleared.
+  void Reset();
+
+  // Counts the rows that went, by cause.
+  std::array<int64_t, kNumEvictionCauses> Counts() const;
+
+ private:
+  void SweepSlice(Stripe* stripe, uint32_t first, uint32_t now);
+  bool AtRowLimit(int64_t slack_rows) const;
+  // Charges the memory for the next row of a stripe; returns false at the byte limit.
+  bool ChargeRow(const Stripe& stripe, int64_t slack_rows);
+  // Removes a row of a locked stripe; the next delta has its removal.
+  void Remove(Stripe* stripe, uint32_t number, EvictionCause cause) {
+    Remove(stripe, number, cause, &stripe->open_removed);
+  }
+  void Remove(Stripe* stripe, uint32_t number, EvictionCause cause, std::vector<int64_t>* removed);
+  bool DisplaceElsewhere(const Stripe* full);
+
+  const EvictionConfig config_;
+  const int64_t max_room_;  // rows that the byte limit allows memory for
+  const int dim_;
+  const uint64_t salt_;
+  const std::unique_ptr<Stripe>* const stripes_;
+  std::atomic<int64_t>* const rows_;
+  std::atomic<int64_t> room_;  // rows that the stripes have memory for
+  std::array<std::atomic<int64_t>, kNumEvictionCauses> counts_{};
+  std::atomic<uint32_t> oldest_step_{0};
+  std::atomic<int64_t> swept_steps_{0};    // `steps` of the last sweep
+  std::atomic<bool> sweep_is_due_{false};  // the oldest step changed
+};
+
+}  // namespace embedps
+
+#endif  // EMBEDPS_KERNELS_STORE_TABLE_EVICTION_H_

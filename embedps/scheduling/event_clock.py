@@ -1,0 +1,140 @@
+"""The event clock: how far a run has come in the time of its events.
+
+A unit's time is the least timestamp of the row groups that it reads, by the statistics in the
+Parquet file. So a row from the far future has no effect beside others. The clock at a unit is the
+median of the times of that unit and the eight before it, or an earlier median that is later: it
+only advances, and a few units of a wrong time do not move it. It begins with the fifth unit.
+
+So the clock depends on the dataset alone, not on workers, servers or restarts. Later epochs repeat
+times: it stands still.
+"""
+
+from __future__ import annotations
+
+import bisect
+import statistics
+from collections.abc import Mapping, Sequence
+
+import pyarrow.parquet as pq
+
+from embedps.data.dataset import Dataset
+from embedps.errors import DatasetError, UsageError
+from embedps.scheduling.ledger import Ledger, Unit
+
+_WINDOW = 9  # units
+_FIRST = _WINDOW // 2
+_NEVER = -(2**63)  # before any timestamp
+
+
+class EventClock:
+    """Tells which steps were before a time to live, by the units that are done."""
+
+    def __init__(self, first_steps: Sequence[int], times_ms: Sequence[int]) -> None:
+        """Takes the first step and the time of each unit of an epoch, in order."""
+        self._first_steps = list(first_steps)
+        self._clock: list[int] = []  # by unit, rising
+        for i in range(len(times_ms)):
+            window = times_ms[max(0, i + 1 - _WINDOW) : i + 1]
+            median = statistics.median_low(window) if i >= _FIRST else _NEVER
+            self._clock.append(max(median, self._clock[-1] if self._clock else _NEVER))
+
+    @classmethod
+    def of(cls, dataset: Dataset, units: Sequence[Unit]) -> EventClock:
+        """Makes the clock of an epoch.
+
+        Raises:
+          UsageError: the dataset has no timestamp column.
+          DatasetError: a file has no statistics of it.
+        """
+        if not dataset.timestamp:
+            raise UsageError(
+                "a TimeToLive in event time needs a timestamp column, but the dataset "
+                f"{dataset.directory} declares none: give one in its schema and make it again, or "
+                "use steps"
+            )
+        times: dict[str, list[tuple[int, int]]] = {}
+        found = []
+        for unit in units:
+            if unit.path not in times:
+                times[unit.path] = _row_groups(unit.path, dataset.timestamp)
+            last = unit.first_row + unit.num_rows
+            groups, first = times[unit.path], 0
+            mine = []
+            for num_rows, time in groups:
+                if first < last and unit.first_row < first + num_rows:
+                    mine.append(time)
+                first += num_rows
+            found.append(min(mine))
+        return cls([unit.first_step for unit in units], found)
+
+    def first_step_within(self, ttl_ms: int, *, units_done: int) -> int:
+        """Returns the first step that is not older than a time to live.
+
+        Args:
+          ttl_ms: the time to live.
+          units_done: how many units of the run are done.
+        """
+        now = min(units_done, len(self._clock)) - 1
+        if now < 0 or self._clock[now] == _NEVER:
+            return 0
+        first = bisect.bisect_left(self._clock, self._clock[now] - ttl_ms)
+        # Before its first unit the clock has no time, so the rows of then have no age.
+        begins = bisect.bisect_right(self._clock, _NEVER)
+        return self._first_steps[first] if first > begins else 0
+
+
+class EventAges:
+    """Tells, by table, the step before which rows are too old by their event time."""
+
+    def __init__(
+        self, dataset: Dataset, ledger: Ledger, ttl_secs: Mapping[str, int], *, shuffle: bool
+    ) -> None:
+        """Reads the units' times, if a table has a time to live.
+
+        Args:
+          dataset: whose units the ledger has.
+          ledger: of the run.
+          ttl_secs: by table.
+          shuffle: whether the run shuffles its units.
+
+        Raises:
+          UsageError: the dataset has no timestamp column, or its units are shuffled.
+          DatasetError: a file has no statistics of it.
+        """
+        self._ttl_secs = dict(ttl_secs)
+        self._before = dict.fromkeys(ttl_secs, 0)
+        if not ttl_secs:
+            return
+        self._clock = EventClock.of(dataset, ledger.units_of(0))
+        if shuffle:
+            raise UsageError(
+                f"table {next(iter(ttl_secs))!r} has a TimeToLive in event time, so a run must see "
+                "the events in their order: train with --no-shuffle (shuffle=False), or use steps"
+            )
+
+    def changes(self, units_done: int) -> dict[str, int]:
+        """Returns the steps that changed since the last call."""
+        now = {
+            name: self._clock.first_step_within(1000 * secs, units_done=units_done)
+            for name, secs in self._ttl_secs.items()
+        }
+        changed = {name: step for name, step in now.items() if step != self._before[name]}
+        self._before = now
+        return changed
+
+
+def _row_groups(path: str, column: str) -> list[tuple[int, int]]:
+    """Returns the number of rows and the least timestamp of each row group of a file."""
+    metadata = pq.read_metadata(path)
+    index = metadata.schema.names.index(column)
+    groups = []
+    for i in range(metadata.num_row_groups):
+        group = metadata.row_group(i)
+        statistics_ = group.column(index).statistics
+        if statistics_ is None or not statistics_.has_min_max:
+            raise DatasetError(
+                f"{path}: row group {i} must have statistics of column {column!r}, by which a "
+                "TimeToLive in event time goes: make the dataset again"
+            )
+        groups.append((group.num_rows, int(statistics_.min)))
+    return groups

@@ -94,7 +94,7 @@ class LoadedModel(RestoredModel):
         return self._model.output_columns.names
 
     def predict(self, records: Any) -> dict[str, npt.NDArray[Any]]:
-        """Scores records of features. A record's bits do not depend on the others.
+        """Scores records of features.
 
         Args:
           records: `columns`, of equal length: a pyarrow Table or RecordBatch, a data frame, or a

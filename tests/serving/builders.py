@@ -61,7 +61,7 @@ def examples(table: pa.Table, columns: Sequence[str]) -> Tensors:
                 feature[name] = tf.train.Feature(int64_list=tf.train.Int64List(value=values))
         features = tf.train.Features(feature=feature)
         serialized.append(tf.train.Example(features=features).SerializeToString())
-    return {"examples": np.array(serialized)}
+    return {"examples": np.array(serialized, object)}  # bytes would lose zeros at their end
 
 
 def _value_type(kind: pa.DataType) -> pa.DataType:

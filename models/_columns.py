@@ -4,6 +4,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
+
 from embedps.config_fields import check, option
 from embedps.constants import EVICTION_ORDERS, MAX_MIN_COUNT, MAX_ROW_FILE_WIDTH
 from embedps.data.dataset import Dataset
@@ -18,6 +22,7 @@ from embedps.tables.optimizers import Optimizer
 from embedps.tables.optimizers import make as make_optimizer
 
 MAX_LAYER_WIDTH = 65536
+_MAX_GROUPS = 8
 
 
 def widths(default: tuple[int, ...], text: str) -> Any:
@@ -28,6 +33,47 @@ def widths(default: tuple[int, ...], text: str) -> Any:
 def dropout() -> Any:
     """Declares the option of a dropout rate."""
     return option(0.0, "share of hidden units that a training step drops", least=0, below=1)
+
+
+def numeric_bins() -> Any:
+    """Declares the option of the bins of a number."""
+    return option(
+        0,
+        "bins of equal counts that encode each number; 0 gives the number itself",
+        least=0,
+        most=1000,
+    )
+
+
+def edges(dataset: Dataset, bins: int) -> npt.NDArray[np.float32] | None:
+    """Finds the edges of bins that have equally many of the training rows.
+
+    It reads up to _MAX_GROUPS row groups, spread over the split. A run that goes on from a
+    checkpoint has the edges of that instead.
+
+    Returns:
+      Ascending, float32 [numeric columns, bins + 1]; zeros if there is no number. None if bins is
+      0.
+    """
+    if not bins:
+        return None
+    names = [column.name for column in dataset.numeric]
+    found = np.zeros([len(names), bins + 1], np.float32)
+    if "train" not in dataset.splits or not names:
+        return found
+    groups = [
+        (dataset.absolute_path(file), i)
+        for file in dataset.split("train").files
+        for i in range(len(file.row_groups))
+    ]
+    chosen = [groups[i * len(groups) // _MAX_GROUPS] for i in range(_MAX_GROUPS)] if groups else []
+    tables = [pq.ParquetFile(p).read_row_group(i, columns=names) for p, i in dict.fromkeys(chosen)]
+    for row, name in zip(found, names, strict=True):
+        numbers = np.concatenate([table[name].to_numpy() for table in tables] or [row[:0]])
+        numbers = numbers[np.isfinite(numbers)]
+        if len(numbers):
+            row[:] = np.quantile(numbers, np.linspace(0, 1, bins + 1))
+    return found
 
 
 def small() -> Initializer:

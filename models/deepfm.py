@@ -9,7 +9,16 @@ from typing import Any
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 
-from ._columns import NetworkConfig, click_recommender, declare, dropout, small, widths
+from ._columns import (
+    NetworkConfig,
+    click_recommender,
+    declare,
+    dropout,
+    edges,
+    numeric_bins,
+    small,
+    widths,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,6 +29,7 @@ class Config(NetworkConfig):
         (256, 128), "widths of the deep layers; a last layer of one logit is added"
     )
     dropout: float = dropout()
+    numeric_bins: int = numeric_bins()
 
 
 def make(config: Config, dataset: Dataset) -> Recommender:
@@ -44,6 +54,7 @@ def make(config: Config, dataset: Dataset) -> Recommender:
             pairwise=True,
             dropout=config.dropout,
             compute_dtype=config.compute_dtype,
+            edges=edges(dataset, config.numeric_bins),
         )
 
     return click_recommender("deepfm", config, dataset, build)

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from embedps.data.unit_reader import NUMERICS
@@ -48,6 +50,41 @@ def drawn(catalog: tf.Tensor, count: int) -> tf.Tensor:
     """Draws so many of a catalog's items, int64 [items], all equally probable."""
     places = tf.random.uniform([count], maxval=tf.size(catalog, tf.int64), dtype=tf.int64)
     return tf.gather(catalog, places)
+
+
+class Numerics(tf.keras.layers.Layer):
+    """Encodes a batch's numbers, each by bins if it has any (Gorishniy et al. 2022)."""
+
+    def __init__(self, edges: npt.NDArray[np.float32] | None = None) -> None:
+        """Takes the bins.
+
+        Args:
+          edges: of the bins, ascending, float32 [n, bins + 1]. None gives the numbers themselves,
+            as `filled_numerics` does. A checkpoint keeps the edges.
+        """
+        super().__init__(autocast=False)
+        self._edges = None
+        if edges is not None and edges.size:
+            first = tf.constant_initializer(edges)
+            self._edges = self.add_weight("edges", edges.shape, initializer=first, trainable=False)
+        self.built = True
+
+    def call(self, features: Mapping[str, Any]) -> tf.Tensor:
+        """Encodes numbers: float32 [batch, n * bins + n].
+
+        A bin below a number is 1, one above it is 0, and the bin that has it is the share of the
+        bin that is below it. A missing number has zeros; at the end are flags of what is missing.
+        """
+        if self._edges is None:
+            return filled_numerics(features)
+        numbers = features[NUMERICS]
+        low, high = self._edges[:, :-1], self._edges[:, 1:]
+        share = tf.math.divide_no_nan(numbers[:, :, None] - low, high - low)
+        is_missing = tf.math.is_nan(numbers)
+        share = tf.where(is_missing[:, :, None], tf.zeros_like(share), share)
+        width = share.shape[1] * share.shape[2]
+        bins = tf.reshape(tf.clip_by_value(share, 0.0, 1.0), [-1, width])
+        return tf.concat([bins, tf.cast(is_missing, tf.float32)], axis=1)
 
 
 class HiddenLayers(tf.keras.layers.Layer):

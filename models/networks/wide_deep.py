@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from embedps.engine.click_model import ClickModel
@@ -10,7 +12,7 @@ from embedps.layers.dense import MLP
 from embedps.layers.embeddings import Embeddings
 
 from .linear import Linear
-from .parts import HiddenLayers, filled_numerics, flat, pairwise_sum, stacked
+from .parts import HiddenLayers, Numerics, flat, pairwise_sum, stacked
 
 
 class WideDeep(ClickModel):
@@ -25,6 +27,7 @@ class WideDeep(ClickModel):
         pairwise: bool,
         dropout: float = 0.0,
         compute_dtype: str = "float32",
+        edges: npt.NDArray[np.float32] | None = None,
     ) -> None:
         """Makes the layers.
 
@@ -35,9 +38,11 @@ class WideDeep(ClickModel):
           pairwise: add the dot products of all pairs of vectors (DeepFM).
           dropout: share of a deep layer's outputs that a training step drops.
           compute_dtype: "float32" or "bfloat16", of the deep part's products.
+          edges: of the bins that encode the numbers, as `Numerics` takes them.
         """
         super().__init__(label=label)
         self.embeddings = embeddings
+        self.numerics = Numerics(edges)
         self.linear = Linear()
         self.hidden = HiddenLayers(deep_mlp, dropout=dropout, compute_dtype=compute_dtype)
         self.out = MLP([1], compute_dtype=compute_dtype, out_dtype="float32")
@@ -45,7 +50,7 @@ class WideDeep(ClickModel):
 
     def logits(self, features: Mapping[str, Any], *, training: bool) -> tf.Tensor:
         """Computes the logits of a batch, float32 [batch]."""
-        rows, numerics = stacked(self.embeddings(features)), filled_numerics(features)
+        rows, numerics = stacked(self.embeddings(features)), self.numerics(features)
         vectors = rows[:, :, 1:]
         deep = self.hidden(tf.concat([flat(vectors), numerics], axis=1), training=training)
         logits = self.linear((rows[:, :, 0], numerics)) + tf.reshape(self.out(deep), [-1])

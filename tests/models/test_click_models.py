@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
@@ -15,7 +17,7 @@ from embedps.data.dataset import Dataset
 from embedps.data.unit_reader import NUMERICS
 from embedps.engine.step_model import StepModel
 from embedps.errors import UsageError
-from models import dcn_v2, deepfm, fm, logistic_regression, wide_deep
+from models import _columns, dcn_v2, deepfm, fm, logistic_regression, wide_deep
 from tests import shipped
 from tests.builders import make_trainer
 
@@ -80,6 +82,15 @@ def pairs(vectors: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.sum(products, axis=0) if products else np.zeros(len(vectors))
 
 
+def encoded(numbers: npt.NDArray[Any], edges: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    shares = np.zeros((*numbers.shape, edges.shape[1] - 1))
+    for j, row in enumerate(edges):
+        for k, (low, high) in enumerate(itertools.pairwise(row)):
+            if low < high:
+                shares[:, j, k] = np.interp(numbers[:, j], [low, high], [0, 1])
+    return shares.reshape(len(numbers), -1)
+
+
 def plain_logits(
     name: str, config: Any, model: Any, rows: npt.NDArray[Any], numbers: npt.NDArray[Any]
 ) -> npt.NDArray[Any]:
@@ -116,6 +127,8 @@ VARIANTS = [
     *((name, {}) for name in MODULES),
     ("wide_deep", {"deep_mlp": ()}),
     ("deepfm", {"dropout": 0.5}),
+    ("wide_deep", {"numeric_bins": 3}),
+    ("deepfm", {"numeric_bins": 2}),
     ("dcn_v2", {"cross_rank": 3}),
     ("dcn_v2", {"structure": "parallel", "dropout": 0.3}),
 ]
@@ -141,6 +154,9 @@ def test_logits_equal_those_of_numpy(
     missing[:2] = np.nan
     batch = built.columns.sample() | {NUMERICS: tf.constant(missing)}
     numbers[:2] = 0
+    if bins := options.get("numeric_bins"):
+        numbers = encoded(numbers, _columns.edges(dataset, bins))
+        numbers[:2] = 0
     numbers = np.concatenate([numbers, np.isnan(missing)], axis=1)
     with built.embeddings.providing({n: tf.constant(v) for n, v in found.items()}):
         logits = built.model.logits(batch, training=False)
@@ -189,3 +205,16 @@ def test_a_dataset_without_ids_is_refused(datasets: dict[str, Dataset], name: st
     module = MODULES[name]
     with pytest.raises(UsageError, match="must have a categorical column"):
         module.make(module.Config(), dataset)
+
+
+def test_bins_have_equally_many_training_rows(datasets: dict[str, Dataset]) -> None:
+    dataset = datasets["criteo"]
+    edges = _columns.edges(dataset, 4)
+    assert edges is not None
+    for row, column in zip(edges, dataset.numeric, strict=True):
+        numbers = np.concatenate([pq.read_table(p)[column.name] for p in dataset.paths("train")])
+        numbers = np.sort(numbers[np.isfinite(numbers)])
+        at = np.linspace(0, len(numbers) - 1, 5)
+        expected = np.interp(at, np.arange(len(numbers)), numbers)
+        np.testing.assert_allclose(row, expected, rtol=1e-6)
+    assert _columns.edges(dataset, 0) is None

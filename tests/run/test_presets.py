@@ -31,7 +31,7 @@ def test_small_gives_each_model_its_own_options(model: str) -> None:
     run = parse([*REQUIRED, f"--model={model}", "--preset=small"])
     assert run.config.batch_size == 256
     assert run.config.evaluation.mode == "inline"
-    assert run.config.evaluation.stop_patience == 3
+    assert run.config.optimizer.schedule == "linear"
     assert run.config.optimizer.sparse_learning_rate == 1.0
     for name, value in PRESETS["small"].items():
         if hasattr(run.model_config, name):

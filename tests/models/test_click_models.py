@@ -155,7 +155,9 @@ def test_logits_equal_those_of_numpy(
     batch = built.columns.sample() | {NUMERICS: tf.constant(missing)}
     numbers[:2] = 0
     if bins := options.get("numeric_bins"):
-        numbers = encoded(numbers, _columns.edges(dataset, bins))
+        edges = _columns.edges(dataset, bins)
+        assert edges is not None
+        numbers = encoded(numbers, edges)
         numbers[:2] = 0
     numbers = np.concatenate([numbers, np.isnan(missing)], axis=1)
     with built.embeddings.providing({n: tf.constant(v) for n, v in found.items()}):

@@ -60,8 +60,8 @@ class RunFlags:
         self.parser.add_argument(
             "--preset",
             choices=tuple(PRESETS),
-            help="other defaults: small, for less than about 100,000 rows, takes smaller batches and "
-            "networks, lowers the learning rates, and keeps the best checkpoint",
+            help="other defaults: small, for less than about 100,000 rows, takes smaller batches "
+            "and networks, lowers the learning rates, and keeps the best checkpoint",
         )
         flags.add_flags(self.parser, TrainConfig, "training")
         self.add(self._module.Config, f"model {self._model}")

@@ -54,7 +54,7 @@ def _tables(plan: Plan) -> Table:
 
 def _servers(plan: Plan) -> Table:
     table = _right(
-        "the fullest parameter server (times the mean of all); bytes are per step of a worker",
+        "predictions: the fullest parameter server (times the mean), bytes per step of a worker",
         "servers",
         "rows",
         "tables",

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 
-from embedps.config_fields import check, option
+from embedps.config_fields import MAX_INT64, check, option
 from embedps.constants import EVICTION_ORDERS, MAX_MIN_COUNT, MAX_ROW_FILE_WIDTH
 from embedps.data.dataset import Dataset
 from embedps.data.dataset_metadata import CategoricalFeature
@@ -96,10 +96,16 @@ class EvictionConfig:
         most=10**6,
     )
     max_table_rows: int = option(
-        0, "at this many rows of a table, new ones displace others; 0: no limit", least=0
+        0,
+        "at this many rows of a table, new ones displace others; 0: no limit",
+        least=0,
+        most=MAX_INT64,
     )
     max_table_bytes: int = option(
-        0, "at this many bytes of a table, new rows displace others; 0: no limit", least=0
+        0,
+        "at this many bytes of a table, new rows displace others; 0: no limit",
+        least=0,
+        most=MAX_INT64,
     )
     eviction_order: str = option(
         EVICTION_ORDERS[0],
@@ -290,12 +296,12 @@ def weight_columns(dataset: Dataset) -> tuple[str, ...]:
 def weighed(build: Callable[[], Any], dataset: Dataset) -> Callable[[], Any]:
     """Makes a model's builder set `weight`, the column whose values multiply examples' losses."""
 
-    def make() -> Any:
+    def weighed_model() -> Any:
         model = build()
         model.weight = dataset.weight
         return model
 
-    return make
+    return weighed_model
 
 
 def click_recommender(

@@ -50,7 +50,13 @@ def test_mix_of_pipelines_is_the_hash_of_the_kernels():
         hashes = mix(words + np.uint64(constants.SPLITMIX_INCREMENT))
         expected = (hashes >> np.uint64(32)) * np.uint64(5) >> np.uint64(32)
         out = kernels.load().embedps_route(
-            ids=[tf.constant(IDS, tf.int64)], feature_tables=[0], tables=[name], num_shards=5
+            ids=[tf.constant(IDS, tf.int64)],
+            row_splits=[],
+            feature_tables=[0],
+            tables=[name],
+            counted_tables=[],
+            num_shards=5,
+            num_counted_shards=0,
         )
         for shard, found in enumerate(out.shard_ids):
             of_shard = [i for i, s in zip(IDS, expected, strict=True) if s == shard]

@@ -49,3 +49,11 @@ def test_only_ops_include_tensorflow():
         path.parent.name for path in sources() if '#include "tensorflow/' in path.read_text()
     }
     assert including == {"ops"}
+
+
+def test_bazel_compiles_the_sources_that_use_arrow_with_arrow():
+    text = (build.ROOT / "BUILD").read_text()
+    listed = re.search(r"ARROW_SOURCES = \[(.*?)\]", text, re.DOTALL)
+    assert listed is not None
+    found = [str(p.relative_to(build.ROOT)) for p in build.library_sources() if build.uses_arrow(p)]
+    assert set(found) <= set(re.findall(r'"(.*)"', listed[1]))

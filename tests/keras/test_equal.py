@@ -15,38 +15,16 @@ import tensorflow as tf
 import embedps
 from embedps.data.dataset import Dataset
 from tests.builders import make_config, write_dataset
+from tests.keras.fitting import BATCH_ROWS, RATE, READ, fit_losses, optimizer
 from tests.keras.models import FEATURES, MODELS, PlainEmbeddings, features
 
-BATCH_ROWS, STEPS, RATE = 64, 50, 0.05
-READ: dict[str, Any] = {"batch_rows": BATCH_ROWS, "unit_rows": BATCH_ROWS, "targets": False}
+STEPS = 50
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     rows = BATCH_ROWS * STEPS // 2
     return write_dataset(tmp_path_factory.mktemp("data") / "set", train=(rows, rows))
-
-
-class Losses(tf.keras.callbacks.Callback):
-    """Takes each step's loss: `fit` logs it as it is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.losses: list[float] = []
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.losses.append(float(logs["loss"]))
-
-
-def optimizer() -> Any:
-    return tf.keras.optimizers.Adagrad(RATE)
-
-
-def fit_losses(model: tf.keras.Model, data: tf.data.Dataset, **options: Any) -> list[float]:
-    losses = Losses()
-    model.compile(optimizer())
-    model.fit(data, verbose=0, callbacks=[losses], **options)
-    return losses.losses
 
 
 def made(build: Callable[[Any], tf.keras.Model], layer: Any, batch: Any) -> tf.keras.Model:

@@ -16,7 +16,7 @@ from embedps.engine.step_model import StepModel
 from models import fm, logistic_regression, mmoe, two_tower
 from tests import every_column
 from tests.builders import make_config
-from tests.keras.test_equal import BATCH_ROWS, READ, fit_losses
+from tests.keras.fitting import BATCH_ROWS, READ, fit_losses
 
 RATE = 0.05
 

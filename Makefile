@@ -38,7 +38,7 @@ train: env kernels $(DATASET) ## generate click logs, write Parquet, train DLRM,
 test: env kernels ## run the quick tests, which train on a local cluster too (5 min on 2 cores)
 	$(PYTEST) -m 'not slow' $(PYTEST_FLAGS)
 
-test-all: env kernels ## run every test (15 min on 2 cores; real samples: EMBEDPS_SAMPLES=DIR)
+test-all: env kernels ## run every test (21 min on 2 cores; real samples: EMBEDPS_SAMPLES=DIR)
 	$(PYTEST) $(PYTEST_FLAGS)
 
 lint: env ## check style and imports: ruff, import-linter, clang-format

@@ -20,7 +20,6 @@ def requests_of(path: str) -> dict:
     found: dict = {}
     for name, array in np.load(f"{path}.requests.npz", allow_pickle=True).items():
         signature, number, tensor = name.split("/")
-        array = array.astype(object) if array.dtype.kind == "S" else array
         found.setdefault((signature, number), {})[tensor] = array
     return found
 

@@ -30,10 +30,12 @@ class Linear(tf.keras.layers.Layer):
           inputs: the ids' weights, float32 [batch, features]; the numbers, float32 [batch, n].
         """
         weights, numerics = inputs
-        logits = tf.reduce_sum(weights, axis=1) + self.bias
+        # TensorFlow's graph optimizer may reorder sums with a scalar, and compute a product with a
+        # vector otherwise, where it can. These operations have one order, so one result.
+        logits = tf.reduce_sum(weights, axis=1, keepdims=True)
         if self.kernel is not None:
-            logits += tf.reshape(tf.matmul(numerics, self.kernel), [-1])
-        return logits
+            logits += tf.reduce_sum(numerics * tf.transpose(self.kernel), axis=1, keepdims=True)
+        return tf.reshape(tf.nn.bias_add(logits, tf.reshape(self.bias, [1])), [-1])
 
 
 class LogisticRegression(ClickModel):

@@ -53,6 +53,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.export") -> in
             output,
             manifest.number,
             row_dtype=options.rows,
+            top_k=options.top_k,
             seed=run.config.seed,
             on_progress=lambda done, total: line.update(done, total=total),
         )
@@ -108,6 +109,13 @@ def _parser(prog: str) -> command_line.Parser:
         default="float32",
         help="dtype of the stored rows; float32 gives the evaluator's scores bit for bit "
         "(default: float32)",
+    )
+    parser.add_argument(
+        "--top-k",
+        type=number(int, least=1, most=MAX_COUNT),
+        default=100,
+        metavar="K",
+        help="how many items a request gets of a retrieval model (default: 100)",
     )
     parser.add_argument(
         "--model",

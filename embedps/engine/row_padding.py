@@ -24,7 +24,15 @@ def pad(value: Any, rows: tf.Tensor) -> Any:
       value: a tensor or ragged tensor of `rows` rows, or of one.
       rows: of the batch, int64.
     """
+    return _at(value, tf.minimum(tf.range(padded_rows(rows)), rows - 1))
+
+
+def repeated(value: Any, rows: tf.Tensor) -> Any:
+    """Gives a single row `rows` times, and as many rows as they are; see `pad`."""
+    return _at(value, tf.range(rows))
+
+
+def _at(value: Any, places: tf.Tensor) -> Any:
     is_ragged = isinstance(value, tf.RaggedTensor)
     own = value.nrows(tf.int64) if is_ragged else tf.shape(value, tf.int64)[0]
-    places = tf.minimum(tf.range(padded_rows(rows)), rows - 1)
     return tf.gather(value, tf.where(tf.equal(own, 1), tf.zeros_like(places), places))

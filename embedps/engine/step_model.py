@@ -220,6 +220,11 @@ class StepModel:
                 self.model, columns, (*self._offered.label_names, self._offered.weight)
             )
 
+    @property
+    def prediction_names(self) -> tuple[str, ...]:
+        """The names of what `outputs` computes."""
+        return tuple(self.outputs(self._sample(), self._sample_activations()))
+
     @functools.cached_property
     def output_columns(self) -> Columns:
         """The columns that `outputs` depends on; `fill` gives the others.

@@ -182,6 +182,11 @@ class Candidates(tfrs.layers.factorized_top_k.TopK):
         return self._identifier
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the batches."""
+        return tuple(self._batches.element_spec)
+
+    @property
     def tower(self) -> Callable[[Any], tf.Tensor]:
         """What encodes the candidates."""
         return self._encode

@@ -62,6 +62,7 @@ def export_model(
     output: Path,
     number: int,
     *,
+    top_k: int,
     row_dtype: RowDtype = "float32",
     seed: int = 0,
     on_progress: Progress = lambda done, total: None,
@@ -74,6 +75,7 @@ def export_model(
       directory: of the checkpoints.
       output: of the exports.
       number: of the checkpoint's manifest.
+      top_k: how many of its candidates a retrieval model gives a request.
       row_dtype: of the stored rows.
       seed: the run's.
       on_progress: called with the rows that were read, and their total; each is read twice.
@@ -105,12 +107,12 @@ def export_model(
         stock = StockModel(model)
         load_dense(directory, manifest, model.named_variables)
         stacks = _stack(directory, manifest, stock, row_dtype, on_progress)
-        stock.take(StockTables(stacks, stock.tables))
+        stock.take(StockTables(stacks, stock.tables), top_k=top_k)
         signatures = stock.signatures()
         tf.saved_model.save(stock, str(path), signatures=signatures)
         (path / EXTRA).mkdir()
         write_requests(path / EXTRA / FILE_NAME, stock.warm_up_requests())
-        describe(path, _description(manifest, row_dtype, stacks, [*signatures]))
+        describe(path, _description(manifest, row_dtype, stacks, stock.num_items, [*signatures]))
     return Exported(
         path=output / str(number),
         rows=sum(stack.num_rows for stack in stacks),
@@ -142,7 +144,11 @@ def _stack(
 
 
 def _description(
-    manifest: Manifest, row_dtype: RowDtype, stacks: Sequence[RowStack], signatures: list[str]
+    manifest: Manifest,
+    row_dtype: RowDtype,
+    stacks: Sequence[RowStack],
+    num_items: int,
+    signatures: list[str],
 ) -> dict[str, Any]:
     return {
         "manifest": {
@@ -161,6 +167,7 @@ def _description(
             for stack in stacks
             for table in stack.tables.values()
         },
+        "items": num_items,
         "signatures": signatures,
         "tensorflow": tf.__version__,
     }

@@ -2,28 +2,49 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.trackable.resource import TrackableResource
 
-from embedps.engine.row_padding import pad, padded_rows
+from embedps.engine.row_padding import pad, padded_rows, repeated
 from embedps.engine.step_model import StepModel
 from embedps.errors import UsageError
 from embedps.layers import stock_ops
 from embedps.serving.inputs import Inputs, common_rows, tensor_name
+from embedps.serving.stock_index import StockIndex
 from embedps.serving.stock_lookup import StockTables
 from embedps.serving.warm_up import Request
 from embedps.tables.activations import samples
 from embedps.tables.specs import FeatureSpec, TableSpec
 
 WARM_UP_ROWS = (1, 100)
+QUERY = "query"  # the prediction that is a query's vector, and the signature that gives it
+TOP_K = "top_k"  # the signature that gives the best candidates
+SEEN = "seen"  # its input of candidates to leave out
+_EXAMPLES = {"examples": tf.TensorSpec([None], tf.string, name="examples")}
 _PYTHON_OPS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 
 
+class _Predictions(NamedTuple):
+    """Predictions, and what they depend on.
+
+    Attributes:
+      names: of the predictions; none means all.
+      used: the columns, features and rates that they depend on.
+      inputs: the columns of a request.
+    """
+
+    names: tuple[str, ...]
+    used: set[str]
+    inputs: Inputs
+
+
 class StockModel(tf.Module):
-    """Computes a model's predictions for requests of tensors."""
+    """Computes a model's predictions for requests of tensors, and ranks its candidates."""
 
     def __init__(self, model: StepModel) -> None:
         """Finds out what the predictions depend on.
@@ -33,21 +54,20 @@ class StockModel(tf.Module):
         """
         super().__init__(name="model")
         self._model = model
-        self._used = model.output_inputs()
-        rates = [f.rate_as for f in model.features if f.rate_as is not None]
-        if rate := next((name for name in rates if name in self._used), None):
-            raise UsageError(
-                f"{type(model.model).__name__}'s predictions must not depend on {rate!r}: an "
-                "export has no rates of updates"
-            )
-        self.inputs = Inputs(model.columns_of(self._used), missing_id=model.recommender.missing_id)
+        self._all = self._predictions()
+        is_retrieval = len(model.candidates) == 1 and QUERY in model.prediction_names
+        self._query = self._predictions(QUERY) if is_retrieval else None
         self._tables: StockTables | None = None
+        self._index: StockIndex | None = None
         self._captured: list[Any] = []
 
     @property
     def looked_up(self) -> tuple[FeatureSpec, ...]:
-        """The features that predictions depend on."""
-        return tuple(f for f in self._model.features if f.name in self._used)
+        """The features that predictions and candidates depend on."""
+        used = self._all.used
+        if self._query is not None:
+            used = used | set(self._model.candidates[0].columns)
+        return tuple(f for f in self._model.features if f.name in used)
 
     @property
     def tables(self) -> tuple[TableSpec, ...]:
@@ -55,52 +75,138 @@ class StockModel(tf.Module):
         names = {f.table_name for f in self.looked_up}
         return tuple(table for table in self._model.tables if table.name in names)
 
-    def take(self, tables: StockTables) -> None:
-        """Takes the rows of `tables`."""
+    @property
+    def num_items(self) -> int:
+        """The candidates that are ranked; 0 if the model ranks none."""
+        return 0 if self._index is None else self._index.num_items
+
+    def take(self, tables: StockTables, *, top_k: int) -> None:
+        """Takes the rows of `tables`, and encodes the candidates with them.
+
+        Args:
+          tables: the rows.
+          top_k: how many of the candidates a request gets.
+        """
         self._tables = tables
+        if self._query is not None:
+            (candidates,) = self._model.candidates
+            self._index = StockIndex(candidates.encoded(self._encode), k=top_k)
 
     def signatures(self) -> dict[str, Any]:
         """Makes the functions that are served, by name.
 
         Raises:
-          UsageError: a prediction is no tensor, or needs an op that is not TensorFlow's own.
+          UsageError: a prediction is no tensor, needs an op that is not TensorFlow's own, or is no
+            query for the candidates.
         """
-        specs = self.inputs.specs()
 
         def of_tensors(**given: tf.Tensor) -> dict[str, tf.Tensor]:
-            return self._predict(self.inputs.batch(given))
+            return self._predict(self._all, self._all.inputs.batch(given))
 
         def of_examples(examples: tf.Tensor) -> dict[str, tf.Tensor]:
-            return self._predict(self.inputs.parse(examples))
+            return self._predict(self._all, self._all.inputs.parse(examples))
 
-        examples = {"examples": tf.TensorSpec([None], tf.string, name="examples")}
         made = {
-            "serving_default": trace(of_tensors, specs),
-            "examples": trace(of_examples, examples),
+            "serving_default": trace(of_tensors, self._all.inputs.specs()),
+            "examples": trace(of_examples, _EXAMPLES),
         }
+        if self._query is not None and self._index is not None:
+            made |= self._retrieval_signatures(self._query, self._index)
         self._captured = _captured(self._model.model, made.values())
         return made
 
     def warm_up_requests(self) -> Iterator[Request]:
         """Makes requests of each signature, of zeros and empty lists."""
+        of_signatures = {"serving_default": self._all.inputs, "examples": self._all.inputs}
+        if self._query is not None and self._index is not None:
+            ranked = self._ranked_inputs(self._query, self._index)
+            of_signatures |= {QUERY: self._query.inputs, TOP_K: ranked, f"{TOP_K}_examples": ranked}
         for rows in WARM_UP_ROWS:
-            tensors = self.inputs.zeros(rows)
-            yield Request("serving_default", tensors)
-            yield Request("examples", {"examples": self.inputs.examples(rows)})
+            for name, inputs in of_signatures.items():
+                if name.endswith("examples"):
+                    yield Request(name, {"examples": inputs.examples(rows)})
+                else:
+                    yield Request(name, inputs.zeros(rows))
 
-    def _predict(self, batch: dict[str, Any]) -> dict[str, tf.Tensor]:
+    def _predictions(self, *names: str) -> _Predictions:
+        model = self._model
+        used = model.output_inputs(*names)
+        rates = [f.rate_as for f in model.features if f.rate_as is not None]
+        if rate := next((name for name in rates if name in used), None):
+            raise UsageError(
+                f"{type(model.model).__name__}'s predictions must not depend on {rate!r}: an "
+                "export has no rates of updates"
+            )
+        inputs = Inputs(model.columns_of(used), missing_id=model.recommender.missing_id)
+        return _Predictions(names, used, inputs)
+
+    def _retrieval_signatures(self, query: _Predictions, index: StockIndex) -> dict[str, Any]:
+        ranked = self._ranked_inputs(query, index)
+
+        def of_query(**given: tf.Tensor) -> dict[str, tf.Tensor]:
+            return self._predict(query, query.inputs.batch(given))
+
+        def top_k(batch: dict[str, Any]) -> dict[str, tf.Tensor]:
+            rows = common_rows([*batch.values()])
+            seen = batch.pop(SEEN, None)
+            queries = self._predict(query, batch, rows)[QUERY]
+            return index.top_k(queries, None if seen is None else repeated(seen, rows))
+
+        def of_tensors(**given: tf.Tensor) -> dict[str, tf.Tensor]:
+            return top_k(ranked.batch(given))
+
+        def of_examples(examples: tf.Tensor) -> dict[str, tf.Tensor]:
+            return top_k(ranked.parse(examples))
+
+        made = {QUERY: trace(of_query, query.inputs.specs())}
+        vectors = made[QUERY].structured_outputs[QUERY]
+        if vectors.shape.rank != 2 or vectors.shape[1] != index.dim:
+            raise UsageError(
+                f"the prediction {QUERY!r} of {type(self._model.model).__name__} must be a vector "
+                f"of {index.dim} floats, as the candidates' are, but has shape {vectors.shape}"
+            )
+        made[TOP_K] = trace(of_tensors, ranked.specs())
+        made[f"{TOP_K}_examples"] = trace(of_examples, _EXAMPLES)
+        return made
+
+    def _ranked_inputs(self, query: _Predictions, index: StockIndex) -> Inputs:
+        """Gives the columns of a request for the best candidates: also those that are seen."""
+        columns = query.inputs.columns
+        if index.excludes:
+            columns = dataclasses.replace(columns, id_lists=(*columns.id_lists, SEEN))
+        return Inputs(columns, missing_id=self._model.recommender.missing_id)
+
+    @functools.cached_property
+    def _encode(self) -> Callable[[Any], tf.Tensor]:
+        """A function that encodes a batch of candidates."""
+        (candidates,) = self._model.candidates
+
+        @tf.function(reduce_retracing=True)
+        def encode(batch: Any) -> tf.Tensor:
+            features = [f for f in self.looked_up if f.name in batch]
+            found = self._lookup(features, batch)
+            found |= {f.rate_as: tf.zeros([0]) for f in features if f.rate_as is not None}
+            with self._model.embeddings.providing(found):
+                return candidates.tower(batch)
+
+        return encode  # type: ignore[no-any-return]
+
+    def _predict(
+        self, predictions: _Predictions, batch: dict[str, Any], rows: tf.Tensor | None = None
+    ) -> dict[str, tf.Tensor]:
         """Computes predictions, [rows, ...] each, of columns of as many rows, or of one."""
-        rows = common_rows([*batch.values()])
-        looked_up = [f for f in self.looked_up if f.name in batch]
+        rows = common_rows([*batch.values()]) if rows is None else rows
+        used = [f for f in self._model.features if f.name in predictions.used]
+        looked_up = [f for f in used if f.name in batch]
         found = self._lookup(looked_up, batch)
         found = {name: pad(value, rows) for name, value in found.items()}
         batch = {name: pad(value, rows) for name, value in batch.items()}
-        batch = self._model.fill(self.inputs.with_numerics(batch, padded_rows(rows)))
-        if made := [f for f in self.looked_up if f not in looked_up]:  # of ids that are computed
+        batch = self._model.fill(predictions.inputs.with_numerics(batch, padded_rows(rows)))
+        if made := [f for f in used if f not in looked_up]:  # of ids that are computed
             batch = self._model.prepare(batch, training=False)
             found |= self._lookup(made, batch)
         for f in self._model.features:  # the others have no effect, but must be there
-            if f not in self.looked_up:
+            if f not in used:
                 ids = batch.get(f.name, tf.zeros([0], tf.int64))
                 dims = {table.name: table.dim for table in self._model.tables}
                 found |= samples(f, ids, dim=dims[f.table_name], value=0.0)
@@ -113,7 +219,8 @@ class StockModel(tf.Module):
                     f"a prediction must be a tensor, but {name!r} of "
                     f"{type(self._model.model).__name__} is a {type(value).__name__}"
                 )
-        return {tensor_name(name): value[:rows] for name, value in predicted.items()}
+        names = predictions.names or predicted
+        return {tensor_name(name): predicted[name][:rows] for name in names}
 
     def _lookup(self, features: list[FeatureSpec], batch: Mapping[str, Any]) -> dict[str, Any]:
         if self._tables is None:

@@ -68,6 +68,13 @@ class TrainConfig:
         above=0,
         most=MAX_SECS,
     )
+    stats_secs: float = option(
+        60.0,
+        "seconds between two looks at the tables: statistics for TensorBoard and statistics.json, "
+        "and warnings of limits; 0 looks only at the end",
+        least=0,
+        most=MAX_SECS,
+    )
     grace_secs: float = option(
         30.0,
         "seconds from SIGTERM or Ctrl-C to the end of the run: units get half of them to finish, "

@@ -1,4 +1,4 @@
-"""The results in a model directory: summary.json, evaluation.jsonl and restarts.json."""
+"""The results in a model directory: summary, statistics of tables, evaluations and restarts."""
 
 from __future__ import annotations
 
@@ -16,15 +16,23 @@ from embedps.storage.file_io import NoFileError, open_file, read_bytes, write_by
 from embedps.storage.object_store import ObjectPath
 
 SUMMARY_NAME = "summary.json"
+STATISTICS_NAME = "statistics.json"
 EVALUATIONS_NAME = "evaluation.jsonl"
 RESTARTS_NAME = "restarts.json"
 _KEYS = ("number", "step")
 _SCORES = ("auc", "logloss", "normalized_entropy", "calibration")
-_MEASURED = ("wall_secs", "examples_per_sec", "training", "checkpoint", "tables_memory_bytes")
+_MEASURED = (
+    "wall_secs",
+    "examples_per_sec",
+    "training",
+    "checkpoint",
+    "tables_memory_bytes",
+    "table_statistics",
+)
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes a small JSON file atomically; NaN becomes null."""
+def write_json(path: Path, content: dict[str, Any], *, compact: bool = False) -> None:
+    """Writes a JSON file atomically, on one line if `compact`; NaN becomes null."""
 
     def clean(value: Any) -> Any:
         if isinstance(value, dict):
@@ -33,7 +41,8 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
             return [clean(v) for v in value]
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    write_bytes(path, (json.dumps(clean(content), indent=1) + "\n").encode())
+    text = json.dumps(clean(content), indent=None if compact else 1)
+    write_bytes(path, (text + "\n").encode())
 
 
 def read_json(path: Path) -> dict[str, Any]:

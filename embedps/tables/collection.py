@@ -18,7 +18,9 @@ from embedps.tables.groups import TableGroup, group_tables
 from embedps.tables.optimizers import SGD
 from embedps.tables.row_files import RowFiles
 from embedps.tables.specs import FeatureSpec, TableSpec
+from embedps.tables.table_scan import TableScan, make_scan
 from embedps.tables.table_stats import ShardStats, TableStats, add_shards, read_stats
+from embedps.tables.table_use import ShardUse, read_use
 
 T = TypeVar("T")
 
@@ -454,6 +456,14 @@ class EmbeddingCollection:
     def stats(self) -> TableStats:
         """Counts rows and memory over all shards."""
         return add_shards(self.shard_stats())
+
+    def use(self) -> list[ShardUse]:
+        """Counts what each shard's tables hold and what they are asked for."""
+        return read_use(self.groups, self._stores, self.devices)
+
+    def make_scan(self) -> Callable[[], dict[str, TableScan]]:
+        """Makes a function that walks over all rows: see `table_scan.make_scan`."""
+        return make_scan(self.groups, self._stores, self.devices)
 
     def admission_stats(self) -> dict[str, AdmissionStats]:
         """Counts, by table, what admission decided over all shards."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -71,19 +71,25 @@ class TrainingLog:
         now = time.monotonic()
         rate = (examples - self._shown_examples) / max(1e-9, now - self._shown_at)
         self._shown_at, self._shown_examples = now, examples
-        self._write(recent, rate, step)
+        names = _POINTS if "logloss" in recent.values else recent.values
+        points = {f"train/{name}": recent.get(name) for name in names}
+        self.write({**points, "train/examples_per_sec": rate}, step=step, texts={})
         text = f"{examples:,} examples, {rate:,.0f}/s, {recent.brief()}, {rows:,} rows"
         if last is not None:
             saved, age = last.chain[-1], time.time() - last.wall_time
             text += f", {saved.kind} {saved.bytes / 1e6:.1f} MB {age:.0f} s ago"
         return text
 
-    def _write(self, recent: Metrics, rate: float, step: int) -> None:
+    def write(
+        self, points: Mapping[str, float | None], *, step: int, texts: Mapping[str, str]
+    ) -> None:
+        """Writes TensorBoard points and texts of one step, by name."""
         # A full disk does not end the run here: failing checkpoints report it.
         with suppress(tf.errors.OpError), tf.device("/device:CPU:0"):
             writer = self._writer = self._writer or tf.summary.create_file_writer(self._folder)
             with writer.as_default(step=step):
-                for name in _POINTS if "logloss" in recent.values else recent.values:
-                    tf.summary.scalar(f"train/{name}", recent.get(name))
-                tf.summary.scalar("train/examples_per_sec", rate)
+                for name, value in points.items():
+                    tf.summary.scalar(name, value)
+                for name, text in texts.items():
+                    tf.summary.text(name, text)
             writer.flush()

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.cluster.interface import Cluster
+from embedps.cluster.local_cluster import LocalCluster
 from embedps.console.progress import ProgressLine
 from embedps.engine.unit_functions import explain
 from embedps.errors import EmbedpsError
@@ -26,6 +27,8 @@ from embedps.training.checkpoint_schedule import CheckpointSchedule
 from embedps.training.recovery_record import RecoveryRecord
 from embedps.training.run_scoring import RunScoring
 from embedps.training.stop_notices import StopNotices
+from embedps.training.table_report import points, texts
+from embedps.training.table_watch import TableWatch
 from embedps.training.training_log import TrainingLog
 from embedps.training.training_setup import TrainingSetup
 
@@ -77,6 +80,13 @@ class TrainingLoop:
         self._ledger = setup.ledger
         self._restarts = Restarts(setup.directory.path)
         self.log = TrainingLog(setup.directory.path, lambda: setup.model.accumulator(training=True))
+        self._first_step = self._ledger.steps_done()
+        self._tables = TableWatch(
+            setup.collection,
+            setup.directory.path,
+            every_secs=config.stats_secs,
+            share_machine=not cluster.num_ps or isinstance(cluster, LocalCluster),
+        )
 
     @property
     def finished(self) -> bool:
@@ -146,6 +156,18 @@ class TrainingLoop:
             workers=self._cluster.worker_restarts, evaluator=self.scoring.restarts
         )
 
+    def table_statistics(self) -> dict[str, Any]:
+        """Gives the tables' statistics at the end of the run, and writes them to TensorBoard.
+
+        They are empty if this run had nothing to do.
+        """
+        step = self._ledger.steps_done()
+        if step == self._first_step:
+            return {}
+        report = self._tables.finish(step=step, walk=self.finished)
+        self.log.write(points(report), step=step, texts=texts(report))
+        return report
+
     def unit_arguments(self, unit: Unit) -> tuple[tf.Tensor, ...]:
         """Makes the arguments of a unit's training function."""
         asked = self._config.optimizer
@@ -187,14 +209,14 @@ class TrainingLoop:
         self.log.count_from_now()
         self._saves.count_from_now()
         self._notices.forget_servers()
-        first_units = self._ledger.num_done
+        self._first_units, self._began = self._ledger.num_done, time.monotonic()
         polled = -math.inf
         running = True
         while running or self._saves.under_way:
             running = scheduler.wait(_TICK_SECS)
             if not running:
                 self._saves.wait(_TICK_SECS)
-            if self._ledger.num_done > first_units:
+            if self._ledger.num_done > self._first_units:
                 self._recoveries.note_unit(line.say)
             self._check_cluster()
             if time.monotonic() - polled >= _SLOW_POLL_SECS:
@@ -214,8 +236,23 @@ class TrainingLoop:
         self._advance_event_clock()
         self._effects.poll(line.say)
         self.count_restarts()
-        for news in [*self.scoring.news(), *self._setup.writer.news()]:
+        for news in [*self.scoring.news(), *self._setup.writer.news(), *self._look_at_tables()]:
             line.say(news)
+
+    def _look_at_tables(self) -> list[str]:
+        """Takes the tables' statistics if it is time; returns warnings of limits."""
+        if not self._tables.due:
+            return []
+        step = self._ledger.steps_done()
+        report = self._tables.look(step=step)
+        self.log.write(points(report), step=step, texts=texts(report))
+        return self._tables.warnings(left_hours=self._left_hours())
+
+    def _left_hours(self) -> float:
+        """Estimates how long the units that are left will take."""
+        done = self._ledger.num_done - self._first_units
+        left = self._ledger.num_units - self._ledger.num_done
+        return (time.monotonic() - self._began) / 3600 * left / done if done else math.inf
 
     def _advance_event_clock(self) -> None:
         """Tells the tables which rows are too old by their event time."""

@@ -2,7 +2,7 @@
 
 A row's frequency counts its updates: the training steps that looked the row up, each once. So it is
 an exact count of lookups by steps, which costs training nothing. An id that is in nearly every step
-is in the batches more often than that; `expected_examples` corrects for it.
+is in the batches more often than that; Zipf's exponent is corrected for it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.format.rows import table_codes
 from embedps.checkpoint.tools.replay import Partition, make_partitions
 from embedps.errors import CheckpointError
+from embedps.frequencies import HOT_SHARE, FrequencyCounts, exponent_text
 
 NUM_HOTTEST = 1000
-HOT_SHARE = 0.01
-_LEAST_FREQUENCY = 5  # rarer ids say little of an exponent
-_FITTED_RANKS = 200
 _PERCENTILES = (1, 10, 50, 90, 99)
+_NO_RANKS = np.empty(0, np.int64)
 _COLUMNS = (
     "table",
     "rows",
@@ -65,7 +64,7 @@ class TableStatistics:
       updates: of all rows; each is a distinct id of a training step.
       ids_per_step: updates per training step.
       hot_share: the share of the updates that the most frequent 1% of ids have.
-      zipf_exponent: of the ids' frequencies by rank; NaN if too few ids are frequent.
+      zipf_exponent: of the ids' frequencies by rank; None if too few ids are frequent.
       hottest: the most frequent ids with their updates, in order; 1000 at most.
       frequencies: the updates of the rows at some ranks, as (rank from 1, updates).
       once: rows with one update at most.
@@ -82,7 +81,7 @@ class TableStatistics:
     updates: int
     ids_per_step: float
     hot_share: float
-    zipf_exponent: float
+    zipf_exponent: float | None
     hottest: list[tuple[int, int]]
     frequencies: list[tuple[int, int]]
     once: int
@@ -117,38 +116,6 @@ def read_statistics(directory: CheckpointDirectory, manifest: Manifest) -> Check
             raise CheckpointError(f"manifest {manifest.number} has no files of table {name!r}")
         tables.append(_TableRows(name, int(table["dim"]), mine).statistics(manifest.step))
     return CheckpointStatistics(number=manifest.number, step=manifest.step, tables=tables)
-
-
-def expected_examples(updates: NDArray[np.float64], steps: int) -> NDArray[np.float64]:
-    """Estimates how often ids occurred that are in so many of the steps: -steps ln(1 - u/steps).
-
-    Occurrences are taken as spread evenly over the steps. An id in every step gives infinity.
-    """
-    with np.errstate(divide="ignore"):
-        return np.asarray(-steps * np.log1p(-np.minimum(updates / max(steps, 1), 1.0)))
-
-
-def zipf_exponent(frequencies: NDArray[np.int64], steps: int) -> float:
-    """Fits the exponent s of frequency ~ rank^-s, by least squares of the logarithms.
-
-    Args:
-      frequencies: updates of each row, descending.
-      steps: training steps.
-
-    Returns:
-      The exponent; NaN if fewer than ten ids are frequent enough and not in nearly all steps.
-    """
-    usable = (frequencies >= _LEAST_FREQUENCY) & (frequencies <= 0.9 * steps)
-    ranks = np.flatnonzero(usable)
-    if len(ranks) < 10 or ranks[-1] < 2 * (ranks[0] + 1):
-        return float("nan")
-    # Ranks at equal distances of their logarithms: otherwise the tail alone would decide.
-    first, last = np.log(ranks[0] + 1), np.log(ranks[-1] + 1)
-    chosen = np.unique(np.exp(np.linspace(first, last, _FITTED_RANKS)).astype(np.int64)) - 1
-    chosen = chosen[(chosen >= ranks[0]) & (chosen <= ranks[-1])]
-    counts = expected_examples(frequencies[chosen].astype(np.float64), steps)
-    slope = np.polyfit(np.log(chosen + 1.0), np.log(counts), 1)[0]
-    return float(-slope)
 
 
 class _TableRows:
@@ -186,10 +153,9 @@ class _TableRows:
         """Computes the statistics after so many training steps."""
         rows, updates = len(self._ids), int(self._frequencies.sum())
         order = np.lexsort((self._ids, -self._frequencies))
-        ranked = self._frequencies[order]
         hottest = order[:NUM_HOTTEST]
-        some = np.unique(np.geomspace(1, max(rows, 1), 100).astype(np.int64)) - 1
-        hot = ranked[: max(1, round(HOT_SHARE * rows))].sum() if rows else 0
+        frequencies = FrequencyCounts.of(self._frequencies)
+        ranks = np.unique(np.geomspace(1, rows, 100).astype(np.int64)) if rows else _NO_RANKS
         return TableStatistics(
             name=self._name,
             dim=self._dim,
@@ -197,11 +163,14 @@ class _TableRows:
             row_bytes=self._row_bytes,
             updates=updates,
             ids_per_step=updates / max(step, 1),
-            hot_share=float(hot) / max(updates, 1),
-            zipf_exponent=zipf_exponent(ranked, step),
+            hot_share=frequencies.share_of_top(HOT_SHARE),
+            zipf_exponent=frequencies.zipf_exponent(step),
             hottest=[(int(self._ids[i]), int(self._frequencies[i])) for i in hottest],
-            frequencies=[(int(i) + 1, int(ranked[i])) for i in some if i < rows],
-            once=int((self._frequencies <= 1).sum()),
+            frequencies=[
+                (int(rank), int(count))
+                for rank, count in zip(ranks, frequencies.at(ranks), strict=True)
+            ],
+            once=frequencies.at_most(1),
             norms=[float(x) for x in np.percentile(self._norms, _PERCENTILES)] if rows else [],
             largest_norm=float(self._norms.max()) if rows else 0.0,
             median_age_steps=float(step - 1 - np.median(self._last_steps)) if rows else 0.0,
@@ -238,7 +207,7 @@ def print_statistics(statistics: CheckpointStatistics, console: Console) -> None
             f"{each.updates:,}",
             f"{each.ids_per_step:,.1f}",
             f"{each.hot_share:.1%}",
-            f"{each.zipf_exponent:.2f}",
+            exponent_text(each.zipf_exponent),
             f"{each.once / max(each.rows, 1):.0%}",
             f"{each.norms[2]:.3g}" if each.norms else "",
             f"{fullest:.2f}x",

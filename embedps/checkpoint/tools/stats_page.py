@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from embedps.checkpoint.tools.stats import CheckpointStatistics, TableStatistics
+from embedps.frequencies import exponent_text
 
 _STYLE = """
 :root { --ink: #1c2733; --soft: #5d6b7a; --line: #d9e0e7; --bar: #3b76c4; }
@@ -44,7 +45,8 @@ def _table(table: TableStatistics) -> str:
             f"<h2>{escape(table.name)}</h2>",
             f"<p>{table.rows:,} rows of {table.row_bytes} bytes, {table.updates:,} updates, "
             f"{table.ids_per_step:,.1f} distinct ids per step; the most frequent 1% of ids have "
-            f"{table.hot_share:.1%} of the updates; Zipf exponent {table.zipf_exponent:.2f}</p>",
+            f"{table.hot_share:.1%} of the updates; "
+            f"Zipf exponent: {exponent_text(table.zipf_exponent)}</p>",
             "<p>Updates of the ids by rank, both logarithmic.</p>",
             _curve(table.frequencies),
             "<p>Updates of each shard.</p>",

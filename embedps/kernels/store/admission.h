@@ -22,7 +22,9 @@ struct AdmissionStats {
   int64_t counters = 0;  // of ids without a row
   int64_t bytes = 0;     // of these counters; a part of memory_bytes
   int64_t admitted = 0;  // ids that admission gave a row
-  int64_t refused = 0;   // ids that it did not, once per step; their gradients were dropped
+  // Ids that got no row, by admission or because the table is full, once per step; their gradients
+  // were dropped.
+  int64_t refused = 0;
 };
 
 // What a training step shows of a batch's ids.

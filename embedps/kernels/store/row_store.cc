@@ -32,7 +32,8 @@ RowStore::RowStore(RowStoreConfig config)
     : config_(std::move(config)),
       table_rows_(config_.tables.size()),
       admitted_(config_.tables.size()),
-      refused_(config_.tables.size()) {
+      refused_(config_.tables.size()),
+      lookup_counts_(config_.tables.size()) {
   const size_t row_bytes = RowBytes(config_);
   for (const TableConfig& table : config_.tables) {
     salts_.push_back(TableSalt(table.name));
@@ -83,6 +84,7 @@ void RowStore::LookupShown(const IdsByTable& batch, const ShownIds& shown,
 void RowStore::LookUp(const IdsByTable& batch, bool insert, const ShownIds* shown,
                       const ParallelFor& parallel, float* embeddings) {
   last_use_.store(Clock::now().time_since_epoch(), std::memory_order_relaxed);
+  if (insert) lookup_counts_.Add(batch);
   const StripeOrder order(batch, salts_, parallel);
   const int dim = config_.dim;
   order.ForEachBin(parallel, 100 + dim,
@@ -121,6 +123,7 @@ uint32_t RowStore::InsertRow(int t, uint64_t hash, int64_t id, Stripe* stripe) {
   if (number == kNone) {
     table_rows_[t].fetch_sub(1, std::memory_order_relaxed);
     rejected_inserts_.fetch_add(1, std::memory_order_relaxed);
+    refused_[t].fetch_add(1, std::memory_order_relaxed);
     return kNone;
   }
   if (table.eviction.any()) stripe->Row(number)->last_step = LastStep();  // its age counts from now

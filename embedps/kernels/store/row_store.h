@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -20,6 +21,7 @@
 #include "embedps/kernels/store/counter_map.h"
 #include "embedps/kernels/store/eviction.h"
 #include "embedps/kernels/store/initializers.h"
+#include "embedps/kernels/store/lookup_counts.h"
 #include "embedps/kernels/store/optimizers.h"
 #include "embedps/kernels/store/outgoing_rows.h"
 #include "embedps/kernels/store/page_pool.h"
@@ -27,6 +29,7 @@
 #include "embedps/kernels/store/stripe_order.h"
 #include "embedps/kernels/store/sweeper.h"
 #include "embedps/kernels/store/table_eviction.h"
+#include "embedps/kernels/store/table_scan.h"
 
 namespace embedps {
 
@@ -167,6 +170,12 @@ class RowStore {
   }
   std::vector<AdmissionStats> StatsOfAdmission() const;
 
+  // Counts what training steps looked up, repeated attempts at a step included.
+  const LookupCounts& lookup_counts() const { return lookup_counts_; }
+
+  // Visits all rows of a table in small slices, and calls `pause` after each.
+  TableScan Scan(int table, const std::function<void()>& pause) const;
+
   // Whether rows were looked up or updated in the last second.
   bool IsBusy() const;
 
@@ -202,8 +211,9 @@ class RowStore {
   std::vector<std::unique_ptr<Stripe>> stripes_;  // kStripes per table
   // By stripe, under its lock; null if the table has no counters.
   std::vector<std::unique_ptr<CounterMap>> counters_;
-  std::vector<std::atomic<int64_t>> table_rows_;           // live rows of each table
-  std::vector<std::atomic<int64_t>> admitted_, refused_;   // of each table
+  std::vector<std::atomic<int64_t>> table_rows_;          // live rows of each table
+  std::vector<std::atomic<int64_t>> admitted_, refused_;  // of each table
+  LookupCounts lookup_counts_;
   std::vector<std::unique_ptr<TableEviction>> evictions_;  // of each table
   std::atomic<std::chrono::steady_clock::duration>
       last_use_{};                 // time of the last lookup or update

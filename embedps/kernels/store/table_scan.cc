@@ -1,0 +1,84 @@
+#include "embedps/kernels/store/table_scan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+#include <utility>
+
+#include "embedps/kernels/store/row_store.h"
+
+namespace embedps {
+namespace {
+
+constexpr uint32_t kSliceRows = 256;  // rows to visit while holding a stripe's lock
+
+double NormOf(const float* embedding, int dim) {
+  double sum = 0;
+  for (int i = 0; i < dim; ++i) sum += static_cast<double>(embedding[i]) * embedding[i];
+  return std::sqrt(sum);
+}
+
+}  // namespace
+
+int LogBins::BinOf(double units) {
+  if (!(units < std::ldexp(kPerDoubling, kDoublings))) return kNumBins - 1;
+  const auto multiple = static_cast<uint64_t>(units);
+  if (multiple < kPerDoubling) return static_cast<int>(multiple);
+  constexpr int kBits = __builtin_ctz(kPerDoubling);
+  const int doubling = 63 - __builtin_clzll(multiple) - kBits;
+  const int within = static_cast<int>(multiple >> doubling) - kPerDoubling;
+  return kPerDoubling * (doubling + 1) + within;
+}
+
+double LogBins::Value(int bin) const {
+  if (bin < kPerDoubling) return unit_ * bin;
+  const double width = std::ldexp(1.0, bin / kPerDoubling - 1);
+  return unit_ * (width * (kPerDoubling + bin % kPerDoubling) + (width - 1) / 2);
+}
+
+void HottestIds::Push(const TableScan::HotId& id) {
+  heap_.push_back(id);
+  std::push_heap(heap_.begin(), heap_.end(), IsHotter);
+}
+
+void HottestIds::Replace(const TableScan::HotId& id) {
+  std::pop_heap(heap_.begin(), heap_.end(), IsHotter);
+  heap_.back() = id;
+  std::push_heap(heap_.begin(), heap_.end(), IsHotter);
+}
+
+std::vector<TableScan::HotId> HottestIds::Take() {
+  std::sort_heap(heap_.begin(), heap_.end(), IsHotter);
+  return std::move(heap_);
+}
+
+TableScan RowStore::Scan(int table, const std::function<void()>& pause) const {
+  TableScan scan;
+  HottestIds hottest;
+  for (int i = 0; i < kStripes; ++i) {
+    const Stripe& stripe = *stripes_[table * kStripes + i];
+    for (uint32_t first = 0;; first += kSliceRows) {
+      {
+        std::lock_guard<std::mutex> lock(stripes_[table * kStripes + i]->mutex);
+        if (first >= stripe.used()) break;
+        const uint32_t last = std::min(first + kSliceRows, stripe.used());
+        for (uint32_t number = first; number < last; ++number) {
+          const RowHeader& row = *stripe.Row(number);
+          if (!row.live) continue;
+          ++scan.rows;
+          scan.updates += row.frequency;
+          scan.frequencies.Add(row.frequency);
+          hottest.Add(row.id, row.frequency);
+          if (number % TableScan::kNormStride == 0) {
+            scan.norms.Add(NormOf(stripe.Embedding(number), config_.dim));
+          }
+        }
+      }
+      pause();
+    }
+  }
+  scan.hottest = hottest.Take();
+  return scan;
+}
+
+}  // namespace embedps

@@ -36,6 +36,7 @@ def render(result: dict[str, Any]) -> str:
     if "machine_info" in result:  # pytest-benchmark's own
         return _micro(result)
     kinds: dict[str, Callable[[dict[str, Any]], str]] = {
+        "export": _export,
         "growth": _growth,
         "scaling": _scaling,
         "checkpoint_pause": _pause,
@@ -70,6 +71,36 @@ def _comparisons(result: dict[str, Any]) -> str:
         f"from smallest to largest. Other processes used at most {foreign:.2f} cores."
     )
     return "\n\n".join(parts)
+
+
+def _export(result: dict[str, Any]) -> str:
+    r = result["results"]
+    lookup, asked = r["lookup_1000x26_cpu_ms"], r["request_cpu_ms"]
+    cpu = ", ".join(f"{ms:.1f} ms for {rows}" for rows, ms in asked.items())
+    rows = [
+        ["bytes of the export, against rows and ids", f"{r['bytes_by_rows']:.3f} x", "1.1 x"],
+        [
+            "memory of the exporting process at its peak, against the same",
+            f"{r['export_memory_by_rows']:.3f} x",
+            "1.3 x",
+        ],
+        ["the export takes", f"{r['export_secs']:.0f} s", ""],
+        ["loading takes, above TensorFlow's own start", f"{r['load_secs']:.2f} s", "3 s"],
+        [
+            "memory of the loaded export, against its files",
+            f"{r['load_memory_by_files']:.3f} x",
+            "1.1 x",
+        ],
+        [
+            "CPU time of a lookup of 1000 x 26 ids",
+            f"{lookup['median']:.1f} ms ({lookup['min']:.1f} to {lookup['max']:.1f})",
+            "15 ms",
+        ],
+        ["CPU time of a request, by rows", cpu, ""],
+        ["absent ids that give zeros", f"{r['absent_ids_that_are_zeros']:,} of as many", "all"],
+    ]
+    title = f"DLRM, {r['rows']:,} rows x dim {result['dim']}, 26 tables"
+    return model_tables.table([title, "measured", "limit"], rows)
 
 
 def _growth(result: dict[str, Any]) -> str:

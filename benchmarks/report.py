@@ -73,3 +73,10 @@ def rss_bytes() -> int:
     """Returns the resident memory of this process."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * 4096
+
+
+def anonymous_bytes() -> int:
+    """Returns the resident memory of this process without pages of files, which can be dropped."""
+    with open("/proc/self/status") as file:
+        (line,) = (line for line in file if line.startswith("RssAnon:"))
+    return int(line.split()[1]) * 1024

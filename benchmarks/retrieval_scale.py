@@ -40,14 +40,16 @@ DIM, QUERIES, BATCH = 64, 1024, 65536
 T = TypeVar("T")
 
 
-def peak(work: Callable[[], T]) -> tuple[T, float, int]:
+def peak(
+    work: Callable[[], T], memory: Callable[[], int] = report.rss_bytes
+) -> tuple[T, float, int]:
     """Runs a step: its result, its seconds, and what it adds to the memory at its peak."""
-    before, most, done = report.rss_bytes(), 0, threading.Event()
+    before, most, done = memory(), 0, threading.Event()
 
     def watch() -> None:
         nonlocal most
         while not done.wait(0.01):
-            most = max(most, report.rss_bytes())
+            most = max(most, memory())
 
     thread = threading.Thread(target=watch)
     thread.start()
@@ -58,7 +60,7 @@ def peak(work: Callable[[], T]) -> tuple[T, float, int]:
         secs = time.monotonic() - began
         done.set()
         thread.join()
-    return found, secs, max(most, report.rss_bytes()) - before
+    return found, secs, max(most, memory()) - before
 
 
 def export(items: int, path: Path) -> dict[str, float]:

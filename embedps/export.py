@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.config_fields import MAX_COUNT
@@ -54,6 +55,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.export") -> in
             manifest.number,
             row_dtype=options.rows,
             top_k=options.top_k,
+            transforms=_transforms(dataset) if options.raw else None,
             seed=run.config.seed,
             on_progress=lambda done, total: line.update(done, total=total),
         )
@@ -62,6 +64,13 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.export") -> in
         f"signatures {', '.join(exported.signatures)}"
     )
     return 0
+
+
+def _transforms(dataset: Dataset) -> Any:
+    """Gives the table of the dataset's transforms."""
+    from pipelines.transforms import Transforms
+
+    return Transforms.load(dataset.directory).table
 
 
 def _check_same(target: Path, history: str, row_dtype: str) -> int:
@@ -109,6 +118,12 @@ def _parser(prog: str) -> command_line.Parser:
         default="float32",
         help="dtype of the stored rows; float32 gives the evaluator's scores bit for bit "
         "(default: float32)",
+    )
+    parser.add_argument(
+        "--raw",
+        action="store_true",
+        help="add the signature `raw`, which takes what the dataset was made of: its transforms "
+        "are part of the export",
     )
     parser.add_argument(
         "--top-k",

@@ -64,6 +64,7 @@ def export_model(
     *,
     top_k: int,
     row_dtype: RowDtype = "float32",
+    transforms: Any = None,
     seed: int = 0,
     on_progress: Progress = lambda done, total: None,
 ) -> Exported:
@@ -77,6 +78,8 @@ def export_model(
       number: of the checkpoint's manifest.
       top_k: how many of its candidates a retrieval model gives a request.
       row_dtype: of the stored rows.
+      transforms: the table of the dataset's `pipelines.transforms.Transforms`, to take raw values
+        too.
       seed: the run's.
       on_progress: called with the rows that were read, and their total; each is read twice.
 
@@ -104,7 +107,7 @@ def export_model(
         check_tables(manifest, _tables_in_use(model))
         check_signature(manifest, signature_of(model))
         directory.check_content(manifest, manifest.files)
-        stock = StockModel(model)
+        stock = StockModel(model, transforms)
         load_dense(directory, manifest, model.named_variables)
         stacks = _stack(directory, manifest, stock, row_dtype, on_progress)
         stock.take(StockTables(stacks, stock.tables), top_k=top_k)

@@ -17,12 +17,14 @@ from embedps.layers import stock_ops
 from embedps.serving.inputs import Inputs, common_rows, tensor_name
 from embedps.serving.stock_index import StockIndex
 from embedps.serving.stock_lookup import StockTables
+from embedps.serving.stock_transforms import StockTransforms
 from embedps.serving.warm_up import Request
 from embedps.tables.activations import samples
 from embedps.tables.specs import FeatureSpec, TableSpec
 
 WARM_UP_ROWS = (1, 100)
 QUERY = "query"  # the prediction that is a query's vector, and the signature that gives it
+RAW = "raw"  # the signature that takes what the dataset was made of
 TOP_K = "top_k"  # the signature that gives the best candidates
 SEEN = "seen"  # its input of candidates to leave out
 _EXAMPLES = {"examples": tf.TensorSpec([None], tf.string, name="examples")}
@@ -46,17 +48,27 @@ class _Predictions(NamedTuple):
 class StockModel(tf.Module):
     """Computes a model's predictions for requests of tensors, and ranks its candidates."""
 
-    def __init__(self, model: StepModel) -> None:
+    def __init__(self, model: StepModel, transforms: Any = None) -> None:
         """Finds out what the predictions depend on.
 
+        Args:
+          model: the model.
+          transforms: the table of the dataset's Transforms, to take raw values too.
+
         Raises:
-          UsageError: the model has no call, or its predictions need what a request has not.
+          UsageError: the model has no call, its predictions need what a request has not, or a
+            transform has no twin in TensorFlow.
         """
         super().__init__(name="model")
         self._model = model
         self._all = self._predictions()
         is_retrieval = len(model.candidates) == 1 and QUERY in model.prediction_names
         self._query = self._predictions(QUERY) if is_retrieval else None
+        self._raw: StockTransforms | None = None
+        if transforms is not None:
+            missing_id = model.recommender.missing_id
+            columns = self._all.inputs.columns
+            self._raw = StockTransforms(transforms, columns, missing_id=missing_id)
         self._tables: StockTables | None = None
         self._index: StockIndex | None = None
         self._captured: list[Any] = []
@@ -110,6 +122,8 @@ class StockModel(tf.Module):
             "serving_default": trace(of_tensors, self._all.inputs.specs()),
             "examples": trace(of_examples, _EXAMPLES),
         }
+        if self._raw is not None:
+            made[RAW] = self._raw_signature(self._raw)
         if self._query is not None and self._index is not None:
             made |= self._retrieval_signatures(self._query, self._index)
         self._captured = _captured(self._model.model, made.values())
@@ -127,6 +141,8 @@ class StockModel(tf.Module):
                     yield Request(name, {"examples": inputs.examples(rows)})
                 else:
                     yield Request(name, inputs.zeros(rows))
+            if self._raw is not None:
+                yield Request(RAW, self._raw.zeros(rows))
 
     def _predictions(self, *names: str) -> _Predictions:
         model = self._model
@@ -139,6 +155,12 @@ class StockModel(tf.Module):
             )
         inputs = Inputs(model.columns_of(used), missing_id=model.recommender.missing_id)
         return _Predictions(names, used, inputs)
+
+    def _raw_signature(self, raw: StockTransforms) -> Any:
+        def of_raw(**given: tf.Tensor) -> dict[str, tf.Tensor]:
+            return self._predict(self._all, raw.batch(given))
+
+        return trace(of_raw, raw.specs())
 
     def _retrieval_signatures(self, query: _Predictions, index: StockIndex) -> dict[str, Any]:
         ranked = self._ranked_inputs(query, index)

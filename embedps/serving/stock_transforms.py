@@ -1,0 +1,263 @@
+"""A dataset's transforms in stock ops of TensorFlow: features of raw values.
+
+They give what `pipelines.transforms.Transforms` gives. A number that takes a logarithm may differ
+in its last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from embedps import constants
+from embedps.data.columns import Columns
+from embedps.data.dataset import MISSING_ID, RARE_ID
+from embedps.errors import UsageError
+from embedps.serving.inputs import Inputs, lengths_name, tensor_name
+from embedps.serving.stock_hash import mixed, unsigned
+
+_DIGITS = 16
+_HEX = "0*([0-7][0-9a-fA-F]{15}|[0-9a-fA-F]{1,15})"
+_HOUR_MS = 3_600_000
+_DAY_MS = 24 * _HOUR_MS
+_FIRST_WEEKDAY = 3  # 1970 began on a Thursday
+
+
+class _Step(Protocol):
+    """A step of a feature; see pipelines/ingestion/transform_steps.py for its other attributes."""
+
+    op: Any
+
+
+class _Column(Protocol):
+    """A column of the log."""
+
+    name: str
+    role: str
+    type: str
+
+
+class _Feature(Protocol):
+    """A feature made of columns."""
+
+    name: str
+    sources: tuple[str, ...]
+    steps: Any
+
+
+class _Table(Protocol):
+    """The declaration of a log, with its fitted features."""
+
+    features: Any
+    missing: tuple[str, ...]
+
+    def column(self, name: str) -> Any:
+        """Finds a column."""
+
+
+class StockTransforms(tf.Module):
+    """Makes a model's columns of a request of raw values."""
+
+    def __init__(self, table: _Table, columns: Columns, *, missing_id: int) -> None:
+        """Takes what makes a model's columns.
+
+        Args:
+          table: of the dataset's Transforms.
+          columns: those that the model reads.
+          missing_id: the dataset's.
+
+        Raises:
+          UsageError: a transform has no twin in TensorFlow, or two tensors would have one name.
+        """
+        super().__init__(name="transforms")
+        self._table = table
+        wanted = set(columns.names)
+        self._features: list[_Feature] = [f for f in table.features if f.name in wanted]
+        made = {feature.name for feature in self._features}
+        names = dict.fromkeys(name for f in self._features for name in f.sources)
+        self._sources: list[_Column] = [table.column(name) for name in names]
+        self._as_they_are = [name for name in names if name in wanted - made]  # such as a time
+        rest = columns.keep(wanted - made - set(self._as_they_are))
+        self._rest = Inputs(rest, missing_id=missing_id)
+        for column in self._sources:
+            if column.type in ("string", "text"):
+                what = "ids of texts" if column.type == "string" else "times written as text"
+                raise UsageError(
+                    f"--raw: the model reads column {column.name!r} of {what}, for which "
+                    "TensorFlow has no op: leave --raw out, and make features by "
+                    "pipelines.transforms"
+                )
+        self._kept = {
+            feature.name: tf.Variable(step.kept, trainable=False, name="kept_ids")
+            for feature in self._features
+            for step in feature.steps
+            if step.op == "min_count" and len(step.kept)
+        }
+        names_of = [*self._rest.specs(), *(tensor_name(c.name) for c in self._sources)]
+        names_of += [lengths_name(c.name) for c in self._sources if c.role == "list"]
+        if repeated := sorted({name for name in names_of if names_of.count(name) > 1}):
+            raise UsageError(
+                f"--raw: each tensor of a request must have a name of its own, but {repeated[0]!r} "
+                "would be of two columns: rename a column in the dataset's schema"
+            )
+
+    def specs(self) -> dict[str, tf.TensorSpec]:
+        """Gives the tensors of a request by name: numbers float64, hexadecimal ids as texts."""
+        specs = self._rest.specs()
+        for column in self._sources:
+            dtype = tf.int64
+            if column.role == "numeric":
+                dtype = tf.float64
+            elif column.type == "hex":
+                dtype = tf.string
+            name = tensor_name(column.name)
+            specs[name] = tf.TensorSpec([None], dtype, name=name)
+            if column.role == "list":
+                name = lengths_name(column.name)
+                specs[name] = tf.TensorSpec([None], tf.int64, name=name)
+        return specs
+
+    def zeros(self, rows: int) -> dict[str, npt.NDArray[Any]]:
+        """Makes the tensors of a request of zeros, missing ids and empty lists."""
+        made: dict[str, npt.NDArray[Any]] = self._rest.zeros(rows)
+        for name, spec in self.specs().items():
+            if name not in made:
+                is_text = spec.dtype == tf.string
+                made[name] = np.full(rows, b"0" if is_text else 0, spec.dtype.as_numpy_dtype)
+        for column in self._sources:
+            if column.role == "list":
+                made[tensor_name(column.name)] = made[tensor_name(column.name)][:0]
+        return made
+
+    def batch(self, given: Mapping[str, tf.Tensor]) -> dict[str, Any]:
+        """Makes the columns that the model reads."""
+        made = self._rest.batch(given)
+        decoded = {column.name: self._decoded(column, given) for column in self._sources}
+        made |= {name: decoded[name] for name in self._as_they_are}
+        for feature in self._features:
+            sources = [decoded[name] for name in feature.sources]
+            value = sources[0] if len(sources) == 1 else _crossed(sources)
+            if isinstance(value, tf.RaggedTensor):
+                made[feature.name] = value.with_values(self._apply(feature, value.values))
+            else:
+                made[feature.name] = self._apply(feature, value)
+        return made
+
+    def _decoded(self, column: _Column, given: Mapping[str, tf.Tensor]) -> Any:
+        values = given[tensor_name(column.name)]
+        if column.type == "hex":
+            values = _hex_ids(values, self._table.missing, column.name)
+        elif column.type == "seconds":
+            values *= 1000
+        if column.role != "list":
+            return values
+        return tf.RaggedTensor.from_row_lengths(values, given[lengths_name(column.name)])
+
+    def _apply(self, feature: _Feature, values: tf.Tensor) -> tf.Tensor:
+        for step in feature.steps:
+            if step.op == "min_count":
+                values = self._frequent(feature.name, values)
+            elif step.op in _STEPS:
+                values = _STEPS[step.op](values, step)
+            else:
+                raise UsageError(
+                    f"--raw: feature {feature.name!r} has the transform {step.op}, which has no "
+                    "twin in TensorFlow: leave --raw out"
+                )
+        return tf.cast(values, tf.float32) if values.dtype == tf.float64 else values
+
+    def _frequent(self, name: str, ids: tf.Tensor) -> tf.Tensor:
+        """Replaces ids that are not kept."""
+        stays = tf.equal(ids, MISSING_ID)
+        if name in self._kept:
+            kept = self._kept[name].read_value()
+            at = tf.searchsorted(kept, ids, out_type=tf.int64)
+            at = tf.minimum(at, tf.size(kept, tf.int64) - 1)
+            stays = tf.logical_or(stays, tf.equal(tf.gather(kept, at), ids))
+        return tf.where(stays, ids, tf.constant(RARE_ID, tf.int64))
+
+
+def _log1p(x: tf.Tensor, step: Any) -> tf.Tensor:
+    return tf.where(tf.math.is_nan(x), x, tf.math.log1p(tf.maximum(x, 0)))
+
+
+def _clip(x: tf.Tensor, step: Any) -> tf.Tensor:
+    return tf.where(tf.math.is_nan(x), x, tf.clip_by_value(x, step.low, step.high))
+
+
+def _standardize(x: tf.Tensor, step: Any) -> tf.Tensor:
+    return (x - step.mean) / (step.std or 1.0)
+
+
+def _bucketize(x: tf.Tensor, step: Any) -> tf.Tensor:
+    bounds = tf.constant(step.bounds, tf.float64)
+    ids = tf.searchsorted(bounds, x, side="right", out_type=tf.int64)
+    return tf.where(tf.math.is_nan(x), tf.constant(MISSING_ID, tf.int64), ids)
+
+
+def _hash(ids: tf.Tensor, step: Any) -> tf.Tensor:
+    hashes = tf.math.floormod(_finalized(tf.bitcast(ids, tf.uint64)), unsigned(step.buckets))
+    return tf.where(tf.equal(ids, MISSING_ID), ids, tf.bitcast(hashes, tf.int64))
+
+
+def _hour(times: tf.Tensor, step: Any) -> tf.Tensor:
+    return times // _HOUR_MS % 24
+
+
+def _weekday(times: tf.Tensor, step: Any) -> tf.Tensor:
+    return (times // _DAY_MS + _FIRST_WEEKDAY) % 7
+
+
+def _age(times: tf.Tensor, step: Any) -> tf.Tensor:
+    until = tf.constant(step.until.timestamp() * 1000, tf.float64)
+    return (until - tf.cast(times, tf.float64)) / _DAY_MS
+
+
+_STEPS: Mapping[str, Callable[[tf.Tensor, Any], tf.Tensor]] = {
+    "log1p": _log1p,
+    "clip": _clip,
+    "standardize": _standardize,
+    "bucketize": _bucketize,
+    "hash": _hash,
+    "hour": _hour,
+    "weekday": _weekday,
+    "age": _age,
+}
+
+
+def _finalized(words: tf.Tensor) -> tf.Tensor:
+    """Computes `embedps.splitmix.mix`, which is Mix64 without its increment."""
+    return mixed(words - unsigned(constants.SPLITMIX_INCREMENT))
+
+
+def _crossed(columns: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Makes an id of each combination of ids; missing if any of them is."""
+    hashes: Any = unsigned(0)
+    is_missing: Any = tf.constant(False)
+    for ids in columns:
+        is_missing = tf.logical_or(is_missing, tf.equal(ids, MISSING_ID))
+        increment = unsigned(constants.SPLITMIX_INCREMENT)
+        hashes = _finalized(hashes * increment + tf.bitcast(ids, tf.uint64))
+    made = tf.bitcast(tf.bitwise.right_shift(hashes, unsigned(1)), tf.int64)
+    return tf.where(is_missing, tf.constant(MISSING_ID, tf.int64), made)
+
+
+def _hex_ids(texts: tf.Tensor, missing: Sequence[str], name: str) -> tf.Tensor:
+    """Reads hexadecimal ids, int64 [n]; texts that mean a missing value give MISSING_ID."""
+    is_missing = tf.zeros_like(texts, tf.bool)
+    for text in missing:
+        is_missing = tf.logical_or(is_missing, tf.equal(texts, text))
+    is_read = tf.logical_or(is_missing, tf.strings.regex_full_match(texts, _HEX))
+    message = f"column {name!r} must have hexadecimal ids of 63 bits"
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(is_read), [message])]):
+        texts = tf.where(is_missing, tf.constant("0"), texts)
+    padded = tf.strings.substr(tf.strings.join(["0" * _DIGITS, texts]), -_DIGITS, _DIGITS)
+    codes = tf.cast(tf.reshape(tf.io.decode_raw(padded, tf.uint8), [-1, _DIGITS]), tf.int64)
+    digits = tf.where(codes <= ord("9"), codes - ord("0"), codes % 32 + 9)
+    shifts = tf.range(4 * (_DIGITS - 1), -1, -4, tf.int64)
+    ids = tf.reduce_sum(tf.bitwise.left_shift(digits, shifts), axis=1)
+    return tf.where(is_missing, tf.constant(MISSING_ID, tf.int64), ids)

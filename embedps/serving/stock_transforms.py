@@ -7,7 +7,7 @@ in its last bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,46 +27,14 @@ _DAY_MS = 24 * _HOUR_MS
 _FIRST_WEEKDAY = 3  # 1970 began on a Thursday
 
 
-class _Step(Protocol):
-    """A step of a feature; see pipelines/ingestion/transform_steps.py for its other attributes."""
-
-    op: Any
-
-
-class _Column(Protocol):
-    """A column of the log."""
-
-    name: str
-    role: str
-    type: str
-
-
-class _Feature(Protocol):
-    """A feature made of columns."""
-
-    name: str
-    sources: tuple[str, ...]
-    steps: Any
-
-
-class _Table(Protocol):
-    """The declaration of a log, with its fitted features."""
-
-    features: Any
-    missing: tuple[str, ...]
-
-    def column(self, name: str) -> Any:
-        """Finds a column."""
-
-
 class StockTransforms(tf.Module):
     """Makes a model's columns of a request of raw values."""
 
-    def __init__(self, table: _Table, columns: Columns, *, missing_id: int) -> None:
+    def __init__(self, table: Any, columns: Columns, *, missing_id: int) -> None:
         """Takes what makes a model's columns.
 
         Args:
-          table: of the dataset's Transforms.
+          table: of the dataset's Transforms (pipelines/ingestion/table_schema.py).
           columns: those that the model reads.
           missing_id: the dataset's.
 
@@ -76,10 +44,10 @@ class StockTransforms(tf.Module):
         super().__init__(name="transforms")
         self._table = table
         wanted = set(columns.names)
-        self._features: list[_Feature] = [f for f in table.features if f.name in wanted]
+        self._features: list[Any] = [f for f in table.features if f.name in wanted]
         made = {feature.name for feature in self._features}
         names = dict.fromkeys(name for f in self._features for name in f.sources)
-        self._sources: list[_Column] = [table.column(name) for name in names]
+        self._sources: list[Any] = [table.column(name) for name in names]
         self._as_they_are = [name for name in names if name in wanted - made]  # such as a time
         rest = columns.keep(wanted - made - set(self._as_they_are))
         self._rest = Inputs(rest, missing_id=missing_id)
@@ -147,7 +115,7 @@ class StockTransforms(tf.Module):
                 made[feature.name] = self._apply(feature, value)
         return made
 
-    def _decoded(self, column: _Column, given: Mapping[str, tf.Tensor]) -> Any:
+    def _decoded(self, column: Any, given: Mapping[str, tf.Tensor]) -> Any:
         values = given[tensor_name(column.name)]
         if column.type == "hex":
             values = _hex_ids(values, self._table.missing, column.name)
@@ -157,7 +125,7 @@ class StockTransforms(tf.Module):
             return values
         return tf.RaggedTensor.from_row_lengths(values, given[lengths_name(column.name)])
 
-    def _apply(self, feature: _Feature, values: tf.Tensor) -> tf.Tensor:
+    def _apply(self, feature: Any, values: tf.Tensor) -> tf.Tensor:
         for step in feature.steps:
             if step.op == "min_count":
                 values = self._frequent(feature.name, values)

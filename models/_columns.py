@@ -82,6 +82,39 @@ def small() -> Initializer:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class AdmissionConfig:
+    """The options that say which ids of a model's tables get a row; each holds for every table."""
+
+    min_count: int = option(
+        1,
+        "an id gets a row by so many examples that show it; until then it reads as zeros",
+        least=1,
+        most=MAX_MIN_COUNT,
+    )
+    admit_probability: float = option(
+        1.0,
+        "instead, each example that shows an id gives it a row with this probability",
+        above=0,
+        most=1,
+    )
+
+    def admission(self) -> Admission | None:
+        """Makes the tables' policy of admission.
+
+        Raises:
+          UsageError: two are given.
+        """
+        if self.min_count > 1 and self.admit_probability < 1:
+            raise UsageError(
+                "a table admits ids by min_count or by admit_probability, but got "
+                f"{self.min_count} and {self.admit_probability}: leave one out"
+            )
+        if self.min_count > 1:
+            return MinCount(count=self.min_count)
+        return Chance(probability=self.admit_probability) if self.admit_probability < 1 else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class EvictionConfig:
     """The options that say which rows of a model's tables go; each holds for every table."""
 
@@ -137,7 +170,12 @@ class EvictionConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TableConfig(EvictionConfig):
+class PolicyConfig(AdmissionConfig, EvictionConfig):
+    """The options that say which rows a model's tables have."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TableConfig(PolicyConfig):
     """The options of a model's tables."""
 
     embedding_dim: int = option(16, "floats per embedding", least=1, most=MAX_ROW_FILE_WIDTH)
@@ -151,43 +189,21 @@ class TableConfig(EvictionConfig):
         most=1e30,
     )
 
-    min_count: int = option(
-        1,
-        "an id gets a row by so many examples that show it; until then it reads as zeros",
-        least=1,
-        most=MAX_MIN_COUNT,
-    )
-    admit_probability: float = option(
-        1.0,
-        "instead, each example that shows an id gives it a row with this probability",
-        above=0,
-        most=1,
-    )
-
     def __post_init__(self) -> None:
         check(self)
         self.optimizer()
-        if self.min_count > 1 and self.admit_probability < 1:
-            raise UsageError(
-                "a table admits ids by min_count or by admit_probability, but got "
-                f"{self.min_count} and {self.admit_probability}: leave one out"
-            )
+        self.admission()
 
     def table(
         self, name: str, *, dim: int | None = None, initializer: Initializer | None = None
     ) -> TableSpec:
         """Declares a table with these options."""
-        admission: Admission | None = None
-        if self.min_count > 1:
-            admission = MinCount(count=self.min_count)
-        elif self.admit_probability < 1:
-            admission = Chance(probability=self.admit_probability)
         return TableSpec(
             name=name,
             dim=self.embedding_dim if dim is None else dim,
             optimizer=self.optimizer(),
             initializer=initializer,
-            admission=admission,
+            admission=self.admission(),
             eviction=self.eviction(),
         )
 

@@ -12,11 +12,11 @@ from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.tables import Initializer
 
-from ._columns import EvictionConfig, TableConfig, click_recommender, declare
+from ._columns import PolicyConfig, TableConfig, click_recommender, declare
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(EvictionConfig):
+class Config(PolicyConfig):
     """Logistic regression's options."""
 
     sparse_optimizer: str = option(
@@ -40,7 +40,7 @@ class Config(EvictionConfig):
             embedding_dim=1,
             sparse_optimizer=self.sparse_optimizer,
             row_weight_decay=self.row_weight_decay,
-            **{f.name: getattr(self, f.name) for f in dataclasses.fields(EvictionConfig)},
+            **{f.name: getattr(self, f.name) for f in dataclasses.fields(PolicyConfig)},
         )
 
 

@@ -17,6 +17,7 @@ from embedps.data.dataset import Dataset
 from embedps.data.unit_reader import NUMERICS
 from embedps.engine.step_model import StepModel
 from embedps.errors import UsageError
+from embedps.tables import MinCount, SizeLimit, TimeToLive
 from models import _columns, dcn_v2, deepfm, fm, logistic_regression, wide_deep
 from tests import shipped
 from tests.builders import make_trainer
@@ -198,6 +199,15 @@ def test_dropout_acts_in_training_only(datasets: dict[str, Dataset]) -> None:
 
     assert logits(False) == logits(False)
     assert len({tuple(logits(True)) for _ in range(5)}) > 1
+
+
+def test_logistic_regression_declares_its_policies_of_rows() -> None:
+    config = logistic_regression.Config(min_count=3, max_table_rows=1000, row_ttl_steps=50)
+    table = config.tables().table("C1")
+    assert table.admission == MinCount(count=3)
+    assert table.eviction == (TimeToLive(steps=50), SizeLimit(max_rows=1000))
+    with pytest.raises(UsageError, match="by min_count or by admit_probability"):
+        logistic_regression.Config(min_count=3, admit_probability=0.5)
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -43,6 +43,7 @@ def render(result: dict[str, Any]) -> str:
         "checkpoint_cost": _cost,
         "checkpoint_encodings": _encodings,
         "models": model_tables.models,
+        "model_clicks": model_tables.clicks,
         "model_speed": model_tables.model_speed,
     }
     body = kinds.get(result["benchmark"], _comparisons)(result)

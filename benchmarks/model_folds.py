@@ -1,10 +1,10 @@
-"""Folds of a small dataset, and the AUC of a model trained on all but one of them."""
+"""A fold of a small dataset, and the AUC of a model trained without it."""
 
 from __future__ import annotations
 
 import dataclasses
-import shutil
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,106 +19,75 @@ from embedps.data.dataset_metadata import DataFile, Split
 from embedps.metrics import histogram_auc
 from embedps.storage.file_io import checksum_file
 from embedps.train import parse
-from embedps.training.fit_result import FitResult
 from embedps.training.trainer import Trainer
 
 INNER_SHARE = 0.15
-"""Of the rows to train on, those that choose the checkpoint."""
+"""Of the rows to train on, those on which settings are chosen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fold:
-    """A fold of a dataset's rows.
+    """Rows of a small dataset to train on, and rows held out.
 
     Attributes:
       dataset: the rows' description.
       table: all rows.
-      folds: the fold of each row.
-      number: of the fold that is held out.
+      number: of the fold.
+      train: numbers of the rows to train on.
+      test: numbers of the rows held out.
     """
 
     dataset: Dataset
     table: pa.Table
-    folds: npt.NDArray[np.int64]
     number: int
+    train: npt.NDArray[np.int64]
+    test: npt.NDArray[np.int64]
 
     @property
-    def test(self) -> pa.Table:
-        """The rows held out."""
-        return self.table.filter(pa.array(self.folds == self.number))
+    def inner(self) -> Fold:
+        """The rows to train on as a fold of their own, which has nothing of the rows held out."""
+        is_held = np.random.default_rng(self.number).random(len(self.train)) < INNER_SHARE
+        return dataclasses.replace(self, train=self.train[~is_held], test=self.train[is_held])
 
 
-def write_fold(fold: Fold, directory: Path) -> tuple[Dataset, Dataset]:
-    """Writes the rows of the other folds as two datasets.
-
-    The eval split of the first chooses how long to train; the second has all rows to train on.
-    """
-    rest = np.flatnonzero(fold.folds != fold.number)
-    is_inner = np.random.default_rng(fold.number).random(len(rest)) < INNER_SHARE
-    parts = {"train": rest[~is_inner], "eval": rest[is_inner]}
-    chosen = _write(fold, directory / "chosen", parts)
-    return chosen, _write(fold, directory / "whole", {"train": rest})
-
-
-def _write(fold: Fold, directory: Path, parts: Mapping[str, npt.NDArray[np.int64]]) -> Dataset:
-    splits = {}
-    for name, rows in parts.items():
-        path = directory / name / "shard-00000-of-00001.parquet"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        table = fold.table.take(np.random.default_rng(1).permutation(rows))
-        pq.write_table(table, path, row_group_size=32768, compression="zstd")
-        size, checksum = checksum_file(path)
-        groups = pq.ParquetFile(path).metadata
-        file = DataFile(
-            path=str(path.relative_to(directory)),
-            rows=table.num_rows,
-            bytes=size,
-            xxh3_64=checksum,
-            row_groups=tuple(groups.row_group(g).num_rows for g in range(groups.num_row_groups)),
-        )
-        positives = int(table[fold.dataset.label].to_numpy().sum())
-        splits[name] = Split(rows=table.num_rows, positives=positives, files=(file,))
+def write_train(fold: Fold, directory: Path) -> Dataset:
+    """Writes the rows to train on, in an order drawn at random, as a dataset."""
+    path = directory / "train" / "shard-00000-of-00001.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = fold.table.take(np.random.default_rng(1).permutation(fold.train))
+    pq.write_table(table, path, row_group_size=32768, compression="zstd")
+    size, checksum = checksum_file(path)
+    groups = pq.ParquetFile(path).metadata
+    file = DataFile(
+        path=str(path.relative_to(directory)),
+        rows=table.num_rows,
+        bytes=size,
+        xxh3_64=checksum,
+        row_groups=tuple(groups.row_group(g).num_rows for g in range(groups.num_row_groups)),
+    )
+    positives = int(table[fold.dataset.label].to_numpy().sum())
+    splits = {"train": Split(rows=table.num_rows, positives=positives, files=(file,))}
     dataset = dataclasses.replace(fold.dataset, directory=directory, splits=splits, transforms="")
     dataset.save()
     return Dataset.open(directory)
 
 
-def score_fold(
-    datasets: tuple[Dataset, Dataset],
-    fold: Fold,
-    model: str,
-    seed: int,
-    folder: Path,
-    flags: Sequence[str] = (),
-) -> float:
-    """Trains a model with the preset of small data; gives the AUC on the rows held out.
-
-    The epochs with the best AUC on the eval split are trained again on all rows.
+def score_fold(fold: Fold, flags: Sequence[str]) -> float:
+    """Trains on a fold's rows; gives the AUC of the last checkpoint on the rows held out.
 
     Args:
-      datasets: as `write_fold` returns them.
-      fold: has the rows held out.
-      model: a model of the zoo.
-      seed: of the run.
-      folder: for model directories.
-      flags: more flags of the run.
+      fold: the rows.
+      flags: of the run, without those of its directories. No row held out takes part in training,
+        so no flag may ask for an evaluation.
     """
-    chosen, whole = datasets
-    model_dir = folder / f"{model}-{fold.number}-{seed}"
-    common = (f"--model={model}", f"--seed={seed}", "--preset=small", "--log-secs=1e6", *flags)
-
-    def train(dataset: Dataset, *more: str) -> FitResult:
-        shutil.rmtree(model_dir, ignore_errors=True)
-        run = parse([*common, f"--data={dataset.directory}", f"--model-dir={model_dir}", *more])
-        return Trainer(run.recommender(dataset), dataset, run.config).fit()
-
-    scores = train(chosen).scores
-    best = scores.best("auc")
-    epochs = 1 + (0 if best is None else scores.index(best))
-    train(whole, f"--epochs={epochs}", "--eval=none", "--stop-patience=0")
-    found = load(model_dir).predict(fold.test)["score"]
-    shutil.rmtree(model_dir)
-    return auc(fold.test[fold.dataset.label].to_numpy(), found)
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = write_train(fold, Path(folder) / "data")
+        model_dir = Path(folder) / "model"
+        where = (f"--data={dataset.directory}", f"--model-dir={model_dir}")
+        run = parse([*flags, "--eval=none", "--log-secs=1e6", *where])
+        Trainer(run.recommender(dataset), dataset, run.config).fit()
+        held = fold.table.take(fold.test)
+        return auc(held[fold.dataset.label].to_numpy(), load(model_dir).predict(held)["score"])
 
 
 def auc(labels: npt.NDArray[Any], scores: npt.NDArray[Any]) -> float:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+
+from benchmarks.model_clicks import BASELINES, FOLDS, SEEDS, key
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -21,21 +24,55 @@ def models(result: dict[str, Any]) -> str:
         scores = [key for key in next(iter(found.values())) if "@" in key]
         rows = [[name, *(_seeds(of[score]) for score in scores)] for name, of in found.items()]
         parts.append(table([sample, *scores], rows))
-    if clicks := result.get("clicks"):
-        names = list(next(iter(clicks.values()))["auc"])
-        rows = [
-            [
-                f"{sample}, {found['rows']:,} rows",
-                *(f"{c['mean']:.4f} ({c['standard_error']:.4f})" for c in found["auc"].values()),
-            ]
-            for sample, found in clicks.items()
-        ]
-        parts.append(table(["held-out AUC", *names], rows))
     parts.append(
-        f"Means of {result['seeds']} seeds, from least to most; AUC: means of {result['folds']} "
-        "folds, and the standard error over folds. Baselines are tuned in the same run."
+        f"Means of {result['seeds']} seeds, from least to most. "
+        "Baselines are tuned in the same run."
     )
     return "\n\n".join(parts)
+
+
+def clicks(result: dict[str, Any]) -> str:
+    """Renders the AUC of click models beside that of the baselines."""
+    parts = []
+    for sample, found in result["samples"].items():
+        aucs = {name: by_fold(of["auc"]) for name, of in found["scores"].items()}
+        whole = {name: auc for name, auc in aucs.items() if auc is not None}
+        others = [name for name in BASELINES if name in whole]
+        rows = []
+        for name, auc in whole.items():
+            folds, seeds = auc.mean(1), auc.mean(0)
+            minus = [_difference(folds - whole[other].mean(1)) for other in others if other != name]
+            minus = minus if name not in BASELINES else []
+            spread = f"{seeds.min():.4f} to {seeds.max():.4f}" if len(seeds) > 1 else ""
+            cells = [name, f"{folds.mean():.4f}", f"{standard_error(folds):.4f}", spread, *minus]
+            rows.append(cells + [""] * (4 + len(others) - len(cells)))
+        title = f"{sample}: {found['rows']:,} rows, {found['positives']:,} positive"
+        header = [title, "AUC", "standard error", "seeds", *(f"minus {name}" for name in others)]
+        parts.append(table(header, rows))
+    parts.append(
+        f"AUC of the rows held out, means of {FOLDS} folds and of {len(SEEDS)} seeds. Standard "
+        "errors, in brackets those of differences, are over folds. Baselines are tuned in the same "
+        "run, in each fold."
+    )
+    return "\n\n".join(parts)
+
+
+def _difference(folds: npt.NDArray[np.float64]) -> str:
+    return f"{folds.mean():+.4f} ({standard_error(folds):.4f})"
+
+
+def by_fold(aucs: Mapping[str, float]) -> npt.NDArray[np.float64] | None:
+    """Arranges scores, float64 [folds, seeds]; None if one is absent."""
+    seeds = [seed for seed in SEEDS if key(0, seed) in aucs]
+    found = [[aucs.get(key(fold, seed)) for seed in seeds] for fold in range(FOLDS)]
+    if not seeds or any(auc is None for fold in found for auc in fold):
+        return None
+    return np.array(found, np.float64)
+
+
+def standard_error(values: npt.NDArray[np.float64]) -> float:
+    """The standard error of the mean of one value per fold."""
+    return float(np.std(values, ddof=1) / np.sqrt(len(values)))
 
 
 def _seeds(values: Sequence[float]) -> str:

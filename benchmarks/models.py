@@ -4,6 +4,9 @@ Clicks: on each sample with clicks or ratings, in 5 folds, the models with `--pr
 logistic regression over hashed ids, and a tuned LightGBM. Retrieval: on LightGCN's splits of lastfm
 and MovieLens 1M two towers beside ALS and BPR, tuned; and on MovieLens 100K with the last item of
 each user held out. Every number is a mean over seeds with its spread.
+
+The same command goes on with clicks after an interruption; `--max-secs` interrupts it. With --inner
+settings are compared (`--flags`) on rows that are split off the rows to train on.
 """
 
 from __future__ import annotations
@@ -18,29 +21,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.table import Table
 
-from benchmarks import report
+from benchmarks import model_clicks, model_tables, report
 from benchmarks.environments import BASELINES, python_of
-from benchmarks.model_folds import Fold, score_fold, write_fold
 from embedps.console import command_line
-from embedps.data.dataset import Dataset
 from embedps.errors import EmbedpsError
 from pipelines.ingestion.interactions import Options, make_dataset, read_items
 
-SEEDS = (0, 1, 2)
-FOLDS = 5
-CLICKS = {
-    "criteo kaggle": ("criteo", "criteo_kaggle_12768.tsv.gz"),
-    "criteo terabyte": ("criteo", "criteo_terabyte_10000.tsv.gz"),
-    "avazu": ("avazu", "avazu_train.csv.gz"),
-    "movielens 100k": ("movielens_100k", "movielens_100k_u.data.gz"),
-}
+SEEDS = model_clicks.SEEDS
 MODELS = ("logistic_regression", "fm", "wide_deep", "deepfm")
 RETRIEVAL = ("lastfm", "ml-1m")
+LAST_ITEM = "ml-100k, last item"
 TWO_TOWER = {
     "lastfm": ["--embedding-dim=128", "--temperature=0.1", "--epochs=30"],
     "ml-1m": ["--embedding-dim=128", "--temperature=0.15", "--epochs=20", "--batch-size=2048"],
@@ -54,52 +48,15 @@ def run(module: str, *arguments: str) -> None:
         raise EmbedpsError(f"{module} {' '.join(arguments)} ended with code {done.returncode}")
 
 
-def baseline(name: str, data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Runs a baseline in its environment."""
-    source, target = folder / f"{name}.npz", folder / f"{name}.json"
+def baseline(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Tunes and scores the baselines of retrieval in their environment."""
+    source, target = folder / "retrieval.npz", folder / "retrieval.json"
     np.savez(source, **data)
-    program = Path(__file__).parent / "baselines" / f"{name}.py"
+    program = Path(__file__).parent / "baselines" / "retrieval.py"
     command = [str(python_of(BASELINES)), str(program), str(source), str(target)]
     if subprocess.run(command, check=False).returncode != 0:
-        raise EmbedpsError(f"the baselines of {name} failed")
+        raise EmbedpsError("the baselines of retrieval failed")
     return dict(json.loads(target.read_text()))
-
-
-def summary(by_fold: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """The mean over folds and seeds, and the standard error over folds."""
-    means = [float(np.mean(fold)) for fold in by_fold]
-    spread = float(np.std(means, ddof=1) / np.sqrt(len(means))) if len(means) > 1 else 0.0
-    return {"mean": round(float(np.mean(means)), 5), "standard_error": round(spread, 5)}
-
-
-def clicks(name: str, samples: Path, folder: Path, models: Sequence[str]) -> dict[str, Any]:
-    """Scores models and baselines on one sample."""
-    schema, file = CLICKS[name]
-    made = folder / "set"
-    where = ("--input", str(samples / file), "--output", str(made), "--num-shards", "1")
-    run("pipelines.ingest", "--schema", schema, *where, "--eval-fraction", "0.01")
-    dataset = Dataset.open(made)
-    table = pa.concat_tables([pq.read_table(p) for s in dataset.splits for p in dataset.paths(s)])
-    folds = np.random.default_rng(0).integers(0, FOLDS, table.num_rows)
-    labels = table[dataset.label].to_numpy()
-    ids = [table[column.name].to_numpy() for column in dataset.categorical]
-    numbers = [table[column.name].to_numpy() for column in dataset.numeric]
-    data = {
-        "labels": labels,
-        "ids": np.stack(ids, 1),
-        "numerics": np.stack(numbers, 1) if numbers else np.zeros((len(labels), 0)),
-        "folds": folds,
-    }
-    found = {key: summary(value) for key, value in baseline("clicks", data, folder).items()}
-    for model in models:
-        aucs = []
-        for number in range(FOLDS):
-            fold = Fold(dataset=dataset, table=table, folds=folds, number=number)
-            split = write_fold(fold, folder / f"fold-{number}")
-            aucs.append([score_fold(split, fold, model, seed, folder) for seed in SEEDS])
-        found[model] = summary(aucs)
-        print(name, model, found[model], flush=True)
-    return {"rows": table.num_rows, "positives": int(labels.sum()), "auc": found}
 
 
 def retrieval(name: str, samples: Path, folder: Path) -> dict[str, Any]:
@@ -111,7 +68,7 @@ def retrieval(name: str, samples: Path, folder: Path) -> dict[str, Any]:
         part: np.array([(user, item) for user, items in read_items(path).items() for item in items])
         for part, path in paths.items()
     }
-    found = baseline("retrieval", pairs, folder)
+    found = baseline(pairs, folder)
     made = folder / "set"
     train = (str(paths["train"]), str(paths["valid"]))
     make_dataset(Options(train=train, test=str(paths["test"]), output=str(made)))
@@ -176,24 +133,14 @@ def last_item(samples: Path, folder: Path) -> dict[str, Any]:
 def earlier(path: Path) -> dict[str, Any]:
     """Gives what an earlier run measured, which this one replaces sample by sample."""
     try:
-        found = json.loads(path.read_text())
+        return dict(json.loads(path.read_text())["retrieval"])
     except FileNotFoundError:
         return {}
-    return {suite: found[suite] for suite in ("retrieval", "clicks") if suite in found}
 
 
 def show(results: Mapping[str, Any]) -> None:
-    """Prints tables of what was measured."""
-    if "clicks" in results:
-        table = Table(title="Held-out AUC, means of 5 folds (standard error)")
-        names = list(next(iter(results["clicks"].values()))["auc"])
-        for column in ("", *names):
-            table.add_column(column, justify="right")
-        for sample, result in results["clicks"].items():
-            cells = (result["auc"][name] for name in names)
-            table.add_row(sample, *(f"{c['mean']:.4f} ({c['standard_error']:.4f})" for c in cells))
-        Console().print(table)
-    for sample, result in results.get("retrieval", {}).items():
+    """Prints tables of retrieval."""
+    for sample, result in results.items():
         table = Table(title=f"{sample}: means of {len(SEEDS)} seeds (least to most)")
         scores = [k for k in next(iter(result.values())) if "@" in k]
         for column in ("", *scores):
@@ -205,56 +152,56 @@ def show(results: Mapping[str, Any]) -> None:
         Console().print(table)
 
 
+def measure_retrieval(samples: Path, only: Sequence[str], path: Path, command: str) -> None:
+    """Measures retrieval on each sample, or on one."""
+    results, environment = earlier(path), report.environment()
+    for name in (*RETRIEVAL, LAST_ITEM):
+        if only and name not in only:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            results[name] = (
+                retrieval(name, samples, Path(folder))
+                if name in RETRIEVAL
+                else last_item(samples, Path(folder))
+            )
+        head = {"benchmark": "models", "command": command, "environment": environment}
+        report.write(path, {**head, "seeds": len(SEEDS), "retrieval": results})
+    show(results)
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Runs the command line."""
+    """Runs the command line; returns 1 if --max-secs left something to measure."""
     parser = command_line.Parser(prog="python -m benchmarks.models", description=__doc__)
     parser.add_argument("--samples", type=Path, required=True, help="folder of the real samples")
     parser.add_argument("--suite", choices=("clicks", "retrieval", "all"), default="all")
+    parser.add_argument("--only", default="", help="names of samples, such as avazu,lastfm")
+    parser.add_argument("--models", default=",".join(MODELS), help="of clicks (%(default)s)")
+    parser.add_argument("--flags", default="", help="of the models of clicks, after the preset")
+    parser.add_argument("--inner", action="store_true", help="hold out rows to choose settings by")
     parser.add_argument(
-        "--models", default=",".join(MODELS), help="of clicks (default: %(default)s)"
+        "--max-secs", type=float, default=0, help="begin no training of clicks later"
     )
-    parser.add_argument("--only", default="", help="one sample's name")
-    parser.add_argument("--output", type=report.output_file, default=report.RESULTS / "models.json")
+    parser.add_argument("--output", type=Path, default=report.RESULTS, help="folder of the results")
     options = parser.parse_args(arguments)
-    results = earlier(options.output)
-    environment = report.environment()
-
-    def each(names: Sequence[str]) -> list[str]:
-        return [name for name in names if options.only in ("", name)]
-
-    def write() -> None:
-        report.write(
-            options.output,
-            {
-                "benchmark": "models",
-                "command": f"python -m benchmarks.models --samples {options.samples.name}",
-                "environment": environment,
-                "seeds": len(SEEDS),
-                "folds": FOLDS,
-                **results,
-            },
-        )
-
+    command = f"python -m benchmarks.models --samples {options.samples.name}"
+    only = [name for name in options.only.split(",") if name]
     if options.suite in ("retrieval", "all"):
-        for name in each([*RETRIEVAL, "ml-100k, last item"]):
-            with tempfile.TemporaryDirectory() as folder:
-                found = (
-                    retrieval(name, options.samples, Path(folder))
-                    if name in RETRIEVAL
-                    else last_item(options.samples, Path(folder))
-                )
-            results.setdefault("retrieval", {})[name] = found
-            write()
-    if options.suite in ("clicks", "all"):
-        for name in each(list(CLICKS)):
-            with tempfile.TemporaryDirectory() as folder:
-                models = [model for model in options.models.split(",") if model]
-                results.setdefault("clicks", {})[name] = clicks(
-                    name, options.samples, Path(folder), models
-                )
-            write()
-    show(results)
-    return 0
+        measure_retrieval(options.samples, only, options.output / "models.json", command)
+    if options.suite == "retrieval":
+        return 0
+    clicks = model_clicks.Options(
+        models=tuple(name for name in options.models.split(",") if name),
+        flags=tuple(options.flags.split()),
+        inner=options.inner,
+        max_secs=options.max_secs,
+    )
+    path = options.output / f"model_clicks{'_inner' if options.inner else ''}.json"
+    head = {"benchmark": "model_clicks", "command": command, "environment": report.environment()}
+    scores = model_clicks.Scores(path, {**head, "inner": options.inner})
+    samples = [name for name in model_clicks.SAMPLES if name in (only or model_clicks.SAMPLES)]
+    is_all = model_clicks.measure(options.samples, samples, clicks, scores, run)
+    Console().print(Markdown(model_tables.clicks(scores.content)))
+    return 0 if is_all else 1
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Scores logistic regression and LightGBM, tuned, on folds of rows.
+"""Scores logistic regression or LightGBM, tuned, on a fold of rows.
 
-usage: python clicks.py INPUT.npz OUTPUT.json
+usage: python clicks.py INPUT.npz OUTPUT.json {logistic regression,LightGBM} FOLD SEED
 
 INPUT has labels float [n], numerics float [n, a] (NaN is missing), ids int64 [n, b], folds int [n].
-For each fold, the rows of the others are split once more to choose the settings by AUC; the model
-with the best ones is then fitted on all rows of the others. It uses neither TensorFlow nor embedps.
+The rows of the other folds are split once more to choose the settings by AUC; the model with the
+best ones is then fitted on all of them. It uses neither TensorFlow nor embedps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import scipy.sparse as sp
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-SEEDS = (0, 1, 2)
 STRENGTHS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 LEAVES, MIN_ROWS = (4, 15, 63), (20, 100)
 HASHED = 2**18
@@ -99,23 +98,19 @@ def boosted(data: dict[str, np.ndarray], train: np.ndarray, inner: np.ndarray, s
     return lambda rows: model.predict(x[rows])
 
 
-def main(source: str, target: str) -> None:
-    """Scores each fold; LightGBM for each seed."""
+def main(source: str, target: str, name: str, fold: str, seed: str) -> None:
+    """Scores a baseline on a fold."""
     warnings.filterwarnings("ignore")
     data = dict(np.load(source))
-    found: dict[str, list[list[float]]] = {"logistic regression": [], "LightGBM": []}
-    for fold in np.unique(data["folds"]):
-        test = np.flatnonzero(data["folds"] == fold)
-        train = np.flatnonzero(data["folds"] != fold)
-        inner = np.random.default_rng(int(fold)).random(len(train)) < 0.15
-        score = lambda predict, rows=test: float(  # noqa: E731
-            roc_auc_score(data["labels"][rows], predict(rows))
-        )
-        found["logistic regression"].append([score(logistic(data, train, inner))])
-        found["LightGBM"].append([score(boosted(data, train, inner, seed)) for seed in SEEDS])
-        print(fold, {name: each[-1] for name, each in found.items()}, flush=True)
+    test = np.flatnonzero(data["folds"] == int(fold))
+    train = np.flatnonzero(data["folds"] != int(fold))
+    inner = np.random.default_rng(int(fold)).random(len(train)) < 0.15
+    if name == "LightGBM":
+        predict = boosted(data, train, inner, int(seed))
+    else:
+        predict = logistic(data, train, inner)
     with open(target, "w") as file:
-        json.dump(found, file)
+        json.dump(float(roc_auc_score(data["labels"][test], predict(test))), file)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.markdown import Markdown
 from rich.table import Table
 
 from benchmarks import model_clicks, model_tables, report
@@ -200,7 +199,7 @@ def main(arguments: Sequence[str]) -> int:
     scores = model_clicks.Scores(path, {**head, "inner": options.inner})
     samples = [name for name in model_clicks.SAMPLES if name in (only or model_clicks.SAMPLES)]
     is_all = model_clicks.measure(options.samples, samples, clicks, scores, run)
-    Console().print(Markdown(model_tables.clicks(scores.content)))
+    print(model_tables.clicks(scores.content))
     return 0 if is_all else 1
 
 

@@ -207,6 +207,20 @@ class TableConfig(PolicyConfig):
             eviction=self.eviction(),
         )
 
+    def counts(self, name: str) -> TableSpec:
+        """Declares a table whose rows do not change: only their updates are counted.
+
+        Its rows live as long as those of the other tables, but no norm evicts them.
+        """
+        policies = tuple(p for p in self.eviction() if not isinstance(p, MinNorm))
+        return TableSpec(
+            name=name,
+            dim=1,
+            optimizer=make_optimizer("sgd"),
+            initializer=Initializer(),
+            eviction=policies,
+        )
+
     def optimizer(self) -> Optimizer:
         """Makes the tables' optimizer."""
         return make_optimizer(self.sparse_optimizer, weight_decay=self.row_weight_decay)

@@ -83,6 +83,9 @@ def make(config: Config, dataset: Dataset) -> Recommender:
         raise UsageError(f"the item's id must be one id per row, but {config.item[0]!r} has lists")
     item = config.item[0]
     corrects = config.log_q and config.loss == "softmax"
+    # Hard negatives update the items' rows too: then a table of counts tells how often items are
+    # in a batch or drawn.
+    has_counts = corrects and config.hard_negatives is not None
 
     features = [
         FeatureSpec(
@@ -90,7 +93,7 @@ def make(config: Config, dataset: Dataset) -> Recommender:
             table=config.table(name),
             ragged=name in lists,
             combiner="mean" if name in lists else "sum",
-            rate_as=names.RATE if name == item and corrects else None,
+            rate_as=names.RATE if name == item and corrects and not has_counts else None,
         )
         for name in (*singles, *lists)
     ]
@@ -111,8 +114,15 @@ def make(config: Config, dataset: Dataset) -> Recommender:
             )
         )
     if config.num_negatives:
-        rate = names.NEGATIVES_RATE if corrects else None
+        rate = names.NEGATIVES_RATE if corrects and not has_counts else None
         features.append(FeatureSpec(name=names.NEGATIVES, table=config.table(item), rate_as=rate))
+
+    if has_counts:
+        counts = config.counts("_item_counts")
+        rates = {names.COUNTED: names.RATE}
+        if config.num_negatives:
+            rates[names.NEGATIVES_COUNTED] = names.NEGATIVES_RATE
+        features += [FeatureSpec(name=n, table=counts, rate_as=rate) for n, rate in rates.items()]
 
     def build() -> Any:
         from embedps.layers.embeddings import Embeddings

@@ -40,9 +40,10 @@ def in_batch_softmax_loss(
     by the logarithm of how often it is expected in a batch (Yi et al. 2019, "Sampling-bias-
     corrected neural modeling for large corpus item recommendations"). The share p of steps that
     update an item's row estimates that number as -log(1 - p), as if items came independently. So
-    no other feature may update the items' rows. Negatives drawn from the catalog (Yang et al. 2020,
-    "Mixed negative sampling for learning two-tower neural networks") update their rows and are
-    in p already. Negatives with the id of the row's own item are left out.
+    no other feature may update the rows that the rates are of. Hard negatives do: then the rates
+    must be of a table that only the other items update. Negatives drawn from the catalog (Yang et
+    al. 2020, "Mixed negative sampling for learning two-tower neural networks") update their rows
+    and are in p already. Negatives with the id of the row's own item are left out.
 
     Args:
       queries: float32 [batch, dim].

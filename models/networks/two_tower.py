@@ -13,7 +13,7 @@ from embedps.layers.dense import MLP
 from embedps.layers.embeddings import Embeddings
 from embedps.layers.retrieval_metrics import RetrievalMetrics
 
-from .names import NEGATIVES, NEGATIVES_RATE, RATE
+from .names import COUNTED, NEGATIVES, NEGATIVES_COUNTED, NEGATIVES_RATE, RATE
 from .parts import HiddenLayers, drawn
 
 
@@ -52,15 +52,22 @@ class TwoTower(tfrs.Model):
             self._from_history = tf.keras.layers.Dense(dim, use_bias=False)
         self._config, self._item, self.weight = config, config.item[0], ""
         self._catalog = tf.constant(corpus.ids)
+        looked_up = {feature.name for feature in embeddings.features}
+        self._made = looked_up & {NEGATIVES, COUNTED, NEGATIVES_COUNTED}
         self.candidates = Candidates(corpus.batches(), self.encode_items, identifier=self._item)
         self.scores = RetrievalMetrics(self.candidates, at=config.at)
 
     def prepare(self, features: Mapping[str, Any], *, training: bool) -> dict[str, tf.Tensor]:
         """Draws items from the catalog, all equally probable: the negatives of a step."""
-        if not self._config.num_negatives:
-            return {}
-        count = self._config.num_negatives if training else 0
-        return {NEGATIVES: drawn(self._catalog, count)}
+        made = {}
+        if NEGATIVES in self._made:
+            count = self._config.num_negatives if training else 0
+            made[NEGATIVES] = drawn(self._catalog, count)
+        if COUNTED in self._made:
+            made[COUNTED] = features[self._item]
+        if NEGATIVES_COUNTED in self._made:
+            made[NEGATIVES_COUNTED] = made[NEGATIVES]
+        return made
 
     def encode_items(self, features: Mapping[str, Any]) -> tf.Tensor:
         """Encodes items from their columns, float32 [batch, dim]."""
@@ -80,7 +87,7 @@ class TwoTower(tfrs.Model):
     def compute_loss(self, features: Mapping[str, Any], training: bool = False) -> tf.Tensor:
         """Computes the loss of a batch, and counts ranks when not in training."""
         config = self._config
-        if config.num_negatives and NEGATIVES not in features:
+        if not self._made <= features.keys():
             features = {**features, **self.prepare(features, training=training)}
         found = self.embeddings(features)
         queries = self._encode_query(found, training=training)
@@ -106,7 +113,7 @@ class TwoTower(tfrs.Model):
         hard, name = None, config.hard_negatives
         if name is not None:
             hard = (self._normalized(found[name].to_tensor()), features[name].to_tensor(-1))
-        return losses.in_batch_softmax_loss(
+        loss = losses.in_batch_softmax_loss(
             queries,
             items,
             ids,
@@ -116,6 +123,9 @@ class TwoTower(tfrs.Model):
             hard=hard,
             weights=weights,
         )
+        # A gradient of 0 counts an update.
+        counted = [found[name] for name in (COUNTED, NEGATIVES_COUNTED) if name in self._made]
+        return tf.add_n([loss, *(0.0 * tf.reduce_sum(rows) for rows in counted)])
 
     def _negatives(
         self, features: Mapping[str, Any], found: Mapping[str, Any], *, training: bool

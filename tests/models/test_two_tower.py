@@ -16,7 +16,7 @@ from embedps.data.dataset import Dataset
 from embedps.engine.step_model import StepModel
 from embedps.errors import UsageError
 from models import two_tower
-from models.networks.names import NEGATIVES, NEGATIVES_RATE, RATE
+from models.networks.names import COUNTED, NEGATIVES, NEGATIVES_COUNTED, NEGATIVES_RATE, RATE
 from tests import commands
 from tests.builders import make_trainer
 from tests.models.planted_interactions import popularity_recall, write_dataset
@@ -50,7 +50,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "bpr": {"loss": "bpr", "num_negatives": 40},
     "towers of layers": {"tower_mlp": (16,), "dropout": 0.1},
-    "hard negatives": {"hard_negatives": "seen"},
+    "hard negatives": {"hard_negatives": "seen", "num_negatives": 20},
 }
 
 
@@ -139,6 +139,34 @@ def test_keras_mode_draws_and_corrects_too(dataset: Dataset) -> None:
     batches = embedps.read(dataset, batch_rows=128, targets=False)
     history = model.fit(batches, epochs=4, verbose=0)
     assert history.history["loss"][-1] < history.history["loss"][0]
+
+
+def test_hard_negatives_do_not_count_as_items_of_a_batch(dataset: Dataset) -> None:
+    """Rates are shares of steps with the item in the batch, though hard negatives update rows."""
+    model = two_tower.make(config(hard_negatives="seen"), dataset).build()
+    model.compile(optimizer=tf.keras.optimizers.Adam(0.01))
+    rows = {
+        "user": tf.constant([0, 1] * 3, tf.int64),
+        "item": tf.constant([1, 2, 1, 4, 1, 1], tf.int64),
+        "held_out": tf.RaggedTensor.from_row_lengths(tf.zeros([0], tf.int64), [0] * 6),
+        "seen": tf.ragged.constant([[3], [2, 3]] * 3, tf.int64),
+    }
+    model.fit(tf.data.Dataset.from_tensor_slices(rows).batch(2, drop_remainder=True), verbose=0)
+    asked = {COUNTED: tf.constant([1, 2, 3, 4, 5], tf.int64)}
+    steps = np.array([3, 1, 0, 1, 0])
+    np.testing.assert_allclose(model.embeddings(asked)[RATE], (steps + 1) / (3 + 2), rtol=1e-6)
+
+
+def test_hard_and_drawn_negatives_have_counts_beside_the_rows(dataset: Dataset) -> None:
+    wanted = config(hard_negatives="seen", num_negatives=30, min_row_norm=0.1)
+    built = StepModel(two_tower.make(wanted, dataset), dataset)
+    tables = {table.name: table for table in built.tables}
+    assert list(tables) == ["user", "item", "_item_counts"]
+    assert tables["_item_counts"].eviction == ()
+    rates = {f.name: f.rate_as for f in built.features if f.rate_as is not None}
+    assert rates == {COUNTED: RATE, NEGATIVES_COUNTED: NEGATIVES_RATE}
+    made = built.prepare(built.columns.sample(), training=True)
+    np.testing.assert_array_equal(made[NEGATIVES], made[NEGATIVES_COUNTED])
 
 
 @pytest.mark.multiprocess

@@ -45,6 +45,8 @@ def render(result: dict[str, Any]) -> str:
         "models": model_tables.models,
         "model_clicks": model_tables.clicks,
         "model_speed": model_tables.model_speed,
+        "sequences": model_tables.sequences,
+        "ratings": model_tables.ratings,
     }
     body = kinds.get(result["benchmark"], _comparisons)(result)
     return f"{body}\n\n{_origin(result)}"

@@ -1,47 +1,58 @@
-"""Measures how fast the models of clicks train: `python -m benchmarks.model_speed --data DIR`.
+"""Measures how fast the models train: `python -m benchmarks.model_speed --data DIR`.
 
-Each model trains by the engine in this process, on a local cluster of 2 parameter servers and 2
-workers, and as the same Keras layers over tf.keras.layers.Embedding with `fit`. For Keras the
-examples lie in memory, and ids are numbered from 0 already. The engine reads and shuffles Parquet,
-and its tables grow. All use Adagrad. Rounds of both in this process alternate. DIR is a dataset,
-such as that of `make train`.
+Each model trains embedded, by the engine in this process, and beside it in plain tf-keras by `fit`,
+with rounds that alternate. Then it trains on 2 parameter servers and 2 workers, and in plain
+tf-keras on a stock ParameterServerStrategy of as many processes. For tf-keras the examples lie in
+memory, and ids are numbered from 0 already. The engine reads and shuffles Parquet, and its tables
+grow. All use Adagrad and float32. DIR is a dataset of clicks, such as that of `make train`; models
+of histories train on histories that are made here. `--models` measures some, and keeps the results
+of the others.
 """
 
 from __future__ import annotations
 
 import glob
+import itertools
+import json
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow.parquet as pq
 from rich.console import Console
-from rich.table import Table
+from rich.markdown import Markdown
 
 import embedps  # noqa: F401  before TensorFlow: it chooses the Keras
 
 # isort: split
 import tensorflow as tf
 
-from benchmarks import report
+from benchmarks import model_tables, report
+from benchmarks.plain_models import (
+    BATCHES,
+    CLICKS,
+    MODELS,
+    OPTIONS,
+    RATE,
+    histories,
+    make_plain,
+    read_columns,
+)
 from embedps.console import command_line
 from embedps.data.dataset import Dataset
-from embedps.data.unit_reader import NUMERICS
 from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import make_train_unit
+from embedps.errors import EmbedpsError
 from embedps.run.model_module import find_model
 from embedps.tables.collection import EmbeddingCollection
 from embedps.train import parse
 from embedps.training.trainer import Trainer
 
-MODELS = ("logistic_regression", "fm", "wide_deep", "deepfm", "dcn_v2", "mmoe", "ple", "dlrm")
-BATCH, UNIT_ROWS = 2048, 32768
-RATE = 0.02
+UNIT_ROWS = 32768
 PARTS = {
     "lookups": ("EmbedpsRoute", "EmbedpsLookup", "EmbedpsUpdate", "EmbedpsCombine", "EmbedpsUnit"),
     "products": ("MatMul", "EmbedpsMlp", "EmbedpsDot"),
@@ -50,23 +61,12 @@ Epoch = Callable[[], int]
 """Trains on some units; returns how many examples."""
 
 
-class PlainEmbeddings(tf.keras.layers.Layer):
-    """Keras' Embedding by feature, over ids from 0."""
-
-    def __init__(self, dims: Mapping[str, int], sizes: Mapping[str, int]) -> None:
-        super().__init__()
-        self.layers = {n: tf.keras.layers.Embedding(sizes[n], dim) for n, dim in dims.items()}
-
-    def call(self, batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Looks up the rows of a batch."""
-        return {name: layer(batch[name]) for name, layer in self.layers.items()}
-
-
 def engine(name: str, dataset: Dataset, units: int) -> Epoch:
     """Trains by the engine's unit function."""
     module = find_model(name)
-    options = {"sparse_optimizer": "adagrad"}
+    options = {"sparse_optimizer": "adagrad", **OPTIONS.get(name, {})}
     model = StepModel(module.make(module.Config(**options), dataset), dataset)
+    batch = BATCHES[name]
     optimizer = make_dense_optimizer("adagrad", RATE, model.model)
     collection = EmbeddingCollection(
         model.tables, model.features, devices=["/device:CPU:0"], container=f"speed-{name}"
@@ -76,7 +76,7 @@ def engine(name: str, dataset: Dataset, units: int) -> Epoch:
         optimizer,
         collection,
         tf.distribute.get_strategy(),
-        model.input(batch_rows=BATCH, shuffle_rows=UNIT_ROWS),
+        model.input(batch_rows=batch, shuffle_rows=UNIT_ROWS),
         overlap=False,
     )
     path, rows = str(dataset.paths("train")[0]), dataset.split("train").files[0].rows
@@ -89,7 +89,7 @@ def engine(name: str, dataset: Dataset, units: int) -> Epoch:
             many = min(UNIT_ROWS, rows - first)
             numbers = (first, many, 7, step)
             train(path, *(tf.constant(n, tf.int64) for n in numbers), tf.constant(RATE))
-            step += -(-many // BATCH)
+            step += -(-many // batch)
             count += many
         return count
 
@@ -97,52 +97,74 @@ def engine(name: str, dataset: Dataset, units: int) -> Epoch:
 
 
 def plain(name: str, dataset: Dataset, units: int) -> Epoch:
-    """Trains the same layers over Keras' embeddings by `fit`."""
-    table = pq.read_table(dataset.paths("train")[0]).slice(0, units * UNIT_ROWS)
-    columns: dict[str, Any] = {dataset.label: table[dataset.label].to_numpy()}
-    numbers = [table[f.name].to_numpy() for f in dataset.numeric]
-    columns[NUMERICS] = np.stack(numbers, 1).astype(np.float32)
-    sizes = {}
-    for feature in dataset.categorical:
-        known, places = np.unique(table[feature.name].to_numpy(), return_inverse=True)
-        columns[feature.name], sizes[feature.name] = places.astype(np.int64), len(known)
-    module = find_model(name)
-    model = module.make(module.Config(), dataset).build()
-    dims = {t.name: t.dim for t in model.embeddings.tables}
-    model.embeddings = PlainEmbeddings(dims, sizes)
+    """Trains the model in plain tf-keras by `fit`."""
+    batch = BATCHES[name]
+    columns, sizes = read_columns(dataset, units * UNIT_ROWS)
+    model = make_plain(name, dataset, sizes)
     model.compile(tf.keras.optimizers.legacy.Adagrad(RATE), steps_per_execution=16)
-    tensors = {key: tf.constant(value) for key, value in columns.items()}
-    steps: int = table.num_rows // BATCH
+    steps = int(columns[dataset.label].shape[0]) // batch
     batches = tf.data.Dataset.range(steps).map(
-        lambda i: {key: value[i * BATCH : (i + 1) * BATCH] for key, value in tensors.items()}
+        lambda i: {key: value[i * batch : (i + 1) * batch] for key, value in columns.items()}
     )
     batches = batches.prefetch(4)
 
     def epoch() -> int:
         model.fit(batches, epochs=1, verbose=0)
-        return int(steps) * BATCH
+        return steps * batch
 
     return epoch
 
 
 def cluster(name: str, dataset: Dataset, folder: Path) -> float:
-    """Trains one epoch on 2 parameter servers and 2 workers; examples per second."""
-    run = parse(
-        [
-            f"--model={name}",
-            f"--data={dataset.directory}",
-            f"--model-dir={folder / name}",
-            "--num-ps=2",
-            "--num-workers=2",
-            "--eval=none",
-            "--sparse-optimizer=adagrad",
-            "--dense-optimizer=adagrad",
-            "--epochs=3",
-            f"--unit-rows={UNIT_ROWS // 2}",
-            "--log-secs=1e6",
-        ]
-    )
-    return float(Trainer(run.recommender(dataset), dataset, run.config).fit().examples_per_sec)
+    """Trains on 2 parameter servers and 2 workers; gives examples per second once it is warm."""
+    arguments = {
+        "model": name,
+        "data": dataset.directory,
+        "model-dir": folder,
+        "num-ps": 2,
+        "num-workers": 2,
+        "eval": "none",
+        "sparse-optimizer": "adagrad",
+        "dense-optimizer": "adagrad",
+        "dense-learning-rate": RATE,
+        "sparse-learning-rate": RATE,
+        "epochs": 2,
+        "unit-rows": UNIT_ROWS // 2,
+        "batch-size": BATCHES[name],
+        "log-secs": 1,
+        **{key.replace("_", "-"): value for key, value in OPTIONS.get(name, {}).items()},
+    }
+    flags = [
+        f"--{key}" if value is True else f"--{key}={value}" for key, value in arguments.items()
+    ]
+    run = parse(flags)
+    Trainer(run.recommender(dataset), dataset, run.config).fit()
+    return warm_rate(folder)
+
+
+def warm_rate(model_dir: Path) -> float:
+    """Gives the examples per second of the last two thirds of a run that logged each second."""
+    found = []
+    for path in sorted(glob.glob(f"{model_dir}/**/events.out.tfevents.*", recursive=True)):
+        for event in tf.compat.v1.train.summary_iterator(path):
+            for value in event.summary.value:
+                if value.tag == "train/examples_per_sec":
+                    found.append((event.wall_time, float(tf.make_ndarray(value.tensor))))
+    found = found[len(found) // 3 :]
+    if len(found) < 2:
+        raise EmbedpsError(f"the run in {model_dir} was too short to measure")
+    secs = [after[0] - before[0] for before, after in itertools.pairwise(found)]
+    examples = sum(rate * each for (_, rate), each in zip(found[1:], secs, strict=True))
+    return float(examples / sum(secs))
+
+
+def stock_cluster(name: str, dataset: Dataset) -> float:
+    """Trains in plain tf-keras on a stock cluster, in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.stock_cluster", name, str(dataset.directory)]
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        raise EmbedpsError(f"{' '.join(command)} ended with code {done.returncode}")
+    return float(done.stdout.splitlines()[-1])
 
 
 def shares(epoch: Epoch) -> dict[str, float]:
@@ -190,39 +212,55 @@ def measure(name: str, dataset: Dataset, units: int, rounds: int) -> dict[str, A
     }
 
 
+def measure_clusters(name: str, dataset: Dataset, folder: Path, rounds: int) -> dict[str, Any]:
+    """Measures a model on 2 parameter servers and 2 workers, ours and stock in turn."""
+    ours, stock = [], []
+    for number in range(rounds):
+        ours.append(cluster(name, dataset, folder / f"cluster-{number}"))
+        stock.append(stock_cluster(name, dataset))
+    ratios = [a / b for a, b in zip(ours, stock, strict=True)]
+    found = {"engine": ours, "keras": stock, "ratio": ratios}
+    return {key: report.spread(values) for key, values in found.items()}
+
+
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line."""
     parser = command_line.Parser(prog="python -m benchmarks.model_speed", description=__doc__)
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path, help="of the models of clicks")
     parser.add_argument("--models", default=",".join(MODELS), help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=7, help="default: 7")
     parser.add_argument("--units", type=int, default=3, help="of 32768 rows per round (default: 3)")
+    parser.add_argument("--cluster-rounds", type=int, default=2, help="default: 2")
     parser.add_argument(
         "--output", type=report.output_file, default=report.RESULTS / "model_speed.json"
     )
     options = parser.parse_args(arguments)
-    dataset, environment = Dataset.open(options.data), report.environment()
+    names, environment = options.models.split(","), report.environment()
+    if unknown := [name for name in names if name not in MODELS]:
+        raise EmbedpsError(f"--models must be of {', '.join(MODELS)} but has {unknown[0]}")
+    if options.data is None and set(names) & set(CLICKS):
+        raise EmbedpsError("--data must be given to measure models of clicks")
     results: dict[str, Any] = {}
-    table = Table(title="Examples per second, batches of 2048")
-    for column in ("", "engine", "Keras", "ratio", "2 PS + 2 workers", *PARTS, "the rest"):
-        table.add_column(column, justify="right")
-    for name in options.models.split(","):
-        found = results[name] = measure(name, dataset, options.units, options.rounds)
+    if options.output.exists():
+        results = json.loads(options.output.read_text())["results"]
+    for name in names:
         with tempfile.TemporaryDirectory() as folder:
-            found["cluster"] = round(cluster(name, dataset, Path(folder)))
-        medians = [found[key]["median"] for key in ("engine", "keras")]
-        table.add_row(
-            name,
-            *(f"{value:,.0f}" for value in medians),
-            f"{found['ratio']['median']:.2f}",
-            f"{found['cluster']:,}",
-            *(f"{share:.0%}" for share in found["shares"].values()),
-        )
-        content = {"benchmark": "model_speed", "environment": environment, "results": results}
-        report.write(
-            options.output, {"command": "python -m benchmarks.model_speed --data DIR", **content}
-        )
-    Console().print(table)
+            of_clicks = name in CLICKS
+            made = Path(folder) / "histories"
+            dataset = Dataset.open(options.data) if of_clicks else histories(name, made)
+            found = measure(name, dataset, options.units, options.rounds)
+            clusters = measure_clusters(name, dataset, Path(folder), options.cluster_rounds)
+        found["cluster"] = clusters
+        found["measured"] = {key: environment[key] for key in ("commit", "time")}
+        results[name] = found
+        content = {
+            "benchmark": "model_speed",
+            "command": "python -m benchmarks.model_speed --data DIR",
+            "environment": environment,
+            "results": {key: results[key] for key in MODELS if key in results},
+        }
+        report.write(options.output, content)
+    Console().print(Markdown(model_tables.model_speed(content)))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Renders the results of `benchmarks.models` and `benchmarks.model_speed` as Markdown."""
+"""Renders the results of the benchmarks of models as Markdown."""
 
 from __future__ import annotations
 
@@ -75,25 +75,68 @@ def standard_error(values: npt.NDArray[np.float64]) -> float:
     return float(np.std(values, ddof=1) / np.sqrt(len(values)))
 
 
+def sequences(result: dict[str, Any]) -> str:
+    """Renders the scores on histories of a planted taste."""
+    parts = []
+    for suite, found in result["results"].items():
+        scores = list(dict.fromkeys(score for of in found.values() for score in of))
+        rows = [
+            [name, *(_seeds(of[score]) if score in of else "" for score in scores)]
+            for name, of in found.items()
+        ]
+        parts.append(table([suite, *scores], rows))
+    parts.append(
+        f"{result['users']:,} users, {result['items']:,} items; means of {result['seeds']} seeds, "
+        "from least to most."
+    )
+    return "\n\n".join(parts)
+
+
+def ratings(result: dict[str, Any]) -> str:
+    """Renders the scores of ratings."""
+    scores = list(dict.fromkeys(score for of in result["results"].values() for score in of))
+    rows = [
+        [name, *(_seeds(of[score]) if score in of else "" for score in scores)]
+        for name, of in result["results"].items()
+    ]
+    rows += [
+        [f"Surprise, {n}", f"{v:.3f}", *[""] * (len(scores) - 1)]
+        for n, v in result["published"].items()
+    ]
+    note = (
+        f"Means of {result['folds']} folds of five, from least to most. Surprise's README gives "
+        "means of five random folds."
+    )
+    return f"{table(['movielens 100k', *scores], rows)}\n\n{note}"
+
+
 def _seeds(values: Sequence[float]) -> str:
-    return f"{np.mean(values):.4f} ({min(values):.4f} to {max(values):.4f})"
+    mean = f"{np.mean(values):.4f}"
+    return mean if len(values) == 1 else f"{mean} ({min(values):.4f} to {max(values):.4f})"
 
 
 def model_speed(result: dict[str, Any]) -> str:
-    """Renders the speed of each model."""
-    rows = []
-    for name, found in result["results"].items():
-        ratio = found["ratio"]
-        rows.append(
-            [
-                name,
-                f"{found['engine']['median']:,.0f}",
-                f"{found['keras']['median']:,.0f}",
-                f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})",
-                f"{found['cluster']:,}",
-                *(f"{share:.0%}" for share in found["shares"].values()),
-            ]
-        )
-    shares = list(next(iter(result["results"].values()))["shares"])
-    header = ["examples/s", "embedps", "tf-keras", "ratio", "2 servers + 2 workers", *shares]
-    return table(header, rows)
+    """Renders the speed of each model embedded, then on a cluster."""
+    results = result["results"]
+    shares = list(next(iter(results.values()))["shares"])
+    embedded = [
+        [name, *_speeds(found), *(f"{share:.0%}" for share in found["shares"].values())]
+        for name, found in results.items()
+    ]
+    clusters = [[name, *_speeds(found["cluster"])] for name, found in results.items()]
+    columns = ["embedps", "tf-keras", "ratio"]
+    return "\n\n".join(
+        [
+            table(["examples/s, embedded", *columns, *shares], embedded),
+            table(["examples/s, 2 servers + 2 workers", *columns], clusters),
+        ]
+    )
+
+
+def _speeds(found: dict[str, Any]) -> list[str]:
+    ratio = found["ratio"]
+    return [
+        f"{found['engine']['median']:,.0f}",
+        f"{found['keras']['median']:,.0f}",
+        f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})",
+    ]

@@ -34,7 +34,7 @@ class ParameterServers:
         self._work = work
         self._num_workers = work.settings["num_workers"]
         num_ps = work.settings["num_ps"]
-        resolver = _start(num_ps=num_ps, num_workers=self._num_workers)
+        resolver = start_cluster(num_ps=num_ps, num_workers=self._num_workers)
         partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(
             min_shard_bytes=_MIN_SHARD_BYTES, max_shards=num_ps
         )
@@ -114,7 +114,7 @@ class ParameterServers:
         return data.cache().repeat().prefetch(2)
 
 
-def _start(*, num_ps: int, num_workers: int) -> Any:
+def start_cluster(*, num_ps: int, num_workers: int) -> Any:
     """Starts the processes, which end with this one; returns a resolver of the cluster."""
     sockets = [socket.socket() for _ in range(num_ps + num_workers + 1)]
     for s in sockets:

@@ -1,0 +1,52 @@
+"""Writes tables of ids and labels as datasets, for measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embedps.data.dataset import ROW_GROUP_ROWS, Dataset
+from embedps.data.dataset_metadata import CategoricalFeature, DataFile, LabelColumn, Split
+from embedps.storage.file_io import checksum_file
+
+
+def write_dataset(
+    directory: Path, tables: Mapping[str, pa.Table], *, labels: Sequence[LabelColumn]
+) -> Dataset:
+    """Writes the tables of the splits, one file each; columns other than labels are ids."""
+    splits = {}
+    for name, table in tables.items():
+        path = directory / name / "shard-00000-of-00001.parquet"
+        path.parent.mkdir(parents=True)
+        pq.write_table(table, path, row_group_size=ROW_GROUP_ROWS, compression="zstd")
+        size, checksum = checksum_file(path)
+        parts = pq.ParquetFile(path).metadata
+        file = DataFile(
+            path=str(path.relative_to(directory)),
+            rows=table.num_rows,
+            bytes=size,
+            xxh3_64=checksum,
+            row_groups=tuple(parts.row_group(i).num_rows for i in range(parts.num_row_groups)),
+        )
+        positives = int(np.count_nonzero(table[labels[0].name].to_numpy()))
+        splits[name] = Split(rows=table.num_rows, positives=positives, files=(file,))
+    schema = next(iter(tables.values())).schema
+    names = [label.name for label in labels]
+    Dataset(
+        directory=directory,
+        label=names[0],
+        labels=tuple(labels),
+        numeric=(),
+        categorical=tuple(
+            CategoricalFeature(name=f.name, cardinality=1, ragged=pa.types.is_list(f.type))
+            for f in schema
+            if f.name not in names
+        ),
+        schema={field.name: str(field.type) for field in schema},
+        splits=splits,
+    ).save()
+    return Dataset.open(directory)

@@ -93,7 +93,24 @@ class InlineEvaluation:
           DatasetError: a file of the split cannot be read.
           ClusterError: a parameter server was lost.
         """
-        ledger = eval_ledger(self._dataset, split=self._split, batch_rows=EVAL_BATCH_ROWS)
+        return self._count(self._dataset, self._split, stop, check)
+
+    def scores_of(
+        self, dataset: Dataset, split: str, stop: threading.Event
+    ) -> dict[str, float] | None:
+        """Scores a split of another dataset; see `count`. Gives None if it was stopped."""
+        counts = self._count(dataset, split, stop, lambda: None)
+        if counts is None:
+            return None
+        total = self._model.accumulator(training=False)
+        for each in counts.values():
+            total.add(each)
+        return dict(total.result().values)
+
+    def _count(
+        self, dataset: Dataset, split: str, stop: threading.Event, check: Callable[[], None]
+    ) -> dict[int, Counts] | None:
+        ledger = eval_ledger(dataset, split=split, batch_rows=EVAL_BATCH_ROWS)
         found: dict[int, Counts] = {}
 
         def record(unit: Unit, counts: Counts) -> None:

@@ -50,6 +50,32 @@ def check_dataset(dataset: Dataset, config: TrainConfig) -> None:
         )
 
 
+def check_watch(config: TrainConfig) -> Path | None:
+    """Gives the directory that a run watches; None if it watches none.
+
+    Raises:
+      UsageError: it is no local directory, or the config asks for what needs an end.
+    """
+    if config.watch is None:
+        return None
+    watched = as_path(config.watch)
+    if isinstance(watched, ObjectPath):
+        raise UsageError(f"--watch {watched} must be a local directory: mount or copy it")
+    if not watched.is_dir():
+        raise UsageError(f"--watch {watched} must be a directory: make it first")
+    if not config.optimizer.is_constant:
+        raise UsageError(
+            "--watch has no end, which --schedule and --warmup need: leave them out, or train the "
+            "epochs with them first, in a run without --watch"
+        )
+    if config.evaluation.mode == "inline":
+        raise UsageError(
+            "--watch scores each file before it trains on it, and makes no pause for --eval "
+            "inline: use --eval sidecar or none"
+        )
+    return watched.absolute()
+
+
 def check_columns(recommender: Recommender, dataset: Dataset) -> None:
     """Refuses a recommender that names columns which the dataset and its first file lack.
 

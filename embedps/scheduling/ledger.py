@@ -12,6 +12,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import hashlib
+import math
 import threading
 from typing import Any
 
@@ -20,7 +21,7 @@ import numpy as np
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
 
-_MAX_STEPS = 2**32  # a row stores the step of its last update in 32 bits
+MAX_STEPS = 2**32  # a row stores the step of its last update in 32 bits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,16 +64,22 @@ class LedgerOptions:
 
 
 class Ledger:
-    """Hands out units and records their progress; thread-safe."""
+    """Hands out units and records their progress; thread-safe.
+
+    Attributes:
+      grows: whether more units may come when none is left.
+    """
+
+    grows = False
 
     def __init__(self, dataset: Dataset, options: LedgerOptions, *, epochs: int) -> None:
         if epochs < 1:
             raise UsageError(f"epochs must be at least 1 but got {epochs}")
         self._options = options
-        self._ranges = _split_into_ranges(dataset, options)
+        self._ranges = split_into_ranges(dataset, options)
         self._fingerprint = _fingerprint(dataset, options)
         self._epochs = epochs
-        if epochs * self.steps_per_epoch >= _MAX_STEPS:
+        if epochs * self.steps_per_epoch >= MAX_STEPS:
             raise UsageError(
                 f"a run must have fewer than 2^32 steps but {epochs} epochs of "
                 f"{self.steps_per_epoch} are {epochs * self.steps_per_epoch}: use fewer epochs or "
@@ -86,7 +93,7 @@ class Ledger:
         self._attempts: dict[int, int] = {}  # attempts over all runs, of units not done
         self._begun: set[int] = set()  # positions that a worker began since they were handed out
         self._num_attempts = 0
-        self._pause = self.num_units
+        self._pause: float = math.inf
         self._repeated = 0
         self._epoch = -1
         self._order: list[int] = []
@@ -105,7 +112,12 @@ class Ledger:
     @property
     def num_rows(self) -> int:
         """Returns the number of rows of all epochs."""
-        return sum(rows for _, _, rows in self._ranges) * self._epochs
+        return self.rows_per_epoch * self._epochs
+
+    @property
+    def rows_per_epoch(self) -> int:
+        """Returns the number of rows per epoch."""
+        return sum(rows for _, _, rows in self._ranges)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -122,7 +134,7 @@ class Ledger:
                 self._next = max(self._next, self._prefix)
                 while self._next in self._beyond:
                     self._next += 1
-                if self._next >= self._pause:
+                if self._next >= min(self._pause, self.num_units):
                     return None
                 position = self._next
                 self._next += 1
@@ -145,10 +157,10 @@ class Ledger:
                 self._begun.add(unit.position)
                 self._attempts[unit.position] = self._attempts.get(unit.position, 0) + 1
 
-    def pause_at(self, position: int) -> None:
+    def pause_at(self, position: float) -> None:
         """Hands out no unit at or after a position, until the next call."""
         with self._lock:
-            self._pause = min(position, self.num_units)
+            self._pause = position
 
     def done(self, unit: Unit) -> None:
         """Records a unit as done."""
@@ -192,7 +204,7 @@ class Ledger:
     def exhausted(self) -> bool:
         """Tells whether `take` has nothing left to hand out."""
         with self._lock:
-            return not self._returned and self._next >= self._pause
+            return not self._returned and self._next >= min(self._pause, self.num_units)
 
     @property
     def finished(self) -> bool:
@@ -210,7 +222,7 @@ class Ledger:
         """Returns the number of rows of the units that are done; counts a repeated unit once."""
         with self._lock:
             full, partial = self._done_units()
-            return full * (self.num_rows // self._epochs) + sum(partial)
+            return full * self.rows_per_epoch + sum(partial)
 
     def state(self) -> dict[str, Any]:
         """Returns the state that a manifest stores, as JSON values."""
@@ -252,13 +264,18 @@ class Ledger:
         """Resumes from a manifest's state; units in progress then will be handed out again.
 
         Raises:
-          UsageError: the state is of another dataset, batch size, unit size, shuffle or seed.
+          UsageError: the state is of another dataset, batch size, unit size, shuffle or seed, or
+            of a run that watches a directory.
         """
         if state["dataset"] != self._fingerprint:
             raise UsageError(
                 "the model directory was trained on other data, or with another batch size, unit "
                 "size, shuffle or seed than this run has: use the same ones to resume, or "
                 "start a new model directory"
+            )
+        if "watched" in state and not self.grows:
+            raise UsageError(
+                "the model directory is of a run that watches a directory: give --watch to go on"
             )
         with self._lock:
             self._prefix = state["prefix"]
@@ -293,8 +310,11 @@ class Ledger:
             first_row=first_row,
             num_rows=num_rows,
             first_step=epoch * self.steps_per_epoch + self._first_steps[k],
-            seed=self._options.seed * 1_000_003 + position,
+            seed=self._seed_of(position),
         )
+
+    def _seed_of(self, position: int) -> int:
+        return self._options.seed * 1_000_003 + position
 
     def _set_epoch(self, epoch: int) -> None:
         """Computes the order and the first steps of an epoch's units."""
@@ -310,8 +330,8 @@ class Ledger:
         self._epoch = epoch
 
 
-def _split_into_ranges(dataset: Dataset, options: LedgerOptions) -> list[tuple[str, int, int]]:
-    """Splits files into ranges (path, first row, rows) of at most `unit_rows`.
+def split_into_ranges(dataset: Dataset, options: LedgerOptions) -> list[tuple[str, int, int]]:
+    """Splits a split's files into ranges (path, first row, rows) of at most `unit_rows`.
 
     A range ends at the end of a row group, unless a row group is larger than a unit.
     """

@@ -18,6 +18,7 @@ from embedps.scheduling.ledger import Ledger, Unit
 
 _UNITS_PER_WORKER = 2  # one running, one queued behind it
 _TICK_SECS = 0.2
+_IDLE_SECS = 0.05  # from one look for new units to the next
 # A unit is a straggler after this time, and this multiple of the usual time for its rows.
 _STRAGGLER_SECS = 1.0
 _STRAGGLER_TIMES = 2.0
@@ -28,6 +29,8 @@ _STUCK_TIMES = 20.0
 
 class Scheduler:
     """Runs units on threads, one unit after the other each, until none is left or the run stops.
+
+    If the ledger grows, they wait for more units instead.
 
     Use it as a context manager; its exit waits for the units in progress. A unit that fails is
     given back to the ledger, and stops all threads. A unit whose worker does not answer gets
@@ -120,13 +123,17 @@ class Scheduler:
         while not self._is_stopped:
             with self._order:  # so that units are scheduled in the ledger's order
                 unit = self._ledger.take()
-                if unit is None:
+                if unit is not None:
+                    try:
+                        attempts = [self._start_attempt(unit)]
+                    except BaseException as error:
+                        self._fail(unit, error)
+                        return
+            if unit is None:
+                if not self._ledger.grows:
                     return
-                try:
-                    attempts = [self._start_attempt(unit)]
-                except BaseException as error:
-                    self._fail(unit, error)
-                    return
+                self._ending.wait(_IDLE_SECS)
+                continue
             with self._lock:
                 self._in_progress += 1
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections.abc import Callable
@@ -71,10 +72,10 @@ class RunScoring:
             recommender=self._recommender if config.model is None else None,
         )
 
-    def next_pause(self, ledger: Ledger) -> int:
-        """Gives the number of units done at which training pauses to be scored, or ends."""
+    def next_pause(self, ledger: Ledger) -> float:
+        """Gives the number of units done at which training pauses to be scored."""
         if self.inline is None:
-            return ledger.num_units
+            return math.inf
         return self.inline.next_pause(ledger.num_done, ledger.units_per_epoch)
 
     def score_at_pause(

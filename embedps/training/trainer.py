@@ -23,15 +23,23 @@ from embedps.evaluation.inline import InlineEvaluation
 from embedps.metrics import Metrics
 from embedps.run.config import DEFAULT_MODEL, TrainConfig
 from embedps.run.model_module import find_model
-from embedps.run.preparation import check_columns, check_dataset, open_dataset, prepare_directory
+from embedps.run.preparation import (
+    check_columns,
+    check_dataset,
+    check_watch,
+    open_dataset,
+    prepare_directory,
+)
 from embedps.run.run_config import RunConfig, run_of
 from embedps.run.run_lock import RunLock
 from embedps.run.summary import SUMMARY_NAME, complete, read_evaluations, read_json, write_json
 from embedps.scheduling.ledger import Ledger
+from embedps.scheduling.watch_ledger import SPLIT, WatchLedger
 from embedps.tables.collection import EmbeddingCollection
 from embedps.training.callback_effects import CallbackEffects
 from embedps.training.callbacks import Callback, Callbacks, stock
 from embedps.training.checkpoint_writer import CheckpointWriter
+from embedps.training.file_watch import FileWatch
 from embedps.training.fit_result import FitResult
 from embedps.training.lost_progress import LostProgress
 from embedps.training.recovery_record import RecoveryRecord
@@ -117,6 +125,7 @@ class Trainer:
         """
         check_dataset(dataset, config)
         check_columns(recommender, dataset)
+        check_watch(config)
         self._run = run_of(recommender, config)
         self._run_lock = RunLock(prepare_directory(config))
         self._config = config
@@ -171,6 +180,7 @@ class Trainer:
                 self._cluster,
                 every_units=asked.every_units,
             )
+        watch = self._make_watch(dataset)
         self._scoring = RunScoring(self._run, recommender, setup.directory, inline)
         self._notices = StopNotices(self._cluster)
         self._loop = TrainingLoop(
@@ -181,7 +191,21 @@ class Trainer:
             effects=self._effects,
             recoveries=self._recoveries,
             scoring=self._scoring,
+            watch=watch,
             check_cluster=self._check_cluster,
+        )
+
+    def _make_watch(self, dataset: Dataset) -> FileWatch | None:
+        """Makes the watch of the directory where files arrive; None if the run has none."""
+        setup, directory = self._setup, check_watch(self._config)
+        if directory is None or not isinstance(setup.ledger, WatchLedger):
+            return None
+        scoring = InlineEvaluation(setup.model, setup.collection, dataset, self._cluster)
+        return FileWatch(
+            directory,
+            dataset,
+            setup.ledger,
+            lambda watched, stop: scoring.scores_of(watched, SPLIT, stop),
         )
 
     @property

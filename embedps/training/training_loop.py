@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from embedps.scheduling.ledger import Unit
 from embedps.scheduling.scheduler import Scheduler
 from embedps.training.callback_effects import CallbackEffects
 from embedps.training.checkpoint_schedule import CheckpointSchedule
+from embedps.training.file_watch import FileWatch
 from embedps.training.recovery_record import RecoveryRecord
 from embedps.training.run_scoring import RunScoring
 from embedps.training.stop_notices import StopNotices
@@ -55,6 +56,7 @@ class TrainingLoop:
         effects: CallbackEffects,
         recoveries: RecoveryRecord,
         scoring: RunScoring,
+        watch: FileWatch | None,
         check_cluster: Callable[[], None],
     ) -> None:
         """Takes what it polls.
@@ -67,6 +69,7 @@ class TrainingLoop:
           effects: of the callbacks.
           recoveries: of the run.
           scoring: of the run.
+          watch: of the directory where files arrive; None if the run has none.
           check_cluster: raises if the cluster cannot go on.
         """
         self._config = config
@@ -76,6 +79,7 @@ class TrainingLoop:
         self._effects = effects
         self._recoveries = recoveries
         self.scoring = scoring
+        self._watch_files = watch
         self._check_cluster = check_cluster
         self._ledger = setup.ledger
         self._restarts = Restarts(setup.directory.path)
@@ -98,6 +102,7 @@ class TrainingLoop:
         writer, stop = self._setup.writer, self._notices.stop
         with (
             closing(writer),
+            self._watch_files or nullcontext(),
             ProgressLine(
                 "units",
                 self._ledger.num_units,
@@ -238,6 +243,12 @@ class TrainingLoop:
         self.count_restarts()
         for news in [*self.scoring.news(), *self._setup.writer.news(), *self._look_at_tables()]:
             line.say(news)
+        if self._watch_files is not None:
+            for news in self._watch_files.news():
+                line.say(news)
+            for scores in self._watch_files.scores():
+                named = {f"watch/{name}": value for name, value in scores.items()}
+                self.log.write(named, step=self._ledger.steps_done(), texts={})
 
     def _look_at_tables(self) -> list[str]:
         """Takes the tables' statistics if it is time; returns warnings of limits."""
@@ -252,6 +263,8 @@ class TrainingLoop:
         """Estimates how long the units that are left will take."""
         done = self._ledger.num_done - self._first_units
         left = self._ledger.num_units - self._ledger.num_done
+        if self._ledger.grows:
+            return math.inf
         return (time.monotonic() - self._began) / 3600 * left / done if done else math.inf
 
     def _advance_event_clock(self) -> None:
@@ -266,7 +279,7 @@ class TrainingLoop:
             last=self._setup.writer.last,
         )
         if text is not None:
-            line.update(self._ledger.num_done, text, force=force)
+            line.update(self._ledger.num_done, text, total=self._ledger.num_units, force=force)
 
     def _score(self, line: ProgressLine) -> None:
         scored = self.scoring.score_at_pause(

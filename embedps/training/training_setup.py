@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.ledger_state import check_ledger
-from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.retention import KeepPolicy
 from embedps.cluster.interface import Cluster
 from embedps.data.dataset import Dataset
@@ -31,8 +30,11 @@ from embedps.engine.unit_functions import make_train_unit
 from embedps.engine.variable_names import name_optimizer
 from embedps.errors import UsageError
 from embedps.run.config import TrainConfig
+from embedps.run.preparation import check_watch
+from embedps.scheduling.arrivals import Arrivals
 from embedps.scheduling.event_clock import EventAges
 from embedps.scheduling.ledger import Ledger, LedgerOptions
+from embedps.scheduling.watch_ledger import WatchLedger
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.specs import event_secs_of
 from embedps.training.checkpoint_writer import CheckpointWriter
@@ -95,7 +97,10 @@ def set_up(
     """
     directory = CheckpointDirectory(config.model_dir)
     last = directory.latest()
-    ledger = _make_ledger(dataset, config, directory, last)
+    ledger = _make_ledger(dataset, config, directory)
+    if last is not None:
+        check_ledger(last.ledger, directory.manifest_path(last.number))
+        ledger.restore(last.ledger)
     local = not cluster.shard_devices[0].startswith("/job:")
     asked = config.optimizer
     tf.keras.utils.set_random_seed(config.seed)
@@ -116,6 +121,11 @@ def set_up(
             )
         if last is not None:
             reseed_generators(network, config.seed, last.step)
+    if config.watch is not None and event_secs_of(model.tables):
+        raise UsageError(
+            "a TimeToLive in event time goes by the dataset's units, which --watch does not have: "
+            "use steps"
+        )
     event_ages = EventAges(dataset, ledger, event_secs_of(model.tables), shuffle=config.shuffle)
     collection = EmbeddingCollection(
         model.tables,
@@ -167,17 +177,15 @@ def set_up(
     )
 
 
-def _make_ledger(
-    dataset: Dataset, config: TrainConfig, directory: CheckpointDirectory, last: Manifest | None
-) -> Ledger:
+def _make_ledger(dataset: Dataset, config: TrainConfig, directory: CheckpointDirectory) -> Ledger:
     options = LedgerOptions(
         batch_rows=config.batch_size,
         unit_rows=config.unit_rows,
         shuffle=config.shuffle,
         seed=config.seed,
     )
-    ledger = Ledger(dataset, options, epochs=config.epochs)
-    if last is not None:
-        check_ledger(last.ledger, directory.manifest_path(last.number))
-        ledger.restore(last.ledger)
-    return ledger
+    watched = check_watch(config)
+    if watched is None:
+        return Ledger(dataset, options, epochs=config.epochs)
+    arrivals = Arrivals(directory.path)
+    return WatchLedger(dataset, options, arrivals, epochs=config.epochs, directory=watched)

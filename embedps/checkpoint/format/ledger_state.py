@@ -34,6 +34,10 @@ def check_ledger(ledger: Mapping[str, Any], path: Path) -> None:
     _check(path, ledger, "attempts", f"one for each of {units} units", fits)
     fits = len(set(ledger["doing"])) == units
     _check(path, ledger, "doing", "each unit once", fits)
+    if "watched" in ledger:
+        watched = ledger["watched"]
+        fits = isinstance(watched, Mapping) and is_count(watched.get("first_unit"))
+        _check(path, ledger, "watched", "an object with a first_unit from 0 on", fits)
 
 
 def _check(path: Path, ledger: Mapping[str, Any], name: str, expected: str, fits: bool) -> None:

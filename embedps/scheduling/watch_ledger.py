@@ -1,0 +1,195 @@
+"""A ledger that grows: the epochs of a dataset, then the files that arrive in a directory."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from embedps.data.dataset import Dataset
+from embedps.data.dataset_metadata import DataFile, Split
+from embedps.errors import CheckpointError, UsageError
+from embedps.scheduling.arrivals import Arrival, Arrivals
+from embedps.scheduling.ledger import MAX_STEPS, Ledger, LedgerOptions, Unit, split_into_ranges
+
+SPLIT = "watched"
+
+
+def dataset_of(arrival: Arrival, dataset: Dataset, directory: Path) -> Dataset:
+    """Gives the dataset of one file that arrived, in split SPLIT, with `dataset`'s columns."""
+    file = DataFile(
+        path=arrival.path, rows=arrival.rows, bytes=0, xxh3_64="", row_groups=arrival.row_groups
+    )
+    split = Split(rows=arrival.rows, positives=0, files=(file,))
+    return dataclasses.replace(dataset, directory=directory, splits={SPLIT: split})
+
+
+class WatchLedger(Ledger):
+    """Hands out the units of a dataset's epochs, and then those of files in order of arrival.
+
+    It is never finished. Units that are done are forgotten: memory is that of those to do.
+    """
+
+    grows = True
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        options: LedgerOptions,
+        arrivals: Arrivals,
+        *,
+        epochs: int,
+        directory: Path,
+    ) -> None:
+        """Takes the dataset, the list of a run's arrivals, and where these are; see Ledger."""
+        super().__init__(dataset, options, epochs=epochs)
+        self._dataset = dataset
+        self._directory = directory
+        self._first_arrived = super().num_units
+        # (path, first row, rows, first step) of arrived units from position _queue_begins on.
+        self._queue: collections.deque[tuple[str, int, int, int]] = collections.deque()
+        self._queue_begins = self._first_arrived
+        self._gone_steps, self._gone_rows = 0, 0  # of arrived units before the queue
+        self._next_step = epochs * self.steps_per_epoch
+        self._arrived_rows = 0
+        self._arrivals = arrivals
+        for arrival in arrivals.files:
+            self._add(arrival)
+
+    @property
+    def taken(self) -> list[str]:
+        """The paths of the files that were taken, also of those that were refused."""
+        return [arrival.path for arrival in self._arrivals.files]
+
+    def take_file(self, arrival: Arrival) -> None:
+        """Lists a file, durably, and adds its units, to be done after all others.
+
+        Raises:
+          CheckpointError: the list cannot be written.
+          UsageError: the run would have too many steps.
+        """
+        self._arrivals.append([arrival])
+        self._add(arrival)
+
+    def _add(self, arrival: Arrival) -> None:
+        if not arrival.rows:
+            return
+        found = dataset_of(arrival, self._dataset, self._directory)
+        ranges = split_into_ranges(found, dataclasses.replace(self._options, split=SPLIT))
+        with self._lock:
+            for path, first_row, num_rows in ranges:
+                self._queue.append((path, first_row, num_rows, self._next_step))
+                self._next_step += self._steps(num_rows)
+                self._arrived_rows += num_rows
+            if self._next_step >= MAX_STEPS:
+                raise UsageError(
+                    "a run must have fewer than 2^32 steps: start a new model directory"
+                )
+
+    @property
+    def num_units(self) -> int:
+        """Returns the number of units so far."""
+        return self._queue_begins + len(self._queue)
+
+    @property
+    def num_rows(self) -> int:
+        """Returns the number of rows so far, in all epochs and files."""
+        return super().num_rows + self._arrived_rows
+
+    @property
+    def finished(self) -> bool:
+        """Tells that more may arrive."""
+        return False
+
+    def done(self, unit: Unit) -> None:
+        """Records a unit as done."""
+        super().done(unit)
+        with self._lock:
+            self._forget()
+
+    def steps_done(self) -> int:
+        """Returns the number of steps of the units that are done, in any order."""
+        return self._sums()[0]
+
+    def rows_done(self) -> int:
+        """Returns the number of rows of the units that are done; counts a repeated unit once."""
+        return self._sums()[1]
+
+    def state(self) -> dict[str, Any]:
+        """Returns the state that a manifest stores, as JSON values.
+
+        "watched" has the position of the first arrived unit, and the files of which some units are
+        done, or in progress, and others are not.
+        """
+        state = super().state()
+        with self._lock:
+            busy = {*state["beyond"], *state["doing"]}
+            paths = [self._range(p)[0] for p in sorted(busy) if p >= self._queue_begins]
+        names = [str(Path(path).relative_to(self._directory.absolute())) for path in paths]
+        watched = {"first_unit": self._first_arrived, "in_progress": list(dict.fromkeys(names))}
+        return {**state, "watched": watched}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Resumes from a manifest's state, after all files that have arrived were added.
+
+        Raises:
+          UsageError: the state is of another dataset or division into units, or of more epochs.
+          CheckpointError: it has units of files that are not in the list of arrivals.
+        """
+        last = max([state["prefix"], *(position + 1 for position in state["beyond"])])
+        begins = state.get("watched", {}).get("first_unit", self._first_arrived)
+        if begins != self._first_arrived or ("watched" not in state and last > begins):
+            raise UsageError(
+                "the model directory was trained with another number of epochs before files "
+                "arrived: give the same --epochs, or at least as many as it was trained for"
+            )
+        if last > self.num_units:
+            raise CheckpointError(
+                f"the last checkpoint has {last} units done, but the list of watched files has "
+                f"{self.num_units}: restore the model directory's _arrivals from a copy"
+            )
+        super().restore(state)
+        with self._lock:
+            self._forget()
+
+    def _steps(self, rows: int) -> int:
+        return -(-rows // self._options.batch_rows)
+
+    def _range(self, position: int) -> tuple[str, int, int, int]:
+        return self._queue[position - self._queue_begins]
+
+    def _unit(self, position: int) -> Unit:
+        if position < self._first_arrived:
+            return super()._unit(position)
+        path, first_row, num_rows, first_step = self._range(position)
+        return Unit(
+            position=position,
+            path=path,
+            first_row=first_row,
+            num_rows=num_rows,
+            first_step=first_step,
+            seed=self._seed_of(position),
+        )
+
+    def _forget(self) -> None:
+        """Drops the units below the prefix."""
+        while self._queue and self._queue_begins < self._prefix:
+            _, _, num_rows, _ = self._queue.popleft()
+            self._queue_begins += 1
+            self._gone_steps += self._steps(num_rows)
+            self._gone_rows += num_rows
+
+    def _sums(self) -> tuple[int, int]:
+        """Returns the steps and the rows of units that are done."""
+        with self._lock:
+            epochs, rest = divmod(min(self._prefix, self._first_arrived), self.units_per_epoch)
+            first = epochs * self.units_per_epoch
+            singles = [*range(first, first + rest)]
+            singles += range(self._queue_begins, self._prefix)
+            rows = [self._unit(p).num_rows for p in [*singles, *self._beyond]]
+            steps = epochs * self.steps_per_epoch + self._gone_steps
+            return (
+                steps + sum(map(self._steps, rows)),
+                epochs * self.rows_per_epoch + self._gone_rows + sum(rows),
+            )

@@ -65,6 +65,9 @@ EMBEDDING_ENCODINGS: Final = _LISTS["kEmbeddingEncodings"]
 OPTIMIZER_SLOT_ENCODINGS: Final = _LISTS["kOptimizerSlotEncodings"]
 QUANTIZED_LEVELS: Final = {"int8": _NUMBERS["kInt8Levels"], "int4": _NUMBERS["kInt4Levels"]}
 
+ROW_DTYPES: Final = _LISTS["kRowDtypes"]
+OPTIMIZER_SLOT_DTYPES: Final = _LISTS["kOptimizerSlotDtypes"]
+
 OPTIMIZER_KINDS: Final = _LISTS["kOptimizerKinds"]
 INITIALIZER_KINDS: Final = _LISTS["kInitializerKinds"]
 EVICTION_ORDERS: Final = _LISTS["kEvictionOrders"]

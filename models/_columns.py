@@ -20,6 +20,7 @@ from embedps.tables.admission import Admission, Chance, MinCount
 from embedps.tables.eviction import EvictionPolicy
 from embedps.tables.optimizers import Optimizer
 from embedps.tables.optimizers import make as make_optimizer
+from embedps.tables.specs import RowDtype, SlotDtype
 
 MAX_LAYER_WIDTH = 65536
 _MAX_GROUPS = 8
@@ -188,6 +189,10 @@ class TableConfig(PolicyConfig):
         least=0,
         most=1e30,
     )
+    row_dtype: RowDtype = option(
+        "float32", "dtype of embeddings in memory; updates round at random if it is not float32"
+    )
+    slot_dtype: SlotDtype = option("float32", "dtype of the tables' optimizer slots in memory")
 
     def __post_init__(self) -> None:
         check(self)
@@ -205,6 +210,8 @@ class TableConfig(PolicyConfig):
             initializer=initializer,
             admission=self.admission(),
             eviction=self.eviction(),
+            row_dtype=self.row_dtype,
+            slot_dtype=self.slot_dtype,
         )
 
     def counts(self, name: str) -> TableSpec:

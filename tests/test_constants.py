@@ -36,6 +36,8 @@ def test_values_of_the_checkpoint_format_do_not_change():
 def test_python_types_name_what_the_kernels_name():
     assert get_args(RowEncoding) == constants.EMBEDDING_ENCODINGS
     assert get_args(OptimizerSlotEncoding) == constants.OPTIMIZER_SLOT_ENCODINGS
+    assert get_args(specs.RowDtype) == constants.ROW_DTYPES
+    assert get_args(specs.SlotDtype) == constants.OPTIMIZER_SLOT_DTYPES
     assert get_args(specs.Combiner) == constants.COMBINERS
     assert tuple(optimizers.BY_KIND) == constants.OPTIMIZER_KINDS
     kinds: tuple[Any, ...] = constants.INITIALIZER_KINDS
@@ -91,7 +93,11 @@ def test_unmix_is_the_inverse_of_mix():
 @pytest.mark.parametrize(
     ("attribute", "value", "message"),
     [
-        ("embedding_encoding", "int2", "embedding encoding must be float32, int8 or int4 but got"),
+        (
+            "embedding_encoding",
+            "int2",
+            "embedding encoding must be float32, int8, int4, bfloat16 or float16 but got",
+        ),
         (
             "optimizer_slot_encoding",
             "int8",

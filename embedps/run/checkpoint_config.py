@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Literal
 
-from embedps.checkpoint.format.quantize import Encoding, OptimizerSlotEncoding, RowEncoding
+from embedps.checkpoint.format.quantize import Encoding, OptimizerSlotEncoding
 from embedps.checkpoint.policies import REBASE_KINDS, RebasePolicy, SavePolicy, make_rebase
 from embedps.config_fields import MAX_COUNT, MAX_SECS, check, option
 
@@ -40,14 +41,16 @@ class CheckpointConfig:
         above=1,
         most=math.inf,
     )
-    rows: RowEncoding = option(
+    rows: Literal["float32", "int8", "int4"] = option(
         "float32",
-        "encoding of embeddings in checkpoints; int8 and int4 store each value to within half of "
-        "its row's scale",
+        "encoding of embeddings in checkpoints. float32: as in memory, bit for bit; int8 and int4 "
+        "store each value to within half of its row's scale",
         flag="checkpoint_rows",
     )
     optimizer_slots: OptimizerSlotEncoding = option(
-        "float32", "encoding of optimizer slots in checkpoints", flag="checkpoint_slots"
+        "float32",
+        "encoding of optimizer slots in checkpoints. float32: as in memory, bit for bit",
+        flag="checkpoint_slots",
     )
     keep_chains: int = option(
         2, "newest base checkpoints to keep, each with its deltas", least=1, most=MAX_COUNT

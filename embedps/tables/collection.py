@@ -501,6 +501,8 @@ class EmbeddingCollection:
                 shared_name=f"{group.name}/shard-{shard}-of-{self.num_shards}/{self._name}",
                 group=group.name,
                 dim=group.dim,
+                row_dtype=group.row_dtype,
+                slot_dtype=group.slot_dtype,
                 optimizer=optimizer.kind,
                 **optimizer.settings(),
                 tables=[t.name for t in group.tables],

@@ -10,12 +10,14 @@ from embedps.tables.optimizers import Optimizer
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TableGroup:
-    """Tables of equal dim and optimizer, stacked in one store on each shard.
+    """Tables of equal dim, optimizer and dtypes, stacked in one store on each shard.
 
     Attributes:
       name: the name of its folder in checkpoints, such as "dim16-rowwise_adagrad".
       dim: floats per embedding.
       optimizer: updates the rows.
+      row_dtype: of embeddings in memory.
+      slot_dtype: of optimizer slots in memory.
       tables: in declared order. A feature's table is an index into them.
       features: those that look up one of the tables, in declared order.
     """
@@ -23,6 +25,8 @@ class TableGroup:
     name: str
     dim: int
     optimizer: Optimizer
+    row_dtype: specs.RowDtype
+    slot_dtype: specs.SlotDtype
     tables: tuple[specs.TableSpec, ...]
     features: tuple[specs.FeatureSpec, ...]
 
@@ -65,7 +69,7 @@ def stem_of(group_name: str) -> str:
 def group_tables(
     tables: Sequence[specs.TableSpec], features: Sequence[specs.FeatureSpec]
 ) -> tuple[TableGroup, ...]:
-    """Stacks tables of equal dim and equal optimizer; omits tables that no feature uses.
+    """Stacks tables of equal dim, optimizer and dtypes; omits tables that no feature uses.
 
     Returns:
       The groups, in the order of their first tables.
@@ -75,12 +79,13 @@ def group_tables(
     """
     tables = specs.tables_of(features, tables)
     used = {f.table_name for f in features}
-    stacks: dict[tuple[int, Optimizer], list[specs.TableSpec]] = {}
+    stacks: dict[tuple[int, Optimizer, specs.RowDtype, specs.SlotDtype], list[specs.TableSpec]] = {}
     for table in tables:
         if table.name in used:
-            stacks.setdefault((table.dim, table.optimizer), []).append(table)
+            key = (table.dim, table.optimizer, table.row_dtype, table.slot_dtype)
+            stacks.setdefault(key, []).append(table)
     groups: list[TableGroup] = []
-    for (dim, optimizer), stacked in stacks.items():
+    for (dim, optimizer, row_dtype, slot_dtype), stacked in stacks.items():
         stem = _stem(dim, optimizer)
         same = sum(g.stem == stem for g in groups)
         names = {t.name for t in stacked}
@@ -89,6 +94,8 @@ def group_tables(
                 name=f"{stem}-{same + 1}" if same else stem,
                 dim=dim,
                 optimizer=optimizer,
+                row_dtype=row_dtype,
+                slot_dtype=slot_dtype,
                 tables=tuple(stacked),
                 features=tuple(f for f in features if f.table_name in names),
             )

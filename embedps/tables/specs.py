@@ -4,7 +4,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
-from embedps.constants import COMBINERS, INITIALIZER_KINDS, MAX_ROW_FILE_WIDTH
+from embedps.constants import (
+    COMBINERS,
+    INITIALIZER_KINDS,
+    MAX_ROW_FILE_WIDTH,
+    OPTIMIZER_SLOT_DTYPES,
+    ROW_DTYPES,
+)
 from embedps.errors import UsageError
 from embedps.tables import eviction as eviction_policies
 from embedps.tables.admission import Admission
@@ -13,6 +19,8 @@ from embedps.tables.optimizers import Optimizer, RowwiseAdagrad
 
 Combiner = Literal["sum", "mean", "sqrtn", "none"]
 Absent = Literal["zeros", "initial"]
+RowDtype = Literal["float32", "bfloat16", "float16"]
+SlotDtype = Literal["float32", "bfloat16"]
 _MAX_FLOAT32 = 3.4028234e38
 _MAX_LENGTH = 1_000_000
 
@@ -70,6 +78,11 @@ class TableSpec:
         one to every id. The gradient of an id without a row is dropped.
       eviction: which rows go; a row goes if one of the policies says so. An id that returns starts
         anew.
+      row_dtype: of embeddings in memory. A lookup gives float32 in any case. An update computes in
+        float32 and rounds at random, so that the expected value is the exact one; the random bits
+        are a function of (seed, table name, id, step). A value beyond float16's greatest, 65504,
+        becomes that.
+      slot_dtype: of optimizer slots in memory; they round in the same way.
     """
 
     name: str
@@ -81,6 +94,8 @@ class TableSpec:
     absent: Absent = "zeros"
     admission: Admission | None = None
     eviction: tuple[EvictionPolicy, ...] = ()
+    row_dtype: RowDtype = "float32"
+    slot_dtype: SlotDtype = "float32"
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -103,6 +118,12 @@ class TableSpec:
             )
         object.__setattr__(self, "eviction", tuple(self.eviction))
         eviction_policies.check(self.name, self.eviction, capacity=self.capacity)
+        for field, dtypes in (("row_dtype", ROW_DTYPES), ("slot_dtype", OPTIMIZER_SLOT_DTYPES)):
+            if getattr(self, field) not in dtypes:
+                raise UsageError(
+                    f"table {self.name!r}: {field} must be one of {', '.join(dtypes)} but got "
+                    f"{getattr(self, field)!r}"
+                )
         if self.initializer is None:
             object.__setattr__(self, "initializer", Initializer.uniform(self.dim**-0.5))
 
@@ -119,12 +140,15 @@ class TableSpec:
             "seed": self.seed,
             "capacity": self.capacity,
         }
-        if self.absent != "zeros":  # earlier checkpoints do not have it
+        # Earlier checkpoints do not have these.
+        if self.absent != "zeros":
             fields["absent"] = self.absent
         if self.admission is not None:
             fields["admission"] = self.admission.to_json()
         if self.eviction:  # earlier checkpoints do not have it
             fields["eviction"] = eviction_policies.to_json(self.eviction)
+        dtypes = {"row_dtype": self.row_dtype, "slot_dtype": self.slot_dtype}
+        fields |= {field: dtype for field, dtype in dtypes.items() if dtype != "float32"}
         return fields
 
 

@@ -103,3 +103,92 @@ class ReferenceRow:
             self.w = np.where(np.abs(z) <= l1, 0.0, shrunk)
         else:
             raise NotImplementedError(type(o))
+
+
+def rounding_key(spec: TableSpec, id_: int, step: int) -> np.uint64:
+    """Returns the key of the random bits that round a row after a step."""
+    row_hash = mix64(np.array([id_], np.int64).astype(np.uint64) ^ table_salt(spec.name))
+    seed = mix64(np.array([spec.seed % 2**64], np.uint64))
+    with np.errstate(over="ignore"):
+        key: np.uint64 = mix64((seed ^ row_hash) + np.uint64(step) * _GOLDEN)[0]
+    return key
+
+
+def random_halves(key: np.uint64, first: int, n: int) -> np.ndarray:
+    """Returns 16 random bits for each of n values, as uint32."""
+    counters = np.uint32(first) + np.arange((n + 1) // 2, dtype=np.uint32)
+    with np.errstate(over="ignore"):
+        x = np.uint32(int(key) & 0xFFFFFFFF) + counters * np.uint32(0x9E3779B9)
+        x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
+        x ^= np.uint32(int(key) >> 32)
+        x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)
+        x ^= x >> 16
+    return np.stack([x & 0xFFFF, x >> 16], axis=1).reshape(-1)[:n]
+
+
+def round_to(dtype: str, values: np.ndarray, random: np.ndarray | None = None) -> np.ndarray:
+    """Rounds finite float32 to what a dtype has: to the nearest, or by 16 random bits each."""
+    if dtype == "float32":
+        return values
+    fraction, least, greatest = {"bfloat16": (7, -126, 127), "float16": (10, -14, 15)}[dtype]
+    magnitude = np.abs(values.astype(np.float64))
+    exponents = np.maximum(np.frexp(magnitude)[1] - 1, least)
+    quanta = magnitude / np.ldexp(1.0, exponents - fraction)
+    whole = np.rint(quanta) if random is None else np.floor(quanta + random * 2.0**-16)
+    most = np.ldexp(2 - 2.0**-fraction, greatest)
+    rounded = np.minimum(np.ldexp(whole, exponents - fraction), most)
+    return np.copysign(rounded, values).astype(np.float32)
+
+
+class StoredRow:
+    """One row as memory holds it: float32 arithmetic in the kernels' order, then rounding."""
+
+    def __init__(self, spec: TableSpec, id_: int) -> None:
+        self.spec, self.id = spec, id_
+        self.w = round_to(spec.row_dtype, initial_values(spec, [id_])[0])
+        accumulator = np.float32(spec.optimizer.settings().get("initial_accumulator", 0.0))
+        widths = spec.optimizer.optimizer_slot_widths(spec.dim)
+        first = [accumulator if name == "accumulator" else np.float32(0) for name in widths]
+        self.slots = [
+            round_to(spec.slot_dtype, np.full(width, value, np.float32))
+            for value, width in zip(first, widths.values(), strict=True)
+        ]
+        self.updates = 0
+
+    def update(self, g: np.ndarray, learning_rate: float, step: int) -> None:
+        f = np.float32
+        o, lr, one = self.spec.optimizer, f(learning_rate), f(1)
+        w, slots = self.w, self.slots
+        self.updates += 1
+        if o.weight_decay:
+            w = w * (one - lr * f(o.weight_decay))
+        if isinstance(o, SGD):
+            w = w - lr * g
+        elif isinstance(o, Adagrad):
+            slots = [slots[0] + g * g]
+            w = w - lr * g / (np.sqrt(slots[0]) + f(o.epsilon))
+        elif isinstance(o, RowwiseAdagrad):
+            total = np.add.accumulate(g * g, dtype=f)[-1]  # in order
+            slots = [slots[0] + total / f(len(g))]
+            w = w - (lr / (np.sqrt(slots[0]) + f(o.epsilon))) * g
+        elif isinstance(o, LazyAdam):
+            b1, b2 = f(o.beta1), f(o.beta2)
+            m = b1 * slots[0] + (one - b1) * g
+            v = b2 * slots[1] + (one - b2) * g * g
+            c1, c2 = (f(1 / (1 - float(b) ** self.updates)) for b in (b1, b2))
+            w = w - lr * (m * c1) / (np.sqrt(v * c2) + f(o.epsilon))
+            slots = [m, v]
+        elif isinstance(o, Ftrl):
+            l1, l2 = f(o.l1), f(o.l2)
+            n = slots[1] + g * g
+            root = np.sqrt(n)
+            z = slots[0] + (g - (root - np.sqrt(slots[1])) / lr * w)
+            shrunk = (np.copysign(l1, z) - z) / (root / lr + f(2) * l2)
+            w = np.where(np.abs(z) <= l1, f(0), shrunk)
+            slots = [z, n]
+        key = rounding_key(self.spec, self.id, step)
+        self.w = round_to(self.spec.row_dtype, w, random_halves(key, 0, len(w)))
+        flat = np.concatenate(slots) if slots else np.zeros(0, f)
+        bits = random_halves(key, (len(w) + 1) // 2, len(flat))
+        flat = round_to(self.spec.slot_dtype, flat, bits)
+        self.slots = np.split(flat, np.cumsum([len(s) for s in slots])[:-1]) if slots else []

@@ -3,6 +3,8 @@
 A quantized embedding is `offset + scale * code`, with one scale and one offset per row. Both are
 chosen so that float32 computes this exactly: every reader gets the same bits. A decoded value
 differs from the original by at most scale / 2.
+
+Tables whose rows are bfloat16 or float16 in memory are stored as such, bit for bit.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import pyarrow as pa
 from embedps import constants
 from embedps.errors import CorruptCheckpointError, UsageError
 
-RowEncoding: TypeAlias = Literal["float32", "int8", "int4"]
+RowEncoding: TypeAlias = Literal["float32", "int8", "int4", "bfloat16", "float16"]
 OptimizerSlotEncoding: TypeAlias = Literal["float32", "bfloat16"]
 
 _SCALE, _OFFSET = "embedding_scale", "embedding_offset"
@@ -35,7 +37,8 @@ class Encoding:
     """Says how a save's files store floats.
 
     Attributes:
-      rows: the encoding of embeddings; int8 and int4 have a scale and an offset per row.
+      rows: the encoding of embeddings; int8 and int4 have a scale and an offset per row. What a run
+        asks for is float32, int8 or int4; of these, float32 stores what memory holds, in its dtype.
       optimizer_slots: the encoding of optimizer slots.
     """
 
@@ -58,14 +61,14 @@ class Encoding:
     @property
     def columns(self) -> list[str]:
         """Lists the columns that follow the embedding's codes."""
-        return [] if self.rows == "float32" else [_SCALE, _OFFSET]
+        return [_SCALE, _OFFSET] if self.rows in constants.QUANTIZED_LEVELS else []
 
 
 FLOAT32: Final = Encoding()
 
 
 def quantize(values: np.ndarray, rows: RowEncoding) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Encodes embeddings row by row.
+    """Quantizes embeddings row by row.
 
     Args:
       values: float32 [n, dim].
@@ -162,10 +165,11 @@ def encoding_of(path: Path | str, schema: pa.Schema) -> tuple[Encoding, int]:
 
 def stored_type(encoding: Encoding, name: str, width: int) -> pa.DataType:
     """Returns the column type of the embedding, or of an optimizer slot, with `width` floats."""
-    if name == "embedding" and encoding.rows != "float32":
-        return _list_of(pa.uint8(), (width + 1) // 2 if encoding.rows == "int4" else width)
-    halved = name != "embedding" and encoding.optimizer_slots == "bfloat16"
-    return _list_of(pa.uint16() if halved else pa.float32(), width)
+    stored = encoding.rows if name == "embedding" else encoding.optimizer_slots
+    if stored in constants.QUANTIZED_LEVELS:
+        return _list_of(pa.uint8(), (width + 1) // 2 if stored == "int4" else width)
+    halves = {"bfloat16": pa.uint16(), "float16": pa.float16()}
+    return _list_of(halves.get(stored, pa.float32()), width)
 
 
 def decode(path: Path | str, records: pa.Table) -> pa.Table:
@@ -182,14 +186,16 @@ def decode(path: Path | str, records: pa.Table) -> pa.Table:
     for field, column in zip(records.schema, records.columns, strict=True):
         if field.name in encoding.columns:
             continue
-        if field.name == "embedding" and encoding.rows != "float32":
+        if field.name == "embedding" and encoding.rows in constants.QUANTIZED_LEVELS:
             scale, offset = (records[name].to_numpy() for name in encoding.columns)
             codes = _matrix(column)
             if encoding.rows == "int4":
                 codes = unpack(codes, dim)
             column = _lists(dequantize(codes, scale, offset))
-        elif _is_halved(field.type):
+        elif _is_list_of(field.type, pa.uint16()):
             column = _lists(from_bfloat16(_matrix(column)))
+        elif _is_list_of(field.type, pa.float16()):
+            column = _lists(_matrix(column).astype(np.float32))
         columns.append(column)
         fields.append(field.with_type(column.type))
     own = (_ROWS_KEY.encode(), _SLOTS_KEY.encode(), _DIM_KEY.encode())
@@ -205,19 +211,19 @@ def encode(records: pa.Table, encoding: Encoding) -> pa.Table:
     fields: list[pa.Field] = []
     columns: list[pa.Array | pa.ChunkedArray] = []
     for field, column in zip(records.schema, records.columns, strict=True):
-        if field.name == "embedding" and encoding.rows != "float32":
+        if field.name == "embedding" and encoding.rows in constants.QUANTIZED_LEVELS:
             codes, scale, offset = quantize(_matrix(column), encoding.rows)
-            stored = pack(codes) if encoding.rows == "int4" else codes
-            columns += [_lists(stored), pa.array(scale), pa.array(offset)]
+            packed = pack(codes) if encoding.rows == "int4" else codes
+            columns += [_lists(packed), pa.array(scale), pa.array(offset)]
             fields.append(field.with_type(columns[-3].type))
             fields += [pa.field(name, pa.float32(), nullable=False) for name in encoding.columns]
             continue
-        if (
-            field.name != "embedding"
-            and pa.types.is_fixed_size_list(field.type)
-            and encoding.optimizer_slots == "bfloat16"
-        ):
-            column = _lists(to_bfloat16(_matrix(column)))
+        if _is_list_of(field.type, pa.float32()):
+            stored = encoding.rows if field.name == "embedding" else encoding.optimizer_slots
+            if stored == "bfloat16":
+                column = _lists(to_bfloat16(_matrix(column)))
+            elif stored == "float16":
+                column = _lists(_matrix(column).astype(np.float16))
         columns.append(column)
         fields.append(field.with_type(column.type))
     metadata = {
@@ -234,8 +240,8 @@ def _list_of(item: pa.DataType, width: int) -> pa.DataType:
     return pa.list_(pa.field("item", item, nullable=False), width)
 
 
-def _is_halved(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_fixed_size_list(kind) and kind.value_type == pa.uint16())
+def _is_list_of(kind: pa.DataType, item: pa.DataType) -> bool:
+    return bool(pa.types.is_fixed_size_list(kind) and kind.value_type == item)
 
 
 def _matrix(column: pa.ChunkedArray) -> np.ndarray:

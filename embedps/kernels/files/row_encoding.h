@@ -1,5 +1,8 @@
 // How a row file stores the floats of a row: as float32 or in fewer bits. Plain C++17.
 //
+// An embedding of bfloat16 or float16 is rounded to the nearest. A store whose rows have that dtype
+// has only such values, so its files hold the rows bit for bit.
+//
 // A quantized embedding is offset + scale * code, with one code of 8 or 4 bits per value and one
 // scale and offset per row. Scale and offset are multiples of one power of two. It is chosen so
 // that the formula is exact in float32 for every code. So every reader decodes the same bits, in
@@ -17,7 +20,7 @@
 namespace embedps {
 
 // Their names are kEmbeddingEncodings and kOptimizerSlotEncodings of runtime/constants.h.
-enum class EmbeddingEncoding { kFloat32, kInt8, kInt4 };
+enum class EmbeddingEncoding { kFloat32, kInt8, kInt4, kBfloat16, kFloat16 };
 enum class OptimizerSlotEncoding { kFloat32, kBfloat16 };
 
 const char* Name(EmbeddingEncoding encoding);

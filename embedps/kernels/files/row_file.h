@@ -4,11 +4,11 @@
 //
 // Columns: table (dictionary<int16, utf8>), id (int64), embedding (fixed_size_list<float32>[dim]),
 // one fixed_size_list<float32>[width] per optimizer slot, last_step (uint32), frequency (uint32),
-// removed (bool). The values of a removed record are zeros. In an encoded file (row_encoding.h) the
-// embedding's codes are fixed_size_list<uint8>, followed by columns embedding_scale and
-// embedding_offset, and bfloat16 optimizer slots are fixed_size_list<uint16>. Writer and reader
-// take and give floats in any case. A reader applies records in file order: removals come before
-// rows of the same id.
+// removed (bool). The values of a removed record are zeros. In an encoded file (row_encoding.h) a
+// quantized embedding's codes are fixed_size_list<uint8>, followed by columns embedding_scale and
+// embedding_offset; float16 is fixed_size_list<halffloat>; bfloat16 is fixed_size_list<uint16>, of
+// embeddings and of optimizer slots. Writer and reader take and give floats in any case. A reader
+// applies records in file order: removals come before rows of the same id.
 #ifndef EMBEDPS_KERNELS_FILES_ROW_FILE_H_
 #define EMBEDPS_KERNELS_FILES_ROW_FILE_H_
 

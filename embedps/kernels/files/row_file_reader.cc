@@ -17,6 +17,7 @@
 #include "embedps/kernels/files/local_files.h"
 #include "embedps/kernels/files/row_file_schema.h"
 #include "embedps/kernels/runtime/bf16.h"
+#include "embedps/kernels/runtime/float_dtype.h"
 
 namespace embedps {
 namespace {
@@ -229,10 +230,21 @@ class ArrowRowFileReader final : public RowFileReader {
                         std::vector<float>* out) const {
     const int64_t rows = batch.num_rows();
     const int dim = schema_.dim;
-    if (!IsQuantized(schema_)) {
+    if (schema_.embedding_encoding == EmbeddingEncoding::kFloat32) {
       const float* first = nullptr;
       EMBEDPS_RETURN_IF_ERROR(Values<arrow::FloatArray>(batch, 2, dim, where, &first));
       out->assign(first, first + rows * dim);
+      return Status::Ok();
+    }
+    if (!IsQuantized(schema_)) {
+      const bool bfloat16 = schema_.embedding_encoding == EmbeddingEncoding::kBfloat16;
+      const uint16_t* first = nullptr;
+      EMBEDPS_RETURN_IF_ERROR(bfloat16
+                                  ? Values<arrow::UInt16Array>(batch, 2, dim, where, &first)
+                                  : Values<arrow::HalfFloatArray>(batch, 2, dim, where, &first));
+      out->resize(rows * dim);
+      Widen(bfloat16 ? FloatDtype::kBfloat16 : FloatDtype::kFloat16, first, rows * dim,
+            out->data());
       return Status::Ok();
     }
     const int code_bytes = CodeBytes(schema_.embedding_encoding, dim);

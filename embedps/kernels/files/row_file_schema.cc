@@ -17,16 +17,34 @@ constexpr char kReservedPrefix[] = "embedps.";
 constexpr int kNumColumnsAfterOptimizerSlots = 3;  // last_step, frequency, removed
 
 bool HasEncoding(const RowFileSchema& schema) {
-  return IsQuantized(schema) || schema.optimizer_slot_encoding != OptimizerSlotEncoding::kFloat32;
+  return schema.embedding_encoding != EmbeddingEncoding::kFloat32 ||
+         schema.optimizer_slot_encoding != OptimizerSlotEncoding::kFloat32;
 }
 
 std::shared_ptr<arrow::DataType> ListType(const std::shared_ptr<arrow::DataType>& item, int width) {
   return arrow::fixed_size_list(arrow::field("item", item, /*nullable=*/false), width);
 }
 
+// The numbers that an embedding's list has.
+std::shared_ptr<arrow::DataType> EmbeddingItem(EmbeddingEncoding encoding) {
+  switch (encoding) {
+    case EmbeddingEncoding::kFloat32:
+      return arrow::float32();
+    case EmbeddingEncoding::kInt8:
+    case EmbeddingEncoding::kInt4:
+      return arrow::uint8();
+    case EmbeddingEncoding::kBfloat16:
+      return arrow::uint16();
+    case EmbeddingEncoding::kFloat16:
+      return arrow::float16();
+  }
+  return arrow::float32();
+}
+
 std::shared_ptr<arrow::DataType> EmbeddingType(const RowFileSchema& schema) {
-  if (!IsQuantized(schema)) return ListType(arrow::float32(), schema.dim);
-  return ListType(arrow::uint8(), CodeBytes(schema.embedding_encoding, schema.dim));
+  return ListType(
+      EmbeddingItem(schema.embedding_encoding),
+      IsQuantized(schema) ? CodeBytes(schema.embedding_encoding, schema.dim) : schema.dim);
 }
 
 std::shared_ptr<arrow::DataType> OptimizerSlotType(const RowFileSchema& schema, int width) {
@@ -80,7 +98,8 @@ Status MetadataMismatch(const std::string& path, const char* key, const std::str
 Status ReadEncoding(const std::string& path, std::map<std::string, std::string>& own,
                     RowFileSchema* schema) {
   if (!Parse(own[kRowFileEmbeddingEncodingKey], &schema->embedding_encoding).ok()) {
-    return MetadataMismatch(path, kRowFileEmbeddingEncodingKey, "'float32', 'int8' or 'int4'",
+    return MetadataMismatch(path, kRowFileEmbeddingEncodingKey,
+                            "'float32', 'int8', 'int4', 'bfloat16' or 'float16'",
                             Quoted(own[kRowFileEmbeddingEncodingKey]));
   }
   if (!Parse(own[kRowFileOptimizerSlotEncodingKey], &schema->optimizer_slot_encoding).ok()) {
@@ -133,7 +152,8 @@ Status ReadMetadata(const std::string& path, const arrow::KeyValueMetadata* meta
 }  // namespace
 
 bool IsQuantized(const RowFileSchema& schema) {
-  return schema.embedding_encoding != EmbeddingEncoding::kFloat32;
+  return schema.embedding_encoding == EmbeddingEncoding::kInt8 ||
+         schema.embedding_encoding == EmbeddingEncoding::kInt4;
 }
 
 int NumColumnsBeforeOptimizerSlots(const RowFileSchema& schema) {
@@ -247,7 +267,13 @@ Status FromArrow(const std::string& path, const arrow::Schema& arrow_schema,
     EMBEDPS_RETURN_IF_ERROR(check(3, "embedding_scale", arrow::float32()));
     EMBEDPS_RETURN_IF_ERROR(check(4, "embedding_offset", arrow::float32()));
   } else {
-    EMBEDPS_RETURN_IF_ERROR(ReadWidth(path, embedding, *arrow::float32(), &schema->dim));
+    const int dim = schema->dim;  // 0 if only the column's type tells it
+    EMBEDPS_RETURN_IF_ERROR(
+        ReadWidth(path, embedding, *EmbeddingItem(schema->embedding_encoding), &schema->dim));
+    if (dim != 0 && schema->dim != dim) {
+      return Mismatch(path, FieldName("embedding"), std::to_string(dim) + " numbers",
+                      std::to_string(schema->dim));
+    }
   }
   const auto optimizer_slot_item =
       schema->optimizer_slot_encoding == OptimizerSlotEncoding::kBfloat16 ? arrow::uint16()

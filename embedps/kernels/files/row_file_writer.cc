@@ -17,6 +17,7 @@
 #include "embedps/kernels/files/output_file.h"
 #include "embedps/kernels/files/row_file_schema.h"
 #include "embedps/kernels/runtime/bf16.h"
+#include "embedps/kernels/runtime/float_dtype.h"
 
 namespace embedps {
 namespace {
@@ -147,8 +148,7 @@ class ArrowRowFileWriter final : public RowFileWriter {
       arrays.push_back(std::make_shared<arrow::FloatArray>(rows, View(scales_, 0, rows, 1)));
       arrays.push_back(std::make_shared<arrow::FloatArray>(rows, View(offsets_, 0, rows, 1)));
     } else {
-      arrays.push_back(Lists<arrow::FloatArray>(View(columns.embedding, first, rows, schema_.dim),
-                                                arrow_schema_->field(2)->type(), rows));
+      arrays.push_back(Embeddings(columns, first, rows));
     }
     rounded_slots_.resize(schema_.optimizer_slots.size());
     for (size_t s = 0; s < schema_.optimizer_slots.size(); ++s) {
@@ -180,6 +180,21 @@ class ArrowRowFileWriter final : public RowFileWriter {
     return arrow::Status::OK();
   }
 
+  std::shared_ptr<arrow::Array> Embeddings(const RowColumns& columns, int64_t first, int64_t rows) {
+    const int dim = schema_.dim;
+    const auto& type = arrow_schema_->field(2)->type();
+    if (schema_.embedding_encoding == EmbeddingEncoding::kFloat32) {
+      return Lists<arrow::FloatArray>(View(columns.embedding, first, rows, dim), type, rows);
+    }
+    const bool bfloat16 = schema_.embedding_encoding == EmbeddingEncoding::kBfloat16;
+    halves_.resize(rows * dim);
+    RoundToNearest(bfloat16 ? FloatDtype::kBfloat16 : FloatDtype::kFloat16,
+                   columns.embedding.data() + first * dim, rows * dim, halves_.data());
+    auto values = View(halves_, 0, rows, dim);
+    if (bfloat16) return Lists<arrow::UInt16Array>(std::move(values), type, rows);
+    return Lists<arrow::HalfFloatArray>(std::move(values), type, rows);
+  }
+
   void Quantize(const float* embeddings, int64_t rows) {
     const int code_bytes = CodeBytes(schema_.embedding_encoding, schema_.dim);
     codes_.resize(rows * code_bytes);
@@ -208,6 +223,7 @@ class ArrowRowFileWriter final : public RowFileWriter {
   // One encoded batch.
   std::vector<uint8_t> codes_;
   std::vector<float> scales_, offsets_;
+  std::vector<uint16_t> halves_;
   std::vector<std::vector<uint16_t>> rounded_slots_;
   std::shared_ptr<arrow::ipc::RecordBatchWriter> writer_;
   int64_t records_ = 0;

@@ -35,7 +35,7 @@ inline absl::Status ReadEviction(tensorflow::OpKernelConstruction* c, RowStoreCo
                                       "': eviction must be of each of its " + std::to_string(n) +
                                       " tables, or of none");
   }
-  const int64_t least_bytes = TableEviction::LeastBytes(static_cast<int64_t>(RowBytes(*config)));
+  const int64_t least_bytes = TableEviction::LeastBytes(LayoutOf(*config));
   for (size_t t = 0; t < n; ++t) {
     const std::string table = "table '" + config->tables[t].name + "': ";
     EvictionConfig& eviction = config->tables[t].eviction;

@@ -98,9 +98,10 @@ REGISTER_OP("EmbedpsWriteRows")
         "Writes this shard's rows to a file while training continues: a cut of all rows (base), a "
         "cut of the rows touched and removed since a cut (delta), or all rows without a cut "
         "(copy). While rows are in use it pauses, at most max_pause_secs in total, so it takes a "
-        "small share of the cores. info: cut, bytes, rows, removed, xxh3_64 (as int64), then the "
-        "xxh3_64 of each block. If tables count ids for their admission, writes the counters in "
-        "the same way to the admission file beside it; else admission_info is empty.");
+        "small share of the cores. Encodings float32 store what memory holds, in its dtypes. info: "
+        "cut, bytes, rows, removed, xxh3_64 (as int64), then the xxh3_64 of each block. If tables "
+        "count ids for their admission, writes the counters in the same way to the admission file "
+        "beside it; else admission_info is empty.");
 
 class WriteRowsOp : public FileOp {
  public:
@@ -128,8 +129,12 @@ class WriteRowsOp : public FileOp {
     const auto is_busy = [&store] { return store.IsBusy(); };
     Throttle throttle(Throttle::DefaultCores(), max_pause_secs, is_busy, &clock);
     RowFileSchema schema = store.FileSchema();
-    schema.embedding_encoding = embedding_encoding_;
-    schema.optimizer_slot_encoding = optimizer_slot_encoding_;
+    if (embedding_encoding_ != EmbeddingEncoding::kFloat32) {
+      schema.embedding_encoding = embedding_encoding_;
+    }
+    if (optimizer_slot_encoding_ != OptimizerSlotEncoding::kFloat32) {
+      schema.optimizer_slot_encoding = optimizer_slot_encoding_;
+    }
     std::unique_ptr<RowFileWriter> writer;
     TF_RETURN_IF_ERROR(ToTensorFlow(RowFileWriter::Open(path, schema, compression_, &writer)));
     const auto write = [&](const RowColumns& columns) {

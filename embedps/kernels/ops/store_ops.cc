@@ -29,6 +29,8 @@ REGISTER_OP("EmbedpsRowStore")
     .Attr("shared_name: string")
     .Attr("group: string")
     .Attr("dim: int >= 1")
+    .Attr("row_dtype: string = 'float32'")
+    .Attr("slot_dtype: string = 'float32'")
     .Attr("optimizer: string")
     .Attr("initial_accumulator: float = 0.0")
     .Attr("epsilon: float = 0.0")
@@ -66,7 +68,12 @@ class RowStoreOp : public OpKernel {
     OP_REQUIRES_OK(c, c->GetAttr("shared_name", &name_));
     OP_REQUIRES_OK(c, c->GetAttr("group", &config_.group));
     OP_REQUIRES_OK(c, c->GetAttr("dim", &config_.dim));
-    std::string optimizer;
+    std::string dtype, optimizer;
+    OP_REQUIRES_OK(c, c->GetAttr("row_dtype", &dtype));
+    OP_REQUIRES_OK(c, ToTensorFlow(ParseName("row_dtype", kRowDtypes, dtype, &config_.row_dtype)));
+    OP_REQUIRES_OK(c, c->GetAttr("slot_dtype", &dtype));
+    OP_REQUIRES_OK(
+        c, ToTensorFlow(ParseName("slot_dtype", kOptimizerSlotDtypes, dtype, &config_.slot_dtype)));
     OP_REQUIRES_OK(c, c->GetAttr("optimizer", &optimizer));
     OptimizerConfig& o = config_.optimizer;
     OP_REQUIRES_OK(c, ToTensorFlow(ParseOptimizerKind(optimizer, &o.kind)));

@@ -53,13 +53,18 @@ inline constexpr int kMaxRowFileWidth = 65536;
 inline constexpr int kMaxRowFileTables = 32768;
 
 // How a row file stores the floats of embeddings and of optimizer slots, and the greatest codes.
-inline constexpr const char* kEmbeddingEncodings[] = {"float32", "int8", "int4"};
+inline constexpr const char* kEmbeddingEncodings[] = {"float32", "int8", "int4", "bfloat16",
+                                                      "float16"};
 inline constexpr const char* kOptimizerSlotEncodings[] = {"float32", "bfloat16"};
 inline constexpr int kInt8Levels = 255;
 inline constexpr int kInt4Levels = 15;
 
 // A counter of an admission policy has 8 bits and stops before it admits.
 inline constexpr int kMaxMinCount = 256;
+
+// How a store keeps the floats of embeddings and of optimizer slots in memory.
+inline constexpr const char* kRowDtypes[] = {"float32", "bfloat16", "float16"};
+inline constexpr const char* kOptimizerSlotDtypes[] = {"float32", "bfloat16"};
 
 inline constexpr const char* kOptimizerKinds[] = {"sgd", "adagrad", "rowwise_adagrad", "lazy_adam",
                                                   "ftrl"};

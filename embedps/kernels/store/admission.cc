@@ -74,8 +74,7 @@ void RowStore::ReadShown(int bin, const StripeOrder::Entry& entry, int64_t id,
   uint32_t count = 0;
   const int t = bin / kStripes;
   if (Admits(bin, entry.hash, id, shown.examples[entry.at], shown.step, &count)) {
-    const TableConfig& table = config_.tables[t];
-    InitializeEmbedding(table.initializer, table.seed, salts_[t], id, config_.dim, out);
+    InitialEmbedding(t, id, out);
   } else {
     ReadAbsent(t, id, out);
   }

@@ -40,13 +40,6 @@ inline std::pair<uint32_t, uint32_t> WorthOf(EvictionOrder order, uint32_t last_
   return {frequency, last_step};
 }
 
-// Whether an embedding's norm is below a bound. The sum is in double, in order.
-inline bool IsBelowNorm(const float* embedding, int dim, float bound) {
-  double sum = 0;
-  for (int i = 0; i < dim; ++i) sum += static_cast<double>(embedding[i]) * embedding[i];
-  return sum < static_cast<double>(bound) * bound;
-}
-
 // Rows that a displacement compares. With 16 of them spread over a stripe, the row that goes is on
 // average among the worst 6%.
 inline constexpr uint32_t kCandidates = 16;

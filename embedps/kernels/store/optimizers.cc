@@ -7,6 +7,10 @@
 #include "embedps/kernels/runtime/names.h"
 #include "embedps/kernels/runtime/simd.h"
 
+// A product and a sum are rounded each, as without vectors and in NumPy. Otherwise the compiler
+// would fuse them where the CPU can, and a row's bits would depend on the CPU.
+#pragma GCC optimize("fp-contract=off")
+
 namespace embedps {
 namespace {
 

@@ -1,7 +1,6 @@
 #include "embedps/kernels/store/outgoing_rows.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 namespace embedps {
@@ -11,8 +10,9 @@ constexpr int64_t kBatchRows = 32768;  // records per batch
 
 }  // namespace
 
-OutgoingRows::OutgoingRows(int dim, std::vector<OptimizerSlot> optimizer_slots, const RowSink& sink)
-    : dim_(dim), optimizer_slots_(std::move(optimizer_slots)), sink_(sink) {
+OutgoingRows::OutgoingRows(const RowLayout& layout, std::vector<OptimizerSlot> optimizer_slots,
+                           const RowSink& sink)
+    : layout_(layout), optimizer_slots_(std::move(optimizer_slots)), sink_(sink) {
   columns_.optimizer_slots.resize(optimizer_slots_.size());
 }
 
@@ -22,23 +22,22 @@ void OutgoingRows::Reserve(uint32_t num_records) {
   if (rows > static_cast<int64_t>(columns_.id.size())) Resize(rows);
 }
 
-void OutgoingRows::AppendRow(int table, const RowHeader& row, const float* floats) {
+void OutgoingRows::AppendRow(int table, const RowHeader& row) {
   Append(table, row.id, row.last_step, row.frequency, false);
-  const auto take = [&floats](std::vector<float>* to, int64_t width, int64_t i) {
-    std::memcpy(to->data() + i * width, floats, sizeof(float) * width);
-    floats += width;
-  };
   const int64_t i = columns_.num_rows++;
-  take(&columns_.embedding, dim_, i);
+  layout_.ReadEmbedding(row, columns_.embedding.data() + i * layout_.dim);
+  int first = 0;
   for (size_t s = 0; s < optimizer_slots_.size(); ++s) {
-    take(&columns_.optimizer_slots[s], optimizer_slots_[s].width, i);
+    const int width = optimizer_slots_[s].width;
+    layout_.ReadOptimizerSlots(row, first, width, columns_.optimizer_slots[s].data() + i * width);
+    first += width;
   }
 }
 
 void OutgoingRows::AppendRemoval(int table, int64_t id) {
   Append(table, id, 0, 0, true);
   const int64_t i = columns_.num_rows++;
-  std::fill_n(columns_.embedding.data() + i * dim_, dim_, 0.0f);
+  std::fill_n(columns_.embedding.data() + i * layout_.dim, layout_.dim, 0.0f);
   for (size_t s = 0; s < optimizer_slots_.size(); ++s) {
     const int64_t width = optimizer_slots_[s].width;
     std::fill_n(columns_.optimizer_slots[s].data() + i * width, width, 0.0f);
@@ -67,7 +66,7 @@ void OutgoingRows::Append(int table, int64_t id, uint32_t last_step, uint32_t fr
 void OutgoingRows::Resize(int64_t rows) {
   columns_.table.resize(rows);
   columns_.id.resize(rows);
-  columns_.embedding.resize(rows * dim_);
+  columns_.embedding.resize(rows * layout_.dim);
   for (size_t s = 0; s < optimizer_slots_.size(); ++s) {
     columns_.optimizer_slots[s].resize(rows * optimizer_slots_[s].width);
   }

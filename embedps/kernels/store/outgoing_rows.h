@@ -8,6 +8,7 @@
 
 #include "embedps/kernels/files/row_file.h"
 #include "embedps/kernels/runtime/status.h"
+#include "embedps/kernels/store/row_layout.h"
 #include "embedps/kernels/store/stripe.h"
 
 namespace embedps {
@@ -17,15 +18,15 @@ using RowSink = std::function<Status(const RowColumns&)>;
 // The columns of one batch. They are allocated once and reused for every batch.
 class OutgoingRows {
  public:
-  // `sink` must outlive the object.
-  OutgoingRows(int dim, std::vector<OptimizerSlot> optimizer_slots, const RowSink& sink);
+  // `layout` and `sink` must outlive the object.
+  OutgoingRows(const RowLayout& layout, std::vector<OptimizerSlot> optimizer_slots,
+               const RowSink& sink);
 
   // Makes room for `num_records` more records. Gives the batch to the sink if it would overflow.
   void Reserve(uint32_t num_records);
 
-  // Add a record, for which there must be room. `floats` has the embedding, then the optimizer
-  // slots.
-  void AppendRow(int table, const RowHeader& row, const float* floats);
+  // Add a record, for which there must be room.
+  void AppendRow(int table, const RowHeader& row);
   void AppendRemoval(int table, int64_t id);
 
   // Gives the batch to the sink. After a failure it returns that failure and gives nothing more.
@@ -35,7 +36,7 @@ class OutgoingRows {
   void Append(int table, int64_t id, uint32_t last_step, uint32_t frequency, bool removed);
   void Resize(int64_t rows);
 
-  const int dim_;
+  const RowLayout& layout_;
   const std::vector<OptimizerSlot> optimizer_slots_;
   const RowSink& sink_;
   RowColumns columns_;

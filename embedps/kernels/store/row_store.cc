@@ -1,11 +1,11 @@
 #include "embedps/kernels/store/row_store.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "embedps/kernels/runtime/hash.h"
 #include "embedps/kernels/store/outgoing_rows.h"
+#include "embedps/kernels/store/row_updater.h"
 #include "embedps/kernels/store/stripe.h"
 
 namespace embedps {
@@ -18,34 +18,54 @@ constexpr Clock::duration kBusy =
 constexpr uint32_t kSliceRows = 256;  // rows to copy while holding a stripe's lock
 constexpr uint32_t kAheadRows = 16;   // rows to prefetch before a delta copies them
 
+std::vector<float> InitialOptimizerSlots(const OptimizerConfig& config, const RowLayout& layout) {
+  std::vector<float> slots(layout.slot_floats);
+  InitializeOptimizerSlots(config, layout.dim, slots.data());
+  return slots;
+}
+
+// How a file stores embeddings of a dtype exactly.
+EmbeddingEncoding EncodingOf(FloatDtype row_dtype) {
+  switch (row_dtype) {
+    case FloatDtype::kFloat32:
+      return EmbeddingEncoding::kFloat32;
+    case FloatDtype::kBfloat16:
+      return EmbeddingEncoding::kBfloat16;
+    case FloatDtype::kFloat16:
+      return EmbeddingEncoding::kFloat16;
+  }
+  return EmbeddingEncoding::kFloat32;
+}
+
 }  // namespace
 
-size_t RowBytes(const RowStoreConfig& config) {
-  size_t bytes = kHeaderBytes + sizeof(float) * config.dim;
+RowLayout LayoutOf(const RowStoreConfig& config) {
+  int slot_floats = 0;
   for (const OptimizerSlot& slot : OptimizerSlots(config.optimizer, config.dim)) {
-    bytes += sizeof(float) * slot.width;
+    slot_floats += slot.width;
   }
-  return bytes;
+  return RowLayout(config.dim, slot_floats, config.row_dtype, config.slot_dtype);
 }
 
 RowStore::RowStore(RowStoreConfig config)
     : config_(std::move(config)),
+      layout_(LayoutOf(config_)),
+      initial_optimizer_slots_(InitialOptimizerSlots(config_.optimizer, layout_)),
       table_rows_(config_.tables.size()),
       admitted_(config_.tables.size()),
       refused_(config_.tables.size()),
       lookup_counts_(config_.tables.size()) {
-  const size_t row_bytes = RowBytes(config_);
   for (const TableConfig& table : config_.tables) {
     salts_.push_back(TableSalt(table.name));
     for (int i = 0; i < kStripes; ++i)
-      stripes_.push_back(std::make_unique<Stripe>(row_bytes, &pool_));
+      stripes_.push_back(std::make_unique<Stripe>(layout_.row_bytes(), &pool_));
   }
   MakeCounters();
   bool sweeps = false;
   for (int t = 0; t < num_tables(); ++t) {
     const EvictionConfig& eviction = config_.tables[t].eviction;
-    evictions_.push_back(std::make_unique<TableEviction>(
-        eviction, row_bytes, config_.dim, salts_[t], &stripes_[t * kStripes], &table_rows_[t]));
+    evictions_.push_back(std::make_unique<TableEviction>(eviction, layout_, salts_[t],
+                                                         &stripes_[t * kStripes], &table_rows_[t]));
     sweeps |= eviction.sweeps();
   }
   if (sweeps && config_.sweeps_itself) {
@@ -62,12 +82,22 @@ RowFileSchema RowStore::FileSchema() const {
   schema.dim = config_.dim;
   for (const TableConfig& table : config_.tables) schema.tables.push_back(table.name);
   schema.optimizer_slots = OptimizerSlots(config_.optimizer, config_.dim);
+  schema.embedding_encoding = EncodingOf(config_.row_dtype);
+  schema.optimizer_slot_encoding = config_.slot_dtype == FloatDtype::kFloat32
+                                       ? OptimizerSlotEncoding::kFloat32
+                                       : OptimizerSlotEncoding::kBfloat16;
   schema.metadata["group"] = config_.group;
   return schema;
 }
 
 Stripe& RowStore::stripe(int table, uint64_t row_hash) const {
   return *stripes_[table * kStripes + StripeOf(row_hash)];
+}
+
+void RowStore::InitialEmbedding(int table, int64_t id, float* embedding) const {
+  const TableConfig& config = config_.tables[table];
+  InitializeEmbedding(config.initializer, config.seed, salts_[table], id, config_.dim, embedding);
+  RoundInPlace(config_.row_dtype, config_.dim, embedding);
 }
 
 void RowStore::Lookup(const IdsByTable& batch, bool insert, const ParallelFor& parallel,
@@ -106,7 +136,7 @@ void RowStore::LookUp(const IdsByTable& batch, bool insert, const ShownIds* show
                        } else if (number == kNone) {
                          ReadAbsent(t, id, out);
                        } else {
-                         std::memcpy(out, stripe.Embedding(number), sizeof(float) * dim);
+                         layout_.ReadEmbedding(*stripe.Row(number), out);
                        }
                      }
                    });
@@ -126,19 +156,27 @@ uint32_t RowStore::InsertRow(int t, uint64_t hash, int64_t id, Stripe* stripe) {
     refused_[t].fetch_add(1, std::memory_order_relaxed);
     return kNone;
   }
-  if (table.eviction.any()) stripe->Row(number)->last_step = LastStep();  // its age counts from now
-  const int dim = config_.dim;
-  float* embedding = stripe->Embedding(number);
-  InitializeEmbedding(table.initializer, table.seed, salts_[t], id, dim, embedding);
-  InitializeOptimizerSlots(config_.optimizer, dim, embedding + dim);
+  RowHeader* row = stripe->Row(number);
+  if (table.eviction.any()) row->last_step = LastStep();  // its age counts from now
+  InitializeRow(t, id, row);
   stripe->Touch(number);
   return number;
 }
 
+void RowStore::InitializeRow(int t, int64_t id, RowHeader* row) const {
+  if (layout_.row_dtype == FloatDtype::kFloat32) {
+    InitialEmbedding(t, id, reinterpret_cast<float*>(layout_.Embedding(row)));
+  } else {
+    std::vector<float> embedding(layout_.dim);
+    InitialEmbedding(t, id, embedding.data());
+    layout_.WriteEmbedding(embedding.data(), row);
+  }
+  layout_.WriteOptimizerSlots(initial_optimizer_slots_.data(), 0, layout_.slot_floats, row);
+}
+
 void RowStore::ReadAbsent(int t, int64_t id, float* out) const {
-  const TableConfig& table = config_.tables[t];
-  if (table.absent_reads_initial) {
-    InitializeEmbedding(table.initializer, table.seed, salts_[t], id, config_.dim, out);
+  if (config_.tables[t].absent_reads_initial) {
+    InitialEmbedding(t, id, out);
   } else {
     std::fill_n(out, config_.dim, 0.0f);
   }
@@ -153,6 +191,8 @@ void RowStore::Update(const IdsByTable& batch, const float* gradients, float lea
   order.ForEachBin(parallel, 150 + 4 * dim,
                    [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
                      Stripe& stripe = *stripes_[bin];
+                     RowUpdater updater(layout_, config_.optimizer,
+                                        config_.tables[bin / kStripes].seed, learning_rate, step);
                      std::lock_guard<std::mutex> lock(stripe.mutex);
                      RowFinder finder(stripe, first, last);
                      for (const auto* e = first; e < last; ++e) {
@@ -162,11 +202,9 @@ void RowStore::Update(const IdsByTable& batch, const float* gradients, float lea
                          continue;
                        }
                        RowHeader* row = stripe.Row(number);
-                       float* embedding = stripe.Embedding(number);
                        row->last_step = step;
                        if (row->frequency < kMaxFrequency) ++row->frequency;
-                       ApplyUpdate(config_.optimizer, dim, learning_rate, row->frequency,
-                                   gradients + int64_t{e->at} * dim, embedding, embedding + dim);
+                       updater.Apply(e->hash, gradients + int64_t{e->at} * dim, row);
                        stripe.Touch(number);
                      }
                    });
@@ -289,7 +327,7 @@ void RowStore::CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pend
         stripe.PrefetchRow(rows[i + kAheadRows]);
       }
       RowHeader* row = stripe.Row(number);
-      if (row->live) outgoing->AppendRow(table, *row, stripe.Embedding(number));
+      if (row->live) outgoing->AppendRow(table, *row);
       if (row->listed)
         row->listed = 0;  // few rows are listed, so a base leaves most cache lines clean
     }
@@ -314,7 +352,7 @@ Status RowStore::Cut(CutKind kind, int64_t since, const RowSink& sink, int64_t* 
   Status counted;
   // Before the rows: an id that is admitted in between is then in both, and its row counts.
   if (counters != nullptr) counted = CutCounters(kind, drop_pending, this_cut, *counters);
-  OutgoingRows outgoing(config_.dim, OptimizerSlots(config_.optimizer, config_.dim), sink);
+  OutgoingRows outgoing(layout_, OptimizerSlots(config_.optimizer, config_.dim), sink);
   for (size_t i = 0; i < stripes_.size(); ++i) {
     // Every stripe closes its list even after the sink has failed, or the lists would belong to
     // different cuts.
@@ -327,7 +365,7 @@ Status RowStore::Cut(CutKind kind, int64_t since, const RowSink& sink, int64_t* 
 
 Status RowStore::Copy(const RowSink& sink) {
   const int64_t stopped = copies_stopped_;
-  OutgoingRows outgoing(config_.dim, OptimizerSlots(config_.optimizer, config_.dim), sink);
+  OutgoingRows outgoing(layout_, OptimizerSlots(config_.optimizer, config_.dim), sink);
   for (size_t i = 0; i < stripes_.size(); ++i) {
     Stripe& stripe = *stripes_[i];
     uint32_t num_rows;
@@ -342,7 +380,7 @@ Status RowStore::Copy(const RowSink& sink) {
       std::lock_guard<std::mutex> lock(stripe.mutex);
       for (uint32_t number = first; number < last; ++number) {
         const RowHeader& row = *stripe.Row(number);
-        if (row.live) outgoing.AppendRow(i / kStripes, row, stripe.Embedding(number));
+        if (row.live) outgoing.AppendRow(i / kStripes, row);
       }
     }
   }
@@ -398,7 +436,6 @@ int64_t RowStore::Load(const RowColumns& columns, const std::vector<int>& tables
 
 void RowStore::LoadRecord(const RowColumns& columns, int64_t i, int table, uint64_t hash,
                           bool optimizer_slots, Stripe* stripe) {
-  const int dim = config_.dim;
   const int64_t id = columns.id[i];
   if (columns.removed[i]) {
     if (stripe->Remove(hash, id, salts_[table])) {
@@ -418,21 +455,22 @@ void RowStore::LoadRecord(const RowColumns& columns, int64_t i, int table, uint6
       if (has_place) rejected_inserts_.fetch_add(1, std::memory_order_relaxed);
       return;
     }
-    if (!optimizer_slots)
-      InitializeOptimizerSlots(config_.optimizer, dim, stripe->Embedding(number) + dim);
+    if (!optimizer_slots) {
+      layout_.WriteOptimizerSlots(initial_optimizer_slots_.data(), 0, layout_.slot_floats,
+                                  stripe->Row(number));
+    }
   }
   RowHeader* row = stripe->Row(number);
   row->last_step = columns.last_step[i];
   NoteStep(row->last_step);
   row->frequency = std::min(columns.frequency[i], kMaxFrequency);
-  float* floats = stripe->Embedding(number);
-  std::memcpy(floats, &columns.embedding[i * dim], sizeof(float) * dim);
+  layout_.WriteEmbedding(&columns.embedding[i * config_.dim], row);
   if (!optimizer_slots) return;
-  floats += dim;
+  int first = 0;
   for (const std::vector<float>& values : columns.optimizer_slots) {
-    const int64_t width = static_cast<int64_t>(values.size()) / columns.num_rows;
-    std::memcpy(floats, &values[i * width], sizeof(float) * width);
-    floats += width;
+    const int width = static_cast<int>(values.size() / columns.num_rows);
+    layout_.WriteOptimizerSlots(&values[i * width], first, width, row);
+    first += width;
   }
 }
 

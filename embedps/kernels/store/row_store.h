@@ -15,6 +15,7 @@
 
 #include "embedps/kernels/files/counter_columns.h"
 #include "embedps/kernels/files/row_file.h"
+#include "embedps/kernels/runtime/float_dtype.h"
 #include "embedps/kernels/runtime/parallel.h"
 #include "embedps/kernels/runtime/status.h"
 #include "embedps/kernels/store/admission.h"
@@ -25,6 +26,7 @@
 #include "embedps/kernels/store/optimizers.h"
 #include "embedps/kernels/store/outgoing_rows.h"
 #include "embedps/kernels/store/page_pool.h"
+#include "embedps/kernels/store/row_layout.h"
 #include "embedps/kernels/store/stripe.h"
 #include "embedps/kernels/store/stripe_order.h"
 #include "embedps/kernels/store/sweeper.h"
@@ -50,13 +52,14 @@ inline bool HasAdmission(const TableConfig& table) {
 struct RowStoreConfig {
   std::string group;  // for messages
   int dim = 0;
+  FloatDtype row_dtype = FloatDtype::kFloat32;   // of embeddings
+  FloatDtype slot_dtype = FloatDtype::kFloat32;  // of optimizer slots
   OptimizerConfig optimizer;
   std::vector<TableConfig> tables;
   bool sweeps_itself = false;  // a thread calls Sweep
 };
 
-// Bytes of a row: header, embedding and optimizer slots.
-size_t RowBytes(const RowStoreConfig& config);
+RowLayout LayoutOf(const RowStoreConfig& config);
 
 struct RowStoreStats {
   std::vector<int64_t> rows;         // of each table
@@ -79,11 +82,12 @@ class RowStore {
 
   const RowStoreConfig& config() const { return config_; }
   int num_tables() const { return static_cast<int>(config_.tables.size()); }
+  // The schema of a file that stores what memory holds, bit for bit.
   RowFileSchema FileSchema() const;
 
-  // Copies the embeddings [num_ids, dim]. With `insert`, creates absent rows, unless the table is
-  // full; at a limit of its eviction, a new row displaces another. A row that stays absent reads as
-  // its table declares, with or without `insert`.
+  // Copies the embeddings [num_ids, dim] as float32. With `insert`, creates absent rows, unless the
+  // table is full; at a limit of its eviction, a new row displaces another. A row that stays absent
+  // reads as its table declares, with or without `insert`.
   void Lookup(const IdsByTable& batch, bool insert, const ParallelFor& parallel, float* embeddings);
 
   // Reads a training step's rows as Lookup with `insert`, but leaves the ids of tables that admit
@@ -101,8 +105,8 @@ class RowStore {
   bool has_admission() const;
   bool has_counters() const;
 
-  // Applies gradients [num_ids, dim] to the rows that exist. Sets their last step, increments their
-  // frequency, and lists them for the next cut.
+  // Applies gradients [num_ids, dim] to the rows that exist (row_updater.h). Sets their last step,
+  // increments their frequency, and lists them for the next cut.
   void Update(const IdsByTable& batch, const float* gradients, float learning_rate, uint32_t step,
               const ParallelFor& parallel);
 
@@ -145,8 +149,8 @@ class RowStore {
 
   // Loads records: rows overwrite, removals remove. Loads only ids of `shard` among `num_shards`.
   // `tables` maps a record's table to this store's, or to -1 to skip it. Without `optimizer_slots`,
-  // these keep their initial values. Returns how many records it loaded. The next cut does not list
-  // what is loaded or removed here.
+  // these keep their initial values. Floats of another dtype are rounded to the nearest. Returns
+  // how many records it loaded. The next cut does not list what is loaded or removed here.
   int64_t Load(const RowColumns& columns, const std::vector<int>& tables, int shard, int num_shards,
                bool optimizer_slots, const ParallelFor& parallel);
 
@@ -199,6 +203,10 @@ class RowStore {
   void ReadAbsent(int table, int64_t id, float* out) const;
   uint32_t LastStep() const;
   bool IsSweepDue() const;
+  // Writes a new row's embedding and optimizer slots.
+  void InitializeRow(int table, int64_t id, RowHeader* row) const;
+  // Computes an absent row's embedding [dim], as it reads once it is stored.
+  void InitialEmbedding(int table, int64_t id, float* embedding) const;
   void LoadRecord(const RowColumns& columns, int64_t i, int table, uint64_t hash,
                   bool optimizer_slots, Stripe* stripe);
   void NoteStep(uint32_t step);
@@ -206,6 +214,8 @@ class RowStore {
                  OutgoingRows* outgoing);
 
   const RowStoreConfig config_;
+  const RowLayout layout_;
+  const std::vector<float> initial_optimizer_slots_;
   std::vector<uint64_t> salts_;                   // of each table
   PagePool pool_;                                 // for the stripes' rows and indexes
   std::vector<std::unique_ptr<Stripe>> stripes_;  // kStripes per table

@@ -27,8 +27,8 @@ inline constexpr uint32_t kMaxStripeRows = (1u << 24) - 2;
 inline constexpr uint32_t kNone = 0xFFFFFFFF;  // not a row
 inline constexpr uint32_t kMaxFrequency = (1u << 30) - 1;
 
-// Precedes a row's floats. It is packed: a row of dim 16 with one float of optimizer slots takes 84
-// bytes.
+// Precedes a row's floats (row_layout.h). It is packed: a row of dim 16 with one float of optimizer
+// slots takes 84 bytes as float32, and 52 with an embedding of bfloat16.
 struct __attribute__((packed, aligned(4))) RowHeader {
   int64_t id;
   uint32_t last_step;
@@ -209,9 +209,6 @@ class Stripe {
   RowHeader* Row(uint32_t number) const {
     return reinterpret_cast<RowHeader*>(chunks_[number >> kChunkBits] +
                                         (number & (kChunkRows - 1)) * row_bytes_);
-  }
-  float* Embedding(uint32_t number) const {
-    return reinterpret_cast<float*>(reinterpret_cast<char*>(Row(number)) + kHeaderBytes);
   }
 
   uint32_t used() const { return used_; }  // row numbers ever used

@@ -54,6 +54,10 @@ TEST(RowNumbersAreSortedAndEachOnceHoweverManyTheyAre) {
   EXPECT_TRUE(none.empty());
 }
 
+float* FloatsOf(const Stripe& stripe, uint32_t number) {
+  return reinterpret_cast<float*>(stripe.Row(number) + 1);  // after the header
+}
+
 TEST(RowsAreFoundThroughEveryGrowthOfTheIndexAndEveryRemoval) {
   const std::vector<int64_t> ids = IdsOfAStripe(60000);
   PagePool pool;
@@ -63,7 +67,7 @@ TEST(RowsAreFoundThroughEveryGrowthOfTheIndexAndEveryRemoval) {
   for (size_t i = 0; i < ids.size(); ++i) {
     EXPECT_EQ(stripe.Find(Hash(ids[i]), ids[i]), kNone);
     numbers[ids[i]] = stripe.Insert(Hash(ids[i]), ids[i], kSalt);
-    *stripe.Embedding(numbers[ids[i]]) = static_cast<float>(i);
+    *FloatsOf(stripe, numbers[ids[i]]) = static_cast<float>(i);
     random = Mix64(random);
     if (random % 3 != 0) continue;
     const int64_t id = ids[random / 3 % (i + 1)];
@@ -74,7 +78,7 @@ TEST(RowsAreFoundThroughEveryGrowthOfTheIndexAndEveryRemoval) {
     const uint32_t found = stripe.Find(Hash(ids[i]), ids[i]);
     const auto expected = numbers.find(ids[i]);
     EXPECT_EQ(found, expected == numbers.end() ? kNone : expected->second);
-    if (found != kNone) EXPECT_EQ(*stripe.Embedding(found), static_cast<float>(i));
+    if (found != kNone) EXPECT_EQ(*FloatsOf(stripe, found), static_cast<float>(i));
   }
 }
 

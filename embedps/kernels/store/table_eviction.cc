@@ -12,20 +12,26 @@ constexpr int64_t kSweepsPerTtl = 16;     // so a row goes at most a sixteenth o
 constexpr int64_t kNormSweepSteps = 256;  // steps between two looks at the norms
 constexpr int64_t kFirstRoom = int64_t{kStripes} * kFirstChunkRows;
 
+// Bytes that a byte limit counts for a row.
+int64_t CountedBytes(const RowLayout& layout) {
+  return static_cast<int64_t>(layout.row_bytes()) + TableEviction::kBookkeepingBytes;
+}
+
+bool IsBelow(float norm, double squared) { return squared < static_cast<double>(norm) * norm; }
+
 int64_t Slack(int64_t limit) { return limit / 64 + kFirstRoom; }
 
 }  // namespace
 
-int64_t TableEviction::LeastBytes(int64_t row_bytes) {
-  return kFirstRoom * (row_bytes + kBookkeepingBytes);
+int64_t TableEviction::LeastBytes(const RowLayout& layout) {
+  return kFirstRoom * CountedBytes(layout);
 }
 
-TableEviction::TableEviction(const EvictionConfig& config, int64_t row_bytes, int dim,
-                             uint64_t salt, const std::unique_ptr<Stripe>* stripes,
-                             std::atomic<int64_t>* rows)
+TableEviction::TableEviction(const EvictionConfig& config, const RowLayout& layout, uint64_t salt,
+                             const std::unique_ptr<Stripe>* stripes, std::atomic<int64_t>* rows)
     : config_(config),
-      max_room_(std::max(kFirstRoom, config.max_bytes / (row_bytes + kBookkeepingBytes))),
-      dim_(dim),
+      max_room_(std::max(kFirstRoom, config.max_bytes / CountedBytes(layout))),
+      layout_(layout),
       salt_(salt),
       stripes_(stripes),
       rows_(rows),
@@ -142,7 +148,7 @@ void TableEviction::SweepSlice(Stripe* stripe, uint32_t first, uint32_t now) {
         (config_.ttl_steps > 0 && int64_t{row->last_step} + config_.ttl_steps < now)) {
       Remove(stripe, number, EvictionCause::kAge);
     } else if (config_.min_norm > 0 && row->frequency > 0 &&
-               IsBelowNorm(stripe->Embedding(number), dim_, config_.min_norm)) {
+               IsBelow(config_.min_norm, layout_.SquaredNorm(*row))) {
       Remove(stripe, number, EvictionCause::kNorm);
     }
   }

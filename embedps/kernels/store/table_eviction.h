@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "embedps/kernels/store/eviction.h"
+#include "embedps/kernels/store/row_layout.h"
 #include "embedps/kernels/store/stripe.h"
 #include "embedps/kernels/store/sweeper.h"
 
@@ -21,10 +22,10 @@ class TableEviction {
   static constexpr int64_t kBookkeepingBytes = 32;
 
   // Returns the least byte limit: each stripe must have room for its first rows.
-  static int64_t LeastBytes(int64_t row_bytes);
+  static int64_t LeastBytes(const RowLayout& layout);
 
-  // `stripes` are the table's; `rows` counts its live rows. Both outlive the object.
-  TableEviction(const EvictionConfig& config, int64_t row_bytes, int dim, uint64_t salt,
+  // `stripes` are the table's; `rows` counts its live rows. They and `layout` outlive the object.
+  TableEviction(const EvictionConfig& config, const RowLayout& layout, uint64_t salt,
                 const std::unique_ptr<Stripe>* stripes, std::atomic<int64_t>* rows);
 
   const EvictionConfig& config() const { return config_; }
@@ -80,7 +81,7 @@ class TableEviction {
 
   const EvictionConfig config_;
   const int64_t max_room_;  // rows that the byte limit allows memory for
-  const int dim_;
+  const RowLayout& layout_;
   const uint64_t salt_;
   const std::unique_ptr<Stripe>* const stripes_;
   std::atomic<int64_t>* const rows_;

@@ -12,12 +12,6 @@ namespace {
 
 constexpr uint32_t kSliceRows = 256;  // rows to visit while holding a stripe's lock
 
-double NormOf(const float* embedding, int dim) {
-  double sum = 0;
-  for (int i = 0; i < dim; ++i) sum += static_cast<double>(embedding[i]) * embedding[i];
-  return std::sqrt(sum);
-}
-
 }  // namespace
 
 int LogBins::BinOf(double units) {
@@ -70,7 +64,7 @@ TableScan RowStore::Scan(int table, const std::function<void()>& pause) const {
           scan.frequencies.Add(row.frequency);
           hottest.Add(row.id, row.frequency);
           if (number % TableScan::kNormStride == 0) {
-            scan.norms.Add(NormOf(stripe.Embedding(number), config_.dim));
+            scan.norms.Add(std::sqrt(layout_.SquaredNorm(row)));
           }
         }
       }

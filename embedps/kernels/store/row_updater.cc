@@ -1,0 +1,49 @@
+#include "embedps/kernels/store/row_updater.h"
+
+#include "embedps/kernels/runtime/hash.h"
+
+namespace embedps {
+namespace {
+
+// Gives the floats to work on: those of the row if it stores float32, or else a copy.
+float* Opened(FloatDtype dtype, char* stored, std::vector<float>* copy) {
+  if (dtype == FloatDtype::kFloat32) return reinterpret_cast<float*>(stored);
+  Widen(dtype, stored, static_cast<int64_t>(copy->size()), copy->data());
+  return copy->data();
+}
+
+void Close(FloatDtype dtype, const std::vector<float>& copy, uint64_t key, uint32_t first,
+           char* stored) {
+  if (dtype == FloatDtype::kFloat32) return;
+  RoundAtRandom(dtype, copy.data(), static_cast<int64_t>(copy.size()), key, first, stored);
+}
+
+}  // namespace
+
+uint64_t RoundingKey(int64_t seed, uint64_t row_hash, uint32_t step) {
+  return Mix64((Mix64(static_cast<uint64_t>(seed)) ^ row_hash) + step * kSplitMixIncrement);
+}
+
+RowUpdater::RowUpdater(const RowLayout& layout, const OptimizerConfig& optimizer, int64_t seed,
+                       float learning_rate, uint32_t step)
+    : layout_(layout),
+      optimizer_(optimizer),
+      seed_(seed),
+      learning_rate_(learning_rate),
+      step_(step),
+      embedding_(layout.row_dtype == FloatDtype::kFloat32 ? 0 : layout.dim),
+      optimizer_slots_(layout.slot_dtype == FloatDtype::kFloat32 ? 0 : layout.slot_floats) {}
+
+void RowUpdater::Apply(uint64_t row_hash, const float* gradient, RowHeader* row) {
+  char* stored_embedding = layout_.Embedding(row);
+  char* stored_slots = layout_.OptimizerSlots(row);
+  float* embedding = Opened(layout_.row_dtype, stored_embedding, &embedding_);
+  float* slots = Opened(layout_.slot_dtype, stored_slots, &optimizer_slots_);
+  ApplyUpdate(optimizer_, layout_.dim, learning_rate_, row->frequency, gradient, embedding, slots);
+  if (layout_.is_float32()) return;
+  const uint64_t key = RoundingKey(seed_, row_hash, step_);
+  Close(layout_.row_dtype, embedding_, key, 0, stored_embedding);
+  Close(layout_.slot_dtype, optimizer_slots_, key, (layout_.dim + 1) / 2, stored_slots);
+}
+
+}  // namespace embedps

@@ -76,6 +76,25 @@ def eviction_changes(manifest: Manifest, collection: EmbeddingCollection) -> lis
     return lines
 
 
+def dtype_changes(manifest: Manifest, collection: EmbeddingCollection) -> list[str]:
+    """Says, a line per table and dtype, how memory differs from what wrote a checkpoint.
+
+    Any change is allowed: rows that are loaded are rounded to the nearest.
+    """
+    stored = {t["name"]: t for t in manifest.tables}
+    lines = []
+    for table in collection.tables:
+        for field in ("row_dtype", "slot_dtype"):
+            before = stored.get(table.name, {}).get(field, "float32")
+            now = getattr(table, field)
+            if before != now:
+                lines.append(
+                    f"table {table.name!r}: {field} is {now}, the checkpoint has {before}: the "
+                    "restored rows are rounded to it"
+                )
+    return lines
+
+
 def _policies(stored: Sequence[Mapping[str, Any]]) -> str:
     each = (
         f"{p.get('kind')}({', '.join(f'{k}={v}' for k, v in p.items() if k != 'kind')})"

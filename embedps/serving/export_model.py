@@ -142,8 +142,7 @@ def _stack(
         done += rows
         on_progress(done, max(total, done))
 
-    dims = {table.name: table.dim for table in stock.tables}
-    return stack_rows(directory, manifest, dims, row_dtype=row_dtype, on_rows=count)
+    return stack_rows(directory, manifest, stock.tables, row_dtype=row_dtype, on_rows=count)
 
 
 def _description(

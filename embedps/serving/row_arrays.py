@@ -7,7 +7,7 @@ rows, which go to their places. Memory is that of the arrays, and of a batch.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -16,10 +16,11 @@ import pyarrow as pa
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
-from embedps.checkpoint.format.quantize import quantize, to_bfloat16
+from embedps.checkpoint.format.quantize import quantize, to_bfloat16, to_nearest
 from embedps.checkpoint.tools.replay import NumberedBatch, Partition, make_partitions
 from embedps.errors import CorruptCheckpointError
 from embedps.serving.cuckoo import PLACES, find, place, table_salt
+from embedps.tables.specs import TableSpec
 
 RowDtype: TypeAlias = Literal["float32", "bfloat16", "int8"]
 OnRows: TypeAlias = Callable[[int], None]
@@ -86,17 +87,17 @@ def aligned_zeros(shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
 def stack_rows(
     directory: CheckpointDirectory,
     manifest: Manifest,
-    dims: Mapping[str, int],
+    tables: Sequence[TableSpec],
     *,
     row_dtype: RowDtype = "float32",
     on_rows: OnRows = lambda rows: None,
 ) -> list[RowStack]:
-    """Makes the arrays of a checkpoint's rows.
+    """Makes the arrays of a checkpoint's rows, which are first rounded as their tables hold them.
 
     Args:
       directory: of the checkpoints.
       manifest: one of them.
-      dims: of the tables to read, by name.
+      tables: those to read.
       row_dtype: of the rows.
       on_rows: called with the rows that were read since; each is read twice.
 
@@ -106,6 +107,8 @@ def stack_rows(
     Raises:
       CorruptCheckpointError: a file is not what was written.
     """
+    dims = {table.name: table.dim for table in tables}
+    held_in = {table.name: table.row_dtype for table in tables}
     parts = make_partitions(directory, manifest.chain)
     live = [_live(part) for part in parts]
     found: dict[str, list[npt.NDArray[np.int64]]] = {name: [] for name in dims}
@@ -120,7 +123,8 @@ def stack_rows(
     for name, records, mask in _live_records(parts, live, dims):
         stack = of_table[name]
         places = _places(stack, name, records.ids[mask])
-        _store(stack, places, _embeddings(records.batch, dims[name], name)[mask])
+        rows = _embeddings(records.batch, dims[name], name)[mask]
+        _store(stack, places, to_nearest(rows, held_in[name]))
         on_rows(int(mask.sum()))
     return stacks
 

@@ -97,7 +97,7 @@ class _StockStack(tf.Module):
         self, rows: tf.Tensor, ids: tf.Tensor, places: tf.Tensor, table: TableSpec
     ) -> tf.Tensor:
         is_absent = tf.equal(places, tf.constant(self._absent, tf.int64))
-        return tf.where(is_absent[:, None], initial_rows(table, ids), rows)
+        return tf.where(is_absent[:, None], _as_held(initial_rows(table, ids), table), rows)
 
     def _places(
         self, ids: tf.Tensor, salt: tf.Tensor, num_buckets: tf.Tensor, first_bucket: tf.Tensor
@@ -125,6 +125,14 @@ class _StockStack(tf.Module):
         return (
             rows if rows.dtype == tf.float32 else tf.cast(tf.bitcast(rows, tf.bfloat16), tf.float32)
         )
+
+
+def _as_held(values: tf.Tensor, table: TableSpec) -> tf.Tensor:
+    """Rounds to the nearest that a table's rows have, as its memory does."""
+    if table.row_dtype == "float32":
+        return values
+    dtype = tf.as_dtype(table.row_dtype)
+    return tf.cast(tf.cast(tf.clip_by_value(values, dtype.min, dtype.max), dtype), tf.float32)
 
 
 def _combine(

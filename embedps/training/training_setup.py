@@ -14,7 +14,7 @@ from embedps.checkpoint.format.ledger_state import check_ledger
 from embedps.checkpoint.retention import KeepPolicy
 from embedps.cluster.interface import Cluster
 from embedps.data.dataset import Dataset
-from embedps.engine.checkpoint_restore import check_tables, eviction_changes
+from embedps.engine.checkpoint_restore import check_tables, dtype_changes, eviction_changes
 from embedps.engine.dense_optimizer import (
     has_schedule,
     kind_of,
@@ -149,7 +149,7 @@ def set_up(
     changes: list[str] = []
     if last is not None:
         check_tables(last, collection.tables)
-        changes = eviction_changes(last, collection)
+        changes = [*eviction_changes(last, collection), *dtype_changes(last, collection)]
         check_signature(last, signature)
         check_optimizer(last, directory, kind, model)
         writer.restore(last)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ import tensorflow as tf
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import FileEntry, Manifest, SaveKind, SaveSet
 from embedps.checkpoint.format.quantize import dequantize, from_bfloat16, quantize, to_bfloat16
+from embedps.engine.checkpoint_restore import load_rows
 from embedps.serving.row_arrays import RowDtype, stack_rows
 from embedps.serving.stock_lookup import StockTables
 from embedps.tables import FeatureSpec, Initializer, TableSpec
@@ -26,6 +28,8 @@ TABLES = (
     TableSpec(name="c", dim=8),
     TableSpec(name="d", dim=1, absent="initial", initializer=Initializer(low=0.25)),
     TableSpec(name="e", dim=5, absent="initial", initializer=Initializer.normal(2.0), seed=9),
+    TableSpec(name="f", dim=3, absent="initial", row_dtype="float16", slot_dtype="bfloat16"),
+    TableSpec(name="g", dim=8, absent="initial", row_dtype="bfloat16"),
 )
 FEATURES = (
     FeatureSpec(name="one", table="a"),
@@ -37,6 +41,8 @@ FEATURES = (
     FeatureSpec(name="last", table="a", ragged=True, combiner="none", max_length=4),
     FeatureSpec(name="narrow", table="d", ragged=True, combiner="mean"),
     FeatureSpec(name="normal", table="e"),
+    FeatureSpec(name="float16", table="f"),
+    FeatureSpec(name="bfloat16", table="g", ragged=True),
 )
 NUM_IDS = 3000
 
@@ -124,9 +130,12 @@ def saved(
     return directory, manifest, collection
 
 
-def stock(saved: tuple[CheckpointDirectory, Manifest, Any], dtype: RowDtype) -> StockTables:
-    dims = {table.name: table.dim for table in TABLES}
-    return StockTables(stack_rows(saved[0], saved[1], dims, row_dtype=dtype), TABLES)
+def stock(
+    saved: tuple[CheckpointDirectory, Manifest, Any],
+    dtype: RowDtype,
+    tables: Sequence[TableSpec] = TABLES,
+) -> StockTables:
+    return StockTables(stack_rows(saved[0], saved[1], tables, row_dtype=dtype), tables)
 
 
 def parts_of(value: Any) -> list[np.ndarray]:
@@ -167,6 +176,20 @@ def test_encoded_rows_are_rounded_and_absent_ids_are_zeros(saved: Any) -> None:
             assert (exact[-1] == 0).all() or (exact == 0).all(axis=1).sum() > 50
 
 
+@pytest.mark.parametrize("row_dtype", ["bfloat16", "float16"])
+def test_rows_are_rounded_as_the_model_declares(saved: Any, row_dtype: RowDtype) -> None:
+    """A run that resumes with another dtype holds the checkpoint's rows rounded to it."""
+    tables = [dataclasses.replace(t, row_dtype=row_dtype) for t in TABLES]
+    features = [f for f in FEATURES if f.name in ("one", "other", "mean", "float16")]
+    collection = make_collection(tables)
+    load_rows(collection, saved[0], saved[1].chain)
+    batch = make_batch(300, seed=3)
+    want = collection.combine(collection.lookup(batch, insert=False))
+    found = stock(saved, "float32", tables).lookup(features, batch)
+    for name, value in found.items():
+        np.testing.assert_array_equal(value, want[name], err_msg=name)
+
+
 def test_a_million_absent_ids_read_as_zeros(saved: Any) -> None:
     tables = stock(saved, "float32")
     rng = np.random.default_rng(5)
@@ -189,7 +212,7 @@ def test_memory_is_that_of_the_arrays(tmp_path: Path) -> None:
     manifest, _ = save(collection, directory, [], {})
     tracemalloc.start()
     try:
-        (stack,) = stack_rows(directory, manifest, {"t": 32})
+        (stack,) = stack_rows(directory, manifest, [table])
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -10,6 +10,7 @@ import pyarrow as pa
 import tensorflow as tf
 
 from embedps import kernels
+from embedps.checkpoint.format.quantize import decode
 from embedps.storage import file_io
 from embedps.tables import FeatureSpec, Initializer, TableSpec
 from embedps.tables.collection import EmbeddingCollection
@@ -111,7 +112,7 @@ def remove(collection: EmbeddingCollection, table: str, gone: Sequence[int]) -> 
 
 def _records(path: str) -> Iterator[tuple[str, int, bool, Row]]:
     with pa.OSFile(path) as file:
-        table = pa.ipc.open_file(file).read_all()
+        table = decode(path, pa.ipc.open_file(file).read_all())
     fixed = {"table", "id", "embedding", "last_step", "frequency", "removed"}
     slots = [n for n in table.column_names if n not in fixed]
     columns = {name: table[name].to_pylist() for name in table.column_names}

@@ -22,6 +22,7 @@ from embedps.errors import CorruptCheckpointError, UsageError
 RowEncoding: TypeAlias = Literal["float32", "int8", "int4", "bfloat16", "float16"]
 OptimizerSlotEncoding: TypeAlias = Literal["float32", "bfloat16"]
 
+_GREATEST: Final = {"bfloat16": np.float32(3.3895314e38), "float16": np.float32(65504)}
 _SCALE, _OFFSET = "embedding_scale", "embedding_offset"
 _MAX_MAGNITUDE = 2.0**125
 _VERSION_KEY = constants.ROW_FILE_VERSION_KEY
@@ -126,6 +127,28 @@ def to_bfloat16(values: np.ndarray) -> np.ndarray:
 def from_bfloat16(bits: np.ndarray) -> np.ndarray:
     """Converts bfloat16 bits to float32."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def to_nearest(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Rounds float32 to the nearest that a row dtype has, as tables do when they load rows.
+
+    A finite value never becomes infinite.
+
+    Args:
+      values: float32 of any shape.
+      dtype: float32, bfloat16 or float16.
+
+    Returns:
+      float32 of the same shape.
+    """
+    if dtype == "float32":
+        return values
+    greatest = _GREATEST[dtype]
+    bounded = np.where(np.isfinite(values), np.clip(values, -greatest, greatest), values)
+    if dtype == "bfloat16":
+        return from_bfloat16(to_bfloat16(bounded))
+    rounded: np.ndarray = bounded.astype(np.float16).astype(np.float32)
+    return rounded
 
 
 def encoding_of(path: Path | str, schema: pa.Schema) -> tuple[Encoding, int]:

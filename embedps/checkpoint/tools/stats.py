@@ -8,7 +8,7 @@ is in the batches more often than that; Zipf's exponent is corrected for it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from embedps.frequencies import HOT_SHARE, FrequencyCounts, exponent_text
 
 NUM_HOTTEST = 1000
 _PERCENTILES = (1, 10, 50, 90, 99)
+_HEADER_BYTES = 16  # the id, the last step and the frequency
 _NO_RANKS = np.empty(0, np.int64)
 _COLUMNS = (
     "table",
@@ -114,24 +115,18 @@ def read_statistics(directory: CheckpointDirectory, manifest: Manifest) -> Check
         mine = [part for part in parts if name in part.tables]
         if not mine:
             raise CheckpointError(f"manifest {manifest.number} has no files of table {name!r}")
-        tables.append(_TableRows(name, int(table["dim"]), mine).statistics(manifest.step))
+        tables.append(_TableRows(table, mine).statistics(manifest.step))
     return CheckpointStatistics(number=manifest.number, step=manifest.step, tables=tables)
 
 
 class _TableRows:
     """Reads a table's rows, shard by shard, and keeps a few numbers of each."""
 
-    def __init__(self, name: str, dim: int, parts: Sequence[Partition]) -> None:
+    def __init__(self, table: Mapping[str, Any], parts: Sequence[Partition]) -> None:
+        name, dim = table["name"], int(table["dim"])
         self._name = name
         self._dim = dim
-        self._row_bytes = (
-            sum(
-                4 * field.type.list_size
-                for field in parts[0].schema
-                if pa.types.is_fixed_size_list(field.type)
-            )
-            + 16
-        )  # the id, the last step and the frequency
+        self._row_bytes = _row_bytes(table, parts[0].schema)
         ids, frequencies, norms, steps = [], [], [], []
         self._shards: dict[int, list[int]] = {}
         for part in parts:
@@ -179,6 +174,18 @@ class _TableRows:
                 for shard, load in sorted(self._shards.items())
             ],
         )
+
+
+def _row_bytes(table: Mapping[str, Any], schema: pa.Schema) -> int:
+    """Counts a row's bytes in memory, as kernels/store/row_layout.h lays it out."""
+    slot_floats = sum(
+        field.type.list_size
+        for field in schema
+        if pa.types.is_fixed_size_list(field.type) and field.name != "embedding"
+    )
+    of_parts = ((int(table["dim"]), "row_dtype"), (slot_floats, "slot_dtype"))
+    sizes = [n * (4 if table.get(key, "float32") == "float32" else 2) for n, key in of_parts]
+    return _HEADER_BYTES + sum(-(-size // 4) * 4 for size in sizes)
 
 
 def _rows_of(part: Partition, name: str) -> Iterator[pa.RecordBatch]:

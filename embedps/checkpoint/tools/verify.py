@@ -53,7 +53,7 @@ def verify(directory: CheckpointDirectory, numbers: Sequence[int]) -> VerifyResu
     """Checks manifests, and each file that they name once: presence, size, checksum, content."""
     problems: list[Problem] = []
     files: dict[str, FileEntry] = {}
-    dims: dict[str, dict[str, int]] = {}
+    dims: dict[str, int] = {}
     for number in numbers:
         try:
             manifest = directory.read(number)
@@ -101,7 +101,7 @@ def _check_manifest(path: Path) -> Iterator[Problem]:
         )
 
 
-def _check_file(path: Path, entry: FileEntry, dims: dict[str, dict[str, int]]) -> Iterator[Problem]:
+def _check_file(path: Path, entry: FileEntry, dims: dict[str, int]) -> Iterator[Problem]:
     """Yields a file's first problem, if any; further ones would follow from it."""
     try:
         digest = file_io.digest_file(path)
@@ -120,9 +120,9 @@ def _check_file(path: Path, entry: FileEntry, dims: dict[str, dict[str, int]]) -
         if entry.directory.startswith("dense-"):
             yield from _compare(path, entry, len(read_dense(path)), 0)
         elif entry.is_admission:
-            yield from _check_admission(path, entry, dims.get(entry.group, {}))
+            yield from _check_admission(path, entry, dims)
         else:
-            yield from _check_rows(path, entry, dims.get(entry.group, {}))
+            yield from _check_rows(path, entry, dims)
     except CorruptCheckpointError as error:
         yield _unreadable(path, error)
 
@@ -193,12 +193,9 @@ def _compare(path: Path, entry: FileEntry, rows: int, removed: int) -> Iterator[
             yield Problem(path=str(path), field=field, expected=str(expected), found=str(found))
 
 
-def _dims(manifest: Manifest) -> dict[str, dict[str, int]]:
-    """Maps group and table to the table's dim."""
-    dims: dict[str, dict[str, int]] = {}
-    for table in manifest.tables:
-        dims.setdefault(table["group"], {})[table["name"]] = table["dim"]
-    return dims
+def _dims(manifest: Manifest) -> dict[str, int]:
+    """Maps a table to its dim. Earlier saves may hold it in another group."""
+    return {table["name"]: table["dim"] for table in manifest.tables}
 
 
 def _unreadable(path: Path, error: Exception) -> Problem:

@@ -82,24 +82,23 @@ std::vector<OptimizerSlot> OptimizerSlots(const OptimizerConfig& config, int dim
   return {};
 }
 
-void InitializeOptimizerSlots(const OptimizerConfig& config, int dim, float* optimizer_slots) {
+std::vector<float> InitialOptimizerSlots(const OptimizerConfig& config, int dim) {
   switch (config.kind) {
     case OptimizerKind::kSgd:
-      return;
+      return {};
     case OptimizerKind::kAdagrad:
-      std::fill_n(optimizer_slots, dim, config.initial_accumulator);
-      return;
+      return std::vector<float>(dim, config.initial_accumulator);
     case OptimizerKind::kRowwiseAdagrad:
-      optimizer_slots[0] = config.initial_accumulator;
-      return;
+      return {config.initial_accumulator};
     case OptimizerKind::kLazyAdam:
-      std::fill_n(optimizer_slots, 2 * dim, 0.0f);
-      return;
-    case OptimizerKind::kFtrl:
-      std::fill_n(optimizer_slots, dim, 0.0f);
-      std::fill_n(optimizer_slots + dim, dim, config.initial_accumulator);
-      return;
+      return std::vector<float>(2 * dim);
+    case OptimizerKind::kFtrl: {
+      std::vector<float> slots(2 * dim);
+      std::fill(slots.begin() + dim, slots.end(), config.initial_accumulator);
+      return slots;
+    }
   }
+  return {};
 }
 
 void ApplyUpdate(const OptimizerConfig& config, int dim, float learning_rate,

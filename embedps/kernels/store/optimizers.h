@@ -30,8 +30,8 @@ Status ParseOptimizerKind(const std::string& name, OptimizerKind* kind);
 // Lists the optimizer slots of a row, in the order in which they follow the embedding.
 std::vector<OptimizerSlot> OptimizerSlots(const OptimizerConfig& config, int dim);
 
-// Sets the optimizer slots of a new row.
-void InitializeOptimizerSlots(const OptimizerConfig& config, int dim, float* optimizer_slots);
+// Returns all optimizer slots of a new row.
+std::vector<float> InitialOptimizerSlots(const OptimizerConfig& config, int dim);
 
 // Applies a gradient [dim] to a row. It is the row's `update_number`-th update; the first is 1.
 //

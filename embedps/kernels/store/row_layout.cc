@@ -4,6 +4,23 @@
 
 namespace embedps {
 
+EmbeddingEncoding RowLayout::embedding_encoding() const {
+  switch (row_dtype) {
+    case FloatDtype::kFloat32:
+      return EmbeddingEncoding::kFloat32;
+    case FloatDtype::kBfloat16:
+      return EmbeddingEncoding::kBfloat16;
+    case FloatDtype::kFloat16:
+      return EmbeddingEncoding::kFloat16;
+  }
+  return EmbeddingEncoding::kFloat32;
+}
+
+OptimizerSlotEncoding RowLayout::optimizer_slot_encoding() const {
+  return slot_dtype == FloatDtype::kFloat32 ? OptimizerSlotEncoding::kFloat32
+                                            : OptimizerSlotEncoding::kBfloat16;
+}
+
 double RowLayout::SquaredNorm(const RowHeader& row) const {
   const char* embedding = reinterpret_cast<const char*>(&row) + kHeaderBytes;
   constexpr int kAtOnce = 64;

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 
+#include "embedps/kernels/files/row_encoding.h"
 #include "embedps/kernels/runtime/float_dtype.h"
 #include "embedps/kernels/store/stripe.h"
 
@@ -30,6 +31,10 @@ class RowLayout {
   bool is_float32() const {
     return row_dtype == FloatDtype::kFloat32 && slot_dtype == FloatDtype::kFloat32;
   }
+
+  // Return how a file stores such rows exactly.
+  EmbeddingEncoding embedding_encoding() const;
+  OptimizerSlotEncoding optimizer_slot_encoding() const;
 
   // Return the stored floats.
   char* Embedding(RowHeader* row) const { return reinterpret_cast<char*>(row) + kHeaderBytes; }

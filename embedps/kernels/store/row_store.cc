@@ -18,39 +18,18 @@ constexpr Clock::duration kBusy =
 constexpr uint32_t kSliceRows = 256;  // rows to copy while holding a stripe's lock
 constexpr uint32_t kAheadRows = 16;   // rows to prefetch before a delta copies them
 
-std::vector<float> InitialOptimizerSlots(const OptimizerConfig& config, const RowLayout& layout) {
-  std::vector<float> slots(layout.slot_floats);
-  InitializeOptimizerSlots(config, layout.dim, slots.data());
-  return slots;
-}
-
-// How a file stores embeddings of a dtype exactly.
-EmbeddingEncoding EncodingOf(FloatDtype row_dtype) {
-  switch (row_dtype) {
-    case FloatDtype::kFloat32:
-      return EmbeddingEncoding::kFloat32;
-    case FloatDtype::kBfloat16:
-      return EmbeddingEncoding::kBfloat16;
-    case FloatDtype::kFloat16:
-      return EmbeddingEncoding::kFloat16;
-  }
-  return EmbeddingEncoding::kFloat32;
-}
-
 }  // namespace
 
 RowLayout LayoutOf(const RowStoreConfig& config) {
-  int slot_floats = 0;
-  for (const OptimizerSlot& slot : OptimizerSlots(config.optimizer, config.dim)) {
-    slot_floats += slot.width;
-  }
+  const int slot_floats =
+      static_cast<int>(InitialOptimizerSlots(config.optimizer, config.dim).size());
   return RowLayout(config.dim, slot_floats, config.row_dtype, config.slot_dtype);
 }
 
 RowStore::RowStore(RowStoreConfig config)
     : config_(std::move(config)),
       layout_(LayoutOf(config_)),
-      initial_optimizer_slots_(InitialOptimizerSlots(config_.optimizer, layout_)),
+      initial_optimizer_slots_(InitialOptimizerSlots(config_.optimizer, config_.dim)),
       table_rows_(config_.tables.size()),
       admitted_(config_.tables.size()),
       refused_(config_.tables.size()),
@@ -82,10 +61,8 @@ RowFileSchema RowStore::FileSchema() const {
   schema.dim = config_.dim;
   for (const TableConfig& table : config_.tables) schema.tables.push_back(table.name);
   schema.optimizer_slots = OptimizerSlots(config_.optimizer, config_.dim);
-  schema.embedding_encoding = EncodingOf(config_.row_dtype);
-  schema.optimizer_slot_encoding = config_.slot_dtype == FloatDtype::kFloat32
-                                       ? OptimizerSlotEncoding::kFloat32
-                                       : OptimizerSlotEncoding::kBfloat16;
+  schema.embedding_encoding = layout_.embedding_encoding();
+  schema.optimizer_slot_encoding = layout_.optimizer_slot_encoding();
   schema.metadata["group"] = config_.group;
   return schema;
 }

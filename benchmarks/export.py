@@ -90,7 +90,7 @@ def look_up(rows: int, folder: Path, absent: int) -> dict[str, Any]:
     manifest = directory.read(max(directory.numbers()))
     tables = [TableSpec(name=name, dim=DIM) for name in COLUMNS]
     features = [FeatureSpec(name=name, table=name) for name in COLUMNS]
-    stock = StockTables(stack_rows(directory, manifest, dict.fromkeys(COLUMNS, DIM)), tables)
+    stock = StockTables(stack_rows(directory, manifest, tables), tables)
 
     @tf.function(autograph=False, reduce_retracing=True)
     def rows_of(ids: dict[str, tf.Tensor]) -> dict[str, Any]:

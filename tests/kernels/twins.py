@@ -118,7 +118,7 @@ def random_halves(key: np.uint64, first: int, n: int) -> np.ndarray:
     """Returns 16 random bits for each of n values, as uint32."""
     counters = np.uint32(first) + np.arange((n + 1) // 2, dtype=np.uint32)
     with np.errstate(over="ignore"):
-        x = np.uint32(int(key) & 0xFFFFFFFF) + counters * np.uint32(0x9E3779B9)
+        x: np.ndarray = np.uint32(int(key) & 0xFFFFFFFF) + counters * np.uint32(0x9E3779B9)
         x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
         x ^= np.uint32(int(key) >> 32)
         x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)

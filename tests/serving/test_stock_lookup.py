@@ -18,7 +18,7 @@ from embedps.checkpoint.format.quantize import dequantize, from_bfloat16, quanti
 from embedps.engine.checkpoint_restore import load_rows
 from embedps.serving.row_arrays import RowDtype, stack_rows
 from embedps.serving.stock_lookup import StockTables
-from embedps.tables import FeatureSpec, Initializer, TableSpec
+from embedps.tables import FeatureSpec, Initializer, TableSpec, specs
 from embedps.tables.collection import EmbeddingCollection
 from tests.checkpoint.builders import make_manifest
 
@@ -177,7 +177,7 @@ def test_encoded_rows_are_rounded_and_absent_ids_are_zeros(saved: Any) -> None:
 
 
 @pytest.mark.parametrize("row_dtype", ["bfloat16", "float16"])
-def test_rows_are_rounded_as_the_model_declares(saved: Any, row_dtype: RowDtype) -> None:
+def test_rows_are_rounded_as_the_model_declares(saved: Any, row_dtype: specs.RowDtype) -> None:
     """A run that resumes with another dtype holds the checkpoint's rows rounded to it."""
     tables = [dataclasses.replace(t, row_dtype=row_dtype) for t in TABLES]
     features = [f for f in FEATURES if f.name in ("one", "other", "mean", "float16")]

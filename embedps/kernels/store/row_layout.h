@@ -4,6 +4,7 @@
 #define EMBEDPS_KERNELS_STORE_ROW_LAYOUT_H_
 
 #include <cstddef>
+#include <vector>
 
 #include "embedps/kernels/files/row_encoding.h"
 #include "embedps/kernels/runtime/float_dtype.h"
@@ -59,6 +60,9 @@ class RowLayout {
   void WriteOptimizerSlots(const float* from, int first, int width, RowHeader* row) const {
     char* to = OptimizerSlots(row) + first * FloatBytes(slot_dtype);
     RoundToNearest(slot_dtype, from, width, to);
+  }
+  void WriteOptimizerSlots(const std::vector<float>& all, RowHeader* row) const {
+    WriteOptimizerSlots(all.data(), 0, static_cast<int>(all.size()), row);
   }
 
  private:

@@ -20,12 +20,6 @@ constexpr uint32_t kAheadRows = 16;   // rows to prefetch before a delta copies 
 
 }  // namespace
 
-RowLayout LayoutOf(const RowStoreConfig& config) {
-  const int slot_floats =
-      static_cast<int>(InitialOptimizerSlots(config.optimizer, config.dim).size());
-  return RowLayout(config.dim, slot_floats, config.row_dtype, config.slot_dtype);
-}
-
 RowStore::RowStore(RowStoreConfig config)
     : config_(std::move(config)),
       layout_(LayoutOf(config_)),
@@ -148,15 +142,12 @@ void RowStore::InitializeRow(int t, int64_t id, RowHeader* row) const {
     InitialEmbedding(t, id, embedding.data());
     layout_.WriteEmbedding(embedding.data(), row);
   }
-  layout_.WriteOptimizerSlots(initial_optimizer_slots_.data(), 0, layout_.slot_floats, row);
+  layout_.WriteOptimizerSlots(initial_optimizer_slots_, row);
 }
 
 void RowStore::ReadAbsent(int t, int64_t id, float* out) const {
-  if (config_.tables[t].absent_reads_initial) {
-    InitialEmbedding(t, id, out);
-  } else {
-    std::fill_n(out, config_.dim, 0.0f);
-  }
+  if (config_.tables[t].absent_reads_initial) return InitialEmbedding(t, id, out);
+  std::fill_n(out, config_.dim, 0.0f);
 }
 
 void RowStore::Update(const IdsByTable& batch, const float* gradients, float learning_rate,
@@ -432,10 +423,8 @@ void RowStore::LoadRecord(const RowColumns& columns, int64_t i, int table, uint6
       if (has_place) rejected_inserts_.fetch_add(1, std::memory_order_relaxed);
       return;
     }
-    if (!optimizer_slots) {
-      layout_.WriteOptimizerSlots(initial_optimizer_slots_.data(), 0, layout_.slot_floats,
-                                  stripe->Row(number));
-    }
+    if (!optimizer_slots)
+      layout_.WriteOptimizerSlots(initial_optimizer_slots_, stripe->Row(number));
   }
   RowHeader* row = stripe->Row(number);
   row->last_step = columns.last_step[i];

@@ -59,7 +59,10 @@ struct RowStoreConfig {
   bool sweeps_itself = false;  // a thread calls Sweep
 };
 
-RowLayout LayoutOf(const RowStoreConfig& config);
+inline RowLayout LayoutOf(const RowStoreConfig& config) {
+  const auto slots = InitialOptimizerSlots(config.optimizer, config.dim);
+  return RowLayout(config.dim, static_cast<int>(slots.size()), config.row_dtype, config.slot_dtype);
+}
 
 struct RowStoreStats {
   std::vector<int64_t> rows;         // of each table

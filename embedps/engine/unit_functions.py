@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator import cluster_coordinator
@@ -19,6 +19,32 @@ from embedps.tables.collection import EmbeddingCollection
 UnitFunction = Callable[..., Counts]
 
 
+class ClipNorms(NamedTuple):
+    """Limits of the norms of a step's gradients; 0 is no limit.
+
+    Attributes:
+      rows: of each row's gradient.
+      dense: of the network's gradients, all together (Pascanu et al. 2013, arXiv:1211.5063).
+    """
+
+    rows: float = 0.0
+    dense: float = 0.0
+
+    def __call__(self, rows: Any, dense: Any) -> tuple[Any, Any]:
+        """Scales gradients down to the limits; keeps None where there is no gradient."""
+        if self.rows:
+            rows = tf.nest.map_structure(
+                lambda g: None if g is None else tf.clip_by_norm(g, self.rows, axes=[1]), rows
+            )
+        if self.dense:
+            flat, _ = tf.clip_by_global_norm(tf.nest.flatten(dense), self.dense)
+            dense = tf.nest.pack_sequence_as(dense, flat)
+        return rows, dense
+
+
+NO_CLIP = ClipNorms()
+
+
 def make_train_unit(
     model: StepModel,
     optimizer: Any,
@@ -27,6 +53,7 @@ def make_train_unit(
     unit_input: UnitReader,
     *,
     overlap: bool,
+    clip: ClipNorms = NO_CLIP,
 ) -> UnitFunction:
     """Makes the function that trains on a unit.
 
@@ -48,6 +75,7 @@ def make_train_unit(
       unit_input: reads a unit's batches.
       overlap: request the next step's rows and variables while a step computes; has no effect in
         one process.
+      clip: limits the gradients of a step.
 
     Returns:
       A tf.function of (path string, first_row, num_rows, seed, first_step: int64 scalars,
@@ -68,7 +96,7 @@ def make_train_unit(
             tape.watch(watched)
             activations = collection.combine(inputs.lookup)
             loss, counts = model.count(batch, activations, training=True)
-        exchange.end(inputs, *tape.gradient(loss, watched))
+        exchange.end(inputs, *clip(*tape.gradient(loss, watched)))
         return counts
 
     def next_batch(reader: tf.Tensor) -> Batch:

@@ -39,6 +39,18 @@ class OptimizerConfig:
         least=0,
         most=MAX_RATE,
     )
+    dense_clip_norm: float = option(
+        0.0,
+        "largest norm of a step's gradients of the network, all together; 0 is no limit",
+        least=0,
+        most=MAX_RATE,
+    )
+    row_clip_norm: float = option(
+        0.0,
+        "largest norm of a step's gradient of each row; 0 is no limit",
+        least=0,
+        most=MAX_RATE,
+    )
     schedule: Literal["constant", "linear", "cosine"] = option(
         "constant", "how both learning rates fall to 0 over the run, by units"
     )

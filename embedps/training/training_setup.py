@@ -26,7 +26,7 @@ from embedps.engine.network_check import check_missing, check_step
 from embedps.engine.random_numbers import reseed_generators
 from embedps.engine.recommender import Recommender
 from embedps.engine.step_model import StepModel
-from embedps.engine.unit_functions import make_train_unit
+from embedps.engine.unit_functions import ClipNorms, make_train_unit
 from embedps.engine.variable_names import name_optimizer
 from embedps.errors import UsageError
 from embedps.run.config import TrainConfig
@@ -168,6 +168,7 @@ def set_up(
                 batch_rows=config.batch_size, shuffle_rows=config.unit_rows if config.shuffle else 0
             ),
             overlap=config.cluster.overlap,
+            clip=ClipNorms(rows=asked.row_clip_norm, dense=asked.dense_clip_norm),
         ),
         set_dense_rate=set_dense_rate,
         examples_before=examples_before,

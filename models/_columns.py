@@ -95,7 +95,7 @@ class AdmissionConfig:
     admit_probability: float = option(
         1.0,
         "instead, each example that shows an id gives it a row with this probability",
-        above=0,
+        least=2**-32,
         most=1,
     )
 

@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         for _ in range(16):  # traces the functions and creates the rows of the examples
             train_unit()
         rows = sum(collection.stats().rows.values())
-        trainer = _Trainer(train_unit)
+        trainer = TrainingThread(train_unit)
         cuts = _Cuts(collection, Path(folder), rest_secs=REST_SHARE * options.delta_secs)
         cuts.write("base")
         rates: dict[Kind | None, list[float]] = {kind: [] for kind in (None, *_KINDS)}
@@ -118,7 +118,7 @@ def fill(collection: EmbeddingCollection, rows: int) -> None:
         collection.lookup(batch, insert=True)
 
 
-class _Trainer:
+class TrainingThread:
     """Trains unit after unit on a thread until it is stopped, and counts examples."""
 
     def __init__(self, run_unit: Any) -> None:
@@ -184,7 +184,7 @@ class _Cuts:
         return found
 
 
-def _window(trainer: _Trainer, cuts: _Cuts, kind: Kind | None, secs: float) -> tuple[float, int]:
+def _window(trainer: TrainingThread, cuts: _Cuts, kind: Kind | None, secs: float) -> tuple[float, int]:
     """Measures a window: its rate, and the peak memory of this process in bytes."""
     began = time.perf_counter()
     peak = 0

@@ -85,13 +85,17 @@ class TableWatch:
           walk: take the time for a walk over all rows; otherwise the last one counts.
         """
         if walk:
-            if self._scanning is not None:
-                concurrent.futures.wait([self._scanning])
+            self.join()
             self._scanning = in_background(self._walk)
-            concurrent.futures.wait([self._scanning])
+            self.join()
         self._take_scan(step)
         self._use()
         return shortened(self._write(step))
+
+    def join(self) -> None:
+        """Waits until the walk under way has ended."""
+        if self._scanning is not None:
+            concurrent.futures.wait([self._scanning])
 
     def warnings(self, *, left_hours: float) -> list[str]:
         """Tells of limits that come near, each once below a day and once below an hour.

@@ -84,12 +84,16 @@ class TrainingLog:
         self, points: Mapping[str, float | None], *, step: int, texts: Mapping[str, str]
     ) -> None:
         """Writes TensorBoard points and texts of one step, by name."""
+        # As one message: tf.summary.scalar runs some ops for each point, and tables have hundreds.
+        message = tf.compat.v1.Summary()
+        for name, value in points.items():
+            message.value.add(tag=name, simple_value=value)
+        for name, text in texts.items():
+            of_text = message.value.add(tag=name, tensor=tf.make_tensor_proto(text))
+            of_text.metadata.plugin_data.plugin_name = "text"
         # A full disk does not end the run here: failing checkpoints report it.
         with suppress(tf.errors.OpError), tf.device("/device:CPU:0"):
             writer = self._writer = self._writer or tf.summary.create_file_writer(self._folder)
-            with writer.as_default(step=step):
-                for name, value in points.items():
-                    tf.summary.scalar(name, value)
-                for name, text in texts.items():
-                    tf.summary.text(name, text)
+            with writer.as_default():
+                tf.summary.experimental.write_raw_pb(message.SerializeToString(), step=step)
             writer.flush()

@@ -184,7 +184,9 @@ class _Cuts:
         return found
 
 
-def _window(trainer: TrainingThread, cuts: _Cuts, kind: Kind | None, secs: float) -> tuple[float, int]:
+def _window(
+    trainer: TrainingThread, cuts: _Cuts, kind: Kind | None, secs: float
+) -> tuple[float, int]:
     """Measures a window: its rate, and the peak memory of this process in bytes."""
     began = time.perf_counter()
     peak = 0

@@ -24,6 +24,7 @@ from embedps.checkpoint.tools.diff import CHANGES, diff
 from embedps.checkpoint.tools.evict import Selection, evict
 from embedps.checkpoint.tools.inspect import format_bytes, inspect
 from embedps.checkpoint.tools.replay import stream_table
+from embedps.checkpoint.tools.run_statistics import print_run_statistics, read_run_statistics
 from embedps.checkpoint.tools.stats import print_statistics, read_statistics
 from embedps.checkpoint.tools.stats_page import make_page
 from embedps.checkpoint.tools.verify import verify
@@ -100,9 +101,13 @@ def _inspect(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
 
 def _stats(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
     statistics = read_statistics(directory, _manifest(directory, args.number))
-    print_statistics(statistics, Console(width=120))
+    console = Console(width=120)
+    print_statistics(statistics, console)
+    of_run = read_run_statistics(directory.path) if args.number is None else None
+    if of_run is not None:
+        print_run_statistics(of_run, console)
     if args.html is not None:
-        page = make_page(directory.path.name, statistics)
+        page = make_page(directory.path.name, statistics, of_run)
         file_io.write_bytes(Path(args.html), page.encode())
         print(f"wrote {args.html}")
     return 0

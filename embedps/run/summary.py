@@ -1,4 +1,4 @@
-"""The results in a model directory: summary, statistics of tables, evaluations and restarts."""
+"""The results in a model directory: summary.json, evaluation.jsonl and restarts.json."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from embedps.storage.file_io import NoFileError, open_file, read_bytes, write_by
 from embedps.storage.object_store import ObjectPath
 
 SUMMARY_NAME = "summary.json"
-STATISTICS_NAME = "statistics.json"
 EVALUATIONS_NAME = "evaluation.jsonl"
 RESTARTS_NAME = "restarts.json"
 _KEYS = ("number", "step")

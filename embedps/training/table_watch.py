@@ -12,8 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from embedps.checkpoint.tools.run_statistics import STATISTICS_NAME
 from embedps.errors import CheckpointError
-from embedps.run.summary import STATISTICS_NAME, write_json
+from embedps.run.summary import write_json
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.table_scan import TableScan
 from embedps.training.growth import Forecast

@@ -260,7 +260,9 @@ class TrainingLoop:
         return self._tables.warnings(left_hours=self._left_hours())
 
     def _left_hours(self) -> float:
-        """Estimates how long the units that are left will take."""
+        """Estimates how long the units that are left will take; for ever if more files arrive."""
+        if self._watch_files is not None:
+            return math.inf
         done = self._ledger.num_done - self._first_units
         left = self._ledger.num_units - self._ledger.num_done
         if self._ledger.grows:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from embedps.run.summary import STATISTICS_NAME, read_json
+from embedps.checkpoint.tools.run_statistics import STATISTICS_NAME
+from embedps.run.summary import read_json
 from embedps.tables import SizeLimit
 from embedps.training.growth import Forecast, Growth, forecast_memory, hours_until
 from embedps.training.table_report import points, texts

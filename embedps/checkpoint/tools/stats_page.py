@@ -6,35 +6,45 @@ import math
 from collections.abc import Sequence
 from html import escape
 
+from embedps.checkpoint.tools.run_statistics import (
+    SERVER_HEADINGS,
+    TABLE_HEADINGS,
+    RunStatistics,
+)
 from embedps.checkpoint.tools.stats import CheckpointStatistics, TableStatistics
+from embedps.console import html_page
 from embedps.frequencies import exponent_text
 
-_STYLE = """
-:root { --ink: #1c2733; --soft: #5d6b7a; --line: #d9e0e7; --bar: #3b76c4; }
-body { font: 14px/1.5 system-ui, sans-serif; color: var(--ink); margin: 2rem auto;
-  max-width: 70rem; padding: 0 1rem; background: #fff; }
-h1 { font-size: 1.4rem; margin-bottom: 0; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
-p { color: var(--soft); margin: .2rem 0 1rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .75rem .25rem 0; border-bottom: 1px solid var(--line); text-align: right; }
-th { font-weight: 600; color: var(--soft); }
-svg { display: block; margin: .5rem 0; } svg text { font: 11px system-ui, sans-serif; }
-.curve { fill: none; stroke: var(--bar); stroke-width: 2; } .axis { stroke: var(--line); }
-.bar { fill: var(--bar); }
-"""
 _WIDTH, _HEIGHT, _LEFT = 480.0, 200.0, 60.0
 _SHOWN_IDS = 20
 
 
-def make_page(name: str, statistics: CheckpointStatistics) -> str:
-    """Renders a checkpoint's statistics; `name` is of its directory."""
-    tables = "\n".join(_table(each) for each in statistics.tables)
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f"<title>{escape(name)}</title><style>{_STYLE}</style></head>\n<body>\n"
-        f"<h1>{escape(name)}</h1><p>manifest {statistics.number}, step {statistics.step:,}</p>\n"
-        f"{tables}\n</body></html>\n"
-    )
+def make_page(name: str, statistics: CheckpointStatistics, of_run: RunStatistics | None) -> str:
+    """Renders a checkpoint's statistics.
+
+    Args:
+      name: of its directory.
+      statistics: of the checkpoint.
+      of_run: what the run last saw.
+    """
+    parts = [
+        f"<h1>{escape(name)}</h1>",
+        f"<p>manifest {statistics.number}, step {statistics.step:,}</p>",
+        *(_table(each) for each in statistics.tables),
+    ]
+    if of_run is not None:
+        parts += [
+            f"<h2>While it trained, until step {of_run.step:,}</h2>",
+            _cells(TABLE_HEADINGS, of_run.tables),
+            *(f"<p>At the present growth: {escape(x)}</p>" for x in of_run.forecast_lines()),
+            "<h2>Parameter servers</h2>",
+            _cells(SERVER_HEADINGS, of_run.servers),
+        ]
+    return html_page.page(name, parts)
+
+
+def _cells(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return html_page.table(headings, [[escape(cell) for cell in row] for row in rows])
 
 
 def _table(table: TableStatistics) -> str:
@@ -50,10 +60,10 @@ def _table(table: TableStatistics) -> str:
             "<p>Updates of the ids by rank, both logarithmic.</p>",
             _curve(table.frequencies),
             "<p>Updates of each shard.</p>",
-            _bars([shard.updates for shard in table.shards]),
-            _grid(["shard", "rows", "updates"], shards),
+            html_page.bars([s.updates for s in table.shards], step=24, width=20, height=60),
+            html_page.table(["shard", "rows", "updates"], shards),
             "<p>The hottest ids.</p>",
-            _grid(["id", "updates"], hottest),
+            html_page.table(["id", "updates"], hottest),
         ]
     )
 
@@ -78,22 +88,3 @@ def _curve(points: Sequence[tuple[int, int]]) -> str:
         f'<text x="{_WIDTH}" y="{_HEIGHT + 16}" text-anchor="end">rank {10**right:,.0f}</text>'
         f'<polyline class="curve" points="{path}"/></svg>'
     )
-
-
-def _bars(values: Sequence[int]) -> str:
-    """Draws one bar per value, from zero."""
-    most, step = max([*values, 1]), _WIDTH / max(len(values), 1)
-    bars = "".join(
-        f'<rect class="bar" x="{i * step:.1f}" y="{60 - 60 * value / most:.1f}" '
-        f'width="{step * 0.8:.1f}" height="{60 * value / most:.1f}"/>'
-        for i, value in enumerate(values)
-    )
-    return (
-        f'<svg width="{_WIDTH:g}" height="60" role="img" aria-label="updates by shard">{bars}</svg>'
-    )
-
-
-def _grid(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["".join(f"<th>{cell}</th>" for cell in headings)]
-    lines += ["".join(f"<td>{cell}</td>" for cell in row) for row in rows]
-    return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"

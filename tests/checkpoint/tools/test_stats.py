@@ -1,10 +1,12 @@
 """Statistics of tables are those of the rows that the chain holds."""
 
+import json
 import math
 
 import numpy as np
 import pytest
 
+from embedps.checkpoint.tools.run_statistics import STATISTICS_NAME, read_run_statistics
 from embedps.checkpoint.tools.stats import read_statistics
 from tests.checkpoint.builders import make_run
 from tests.commands import checkpoint_command as main
@@ -44,3 +46,55 @@ def test_the_command_prints_and_writes_a_page(tmp_path, capsys):
     assert text.count("<h2>") == 2
     assert "<polyline" in text
     assert "<script" not in text
+
+
+STATISTICS = {
+    "step": 300,
+    "tables": {
+        "C1": {
+            "rows_per_hour": 1234.5,
+            "bytes_per_hour": None,
+            "admitted": 8,
+            "refused": 21,
+            "evicted": {"age": 30, "limit": 5},
+            "lookups": 4321,
+            "ids_per_step": 14.4,
+        }
+    },
+    "servers": [
+        {
+            "rows": 9,
+            "memory_bytes": 1 << 20,
+            "resident_bytes": 1 << 30,
+            "lookups_per_sec": 77.0,
+            "load": 1.0,
+        }
+    ],
+    "forecasts": [
+        {"subject": "table 'C1'", "limit": "max_rows", "size": 10000, "hours": 8.1},
+        {"subject": "table 'C1'", "limit": "max_bytes", "size": 1, "hours": 0.0},
+        {"subject": "parameter server 0", "limit": "memory", "size": 10, "hours": None},
+    ],
+}
+
+
+def test_what_the_run_last_saw_is_shown_too(tmp_path, capsys):
+    directory = make_run(tmp_path / "run").directory
+    (directory.path / STATISTICS_NAME).write_text(json.dumps(STATISTICS))
+    page = tmp_path / "page.html"
+    assert main(["stats", str(directory.path), "--html", str(page)]) == 0
+    shown = capsys.readouterr().out
+    for text in ("1,234", "35", "4,321", "1.0 GiB", "table 'C1', max_rows 10,000: 8.1 hours"):
+        assert text in shown
+    assert shown.index("max_bytes 1: reached") < shown.index("8.1 hours")
+    assert "memory 10" not in shown
+    assert "8.1 hours" in page.read_text()
+    assert main(["stats", str(directory.path), "--number", "3"]) == 0
+    assert "while it trained" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"step": 3}', '{"step": 3, "tables": {"a": 1}}'])
+def test_statistics_that_are_not_whole_are_left_out(tmp_path, content):
+    (tmp_path / STATISTICS_NAME).write_text(content)
+    assert read_run_statistics(tmp_path) is None
+    assert read_run_statistics(tmp_path / "absent") is None

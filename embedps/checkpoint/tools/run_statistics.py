@@ -1,0 +1,119 @@
+"""What a run last saw of its tables: growth, evictions, load and forecasts, in statistics.json."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from embedps.checkpoint.tools.inspect import format_bytes
+from embedps.storage.file_io import read_bytes
+
+STATISTICS_NAME = "statistics.json"
+TABLE_HEADINGS = (
+    "table",
+    "rows/h",
+    "bytes/h",
+    "admitted",
+    "refused",
+    "evicted",
+    "lookups",
+    "ids/step",
+)
+SERVER_HEADINGS = ("server", "rows", "tables", "resident", "lookups/s", "load")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunStatistics:
+    """Statistics of a run, as text.
+
+    Attributes:
+      step: steps done by then.
+      tables: cells by table, under TABLE_HEADINGS.
+      servers: cells by parameter server, under SERVER_HEADINGS.
+      forecasts: limits that are reached at the present growth, as (what, hours).
+    """
+
+    step: int
+    tables: Sequence[Sequence[str]]
+    servers: Sequence[Sequence[str]]
+    forecasts: Sequence[tuple[str, float]]
+
+    def forecast_lines(self) -> list[str]:
+        """Says when limits are reached, the first one first."""
+        return [
+            f"{what}: {f'{hours:,.1f} hours' if hours else 'reached'}"
+            for what, hours in sorted(self.forecasts, key=lambda each: each[1])
+        ]
+
+
+def read_run_statistics(folder: Path) -> RunStatistics | None:
+    """Reads a model directory's statistics.json; None where there is none that is whole."""
+    try:
+        found = json.loads(read_bytes(folder / STATISTICS_NAME))
+        return RunStatistics(
+            step=int(found["step"]),
+            tables=[_table_cells(name, table) for name, table in found["tables"].items()],
+            servers=[_server_cells(i, server) for i, server in enumerate(found["servers"])],
+            forecasts=[
+                (f"{each['subject']}, {each['limit']} {int(each['size']):,}", float(each["hours"]))
+                for each in found["forecasts"]
+                if each["hours"] is not None
+            ],
+        )
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def print_run_statistics(statistics: RunStatistics, console: Console) -> None:
+    """Prints what the run saw."""
+    for title, headings, rows in (
+        (f"while it trained, until step {statistics.step:,}", TABLE_HEADINGS, statistics.tables),
+        ("parameter servers", SERVER_HEADINGS, statistics.servers),
+    ):
+        table = Table(title=title)
+        for i, heading in enumerate(headings):
+            table.add_column(heading, justify="left" if i == 0 else "right")
+        for row in rows:
+            table.add_row(*map(escape, row))
+        console.print(table)
+    for line in statistics.forecast_lines():
+        console.print(escape(f"at the present growth: {line}"))
+
+
+def _table_cells(name: str, table: Mapping[str, Any]) -> list[str]:
+    return [
+        name,
+        _known("{:,.0f}", table["rows_per_hour"]),
+        "?" if table["bytes_per_hour"] is None else _signed_bytes(table["bytes_per_hour"]),
+        f"{table['admitted']:,}",
+        f"{table['refused']:,}",
+        f"{sum(table['evicted'].values()):,}",
+        f"{table['lookups']:,}",
+        f"{table['ids_per_step']:,.1f}",
+    ]
+
+
+def _server_cells(number: int, server: Mapping[str, Any]) -> list[str]:
+    return [
+        str(number),
+        f"{server['rows']:,}",
+        format_bytes(server["memory_bytes"]),
+        format_bytes(server["resident_bytes"]),
+        _known("{:,.0f}", server["lookups_per_sec"]),
+        f"{server['load']:.2f}x",
+    ]
+
+
+def _known(form: str, value: float | None) -> str:
+    return "?" if value is None else form.format(value)
+
+
+def _signed_bytes(value: float) -> str:
+    return ("-" if value < 0 else "") + format_bytes(round(abs(value)))

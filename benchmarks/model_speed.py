@@ -5,8 +5,8 @@ with rounds that alternate. Then it trains on 2 parameter servers and 2 workers,
 tf-keras on a stock ParameterServerStrategy of as many processes. For tf-keras the examples lie in
 memory, and ids are numbered from 0 already. The engine reads and shuffles Parquet, and its tables
 grow. All use Adagrad and float32. DIR is a dataset of clicks, such as that of `make train`; models
-of histories train on histories that are made here. `--models` measures some, and keeps the results
-of the others.
+of histories train on histories that are made here. What an option leaves out keeps its earlier
+results: a model, or with 0 rounds a part.
 """
 
 from __future__ import annotations
@@ -53,9 +53,11 @@ from embedps.train import parse
 from embedps.training.trainer import Trainer
 
 UNIT_ROWS = 32768
+EPOCHS = dict.fromkeys(MODELS, 2) | {"sasrec": 1}
+"""On a cluster."""
 PARTS = {
     "lookups": ("EmbedpsRoute", "EmbedpsLookup", "EmbedpsUpdate", "EmbedpsCombine", "EmbedpsUnit"),
-    "products": ("MatMul", "EmbedpsMlp", "EmbedpsDot"),
+    "products": ("MatMul", "Einsum", "EmbedpsMlp", "EmbedpsDot"),
 }
 Epoch = Callable[[], int]
 """Trains on some units; returns how many examples."""
@@ -128,8 +130,8 @@ def cluster(name: str, dataset: Dataset, folder: Path) -> float:
         "dense-optimizer": "adagrad",
         "dense-learning-rate": RATE,
         "sparse-learning-rate": RATE,
-        "epochs": 2,
-        "unit-rows": UNIT_ROWS // 2,
+        "epochs": EPOCHS[name],
+        "unit-rows": 8 * BATCHES[name],
         "batch-size": BATCHES[name],
         "log-secs": 1,
         **{key.replace("_", "-"): value for key, value in OPTIONS.get(name, {}).items()},
@@ -228,9 +230,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = command_line.Parser(prog="python -m benchmarks.model_speed", description=__doc__)
     parser.add_argument("--data", type=Path, help="of the models of clicks")
     parser.add_argument("--models", default=",".join(MODELS), help="default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=7, help="default: 7")
+    parser.add_argument("--rounds", type=int, default=7, help="0: not embedded (default: 7)")
     parser.add_argument("--units", type=int, default=3, help="of 32768 rows per round (default: 3)")
-    parser.add_argument("--cluster-rounds", type=int, default=2, help="default: 2")
+    parser.add_argument("--cluster-rounds", type=int, default=2, help="0: no cluster (default: 2)")
     parser.add_argument(
         "--output", type=report.output_file, default=report.RESULTS / "model_speed.json"
     )
@@ -240,26 +242,32 @@ def main(arguments: Sequence[str]) -> int:
         raise EmbedpsError(f"--models must be of {', '.join(MODELS)} but has {unknown[0]}")
     if options.data is None and set(names) & set(CLICKS):
         raise EmbedpsError("--data must be given to measure models of clicks")
+    when = {key: environment[key] for key in ("commit", "time")}
     results: dict[str, Any] = {}
     if options.output.exists():
         results = json.loads(options.output.read_text())["results"]
+    content = {
+        "benchmark": "model_speed",
+        "command": "python -m benchmarks.model_speed --data DIR",
+        "environment": environment,
+    }
+
+    def note(name: str, found: dict[str, Any]) -> None:
+        results[name] = results.get(name, {}) | found
+        content["results"] = {key: results[key] for key in MODELS if key in results}
+        report.write(options.output, content)
+
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             of_clicks = name in CLICKS
             made = Path(folder) / "histories"
             dataset = Dataset.open(options.data) if of_clicks else histories(name, made)
-            found = measure(name, dataset, options.units, options.rounds)
-            clusters = measure_clusters(name, dataset, Path(folder), options.cluster_rounds)
-        found["cluster"] = clusters
-        found["measured"] = {key: environment[key] for key in ("commit", "time")}
-        results[name] = found
-        content = {
-            "benchmark": "model_speed",
-            "command": "python -m benchmarks.model_speed --data DIR",
-            "environment": environment,
-            "results": {key: results[key] for key in MODELS if key in results},
-        }
-        report.write(options.output, content)
+            if options.rounds:
+                found = measure(name, dataset, options.units, options.rounds)
+                note(name, found | {"measured": when})
+            if options.cluster_rounds:
+                found = measure_clusters(name, dataset, Path(folder), options.cluster_rounds)
+                note(name, {"cluster": found | {"measured": when}})
     Console().print(Markdown(model_tables.model_speed(content)))
     return 0
 

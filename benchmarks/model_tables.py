@@ -23,12 +23,17 @@ def models(result: dict[str, Any]) -> str:
     for sample, found in result.get("retrieval", {}).items():
         scores = [key for key in next(iter(found.values())) if "@" in key]
         rows = [[name, *(_seeds(of[score]) for score in scores)] for name, of in found.items()]
-        parts.append(table([sample, *scores], rows))
+        parts.append(table([_dated(sample, result), *scores], rows))
     parts.append(
         f"Means of {result['seeds']} seeds, from least to most. "
         "Baselines are tuned in the same run."
     )
     return "\n\n".join(parts)
+
+
+def _dated(sample: str, result: dict[str, Any]) -> str:
+    measured = result.get("measured", {}).get(sample)
+    return f"{sample}, at {measured['commit']}" if measured else sample
 
 
 def clicks(result: dict[str, Any]) -> str:
@@ -118,12 +123,15 @@ def _seeds(values: Sequence[float]) -> str:
 def model_speed(result: dict[str, Any]) -> str:
     """Renders the speed of each model embedded, then on a cluster."""
     results = result["results"]
-    shares = list(next(iter(results.values()))["shares"])
+    of_embedded = {name: found for name, found in results.items() if "shares" in found}
+    shares = list(dict.fromkeys(part for of in of_embedded.values() for part in of["shares"]))
     embedded = [
-        [name, *_speeds(found), *(f"{share:.0%}" for share in found["shares"].values())]
-        for name, found in results.items()
+        [name, *_speeds(found), *(f"{found['shares'][part]:.0%}" for part in shares)]
+        for name, found in of_embedded.items()
     ]
-    clusters = [[name, *_speeds(found["cluster"])] for name, found in results.items()]
+    clusters = [
+        [name, *_speeds(found["cluster"])] for name, found in results.items() if "cluster" in found
+    ]
     columns = ["embedps", "tf-keras", "ratio"]
     return "\n\n".join(
         [

@@ -5,8 +5,8 @@ logistic regression over hashed ids, and a tuned LightGBM. Retrieval: on LightGC
 and MovieLens 1M two towers beside ALS and BPR, tuned; and on MovieLens 100K with the last item of
 each user held out. Every number is a mean over seeds with its spread.
 
-The same command goes on with clicks after an interruption; `--max-secs` interrupts it. With --inner
-settings are compared (`--flags`) on rows that are split off the rows to train on.
+The same command goes on after an interruption; `--max-secs` interrupts it. With --inner settings of
+clicks are compared (`--flags`) on rows that are split off the rows to train on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,16 @@ from pipelines.ingestion.interactions import Options, make_dataset, read_items
 SEEDS = model_clicks.SEEDS
 MODELS = ("logistic_regression", "fm", "wide_deep", "deepfm")
 RETRIEVAL = ("lastfm", "ml-1m")
-LAST_ITEM = "ml-100k, last item"
+LAST_ITEM = "ml-100k last item"
 TWO_TOWER = {
-    "lastfm": ["--embedding-dim=128", "--temperature=0.1", "--epochs=30"],
+    "lastfm": [
+        "--embedding-dim=128",
+        "--temperature=0.16",
+        "--num-negatives=1000",
+        "--history=history",
+        "--history-weight=0.3",
+        "--epochs=30",
+    ],
     "ml-1m": ["--embedding-dim=128", "--temperature=0.15", "--epochs=20", "--batch-size=2048"],
 }
 
@@ -58,27 +66,38 @@ def baseline(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return dict(json.loads(target.read_text()))
 
 
-def retrieval(name: str, samples: Path, folder: Path) -> dict[str, Any]:
-    """Scores two towers, ALS and BPR on a split in LightGCN's format."""
+def retrieval(
+    name: str, samples: Path, folder: Path, found: dict[str, Any], ended: Callable[[], bool]
+) -> Iterator[None]:
+    """Scores two towers, ALS and BPR on a split in LightGCN's format.
+
+    It adds to `found` what that lacks, until `ended` is true; it yields after each part.
+    """
     paths = {
         part: samples / f"lightgcn_{name}_{part}.txt.gz" for part in ("train", "valid", "test")
     }
-    pairs = {
-        part: np.array([(user, item) for user, items in read_items(path).items() for item in items])
-        for part, path in paths.items()
-    }
-    found = baseline(pairs, folder)
-    made = folder / "set"
+    if not {"ALS", "BPR"} <= found.keys() and not ended():
+        pairs = {
+            part: np.array(
+                [(user, item) for user, items in read_items(path).items() for item in items]
+            )
+            for part, path in paths.items()
+        }
+        found |= baseline(pairs, folder)
+        yield
+    made, settings = folder / "set", TWO_TOWER[name]
     train = (str(paths["train"]), str(paths["valid"]))
     make_dataset(Options(train=train, test=str(paths["test"]), output=str(made)))
-    ours = [
-        train_two_tower(made, folder / f"model-{seed}", seed, TWO_TOWER[name]) for seed in SEEDS
-    ]
-    found["two_tower"] = {
-        "settings": TWO_TOWER[name],
-        **{score: [each[score] for each in ours] for score in ("recall@20", "ndcg@20")},
-    }
-    return found
+    ours = found.get("two_tower", {})
+    if ours.get("settings") != settings:
+        ours = {"settings": settings, "recall@20": [], "ndcg@20": []}
+    while len(ours["recall@20"]) < len(SEEDS) and not ended():
+        seed = SEEDS[len(ours["recall@20"])]
+        scores = train_two_tower(made, folder / f"model-{seed}", seed, settings)
+        for score in ("recall@20", "ndcg@20"):
+            ours[score].append(scores[score])
+        found["two_tower"] = ours
+        yield
 
 
 def train_two_tower(
@@ -129,14 +148,6 @@ def last_item(samples: Path, folder: Path) -> dict[str, Any]:
     return found
 
 
-def earlier(path: Path) -> dict[str, Any]:
-    """Gives what an earlier run measured, which this one replaces sample by sample."""
-    try:
-        return dict(json.loads(path.read_text())["retrieval"])
-    except FileNotFoundError:
-        return {}
-
-
 def show(results: Mapping[str, Any]) -> None:
     """Prints tables of retrieval."""
     for sample, result in results.items():
@@ -151,21 +162,36 @@ def show(results: Mapping[str, Any]) -> None:
         Console().print(table)
 
 
-def measure_retrieval(samples: Path, only: Sequence[str], path: Path, command: str) -> None:
-    """Measures retrieval on each sample, or on one."""
-    results, environment = earlier(path), report.environment()
+def measure_retrieval(
+    samples: Path, only: Sequence[str], path: Path, command: str, max_secs: float
+) -> bool:
+    """Measures retrieval on each sample, or on some; tells whether nothing is left to measure."""
+    began, environment = time.monotonic(), report.environment()
+    content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    content |= {"benchmark": "models", "command": command, "environment": environment}
+    content["seeds"] = len(SEEDS)
+    results = content.setdefault("retrieval", {})
+
+    def ended() -> bool:
+        return 0 < max_secs < time.monotonic() - began
+
+    def note(name: str) -> None:
+        content.setdefault("measured", {})[name] = {k: environment[k] for k in ("commit", "time")}
+        report.write(path, content)
+
     for name in (*RETRIEVAL, LAST_ITEM):
-        if only and name not in only:
+        if (only and name not in only) or ended():
             continue
         with tempfile.TemporaryDirectory() as folder:
-            results[name] = (
-                retrieval(name, samples, Path(folder))
-                if name in RETRIEVAL
-                else last_item(samples, Path(folder))
-            )
-        head = {"benchmark": "models", "command": command, "environment": environment}
-        report.write(path, {**head, "seeds": len(SEEDS), "retrieval": results})
+            if name == LAST_ITEM:
+                results[name] = last_item(samples, Path(folder))
+                note(name)
+                continue
+            found = results.setdefault(name, {})
+            for _ in retrieval(name, samples, Path(folder), found, ended):
+                note(name)
     show(results)
+    return not ended()
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -177,17 +203,16 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--models", default=",".join(MODELS), help="of clicks (%(default)s)")
     parser.add_argument("--flags", default="", help="of the models of clicks, after the preset")
     parser.add_argument("--inner", action="store_true", help="hold out rows to choose settings by")
-    parser.add_argument(
-        "--max-secs", type=float, default=0, help="begin no training of clicks later"
-    )
+    parser.add_argument("--max-secs", type=float, default=0, help="begin no training later")
     parser.add_argument("--output", type=Path, default=report.RESULTS, help="folder of the results")
     options = parser.parse_args(arguments)
     command = f"python -m benchmarks.models --samples {options.samples.name}"
     only = [name for name in options.only.split(",") if name]
     if options.suite in ("retrieval", "all"):
-        measure_retrieval(options.samples, only, options.output / "models.json", command)
-    if options.suite == "retrieval":
-        return 0
+        path = options.output / "models.json"
+        is_whole = measure_retrieval(options.samples, only, path, command, options.max_secs)
+        if options.suite == "retrieval" or not is_whole:
+            return 0 if is_whole else 1
     clicks = model_clicks.Options(
         models=tuple(name for name in options.models.split(",") if name),
         flags=tuple(options.flags.split()),

@@ -24,13 +24,13 @@ from benchmarks.peers.tf_ps import start_cluster
 from benchmarks.plain_models import BATCHES, RATE, make_plain, read_columns
 from embedps.data.dataset import Dataset
 
-NUM_PS, NUM_WORKERS, STEPS_PER_CALL, ROWS, SECS = 2, 2, 8, 98304, 8.0
+NUM_PS, NUM_WORKERS, STEPS_PER_CALL, BATCHES_READ, SECS = 2, 2, 8, 48, 8.0
 
 
 def measure(name: str, dataset: Dataset) -> float:
     """Measures a model; examples per second."""
-    columns, sizes = read_columns(dataset, ROWS)
     batch = BATCHES[name]
+    columns, sizes = read_columns(dataset, BATCHES_READ * batch)
     batches = tf.data.Dataset.from_tensor_slices(columns).batch(batch, drop_remainder=True)
     sample = next(iter(batches))
     with tempfile.TemporaryDirectory() as folder:
@@ -69,7 +69,7 @@ def measure(name: str, dataset: Dataset) -> float:
             coordinator.join()
             return time.monotonic() - began
 
-        per_epoch = -(-ROWS // (batch * STEPS_PER_CALL))
+        per_epoch = BATCHES_READ // STEPS_PER_CALL
         run(NUM_WORKERS * per_epoch)  # each worker reads its batches once
         calls = NUM_WORKERS * per_epoch
         secs = run(calls)

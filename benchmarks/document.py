@@ -38,6 +38,7 @@ def render(result: dict[str, Any]) -> str:
     kinds: dict[str, Callable[[dict[str, Any]], str]] = {
         "export": _export,
         "growth": _growth,
+        "byte_limit": _byte_limit,
         "scaling": _scaling,
         "checkpoint_pause": _pause,
         "checkpoint_cost": _cost,
@@ -138,6 +139,17 @@ def _growth(result: dict[str, Any]) -> str:
     return model_tables.table(
         [f"{r['rows']:,} rows x dim 16, row-wise Adagrad", "measured", "limit"], rows
     )
+
+
+def _byte_limit(result: dict[str, Any]) -> str:
+    cases = result["results"]["cases"]
+    limits = sorted({case["max_bytes"] for case in cases})
+    rows = []
+    for stream, dim in dict.fromkeys((case["stream"], case["dim"]) for case in cases):
+        of = {c["max_bytes"]: c for c in cases if (c["stream"], c["dim"]) == (stream, dim)}
+        ratios = (f"{of[limit]['ratio']:.3f} x" if limit in of else "" for limit in limits)
+        rows.append([f"{stream.replace('_', ' ')}, dim {dim}", *ratios])
+    return model_tables.table(["stream", *(f"{limit >> 20} MiB" for limit in limits)], rows)
 
 
 def _pause(result: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ STRIPES = 64
 CANDIDATES = 16
 FIRST_CHUNK_ROWS, CHUNK_ROWS = 16, 1024
 FIRST_ROOM = STRIPES * FIRST_CHUNK_ROWS
-BOOKKEEPING_BYTES = 32
+TABLE_BYTES, BOOKKEEPING_BYTES = 65536, 40
 LEARNING_RATE = 0.5
 DIM = 2
 CAUSES = ("age", "norm", "limit", "hand")
@@ -54,6 +54,7 @@ class TwinRow:
     value: float
     last_step: int
     frequency: int
+    saved: bool = False  # a file has it
 
     def worth(self, order: str) -> tuple[int, int]:
         frequency = max(self.frequency, 1)
@@ -150,7 +151,9 @@ class TableTwin:
         max_bytes = limit.max_bytes // num_shards if limit else 0
         self.num_rows = 0
         self.max_room = (
-            max(FIRST_ROOM, max_bytes // (row_bytes() + BOOKKEEPING_BYTES)) if max_bytes else 0
+            max(FIRST_ROOM, (max_bytes - TABLE_BYTES) // (row_bytes() + BOOKKEEPING_BYTES))
+            if max_bytes
+            else 0
         )
 
     @property
@@ -237,7 +240,9 @@ class TableTwin:
         self._remove(stripe, number, "limit")
 
     def _remove(self, stripe: Stripe, number: int, cause: str | None) -> None:
-        stripe.open_removed.add(stripe.remove(number).id)
+        row = stripe.remove(number)
+        if row.saved:
+            stripe.open_removed.add(row.id)
         self.num_rows -= 1
         if cause is not None:
             self.evicted[cause] += 1
@@ -292,6 +297,7 @@ class TableTwin:
             for number in numbers:
                 row = stripe.rows[number]
                 if row is not None:
+                    row.saved = True
                     records.append((row.id, (row.value, row.last_step, row.frequency)))
         return records
 
@@ -306,7 +312,7 @@ class TableTwin:
                     self.num_rows -= 1
                 continue
             value, last_step, frequency = fields
-            row = TwinRow(id_, value, last_step, frequency)
+            row = TwinRow(id_, value, last_step, frequency, saved=True)
             self.steps = max(self.steps, last_step + 1)
             if number is not None:
                 stripe.rows[number] = row

@@ -48,15 +48,15 @@ AGE = TimeToLive(steps=10)
             "table 't': capacity 5 refuses new ids and max_rows 3 displaces rows for them",
         ),
         (
-            lambda: make_collection([make_table(eviction=(SizeLimit(max_bytes=100_000),))]),
+            lambda: make_collection([make_table(eviction=(SizeLimit(max_bytes=200_000),))]),
             None,
         ),
         (
             # A row has 16 + 4 * 4 + 4 bytes with row-wise Adagrad.
             lambda: make_collection(
-                [make_table(eviction=(SizeLimit(max_bytes=100_000),))], num_shards=2
+                [make_table(eviction=(SizeLimit(max_bytes=200_000),))], num_shards=2
             ),
-            "table 't': max_bytes must be at least 69632 per parameter server but is 50000",
+            "table 't': max_bytes must be at least 143360 per parameter server but is 100000",
         ),
     ],
 )

@@ -27,6 +27,7 @@ from tests.tables.table_twin import (
     DIM,
     FIRST_ROOM,
     LEARNING_RATE,
+    TABLE_BYTES,
     Record,
     TableTwin,
     row_bytes,
@@ -145,7 +146,7 @@ class Trace:
             policies.append(MinNorm(norm=rnd.choice([0.5, 1.0, 2.0])))
         if rnd.random() < 0.7:
             rows = 0 if self.capacity else rnd.choice([0, 1, 5, 20, 90])
-            least = FIRST_ROOM * (row_bytes() + BOOKKEEPING_BYTES)
+            least = TABLE_BYTES + FIRST_ROOM * (row_bytes() + BOOKKEEPING_BYTES)
             room = rnd.choice([0, 16, 40, 100]) * (row_bytes() + BOOKKEEPING_BYTES)
             many = 0 if rows and rnd.random() < 0.5 else self.most_shards * (least + room)
             order: Literal["least_recent", "least_frequent"]

@@ -142,6 +142,53 @@ TEST(MemoryStaysBelowAByteLimit) {
   EXPECT_TRUE(NumRows(store, 0) > 30'000);
 }
 
+TEST(MemoryStaysBelowAByteLimitHoweverManyRowsGoBetweenSaves) {
+  EvictionConfig eviction;
+  eviction.max_bytes = 4 << 20;
+  RowStore store(WithEviction(eviction));
+  Rows chain;
+  int64_t since = CutOnto(&store, CutKind::kBase, -1, &chain);
+  for (int save = 0; save < 3; ++save) {
+    for (int64_t first = save * 1'000'000; first < save * 1'000'000 + 300'000; first += 1000) {
+      Lookup(&store, Batch{Range(first, first + 1000)});
+      EXPECT_TRUE(store.Stats().memory_bytes <= eviction.max_bytes);
+      if (first % 100'000 == 0) store.Evict(0, 1, 2);
+    }
+    int64_t records = 0;
+    since = CutOnto(&store, CutKind::kDelta, since, &chain, &records);
+    // Rows that came and went between two saves leave no removals.
+    EXPECT_TRUE(records < 80'000);
+    EXPECT_TRUE(chain == BaseOf(&store));
+  }
+}
+
+TEST(WhatACopyGaveIsRemovedByTheNextDelta) {
+  RowStore store(WithEviction(EvictionConfig()));
+  Rows rows;
+  const int64_t cut = CutOnto(&store, CutKind::kBase, -1, &rows);
+  Lookup(&store, Batch{Range(0, 100)});
+  rows.clear();
+  const Status copied = store.Copy([&](const RowColumns& columns) {
+    Apply(columns, 4, &rows);
+    return Status::Ok();
+  });
+  EXPECT_TRUE(copied.ok());
+  EXPECT_EQ(store.Evict(0, 1, 1), 100);
+  CutOnto(&store, CutKind::kDelta, cut, &rows);
+  EXPECT_TRUE(rows.empty());
+}
+
+TEST(WhatMarkCleanSawIsRemovedByTheNextDelta) {
+  RowStore store(WithEviction(EvictionConfig()));
+  Lookup(&store, Batch{Range(0, 100)});
+  const int64_t cut = store.MarkClean();
+  EXPECT_EQ(store.Evict(0, 1, 1), 100);
+  Rows rows;
+  int64_t records = 0;
+  CutOnto(&store, CutKind::kDelta, cut, &rows, &records);
+  EXPECT_EQ(records, 100);
+}
+
 TEST(RowsBeforeTheOldestStepGo) {
   EvictionConfig eviction;
   eviction.has_oldest_step = true;

@@ -14,6 +14,7 @@ constexpr size_t kFirstRegionBytes = 2
                                      << 20;  // each region is as large as all earlier ones together
 constexpr size_t kMaxRegionBytes = 256 << 20;
 constexpr size_t kHugeRegionBytes = 8 << 20;  // regions from this size on ask for huge pages
+constexpr size_t kHugePagesOfMost = 128;
 constexpr size_t kMinAheadBytes = 8 << 20;
 constexpr size_t kMaxAheadBytes = 64 << 20;
 constexpr size_t kAheadShare =
@@ -73,6 +74,11 @@ void PagePool::Free(char* piece, size_t bytes) {
   freed_[bytes].push_back(piece);
 }
 
+void PagePool::SetMostBytes(size_t bytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  most_bytes_ = bytes;
+}
+
 int64_t PagePool::SpareBytes() const {
   std::lock_guard<std::mutex> lock(mutex_);
   size_t bytes = 0;
@@ -97,7 +103,8 @@ void PagePool::AddRegion(size_t min_bytes) {
   const size_t at = reinterpret_cast<uintptr_t>(mapped);
   region.begin = region.mapped + (RoundUp(at, kHugePageBytes) - at);
   // If the system has no huge pages, small ones will do.
-  madvise(region.begin, bytes, bytes < kHugeRegionBytes ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
+  const bool huge = bytes >= kHugeRegionBytes && most_bytes_ / kHugePagesOfMost >= kHugePageBytes;
+  madvise(region.begin, bytes, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
   regions_.push_back(region);
 }
 
@@ -110,7 +117,8 @@ size_t PagePool::AheadBytes() const {
 }
 
 size_t PagePool::TargetAheadBytes() const {
-  return std::clamp(used_bytes_ / kAheadShare, kMinAheadBytes, kMaxAheadBytes);
+  const size_t left = most_bytes_ - std::min(most_bytes_, used_bytes_);
+  return std::min(left, std::clamp(used_bytes_ / kAheadShare, kMinAheadBytes, kMaxAheadBytes));
 }
 
 void PagePool::TouchAhead() {
@@ -129,7 +137,10 @@ void PagePool::TouchAhead() {
     Region& region = regions_[i];
     const size_t first =
         std::max(region.touched, region.allocated / kHugePageBytes * kHugePageBytes);
-    const size_t last = std::min(region.bytes, first + kHugePageBytes);
+    const size_t missing = RoundUp(TargetAheadBytes() - AheadBytes(), kPageBytes);
+    const size_t step =
+        most_bytes_ == SIZE_MAX ? kHugePageBytes : std::min(kHugePageBytes, missing);
+    const size_t last = std::min(region.bytes, first + step);
     char* const begin = region.begin;
     lock.unlock();
     TouchPages(begin + first, begin + last);

@@ -33,6 +33,10 @@ class PagePool {
   // Frees a piece that Allocate(bytes) returned.
   void Free(char* piece, size_t bytes);
 
+  // Sets how many bytes the pieces will have at most: it touches no pages ahead of these, and asks
+  // for no huge pages where one would be more than a hundredth. Called before Allocate.
+  void SetMostBytes(size_t bytes);
+
   // Counts the bytes of touched or allocated pages that no piece uses.
   int64_t SpareBytes() const;
 
@@ -57,6 +61,7 @@ class PagePool {
   size_t current_ = 0;  // the region to allocate from
   size_t used_bytes_ = 0;
   size_t largest_piece_ = 0;
+  size_t most_bytes_ = SIZE_MAX;
   std::map<size_t, std::vector<char*>> freed_;  // by size
   bool ended_ = false;
   std::condition_variable changed_;

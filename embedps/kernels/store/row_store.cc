@@ -35,12 +35,16 @@ RowStore::RowStore(RowStoreConfig config)
   }
   MakeCounters();
   bool sweeps = false;
+  size_t most_bytes = 0;  // of all tables, if all have a limit
   for (int t = 0; t < num_tables(); ++t) {
     const EvictionConfig& eviction = config_.tables[t].eviction;
     evictions_.push_back(std::make_unique<TableEviction>(eviction, layout_, salts_[t],
                                                          &stripes_[t * kStripes], &table_rows_[t]));
     sweeps |= eviction.sweeps();
+    if (eviction.max_bytes == 0) most_bytes = SIZE_MAX;
+    if (most_bytes != SIZE_MAX) most_bytes += evictions_[t]->MostPoolBytes();
   }
+  if (most_bytes > 0) pool_.SetMostBytes(most_bytes);
   if (sweeps && config_.sweeps_itself) {
     sweeper_ =
         std::make_unique<Sweeper>([this](const Sweeper::Pause& pause) { Sweep(pause); },
@@ -211,14 +215,16 @@ int64_t RowStore::Remove(int table, const int64_t* ids, int64_t num_ids) {
     const uint64_t hash = RowHash(salts_[table], ids[i]);
     Stripe& s = stripe(table, hash);
     std::lock_guard<std::mutex> lock(s.mutex);
-    if (!s.Remove(hash, ids[i], salts_[table])) {
+    const uint32_t number = s.Find(hash, ids[i]);
+    if (number == kNone) {
       CounterMap* counters = counters_[table * kStripes + StripeOf(hash)].get();
       if (counters != nullptr && counters->Count(hash, ids[i], 0) > 0) {
         counters->Erase(hash, ids[i]);
       }
       continue;
     }
-    s.open_removed.push_back(ids[i]);
+    if (s.Row(number)->saved) Stripe::ListRemoval(ids[i], &s.open_removed);
+    s.Remove(hash, ids[i], salts_[table]);
     ++removed;
   }
   table_rows_[table].fetch_sub(removed, std::memory_order_relaxed);
@@ -295,7 +301,10 @@ void RowStore::CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pend
         stripe.PrefetchRow(rows[i + kAheadRows]);
       }
       RowHeader* row = stripe.Row(number);
-      if (row->live) outgoing->AppendRow(table, *row);
+      if (row->live) {
+        outgoing->AppendRow(table, *row);
+        if (!row->saved) row->saved = 1;
+      }
       if (row->listed)
         row->listed = 0;  // few rows are listed, so a base leaves most cache lines clean
     }
@@ -347,8 +356,10 @@ Status RowStore::Copy(const RowSink& sink) {
       outgoing.Reserve(last - first);  // not under the lock
       std::lock_guard<std::mutex> lock(stripe.mutex);
       for (uint32_t number = first; number < last; ++number) {
-        const RowHeader& row = *stripe.Row(number);
-        if (row.live) outgoing.AppendRow(i / kStripes, row);
+        RowHeader* row = stripe.Row(number);
+        if (!row->live) continue;
+        outgoing.AppendRow(i / kStripes, *row);
+        if (!row->saved) row->saved = 1;
       }
     }
   }
@@ -427,6 +438,7 @@ void RowStore::LoadRecord(const RowColumns& columns, int64_t i, int table, uint6
       layout_.WriteOptimizerSlots(initial_optimizer_slots_, stripe->Row(number));
   }
   RowHeader* row = stripe->Row(number);
+  row->saved = 1;
   row->last_step = columns.last_step[i];
   NoteStep(row->last_step);
   row->frequency = std::min(columns.frequency[i], kMaxFrequency);

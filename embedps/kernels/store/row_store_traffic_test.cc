@@ -2,6 +2,7 @@
 // concurrently.
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <random>
 #include <set>
@@ -119,6 +120,93 @@ void ExpectWholeRowsUnderTraffic(OptimizerKind kind) {
 
 TEST(SgdRowsStayWholeUnderTraffic) { ExpectWholeRowsUnderTraffic(OptimizerKind::kSgd); }
 TEST(AdagradRowsStayWholeUnderTraffic) { ExpectWholeRowsUnderTraffic(OptimizerKind::kAdagrad); }
+
+// EMBEDPS_TRAFFIC_TIMES makes the traffic so many times as long (CONTRIBUTING.md).
+int Times() {
+  const char* times = std::getenv("EMBEDPS_TRAFFIC_TIMES");
+  return times == nullptr ? 1 : std::atoi(times);
+}
+
+// Limits, ages and norms evict beside lookups, updates, cuts that fail, copies, and a growing
+// index.
+void ExpectWholeRowsUnderEviction(const EvictionConfig& eviction) {
+  constexpr int kDim = 8;
+  const int rounds = 200 * Times();
+  RowStoreConfig config = MakeConfig(kDim, 2);
+  for (TableConfig& table : config.tables) table.eviction = eviction;
+  config.sweeps_itself = true;
+  RowStore store(config);
+  std::atomic<uint32_t> step{1};
+  Traffic traffic;
+  for (int k = 0; k < 2; ++k) {
+    traffic.Run([&, k] {
+      std::mt19937_64 random(k);
+      for (int i = 0; i < rounds; ++i) {
+        const Batch batch{SomeIds(&random, 100 + 100 * i), SomeIds(&random, 100 + 10 * i)};
+        const std::vector<float> rows = Lookup(&store, batch);
+        for (size_t r = 0; r < batch.ids.size(); ++r) {
+          for (int d = 1; d < kDim; ++d) EXPECT_EQ(rows[r * kDim + d], rows[r * kDim]);
+        }
+        Update(&store, batch, 1, -1, step++);
+      }
+    });
+  }
+  traffic.Run([&] {
+    for (int i = 0; i < rounds; ++i) {
+      store.Sweep([] { return true; });
+      store.SetOldestStep(i % 2, step.load() / 2);
+      for (int t = 0; t < 2; ++t) {
+        // Each of the two threads counts a row before it displaces another.
+        if (eviction.max_rows > 0) EXPECT_TRUE(NumRows(store, t) <= eviction.max_rows + 2);
+      }
+      EXPECT_TRUE(store.Copy([](const RowColumns&) { return Status::Ok(); }).ok());
+    }
+  });
+  Rows chain;
+  int64_t committed = -1, cuts = 0;
+  const auto cut_once = [&](bool fails) {
+    const CutKind kind = cuts % 11 == 0 ? CutKind::kBase : CutKind::kDelta;
+    Rows rows = kind == CutKind::kBase ? Rows() : chain;
+    int64_t cut = 0;
+    const Status status = store.Cut(
+        kind, committed,
+        [&](const RowColumns& columns) {
+          if (fails) return Status::IoError("disk full");
+          Apply(columns, kDim, &rows);
+          return Status::Ok();
+        },
+        &cut);
+    ++cuts;
+    if (!status.ok()) return;
+    chain = std::move(rows);
+    committed = cut;
+  };
+  while (traffic.running > 0) cut_once(cuts % 3 == 2);
+  traffic.Join();
+  cut_once(false);
+  EXPECT_TRUE(chain == BaseOf(&store));
+  int64_t evicted = 0;
+  for (int t = 0; t < 2; ++t) {
+    for (const int64_t count : store.Evicted(t)) evicted += count;
+  }
+  EXPECT_TRUE(evicted > 0);
+}
+
+TEST(RowsStayWholeAtARowLimit) {
+  EvictionConfig eviction;
+  eviction.max_rows = 500;
+  eviction.ttl_steps = 40;
+  ExpectWholeRowsUnderEviction(eviction);
+}
+
+TEST(RowsStayWholeAtAByteLimit) {
+  EvictionConfig eviction;
+  eviction.max_bytes = TableEviction::LeastBytes(16 + 4 * 8);
+  eviction.order = EvictionOrder::kLeastFrequent;
+  eviction.min_norm = 4;
+  eviction.has_oldest_step = true;
+  ExpectWholeRowsUnderEviction(eviction);
+}
 
 TEST(LoadsRunBesideLookupsUpdatesAndCuts) {
   constexpr int kDim = 4;

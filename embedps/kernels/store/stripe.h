@@ -25,15 +25,16 @@ inline constexpr int kSegmentBits = 12;
 inline constexpr uint32_t kSegmentEntries = 1u << kSegmentBits;
 inline constexpr uint32_t kMaxStripeRows = (1u << 24) - 2;
 inline constexpr uint32_t kNone = 0xFFFFFFFF;  // not a row
-inline constexpr uint32_t kMaxFrequency = (1u << 30) - 1;
+inline constexpr uint32_t kMaxFrequency = (1u << 29) - 1;
 
 // Precedes a row's floats (row_layout.h). It is packed: a row of dim 16 with one float of optimizer
 // slots takes 84 bytes as float32, and 52 with an embedding of bfloat16.
 struct __attribute__((packed, aligned(4))) RowHeader {
   int64_t id;
   uint32_t last_step;
-  uint32_t frequency : 30;  // number of updates; stops at kMaxFrequency
+  uint32_t frequency : 29;  // number of updates; stops at kMaxFrequency
   uint32_t live : 1;
+  uint32_t saved : 1;   // a cut or a copy may have given the row, so its removal must be in a delta
   uint32_t listed : 1;  // in the open list, or in the list of a cut that has not copied the row yet
 };
 inline constexpr size_t kHeaderBytes = 16;
@@ -140,9 +141,9 @@ class Stripe {
   // stripe is full.
   uint32_t Insert(uint64_t hash, int64_t id, uint64_t salt) {
     uint32_t number;
-    if (!free_.empty()) {
-      number = free_.back();
-      free_.pop_back();
+    if (free_ != kNone) {
+      number = free_;
+      free_ = NextFree(number);
     } else {
       if (used_ >= kMaxStripeRows) return kNone;
       if (used_ == room_) AddRoom();
@@ -153,6 +154,7 @@ class Stripe {
     row->last_step = 0;
     row->frequency = 0;
     row->live = 1;
+    row->saved = 0;
     row->listed = 0;
     ++live_;
     while (directory_.empty() || (SegmentOf(hash)->used + 1) * 5 > (mask_ + 1) * 4) {
@@ -190,7 +192,8 @@ class Stripe {
       // If the row comes back, the next cut writes it after its removal, so it must be listed
       // again.
       row->listed = 0;
-      free_.push_back(RowOf(entry));
+      row->id = free_;  // the free rows are a list
+      free_ = RowOf(entry);
       --live_;
       --segment->used;
       CloseGap(segment, at, salt);
@@ -203,7 +206,17 @@ class Stripe {
     RowHeader* row = Row(number);
     if (row->listed) return;
     row->listed = 1;
+    if (open.size() == open.capacity()) MakeRoomToList();
     open.push_back(number);
+  }
+
+  // Lists the removal of a row that has been saved, for the next cut.
+  static void ListRemoval(int64_t id, std::vector<int64_t>* removed) {
+    // A growth of a half leaves less unused than the usual doubling.
+    if (removed->size() == removed->capacity()) {
+      removed->reserve(removed->size() + removed->size() / 2 + 16);
+    }
+    removed->push_back(id);
   }
 
   RowHeader* Row(uint32_t number) const {
@@ -216,7 +229,7 @@ class Stripe {
   uint32_t room() const { return room_; }  // rows that there is memory for
 
   // Whether the next insert needs memory for more rows, and for how many there will be memory then.
-  bool NeedsRoom() const { return free_.empty() && used_ == room_; }
+  bool NeedsRoom() const { return free_ == kNone && used_ == room_; }
   uint32_t NextRoom() const {
     return room_ >= kChunkRows ? room_ + kChunkRows : std::max(kFirstChunkRows, 2 * room_);
   }
@@ -235,7 +248,7 @@ class Stripe {
     first_segment_.reset();
     chunks_ = {};
     first_chunk_.reset();
-    free_ = {};
+    free_ = kNone;
     mask_ = used_ = room_ = 0;
     live_ = 0;
     open = {};
@@ -252,6 +265,7 @@ class Stripe {
       for (size_t i = 0; i < list->size(); ++i) {
         if (i + kAhead < list->size()) __builtin_prefetch(Row((*list)[i + kAhead]), 1);
         Row((*list)[i])->listed = 0;
+        Row((*list)[i])->saved = 1;  // whoever forgets the touches knows the rows
       }
     }
     // Frees their memory too; `= {}` would keep it.
@@ -266,13 +280,13 @@ class Stripe {
         sizeof(*this) + room_ * row_bytes_ + chunks_.size() * sizeof(void*) +
         segments_.size() * (SegmentBytes(mask_ + 1) + sizeof(void*)) +
         directory_.size() * sizeof(void*) +
-        (free_.capacity() + open.capacity() + pending.capacity()) * sizeof(uint32_t) +
+        (open.capacity() + pending.capacity()) * sizeof(uint32_t) +
         (open_removed.capacity() + pending_removed.capacity() + displaced_by_records.capacity()) *
             sizeof(int64_t));
   }
 
   std::vector<uint32_t> open;         // rows touched since the last cut
-  std::vector<int64_t> open_removed;  // ids removed since the last cut
+  std::vector<int64_t> open_removed;  // ids of saved rows removed since the last cut
   std::vector<uint32_t> pending;      // rows of the last cut, until it is known to be committed
   std::vector<int64_t> pending_removed;
   std::vector<int64_t> displaced_by_records;  // ids without a place when records were loaded
@@ -326,6 +340,20 @@ class Stripe {
   static size_t DirectoryBits(uint64_t hash) { return hash >> (kStripeBits + kSegmentBits); }
   Segment* SegmentOf(uint64_t hash) const {
     return directory_[DirectoryBits(hash) & (directory_.size() - 1)];
+  }
+
+  // A free row's id is the number of the next free row.
+  uint32_t NextFree(uint32_t number) const { return static_cast<uint32_t>(Row(number)->id); }
+
+  // Makes room in the open list. It has a row number twice if the row was removed and the number
+  // got another row, so it is cleared of these before it gets longer than five quarters of the
+  // rows.
+  void MakeRoomToList() {
+    const size_t most = used_ + used_ / 4 + 16;
+    if (open.size() >= most) SortRows(used_, &open);
+    if (open.size() == open.capacity()) {
+      open.reserve(std::min(most, open.size() + open.size() / 2 + 16));
+    }
   }
 
   void Place(Segment* segment, uint64_t hash, uint32_t number) {
@@ -400,7 +428,7 @@ class Stripe {
   std::vector<char*> chunks_;
   std::unique_ptr<char[]> first_chunk_;  // while it is smaller than the full size
   uint32_t room_ = 0;                    // rows in the chunks, used or not
-  std::vector<uint32_t> free_;
+  uint32_t free_ = kNone;                // the first free row
   uint32_t used_ = 0;
   int64_t live_ = 0;
 };

@@ -24,13 +24,13 @@ int64_t Slack(int64_t limit) { return limit / 64 + kFirstRoom; }
 }  // namespace
 
 int64_t TableEviction::LeastBytes(const RowLayout& layout) {
-  return kFirstRoom * CountedBytes(layout);
+  return kTableBytes + kFirstRoom * CountedBytes(layout);
 }
 
 TableEviction::TableEviction(const EvictionConfig& config, const RowLayout& layout, uint64_t salt,
                              const std::unique_ptr<Stripe>* stripes, std::atomic<int64_t>* rows)
     : config_(config),
-      max_room_(std::max(kFirstRoom, config.max_bytes / CountedBytes(layout))),
+      max_room_(std::max(kFirstRoom, (config.max_bytes - kTableBytes) / CountedBytes(layout))),
       layout_(layout),
       salt_(salt),
       stripes_(stripes),
@@ -78,7 +78,7 @@ bool TableEviction::MakePlaceForRecord(int64_t id, uint32_t last_step, uint32_t 
     }
   }
   counts_[static_cast<int>(EvictionCause::kLimit)].fetch_add(1, std::memory_order_relaxed);
-  stripe->displaced_by_records.push_back(id);
+  Stripe::ListRemoval(id, &stripe->displaced_by_records);
   return false;
 }
 
@@ -176,8 +176,8 @@ int64_t TableEviction::Evict(uint32_t step, uint32_t max_frequency) {
 void TableEviction::Remove(Stripe* stripe, uint32_t number, EvictionCause cause,
                            std::vector<int64_t>* removed) {
   const int64_t id = stripe->Row(number)->id;
+  if (stripe->Row(number)->saved) Stripe::ListRemoval(id, removed);
   stripe->Remove(RowHash(salt_, id), id, salt_);
-  removed->push_back(id);
   rows_->fetch_sub(1, std::memory_order_relaxed);
   counts_[static_cast<int>(cause)].fetch_add(1, std::memory_order_relaxed);
 }

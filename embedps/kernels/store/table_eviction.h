@@ -18,8 +18,15 @@ namespace embedps {
 class TableEviction {
  public:
   // Bytes that a byte limit counts for each row besides the row itself: its share of the index, and
-  // its places in the lists of touched, removed and free rows, at their largest.
-  static constexpr int64_t kBookkeepingBytes = 32;
+  // of lists. It may be in those of touched rows, with 5 bytes in the open one and 4 in the pending
+  // one, and a row that it displaced in those of removed ids, with 8 to 12 and 8.
+  static constexpr int64_t kIndexBytes = 11;
+  static constexpr int64_t kBookkeepingBytes = kIndexBytes + 29;
+
+  // Bytes that a byte limit counts for a table without rows: its stripes and the least memory of
+  // their lists.
+  static constexpr int64_t kTableBytes = kStripes * int64_t{1024};
+  static_assert(sizeof(Stripe) + 640 <= 1024);
 
   // Returns the least byte limit: each stripe must have room for its first rows.
   static int64_t LeastBytes(const RowLayout& layout);
@@ -29,6 +36,9 @@ class TableEviction {
                 const std::unique_ptr<Stripe>* stripes, std::atomic<int64_t>* rows);
 
   const EvictionConfig& config() const { return config_; }
+
+  // The most bytes of rows and index under the byte limit, if there is one.
+  size_t MostPoolBytes() const { return max_room_ * (layout_.row_bytes() + kIndexBytes); }
 
   // Makes a place for a new row in a stripe that the caller has locked; the row is already counted
   // in `rows`. At a limit it displaces the worst of the stripe's candidates, or if the stripe has

@@ -1,0 +1,267 @@
+"""Measures what a server's memory is under a byte limit: `python -m benchmarks.byte_limit`.
+
+Each case is a process of its own, with malloc as a parameter server has it. It has one table of a
+limited number of bytes, and a stream of steps; each step looks ids up, and updates their rows.
+After every few steps it writes a delta to a file. A thread reads the process' anonymous memory
+every few milliseconds. The peak is compared with the memory before the table, when an equal stream
+has run through a small table of the same process: that is TensorFlow's own, with the buffers of
+steps and of files.
+
+Streams:
+
+- new: every id is new;
+- zipf: ids by Zipf's law with exponent 1.05; what is frequent drifts;
+- alternating: two sets of ids that both fill the table, in turn;
+- sweeps: half of the rows go by hand between saves, and others come;
+- rare saves: every id is new, and a delta comes after each has been displaced several times.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import embedps  # noqa: F401  before TensorFlow: it has it start quietly
+
+# isort: split
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import report
+from embedps import kernels
+from embedps.console import command_line
+from embedps.errors import EmbedpsError
+from embedps.server import keep_freed_memory
+from embedps.splitmix import mix
+from embedps.tables import RowwiseAdagrad, SizeLimit, ops
+from embedps.tables.eviction import store_attributes
+
+STREAMS = ("new", "zipf", "alternating", "sweeps", "rare_saves")
+_BATCH_IDS = 16384
+_SAMPLE_SECS = 0.004
+_WARM_ROWS = 100_000
+
+Ids = npt.NDArray[np.int64]
+
+
+class LimitedTable:
+    """A store of one table with a limit of bytes or of rows."""
+
+    def __init__(self, name: str, limit: SizeLimit, dim: int) -> None:
+        self._dim = dim
+        self._cut = -1
+        self._step = 0
+        self._gradients = np.full((_BATCH_IDS, dim), 0.1, np.float32)
+        self.store = ops.row_store(
+            container=f"byte-limit-{name}",
+            shared_name=name,
+            group=name,
+            dim=dim,
+            optimizer=RowwiseAdagrad.kind,
+            **RowwiseAdagrad().settings(),
+            tables=[name],
+            seeds=[0],
+            initializers=["uniform"],
+            initializer_lows=[-0.25],
+            initializer_highs=[0.25],
+            max_rows=[0],
+            **store_attributes([(limit,)], num_shards=1),
+        )
+
+    def step(self, ids: Ids) -> None:
+        """Looks ids up and updates their rows."""
+        splits = np.asarray([0, len(ids)], np.int32)
+        kernels.load().embedps_lookup(self.store, ids, splits, dim=self._dim, insert=True)
+        kernels.load().embedps_update(
+            self.store,
+            ids,
+            splits,
+            self._gradients[: len(ids)],
+            np.float32(0.1),
+            np.int64(self._step),
+            np.bool_(True),
+        )
+        self._step += 1
+
+    def evict_older_half(self, steps: int) -> None:
+        """Removes the rows of all but the last steps."""
+        kernels.load().embedps_evict(self.store, self._step - steps, 2**31, table=0)
+
+    def save(self, kind: str, folder: Path) -> None:
+        """Writes and forgets a file of rows."""
+        path = folder / "shard-0-of-1.arrow"
+        made = kernels.load().embedps_write_rows(self.store, str(path), self._cut, 0.0, kind=kind)
+        self._cut = int(made.info.numpy()[0])
+        path.unlink()
+
+    def counts(self) -> dict[str, int]:
+        """Counts rows, bytes as the store knows them, and rows that the limit displaced."""
+        stats = kernels.load().embedps_stats(self.store)
+        displaced = kernels.load().embedps_eviction_stats(self.store).numpy()[0]
+        return {
+            "rows": int(stats.rows.numpy()[0]),
+            "counted_bytes": int(stats.counters.numpy()[0]),
+            "evicted": int(displaced.sum()),
+        }
+
+
+class PeakMemory(threading.Thread):
+    """Finds the most anonymous memory of the process."""
+
+    def __init__(self) -> None:
+        super().__init__(name="peak-memory")
+        self.bytes = 0
+        self._end = threading.Event()
+
+    def run(self) -> None:
+        while not self._end.wait(_SAMPLE_SECS):
+            self.bytes = max(self.bytes, report.anonymous_bytes())
+
+    def end(self) -> int:
+        """Stops the thread and returns the peak."""
+        self._end.set()
+        self.join()
+        return max(self.bytes, report.anonymous_bytes())
+
+
+def ids_of(numbers: Ids) -> Ids:
+    """Maps distinct numbers to distinct 64-bit ids."""
+    return mix(numbers.astype(np.uint64)).view(np.int64)
+
+
+def batches(stream: str, capacity: int) -> Iterator[Ids]:
+    """Yields the distinct ids of each step, for ever; `capacity` is about what the table holds."""
+    rng = np.random.default_rng(3)
+    step = 0
+    while True:
+        first = step * _BATCH_IDS
+        numbers = np.arange(first, first + _BATCH_IDS, dtype=np.int64)
+        if stream == "zipf":
+            ranks = rng.zipf(1.05, size=2 * _BATCH_IDS) % (8 * capacity)
+            numbers = (ranks + np.where(ranks < capacity, first // 8, 0)).astype(np.int64)
+        elif stream == "alternating":
+            turn = first // capacity % 2
+            numbers = turn * 2 * capacity + numbers % capacity
+        yield np.unique(ids_of(numbers))[:_BATCH_IDS]
+        step += 1
+
+
+def run_case(stream: str, max_bytes: int, dim: int, turnovers: int) -> dict[str, Any]:
+    """Runs a stream in this process; returns its peak."""
+    keep_freed_memory()
+    capacity = max_bytes // (16 + 4 * dim + 4 + 24)
+    per_save = max(1, (3 if stream == "rare_saves" else 1) * capacity // _BATCH_IDS)
+    if stream not in ("rare_saves", "sweeps"):
+        per_save = max(1, per_save // 3)
+
+    def play(table: LimitedTable, steps: int, folder: Path) -> None:
+        table.save("base", folder)
+        for step, ids in zip(range(steps), batches(stream, capacity), strict=False):
+            table.step(ids)
+            if step % per_save == per_save - 1:
+                if stream == "sweeps":
+                    table.evict_older_half(per_save // 2)
+                table.save("delta", folder)
+
+    with tempfile.TemporaryDirectory(prefix="embedps-byte-limit-") as name:
+        small = LimitedTable("small", SizeLimit(max_rows=_WARM_ROWS), dim)
+        for saves in range(4):
+            play(small, 4 * (saves + 1), Path(name))
+            small.save("delta", Path(name))
+        before = report.anonymous_bytes()
+        peak = PeakMemory()
+        peak.start()
+        table = LimitedTable("table", SizeLimit(max_bytes=max_bytes), dim)
+        play(table, turnovers * capacity // _BATCH_IDS, Path(name))
+        counts = table.counts()
+        table.save("base", Path(name))
+    added = peak.end() - before
+    return {
+        "stream": stream,
+        "dim": dim,
+        "max_bytes": max_bytes,
+        "peak_bytes": added,
+        "ratio": round(added / max_bytes, 4),
+        "resident_before": before,
+        **counts,
+    }
+
+
+def in_a_process(stream: str, max_bytes: int, dim: int, turnovers: int) -> dict[str, Any]:
+    """Runs a case in a process of its own."""
+    arguments = [f"--case={stream}", f"--max-bytes={max_bytes}", f"--dims={dim}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.byte_limit", *arguments, f"--turnovers={turnovers}"],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise EmbedpsError(f"the process of {stream} at {max_bytes} bytes failed: see above")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def show(cases: list[dict[str, Any]]) -> None:
+    """Prints the table."""
+    table = Table(title="peak of resident memory above TensorFlow's own, over max_bytes")
+    for column in ("stream", "dim", "max_bytes", "peak / max_bytes", "rows", "evicted"):
+        table.add_column(column)
+    for case in cases:
+        numbers = (case["ratio"], case["rows"], case["evicted"])
+        table.add_row(
+            case["stream"], str(case["dim"]), f"{case['max_bytes']:,}", *(f"{n:,}" for n in numbers)
+        )
+    Console().print(table)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command line."""
+    parser = command_line.Parser(prog="python -m benchmarks.byte_limit", description=__doc__)
+    parser.add_argument("--max-bytes", type=_numbers, default=(32 << 20, 128 << 20))
+    parser.add_argument("--dims", type=_numbers, default=(16, 64))
+    parser.add_argument(
+        "--turnovers", type=int, default=4, help="ids of a stream over what fits (default: 4)"
+    )
+    parser.add_argument("--case", choices=STREAMS, help="run one stream in this process")
+    output = report.RESULTS / "byte_limit.json"
+    parser.add_argument("--output", type=report.output_file, default=output)
+    options = parser.parse_args(arguments)
+    run: Callable[..., dict[str, Any]] = run_case if options.case else in_a_process
+    cases = [
+        run(stream, max_bytes, dim, options.turnovers)
+        for max_bytes in options.max_bytes
+        for dim in options.dims
+        for stream in ([options.case] if options.case else STREAMS)
+    ]
+    if options.case:
+        print(json.dumps(cases[0]))
+        return 0
+    show(cases)
+    report.write(
+        options.output,
+        {
+            "benchmark": "byte_limit",
+            "command": "python -m benchmarks.byte_limit",
+            "environment": report.environment(),
+            "config": {"turnovers": options.turnovers, "batch_ids": _BATCH_IDS},
+            "results": {"worst_ratio": max(case["ratio"] for case in cases), "cases": cases},
+        },
+    )
+    return 0
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+if __name__ == "__main__":
+    sys.exit(command_line.run(main, sys.argv[1:]))

@@ -1,0 +1,27 @@
+import itertools
+
+import numpy as np
+
+from benchmarks import byte_limit
+
+
+def test_streams_have_distinct_ids_in_each_step():
+    for stream in byte_limit.STREAMS:
+        for ids in itertools.islice(byte_limit.batches(stream, 50_000), 4):
+            assert len(np.unique(ids)) == len(ids) > 1000
+
+
+def test_two_sets_come_in_turn():
+    sets = [set() for _ in range(4)]
+    for step, ids in enumerate(itertools.islice(byte_limit.batches("alternating", 16384), 4)):
+        sets[step].update(ids.tolist())
+    assert sets[0] == sets[2]
+    assert sets[1] == sets[3]
+    assert not sets[0] & sets[1]
+
+
+def test_a_case_fills_its_table_and_tells_the_peak():
+    case = byte_limit.in_a_process("new", 4 << 20, 16, 3)
+    assert case["evicted"] > case["rows"] > 20_000
+    assert case["ratio"] == round(case["peak_bytes"] / (4 << 20), 4)
+    assert case["counted_bytes"] <= 4 << 20

@@ -157,7 +157,7 @@ TEST(MemoryStaysBelowAByteLimitHoweverManyRowsGoBetweenSaves) {
     int64_t records = 0;
     since = CutOnto(&store, CutKind::kDelta, since, &chain, &records);
     // Rows that came and went between two saves leave no removals.
-    EXPECT_TRUE(records < 80'000);
+    EXPECT_TRUE(records < 120'000);  // twice what fits
   }
   EXPECT_TRUE(chain == BaseOf(&store));
 }

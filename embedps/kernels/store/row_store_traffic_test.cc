@@ -201,7 +201,7 @@ TEST(RowsStayWholeAtARowLimit) {
 
 TEST(RowsStayWholeAtAByteLimit) {
   EvictionConfig eviction;
-  eviction.max_bytes = TableEviction::LeastBytes(16 + 4 * 8);
+  eviction.max_bytes = TableEviction::LeastBytes(LayoutOf(MakeConfig(8, 2)));
   eviction.order = EvictionOrder::kLeastFrequent;
   eviction.min_norm = 4;
   eviction.has_oldest_step = true;

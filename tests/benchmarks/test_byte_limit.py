@@ -12,9 +12,8 @@ def test_streams_have_distinct_ids_in_each_step():
 
 
 def test_two_sets_come_in_turn():
-    sets = [set() for _ in range(4)]
-    for step, ids in enumerate(itertools.islice(byte_limit.batches("alternating", 16384), 4)):
-        sets[step].update(ids.tolist())
+    steps = itertools.islice(byte_limit.batches("alternating", 16384), 4)
+    sets = [set(ids.tolist()) for ids in steps]
     assert sets[0] == sets[2]
     assert sets[1] == sets[3]
     assert not sets[0] & sets[1]

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "embedps/kernels/runtime/hash.h"
+#include "embedps/kernels/store/row_store.h"
 
 namespace embedps {
 namespace {
@@ -193,6 +194,44 @@ std::array<int64_t, kNumEvictionCauses> TableEviction::Counts() const {
     counts[i] = counts_[i].load(std::memory_order_relaxed);
   }
   return counts;
+}
+
+int64_t RowStore::Remove(int table, const int64_t* ids, int64_t num_ids) {
+  int64_t removed = 0;
+  for (int64_t i = 0; i < num_ids; ++i) {
+    const uint64_t hash = RowHash(salts_[table], ids[i]);
+    Stripe& s = stripe(table, hash);
+    std::lock_guard<std::mutex> lock(s.mutex);
+    const uint32_t number = s.Find(hash, ids[i]);
+    if (number == kNone) {
+      CounterMap* counters = counters_[table * kStripes + StripeOf(hash)].get();
+      if (counters != nullptr && counters->Count(hash, ids[i], 0) > 0) {
+        counters->Erase(hash, ids[i]);
+      }
+      continue;
+    }
+    if (s.Row(number)->saved) Stripe::ListRemoval(ids[i], &s.open_removed);
+    s.Remove(hash, ids[i], salts_[table]);
+    ++removed;
+  }
+  table_rows_[table].fetch_sub(removed, std::memory_order_relaxed);
+  return removed;
+}
+
+int64_t RowStore::Evict(int table, uint32_t step, uint32_t max_frequency) {
+  return evictions_[table]->Evict(step, max_frequency);
+}
+
+void RowStore::Sweep(const Sweeper::Pause& pause) {
+  for (const auto& eviction : evictions_) {
+    if (!eviction->Sweep(steps_.load(std::memory_order_relaxed), pause)) return;
+  }
+}
+
+bool RowStore::IsSweepDue() const {
+  const int64_t steps = steps_.load(std::memory_order_relaxed);
+  return std::any_of(evictions_.begin(), evictions_.end(),
+                     [steps](const auto& eviction) { return eviction->IsSweepDue(steps); });
 }
 
 }  // namespace embedps

@@ -24,6 +24,7 @@ _MODULES = {
     "evaluate": "embedps.evaluate",
     "predict": "embedps.predict",
     "export": "embedps.export",
+    "serve": "embedps.serve",
     "server": "embedps.server",
     "checkpoint": "embedps.checkpoint.__main__",
 }
@@ -35,7 +36,8 @@ Trains recommenders whose embedding tables live on parameter servers.
   evaluate     score the checkpoints of a run on held-out data, while it trains or later
   predict      score files of records with a trained model
   export       write a SavedModel that TensorFlow Serving loads
-  server       serve as one worker or parameter server of a cluster
+  serve        answer requests with a trained model, over gRPC and REST, while it trains on
+  server       be one worker or parameter server of a cluster
   checkpoint   inspect, verify, export, compact or compare checkpoints; statistics of tables
 """
 _EPILOG = """\

@@ -61,6 +61,28 @@ def sigterm_exits(secs: float) -> Iterator[None]:
 
 
 @contextmanager
+def stop_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Calls `stop` at SIGTERM and at a first Ctrl-C; another Ctrl-C ends the process at once.
+
+    Outside of the main thread, where Python handles no signals, this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def take(number: int, _: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        stop()
+
+    before = {s: signal.signal(s, take) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def shutdown_signals(stop: Callable[[], None], *, grace_secs: float) -> Iterator[None]:
     """Calls `stop` at SIGTERM and at a first Ctrl-C; a second Ctrl-C ends the process at once.
 

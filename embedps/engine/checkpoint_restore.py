@@ -163,7 +163,19 @@ def load_dense(
     *,
     whole: bool = False,
 ) -> None:
-    """Sets variables to the values of a checkpoint's dense file.
+    """Sets variables to the values of a checkpoint's dense file; see `read_values`."""
+    for variable, value in read_values(directory, manifest, variables, whole=whole):
+        variable.assign(value)
+
+
+def read_values(
+    directory: CheckpointDirectory,
+    manifest: Manifest,
+    variables: Mapping[str, tf.Variable],
+    *,
+    whole: bool = False,
+) -> list[tuple[tf.Variable, np.ndarray]]:
+    """Reads the values of variables from a checkpoint's dense file, and checks them.
 
     Variables are found by their names. Those that only one side has, such as those of a layer that
     got another attribute, are paired in order. Files of before names have numbers: there, all are.
@@ -173,6 +185,9 @@ def load_dense(
       manifest: one of them.
       variables: of the network, or of the network and its optimizer, by name.
       whole: whether the file must have exactly these variables.
+
+    Returns:
+      Each variable with its value.
 
     Raises:
       DimMismatchError: the file has fewer variables or, if `whole`, more; or one has another shape
@@ -190,6 +205,7 @@ def load_dense(
         )
     rest = [name for name in arrays if name not in variables]
     other = dict(zip((name for name in variables if name not in arrays), rest, strict=False))
+    values = []
     for name, variable in variables.items():
         array = arrays[other.get(name, name)]
         ours = (tuple(variable.shape), np.dtype(variable.dtype.as_numpy_dtype))
@@ -199,4 +215,5 @@ def load_dense(
                 f"{path} has {other.get(name, name)!r} of shape {array.shape} of "
                 f"{array.dtype.name}: {advice}"
             )
-        variable.assign(array)
+        values.append((variable, array))
+    return values

@@ -1,0 +1,252 @@
+"""Answers requests with the models of runs: `embedps serve --model-dir DIR --name NAME`.
+
+It speaks TensorFlow Serving's API, over gRPC and REST, and follows the checkpoints of a run while
+it trains: what a commit changed is seen a fraction of a second later. Each answer is of one
+manifest, whose number is the version in it. Give --model-dir and --name again for another model.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.config_fields import MAX_COUNT
+from embedps.console import command_line
+from embedps.console.command_line import number, path, text
+from embedps.console.shutdown import stop_signals
+from embedps.data.dataset import Dataset
+from embedps.errors import UsageError
+from embedps.run.run_config import RunConfig, read_run
+from embedps.storage.object_store import as_path
+
+if TYPE_CHECKING:  # these import TensorFlow, which --help does not wait for
+    from embedps.checkpoint.format.manifest import Manifest
+    from embedps.serving.server.live_model import LiveModel
+    from embedps.serving.server.model_api import ModelApi
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_MAX_PORT = 65535
+_MAX_WAITING = 1024
+
+
+def main(arguments: Sequence[str], prog: str = "python -m embedps.serve") -> int:
+    """Serves until SIGTERM or Ctrl-C."""
+    options = _parser(prog).parse_args(arguments)
+    _check(options)
+    runs = [_Run(where, options) for where in options.model_dir]
+    token = _read_token(options.token_file)
+    # TensorFlow takes seconds to import; wrong flags and files are reported before that.
+    from embedps.serving.server.grpc_server import GrpcServer
+    from embedps.serving.server.model_api import ModelApi
+    from embedps.serving.server.rest_server import RestServer
+
+    certificate = (options.tls_cert, options.tls_key) if options.tls_cert else None
+    api = ModelApi(token=token)
+    grpc_server = GrpcServer(
+        api,
+        host=options.host,
+        port=options.port,
+        max_waiting=options.max_waiting,
+        certificate=certificate,
+    )
+    rest_server = RestServer(
+        api, host=options.host, port=options.rest_port, certificate=certificate
+    )
+    ended = threading.Event()
+    with stop_signals(ended.set):
+        # Health is answered while the models load.
+        grpc_server.start()
+        rest_server.start()
+        try:
+            for name, run in zip(options.name, runs, strict=True):
+                _add(api, name, run, options)
+            if not ended.is_set():
+                api.is_serving = True
+                names = ", ".join(
+                    f"{name} (checkpoint {m.standing.number})" for name, m in api.models.items()
+                )
+                print(
+                    f"serves {names} at {options.host}:{grpc_server.port} (gRPC) and "
+                    f"{'https' if certificate else 'http'}://{options.host}:{rest_server.port}",
+                    flush=True,
+                )
+            ended.wait()
+        finally:
+            api.is_serving = False
+            grpc_server.stop(options.grace_secs)
+            rest_server.stop()
+            for model in api.models.values():
+                model.close()
+    return 0
+
+
+class _Run:
+    """A run's directory, as the command finds it before TensorFlow is imported."""
+
+    def __init__(self, model_dir: str, options: Any) -> None:
+        self.path = as_path(model_dir)
+        self.config: RunConfig = read_run(self.path, model=options.model)
+        self.dataset = Dataset.open(options.data or self.config.config.data)
+        self.directory = CheckpointDirectory(self.path)
+        if self.directory.latest() is None:
+            raise UsageError(f"{self.path} has no checkpoint yet: train first")
+        if options.number is not None:
+            self.directory.read(options.number)
+
+
+def _add(api: ModelApi, name: str, run: _Run, options: Any) -> None:
+    from embedps.serving.server.live_model import LiveModel
+    from embedps.serving.server.served_model import Batching, ServedModel
+
+    recommender = run.config.recommender(run.dataset)
+    seed = run.config.config.seed
+
+    def make(manifest: Manifest) -> LiveModel:
+        return LiveModel(recommender, run.dataset, run.directory, manifest, seed=seed)
+
+    api.models[name] = ServedModel(
+        name,
+        run.directory,
+        make,
+        number=options.number,
+        follows=options.follow == "yes",
+        batching=Batching(
+            max_batch_rows=options.batch_rows,
+            max_waiting=options.max_waiting,
+            wait_secs=options.batch_wait_ms / 1000,
+        ),
+        on_batch=api.count_batch(name),
+    )
+
+
+def _check(options: Any) -> None:
+    if len(options.model_dir) != len(options.name):
+        raise UsageError(
+            f"each --model-dir must have a --name but there are {len(options.model_dir)} and "
+            f"{len(options.name)}"
+        )
+    for name in options.name:
+        if not _NAME.fullmatch(name):
+            raise UsageError(f"--name must have letters, digits, _, . and - but is {name!r}")
+        if options.name.count(name) > 1:
+            raise UsageError(f"--name {name} is given twice: each model must have its own")
+    if len(options.name) > 1 and options.number is not None:
+        raise UsageError("--number must be of one model: serve others by processes of their own")
+    if (options.tls_cert is None) != (options.tls_key is None):
+        raise UsageError("--tls-cert and --tls-key must be given together")
+    for file in (options.tls_cert, options.tls_key):
+        if file is not None:
+            file.read_bytes()  # an absent file gets its line now
+
+
+def _read_token(file: Path | None) -> str | None:
+    if file is None:
+        return None
+    token = file.read_text().strip()
+    if not token or not token.isascii():
+        raise UsageError(f"--token-file {file} must hold a token of ASCII characters")
+    return token
+
+
+def _parser(prog: str) -> command_line.Parser:
+    parser = command_line.Parser(prog=prog, description=__doc__)
+    parser.add_argument(
+        "--model-dir",
+        type=text,
+        required=True,
+        action="append",
+        metavar="DIR",
+        help="the directory that embedps train was given; once per model",
+    )
+    parser.add_argument(
+        "--name",
+        type=text,
+        required=True,
+        action="append",
+        metavar="NAME",
+        help="the model's name in requests; once per --model-dir, in the same order",
+    )
+    port = number(int, least=0, most=_MAX_PORT)
+    parser.add_argument(
+        "--port", type=port, default=8500, metavar="N", help="of gRPC (default: 8500)"
+    )
+    parser.add_argument(
+        "--rest-port", type=port, default=8501, metavar="N", help="of REST (default: 8501)"
+    )
+    parser.add_argument(
+        "--host",
+        type=text,
+        default="127.0.0.1",
+        help="the address to listen on; 0.0.0.0 is every one of the machine (default: 127.0.0.1)",
+    )
+    parser.add_argument(
+        "--follow",
+        choices=("yes", "no"),
+        default="yes",
+        help="serve newer checkpoints as they are committed (default: yes)",
+    )
+    parser.add_argument(
+        "--number",
+        type=number(int, least=0, most=MAX_COUNT),
+        metavar="N",
+        help="serve this checkpoint and follow no other",
+    )
+    parser.add_argument(
+        "--batch-rows",
+        type=number(int, least=1, most=MAX_COUNT),
+        default=1024,
+        metavar="N",
+        help="requests share a batch up to so many records (default: 1024)",
+    )
+    parser.add_argument(
+        "--batch-wait-ms",
+        type=number(float, least=0, most=1000),
+        default=0.0,
+        metavar="X",
+        help="how long a request waits for others to share its batch (default: 0.0)",
+    )
+    parser.add_argument(
+        "--max-waiting",
+        type=number(int, least=1, most=_MAX_WAITING),
+        default=64,
+        metavar="N",
+        help="requests per model that may wait; the next gets RESOURCE_EXHAUSTED (default: 64)",
+    )
+    parser.add_argument(
+        "--grace-secs",
+        type=number(float, least=0, most=3600),
+        default=10.0,
+        metavar="X",
+        help="the longest wait for running requests at SIGTERM (default: 10.0)",
+    )
+    parser.add_argument(
+        "--token-file",
+        type=path,
+        metavar="FILE",
+        help="requests must carry this file's token: `authorization: Bearer TOKEN`",
+    )
+    parser.add_argument(
+        "--tls-cert", type=path, metavar="FILE", help="certificate chain (PEM), for TLS"
+    )
+    parser.add_argument("--tls-key", type=path, metavar="FILE", help="its private key (PEM)")
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        help="the runs' model; needed if it is a module of your own, such as package.module",
+    )
+    parser.add_argument(
+        "--data",
+        type=text,
+        metavar="DIR",
+        help="the dataset's directory, which tells the columns (default: the runs')",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(command_line.run(main, sys.argv[1:]))

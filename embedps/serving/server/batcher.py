@@ -1,0 +1,210 @@
+"""One thread that scores: requests wait in a bounded queue and are scored in batches.
+
+Whatever changes the model runs on this thread too, between two batches. So a request sees the
+model before a change or after it, never a part of the change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import tensorflow as tf
+
+from embedps.serving.server.request_error import RequestError, invalid
+from embedps.serving.server.requests import Request, concatenate
+from embedps.serving.server.tensor_values import Array
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Answer:
+    """Predictions by name, and the number of the manifest that gave them."""
+
+    number: int
+    outputs: Mapping[str, Array]
+
+
+class _Pending(Generic[T]):
+    """A value that another thread makes."""
+
+    def __init__(self) -> None:
+        self._done = threading.Event()
+        self._value: T | None = None
+        self._error: BaseException | None = None
+
+    def finish(self, value: T) -> None:
+        self._value = value
+        self._done.set()
+
+    def fail(self, error: BaseException) -> None:
+        self._error = error
+        self._done.set()
+
+    def result(self, timeout: float | None) -> T:
+        if not self._done.wait(timeout):
+            raise RequestError("DEADLINE_EXCEEDED", "the request's deadline passed")
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]
+
+
+class _Waiting(_Pending[Answer]):
+    def __init__(self, request: Request, deadline: float | None) -> None:
+        super().__init__()
+        self.request, self.deadline = request, deadline
+
+
+class Batcher:
+    """Scores requests in batches on a thread of its own."""
+
+    def __init__(
+        self,
+        score: Callable[[Request], Answer],
+        *,
+        max_batch_rows: int,
+        max_waiting: int,
+        wait_secs: float,
+        on_batch: Callable[[int], None],
+    ) -> None:
+        """Starts the thread.
+
+        Args:
+          score: scores a batch.
+          max_batch_rows: a batch takes no further request that would give it more rows.
+          max_waiting: requests that may wait; the next one is refused.
+          wait_secs: how long a request may wait for others to share its batch.
+          on_batch: gets the rows of each batch.
+        """
+        self._score = score
+        self._max_batch_rows, self._max_waiting = max_batch_rows, max_waiting
+        self._wait_secs = wait_secs
+        self._on_batch = on_batch
+        self._changed = threading.Condition()
+        self._waiting: deque[_Waiting] = deque()
+        self._work: deque[tuple[Callable[[], Any], _Pending[Any]]] = deque()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="scoring", daemon=True)
+        self._thread.start()
+
+    def ask(self, request: Request, timeout: float | None = None) -> Answer:
+        """Scores a request; returns once its batch is scored.
+
+        Args:
+          request: the records.
+          timeout: seconds until nobody waits for the answer any more.
+
+        Raises:
+          RequestError: the queue is full, the time is over, or the records cannot be scored.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        waiting = _Waiting(request, deadline)
+        with self._changed:
+            if self._closed:
+                raise RequestError("UNAVAILABLE", "the server ends")
+            if len(self._waiting) >= self._max_waiting:
+                raise RequestError(
+                    "RESOURCE_EXHAUSTED", f"{self._max_waiting} requests wait already: ask later"
+                )
+            self._waiting.append(waiting)
+            self._changed.notify_all()
+        return waiting.result(timeout)
+
+    def between(self, work: Callable[[], T]) -> T:
+        """Runs something between two batches, before any request that waits.
+
+        Raises:
+          RequestError: the batcher is closed.
+        """
+        pending: _Pending[T] = _Pending()
+        with self._changed:
+            if self._closed:
+                raise RequestError("UNAVAILABLE", "the server ends")
+            self._work.append((work, pending))
+            self._changed.notify_all()
+        return pending.result(None)
+
+    def close(self) -> None:
+        """Scores what waits, and ends the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._waiting or self._work or self._closed):
+                    self._changed.wait()
+                if not self._waiting and not self._work:
+                    return
+                work = self._work.popleft() if self._work else None
+            if work is not None:
+                _run_into(*work)
+            else:
+                self._answer(self._next_batch())
+
+    def _next_batch(self) -> list[_Waiting]:
+        with self._changed:
+            batch = [self._waiting.popleft()]
+            rows = batch[0].request.rows
+            end = time.monotonic() + self._wait_secs
+            while not self._work:
+                if self._waiting:
+                    rows += self._waiting[0].request.rows
+                    if rows > self._max_batch_rows:
+                        break
+                    batch.append(self._waiting.popleft())
+                    continue
+                left = end - time.monotonic()
+                if left <= 0 or self._closed or rows >= self._max_batch_rows:
+                    break
+                self._changed.wait(left)
+        return batch
+
+    def _answer(self, batch: Sequence[_Waiting]) -> None:
+        now = time.monotonic()
+        kept = []
+        for each in batch:
+            if each.deadline is not None and each.deadline < now:
+                each.fail(RequestError("DEADLINE_EXCEEDED", "the request's deadline passed"))
+            else:
+                kept.append(each)
+        if not kept:
+            return
+        try:
+            answer = self._score(concatenate([each.request for each in kept]))
+        except Exception as error:  # of one record; the others must not suffer by it
+            if len(kept) > 1:
+                for each in kept:
+                    self._answer([each])
+            else:
+                kept[0].fail(_as_request_error(error))
+            return
+        first = 0
+        for each in kept:
+            last = first + each.request.rows
+            outputs = {name: array[first:last] for name, array in answer.outputs.items()}
+            each.finish(Answer(number=answer.number, outputs=outputs))
+            first = last
+        self._on_batch(first)
+
+
+def _run_into(work: Callable[[], Any], pending: _Pending[Any]) -> None:
+    try:
+        pending.finish(work())
+    except BaseException as error:  # goes to the thread that waits
+        pending.fail(error)
+
+
+def _as_request_error(error: Exception) -> RequestError:
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, tf.errors.InvalidArgumentError):
+        return invalid(f"the model refuses the records: {str(error).splitlines()[0]}")
+    return RequestError("INTERNAL", f"{type(error).__name__}: {error}")

@@ -1,0 +1,195 @@
+"""gRPC: TensorFlow Serving's Predict, GetModelMetadata and GetModelStatus, and health."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from embedps.errors import UsageError
+from embedps.serving.server import messages
+from embedps.serving.server.model_api import SIGNATURE, ModelApi
+from embedps.serving.server.request_error import RequestError, invalid
+from embedps.serving.server.requests import MAX_LIST_VALUES, MAX_ROWS, RequestFormat
+from embedps.serving.server.tensor_values import Array, fill, read_vector
+
+MAX_MESSAGE_BYTES = 64 << 20
+_OTHER_THREADS = 8  # for requests that do not wait for scores
+
+M = TypeVar("M")
+
+
+class GrpcServer:
+    """Serves models over gRPC."""
+
+    def __init__(
+        self,
+        api: ModelApi,
+        *,
+        host: str,
+        port: int,
+        max_waiting: int,
+        certificate: tuple[Path, Path] | None = None,
+    ) -> None:
+        """Takes the port; answers begin with `start`.
+
+        Args:
+          api: the models.
+          host: the address to listen on.
+          port: 0 takes a free one.
+          max_waiting: requests that may wait for scores; each has a thread.
+          certificate: files of the certificate chain and its key, for TLS.
+
+        Raises:
+          UsageError: the port is in use, or the certificate cannot be read.
+        """
+        self._api = api
+        threads = max_waiting + _OTHER_THREADS
+        self._server = grpc.server(
+            ThreadPoolExecutor(threads, thread_name_prefix="grpc"),
+            options=[
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ],
+            maximum_concurrent_rpcs=threads,  # the next gets RESOURCE_EXHAUSTED
+        )
+        self._server.add_generic_rpc_handlers(
+            [
+                _handlers(
+                    messages.PREDICTION_SERVICE,
+                    Predict=self._guarded(messages.PredictRequest, self._predict),
+                    GetModelMetadata=self._guarded(
+                        messages.GetModelMetadataRequest, self._metadata
+                    ),
+                ),
+                _handlers(
+                    messages.MODEL_SERVICE,
+                    GetModelStatus=self._guarded(messages.GetModelStatusRequest, self._status),
+                ),
+                # Health is open to all: orchestrators have no token.
+                _handlers(
+                    messages.HEALTH_SERVICE,
+                    Check=self._answering(messages.HealthCheckRequest, self._check),
+                ),
+            ]
+        )
+        self.port = self._bind(f"{host}:{port}", certificate)
+
+    def _bind(self, address: str, certificate: tuple[Path, Path] | None) -> int:
+        try:
+            if certificate is None:
+                return int(self._server.add_insecure_port(address))
+            chain, key = (path.read_bytes() for path in certificate)
+            credentials = grpc.ssl_server_credentials([(key, chain)])
+            return int(self._server.add_secure_port(address, credentials))
+        except RuntimeError:
+            raise UsageError(
+                f"{address} must be an address of this machine with a free port, and a certificate "
+                "must be of its key: give another --port or --host, or mend the files"
+            ) from None
+
+    def start(self) -> None:
+        """Begins to answer."""
+        self._server.start()
+
+    def stop(self, grace_secs: float) -> None:
+        """Takes no further requests, and waits for those that it has."""
+        self._server.stop(grace_secs).wait()
+
+    def _guarded(self, kind: Any, answer: Callable[[Any, Any], Any]) -> Any:
+        def checked(request: Any, context: Any) -> Any:
+            self._api.check_token(dict(context.invocation_metadata()).get("authorization"))
+            return answer(request, context)
+
+        return self._answering(kind, checked)
+
+    def _answering(self, kind: Any, answer: Callable[[Any, Any], Any]) -> Any:
+        """Makes a handler. It parses the message itself: gRPC would call a wrong one INTERNAL."""
+
+        def handle(data: bytes, context: Any) -> Any:
+            try:
+                with self._api.counting("grpc"):
+                    return answer(_parse(kind, data), context)
+            except RequestError as error:
+                context.abort(getattr(grpc.StatusCode, error.code), str(error))
+
+        return grpc.unary_unary_rpc_method_handler(
+            handle, response_serializer=lambda message: message.SerializeToString()
+        )
+
+    def _predict(self, request: Any, context: Any) -> Any:
+        spec = request.model_spec
+
+        def arrays(form: RequestFormat) -> dict[str, Array]:
+            form.check_names(set(request.inputs))
+            most = dict.fromkeys(form.specs, MAX_ROWS)
+            most |= dict.fromkeys(form.list_values, MAX_LIST_VALUES)
+            return {
+                name: read_vector(name, tensor, form.specs[name].dtype, most=most[name])
+                for name, tensor in request.inputs.items()
+            }
+
+        answer = self._api.predict(
+            spec.name,
+            arrays,
+            version=_version_of(spec),
+            signature=spec.signature_name,
+            wanted=request.output_filter,
+            timeout=context.time_remaining(),
+        )
+        response = messages.PredictResponse()
+        response.model_spec.name = spec.name
+        response.model_spec.signature_name = SIGNATURE
+        response.model_spec.version.value = answer.number
+        for name, array in answer.outputs.items():
+            fill(response.outputs[name], array)
+        return response
+
+    def _metadata(self, request: Any, context: Any) -> Any:
+        if list(request.metadata_field) != ["signature_def"]:
+            raise invalid("metadata_field must be ['signature_def']")
+        spec = request.model_spec
+        number, signatures = self._api.metadata(spec.name, _version_of(spec))
+        response = messages.GetModelMetadataResponse()
+        response.model_spec.name = spec.name
+        response.model_spec.version.value = number
+        response.metadata["signature_def"].Pack(signatures)
+        return response
+
+    def _status(self, request: Any, context: Any) -> Any:
+        return self._api.status(request.model_spec.name, _version_of(request.model_spec))
+
+    def _check(self, request: Any, context: Any) -> Any:
+        name = request.service
+        services = (messages.PREDICTION_SERVICE, messages.MODEL_SERVICE)
+        if name and name not in services and name not in self._api.models:
+            raise RequestError("NOT_FOUND", f"no service is named {name!r}")
+        serves = self._api.is_serving
+        return messages.HealthCheckResponse(status="SERVING" if serves else "NOT_SERVING")
+
+
+def _handlers(service: str, **methods: Any) -> Any:
+    return grpc.method_handlers_generic_handler(service, methods)
+
+
+def _parse(kind: Callable[[], M], data: bytes) -> M:
+    message = kind()
+    try:
+        message.ParseFromString(data)  # type: ignore[attr-defined]
+    except DecodeError:
+        name = message.DESCRIPTOR.name  # type: ignore[attr-defined]
+        raise invalid(f"the {len(data)} bytes must be a {name}") from None
+    return message
+
+
+def _version_of(spec: Any) -> int | None:
+    if spec.version_label:
+        raise invalid(
+            f"version_label must be empty but is {spec.version_label!r}: versions are the numbers "
+            "of manifests"
+        )
+    return int(spec.version.value) if spec.HasField("version") else None

@@ -1,0 +1,228 @@
+"""The answers of TensorFlow Serving's API, for gRPC and REST alike: predict, metadata, status."""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from embedps.serving.server import messages
+from embedps.serving.server.batcher import Answer
+from embedps.serving.server.metrics import ROWS, SECONDS, Counter, Gauge, Histogram, Metrics
+from embedps.serving.server.request_error import RequestError, invalid
+from embedps.serving.server.requests import RequestFormat
+from embedps.serving.server.served_model import ServedModel
+from embedps.serving.server.tensor_values import Array
+
+SIGNATURE = "serving_default"
+_PREDICT_METHOD = "tensorflow/serving/predict"
+
+
+class ModelApi:
+    """Models by name, and what is counted of their requests."""
+
+    def __init__(self, *, token: str | None = None) -> None:
+        """Starts without models; `models` gets them.
+
+        Args:
+          token: that each request must carry; None lets all in.
+        """
+        self.models: dict[str, ServedModel] = {}
+        self.is_serving = False
+        self._token = token
+        self._requests, self._seconds = Counter(), Histogram(SECONDS)
+        self._batch_rows = Histogram(ROWS)
+        self.metrics = self._make_metrics()
+
+    def count_batch(self, name: str) -> Callable[[int], None]:
+        """Gives the function that counts a model's batches."""
+        return lambda rows: self._batch_rows.add(rows, model=name)
+
+    @contextmanager
+    def counting(self, api: str) -> Iterator[None]:
+        """Counts a request by its code, and how long it takes.
+
+        Raises:
+          RequestError: as the block does; another error becomes INTERNAL.
+        """
+        began, code = time.monotonic(), "OK"
+        try:
+            yield
+        except RequestError as error:
+            code = error.code
+            raise
+        except Exception as error:
+            code = "INTERNAL"
+            raise RequestError("INTERNAL", f"{type(error).__name__}: {error}") from error
+        finally:
+            self._requests.add(api=api, code=code)
+            self._seconds.add(time.monotonic() - began, api=api)
+
+    def check_token(self, authorization: str | None) -> None:
+        """Checks the header "authorization: Bearer TOKEN".
+
+        Raises:
+          RequestError: the server has a token and the request another or none.
+        """
+        wanted = "" if self._token is None else f"Bearer {self._token}"
+        given = authorization or ""
+        if wanted and not hmac.compare_digest(given.encode(), wanted.encode()):
+            raise RequestError(
+                "UNAUTHENTICATED", "a request must have the header `authorization: Bearer TOKEN`"
+            )
+
+    def model(self, name: str) -> ServedModel:
+        """Finds a model.
+
+        Raises:
+          RequestError: there is none of this name.
+        """
+        if name not in self.models:
+            served = ", ".join(map(repr, self.models)) or "none yet"
+            raise RequestError("NOT_FOUND", f"no model is named {name!r}: there are {served}")
+        return self.models[name]
+
+    def predict(
+        self,
+        name: str,
+        arrays: Callable[[RequestFormat], Mapping[str, Array]],
+        *,
+        version: int | None,
+        signature: str,
+        wanted: Sequence[str] = (),
+        timeout: float | None = None,
+    ) -> Answer:
+        """Scores records.
+
+        Args:
+          name: of the model.
+          arrays: reads the request's tensors.
+          version: the number of the manifest that must answer; None takes any.
+          signature: of the request; empty is the default one.
+          wanted: the predictions to give; none means all.
+          timeout: seconds until nobody waits for the answer any more.
+
+        Raises:
+          RequestError: the request is not of this model, or cannot be answered now.
+        """
+        model = self.model(name)
+        if signature not in ("", SIGNATURE):
+            raise invalid(f"the signature must be {SIGNATURE!r} but is {signature!r}")
+        _check_version(model, version)  # before it waits; it may change meanwhile
+        request = model.format.request(arrays(model.format))
+        answer = model.ask(request, timeout)
+        if version is not None and answer.number != version:
+            raise _other_version(model, version, answer.number)
+        if unknown := [each for each in wanted if each not in answer.outputs]:
+            raise invalid(
+                f"output_filter must name predictions ({', '.join(answer.outputs)}) but names "
+                f"{unknown[0]!r}"
+            )
+        outputs = {n: v for n, v in answer.outputs.items() if not wanted or n in wanted}
+        return Answer(number=answer.number, outputs=outputs)
+
+    def metadata(self, name: str, version: int | None = None) -> tuple[int, Any]:
+        """Gives a version and its SignatureDefMap.
+
+        Raises:
+          RequestError: there is no such model or version.
+        """
+        model = self.model(name)
+        number = _check_version(model, version)
+        made = messages.SignatureDefMap()
+        signature = made.signature_def[SIGNATURE]
+        signature.method_name = _PREDICT_METHOD
+        for given, specs in (
+            (signature.inputs, model.format.specs),
+            (signature.outputs, model.model.output_specs),
+        ):
+            for tensor, spec in specs.items():
+                given[tensor].name = f"{tensor}:0"
+                given[tensor].dtype = spec.dtype.as_datatype_enum
+                for size in spec.shape:
+                    given[tensor].tensor_shape.dim.add(size=-1 if size is None else size)
+        return number, made
+
+    def status(self, name: str, version: int | None = None) -> Any:
+        """Gives a GetModelStatusResponse: the manifest that is served, and one that failed.
+
+        Raises:
+          RequestError: there is no such model or version.
+        """
+        model = self.model(name)
+        refusal = model.refusal
+        response = messages.GetModelStatusResponse()
+        served = response.model_version_status.add(version=model.standing.number, state="AVAILABLE")
+        served.status.error_code = "OK"
+        if refusal is not None:
+            failed = response.model_version_status.add(version=refusal.number, state="END")
+            failed.status.error_code = "DATA_LOSS"
+            failed.status.error_message = refusal.message
+        if version is not None:
+            if version not in [each.version for each in response.model_version_status]:
+                raise _other_version(model, version, model.standing.number)
+            for i in reversed(range(len(response.model_version_status))):
+                if response.model_version_status[i].version != version:
+                    del response.model_version_status[i]
+        return response
+
+    def _make_metrics(self) -> Metrics:
+        metrics = Metrics()
+        metrics.add("embedps_requests_total", "Requests by API and code.", self._requests)
+        metrics.add("embedps_request_seconds", "Time to answer a request.", self._seconds)
+        metrics.add("embedps_batch_rows", "Records that were scored together.", self._batch_rows)
+
+        def gauge(name: str, text: str, value: Callable[[ServedModel], float]) -> None:
+            metrics.add(
+                f"embedps_{name}",
+                text,
+                Gauge(lambda: [({"model": n}, value(m)) for n, m in self.models.items()]),
+            )
+
+        gauge("manifest_number", "The manifest that is served.", lambda m: m.standing.number)
+        gauge("manifest_step", "Its training step.", lambda m: m.standing.step)
+        gauge(
+            "manifest_age_seconds",
+            "Time since its commit.",
+            lambda m: time.time() - m.standing.wall_time,
+        )
+        gauge(
+            "commit_to_visible_seconds",
+            "From its commit until requests saw it.",
+            lambda m: m.standing.visible_secs,
+        )
+        gauge(
+            "apply_seconds",
+            "For how long requests waited while it was applied.",
+            lambda m: m.standing.apply_secs,
+        )
+        gauge(
+            "follow_failing",
+            "1 if the newest manifest cannot be served: GetModelStatus says why.",
+            lambda m: float(m.refusal is not None),
+        )
+        gauge("row_bytes", "Memory of the rows and their index.", lambda m: m.standing.row_bytes)
+        rows = Gauge(
+            lambda: [
+                ({"model": name, "table": table}, float(count))
+                for name, model in self.models.items()
+                for table, count in model.standing.rows.items()
+            ]
+        )
+        metrics.add("embedps_rows", "Rows by table.", rows)
+        return metrics
+
+
+def _check_version(model: ServedModel, version: int | None) -> int:
+    served = model.standing.number
+    if version is not None and version != served:
+        raise _other_version(model, version, served)
+    return served
+
+
+def _other_version(model: ServedModel, version: int, served: int) -> RequestError:
+    return RequestError(
+        "NOT_FOUND", f"model {model.name!r} is served as version {served}, not {version}"
+    )

@@ -1,0 +1,316 @@
+"""REST: TensorFlow Serving's `:predict`, status and metadata; health and metrics."""
+
+from __future__ import annotations
+
+import json
+import re
+import ssl
+import threading
+from collections.abc import Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+from google.protobuf import json_format
+
+from embedps.errors import UsageError
+from embedps.serving.inputs import lengths_name, tensor_name
+from embedps.serving.server.batcher import Answer
+from embedps.serving.server.metrics import CONTENT_TYPE
+from embedps.serving.server.model_api import ModelApi
+from embedps.serving.server.request_error import RequestError, invalid
+from embedps.serving.server.requests import MAX_LIST_VALUES, MAX_ROWS, RequestFormat
+from embedps.serving.server.tensor_values import Array
+
+MAX_BODY_BYTES = 64 << 20
+_MAX_CONNECTIONS = 256  # each has a thread
+_IDLE_SECS = 60.0
+_STATUS = {
+    "INVALID_ARGUMENT": 400,
+    "UNAUTHENTICATED": 401,
+    "NOT_FOUND": 404,
+    "RESOURCE_EXHAUSTED": 429,
+    "INTERNAL": 500,
+    "UNIMPLEMENTED": 501,
+    "UNAVAILABLE": 503,
+    "DEADLINE_EXCEEDED": 504,
+}
+_MODEL = re.compile(r"/v1/models/([^/:]+)(?:/versions/(\d{1,18}))?(:predict|/metadata)?")
+_METRICS = ("/metrics", "/monitoring/prometheus/metrics")
+
+
+class RestServer:
+    """Serves models over HTTP."""
+
+    def __init__(
+        self,
+        api: ModelApi,
+        *,
+        host: str,
+        port: int,
+        certificate: tuple[Path, Path] | None = None,
+    ) -> None:
+        """Takes the port; answers begin with `start`.
+
+        Args:
+          api: the models.
+          host: the address to listen on.
+          port: 0 takes a free one.
+          certificate: files of the certificate chain and its key, for TLS.
+
+        Raises:
+          UsageError: the port is in use, or the certificate cannot be read.
+        """
+        context = None
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            try:
+                context.load_cert_chain(*certificate)
+            except ssl.SSLError as error:
+                raise UsageError(
+                    f"{certificate[0]} and {certificate[1]} must be a certificate and its key: "
+                    f"{error}"
+                ) from error
+        handler = type("Handler", (_Handler,), {"api": api, "tls": context})
+        try:
+            self._server = _Server((host, port), handler)
+        except OSError as error:
+            raise UsageError(
+                f"{host}:{port} must be an address of this machine with a free port "
+                f"({error.strerror}): give another --rest-port or --host"
+            ) from error
+        self.port = int(self._server.server_address[1])
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="rest", daemon=True, args=(0.1,)
+        )
+
+    def start(self) -> None:
+        """Begins to answer."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Takes no further connections; requests that it has are answered."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], handler: Any) -> None:
+        self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says nothing of a connection that a client breaks off."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    api: ModelApi
+    tls: ssl.SSLContext | None
+    protocol_version = "HTTP/1.1"
+    timeout = _IDLE_SECS
+
+    def setup(self) -> None:
+        if self.tls is not None:  # here, in the connection's thread: a client may be slow
+            self.request.settimeout(_IDLE_SECS)
+            self.request = self.tls.wrap_socket(self.request, server_side=True)
+        super().setup()
+
+    def log_message(self, *_: Any) -> None:
+        """Writes no line per request."""
+
+    def do_GET(self) -> None:
+        self._answer(self._get)
+
+    def do_POST(self) -> None:
+        self._answer(self._post)
+
+    def _answer(self, answer: Any) -> None:
+        try:
+            with self.api.counting("rest"):
+                code, body, headers = 200, *answer(urlsplit(self.path).path)
+        except RequestError as error:
+            code, headers = _STATUS[error.code], {}
+            body = json.dumps({"error": str(error)}).encode()
+        if code >= 400:
+            self.close_connection = True  # a body may be unread
+        self.send_response(code)
+        for name, value in {"Content-Type": "application/json", **headers}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _get(self, path: str) -> tuple[bytes, dict[str, str]]:
+        if path == "/healthz":
+            if not self.api.is_serving:
+                raise RequestError("UNAVAILABLE", "the server does not serve now")
+            return b'{"status": "SERVING"}', {}
+        self.api.check_token(self.headers.get("authorization"))
+        if path in _METRICS:
+            return self.api.metrics.text().encode(), {"Content-Type": CONTENT_TYPE}
+        name, version, action = _parts(path)
+        if action == "/metadata":
+            number, signatures = self.api.metadata(name, version)
+            return _json(
+                {
+                    "model_spec": {"name": name, "signature_name": "", "version": str(number)},
+                    "metadata": {"signature_def": _as_dict(signatures)},
+                }
+            ), {}
+        if action:
+            raise RequestError("UNIMPLEMENTED", f"{action[1:]} must be a POST")
+        return _json(_status(self.api.status(name, version))), {}
+
+    def _post(self, path: str) -> tuple[bytes, dict[str, str]]:
+        self.api.check_token(self.headers.get("authorization"))
+        name, version, action = _parts(path)
+        if action != ":predict":
+            raise RequestError("UNIMPLEMENTED", "a POST must be to /v1/models/NAME:predict")
+        given = self._body()
+        kinds = [kind for kind in ("instances", "inputs") if kind in given]
+        if len(kinds) != 1 or not isinstance(given.get("signature_name", ""), str):
+            raise invalid(
+                'the body must be {"instances": [...]} or {"inputs": {...}}, and may name its '
+                '"signature_name"'
+            )
+        by_row = kinds[0] == "instances"
+        read = _of_rows if by_row else _of_columns
+        answer = self.api.predict(
+            name,
+            lambda form: read(given[kinds[0]], form),
+            version=version,
+            signature=given.get("signature_name", ""),
+        )
+        body = {"predictions": _rows(answer)} if by_row else {"outputs": _columns(answer)}
+        return _json(body), {"Embedps-Manifest": str(answer.number)}
+
+    def _body(self) -> dict[str, Any]:
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal() or int(length[:18]) > MAX_BODY_BYTES:
+            raise invalid(f"a POST must have a Content-Length of at most {MAX_BODY_BYTES}")
+        try:
+            given = json.loads(self.rfile.read(int(length)))
+        except (ValueError, RecursionError) as error:
+            raise invalid(f"the body must be JSON: {error}") from None
+        if not isinstance(given, dict):
+            raise invalid("the body must be a JSON object")
+        return given
+
+
+def _parts(path: str) -> tuple[str, int | None, str]:
+    """Gives the model's name, the version and the action of a path."""
+    found = _MODEL.fullmatch(path)
+    if found is None:
+        raise RequestError(
+            "NOT_FOUND", "a path must be /v1/models/NAME[/versions/N][:predict|/metadata]"
+        )
+    name, version, action = found.groups()
+    return unquote(name), None if version is None else int(version), action or ""
+
+
+def _of_columns(given: Any, form: RequestFormat) -> dict[str, Array]:
+    if not isinstance(given, dict):
+        raise invalid('"inputs" must be an object with a list per tensor')
+    form.check_names(given.keys())
+    return {name: _array(name, values, form) for name, values in given.items()}
+
+
+def _of_rows(given: Any, form: RequestFormat) -> dict[str, Array]:
+    if not isinstance(given, list) or not all(isinstance(row, dict) for row in given):
+        raise invalid('"instances" must be a list of objects with a value per column')
+    names = given[0].keys() if given else form.specs.keys() - map(lengths_name, form.lists)
+    for place, row in enumerate(given):
+        if row.keys() != names:
+            raise invalid(f"each instance must have the columns of the first; {place} has not")
+    lists = {tensor_name(column): lengths_name(column) for column in form.lists}
+    form.check_names(names | {lists[name] for name in names if name in lists})
+    arrays = {}
+    for name in names:
+        values = [row[name] for row in given]
+        if name in lists:
+            if not all(isinstance(value, list) for value in values):
+                raise invalid(f"{name!r} must be a list in each instance")
+            arrays[lists[name]] = np.array([len(value) for value in values], np.int64)
+            values = [item for value in values for item in value]
+        arrays[name] = _array(name, values, form)
+    return arrays
+
+
+def _array(name: str, values: Any, form: RequestFormat) -> Array:
+    """Makes a vector of JSON's numbers; of floats, null is a missing one."""
+    spec = form.specs[name]
+    if not isinstance(values, list):
+        raise invalid(f"{name!r} must be a list")
+    most = MAX_LIST_VALUES if name in form.list_values else MAX_ROWS
+    if len(values) > most:
+        raise invalid(f"{name!r} must have at most {most} values but has {len(values)}")
+    allowed: tuple[type, ...] = (int, float, type(None)) if spec.dtype.is_floating else (int,)
+    if wrong := {type(value).__name__ for value in values if type(value) not in allowed}:
+        raise invalid(f"{name!r} must hold numbers of {spec.dtype.name} but has {min(wrong)}")
+    try:
+        return np.array(values, spec.dtype.as_numpy_dtype)
+    except (OverflowError, TypeError) as error:
+        raise invalid(f"{name!r} must hold numbers of {spec.dtype.name}: {error}") from None
+
+
+def _rows(answer: Answer) -> list[Any]:
+    columns = {name: array.tolist() for name, array in answer.outputs.items()}
+    if len(columns) == 1:
+        return list(*columns.values())
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _columns(answer: Answer) -> Any:
+    columns = {name: array.tolist() for name, array in answer.outputs.items()}
+    return next(iter(columns.values())) if len(columns) == 1 else columns
+
+
+def _status(response: Any) -> Mapping[str, Sequence[Any]]:
+    """Gives a status as TensorFlow Serving writes it: with the code of no error, too."""
+    states = response.model_version_status
+    return {
+        "model_version_status": [
+            {
+                "version": str(each.version),
+                "state": _name(each, "state"),
+                "status": {
+                    "error_code": _name(each.status, "error_code"),
+                    "error_message": each.status.error_message,
+                },
+            }
+            for each in states
+        ]
+    }
+
+
+def _name(message: Any, field: str) -> str:
+    values = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number
+    return str(values[getattr(message, field)].name)
+
+
+def _as_dict(message: Any) -> Any:
+    return json_format.MessageToDict(message, preserving_proto_field_name=True)
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value).encode()

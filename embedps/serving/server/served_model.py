@@ -1,0 +1,229 @@
+"""A model under a name: it answers requests, and follows the run's checkpoints meanwhile."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.follow import Advance, Follower
+from embedps.checkpoint.format.manifest import Manifest
+from embedps.errors import CheckpointError, UsageError
+from embedps.serving.server.batcher import Answer, Batcher
+from embedps.serving.server.live_model import LiveModel
+from embedps.serving.server.requests import Request, RequestFormat
+
+_POLL_SECS = 0.05
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batching:
+    """How requests share batches.
+
+    Attributes:
+      max_batch_rows: a batch takes no further request that would give it more rows.
+      max_waiting: requests that may wait.
+      wait_secs: how long a request may wait for others.
+    """
+
+    max_batch_rows: int
+    max_waiting: int
+    wait_secs: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Standing:
+    """What is served, as of the last change.
+
+    Attributes:
+      number, step, wall_time: of the manifest.
+      visible_secs: from the manifest's commit until requests saw it.
+      apply_secs: for how long requests waited for the change.
+      rows: by table.
+      row_bytes: in memory, of all tables.
+    """
+
+    number: int
+    step: int
+    wall_time: float
+    visible_secs: float
+    apply_secs: float
+    rows: Mapping[str, int]
+    row_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """A manifest that cannot be served; the one before it still is."""
+
+    number: int
+    message: str
+
+
+class ServedModel:
+    """Answers requests with one manifest each."""
+
+    def __init__(
+        self,
+        name: str,
+        directory: CheckpointDirectory,
+        make: Callable[[Manifest], LiveModel],
+        *,
+        number: int | None,
+        follows: bool,
+        batching: Batching,
+        on_batch: Callable[[int], None],
+    ) -> None:
+        """Loads a manifest, and starts to follow those after it.
+
+        Args:
+          name: of the model.
+          directory: of the checkpoints.
+          make: loads a manifest.
+          number: of the manifest to serve, which pins it; None serves the newest.
+          follows: whether to serve newer manifests as they are committed.
+          batching: how requests share batches.
+          on_batch: gets the rows of each batch.
+
+        Raises:
+          UsageError: there is no checkpoint yet.
+          CheckpointError: the checkpoint cannot be loaded.
+        """
+        self.name = name
+        self._directory, self._make = directory, make
+        self._stack = ExitStack()
+        self._stop = threading.Event()
+        self._refusal: Refusal | None = None
+        self._follower = Follower(directory, holder="server")
+        if number is None:
+            self._stack.enter_context(self._follower)
+            advance = self._follower.next()
+            if advance is None:
+                raise UsageError(f"{directory.path} has no checkpoint yet: train first")
+        else:
+            manifest = directory.read(number)
+            advance = Advance(manifest=manifest, saves=manifest.chain, reset=True)
+        self._model = make(advance.manifest)
+        self._reached = advance
+        self._follower.reached(advance)
+        self._standing = self._stand(0.0)
+        self._batcher = Batcher(
+            lambda request: self._model.score(request),
+            max_batch_rows=batching.max_batch_rows,
+            max_waiting=batching.max_waiting,
+            wait_secs=batching.wait_secs,
+            on_batch=on_batch,
+        )
+        self._thread: threading.Thread | None = None
+        if follows and number is None:
+            self._thread = threading.Thread(target=self._follow, name=f"follow-{name}", daemon=True)
+            self._thread.start()
+
+    @property
+    def standing(self) -> Standing:
+        """What is served."""
+        return self._standing
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """The newest manifest, if it cannot be served."""
+        return self._refusal
+
+    @property
+    def format(self) -> RequestFormat:
+        """What requests hold."""
+        return self._model.format
+
+    @property
+    def model(self) -> LiveModel:
+        """The model that is served now."""
+        return self._model
+
+    def ask(self, request: Request, timeout: float | None = None) -> Answer:
+        """Scores a request; see `Batcher.ask`."""
+        return self._batcher.ask(request, timeout)
+
+    def close(self) -> None:
+        """Stops to follow, answers what waits, and ends."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._batcher.close()
+        self._stack.close()
+        self._model.close()
+
+    # ---- following ---------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        refused = -1  # the newest manifest when one failed: only a newer one gives another try
+        while not self._stop.wait(_POLL_SECS):
+            newest = -1
+            try:
+                newest = max(self._directory.numbers(), default=-1)
+                if newest > max(refused, self._standing.number):
+                    self._advance(newest)
+                    self._refusal = None
+            except Exception as error:  # whatever it is, requests are answered as before
+                refused = newest
+                said = str(error) or type(error).__name__
+                self._refusal = Refusal(number=newest, message=" ".join(said.split()))
+
+    def _advance(self, newest: int) -> None:
+        """Moves towards the newest manifest; if its deltas fail, it is loaded as a whole."""
+        advance = self._follower.next()
+        if advance is None:
+            return
+        try:
+            self._move(advance)
+        except CheckpointError:
+            is_way = advance.manifest.number < newest  # the newest may do without what failed
+            if self._model.is_whole and (advance.reset or not is_way):
+                raise
+            self._follower.forget()
+            whole = self._follower.next()
+            try:
+                if whole is not None:
+                    self._move(whole)
+            finally:
+                if self._model.is_whole:
+                    self._follower.reached(self._reached)
+
+    def _move(self, advance: Advance) -> None:
+        if advance.reset:
+            fresh = self._make(advance.manifest)
+
+            def swap() -> tuple[LiveModel, float]:
+                before, self._model = self._model, fresh
+                return before, 0.0
+
+            before, secs = self._batcher.between(swap)
+            before.close()
+        else:
+            apply = self._model.prepare(advance)
+
+            def timed() -> float:
+                began = time.monotonic()
+                apply()
+                return time.monotonic() - began
+
+            secs = self._batcher.between(timed)
+        self._reached = advance
+        self._follower.reached(advance)
+        self._standing = self._stand(secs)
+
+    def _stand(self, apply_secs: float) -> Standing:
+        manifest = self._model.manifest
+        visible_secs = max(0.0, time.time() - manifest.wall_time)  # before the tables are counted
+        stats = self._model.collection.stats()
+        return Standing(
+            number=manifest.number,
+            step=manifest.step,
+            wall_time=manifest.wall_time,
+            visible_secs=visible_secs,
+            apply_secs=apply_secs,
+            rows=dict(stats.rows),
+            row_bytes=stats.memory_bytes,
+        )

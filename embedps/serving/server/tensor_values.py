@@ -1,0 +1,68 @@
+"""Arrays of a request's TensorProtos, and TensorProtos of answers.
+
+TensorFlow's own decoder allocates what a shape claims. This one takes only what the message holds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from embedps.serving.server.request_error import invalid
+
+Array = npt.NDArray[Any]
+
+_FIELDS = {tf.int64: "int64_val", tf.float32: "float_val"}
+
+
+def read_vector(name: str, tensor: Any, dtype: tf.DType, *, most: int) -> Array:
+    """Reads a vector, of shape [n] or [n, 1].
+
+    Args:
+      name: of the tensor.
+      tensor: a TensorProto.
+      dtype: that it must have, int64 or float32.
+      most: values that it may have.
+
+    Raises:
+      RequestError: it is something else.
+    """
+    if tensor.dtype != dtype.as_datatype_enum:
+        raise invalid(f"tensor {name!r} must be {dtype.name} but is {_dtype_name(tensor.dtype)}")
+    shape = [dim.size for dim in tensor.tensor_shape.dim]
+    known = not tensor.tensor_shape.unknown_rank and all(size >= 0 for size in shape)
+    if not known or not (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)):
+        raise invalid(f"tensor {name!r} must be of shape [rows] but is of shape {shape}")
+    size = shape[0]
+    if size > most:
+        raise invalid(f"tensor {name!r} must have at most {most} values but has {size}")
+    numpy_dtype = np.dtype(dtype.as_numpy_dtype).newbyteorder("<")
+    if tensor.tensor_content:
+        content = tensor.tensor_content
+        if len(content) != size * numpy_dtype.itemsize:
+            raise invalid(
+                f"tensor {name!r} of {size} values must have {size * numpy_dtype.itemsize} bytes "
+                f"of tensor_content but has {len(content)}"
+            )
+        return np.frombuffer(content, numpy_dtype)
+    values = np.array(getattr(tensor, _FIELDS[dtype]), numpy_dtype)
+    if len(values) == size:
+        return values
+    if len(values) == 1:  # a constant tensor, as TensorFlow abbreviates it
+        return np.repeat(values, size)
+    raise invalid(f"tensor {name!r} of shape {shape} has {len(values)} values")
+
+
+def fill(tensor: Any, array: Array) -> None:
+    """Sets a TensorProto to an array."""
+    tensor.MergeFromString(tf.make_tensor_proto(array).SerializeToString())
+
+
+def _dtype_name(number: int) -> str:
+    try:
+        return str(tf.dtypes.as_dtype(number).name)
+    except TypeError:
+        return f"of dtype number {number}"

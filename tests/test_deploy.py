@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from embedps import serve
 from embedps.errors import ServerLostError
 from embedps.run.config import TrainConfig
 from tests.builders import ROOT
@@ -141,3 +142,20 @@ while :; do sleep 0.1; done
     process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=30)[0] == "told\n"
     assert process.returncode == 75
+
+
+def test_a_served_models_manifest_is_what_the_command_takes():
+    service, deployment = yaml.safe_load_all((ROOT / "deploy" / "serve.yaml").read_text())
+    template = deployment["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    options = serve._parser("serve").parse_args(container["args"])
+    ports = [each["port"] for each in service["spec"]["ports"]]
+    assert ports == [options.port, options.rest_port]
+    assert ports == [each["containerPort"] for each in container["ports"]]
+    assert container["readinessProbe"]["grpc"]["port"] == options.port
+    assert template["spec"]["terminationGracePeriodSeconds"] > options.grace_secs
+    labels = template["metadata"]["labels"]
+    assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"] == labels
+    mounted = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
+    assert mounted.keys() == {v["name"] for v in template["spec"]["volumes"]}
+    assert options.model_dir == [mounted["model"]]

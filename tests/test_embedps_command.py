@@ -52,14 +52,14 @@ def test_help_names_every_command_and_first_steps(script):
         done = run(*command, "--help")
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith(f"usage: {prog} COMMAND ...\n")
-        for name in ("plan", "train", "evaluate", "server", "checkpoint"):
+        for name in ("plan", "train", "evaluate", "serve", "server", "checkpoint"):
             assert re.search(rf"^  {name} +\w", done.stdout, re.M)
         assert f"\n  {prog} train --data dataset --model-dir run\n" in done.stdout
         assert "75 a server was lost" in done.stdout
         assert run(*command, "--version").stdout == f"embedps {__version__}\n"
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate", "server", "checkpoint"])
+@pytest.mark.parametrize("name", ["train", "evaluate", "serve", "server", "checkpoint"])
 def test_usage_line_shows_how_a_command_was_called(script, name):
     done = run(script, name, "--help")
     assert (done.returncode, done.stderr) == (0, "")

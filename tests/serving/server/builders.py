@@ -1,0 +1,129 @@
+"""A served model in this process, a run whose checkpoints appear one by one, and its clients."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import tensorflow as tf
+
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.data.dataset import Dataset
+from embedps.run.run_config import read_run
+from embedps.serving.server import messages
+from embedps.serving.server.grpc_server import GrpcServer
+from embedps.serving.server.live_model import LiveModel
+from embedps.serving.server.model_api import ModelApi
+from embedps.serving.server.rest_server import RestServer
+from embedps.serving.server.served_model import Batching, ServedModel
+from embedps.serving.server.tensor_values import fill
+
+NAME = "clicks"
+
+
+class Replay:
+    """A copy of a finished run. Its manifests appear when a test commits them."""
+
+    def __init__(self, source: Path, target: Path) -> None:
+        shutil.copytree(source, target)
+        self.source = CheckpointDirectory(source)
+        self.directory = CheckpointDirectory(target)
+        self.numbers = self.source.numbers()
+        for number in self.numbers:
+            self.directory.manifest_path(number).unlink()
+
+    def commit(self, number: int) -> None:
+        path = self.directory.manifest_path(number)
+        hidden = path.with_name(f".{path.name}")
+        shutil.copy(self.source.manifest_path(number), hidden)
+        hidden.rename(path)
+
+
+class Addresses:
+    def __init__(self, grpc_port: int, rest_port: int) -> None:
+        self.grpc = f"127.0.0.1:{grpc_port}"
+        self.rest = f"http://127.0.0.1:{rest_port}"
+
+
+@contextmanager
+def serving(
+    directory: CheckpointDirectory, dataset: Dataset, *, max_waiting: int = 64, **options: Any
+) -> Iterator[tuple[ModelApi, ServedModel, Addresses]]:
+    """Serves a run's newest manifest, and follows the run."""
+    run = read_run(directory.path)
+    recommender = run.recommender(dataset)
+    api = ModelApi(token=options.pop("token", None))
+    model = ServedModel(
+        NAME,
+        directory,
+        lambda manifest: LiveModel(recommender, dataset, directory, manifest),
+        number=options.pop("number", None),
+        follows=options.pop("follows", True),
+        batching=Batching(max_batch_rows=1024, max_waiting=max_waiting, wait_secs=0.0),
+        on_batch=api.count_batch(NAME),
+    )
+    api.models[NAME] = model
+    api.is_serving = True
+    servers = (
+        GrpcServer(api, host="127.0.0.1", port=0, max_waiting=max_waiting),
+        RestServer(api, host="127.0.0.1", port=0),
+    )
+    for server in servers:
+        server.start()
+    try:
+        yield api, model, Addresses(servers[0].port, servers[1].port)
+    finally:
+        servers[0].stop(5)
+        servers[1].stop()
+        model.close()
+
+
+def until(check: Any) -> None:
+    """Waits until something holds; at most a minute."""
+    pause = threading.Event()
+    for _ in range(6000):
+        if check():
+            return
+        pause.wait(0.01)
+    raise AssertionError("waited a minute in vain")
+
+
+def predict_request(arrays: Mapping[str, np.ndarray], **spec: Any) -> Any:
+    request = messages.PredictRequest()
+    request.model_spec.name = spec.get("name", NAME)
+    if "version" in spec:
+        request.model_spec.version.value = spec["version"]
+    for name, array in arrays.items():
+        fill(request.inputs[name], array)
+    return request
+
+
+class Client:
+    """Calls the server over gRPC."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.insecure_channel(address)
+
+    def call(self, service: str, method: str, request: Any, answer: Any, **options: Any) -> Any:
+        data = request if isinstance(request, bytes) else request.SerializeToString()
+        call = self._channel.unary_unary(f"/{service}/{method}")
+        return answer.FromString(call(data, **{"timeout": 60, **options}))
+
+    def predict(self, request: Any, **options: Any) -> Any:
+        service = messages.PREDICTION_SERVICE
+        return self.call(service, "Predict", request, messages.PredictResponse, **options)
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def score_of(response: Any) -> np.ndarray:
+    score = tf.make_ndarray(response.outputs["score"])
+    assert isinstance(score, np.ndarray)
+    return score

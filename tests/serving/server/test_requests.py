@@ -1,0 +1,106 @@
+"""Requests of tensors become columns; what does not fit is refused by name."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from embedps.data.columns import Columns
+from embedps.data.unit_reader import NUMERICS
+from embedps.serving.server.messages import PredictRequest
+from embedps.serving.server.request_error import RequestError
+from embedps.serving.server.requests import RequestFormat, concatenate
+from embedps.serving.server.tensor_values import fill, read_vector
+
+FORMAT = RequestFormat(
+    Columns(numerics=("I1",), ids=("C1", "C2"), id_lists=("tags",)), missing_id=-1
+)
+
+
+def arrays(**change: Any) -> dict[str, np.ndarray]:
+    given = {
+        "I1": np.float32([0.5, 1.5]),
+        "C1": np.int64([1, 2]),
+        "C2": np.int64([3]),
+        "tags": np.int64([7, 8, 9]),
+        "tags_lengths": np.int64([1, 2]),
+    }
+    return {name: value for name, value in (given | change).items() if value is not None}
+
+
+def test_one_row_counts_for_all_and_batches_keep_the_order() -> None:
+    one = FORMAT.request(arrays(tags=np.int64([4, 5]), tags_lengths=np.int64([2])))
+    assert one.floats.tolist() == [[0.5, 1.5]]
+    assert one.integers.tolist() == [[1, 2], [3, 3]]
+    assert [part.tolist() for part in one.lists[0]] == [[4, 5, 4, 5], [2, 2]]
+    both = concatenate([one, FORMAT.request(arrays())])
+    assert both.rows == 4
+    assert both.integers.tolist() == [[1, 2, 1, 2], [3, 3, 3, 3]]
+    columns = FORMAT.columns(*map(tf.constant, both.arguments()))
+    assert columns["tags"].to_list() == [[4, 5], [4, 5], [7], [8, 9]]
+    assert columns[NUMERICS].numpy().tolist() == [[0.5], [1.5], [0.5], [1.5]]
+    empty = {name: array[:0] for name, array in arrays().items()}
+    assert FORMAT.request(empty | {"C2": np.int64([3])}).rows == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"C1": None}, "lacks C1"),
+        ({"C9": np.int64([1])}, "has C9 besides"),
+        ({"C1": np.int64([1, 2, 3])}, "one row or all 3, but that of column 'I1' has 2"),
+        ({"tags_lengths": np.int64([1, 1])}, "add up to its 3 values"),
+        ({"tags_lengths": np.int64([-1, 4])}, "must be 0 or more"),
+        ({"tags_lengths": np.int64([2**62, 2**62])}, "must be 0 or more and add up"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message) as refused:
+        FORMAT.request(arrays(**change))
+    assert refused.value.code == "INVALID_ARGUMENT"
+
+
+def tensor(**fields: Any) -> Any:
+    made = PredictRequest().inputs["x"]
+    made.dtype = fields.pop("dtype", tf.float32.as_datatype_enum)
+    for size in fields.pop("shape", [2]):
+        made.tensor_shape.dim.add(size=size)
+    for name, value in fields.items():
+        if name == "tensor_content":
+            made.tensor_content = value
+        else:
+            getattr(made, name).extend(value)
+    return made
+
+
+def test_vectors_are_read_in_each_form() -> None:
+    filled = PredictRequest().inputs["x"]
+    fill(filled, np.float32([1, 2]))
+    for each in (
+        filled,
+        tensor(float_val=[1, 2]),
+        tensor(tensor_content=np.float32([1, 2]).tobytes(), shape=[2, 1]),
+    ):
+        assert read_vector("x", each, tf.float32, most=2).tolist() == [1, 2]
+    assert read_vector("x", tensor(float_val=[3]), tf.float32, most=2).tolist() == [3, 3]
+    assert read_vector("x", tensor(shape=[0]), tf.float32, most=2).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"dtype": 9}, "must be float32 but is int64"),
+        ({"dtype": 999}, "dtype number 999"),
+        ({"shape": []}, r"of shape \[rows\] but is of shape \[\]"),
+        ({"shape": [2, 2]}, r"of shape \[2, 2\]"),
+        ({"shape": [-1]}, r"of shape \[-1\]"),
+        ({"shape": [2**40], "float_val": [1]}, "at most 5 values"),
+        ({"tensor_content": b"123"}, "must have 8 bytes"),
+        ({"float_val": [1, 2, 3]}, "has 3 values"),
+        ({}, "has 0 values"),
+    ],
+)
+def test_malformed_tensors_are_refused(fields: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        read_vector("x", tensor(**fields), tf.float32, most=5)

@@ -1,0 +1,248 @@
+"""What is served is what was trained, while checkpoints arrive, files break, histories change."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+import embedps
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.data.dataset import Dataset
+from embedps.serving.server import messages
+from embedps.serving.server.live_model import LiveModel
+from embedps.serving.server.requests import concatenate
+from tests.builders import TINY_DLRM, make_config, make_mixed, make_trainer, write_dataset
+from tests.serving.builders import split_of, tensors
+from tests.serving.server.builders import (
+    Client,
+    Replay,
+    predict_request,
+    score_of,
+    serving,
+    until,
+)
+
+COLUMNS = ("I1", "I2", "C1", "C2", "C3")
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return write_dataset(tmp_path_factory.mktemp("data") / "set", evaluation=(1200,))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Path:
+    """A run of which all checkpoints are kept."""
+    path = tmp_path_factory.mktemp("run") / "m"
+    for epochs in (1, 2, 3):  # each resumes the one before
+        config = make_config(
+            dataset, path, model="dlrm", keep_secs=1e6, rebase="one-shot", epochs=epochs
+        )
+        embedps.Trainer.from_config(config, TINY_DLRM).fit()
+    assert len(CheckpointDirectory(path).numbers()) >= 3
+    return path
+
+
+@pytest.fixture
+def replay(trained: Path, tmp_path: Path) -> Replay:
+    return Replay(trained, tmp_path / "m")
+
+
+def status(client: Client) -> Any:
+    request = messages.GetModelStatusRequest()
+    request.model_spec.name = "clicks"
+    kind = messages.GetModelStatusResponse
+    return client.call(messages.MODEL_SERVICE, "GetModelStatus", request, kind)
+
+
+@pytest.mark.slow
+def test_each_answer_is_that_of_the_manifest_it_names(
+    trained: Path, replay: Replay, dataset: Dataset
+) -> None:
+    table = split_of(dataset)
+    whole = tensors(table, COLUMNS)
+    answers: list[tuple[int, int, int, np.ndarray]] = []
+    replay.commit(replay.numbers[0])
+    ended = threading.Event()
+
+    def ask(seed: int, address: str, least: int) -> None:
+        rng = random.Random(seed)
+        client = Client(address)
+        count = 0
+        while count < least or not ended.is_set():
+            rows = min(1000, int(10 ** rng.uniform(0, 3.1)))
+            first = rng.randrange(table.num_rows - rows)
+            part = {name: array[first : first + rows] for name, array in whole.items()}
+            response = client.predict(predict_request(part))
+            number = response.model_spec.version.value
+            answers.append((number, first, rows, score_of(response)))
+            count += 1
+        client.close()
+
+    with serving(replay.directory, dataset) as (_, model, addresses):
+        threads = [
+            threading.Thread(target=ask, args=(seed, addresses.grpc, 75)) for seed in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for number in replay.numbers[1:]:
+            seen = len(answers)
+            replay.commit(number)
+            until(lambda n=number, s=seen: model.standing.number == n and len(answers) > s + 8)
+        ended.set()
+        for thread in threads:
+            thread.join()
+        assert model.refusal is None
+    assert {number for number, *_ in answers} == set(replay.numbers)
+    expected = {
+        number: embedps.load(trained, number=number).predict(table)["score"]
+        for number in replay.numbers
+    }
+    assert not np.array_equal(*(expected[n] for n in replay.numbers[:2]))
+    assert len(answers) >= 300
+    for number, first, rows, found in answers:
+        np.testing.assert_array_equal(found, expected[number][first : first + rows])
+
+
+def test_a_damaged_delta_leaves_the_manifest_before_it(
+    trained: Path, replay: Replay, dataset: Dataset
+) -> None:
+    first, second = replay.numbers[:2]
+    replay.commit(first)
+    part = {name: array[:5] for name, array in tensors(split_of(dataset), COLUMNS).items()}
+    with serving(replay.directory, dataset) as (api, model, addresses):
+        client = Client(addresses.grpc)
+        before = score_of(client.predict(predict_request(part)))
+        entry = replay.source.read(second).chain[-1].files[0]
+        damaged = replay.directory.file(entry)
+        whole = damaged.read_bytes()
+        damaged.write_bytes(whole[:-8] + bytes(8))
+        replay.commit(second)
+        until(lambda: model.refusal is not None)
+        response = client.predict(predict_request(part, version=first))
+        np.testing.assert_array_equal(score_of(response), before)
+        good, bad = status(client).model_version_status
+        assert (good.version, good.state) == (first, 30)
+        assert (bad.version, bad.state, bad.status.error_code) == (second, 50, 15)
+        assert str(damaged) in bad.status.error_message
+        assert 'embedps_follow_failing{model="clicks"} 1' in api.metrics.text()
+        # A newer manifest gets another try.
+        damaged.write_bytes(whole)
+        replay.commit(replay.numbers[2])
+        until(lambda: model.standing.number == replay.numbers[2])
+        assert model.refusal is None
+        assert len(status(client).model_version_status) == 1
+        with pytest.raises(grpc.RpcError, match=f"served as version {replay.numbers[2]}"):
+            client.predict(predict_request(part, version=first))
+        expected = embedps.load(trained, number=replay.numbers[2])
+        want = expected.predict(split_of(dataset).slice(0, 5))["score"]
+        np.testing.assert_array_equal(score_of(client.predict(predict_request(part))), want)
+        client.close()
+
+
+def test_a_new_history_is_loaded_beside_what_is_served(
+    trained: Path, replay: Replay, dataset: Dataset
+) -> None:
+    first, last = replay.numbers[0], replay.numbers[-1]
+    replay.commit(last)
+    table = split_of(dataset)
+    whole = tensors(table, COLUMNS)
+    with serving(replay.directory, dataset) as (_, model, addresses):
+        client = Client(addresses.grpc)
+        served = model.model
+        other = dataclasses.replace(
+            replay.source.read(first), number=last + 5, history="0123456789abcdef"
+        )
+        replay.directory.commit(other)
+        numbers = set()
+        while last + 5 not in numbers:  # no request is refused meanwhile
+            numbers.add(client.predict(predict_request(whole)).model_spec.version.value)
+        assert numbers <= {last, last + 5}
+        assert model.model is not served
+        found = score_of(client.predict(predict_request(whole)))
+        want = embedps.load(trained, number=first).predict(table)["score"]
+        np.testing.assert_array_equal(found, want)
+        client.close()
+
+
+def test_a_broken_way_is_left_for_a_newer_base(
+    trained: Path, replay: Replay, dataset: Dataset, tmp_path: Path
+) -> None:
+    first, second, last = replay.numbers[0], replay.numbers[1], replay.numbers[-1]
+    replay.commit(first)
+    part = {name: array[:5] for name, array in tensors(split_of(dataset), COLUMNS).items()}
+    with serving(replay.directory, dataset) as (_, model, addresses):
+        replay.directory.file(replay.source.read(second).chain[-1].files[0]).unlink()
+        replay.commit(second)
+        until(lambda: model.refusal is not None)
+        newest = replay.source.read(last)
+        if newest.chain[0].number != first:  # it has a base of its own
+            replay.commit(last)
+            until(lambda: model.standing.number == last)
+            assert model.refusal is None
+        client = Client(addresses.grpc)
+        found = client.predict(predict_request(part))
+        number = found.model_spec.version.value
+        want = embedps.load(trained, number=number).predict(split_of(dataset).slice(0, 5))
+        np.testing.assert_array_equal(score_of(found), want["score"])
+        client.close()
+
+
+def test_a_pinned_manifest_stays(replay: Replay, dataset: Dataset) -> None:
+    first, second = replay.numbers[:2]
+    for number in (first, second):
+        replay.commit(number)
+    with serving(replay.directory, dataset, number=first) as (_, model, addresses):
+        client = Client(addresses.grpc)
+        part = {name: array[:5] for name, array in tensors(split_of(dataset), COLUMNS).items()}
+        assert client.predict(predict_request(part)).model_spec.version.value == first
+        assert model._thread is None
+        client.close()
+
+
+def test_fuzzed_requests_are_refused_and_the_server_lives(replay: Replay, dataset: Dataset) -> None:
+    replay.commit(replay.numbers[0])
+    part = {name: array[:3] for name, array in tensors(split_of(dataset), COLUMNS).items()}
+    good = predict_request(part).SerializeToString()
+    rng = random.Random(5)
+    with serving(replay.directory, dataset) as (_, _, addresses):
+        client = Client(addresses.grpc)
+        codes = set()
+        for _ in range(1000):
+            data = bytearray(good)
+            for _ in range(rng.randint(1, 8)):
+                data[rng.randrange(len(data))] = rng.randrange(256)
+            if rng.random() < 0.3:
+                del data[rng.randrange(len(data)) :]
+            try:
+                client.predict(bytes(data))
+                codes.add("OK")  # other values are as good
+            except grpc.RpcError as error:
+                codes.add(error.code().name)
+        assert codes <= {"OK", "INVALID_ARGUMENT", "NOT_FOUND"}
+        assert "INVALID_ARGUMENT" in codes
+        assert client.predict(good).model_spec.version.value == replay.numbers[0]
+        client.close()
+
+
+def test_lists_are_scored(tmp_path: Path, dataset: Dataset) -> None:
+    make_trainer(dataset, tmp_path, recommender=make_mixed()).fit()
+    directory = CheckpointDirectory(tmp_path)
+    manifest = directory.read(directory.numbers()[-1])
+    live = LiveModel(make_mixed(), dataset, directory, manifest)
+    table = split_of(dataset).slice(0, 300)
+    loaded = embedps.load(tmp_path, recommender=make_mixed(), data=dataset.directory)
+    requests = [
+        live.format.request(tensors(table.slice(first, rows), (*COLUMNS, "tags", "row")))
+        for first, rows in ((0, 7), (7, 1), (8, 292))
+    ]
+    answer = live.score(concatenate(requests))
+    np.testing.assert_array_equal(answer.outputs["score"], loaded.predict(table)["score"])
+    live.close()

@@ -1,0 +1,210 @@
+"""`embedps serve`: a process answers over gRPC and REST, refuses mistakes by a line, and drains."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+import embedps
+from embedps import serve
+from embedps.console import command_line
+from embedps.data.dataset import Dataset
+from embedps.serving.server import messages
+from tests.builders import ROOT, TINY_DLRM, latest, make_config, write_dataset
+from tests.commands import finish, read_until, start
+from tests.pages import blocks
+from tests.serving.builders import split_of, tensors
+from tests.serving.server.builders import Client, predict_request, score_of
+
+COLUMNS = ("I1", "I2", "C1", "C2", "C3")
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return write_dataset(tmp_path_factory.mktemp("data") / "set")
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Path:
+    path = tmp_path_factory.mktemp("run") / "m"
+    embedps.Trainer.from_config(make_config(dataset, path, model="dlrm"), TINY_DLRM).fit()
+    return path
+
+
+def get(url: str, body: Any = None, token: str = "") -> tuple[int, Any]:
+    data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, data, headers), timeout=60
+        ) as response:
+            text = response.read().decode()
+            is_json = response.headers["Content-Type"] == "application/json"
+            return response.status, json.loads(text) if is_json else text
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())["error"]
+
+
+def ports(line: str) -> tuple[str, str]:
+    """The addresses of gRPC and REST in the line that says what is served."""
+    words = line.split()
+    return words[words.index("at") + 1], words[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_a_process_answers_and_drains(tmp_path: Path, dataset: Dataset, model_dir: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    process = start(
+        "embedps.serve",
+        *("--model-dir", str(model_dir), "--name", "clicks"),
+        *("--model-dir", str(model_dir), "--name", "other"),
+        *("--port", "0", "--rest-port", "0", "--token-file", str(token)),
+    )
+    number = latest(model_dir).number
+    line = read_until(process, "serves ").splitlines()[-1]
+    assert f"serves clicks (checkpoint {number}), other (checkpoint {number}) at" in line
+    address, rest = ports(line)
+    table = split_of(dataset).slice(0, 20)
+    want = embedps.load(model_dir).predict(table)["score"]
+    given = tensors(table, COLUMNS)
+    client, allowed = Client(address), {"metadata": [("authorization", "Bearer secret")]}
+    for name in ("clicks", "other"):
+        response = client.predict(predict_request(given, name=name), **allowed)
+        np.testing.assert_array_equal(score_of(response), want)
+        assert response.model_spec.version.value == number
+        url = f"{rest}/v1/models/{name}"
+        lists = {name: [None if x != x else x for x in a.tolist()] for name, a in given.items()}
+        code, found = get(f"{url}:predict", {"inputs": lists}, "secret")
+        assert (code, np.float32(found["outputs"]).tolist()) == (200, want.tolist())
+        rows = [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
+        body = {"signature_name": "serving_default", "instances": rows}
+        code, found = get(f"{url}/versions/{number}:predict", body, "secret")
+        assert (code, np.float32(found["predictions"]).tolist()) == (200, want.tolist())
+    # What it tells of itself.
+    code, found = get(f"{url}", token="secret")
+    assert found["model_version_status"][0]["version"] == str(number)
+    assert found["model_version_status"][0]["state"] == "AVAILABLE"
+    code, found = get(f"{url}/metadata", token="secret")
+    signature = found["metadata"]["signature_def"]["signature_def"]["serving_default"]
+    assert sorted(signature["inputs"]) == sorted(COLUMNS)
+    assert signature["outputs"]["score"]["dtype"] == "DT_FLOAT"
+    request = messages.GetModelMetadataRequest(metadata_field=["signature_def"])
+    request.model_spec.name = "clicks"
+    kind = messages.GetModelMetadataResponse
+    service = messages.PREDICTION_SERVICE
+    answered = client.call(service, "GetModelMetadata", request, kind, **allowed)
+    packed = answered.metadata["signature_def"]
+    assert packed.type_url == "type.googleapis.com/tensorflow.serving.SignatureDefMap"
+    made = messages.SignatureDefMap.FromString(packed.value)
+    assert sorted(made.signature_def["serving_default"].inputs) == sorted(COLUMNS)
+    code, text = get(f"{rest}/metrics", token="secret")
+    assert f'embedps_manifest_number{{model="clicks"}} {number}' in text
+    assert 'embedps_requests_total{api="grpc",code="OK"} 3' in text
+    assert f'embedps_batch_rows_sum{{model="other"}} {3 * 20}' in text
+    # Health needs no token; all else does.
+    healthy = client.call(
+        messages.HEALTH_SERVICE,
+        "Check",
+        messages.HealthCheckRequest(),
+        messages.HealthCheckResponse,
+    )
+    assert healthy.status == 1
+    assert get(f"{rest}/healthz")[0] == 200
+    assert get(f"{url}")[0] == get(f"{rest}/metrics", token="wrong")[0] == 401
+    with pytest.raises(grpc.RpcError, match="authorization: Bearer TOKEN"):
+        client.predict(predict_request(given))
+    # What is wrong is refused by a line.
+    for path, body, code, said in (
+        ("clicks:predict", b"{", 400, "the body must be JSON"),
+        ("clicks:predict", {"inputs": {"C1": [1]}}, 400, "lacks C2, C3, I1, I2"),
+        ("clicks:predict", {"inputs": lists | {"C1": ["a"]}}, 400, "'C1' must hold numbers of int"),
+        ("clicks:predict", {"inputs": lists | {"C1": [2**64]}}, 400, "'C1' must hold numbers"),
+        ("clicks:predict", {"instances": [{"C1": 1}]}, 400, "lacks C2"),
+        ("clicks:predict", {"inputs": lists, "signature_name": "x"}, 400, "the signature must be"),
+        ("none:predict", {"inputs": lists}, 404, "no model is named 'none'"),
+        (f"clicks/versions/{number + 1}:predict", {"inputs": lists}, 404, "is served as version"),
+        ("clicks:regress", {}, 404, "a path must be"),
+    ):
+        found_code, found = get(f"{rest}/v1/models/{path}", body, "secret")
+        assert found_code == code, (path, found)
+        assert said in found
+    client.close()
+    process.send_signal(signal.SIGTERM)
+    finish(process)
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", int(address.split(":")[1])), timeout=5)
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_tls_and_the_guides_client(tmp_path: Path, model_dir: Path) -> None:
+    key, chain = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-keyout", key, "-out", chain, "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    process = start(
+        "embedps.serve",
+        *("--model-dir", str(model_dir), "--name", "clicks", "--port", "0", "--rest-port", "0"),
+        *("--tls-cert", str(chain), "--tls-key", str(key)),
+    )
+    address, rest = ports(read_until(process, "serves ").splitlines()[-1])
+    assert rest.startswith("https://")
+    curl = ["curl", "-sS", "--cacert", str(chain), f"{rest}/healthz"]
+    assert "SERVING" in subprocess.run(curl, check=True, capture_output=True, text=True).stdout
+    page = blocks(ROOT / "docs" / "guides" / "serving.md")
+    (client,) = (block.code for block in page if block.language == "py" and "grpc" in block.code)
+    client = client.replace(
+        'grpc.insecure_channel("localhost:8500")',
+        f'grpc.secure_channel("{address}", grpc.ssl_channel_credentials('
+        f'open("{chain}", "rb").read()))',
+    )
+    process_of_client = subprocess.run(
+        [sys.executable, "-c", client], check=False, capture_output=True, text=True
+    )
+    assert process_of_client.returncode == 0, process_of_client.stderr
+    process.send_signal(signal.SIGTERM)
+    finish(process)
+
+
+def complaint(capsys: Any, *flags: object) -> str:
+    code = command_line.run(serve.main, [str(flag) for flag in flags])
+    assert code == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    return str(said)
+
+
+def test_mistakes_get_one_line(tmp_path: Path, model_dir: Path, capsys: Any) -> None:
+    flags = ("--model-dir", model_dir, "--name", "a")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = complaint(capsys, *flags, "--port", port, "--rest-port", 0)
+        assert f"127.0.0.1:{port} must be an address of this machine with a free port" in said
+        said = complaint(capsys, *flags, "--port", 0, "--rest-port", port)
+        assert "give another --rest-port" in said
+    assert "must have a --name but there are 1 and 2" in complaint(capsys, *flags, "--name", "b")
+    assert "--name a is given twice" in complaint(capsys, *flags, *flags)
+    assert "letters, digits" in complaint(capsys, "--model-dir", model_dir, "--name", "a/b")
+    assert "given together" in complaint(capsys, *flags, "--tls-cert", model_dir / "config.json")
+    (tmp_path / "config.json").write_bytes((model_dir / "config.json").read_bytes())
+    said = complaint(capsys, "--model-dir", tmp_path, "--name", "a")
+    assert "has no checkpoint yet: train first" in said

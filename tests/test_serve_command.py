@@ -127,7 +127,7 @@ def test_a_process_answers_and_drains(tmp_path: Path, dataset: Dataset, model_di
     with pytest.raises(grpc.RpcError, match="authorization: Bearer TOKEN"):
         client.predict(predict_request(given))
     # What is wrong is refused by a line.
-    for path, body, code, said in (
+    wrong: list[tuple[str, Any, int, str]] = [
         ("clicks:predict", b"{", 400, "the body must be JSON"),
         ("clicks:predict", {"inputs": {"C1": [1]}}, 400, "lacks C2, C3, I1, I2"),
         ("clicks:predict", {"inputs": lists | {"C1": ["a"]}}, 400, "'C1' must hold numbers of int"),
@@ -137,8 +137,9 @@ def test_a_process_answers_and_drains(tmp_path: Path, dataset: Dataset, model_di
         ("none:predict", {"inputs": lists}, 404, "no model is named 'none'"),
         (f"clicks/versions/{number + 1}:predict", {"inputs": lists}, 404, "is served as version"),
         ("clicks:regress", {}, 404, "a path must be"),
-    ):
-        found_code, found = get(f"{rest}/v1/models/{path}", body, "secret")
+    ]
+    for path, asked, code, said in wrong:
+        found_code, found = get(f"{rest}/v1/models/{path}", asked, "secret")
         assert found_code == code, (path, found)
         assert said in found
     client.close()

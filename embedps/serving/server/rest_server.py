@@ -6,7 +6,7 @@ import json
 import re
 import ssl
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,9 @@ _STATUS = {
 }
 _MODEL = re.compile(r"/v1/models/([^/:]+)(?:/versions/(\d{1,18}))?(:predict|/metadata)?")
 _METRICS = ("/metrics", "/monitoring/prometheus/metrics")
+
+
+_Answered = tuple[bytes, dict[str, str]]  # the body, and headers
 
 
 class RestServer:
@@ -142,13 +145,13 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._answer(self._post)
 
-    def _answer(self, answer: Any) -> None:
+    def _answer(self, answer: Callable[[str], _Answered]) -> None:
+        code, headers = 200, dict[str, str]()
         try:
             with self.api.counting("rest"):
-                code, body, headers = 200, *answer(urlsplit(self.path).path)
+                body, headers = answer(urlsplit(self.path).path)
         except RequestError as error:
-            code, headers = _STATUS[error.code], {}
-            body = json.dumps({"error": str(error)}).encode()
+            code, body = _STATUS[error.code], _json({"error": str(error)})
         if code >= 400:
             self.close_connection = True  # a body may be unread
         self.send_response(code)
@@ -160,7 +163,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def _get(self, path: str) -> tuple[bytes, dict[str, str]]:
+    def _get(self, path: str) -> _Answered:
         if path == "/healthz":
             if not self.api.is_serving:
                 raise RequestError("UNAVAILABLE", "the server does not serve now")
@@ -181,7 +184,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise RequestError("UNIMPLEMENTED", f"{action[1:]} must be a POST")
         return _json(_status(self.api.status(name, version))), {}
 
-    def _post(self, path: str) -> tuple[bytes, dict[str, str]]:
+    def _post(self, path: str) -> _Answered:
         self.api.check_token(self.headers.get("authorization"))
         name, version, action = _parts(path)
         if action != ":predict":

@@ -12,7 +12,7 @@ def field(number: int, payload: bytes) -> bytes:
 def test_a_request_is_read_from_bytes_on_the_wire() -> None:
     version = b"\x08\x0c"  # Int64Value.value = 12
     spec = field(1, b"clicks") + field(2, version) + field(3, b"serving_default")
-    tensor = b"\x08\x09" + field(2, field(2, b"\x08\x02")) + field(4, np.int64([7, 8]).tobytes())
+    tensor = b"\x08\x09" + field(2, field(2, b"\x08\x02")) + field(4, np.array([7, 8]).tobytes())
     entry = field(1, b"C1") + field(2, tensor)
     data = field(1, spec) + field(2, entry) + field(3, b"score")
     request = messages.PredictRequest.FromString(data)

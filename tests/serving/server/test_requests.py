@@ -18,19 +18,27 @@ FORMAT = RequestFormat(
 )
 
 
+def ints(values: list[int]) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+def floats(values: list[float]) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
 def arrays(**change: Any) -> dict[str, np.ndarray]:
     given = {
-        "I1": np.float32([0.5, 1.5]),
-        "C1": np.int64([1, 2]),
-        "C2": np.int64([3]),
-        "tags": np.int64([7, 8, 9]),
-        "tags_lengths": np.int64([1, 2]),
+        "I1": floats([0.5, 1.5]),
+        "C1": ints([1, 2]),
+        "C2": ints([3]),
+        "tags": ints([7, 8, 9]),
+        "tags_lengths": ints([1, 2]),
     }
     return {name: value for name, value in (given | change).items() if value is not None}
 
 
 def test_one_row_counts_for_all_and_batches_keep_the_order() -> None:
-    one = FORMAT.request(arrays(tags=np.int64([4, 5]), tags_lengths=np.int64([2])))
+    one = FORMAT.request(arrays(tags=ints([4, 5]), tags_lengths=ints([2])))
     assert one.floats.tolist() == [[0.5, 1.5]]
     assert one.integers.tolist() == [[1, 2], [3, 3]]
     assert [part.tolist() for part in one.lists[0]] == [[4, 5, 4, 5], [2, 2]]
@@ -41,18 +49,18 @@ def test_one_row_counts_for_all_and_batches_keep_the_order() -> None:
     assert columns["tags"].to_list() == [[4, 5], [4, 5], [7], [8, 9]]
     assert columns[NUMERICS].numpy().tolist() == [[0.5], [1.5], [0.5], [1.5]]
     empty = {name: array[:0] for name, array in arrays().items()}
-    assert FORMAT.request(empty | {"C2": np.int64([3])}).rows == 0
+    assert FORMAT.request(empty | {"C2": ints([3])}).rows == 0
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"C1": None}, "lacks C1"),
-        ({"C9": np.int64([1])}, "has C9 besides"),
-        ({"C1": np.int64([1, 2, 3])}, "one row or all 3, but that of column 'I1' has 2"),
-        ({"tags_lengths": np.int64([1, 1])}, "add up to its 3 values"),
-        ({"tags_lengths": np.int64([-1, 4])}, "must be 0 or more"),
-        ({"tags_lengths": np.int64([2**62, 2**62])}, "must be 0 or more and add up"),
+        ({"C9": ints([1])}, "has C9 besides"),
+        ({"C1": ints([1, 2, 3])}, "one row or all 3, but that of column 'I1' has 2"),
+        ({"tags_lengths": ints([1, 1])}, "add up to its 3 values"),
+        ({"tags_lengths": ints([-1, 4])}, "must be 0 or more"),
+        ({"tags_lengths": ints([2**62, 2**62])}, "must be 0 or more and add up"),
     ],
 )
 def test_what_does_not_fit_is_refused(change: Any, message: str) -> None:
@@ -76,11 +84,11 @@ def tensor(**fields: Any) -> Any:
 
 def test_vectors_are_read_in_each_form() -> None:
     filled = PredictRequest().inputs["x"]
-    fill(filled, np.float32([1, 2]))
+    fill(filled, floats([1, 2]))
     for each in (
         filled,
         tensor(float_val=[1, 2]),
-        tensor(tensor_content=np.float32([1, 2]).tobytes(), shape=[2, 1]),
+        tensor(tensor_content=floats([1, 2]).tobytes(), shape=[2, 1]),
     ):
         assert read_vector("x", each, tf.float32, most=2).tolist() == [1, 2]
     assert read_vector("x", tensor(float_val=[3]), tf.float32, most=2).tolist() == [3, 3]

@@ -105,7 +105,8 @@ def test_each_answer_is_that_of_the_manifest_it_names(
         number: embedps.load(trained, number=number).predict(table)["score"]
         for number in replay.numbers
     }
-    assert not np.array_equal(*(expected[n] for n in replay.numbers[:2]))
+    first_two = [expected[number] for number in replay.numbers[:2]]
+    assert not np.array_equal(first_two[0], first_two[1])
     assert len(answers) >= 300
     for number, first, rows, found in answers:
         np.testing.assert_array_equal(found, expected[number][first : first + rows])

@@ -22,19 +22,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks import environments
+from benchmarks.generated_ads import write_ads
 from benchmarks.model_folds import Fold, score_fold
 from embedps.data.dataset import Dataset
 from embedps.errors import EmbedpsError
-from embedps.run.presets import PRESETS
+from embedps.run.presets import OF_MODELS, PRESETS
 
 SEEDS = (0, 1, 2)
 FOLDS = 5
+"""Of the rows; of a generated log, which has many, the first is scored."""
 SAMPLES = {
     "criteo kaggle": ("criteo", "criteo_kaggle_12768.tsv.gz"),
     "criteo terabyte": ("criteo", "criteo_terabyte_10000.tsv.gz"),
     "avazu": ("avazu", "avazu_train.csv.gz"),
     "movielens 100k": ("movielens_100k", "movielens_100k_u.data.gz"),
 }
+GENERATED = ("generated click log", "generated ads")
+GENERATED_ROWS = 75_000
 BASELINES = ("logistic regression", "LightGBM")
 Run = Callable[..., None]
 """Runs a module of this environment with arguments."""
@@ -48,7 +52,8 @@ class Options:
     Attributes:
       models: of the zoo.
       flags: of their runs, after the preset.
-      inner: score on rows split off the rows to train on, to choose settings by; no baseline.
+      inner: score on rows split off the rows to train on, to choose settings by: no baseline, and
+        one seed.
       max_secs: begin no measurement after so many seconds; 0 is no limit.
     """
 
@@ -62,17 +67,17 @@ class Sample:
     """A sample's rows and their folds."""
 
     def __init__(self, name: str, samples: Path, folder: Path, run: Run) -> None:
-        """Makes a dataset of the sample's file.
+        """Makes a dataset of the sample's file, or of a log that it generates.
 
         Args:
-          name: one of SAMPLES.
+          name: one of SAMPLES or of GENERATED.
           samples: the folder of the real samples.
           folder: for the dataset and the baselines' input.
           run: makes the dataset.
         """
-        schema, file = SAMPLES[name]
+        schema, log = self._log(name, samples, folder, run)
         made = folder / "set"
-        where = ("--input", str(samples / file), "--output", str(made), "--num-shards", "1")
+        where = ("--input", log, "--output", str(made), "--num-shards", "1")
         run("pipelines.ingest", "--schema", schema, *where, "--eval-fraction", "0.01")
         self.folder = folder
         self.dataset = Dataset.open(made)
@@ -80,6 +85,17 @@ class Sample:
         self.table = pa.concat_tables([pq.read_table(path) for path in paths])
         self._folds = np.random.default_rng(0).integers(0, FOLDS, self.table.num_rows)
         self.labels = self.table[self.dataset.label].to_numpy()
+
+    @staticmethod
+    def _log(name: str, samples: Path, folder: Path, run: Run) -> tuple[str, str]:
+        if name in SAMPLES:
+            schema, file = SAMPLES[name]
+            return schema, str(samples / file)
+        if name == "generated ads":
+            return write_ads(folder, GENERATED_ROWS, seed=7)
+        log = str(folder / "log.tsv.gz")
+        run("pipelines.generate", "--rows", str(GENERATED_ROWS), "--seed", "7", "--output", log)
+        return "criteo", log
 
     def fold(self, number: int) -> Fold:
         """Gives a fold."""
@@ -143,7 +159,7 @@ class Scores:
         if found is None or found["made_with"] != made_with:
             found = {"made_with": made_with, "auc": {}}
             self._of(sample)[name] = found
-        pairs = [(fold, seed) for fold in range(FOLDS) for seed in seeds]
+        pairs = [(fold, seed) for fold in range(num_folds(sample)) for seed in seeds]
         return [pair for pair in pairs if key(*pair) not in found["auc"]]
 
     def add(self, sample: str, name: str, fold: int, seed: int, auc: float) -> None:
@@ -165,6 +181,11 @@ class Scores:
     def _of(self, sample: str) -> dict[str, Any]:
         found: dict[str, Any] = self.content["samples"].setdefault(sample, {"scores": {}})["scores"]
         return found
+
+
+def num_folds(sample: str) -> int:
+    """Gives the number of folds that are held out in turn."""
+    return 1 if sample in GENERATED else FOLDS
 
 
 def key(fold: int, seed: int) -> str:
@@ -195,7 +216,8 @@ def measure(
                     auc = sample.baseline(name, fold, seed)
                 else:
                     rows = sample.fold(fold)
-                    flags = (f"--model={name}", f"--seed={seed}", "--preset=small", *options.flags)
+                    # The name is the model with its flags.
+                    flags = f"--preset=small --seed={seed} --model={name}".split()
                     auc = score_fold(rows.inner if options.inner else rows, flags)
                 scores.add(sample_name, name, fold, seed, auc)
                 print(f"{sample_name}, {name}, {key(fold, seed)}: {auc:.4f}", flush=True)
@@ -212,6 +234,9 @@ def _todo(scores: Scores, sample: str, options: Options) -> Iterator[tuple[str, 
         # Logistic regression has a single optimum.
         seeds = SEEDS if name == "LightGBM" else SEEDS[:1]
         yield from ((name, *pair) for pair in scores.absent(sample, name, made_with, seeds))
-    for name in options.models:
-        made_with = {"preset": PRESETS["small"], "flags": options.flags}
-        yield from ((name, *pair) for pair in scores.absent(sample, name, made_with, SEEDS))
+    for model in options.models:
+        name = " ".join((model, *options.flags))
+        preset = {**PRESETS["small"], **OF_MODELS.get(model, {})}
+        made_with = {"preset": preset, "flags": options.flags}
+        seeds = SEEDS[:1] if options.inner else SEEDS
+        yield from ((name, *pair) for pair in scores.absent(sample, name, made_with, seeds))

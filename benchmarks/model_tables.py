@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.model_clicks import BASELINES, FOLDS, SEEDS, key
+from benchmarks.model_clicks import BASELINES, FOLDS, SEEDS, key, num_folds
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -40,16 +40,17 @@ def clicks(result: dict[str, Any]) -> str:
     """Renders the AUC of click models beside that of the baselines."""
     parts = []
     for sample, found in result["samples"].items():
-        aucs = {name: by_fold(of["auc"]) for name, of in found["scores"].items()}
+        aucs = {name: by_fold(of["auc"], num_folds(sample)) for name, of in found["scores"].items()}
         whole = {name: auc for name, auc in aucs.items() if auc is not None}
         others = [name for name in BASELINES if name in whole]
         rows = []
         for name, auc in whole.items():
             folds, seeds = auc.mean(1), auc.mean(0)
+            error = f"{standard_error(folds):.4f}" if len(folds) > 1 else ""
             minus = [_difference(folds - whole[other].mean(1)) for other in others if other != name]
             minus = minus if name not in BASELINES else []
             spread = f"{seeds.min():.4f} to {seeds.max():.4f}" if len(seeds) > 1 else ""
-            cells = [name, f"{folds.mean():.4f}", f"{standard_error(folds):.4f}", spread, *minus]
+            cells = [name, f"{folds.mean():.4f}", error, spread, *minus]
             rows.append(cells + [""] * (4 + len(others) - len(cells)))
         title = f"{sample}: {found['rows']:,} rows, {found['positives']:,} positive"
         header = [title, "AUC", "standard error", "seeds", *(f"minus {name}" for name in others)]
@@ -63,13 +64,14 @@ def clicks(result: dict[str, Any]) -> str:
 
 
 def _difference(folds: npt.NDArray[np.float64]) -> str:
-    return f"{folds.mean():+.4f} ({standard_error(folds):.4f})"
+    error = f" ({standard_error(folds):.4f})" if len(folds) > 1 else ""
+    return f"{folds.mean():+.4f}{error}"
 
 
-def by_fold(aucs: Mapping[str, float]) -> npt.NDArray[np.float64] | None:
+def by_fold(aucs: Mapping[str, float], folds: int) -> npt.NDArray[np.float64] | None:
     """Arranges scores, float64 [folds, seeds]; None if one is absent."""
     seeds = [seed for seed in SEEDS if key(0, seed) in aucs]
-    found = [[aucs.get(key(fold, seed)) for seed in seeds] for fold in range(FOLDS)]
+    found = [[aucs.get(key(fold, seed)) for seed in seeds] for fold in range(folds)]
     if not seeds or any(auc is None for fold in found for auc in fold):
         return None
     return np.array(found, np.float64)

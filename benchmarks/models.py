@@ -3,7 +3,8 @@
 Clicks: on each sample with clicks or ratings, in 5 folds, the models with `--preset small`, a tuned
 logistic regression over hashed ids, and a tuned LightGBM. Retrieval: on LightGCN's splits of lastfm
 and MovieLens 1M two towers beside ALS and BPR, tuned; and on MovieLens 100K with the last item of
-each user held out. Every number is a mean over seeds with its spread.
+each user held out. Every number is a mean over seeds with its spread. Two generated logs of more
+rows are scored like the samples, on one fold.
 
 The same command goes on after an interruption; `--max-secs` interrupts it. With --inner settings of
 clicks are compared (`--flags`) on rows that are split off the rows to train on.
@@ -222,7 +223,8 @@ def main(arguments: Sequence[str]) -> int:
     path = options.output / f"model_clicks{'_inner' if options.inner else ''}.json"
     head = {"benchmark": "model_clicks", "command": command, "environment": report.environment()}
     scores = model_clicks.Scores(path, {**head, "inner": options.inner})
-    samples = [name for name in model_clicks.SAMPLES if name in (only or model_clicks.SAMPLES)]
+    names = [*model_clicks.SAMPLES, *model_clicks.GENERATED]
+    samples = [name for name in names if name in (only or names)]
     is_all = model_clicks.measure(options.samples, samples, clicks, scores, run)
     print(model_tables.clicks(scores.content))
     return 0 if is_all else 1

@@ -8,8 +8,8 @@ from typing import Any
 from embedps.config_fields import options_of
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
-    # Chosen on the real samples (python -m benchmarks.models): below 100,000 rows, the large
-    # defaults take too few steps, and then overfit.
+    # Chosen on rows split off the rows to train on of real samples (docs/guides/tuning.md): below
+    # 100,000 rows, the large defaults take too few steps, and then overfit.
     "small": {
         "batch_size": 256,
         "unit_rows": 8192,
@@ -32,14 +32,23 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "numeric_bins": 16,
     }
 }
+OF_MODELS: Mapping[str, Mapping[str, Any]] = {
+    # The products of rows diverge at the rate of the others.
+    "fm": {"sparse_learning_rate": 0.3},
+    "deepfm": {"sparse_learning_rate": 0.3},
+}
 
 
-def preset_values(name: str | None, *configs: type) -> dict[str, Any]:
+def preset_values(name: str | None, model: str, *configs: type) -> dict[str, Any]:
     """Gives the values of a preset that configs have options for.
 
     Args:
       name: one of PRESETS; None is no preset.
+      model: of the zoo, or the user's own.
       configs: of the run and of its model.
     """
+    if name is None:
+        return {}
     known = {option.name for config in configs for option in options_of(config)}
-    return {k: v for k, v in PRESETS.get(name or "", {}).items() if k in known}
+    values = {**PRESETS[name], **OF_MODELS.get(model, {})}
+    return {k: v for k, v in values.items() if k in known}

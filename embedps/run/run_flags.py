@@ -87,7 +87,7 @@ class RunFlags:
         """
         self.given = self.parser.parse_args(self._arguments)
         configs = (TrainConfig, self._module.Config)
-        values = self._defaults | preset_values(self.given.preset, *configs)
+        values = self._defaults | preset_values(self.given.preset, self._model, *configs)
         values |= flags.read_file(self.given.config, *configs)
         config = flags.make(TrainConfig, self.given, values)
         return RunConfig(

@@ -10,6 +10,15 @@ namespace {
 
 constexpr int64_t kBatchCounters = 32768;
 
+// Prefetches the counters of entries after `e`.
+void PrefetchCounters(const CounterMap* counters, const StripeOrder::Entry* e,
+                      const StripeOrder::Entry* last) {
+  constexpr int kEntries = 6, kPages = 12;
+  if (counters == nullptr) return;
+  if (last - e > kPages) counters->PrefetchPage(e[kPages].hash);
+  if (last - e > kEntries) counters->PrefetchEntry(e[kEntries].hash);
+}
+
 // Collects records of counters in batches and gives them to a sink.
 class OutgoingCounters {
  public:
@@ -68,15 +77,23 @@ bool RowStore::has_counters() const {
                      [](const auto& counters) { return counters != nullptr; });
 }
 
-void RowStore::ReadShown(int bin, const StripeOrder::Entry& entry, int64_t id,
-                         const ShownIds& shown, float* out) const {
-  shown.absent[entry.at] = 1;
-  uint32_t count = 0;
+void RowStore::ReadShown(int bin, const IdsByTable& batch,
+                         const std::vector<StripeOrder::Entry>& absent, const ShownIds& shown,
+                         float* embeddings) const {
   const int t = bin / kStripes;
-  if (Admits(bin, entry.hash, id, shown.examples[entry.at], shown.step, &count)) {
-    InitialEmbedding(t, id, out);
-  } else {
-    ReadAbsent(t, id, out);
+  const CounterMap* counters = counters_[bin].get();
+  const auto* last = absent.data() + absent.size();
+  for (const auto* e = absent.data(); e < last; ++e) {
+    PrefetchCounters(counters, e, last);
+    const int64_t id = batch.ids[e->at];
+    float* out = embeddings + int64_t{e->at} * config_.dim;
+    shown.absent[e->at] = 1;
+    uint32_t count = 0;
+    if (Admits(bin, e->hash, id, shown.examples[e->at], shown.step, &count)) {
+      InitialEmbedding(t, id, out);
+    } else {
+      ReadAbsent(t, id, out);
+    }
   }
 }
 
@@ -112,6 +129,7 @@ void RowStore::Admit(const IdsByTable& batch, const ShownIds& shown, const Paral
         int64_t admitted = 0, refused = 0;
         std::lock_guard<std::mutex> lock(stripe.mutex);
         for (const auto* e = first; e < last; ++e) {
+          PrefetchCounters(counters, e, last);
           const int64_t id = ids[e->at];
           if (stripe.Find(e->hash, id) != kNone) continue;  // another step admitted it meanwhile
           uint32_t count = 0;

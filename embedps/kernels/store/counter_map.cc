@@ -4,8 +4,6 @@
 #include <utility>
 
 #include "embedps/kernels/runtime/constants.h"
-#include "embedps/kernels/runtime/hash.h"
-#include "embedps/kernels/store/stripe.h"
 
 namespace embedps {
 namespace {
@@ -15,25 +13,16 @@ constexpr uint32_t kMaxPageCounters = 512;
 
 uint32_t TickOf(uint32_t step) { return step >> kStepsPerTickBits; }
 
-// Whether a page is full. Linear probing needs a fifth of the entries empty.
-bool IsFull(uint32_t used, uint32_t capacity) { return used * 5 >= capacity * 4; }
+// Whether a page is full. Linear probing needs a sixth of the entries empty.
+bool IsFull(uint32_t used, uint32_t capacity) { return used * 6 >= capacity * 5; }
 
-// The capacity at which `used` counters, and a few more, are not full.
-uint32_t CapacityFor(uint32_t used) { return std::max(kFirstCapacity, used + used * 3 / 8 + 3); }
+// The capacity at which `used` counters, and a fifth more, are not full.
+uint32_t CapacityFor(uint32_t used) { return std::max(kFirstCapacity, used + used * 7 / 16 + 3); }
 
 }  // namespace
 
 CounterMap::CounterMap(uint64_t table_salt, uint32_t expire_steps)
     : salt_(table_salt), expire_ticks_(expire_steps == 0 ? 0 : TickOf(expire_steps - 1) + 1) {}
-
-uint64_t CounterMap::HashOf(int64_t id) const { return RowHash(salt_, id); }
-
-size_t CounterMap::Bits(uint64_t hash) const { return hash >> kStripeBits; }
-
-uint32_t CounterMap::Home(const Page& page, uint64_t hash) {
-  // A shard's hashes share their highest bits, and a page's the lowest. A product mixes them.
-  return static_cast<uint32_t>((((hash * kSplitMixIncrement) >> 32) * page.capacity) >> 32);
-}
 
 CounterMap::Entry* CounterMap::Find(const Page& page, uint64_t hash, int64_t id) {
   for (uint32_t at = Home(page, hash); page.entries[at].count != 0;) {
@@ -84,9 +73,8 @@ CounterMap::Entry* CounterMap::FindOrAdd(uint64_t hash, int64_t id, uint32_t now
   Entry entry{};
   entry.id = id;
   entry.count = 1;
-  Place(page, entry);
   ++size_;
-  return Find(*page, hash, id);
+  return Place(page, entry, hash);
 }
 
 bool CounterMap::Remove(uint64_t hash, int64_t id) {
@@ -115,39 +103,44 @@ bool CounterMap::Remove(uint64_t hash, int64_t id) {
   return true;
 }
 
-void CounterMap::Place(Page* page, const Entry& entry) {
-  uint32_t at = Home(*page, HashOf(entry.id));
+CounterMap::Entry* CounterMap::Place(Page* page, const Entry& entry, uint64_t hash) {
+  uint32_t at = Home(*page, hash);
   while (page->entries[at].count != 0) {
     if (++at == page->capacity) at = 0;
   }
   page->entries[at] = entry;
   ++page->used;
+  return &page->entries[at];
 }
 
-void CounterMap::Resize(Page* page, uint32_t capacity, const std::vector<Entry>& entries) {
+std::unique_ptr<CounterMap::Entry[]> CounterMap::Renew(Page* page, uint32_t capacity) {
+  auto old = std::move(page->entries);
   page->entries = std::make_unique<Entry[]>(capacity);
   page->capacity = capacity;
   page->used = 0;
-  for (const Entry& entry : entries) Place(page, entry);
+  return old;
 }
 
 void CounterMap::MakeRoom(uint64_t hash, uint32_t now) {
   if (directory_.empty()) {
     pages_.push_back(std::make_unique<Page>());
-    Resize(pages_.back().get(), kFirstCapacity, {});
+    Renew(pages_.back().get(), kFirstCapacity);
     directory_.push_back(pages_.back().get());
     return;
   }
   Page* page = PageOf(hash);
-  std::vector<Entry> kept;
-  kept.reserve(page->used);
-  for (uint32_t at = 0; at < page->capacity; ++at) {
-    const Entry& entry = page->entries[at];
-    if (entry.count != 0 && !Expired(entry.tick, now)) kept.push_back(entry);
-  }
-  size_ -= page->used - kept.size();
-  if (kept.size() < kMaxPageCounters) {
-    Resize(page, CapacityFor(static_cast<uint32_t>(kept.size())), kept);
+  const uint32_t old_used = page->used, old_capacity = page->capacity;
+  const auto is_kept = [&](const Entry& entry) {
+    return entry.count != 0 && !Expired(entry.tick, now);
+  };
+  const auto kept = static_cast<uint32_t>(
+      std::count_if(page->entries.get(), page->entries.get() + old_capacity, is_kept));
+  size_ -= old_used - kept;
+  if (kept < kMaxPageCounters) {
+    const auto old = Renew(page, CapacityFor(kept));
+    for (uint32_t at = 0; at < old_capacity; ++at) {
+      if (is_kept(old[at])) Place(page, old[at], HashOf(old[at].id));
+    }
     return;
   }
   // Split the page by the next bit of its ids' hashes.
@@ -157,12 +150,18 @@ void CounterMap::MakeRoom(uint64_t hash, uint32_t now) {
   other->depth = page->depth;
   other->cut = page->cut;
   other->touched = page->touched;
-  std::vector<Entry> halves[2];
-  for (const Entry& entry : kept) {
-    halves[(Bits(HashOf(entry.id)) & step) != 0 ? 1 : 0].push_back(entry);
+  const auto moves = [&](const Entry& entry) {
+    return is_kept(entry) && (Bits(HashOf(entry.id)) & step) != 0;
+  };
+  const auto moved = static_cast<uint32_t>(
+      std::count_if(page->entries.get(), page->entries.get() + old_capacity, moves));
+  const auto old = Renew(page, CapacityFor(kept - moved));
+  Renew(other, CapacityFor(moved));
+  for (uint32_t at = 0; at < old_capacity; ++at) {
+    if (!is_kept(old[at])) continue;
+    const uint64_t of_id = HashOf(old[at].id);
+    Place((Bits(of_id) & step) != 0 ? other : page, old[at], of_id);
   }
-  Resize(page, CapacityFor(static_cast<uint32_t>(halves[0].size())), halves[0]);
-  Resize(other, CapacityFor(static_cast<uint32_t>(halves[1].size())), halves[1]);
   if (step == directory_.size()) {
     directory_.resize(2 * step);
     std::copy_n(directory_.begin(), step, directory_.begin() + step);

@@ -99,6 +99,7 @@ void RowStore::LookUp(const IdsByTable& batch, bool insert, const ShownIds* show
                      const bool admits = HasAdmission(config_.tables[t]);
                      std::lock_guard<std::mutex> lock(stripe.mutex);
                      RowFinder finder(stripe, first, last);
+                     std::vector<StripeOrder::Entry> absent;  // admission decides about them
                      for (const auto* e = first; e < last; ++e) {
                        const int64_t id = batch.ids[e->at];
                        float* out = embeddings + int64_t{e->at} * dim;
@@ -107,13 +108,14 @@ void RowStore::LookUp(const IdsByTable& batch, bool insert, const ShownIds* show
                          number = InsertRow(t, e->hash, id, &stripe);
                        }
                        if (number == kNone && admits && shown != nullptr) {
-                         ReadShown(bin, *e, id, *shown, out);
+                         absent.push_back(*e);
                        } else if (number == kNone) {
                          ReadAbsent(t, id, out);
                        } else {
                          layout_.ReadEmbedding(*stripe.Row(number), out);
                        }
                      }
+                     if (!absent.empty()) ReadShown(bin, batch, absent, *shown, embeddings);
                    });
 }
 

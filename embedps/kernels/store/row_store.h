@@ -194,9 +194,9 @@ class RowStore {
   void LookUp(const IdsByTable& batch, bool insert, const ShownIds* shown,
               const ParallelFor& parallel, float* embeddings);
   void MakeCounters();
-  // Reads an id without a row for a training step, and marks it as absent.
-  void ReadShown(int bin, const StripeOrder::Entry& entry, int64_t id, const ShownIds& shown,
-                 float* out) const;
+  // Reads ids without a row for a training step, and marks them as absent.
+  void ReadShown(int bin, const IdsByTable& batch, const std::vector<StripeOrder::Entry>& absent,
+                 const ShownIds& shown, float* embeddings) const;
   // Whether examples of a step admit an id without a row. Sets `*count` to the count with them, if
   // the table counts. The caller holds the stripe's lock.
   bool Admits(int bin, uint64_t hash, int64_t id, int32_t examples, uint32_t step,

@@ -101,7 +101,7 @@ class Plan:
       servers: for several numbers of servers.
       needed_ps: the fewest servers whose memory holds the tables.
       workers: on machines of their own: all predictions.
-      local: on this machine: how many examples per second, and whether that was measured.
+      local: examples per second on this machine, as they were measured.
       measured: the steps that were measured.
     """
 
@@ -112,7 +112,7 @@ class Plan:
     servers: list[ServersPlan]
     needed_ps: int | None
     workers: list[WorkersPlan]
-    local: dict[str, tuple[float, bool]]
+    local: dict[str, float]
     measured: list[MeasuredStep]
 
 
@@ -172,7 +172,7 @@ def make_plan(
     fits = [s.num_ps for s in servers if max(s.memory_bytes or s.table_bytes) <= limit]
     examples = dataset.split("train").rows
     per_step = steps.num_rows / max(steps.num_steps, 1)
-    workers, local = _plan_workers(servers, fits, measured, config, asked, examples, per_step)
+    workers, local = _plan_workers(servers, fits, measured, asked, examples, per_step)
     return Plan(
         examples=examples,
         examples_per_step=per_step,
@@ -243,16 +243,19 @@ def _measure(
 ) -> list[MeasuredStep]:
     if not asked.measure:
         return []
+    of_run = (config.cluster.num_ps, config.cluster.num_workers)
+    clusters = [(0, 1), of_run] if of_run[0] else [(0, of_run[1]), (1, 1)]
     return [
         speed.measure_step(
             recommender,
             dataset,
             config,
             num_ps=num_ps,
+            num_workers=num_workers,
             secs=_MEASURED_SECS,
             say=lambda text: print(text, flush=True),
         )
-        for num_ps in (0, 1)
+        for num_ps, num_workers in clusters
     ]
 
 
@@ -294,15 +297,14 @@ def _plan_workers(
     servers: Sequence[ServersPlan],
     fits: Sequence[int],
     measured: Sequence[MeasuredStep],
-    config: TrainConfig,
     asked: PlanConfig,
     examples: int,
     per_step: float,
-) -> tuple[list[WorkersPlan], dict[str, tuple[float, bool]]]:
+) -> tuple[list[WorkersPlan], dict[str, float]]:
     """Predicts speeds on machines of their own, and on this one."""
     if not measured:
         return [], {}
-    alone, cluster = measured
+    cluster = measured[-1]
     machines = Machines(
         cores=asked.cores or cluster.cores, link_bytes_per_sec=asked.link_gbits / 8 * 1e9
     )
@@ -333,13 +335,9 @@ def _plan_workers(
                 break
         plans += [best] if best is not None else []
     local = {
-        "1 process": (per_step / alone.secs, True),
-        "1 PS + 1 worker": (per_step / cluster.secs, True),
+        speed.name_of(each.num_ps, each.num_workers): each.steps_per_sec * per_step
+        for each in measured
     }
-    num_ps, num_workers = config.cluster.num_ps, config.cluster.num_workers
-    if num_ps and (num_ps, num_workers) != (1, 1):
-        found = speed.predict_local_speed(cluster, num_workers=num_workers)
-        local[f"{num_ps} PS + {num_workers} workers"] = (found.steps_per_sec * per_step, False)
     return plans, local
 
 

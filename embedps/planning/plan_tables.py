@@ -85,10 +85,9 @@ def _skew(values: list[int]) -> str:
 
 
 def _local(plan: Plan) -> Table:
-    table = _right("speed on this machine", "processes", "examples/s", "an epoch", "")
-    for name, (rate, measured) in plan.local.items():
-        kind = "measured" if measured else "predicted"
-        table.add_row(name, f"{rate:,.0f}", epoch_text(plan.examples / rate), kind)
+    table = _right("measured on this machine", "processes", "examples/s", "an epoch")
+    for name, rate in plan.local.items():
+        table.add_row(name, f"{rate:,.0f}", epoch_text(plan.examples / rate))
     return table
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from embedps.cluster.embedded import EmbeddedCluster
-from embedps.cluster.interface import Cluster
+from embedps.cluster.interface import Cluster, ScheduledCall
 from embedps.cluster.local_cluster import LocalCluster
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
@@ -22,27 +24,32 @@ from embedps.run.config import TrainConfig
 from embedps.scheduling.ledger import Unit
 from embedps.training.training_setup import TrainingSetup, set_up
 
+_EPOCHS = 1000  # more than the measurements read
 _TICKS_PER_SEC = os.sysconf("SC_CLK_TCK")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeasuredStep:
-    """A step of one worker, as it was measured on this machine.
+    """A step, as it was measured on this machine.
 
     Attributes:
       num_ps: servers of the measured cluster; 0 for this process alone.
+      num_workers: workers of the measured cluster.
       cores: that these processes shared.
       examples: of the steps that were timed.
-      secs: per step.
+      secs: per step of one worker, while the others rest.
+      steps_per_sec: of all workers at once.
       worker_cpu_secs: of a core, per step.
       server_cpu_secs: of a core, per step, on all servers.
       base_bytes: resident memory of a server, or of this process, besides the tables.
     """
 
     num_ps: int
+    num_workers: int
     cores: int
     examples: int
     secs: float
+    steps_per_sec: float
     worker_cpu_secs: float
     server_cpu_secs: float
     base_bytes: int
@@ -106,39 +113,33 @@ def predict_speed(
     return Speed(steps_per_sec=limits[limit], limit=limit)
 
 
-def predict_local_speed(step: MeasuredStep, *, num_workers: int) -> Speed:
-    """Predicts the speed of servers and workers that all share this machine's cores."""
-    limits = {
-        "workers": num_workers / step.secs,
-        "cores": step.cores / (step.worker_cpu_secs + step.server_cpu_secs),
-    }
-    limit = min(limits, key=limits.__getitem__)
-    return Speed(steps_per_sec=limits[limit], limit=limit)
-
-
 def measure_step(
     recommender: Recommender,
     dataset: Dataset,
     config: TrainConfig,
     *,
     num_ps: int,
+    num_workers: int,
     secs: float,
     say: Callable[[str], None],
 ) -> MeasuredStep:
     """Trains for some seconds in a temporary directory, and measures a step.
 
+    TensorFlow never leaves a cluster, so a process can measure one with servers only.
+
     Args:
       recommender: the model.
       dataset: whose units are trained.
       config: of the planned run.
-      num_ps: 0 trains in this process, 1 on a local cluster of a server and a worker.
+      num_ps: servers of a local cluster; 0 trains in this process.
+      num_workers: workers of the cluster.
       secs: how long to measure.
       say: is told what goes on.
     """
-    where = "a server and a worker on this machine" if num_ps else "this process"
+    where = name_of(num_ps, num_workers)
     with tempfile.TemporaryDirectory(prefix="embedps-plan-") as folder:
-        config = dataclasses.replace(config, model_dir=str(Path(folder) / "model"))
-        with _cluster(num_ps, folder) as cluster:
+        config = dataclasses.replace(config, model_dir=str(Path(folder) / "model"), epochs=_EPOCHS)
+        with _cluster(num_ps, num_workers, folder) as cluster:
             say(f"measuring a step in {where}: building it")
             setup = set_up(recommender, dataset, config, cluster, [], run_id=id(folder))
             try:
@@ -148,12 +149,14 @@ def measure_step(
 
 
 @contextmanager
-def _cluster(num_ps: int, folder: str) -> Iterator[Cluster]:
+def _cluster(num_ps: int, num_workers: int, folder: str) -> Iterator[Cluster]:
     cluster: Cluster
     if num_ps:
-        cluster = LocalCluster(num_ps=num_ps, num_workers=1, log_dir=Path(folder) / "logs")
+        cluster = LocalCluster(
+            num_ps=num_ps, num_workers=num_workers, log_dir=Path(folder) / "logs"
+        )
     else:
-        cluster = EmbeddedCluster(num_workers=1)
+        cluster = EmbeddedCluster(num_workers=num_workers)
     try:
         yield cluster
     finally:
@@ -168,34 +171,93 @@ def _measure(
     secs: float,
     say: Callable[[str], None],
 ) -> MeasuredStep:
-    units = setup.ledger.units_of(0)
+    ledger = setup.ledger
+    # Each unit once: a server ignores the gradients of a step that it has applied.
+    units = itertools.chain.from_iterable(map(ledger.units_of, range(_EPOCHS)))
 
-    def train(chosen: list[Unit]) -> float:
-        began = time.perf_counter()
-        calls = [cluster.schedule(setup.train_unit, unit_arguments(u, config)) for u in chosen]
-        for call in calls:
-            cluster.fetch(call)
-        return time.perf_counter() - began
+    def schedule(unit: Unit) -> ScheduledCall:
+        return cluster.schedule(setup.train_unit, unit_arguments(unit, config))
 
-    train(units[:1])  # traces the function
-    took = train(units[1:2] or units[:1])
-    count = max(1, min(len(units), round(secs / max(took, 1e-3))))
-    say(f"measuring a step in {where}: {count} units, about {count * took:.0f} s")
-    chosen = units[-count:]
+    _warm_up(cluster, schedule, units)
+    say(f"measuring a step in {where}: {secs:.0f} s")
+    alone, together = _Timed(config), _Timed(config)
+    end = time.monotonic() + secs / 2
+    while time.monotonic() < end:
+        unit = next(units)
+        cluster.fetch(alone.watch(schedule(unit), unit))
     before = _cpu_secs(cluster)
-    took = train(chosen)
+    end = time.monotonic() + secs / 2
+    under_way: deque[ScheduledCall] = deque()
+    while time.monotonic() < end:
+        while len(under_way) < 2 * cluster.num_workers:
+            unit = next(units)
+            under_way.append(together.watch(schedule(unit), unit))
+        cluster.fetch(under_way.popleft())
+    for call in under_way:
+        cluster.fetch(call)
     worker, server = (b - a for a, b in zip(before, _cpu_secs(cluster), strict=True))
-    steps = sum(-(-unit.num_rows // config.batch_size) for unit in chosen)
-    tables = setup.collection.stats().memory_bytes
+    tables = setup.collection.stats().memory_bytes // max(cluster.num_ps, 1)
+    # When the last units run, some workers have nothing left to do.
+    busy_secs, busy_steps = together.totals(without_last=cluster.num_workers - 1)
+    secs_alone, steps_alone = alone.totals()
+    _, steps = together.totals()
     return MeasuredStep(
         num_ps=cluster.num_ps,
+        num_workers=cluster.num_workers,
         cores=len(os.sched_getaffinity(0)),
-        examples=sum(unit.num_rows for unit in chosen),
-        secs=took / steps,
+        examples=together.examples,
+        secs=secs_alone / steps_alone,
+        steps_per_sec=cluster.num_workers * busy_steps / busy_secs,
         worker_cpu_secs=worker / steps,
         server_cpu_secs=server / steps,
         base_bytes=max(0, _resident_bytes(cluster) - tables),
     )
+
+
+class _Timed:
+    """Takes the times of units."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._batch_size = config.batch_size
+        self._ended: list[tuple[float, int]] = []  # seconds and steps, in the order of their ends
+        self.examples = 0
+
+    def watch(self, call: ScheduledCall, unit: Unit) -> ScheduledCall:
+        """Takes the time of a unit that was scheduled; returns its call."""
+        steps = -(-unit.num_rows // self._batch_size)
+        self.examples += unit.num_rows
+        call.add_done_callback(
+            lambda _: self._ended.append((time.monotonic() - call.started_at, steps))
+        )
+        return call
+
+    def totals(self, *, without_last: int = 0) -> tuple[float, int]:
+        """Adds up the seconds and the steps of all units but the last."""
+        counted = self._ended[: len(self._ended) - without_last]
+        return sum(secs for secs, _ in counted), sum(steps for _, steps in counted)
+
+
+def name_of(num_ps: int, num_workers: int) -> str:
+    """Names a cluster on this machine."""
+    workers = f"{num_workers} worker{'s' if num_workers > 1 else ''}"
+    if num_ps:
+        return f"{num_ps} PS + {workers}"
+    return "1 process" if num_workers == 1 else f"1 process with {workers}"
+
+
+def _warm_up(
+    cluster: Cluster, schedule: Callable[[Unit], ScheduledCall], units: Iterator[Unit]
+) -> None:
+    """Trains units until each worker has traced the function."""
+    if not cluster.num_ps:
+        cluster.fetch(schedule(next(units)))
+        return
+    traced: set[int | None] = set()
+    while len(traced) < cluster.num_workers:
+        calls = [schedule(unit) for unit in itertools.islice(units, 2 * cluster.num_workers)]
+        for call in calls:
+            cluster.fetch(call)
+        traced |= {call.worker for call in calls}
 
 
 def unit_arguments(unit: Unit, config: TrainConfig) -> tuple[tf.Tensor, ...]:
@@ -209,12 +271,13 @@ def unit_arguments(unit: Unit, config: TrainConfig) -> tuple[tf.Tensor, ...]:
 
 
 def _cpu_secs(cluster: Cluster) -> tuple[float, float]:
-    """Reads the CPU seconds so far of the worker, and of all servers."""
+    """Reads the CPU seconds so far of all workers, and of all servers."""
     if not isinstance(cluster, LocalCluster):
         return time.process_time(), 0.0
     processes = cluster.processes
     servers = [processes.pid("ps", i) for i in range(cluster.num_ps)]
-    return _cpu_secs_of(processes.pid("worker", 0)), sum(map(_cpu_secs_of, servers))
+    workers = [processes.pid("worker", i) for i in range(cluster.num_workers)]
+    return sum(map(_cpu_secs_of, workers)), sum(map(_cpu_secs_of, servers))
 
 
 def _cpu_secs_of(pid: int) -> float:

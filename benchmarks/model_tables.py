@@ -92,9 +92,10 @@ def sequences(result: dict[str, Any]) -> str:
             for name, of in found.items()
         ]
         parts.append(table([suite, *scores], rows))
+    note = f" Note: {result['note']}." if "note" in result else ""
     parts.append(
         f"{result['users']:,} users, {result['items']:,} items; means of {result['seeds']} seeds, "
-        "from least to most."
+        f"from least to most.{note}"
     )
     return "\n\n".join(parts)
 
@@ -145,8 +146,9 @@ def model_speed(result: dict[str, Any]) -> str:
 
 def _speeds(found: dict[str, Any]) -> list[str]:
     ratio = found["ratio"]
+    spread = f" ({ratio['min']:.2f} to {ratio['max']:.2f})" if ratio["repeats"] > 1 else ""
     return [
         f"{found['engine']['median']:,.0f}",
         f"{found['keras']['median']:,.0f}",
-        f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})",
+        f"{ratio['median']:.2f}{spread}",
     ]

@@ -47,7 +47,7 @@ RETRIEVAL = {
         "--embedding-dim=32",
         "--sparse-learning-rate=0.3",
     ),
-    "sasrec": ("--epochs=5", "--embedding-dim=32", "--sparse-learning-rate=0.1"),
+    "sasrec": ("--epochs=10", "--embedding-dim=32", "--sparse-learning-rate=0.1"),
 }
 LABELS = {"mmoe": (CLICK, SECONDS), "ple": (CLICK, SECONDS)}
 SCORES = {

@@ -42,7 +42,7 @@ from embedps.errors import EmbedpsError
 from embedps.server import keep_freed_memory
 from embedps.splitmix import mix
 from embedps.tables import RowwiseAdagrad, SizeLimit, ops
-from embedps.tables.eviction import store_attributes
+from embedps.tables.eviction import EvictionPolicy, store_attributes
 
 STREAMS = ("new", "zipf", "alternating", "sweeps", "rare_saves")
 _BATCH_IDS = 16384
@@ -52,10 +52,10 @@ _WARM_ROWS = 100_000
 Ids = npt.NDArray[np.int64]
 
 
-class LimitedTable:
-    """A store of one table with a limit of bytes or of rows."""
+class EvictingTable:
+    """A store of one table with policies of eviction."""
 
-    def __init__(self, name: str, limit: SizeLimit, dim: int) -> None:
+    def __init__(self, name: str, policies: Sequence[EvictionPolicy], dim: int) -> None:
         self._dim = dim
         self._cut = -1
         self._step = 0
@@ -73,7 +73,7 @@ class LimitedTable:
             initializer_lows=[-0.25],
             initializer_highs=[0.25],
             max_rows=[0],
-            **store_attributes([(limit,)], num_shards=1),
+            **store_attributes([policies], num_shards=1),
         )
 
     def step(self, ids: Ids) -> None:
@@ -162,7 +162,7 @@ def run_case(stream: str, max_bytes: int, dim: int, turnovers: int) -> dict[str,
     if stream not in ("rare_saves", "sweeps"):
         per_save = max(1, per_save // 3)
 
-    def play(table: LimitedTable, steps: int, folder: Path) -> None:
+    def play(table: EvictingTable, steps: int, folder: Path) -> None:
         table.save("base", folder)
         for step, ids in zip(range(steps), batches(stream, capacity), strict=False):
             table.step(ids)
@@ -172,14 +172,14 @@ def run_case(stream: str, max_bytes: int, dim: int, turnovers: int) -> dict[str,
                 table.save("delta", folder)
 
     with tempfile.TemporaryDirectory(prefix="embedps-byte-limit-") as name:
-        small = LimitedTable("small", SizeLimit(max_rows=_WARM_ROWS), dim)
+        small = EvictingTable("small", [SizeLimit(max_rows=_WARM_ROWS)], dim)
         for saves in range(4):
             play(small, 4 * (saves + 1), Path(name))
             small.save("delta", Path(name))
         before = report.anonymous_bytes()
         peak = PeakMemory()
         peak.start()
-        table = LimitedTable("table", SizeLimit(max_bytes=max_bytes), dim)
+        table = EvictingTable("table", [SizeLimit(max_bytes=max_bytes)], dim)
         play(table, turnovers * capacity // _BATCH_IDS, Path(name))
         counts = table.counts()
         table.save("base", Path(name))

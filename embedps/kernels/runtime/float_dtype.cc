@@ -35,9 +35,11 @@ struct Bfloat16 {
   static uint32_t Round(float value, uint32_t random) {
     const uint32_t bits = BitsOf(value), magnitude = bits & 0x7FFFFFFF;
     const uint32_t raise = kNearest ? 0x7FFF + (magnitude >> 16 & 1) : random;
-    const uint32_t rounded = std::min(magnitude + raise, uint32_t{0x7F7FFFFF});
+    // Masks instead of choices: they take fewer instructions.
+    const uint32_t special = magnitude < kInfinity ? 0 : 0xFFFFFFFF;
     const uint32_t quiet = magnitude > kInfinity ? 0x400000 : 0;
-    return ((bits & 0x80000000) | (magnitude < kInfinity ? rounded : magnitude | quiet)) >> 16;
+    const uint32_t rounded = std::min(magnitude + (raise & ~special), special | 0x7F7FFFFF);
+    return ((bits & 0x80000000) | rounded | quiet) >> 16;
   }
 };
 
@@ -74,8 +76,8 @@ struct Float16 {
 };
 
 // Rounds n values in pairs, so that all arithmetic is of 32 bits: round(value, k, i) gives the bits
-// of value i, which is 0 or 1, of pair k. Loops have a fixed length, so there is no code for what
-// remains of a vector; what remains of the values is copied.
+// of value i, which is 0 or 1, of pair k. Loops of vectors have a fixed length. What remains of the
+// values is rounded one by one: optimizer slots may be a single float.
 template <typename Round>
 [[gnu::always_inline]] inline void InPairs(const float* from, int64_t n, uint16_t* to,
                                            const Round& round) {
@@ -90,12 +92,10 @@ template <typename Round>
   };
   int64_t at = 0;
   for (; n - at >= kValues; at += kValues) block(from + at, at / 2, to + at);
-  if (at == n) return;
-  float values[kValues] = {};
-  uint16_t halves[kValues];
-  for (int64_t i = at; i < n; ++i) values[i - at] = from[i];
-  block(values, at / 2, halves);
-  for (int64_t i = at; i < n; ++i) to[i] = halves[i - at];
+  for (; at < n; ++at) {
+    asm volatile("");  // or the compiler would make vectors of this loop too
+    to[at] = static_cast<uint16_t>(round(from[at], static_cast<uint32_t>(at / 2), at % 2));
+  }
 }
 
 template <typename Format>

@@ -25,14 +25,22 @@ class RowUpdater {
              float learning_rate, uint32_t step);
 
   // Applies a gradient [dim] to a row whose header counts this update already.
-  void Apply(uint64_t row_hash, const float* gradient, RowHeader* row);
+  void Apply(uint64_t row_hash, const float* gradient, RowHeader* row) {
+    if (!is_float32_) return ApplyRounded(row_hash, gradient, row);
+    ApplyUpdate(optimizer_, layout_.dim, learning_rate_, row->frequency, gradient,
+                reinterpret_cast<float*>(layout_.Embedding(row)),
+                reinterpret_cast<float*>(layout_.OptimizerSlots(row)));
+  }
 
  private:
+  void ApplyRounded(uint64_t row_hash, const float* gradient, RowHeader* row);
+
   const RowLayout& layout_;
   const OptimizerConfig& optimizer_;
   const int64_t seed_;
   const float learning_rate_;
   const uint32_t step_;
+  const bool is_float32_;
   std::vector<float> embedding_, optimizer_slots_;  // empty if float32 is stored
 };
 

@@ -1,8 +1,8 @@
 """Measures rows of bfloat16 and float16: `python -m benchmarks.row_dtypes --run DIR PART`.
 
-PART is `auc` (held-out AUC of DLRM with small layers after one epoch, 4 seeds), `step` (time of a
-training step, interleaved) or `lookups` (of a table of 4M rows of dim 64, interleaved). Each adds
-to the result file, and `auc` goes on where it was interrupted. DIR is the folder that
+PART is `auc` (held-out AUC of DLRM with small layers after one epoch, 4 seeds), `step` (processor
+time of training steps, interleaved) or `lookups` (the same, of a table of 4M rows of dim 64). Each
+adds to the result file, and `auc` goes on where it was interrupted. DIR is the folder that
 `make train ROWS=2000000` made.
 """
 
@@ -72,20 +72,24 @@ def measure_auc(run: Path, found: dict[str, Any], save: Callable[[], None]) -> N
 
 
 def interleave(of_dtype: dict[RowDtype, Callable[[int], Any]], rounds: int) -> dict[str, Any]:
-    """Times each once per round, in another order each round; ratios are to float32's round."""
+    """Takes the processor time of each once per round, in another order each round.
+
+    Ratios are to float32's of the same round. Other processes change the processor time less than
+    the wall time.
+    """
     secs: dict[RowDtype, list[float]] = {dtype: [] for dtype in of_dtype}
     order = list(of_dtype)
     for number in range(-2, rounds):
         order = [*order[1:], order[0]]
         for dtype in order:
-            began = time.perf_counter()
+            began = time.process_time()
             of_dtype[dtype](number + 2)
             if number >= 0:
-                secs[dtype].append(time.perf_counter() - began)
+                secs[dtype].append(time.process_time() - began)
     base = secs["float32"]
     return {
         dtype: {
-            "ms": report.spread([1000 * t for t in times]),
+            "cpu_ms": report.spread([1000 * t for t in times]),
             "by_float32": report.spread([t / b for t, b in zip(times, base, strict=True)]),
         }
         for dtype, times in secs.items()

@@ -151,7 +151,7 @@ def warm_rate(model_dir: Path) -> float:
         for event in tf.compat.v1.train.summary_iterator(path):
             for value in event.summary.value:
                 if value.tag == "train/examples_per_sec":
-                    found.append((event.wall_time, float(tf.make_ndarray(value.tensor))))
+                    found.append((event.wall_time, value.simple_value))
     found = found[len(found) // 3 :]
     if len(found) < 2:
         raise EmbedpsError(f"the run in {model_dir} was too short to measure")

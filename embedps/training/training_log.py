@@ -87,7 +87,8 @@ class TrainingLog:
         # As one message: tf.summary.scalar runs some ops for each point, and tables have hundreds.
         message = tf.compat.v1.Summary()
         for name, value in points.items():
-            message.value.add(tag=name, simple_value=value)
+            if value is not None:  # a score that is not defined
+                message.value.add(tag=name, simple_value=value)
         for name, text in texts.items():
             of_text = message.value.add(tag=name, tensor=tf.make_tensor_proto(text))
             of_text.metadata.plugin_data.plugin_name = "text"

@@ -4,7 +4,8 @@ Clicks: on each sample with clicks or ratings, in 5 folds, the models with `--pr
 logistic regression over hashed ids, and a tuned LightGBM. Retrieval: on LightGCN's splits of lastfm
 and MovieLens 1M two towers beside ALS and BPR, tuned; and on MovieLens 100K with the last item of
 each user held out. Every number is a mean over seeds with its spread. Two generated logs of more
-rows are scored like the samples, on one fold.
+rows are scored like the samples, on one fold. Sequences and ratings: `benchmarks.sequences` and
+`benchmarks.ratings`.
 
 The same command goes on after an interruption; `--max-secs` interrupts it. With --inner settings of
 clicks are compared (`--flags`) on rows that are split off the rows to train on.
@@ -26,7 +27,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import model_clicks, model_tables, report
+from benchmarks import model_clicks, model_tables, ratings, report, sequences
 from benchmarks.environments import BASELINES, python_of
 from embedps.console import command_line
 from embedps.errors import EmbedpsError
@@ -35,6 +36,7 @@ from pipelines.ingestion.interactions import Options, make_dataset, read_items
 SEEDS = model_clicks.SEEDS
 MODELS = ("logistic_regression", "fm", "wide_deep", "deepfm")
 RETRIEVAL = ("lastfm", "ml-1m")
+SUITES = ("clicks", "retrieval", "sequences", "ratings", "all")
 LAST_ITEM = "ml-100k last item"
 TWO_TOWER = {
     "lastfm": [
@@ -199,7 +201,7 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns 1 if --max-secs left something to measure."""
     parser = command_line.Parser(prog="python -m benchmarks.models", description=__doc__)
     parser.add_argument("--samples", type=Path, required=True, help="folder of the real samples")
-    parser.add_argument("--suite", choices=("clicks", "retrieval", "all"), default="all")
+    parser.add_argument("--suite", choices=SUITES, default="all")
     parser.add_argument("--only", default="", help="names of samples, such as avazu,lastfm")
     parser.add_argument("--models", default=",".join(MODELS), help="of clicks (%(default)s)")
     parser.add_argument("--flags", default="", help="of the models of clicks, after the preset")
@@ -214,6 +216,13 @@ def main(arguments: Sequence[str]) -> int:
         is_whole = measure_retrieval(options.samples, only, path, command, options.max_secs)
         if options.suite == "retrieval" or not is_whole:
             return 0 if is_whole else 1
+    if options.suite in ("sequences", "all"):
+        sequences.main([f"--output={options.output / 'sequences.json'}"])
+    if options.suite in ("ratings", "all"):
+        given = [f"--samples={options.samples}", f"--output={options.output / 'ratings.json'}"]
+        ratings.main(given)
+    if options.suite in ("sequences", "ratings"):
+        return 0
     clicks = model_clicks.Options(
         models=tuple(name for name in options.models.split(",") if name),
         flags=tuple(options.flags.split()),

@@ -1,6 +1,7 @@
 import itertools
 
 import numpy as np
+import pytest
 
 from benchmarks import byte_limit
 
@@ -19,6 +20,7 @@ def test_two_sets_come_in_turn():
     assert not sets[0] & sets[1]
 
 
+@pytest.mark.multiprocess
 def test_a_case_fills_its_table_and_tells_the_peak():
     case = byte_limit.in_a_process("new", 4 << 20, 16, 3)
     assert case["evicted"] > case["rows"] > 20_000

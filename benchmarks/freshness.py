@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--files", type=int, default=60, help="default: %(default)s")
     parser.add_argument("--delta-secs", type=float, default=2.0, help="default: %(default)s")
     parser.add_argument("--poll-secs", type=float, default=0.1, help="default: %(default)s")
-    parser.add_argument("--flags", default="--bottom-mlp=64,16 --top-mlp=64,1", help="of the run")
+    parser.add_argument("--flags", default="--bottom-mlp=64 --top-mlp=64", help="of the run")
     parser.add_argument(
         "--output", type=report.output_file, default=report.RESULTS / "freshness.json"
     )

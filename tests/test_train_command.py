@@ -117,6 +117,8 @@ def test_run_leaves_scores_and_a_summary(embedded, dataset):
         "top_mlp": [8],
         "sparse_optimizer": "rowwise_adagrad",
         "row_weight_decay": 0.0,
+        "row_dtype": "float32",
+        "slot_dtype": "float32",
         "min_count": 1,
         "admit_probability": 1.0,
         "row_ttl_steps": 0,

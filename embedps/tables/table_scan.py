@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -59,27 +60,22 @@ def make_scan(
       devices: each shard's.
     """
 
-    @tf.function(autograph=False)
-    def scan() -> list[list[list[tf.Tensor]]]:
-        outputs: list[list[list[tf.Tensor]]] = [[] for _ in groups]
-        for shard, device in enumerate(devices):
-            before: list[tf.Tensor] = []
-            for g, of_group in enumerate(stores):
-                # A shard's groups one after the other: together they take one walk's share.
-                with tf.device(device), tf.control_dependencies(before):
-                    found = kernels.load().embedps_scan_tables(of_group[shard])
-                outputs[g].append(list(found))
-                before = [found.totals]
-        return outputs
-
-    traced = scan.get_concrete_function()
+    def of_shard(shard: int) -> list[list[Any]]:
+        found = []
+        for of_group in stores:  # one after the other: together they take one walk's share
+            with tf.device(devices[shard]):
+                outputs = kernels.load().embedps_scan_tables(of_group[shard])
+                found.append([output.numpy() for output in outputs])
+        return found
 
     def walk() -> dict[str, TableScan]:
+        # No tf.function: TensorFlow would wait for every server to take it, a silent worker too.
+        with concurrent.futures.ThreadPoolExecutor(len(devices)) as pool:
+            shards = list(pool.map(of_shard, range(len(devices))))
         scans: dict[str, TableScan] = {}
-        for group, shards in zip(groups, traced(), strict=True):
-            parts = [[output.numpy() for output in of_shard] for of_shard in shards]
+        for g, group in enumerate(groups):
             for t, table in enumerate(group.tables):
-                scans[table.name] = _merge(t, parts)
+                scans[table.name] = _merge(t, [found[g] for found in shards])
         return scans
 
     return walk

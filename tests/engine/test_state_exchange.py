@@ -36,7 +36,9 @@ OPTIMIZERS: dict[str, str | Callable[[], Any]] = {
     "lion": "lion",
     "schedule": lambda: keras.Adam(keras.schedules.CosineDecay(0.01, 40)),
     "global_clipnorm": lambda: keras.Adam(0.01, global_clipnorm=0.05),
-    "clipvalue": lambda: keras.RMSprop(0.01, momentum=0.9, clipvalue=0.01),
+    # The bias before BatchNormalization has a gradient of nothing but rounding. RMSprop divides it
+    # by its own size, unless epsilon is larger.
+    "clipvalue": lambda: keras.RMSprop(0.01, momentum=0.9, clipvalue=0.01, epsilon=1e-5),
     "ftrl": "ftrl",
 }
 _numbers = itertools.count()
@@ -107,7 +109,7 @@ def test_messages_train_as_keras_does(
     for name, count in counts.items():
         np.testing.assert_allclose(count, expected[name], rtol=1e-5, err_msg=name)
     for ours, theirs in zip(sent.weights(), plain.weights(), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=3e-6)
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
     (variance,) = (v for v in sent.step.state if "moving_variance" in v.name)
     assert np.all(variance.numpy() < 0.999)
     # A second attempt at the unit: its steps are in the servers' log.

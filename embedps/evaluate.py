@@ -28,6 +28,7 @@ from embedps.errors import UsageError
 from embedps.evaluation.sidecar import RECOMMENDER_VARIABLE
 from embedps.run.cluster_config import MAX_SHARDS
 from embedps.run.run_config import read_run
+from embedps.run.run_flags import add_model_and_data
 from embedps.run.summary import (
     SUMMARY_NAME,
     read_evaluations,
@@ -114,17 +115,7 @@ def _parser(prog: str) -> command_line.Parser:
         metavar="DIR",
         help="the directory that embedps train was given",
     )
-    parser.add_argument(
-        "--model",
-        metavar="NAME",
-        help="the run's model; needed if it is a module of your own, such as package.module",
-    )
-    parser.add_argument(
-        "--data",
-        type=text,
-        metavar="DIR",
-        help="the dataset's directory (default: the run's)",
-    )
+    add_model_and_data(parser)
     parser.add_argument(
         "--split", default="eval", metavar="NAME", help="the split to score (default: eval)"
     )

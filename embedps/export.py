@@ -20,6 +20,7 @@ from embedps.console.progress import ProgressLine
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.run.run_config import read_run
+from embedps.run.run_flags import add_model_and_data
 from embedps.serving.export_directory import read_description
 from embedps.storage.object_store import ObjectPath, as_path
 
@@ -132,17 +133,7 @@ def _parser(prog: str) -> command_line.Parser:
         metavar="K",
         help="how many items a request gets of a retrieval model (default: 100)",
     )
-    parser.add_argument(
-        "--model",
-        metavar="NAME",
-        help="the run's model; needed if it is a module of your own, such as package.module",
-    )
-    parser.add_argument(
-        "--data",
-        type=text,
-        metavar="DIR",
-        help="the dataset's directory, which tells the columns (default: the run's)",
-    )
+    add_model_and_data(parser)
     return parser
 
 

@@ -21,6 +21,7 @@ from embedps.console.progress import ProgressLine
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.run.run_config import read_run
+from embedps.run.run_flags import add_model_and_data
 from embedps.storage.file_lock import FileLock
 from embedps.storage.object_store import as_path
 
@@ -202,17 +203,7 @@ def _parser(prog: str) -> command_line.Parser:
         metavar="N",
         help="the checkpoint's number (default: the newest, or that of the run to go on with)",
     )
-    parser.add_argument(
-        "--model",
-        metavar="NAME",
-        help="the run's model; needed if it is a module of your own, such as package.module",
-    )
-    parser.add_argument(
-        "--data",
-        type=text,
-        metavar="DIR",
-        help="the dataset's directory, which tells the columns (default: the run's)",
-    )
+    add_model_and_data(parser)
     parser.add_argument(
         "--batch-rows",
         type=number(int, least=1, most=MAX_COUNT),

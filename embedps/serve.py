@@ -22,6 +22,7 @@ from embedps.console.shutdown import stop_signals
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.run.run_config import RunConfig, read_run
+from embedps.run.run_flags import add_model_and_data
 from embedps.storage.object_store import as_path
 
 if TYPE_CHECKING:  # these import TensorFlow, which --help does not wait for
@@ -234,17 +235,7 @@ def _parser(prog: str) -> command_line.Parser:
         "--tls-cert", type=path, metavar="FILE", help="certificate chain (PEM), for TLS"
     )
     parser.add_argument("--tls-key", type=path, metavar="FILE", help="its private key (PEM)")
-    parser.add_argument(
-        "--model",
-        metavar="NAME",
-        help="the runs' model; needed if it is a module of your own, such as package.module",
-    )
-    parser.add_argument(
-        "--data",
-        type=text,
-        metavar="DIR",
-        help="the dataset's directory, which tells the columns (default: the runs')",
-    )
+    add_model_and_data(parser)
     return parser
 
 

@@ -17,6 +17,21 @@ from embedps.run.run_config import RunConfig
 C = TypeVar("C")
 
 
+def add_model_and_data(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags by which a command that restores a run finds its model and its dataset."""
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        help="the run's model; needed if it is a module of your own, such as package.module",
+    )
+    parser.add_argument(
+        "--data",
+        type=command_line.text,
+        metavar="DIR",
+        help="the dataset's directory, which tells the columns (default: the run's)",
+    )
+
+
 class RunFlags:
     """Reads a command's flags: those of TrainConfig, of the model's Config, and its own.
 

@@ -20,7 +20,7 @@ from embedps.run.config import TrainConfig
 from embedps.scheduling.ledger import Ledger, LedgerOptions
 from embedps.splitmix import unmix
 from embedps.tables import ops
-from embedps.tables.collection import flatten_ids
+from embedps.tables.batch_ids import flatten_ids
 from embedps.tables.groups import TableGroup
 from embedps.tables.row_hashes import row_hashes, shards_of
 

@@ -1,21 +1,20 @@
 """A model's embedding tables on their shards, with the lookups and updates of a step."""
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from embedps import kernels
-from embedps.console.tf_logging import op_error_text
-from embedps.constants import EVICTION_CAUSES
 from embedps.errors import UsageError
-from embedps.tables import admission, eviction, ops
+from embedps.tables import ops
 from embedps.tables.activations import Activation, Ids
-from embedps.tables.groups import TableGroup, group_tables
-from embedps.tables.optimizers import SGD
+from embedps.tables.batch_ids import flatten_ids, like_ids
+from embedps.tables.groups import group_tables
+from embedps.tables.new_store import make_store
+from embedps.tables.policy_counts import AdmissionStats, read_admissions, read_evictions
 from embedps.tables.row_files import RowFiles
 from embedps.tables.specs import FeatureSpec, TableSpec
 from embedps.tables.table_scan import TableScan, make_scan
@@ -44,22 +43,6 @@ class LookupResult(NamedTuple):
     row_splits: list[dict[str, tf.Tensor]]
     rates: list[list[tf.Tensor]]
     absent: list[list[tf.Tensor]]
-
-
-class AdmissionStats(NamedTuple):
-    """Counts of a table's admission over all shards, since the stores were made.
-
-    Attributes:
-      counters: of ids without a row, now.
-      bytes: of these counters; a part of `TableStats.memory_bytes`.
-      admitted: ids that got a row.
-      refused: ids that got none, once per step that showed them; their gradients were dropped.
-    """
-
-    counters: int
-    bytes: int
-    admitted: int
-    refused: int
 
 
 class EmbeddingCollection:
@@ -104,11 +87,23 @@ class EmbeddingCollection:
         self.devices = tuple(devices)
         self.container = container
         self.trainable = trainable
-        self._sweeps_itself = sweeps_itself
-        self._name = uuid.uuid4().hex
+        # A new name: a unit that an earlier client left running must not find the stores.
+        name = uuid.uuid4().hex
         self.drop()
         self._stores: list[list[tf.Tensor]] = [
-            [self._make_store(group, shard) for shard in range(self.num_shards)]
+            [
+                make_store(
+                    group,
+                    shard=shard,
+                    num_shards=self.num_shards,
+                    device=device,
+                    container=container,
+                    name=name,
+                    trainable=trainable,
+                    sweeps_itself=sweeps_itself,
+                )
+                for shard, device in enumerate(self.devices)
+            ]
             for group in self.groups
         ]
         self.files = RowFiles(
@@ -326,7 +321,7 @@ class EmbeddingCollection:
                 if feature.rate_as is not None:
                     value = tf.gather(tf.concat(rates, axis=0), positions)
                     splits = row_splits[feature.name]
-                    activations[feature.rate_as] = _like_ids(feature, value, splits)
+                    activations[feature.rate_as] = like_ids(feature, value, splits)
         return activations
 
     def update(
@@ -380,17 +375,7 @@ class EmbeddingCollection:
 
     def eviction_stats(self) -> dict[str, dict[str, int]]:
         """Counts rows that went over all shards, by table and cause: age, norm, limit and hand."""
-        totals = {t.name: np.zeros(len(EVICTION_CAUSES), np.int64) for t in self.tables}
-        for group, stores in zip(self.groups, self._stores, strict=True):
-            for shard, store in enumerate(stores):
-                with tf.device(self.devices[shard]):
-                    evicted = kernels.load().embedps_eviction_stats(store).numpy()
-                for table, counts in zip(group.tables, evicted, strict=True):
-                    totals[table.name] += counts
-        return {
-            name: dict(zip(EVICTION_CAUSES, counts.tolist(), strict=True))
-            for name, counts in totals.items()
-        }
+        return read_evictions(self.groups, self._stores, self.devices)
 
     def clear(self) -> None:
         """Removes every row."""
@@ -467,14 +452,7 @@ class EmbeddingCollection:
 
     def admission_stats(self) -> dict[str, AdmissionStats]:
         """Counts, by table, what admission decided over all shards."""
-        totals = {t.name: np.zeros(4, np.int64) for t in self.tables}
-        for group, stores in zip(self.groups, self._stores, strict=True):
-            for shard, store in enumerate(stores):
-                with tf.device(self.devices[shard]):
-                    stats = kernels.load().embedps_admission_stats(store).numpy()
-                for table, counts in zip(group.tables, stats, strict=True):
-                    totals[table.name] += counts
-        return {name: AdmissionStats(*counts.tolist()) for name, counts in totals.items()}
+        return read_admissions(self.groups, self._stores, self.devices)
 
     # ---- parts -------------------------------------------------------------------------------
 
@@ -488,80 +466,3 @@ class EmbeddingCollection:
                 with tf.device(self.devices[shard]):
                     results.append(call(store))
         return results
-
-    def _make_store(self, group: TableGroup, shard: int) -> tf.Tensor:
-        optimizer = group.optimizer if self.trainable else SGD()
-        initializers = [t.initializer for t in group.tables if t.initializer is not None]
-        # Only training evicts; a follower gets the removals from the deltas.
-        policies = [t.eviction if self.trainable else () for t in group.tables]
-        with tf.device(self.devices[shard]), _declaration_errors():
-            return ops.row_store(
-                container=self.container,
-                # A new name: a unit that an earlier client left running must not find the store.
-                shared_name=f"{group.name}/shard-{shard}-of-{self.num_shards}/{self._name}",
-                group=group.name,
-                dim=group.dim,
-                row_dtype=group.row_dtype,
-                slot_dtype=group.slot_dtype,
-                optimizer=optimizer.kind,
-                **optimizer.settings(),
-                tables=[t.name for t in group.tables],
-                seeds=[t.seed for t in group.tables],
-                initializers=[i.kind for i in initializers],
-                initializer_lows=[i.low for i in initializers],
-                initializer_highs=[i.high for i in initializers],
-                # The hash spreads rows evenly, so each shard may hold its part of the capacity.
-                max_rows=[-(-t.capacity // self.num_shards) for t in group.tables],
-                absent_read_initial=[t.absent == "initial" for t in group.tables],
-                **admission.store_attributes([t.admission for t in group.tables]),
-                **eviction.store_attributes(policies, num_shards=self.num_shards),
-                sweeps_itself=self._sweeps_itself,
-            )
-
-
-@contextmanager
-def _declaration_errors() -> Iterator[None]:
-    """Turns TensorFlow's error for a store that cannot be as declared into ours."""
-    try:
-        yield
-    except tf.errors.InvalidArgumentError as error:
-        raise UsageError(op_error_text(error.message)) from error
-
-
-def _like_ids(feature: FeatureSpec, values: tf.Tensor, row_splits: tf.Tensor) -> Activation:
-    """Gives a value per id the form of the feature's activation."""
-    if not feature.ragged:
-        return values
-    lists = tf.RaggedTensor.from_row_splits(values, row_splits, validate=False)
-    if feature.max_length is None:
-        return lists
-    return lists.to_tensor(shape=[None, feature.max_length])
-
-
-def flatten_ids(feature: FeatureSpec, ids: Mapping[str, Ids]) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns a feature's ids and their row splits, which are empty if examples have one id.
-
-    Ids beyond the feature's max_length are left out, so their rows are neither read nor updated.
-    """
-    if feature.name not in ids:
-        raise UsageError(f"feature {feature.name!r} is not among the batch's: {sorted(ids)}")
-    value = ids[feature.name]
-    if isinstance(value, tf.RaggedTensor) != feature.ragged:
-        raise UsageError(
-            f"feature {feature.name!r} is declared with ragged={feature.ragged} but the batch has "
-            f"a {'ragged' if isinstance(value, tf.RaggedTensor) else 'dense'} tensor"
-        )
-    if value.dtype != tf.int64:
-        raise UsageError(f"feature {feature.name!r} must have int64 ids but got {value.dtype.name}")
-    rank = value.shape.rank
-    if rank is not None and rank != 1 + feature.ragged:
-        raise UsageError(
-            f"feature {feature.name!r} must have ids of shape "
-            f"{'[batch, None]' if feature.ragged else '[batch]'} but got {value.shape}"
-        )
-    if isinstance(value, tf.RaggedTensor):
-        splits = tf.cast(value.row_splits, tf.int64)
-        if feature.max_length is None:
-            return value.values, splits
-        return ops.keep_last(value.values, splits, max_length=feature.max_length)
-    return value, tf.zeros([0], tf.int64)

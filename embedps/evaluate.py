@@ -13,14 +13,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.config_fields import MAX_COUNT
 from embedps.console import command_line
 from embedps.console.child_process import end_with_parent
-from embedps.console.command_line import number, text
+from embedps.console.command_line import number, path, text
 from embedps.console.progress import ProgressLine
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
@@ -47,6 +47,7 @@ _LOG_SECS = 5.0
 def main(arguments: Sequence[str], prog: str = "python -m embedps.evaluate") -> int:
     """Scores checkpoints until the run's last one, or once."""
     options = _parser(prog).parse_args(arguments)
+    _check(options)
     is_sidecar = end_with_parent()
     if is_sidecar:
         os.nice(10)  # training comes first
@@ -60,6 +61,9 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.evaluate") -> 
         dataset = Dataset.open(options.data)
         recommender, seed = sent
     dataset.split(options.split)
+    directory = CheckpointDirectory(model_dir)
+    if options.number is not None:
+        directory.read(options.number)
     # TensorFlow takes seconds to import; wrong flags and files are reported before that.
     import tensorflow as tf
 
@@ -71,7 +75,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.evaluate") -> 
     evaluator = Evaluator(
         recommender,
         dataset,
-        CheckpointDirectory(model_dir),
+        directory,
         split=options.split,
         batch_rows=options.batch_size,
         num_shards=options.num_shards,
@@ -79,11 +83,16 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.evaluate") -> 
         on_progress=lambda *progress: display.show(evaluator, *progress),
     )
 
-    if options.once:
+    if options.number is not None:
+        display.report(evaluator.evaluate(options.number), is_logged=False)
+    elif options.once:
         found = evaluator.evaluate_latest(newer_than=-1)
         if found is None:
             raise UsageError(f"{model_dir} has no checkpoint yet: train first")
         display.report(found[1])
+    if options.scores is not None:
+        _write_scores(evaluator, options.scores, dataset.split(options.split).rows)
+    if options.once or options.number is not None:
         return 0
     scored = max((e["number"] for e in read_evaluations(model_dir)), default=-1)
     evaluator.follow(
@@ -94,6 +103,28 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.evaluate") -> 
     )
     _complete_summary(model_dir)
     return 0
+
+
+def _check(options: Any) -> None:
+    if options.once and options.number is not None:
+        raise UsageError("--once scores the newest checkpoint, --number another: give one of them")
+    if options.scores is None:
+        return
+    if not options.once and options.number is None:
+        raise UsageError("--scores is of one checkpoint: give --once or --number too")
+    if options.scores.is_dir() or not options.scores.parent.is_dir():
+        raise UsageError(
+            f"--scores must be a file in a local directory that is there but is {options.scores}"
+        )
+
+
+def _write_scores(evaluator: Evaluator, file: Path, rows: int) -> None:
+    with (
+        command_line.sigterm_interrupts(),
+        ProgressLine("write scores", rows, unit="examples") as line,
+    ):
+        written = evaluator.write_scores(file, line.update)
+    print(f"{file}: the scores of {written:,} examples", flush=True)
 
 
 def _sent_model() -> tuple[Recommender, int] | None:
@@ -134,6 +165,19 @@ def _parser(prog: str) -> command_line.Parser:
         help="shards per table in this process (default: 1)",
     )
     parser.add_argument("--once", action="store_true", help="score only the newest checkpoint")
+    parser.add_argument(
+        "--number",
+        type=number(int, least=0, most=MAX_COUNT),
+        metavar="N",
+        help="score only this checkpoint; its scores are not added to evaluation.jsonl",
+    )
+    parser.add_argument(
+        "--scores",
+        type=path,
+        metavar="FILE",
+        help="with --once or --number: a Parquet file to write, with the file, row, labels and "
+        "predictions of each example",
+    )
     parser.add_argument(
         "--resumed-after",
         type=int,
@@ -179,8 +223,8 @@ class _ScoreDisplay:
             f"{saved.kind} {saved.bytes / 1e6:.1f} MB {age:.0f} s ago",
         )
 
-    def report(self, evaluation: Evaluation) -> None:
-        """Prints the scores, and adds them to the evaluation log."""
+    def report(self, evaluation: Evaluation, *, is_logged: bool = True) -> None:
+        """Prints the scores, and adds them to the evaluation log if `is_logged`."""
         if self._line is not None:
             self._line.__exit__(None, None, None)
             self._line = None
@@ -189,7 +233,8 @@ class _ScoreDisplay:
             f"{evaluation.lag_secs:.1f} s behind training",
             flush=True,
         )
-        self._log.add(evaluation)
+        if is_logged:
+            self._log.add(evaluation)
 
 
 def _complete_summary(model_dir: Path) -> None:

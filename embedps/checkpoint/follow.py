@@ -160,6 +160,23 @@ class Follower:
                 return advance
         return None
 
+    def to(self, number: int) -> Advance:
+        """Leases one manifest to move to.
+
+        Raises:
+          CheckpointError: there is no such manifest.
+          CorruptCheckpointError: it cannot be read.
+        """
+        if self._lease is None:
+            raise CheckpointError("a Follower must be open (`with follower:`) to call `to`")
+        manifest = self._lease.take(number) or self._directory.read(number)  # which says what is
+        saves = continuation(manifest, self.position)
+        return Advance(
+            manifest=manifest,
+            saves=manifest.chain if saves is None else saves,
+            reset=saves is None,
+        )
+
     def reached(self, advance: Advance) -> None:
         """Records that the reader now holds the rows of an advance's manifest."""
         self.position = position_of(advance.manifest)

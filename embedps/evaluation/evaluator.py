@@ -6,10 +6,11 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import tensorflow as tf
 
 from embedps.checkpoint.directory import CheckpointDirectory
@@ -17,6 +18,8 @@ from embedps.checkpoint.format.manifest import Manifest
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.engine.unit_functions import explain, make_eval_unit
+from embedps.errors import UsageError
+from embedps.evaluation.example_scores import ExampleScorer, write_scores
 from embedps.evaluation.restored_model import RestoredModel
 from embedps.metrics import Metrics
 from embedps.run.summary import append_evaluation
@@ -141,6 +144,7 @@ class Evaluator(RestoredModel):
         """
         self._ledger = lambda: eval_ledger(dataset, split=split, batch_rows=batch_rows)
         self._ledger()  # raises now, and not when the first checkpoint is there
+        self._dataset, self._batch_rows = dataset, batch_rows
         super().__init__(recommender, dataset, directory, num_shards=num_shards, seed=seed)
         self._eval_unit = make_eval_unit(
             self._model,
@@ -186,9 +190,60 @@ class Evaluator(RestoredModel):
             manifest = self._applied
             if manifest is None or manifest.number <= newer_than:
                 return None
-            metrics = self.score()
+            evaluation = self._evaluation(manifest, began)
+        return manifest, evaluation
+
+    def evaluate(self, number: int) -> Evaluation:
+        """Scores one manifest.
+
+        Raises:
+          CheckpointError: there is no such manifest, or it cannot be restored.
+        """
+        began = time.time()
+        with self._follower:
+            advance = self._follower.to(number)
+            self._apply(advance)
+        return self._evaluation(advance.manifest, began)
+
+    def write_scores(self, path: Path, on_progress: Callable[[int], None]) -> int:
+        """Writes the scores of each example of the split, for the manifest that was scored last.
+
+        The file is Parquet, with its examples in the split's order and the columns "file" (the path
+        in the dataset), "row" (in that file), the labels that the scoring reads, and the
+        predictions by name. They are those of `embedps.load`, bit for bit.
+
+        Args:
+          path: of the file.
+          on_progress: called with the examples scored so far.
+
+        Returns:
+          How many examples there are.
+
+        Raises:
+          UsageError: the model predicts nothing, or the file cannot be written.
+          DatasetError: a file of the split cannot be read.
+        """
+        manifest = self._applied
+        if manifest is None:
+            raise UsageError("scores are written of a manifest: score one first")
+        scorer = ExampleScorer(
+            self._model, self._predict, self._dataset, batch_rows=self._batch_rows
+        )
+
+        def tables() -> Iterator[pa.Table]:
+            ledger, done = self._ledger(), 0
+            for table in scorer.tables(iter(ledger.take, None)):
+                yield table
+                done += table.num_rows
+                on_progress(done)
+
+        told = {"embedps.number": str(manifest.number), "embedps.step": str(manifest.step)}
+        return write_scores(path, tables(), told)
+
+    def _evaluation(self, manifest: Manifest, began: float) -> Evaluation:
+        metrics = self.score()
         now = time.time()
-        return manifest, Evaluation(
+        return Evaluation(
             number=manifest.number,
             step=manifest.step,
             metrics=metrics,

@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedps.errors import DatasetError, UsageError
 from embedps.evaluation.loaded_model import LoadedModel
+from embedps.evaluation.score_column import score_column
 from embedps.storage.file_io import replacing, write_bytes
 
 PLAN_NAME = "_predict.json"
@@ -212,18 +211,5 @@ class FileScorer:
         for name, values in scores.items():
             if name in self.keep:
                 raise UsageError(f"--keep {name}: the model's scores have that name")
-            columns[name] = _column(name, values, batch.num_rows)
+            columns[name] = score_column(name, values, batch.num_rows)
         return pa.table(columns)
-
-
-def _column(name: str, values: npt.NDArray[Any], num_rows: int) -> pa.Array:
-    """Makes a column of scores: numbers, or lists of equally many."""
-    if values.ndim not in (1, 2) or len(values) != num_rows or values.shape[1:] == (0,):
-        raise UsageError(
-            f"the model's output {name!r} must have a number or a vector per row, but has shape "
-            f"{list(values.shape)} for {num_rows} rows"
-        )
-    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
-    if values.ndim == 1 or values.shape[1] == 1:
-        return flat
-    return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])

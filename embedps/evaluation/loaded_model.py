@@ -19,7 +19,6 @@ from embedps.data.dataset import Dataset
 from embedps.data.unit_reader import NUMERICS
 from embedps.engine.corpus_metrics import encoder
 from embedps.engine.recommender import Recommender
-from embedps.engine.row_padding import pad
 from embedps.errors import UsageError
 from embedps.evaluation.item_file import write_items
 from embedps.evaluation.restored_model import RestoredModel
@@ -86,7 +85,6 @@ class LoadedModel(RestoredModel):
         super().__init__(recommender, dataset, directory, seed=seed)
         self.number = manifest.number
         self.apply(manifest)
-        self._predict = tf.function(self._outputs, reduce_retracing=True)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -140,14 +138,6 @@ class LoadedModel(RestoredModel):
         encode = encoder(candidates, self._model.embeddings, self._collection)
         name = candidates.identifier or "item"
         return write_items(Path(path), name, candidates.encode_batches(encode))
-
-    def _outputs(self, columns: dict[str, Any]) -> dict[str, tf.Tensor]:
-        rows = tf.shape(columns[NUMERICS], tf.int64)[0]
-        columns = {name: pad(value, rows) for name, value in columns.items()}
-        columns = self._model.prepare(self._model.fill(columns), training=False)
-        found = self._collection.lookup(columns, insert=False)
-        predicted = self._model.outputs(columns, self._collection.combine(found))
-        return {name: value[:rows] for name, value in predicted.items()}
 
 
 def _features(table: pa.Table, columns: Columns, missing_id: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import tensorflow as tf
 
@@ -13,9 +14,11 @@ from embedps.checkpoint.follow import Advance, Follower
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.console import tf_logging
 from embedps.data.dataset import Dataset
+from embedps.data.unit_reader import NUMERICS
 from embedps.engine.checkpoint_restore import check_tables, load_dense, load_rows
 from embedps.engine.model_signature import check_signature, signature_of
 from embedps.engine.recommender import Recommender
+from embedps.engine.row_padding import pad
 from embedps.engine.step_model import StepModel
 from embedps.tables.collection import EmbeddingCollection
 
@@ -60,6 +63,7 @@ class RestoredModel:
         )
         self._applied: Manifest | None = None
         self._follower = Follower(directory, holder="evaluator")
+        self._predict = tf.function(self._outputs, reduce_retracing=True)
 
     @property
     def collection(self) -> EmbeddingCollection:
@@ -101,3 +105,12 @@ class RestoredModel:
         self._follower.reached(advance)
         self._applied = manifest
         return taken
+
+    def _outputs(self, columns: dict[str, Any]) -> dict[str, tf.Tensor]:
+        """Computes predictions; their bits do not depend on how rows are batched."""
+        rows = tf.shape(columns[NUMERICS], tf.int64)[0]
+        columns = {name: pad(value, rows) for name, value in columns.items()}
+        columns = self._model.prepare(self._model.fill(columns), training=False)
+        found = self._collection.lookup(columns, insert=False)
+        predicted = self._model.outputs(columns, self._collection.combine(found))
+        return {name: value[:rows] for name, value in predicted.items()}

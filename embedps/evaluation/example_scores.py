@@ -1,0 +1,133 @@
+"""The scores of each example of a split, in a Parquet file."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import tensorflow as tf
+
+from embedps.data.dataset import Dataset
+from embedps.data.unit_reader import NUMERICS
+from embedps.engine.step_model import StepModel
+from embedps.engine.unit_functions import explain
+from embedps.errors import UsageError
+from embedps.evaluation.score_column import score_column
+from embedps.scheduling.ledger import Unit
+from embedps.storage.file_io import replacing
+
+FILE, ROW = "file", "row"
+_GROUP_ROWS = 1 << 16
+
+Predict = Callable[[dict[str, Any]], Mapping[str, tf.Tensor]]
+
+
+class ExampleScorer:
+    """Scores examples one by one: the file and row of each, its labels, its predictions."""
+
+    def __init__(
+        self, model: StepModel, predict: Predict, dataset: Dataset, *, batch_rows: int
+    ) -> None:
+        """Finds out which columns to read.
+
+        Args:
+          model: whose predictions they are.
+          predict: computes the predictions of a batch of the columns that they depend on.
+          dataset: of the examples, whose files are named by their paths in it.
+          batch_rows: examples per batch.
+
+        Raises:
+          UsageError: the model has no call, or two columns would have one name.
+        """
+        self._predict = predict
+        self._needed = model.output_columns
+        labels = model.columns.label_names
+        columns = model.columns_of({*self._needed.names, *labels})
+        self._labels = labels
+        self._reader = columns.reader(
+            batch_rows=batch_rows, shuffle_rows=0, missing_id=model.recommender.missing_id
+        )
+        self._files = {
+            str(dataset.absolute_path(file)): file.path
+            for split in dataset.splits.values()
+            for file in split.files
+        }
+        names = [FILE, ROW, *self._labels, *model.prediction_names]
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise UsageError(
+                f"a file of scores must have one column {repeated[0]!r}, but the labels and "
+                f"predictions are {', '.join(names[2:])}, beside {FILE} and {ROW}"
+            )
+
+    def tables(self, units: Iterable[Unit]) -> Iterator[pa.Table]:
+        """Scores units in order; each table has the rows of a batch.
+
+        Raises:
+          DatasetError: a file cannot be read.
+        """
+        for unit in units:
+            try:
+                yield from self._unit(unit)
+            except tf.errors.OpError as error:
+                raise explain(error) from error
+
+    def _unit(self, unit: Unit) -> Iterator[pa.Table]:
+        reader = self._reader.open(unit.path, unit.first_row, unit.num_rows)
+        first = unit.first_row
+        while (rows := int((batch := self._reader.next(reader)).num_rows)) > 0:
+            given = {name: batch.columns[name] for name in (*self._needed.names, NUMERICS)}
+            columns: dict[str, Any] = {
+                FILE: pa.repeat(self._files[unit.path], rows),
+                ROW: np.arange(first, first + rows),
+            }
+            columns |= {name: batch.columns[name].numpy() for name in self._labels}
+            for name, value in self._predict(given).items():
+                columns[name] = score_column(name, value.numpy(), rows)
+            yield pa.table(columns)
+            first += rows
+
+
+def write_scores(path: Path, tables: Iterable[pa.Table], metadata: Mapping[str, str]) -> int:
+    """Writes scores; the file is there once it is complete. Memory is that of a row group.
+
+    Args:
+      path: of the file.
+      tables: the scores, one table or more.
+      metadata: of the file.
+
+    Returns:
+      How many examples there are.
+
+    Raises:
+      UsageError: the file cannot be written.
+    """
+    rows = 0
+    try:
+        with replacing(path, sync=True) as temporary, contextlib.ExitStack() as stack:
+            writer = None
+            for table in _groups(tables):
+                if writer is None:
+                    schema = table.schema.with_metadata(dict(metadata))
+                    writer = stack.enter_context(pq.ParquetWriter(temporary, schema))
+                writer.write_table(table.cast(schema))
+                rows += table.num_rows
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
+    return rows
+
+
+def _groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Joins small tables to ones of a row group each."""
+    waiting: list[pa.Table] = []
+    for table in tables:
+        waiting.append(table)
+        if sum(each.num_rows for each in waiting) >= _GROUP_ROWS:
+            yield pa.concat_tables(waiting)
+            waiting = []
+    if waiting:
+        yield pa.concat_tables(waiting)

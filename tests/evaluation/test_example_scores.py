@@ -1,0 +1,136 @@
+"""The scores of each example: those of `embedps.load`, in the split's order, in any batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import embedps
+from embedps import evaluate
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.console import command_line
+from embedps.data.dataset import Dataset
+from embedps.evaluation import example_scores
+from embedps.evaluation.evaluator import Evaluator
+from embedps.run.summary import read_evaluations
+from tests.builders import TINY_DLRM, make_config, make_mixed, make_trainer, write_dataset
+from tests.disks import Disk
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return write_dataset(tmp_path_factory.mktemp("data") / "set", evaluation=(700, 433))
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Path:
+    """A run of two checkpoints."""
+    path = tmp_path_factory.mktemp("run") / "m"
+    for epochs in (1, 2):
+        config = make_config(dataset, path, model="dlrm", epochs=epochs)
+        embedps.Trainer.from_config(config, TINY_DLRM).fit()
+    return path
+
+
+def split_of(dataset: Dataset) -> pa.Table:
+    return pa.concat_tables(pq.read_table(path) for path in dataset.paths("eval"))
+
+
+def command(*flags: object) -> int:
+    return command_line.run(evaluate.main, [str(flag) for flag in flags])
+
+
+def test_scores_are_those_of_the_loaded_model(
+    tmp_path: Path, dataset: Dataset, model_dir: Path, capsys: Any
+) -> None:
+    first, last = CheckpointDirectory(model_dir).numbers()
+    logged = read_evaluations(model_dir)
+    table, found = split_of(dataset), {}
+    for number, batch_size in ((first, 97), (last, 4096)):
+        file = tmp_path / f"{number}.parquet"
+        flags = ("--model-dir", model_dir, "--number", number, "--scores", file)
+        assert command(*flags, "--batch-size", batch_size) == 0
+        assert f"{file}: the scores of 1,133 examples" in capsys.readouterr().out
+        found[number] = pq.read_table(file)
+        assert found[number].column_names == ["file", "row", "label", "score"]
+        assert found[number].schema.metadata[b"embedps.number"] == b"%d" % number
+        want = embedps.load(model_dir, number=number).predict(table)["score"]
+        np.testing.assert_array_equal(found[number]["score"].to_numpy(), want)
+    assert not found[first]["score"].equals(found[last]["score"])
+    assert read_evaluations(model_dir) == logged
+    # Where each example is, and its label.
+    files = [path.relative_to(dataset.directory).as_posix() for path in dataset.paths("eval")]
+    assert found[last]["file"].to_pylist() == [files[0]] * 700 + [files[1]] * 433
+    assert found[last]["row"].to_pylist() == [*range(700), *range(433)]
+    assert found[last]["label"].equals(table["label"])
+
+
+def test_the_totals_are_of_these_scores(
+    tmp_path: Path, dataset: Dataset, model_dir: Path, capsys: Any
+) -> None:
+    flags = ("--model-dir", model_dir, "--once", "--scores", tmp_path / "scores.parquet")
+    assert command(*flags) == 0
+    read = pq.read_table(tmp_path / "scores.parquet")
+    labels, scores = (np.float64(read[name].to_numpy()) for name in ("label", "score"))
+    losses = -np.log(np.where(labels > 0.5, scores, 1 - scores))
+    assert losses.mean() == pytest.approx(read_evaluations(model_dir)[-1]["logloss"], abs=1e-6)
+
+
+def test_row_groups_hold_many_batches_of_lists_and_shared_tables(
+    tmp_path: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network names its columns in another order than the dataset."""
+    recommender = make_mixed(numerics=("I2", "I1"))
+    make_trainer(dataset, tmp_path / "m", recommender=recommender).fit()
+    directory = CheckpointDirectory(tmp_path / "m")
+    evaluator = Evaluator(recommender, dataset, directory, batch_rows=64)
+    evaluator.apply(directory.read(directory.numbers()[-1]))
+    monkeypatch.setattr(example_scores, "_GROUP_ROWS", 500)
+    done: list[int] = []
+    file = tmp_path / "scores.parquet"
+    assert evaluator.write_scores(file, done.append) == 1133
+    # Units are of a file: 700 and 433 rows.
+    assert done[:3] == [64, 128, 192]
+    assert done[-1] == 1133
+    groups = pq.ParquetFile(file).metadata
+    assert [groups.row_group(i).num_rows for i in range(groups.num_row_groups)] == [512, 508, 113]
+    loaded = embedps.load(tmp_path / "m", recommender=recommender, data=dataset.directory)
+    want = loaded.predict(split_of(dataset))["score"]
+    np.testing.assert_array_equal(pq.read_table(file)["score"].to_numpy(), want)
+
+
+def test_mistakes_get_one_line(tmp_path: Path, model_dir: Path, capsys: Any) -> None:
+    flags = ("--model-dir", model_dir)
+    wrong: list[tuple[tuple[object, ...], str]] = [
+        (("--scores", tmp_path / "a"), "--scores is of one checkpoint: give --once or --number"),
+        (("--once", "--scores", tmp_path), "must be a file in a local directory that is there"),
+        (("--once", "--scores", tmp_path / "b" / "a"), "must be a file in a local directory"),
+        (("--once", "--number", 1), "give one of them"),
+        (("--number", 9999), "there is no manifest 9999"),
+    ]
+    for more, message in wrong:
+        assert command(*flags, *more) in (1, 2)
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert message in said
+
+
+def test_a_full_disk_leaves_no_file(
+    tmp_path: Path, dataset: Dataset, model_dir: Path, capsys: Any
+) -> None:
+    disk = Disk(tmp_path / "disk", 1 << 20)
+    try:
+        disk.fill()
+        file = disk.path / "scores.parquet"
+        assert command("--model-dir", model_dir, "--once", "--scores", file) == 2
+        said = capsys.readouterr().err
+        assert f"{file} cannot be written: " in said
+        assert "No space left on device" in said
+        assert [path.name for path in disk.path.iterdir()] == ["filler"]
+    finally:
+        disk.close()

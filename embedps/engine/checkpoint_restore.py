@@ -9,11 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.format.dense import read_dense
+from embedps.checkpoint.format.dense import dense_names, read_dense
 from embedps.checkpoint.format.manifest import Manifest, SaveSet
 from embedps.errors import CorruptCheckpointError, DimMismatchError
 from embedps.tables.collection import EmbeddingCollection
-from embedps.tables.row_files import StoredFile
+from embedps.tables.row_files import StagedFiles, StoredFile
 from embedps.tables.specs import TableSpec
 
 
@@ -118,21 +118,48 @@ def load_rows(
     """
     taken = 0
     for save in saves:
-        files: dict[str, list[StoredFile]] = {}
-        for entry in save.files:
-            path = str(directory.file(entry).absolute())
-            files.setdefault(entry.group, []).append(
-                StoredFile(path=path, bytes=entry.bytes, xxh3_64=entry.xxh3_64)
-            )
-        records = collection.files.load(files)
-        if records != save.rows + save.removed:
-            raise CorruptCheckpointError(
-                f"{directory.path}/{save.kind}-{save.number} must give its {save.rows} rows and "
-                f"{save.removed} removals to the shards, but they took {records} records: "
-                "restore with the tables it was written with"
-            )
+        records = collection.files.load(_row_files(directory, save))
+        _check_records(directory, save, records)
         taken += records
     return taken
+
+
+def stage_rows(
+    collection: EmbeddingCollection, directory: CheckpointDirectory, saves: Sequence[SaveSet]
+) -> list[StagedFiles]:
+    """Reads and checks what `load_rows` would load. The tables stay unchanged.
+
+    Returns:
+      What to apply, in order.
+
+    Raises:
+      CorruptCheckpointError: a file is absent, or not what was written.
+      DimMismatchError: a save is of other tables.
+    """
+    staged = []
+    for save in saves:
+        staged.append(collection.files.stage(_row_files(directory, save)))
+        _check_records(directory, save, staged[-1].records)
+    return staged
+
+
+def _row_files(directory: CheckpointDirectory, save: SaveSet) -> dict[str, list[StoredFile]]:
+    files: dict[str, list[StoredFile]] = {}
+    for entry in save.files:
+        path = str(directory.file(entry).absolute())
+        files.setdefault(entry.group, []).append(
+            StoredFile(path=path, bytes=entry.bytes, xxh3_64=entry.xxh3_64)
+        )
+    return files
+
+
+def _check_records(directory: CheckpointDirectory, save: SaveSet, records: int) -> None:
+    if records != save.rows + save.removed:
+        raise CorruptCheckpointError(
+            f"{directory.path}/{save.kind}-{save.number} must give its {save.rows} rows and "
+            f"{save.removed} removals to the shards, but they took {records} records: "
+            "restore with the tables it was written with"
+        )
 
 
 def load_admission(
@@ -196,15 +223,18 @@ def read_values(
     if manifest.dense is None:
         raise DimMismatchError(f"manifest {manifest.number} has no dense variables")
     path = directory.file(manifest.dense)
-    arrays: dict[str, np.ndarray] = read_dense(path)
+    stored = dense_names(path)
     advice = "use the network it was written with, or start a new model directory"
-    if len(arrays) < len(variables) or (whole and len(arrays) > len(variables)):
+    if len(stored) < len(variables) or (whole and len(stored) > len(variables)):
         whose = "the network and its optimizer have" if whole else "the network has"
         raise DimMismatchError(
-            f"{path} has {len(arrays)} dense variables, {whose} {len(variables)}: {advice}"
+            f"{path} has {len(stored)} dense variables, {whose} {len(variables)}: {advice}"
         )
-    rest = [name for name in arrays if name not in variables]
-    other = dict(zip((name for name in variables if name not in arrays), rest, strict=False))
+    rest = [name for name in stored if name not in variables]
+    absent = [name for name in variables if name not in set(stored)]
+    other = dict(zip(absent, rest, strict=False))
+    # The network alone is a third of what the file has with Adam's state.
+    arrays = read_dense(path, [other.get(name, name) for name in variables])
     values = []
     for name, variable in variables.items():
         array = arrays[other.get(name, name)]

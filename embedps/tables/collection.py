@@ -75,7 +75,8 @@ class EmbeddingCollection:
           devices: each shard's device, such as "/job:ps/replica:0/task:0/device:CPU:0". A device
             may appear more than once.
           container: a name for the stores that only this collection uses on these devices.
-          trainable: keep optimizer slots. Otherwise rows can only be loaded and looked up.
+          trainable: keep optimizer slots. Otherwise rows can only be loaded and looked up, and
+            there is little room for more of them.
           sweeps_itself: a thread of each shard evicts by age and norm; otherwise `sweep` does.
 
         Raises:

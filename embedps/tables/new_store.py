@@ -63,6 +63,7 @@ def make_store(
             **admission.store_attributes([t.admission for t in group.tables]),
             **eviction.store_attributes(policies, num_shards=num_shards),
             sweeps_itself=sweeps_itself,
+            compact=not trainable,
         )
 
 

@@ -48,6 +48,27 @@ class ShardFile(NamedTuple):
         return StoredFile(self.path, self.bytes, self.xxh3_64)
 
 
+class StagedFiles:
+    """Records of files that were read and checked; `apply` loads them.
+
+    Attributes:
+      records: how many the shards will take.
+    """
+
+    def __init__(
+        self, parts: Sequence[tuple[str, tf.Tensor, tf.Tensor]], records: Sequence[tf.Tensor]
+    ) -> None:
+        """Takes each shard's device, its store, and the records that were staged for it."""
+        self._parts = tuple(parts)
+        self.records = int(np.sum([each.numpy() for each in records]))
+
+    def apply(self) -> None:
+        """Loads the records: rows overwrite, removals remove."""
+        for device, store, staged in self._parts:
+            with tf.device(device):
+                kernels.load().embedps_apply_rows(store, staged)
+
+
 class RowFiles:
     """Writes and loads the rows of a collection."""
 
@@ -163,6 +184,36 @@ class RowFiles:
             )
         return self._load_by(self._load, group_files)
 
+    def stage(self, group_files: Mapping[str, Sequence[StoredFile]]) -> StagedFiles:
+        """Reads, checks and decodes what `load` would load; the rows stay unchanged.
+
+        `StagedFiles.apply` then takes milliseconds per 100,000 records. Optimizer slots are left
+        out.
+
+        Args:
+          group_files: as in `load`.
+
+        Raises:
+          CorruptCheckpointError: a file is absent or damaged; names path, field, expected and
+            found.
+          DimMismatchError: a file has rows of another shape, or of a group that does not exist.
+        """
+        parts, records = [], []
+        arguments = self._arguments(group_files)
+        with _file_errors():
+            for g, stores in enumerate(self._stores):
+                for shard, store in enumerate(stores):
+                    with tf.device(self._devices[shard]):
+                        staged, count = kernels.load().embedps_stage_rows(
+                            store,
+                            *arguments[3 * g : 3 * g + 3],
+                            shard=shard,
+                            num_shards=len(self._devices),
+                        )
+                    parts.append((self._devices[shard], store, staged))
+                    records.append(count)
+        return StagedFiles(parts, records)
+
     def load_admission(self, group_files: Mapping[str, Sequence[StoredFile]]) -> int:
         """Loads counters of ids without a row, after the rows of the same checkpoint.
 
@@ -185,6 +236,12 @@ class RowFiles:
     def _load_by(
         self, load: Callable[..., tf.Tensor], group_files: Mapping[str, Sequence[StoredFile]]
     ) -> int:
+        arguments = self._arguments(group_files)
+        with _file_errors():
+            return int(np.sum(load(*arguments).numpy()))
+
+    def _arguments(self, group_files: Mapping[str, Sequence[StoredFile]]) -> list[tf.Tensor]:
+        """Makes the paths, sizes and checksums of each group's files."""
         of_groups: list[list[StoredFile]] = [[] for _ in self._groups]
         for name, files in group_files.items():
             for group in self._groups_like(name):
@@ -198,8 +255,7 @@ class RowFiles:
                 tf.constant(np.array([f.bytes for f in files], np.int64)),
                 tf.constant(np.array(sums, np.int64)),
             ]
-        with _file_errors():
-            return int(np.sum(load(*arguments).numpy()))
+        return arguments
 
     def _groups_like(self, group_name: str) -> list[int]:
         """Returns the indexes of groups that may hold the rows of a stored group."""

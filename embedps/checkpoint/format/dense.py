@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +51,32 @@ def write_dense(path: Path, arrays: Mapping[str, np.ndarray], *, root: Path) -> 
         return FileEntry.of(path.relative_to(root).as_posix(), file.digest, rows=len(arrays))
 
 
-def read_dense(path: Path) -> dict[str, np.ndarray]:
+def dense_names(path: Path) -> list[str]:
+    """Reads the names of a dense file's variables, in order.
+
+    Raises:
+      CorruptCheckpointError: it is absent, or not a dense file.
+    """
+    return [name for name, _ in _read(path, ())]
+
+
+def read_dense(path: Path, names: Collection[str] | None = None) -> dict[str, np.ndarray]:
     """Reads a dense file: writable arrays by name, in order.
+
+    Args:
+      path: of the file.
+      names: of the variables to read; all by default.
 
     Raises:
       CorruptCheckpointError: it is absent, or not a dense file; names path, variable, expected and
         found.
     """
-    arrays: dict[str, np.ndarray] = {}
+    return {name: array for name, array in _read(path, names) if array is not None}
+
+
+def _read(path: Path, names: Collection[str] | None) -> list[tuple[str, np.ndarray | None]]:
+    """Reads all names, and the arrays of those in `names`."""
+    arrays: dict[str, np.ndarray | None] = {}
     try:
         with file_io.open_arrow(path) as source, pa.ipc.open_file(source) as reader:
             if not reader.schema.equals(SCHEMA):
@@ -78,11 +96,12 @@ def read_dense(path: Path) -> dict[str, np.ndarray]:
                     name = batch["name"][row].as_py()
                     if name in arrays:
                         raise CorruptCheckpointError(f"{path}: has variable {name!r} twice")
-                    arrays[name] = _decode(path, batch, row)
+                    wanted = names is None or name in names
+                    arrays[name] = _decode(path, batch, row) if wanted else None
     # ValueError: a name is not valid UTF-8.
     except (pa.ArrowException, OSError, ValueError, *lengths.MALFORMED) as error:
         raise CorruptCheckpointError(f"{path}: cannot be read as a dense file: {error}") from error
-    return arrays
+    return list(arrays.items())
 
 
 def _encode(name: str, array: np.ndarray) -> pa.RecordBatch:

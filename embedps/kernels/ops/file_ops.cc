@@ -1,19 +1,11 @@
-// Ops that move rows between a store and its checkpoint files.
-#include <sys/resource.h>
-
-#include <cfenv>
-#include <cstdio>
-#include <future>
+// Ops that write a store's rows to checkpoint files.
 #include <memory>
 #include <string>
-#include <thread>
-#include <utility>
-#include <vector>
 
 #include "embedps/kernels/files/admission_file.h"
 #include "embedps/kernels/files/row_file.h"
-#include "embedps/kernels/files/row_file_reader.h"
 #include "embedps/kernels/files/row_file_writer.h"
+#include "embedps/kernels/ops/file_op.h"
 #include "embedps/kernels/ops/store_resource.h"
 #include "embedps/kernels/runtime/constants.h"
 #include "embedps/kernels/runtime/throttle.h"
@@ -24,52 +16,11 @@
 namespace embedps {
 namespace {
 
-using tensorflow::AsyncOpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::tstring;
 using tensorflow::shape_inference::InferenceContext;
-
-// If training and the writer want the same core, the writer gets a tenth of it.
-constexpr int kWriterNiceness = 10;
-
-// Sets the standard floating-point environment in its scope. TensorFlow's threads, and threads that
-// they start, treat denormal numbers as zero, but a file must keep them.
-class StandardFloats {
- public:
-  StandardFloats() {
-    std::fegetenv(&before_);
-    std::fesetenv(FE_DFL_ENV);
-  }
-  ~StandardFloats() { std::fesetenv(&before_); }
-
- private:
-  std::fenv_t before_;
-};
-
-// An op that works on files. That takes seconds, so it has its own thread and never blocks one that
-// lookups need. A thread that writes has a low priority: training gets the cores first.
-class FileOp : public AsyncOpKernel {
- public:
-  using AsyncOpKernel::AsyncOpKernel;
-  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
-    std::thread([this, context, done = std::move(done)] {
-      if (niceness_ > 0) ::setpriority(PRIO_PROCESS, 0, niceness_);  // 0 is this thread
-      absl::Status status;
-      {
-        const StandardFloats floats;
-        status = Work(context);
-      }
-      if (!status.ok()) context->SetStatus(status);
-      done();
-    }).detach();
-  }
-  virtual absl::Status Work(OpKernelContext* context) = 0;
-
- protected:
-  int niceness_ = 0;
-};
 
 // Returns the path of the admission file beside a row file.
 std::string AdmissionPath(const std::string& path) {
@@ -113,7 +64,7 @@ class WriteRowsOp : public FileOp {
     OP_REQUIRES_OK(c, ToTensorFlow(Parse(name, &embedding_encoding_)));
     OP_REQUIRES_OK(c, c->GetAttr("optimizer_slot_encoding", &name));
     OP_REQUIRES_OK(c, ToTensorFlow(Parse(name, &optimizer_slot_encoding_)));
-    niceness_ = kWriterNiceness;
+    niceness_ = kFileNiceness;
   }
   absl::Status Work(OpKernelContext* context) override {
     StorePtr resource;
@@ -213,184 +164,6 @@ class StopCopiesOp : public tensorflow::OpKernel {
   }
 };
 REGISTER_KERNEL_BUILDER(Name("EmbedpsStopCopies").Device(tensorflow::DEVICE_CPU), StopCopiesOp);
-
-// Whether a file holds only records of another shard. An id's shard depends on its table's name,
-// the id and the number of shards. A file's name tells its shard and their number.
-bool IsOfAnotherShard(const std::string& name_format, const std::string& path, int our_shard,
-                      int our_num_shards) {
-  const std::string name = path.substr(path.rfind('/') + 1);
-  int shard = -1, num_shards = 0, length = 0;
-  const std::string format = name_format + "%n";
-  (void)std::sscanf(name.c_str(), format.c_str(), &shard, &num_shards, &length);
-  return length == static_cast<int>(name.size()) && num_shards == our_num_shards &&
-         shard != our_shard;
-}
-
-// Checks the inputs paths, bytes and xxh3_64, from 1 on.
-absl::Status CheckFiles(OpKernelContext* context) {
-  const Tensor &paths = context->input(1), &bytes = context->input(2), &sums = context->input(3);
-  for (const Tensor* each : {&paths, &bytes, &sums}) {
-    if (each->dims() == 1 && each->NumElements() == paths.NumElements()) continue;
-    return absl::InvalidArgumentError(
-        "paths, bytes and xxh3_64 must be vectors of one length but got shapes " +
-        paths.shape().DebugString() + ", " + bytes.shape().DebugString() + " and " +
-        sums.shape().DebugString());
-  }
-  return absl::OkStatus();
-}
-
-FileSum ExpectedSum(OpKernelContext* context, int64_t i) {
-  return {context->input(2).vec<int64_t>()(i),
-          static_cast<uint64_t>(context->input(3).vec<int64_t>()(i))};
-}
-
-REGISTER_OP("EmbedpsLoadRows")
-    .Input("store: resource")
-    .Input("paths: string")
-    .Input("bytes: int64")
-    .Input("xxh3_64: int64")
-    .Attr("shard: int >= 0")
-    .Attr("num_shards: int >= 1")
-    .Attr("optimizer_slots: bool = true")
-    .Output("records: int64")
-    .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
-    .Doc(
-        "Loads the records of files that belong to this shard: rows overwrite, removals remove. "
-        "Without optimizer_slots it loads only embeddings. records: how many it loaded. If a "
-        "file's name says that it belongs to another shard of the same number of shards, it is "
-        "not read. Fails with DataLoss if the size or checksum of a file differs; some records of "
-        "a long file may be loaded by then.");
-
-class LoadRowsOp : public FileOp {
- public:
-  explicit LoadRowsOp(OpKernelConstruction* c) : FileOp(c) {
-    OP_REQUIRES_OK(c, c->GetAttr("shard", &shard_));
-    OP_REQUIRES_OK(c, c->GetAttr("num_shards", &num_shards_));
-    OP_REQUIRES_OK(c, c->GetAttr("optimizer_slots", &optimizer_slots_));
-    OP_REQUIRES(c, shard_ < num_shards_,
-                absl::InvalidArgumentError("shard must be under " + std::to_string(num_shards_) +
-                                           " but got " + std::to_string(shard_)));
-  }
-  absl::Status Work(OpKernelContext* context) override {
-    StorePtr resource;
-    TF_RETURN_IF_ERROR(FindStore(context, &resource));
-    TF_RETURN_IF_ERROR(CheckFiles(context));
-    const Tensor& paths = context->input(1);
-    const ParallelFor parallel = DeviceThreads(context);
-    int64_t records = 0;
-    for (int64_t i = 0; i < paths.NumElements(); ++i) {
-      const std::string path = paths.vec<tstring>()(i);
-      if (IsOfAnotherShard(kShardFileFormat, path, shard_, num_shards_)) continue;
-      TF_RETURN_IF_ERROR(Load(path, ExpectedSum(context, i), parallel, &resource->store, &records));
-    }
-    Tensor* out;
-    TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &out));
-    out->scalar<int64_t>()() = records;
-    return absl::OkStatus();
-  }
-
- private:
-  absl::Status Load(const std::string& path, const FileSum& expected, const ParallelFor& parallel,
-                    RowStore* store, int64_t* records) const {
-    std::unique_ptr<RowFileReader> reader;
-    TF_RETURN_IF_ERROR(ToTensorFlow(RowFileReader::Open(path, expected, &reader)));
-    std::vector<int> tables;
-    TF_RETURN_IF_ERROR(Match(path, reader->schema(), *store, &tables));
-    // Read a record batch while the one before is loaded, so neither disk nor processor waits.
-    RowColumns columns[2];
-    const auto read = [&](int i) {
-      return std::async(std::launch::async, [&, i] { return reader->Read(i, &columns[i % 2]); });
-    };
-    std::future<Status> next;
-    if (reader->num_batches() > 0) next = read(0);
-    for (int i = 0; i < reader->num_batches(); ++i) {
-      TF_RETURN_IF_ERROR(ToTensorFlow(next.get()));
-      if (i + 1 < reader->num_batches()) next = read(i + 1);
-      *records +=
-          store->Load(columns[i % 2], tables, shard_, num_shards_, optimizer_slots_, parallel);
-    }
-    return ToTensorFlow(reader->Finish());
-  }
-
-  absl::Status Match(const std::string& path, const RowFileSchema& file, const RowStore& store,
-                     std::vector<int>* tables) const {
-    const RowFileSchema ours = store.FileSchema();
-    if (file.dim != ours.dim) {
-      return absl::FailedPreconditionError(path + " holds rows of dim " + std::to_string(file.dim) +
-                                           ", group '" + store.config().group + "' has dim " +
-                                           std::to_string(ours.dim));
-    }
-    bool same = file.optimizer_slots.size() == ours.optimizer_slots.size();
-    for (size_t i = 0; same && i < ours.optimizer_slots.size(); ++i) {
-      same = file.optimizer_slots[i].name == ours.optimizer_slots[i].name &&
-             file.optimizer_slots[i].width == ours.optimizer_slots[i].width;
-    }
-    if (optimizer_slots_ && !same) {
-      return absl::FailedPreconditionError(
-          path + " holds the optimizer slots of another optimizer than that of group '" +
-          store.config().group + "'");
-    }
-    for (const std::string& name : file.tables) {
-      int found = -1;
-      for (int t = 0; t < store.num_tables(); ++t) {
-        if (ours.tables[t] == name) found = t;
-      }
-      tables->push_back(found);
-    }
-    return absl::OkStatus();
-  }
-
-  int shard_, num_shards_;
-  bool optimizer_slots_;
-};
-REGISTER_KERNEL_BUILDER(Name("EmbedpsLoadRows").Device(tensorflow::DEVICE_CPU), LoadRowsOp);
-
-REGISTER_OP("EmbedpsLoadAdmission")
-    .Input("store: resource")
-    .Input("paths: string")
-    .Input("bytes: int64")
-    .Input("xxh3_64: int64")
-    .Attr("shard: int >= 0")
-    .Attr("num_shards: int >= 1")
-    .Output("records: int64")
-    .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
-    .Doc(
-        "Loads the counters that belong to this shard from a chain's admission files, in order, "
-        "after its rows. records: how many belong to it. Files of other shards are not read. Fails "
-        "with DataLoss if the size or checksum of a file differs.");
-
-class LoadAdmissionOp : public FileOp {
- public:
-  explicit LoadAdmissionOp(OpKernelConstruction* c) : FileOp(c) {
-    OP_REQUIRES_OK(c, c->GetAttr("shard", &shard_));
-    OP_REQUIRES_OK(c, c->GetAttr("num_shards", &num_shards_));
-  }
-  absl::Status Work(OpKernelContext* context) override {
-    StorePtr resource;
-    TF_RETURN_IF_ERROR(FindStore(context, &resource));
-    TF_RETURN_IF_ERROR(CheckFiles(context));
-    int64_t records = 0;
-    const auto take = [&](const CounterColumns& columns, const std::vector<std::string>& tables) {
-      records += resource->store.LoadCounters(columns, tables, shard_, num_shards_);
-    };
-    const auto paths = context->input(1).vec<tstring>();
-    for (int64_t i = 0; i < paths.size(); ++i) {
-      if (IsOfAnotherShard(kAdmissionFileFormat, paths(i), shard_, num_shards_)) continue;
-      TF_RETURN_IF_ERROR(ToTensorFlow(ReadAdmissionFile(paths(i), ExpectedSum(context, i), take)));
-    }
-    Tensor* out;
-    TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &out));
-    out->scalar<int64_t>()() = records;
-    return absl::OkStatus();
-  }
-
- private:
-  int shard_, num_shards_;
-};
-REGISTER_KERNEL_BUILDER(Name("EmbedpsLoadAdmission").Device(tensorflow::DEVICE_CPU),
-                        LoadAdmissionOp);
 
 }  // namespace
 }  // namespace embedps

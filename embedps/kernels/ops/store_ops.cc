@@ -56,6 +56,7 @@ REGISTER_OP("EmbedpsRowStore")
     .Attr("limit_bytes: list(int) = []")
     .Attr("eviction_orders: list(string) = []")
     .Attr("sweeps_itself: bool = true")
+    .Attr("compact: bool = false")
     .Output("store: resource")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
@@ -119,6 +120,7 @@ class RowStoreOp : public OpKernel {
                                     initializers[t], &table.initializer.kind)));
       config_.tables.push_back(std::move(table));
     }
+    OP_REQUIRES_OK(c, c->GetAttr("compact", &config_.compact));
     OP_REQUIRES_OK(c, ReadAdmission(c));
     OP_REQUIRES_OK(c, ReadEviction(c, &config_));
   }

@@ -79,6 +79,11 @@ void PagePool::SetMostBytes(size_t bytes) {
   most_bytes_ = bytes;
 }
 
+void PagePool::SetMostAheadBytes(size_t bytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  most_ahead_bytes_ = bytes;
+}
+
 int64_t PagePool::SpareBytes() const {
   std::lock_guard<std::mutex> lock(mutex_);
   size_t bytes = 0;
@@ -118,7 +123,8 @@ size_t PagePool::AheadBytes() const {
 
 size_t PagePool::TargetAheadBytes() const {
   const size_t left = most_bytes_ - std::min(most_bytes_, used_bytes_);
-  return std::min(left, std::clamp(used_bytes_ / kAheadShare, kMinAheadBytes, kMaxAheadBytes));
+  const size_t share = std::clamp(used_bytes_ / kAheadShare, kMinAheadBytes, kMaxAheadBytes);
+  return std::min({left, most_ahead_bytes_, share});
 }
 
 void PagePool::TouchAhead() {

@@ -37,6 +37,9 @@ class PagePool {
   // for no huge pages where one would be more than a hundredth. Called before Allocate.
   void SetMostBytes(size_t bytes);
 
+  // Sets how many bytes of pages it touches ahead at most. Called before Allocate.
+  void SetMostAheadBytes(size_t bytes);
+
   // Counts the bytes of touched or allocated pages that no piece uses.
   int64_t SpareBytes() const;
 
@@ -62,6 +65,7 @@ class PagePool {
   size_t used_bytes_ = 0;
   size_t largest_piece_ = 0;
   size_t most_bytes_ = SIZE_MAX;
+  size_t most_ahead_bytes_ = SIZE_MAX;
   std::map<size_t, std::vector<char*>> freed_;  // by size
   bool ended_ = false;
   std::condition_variable changed_;

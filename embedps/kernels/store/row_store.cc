@@ -16,7 +16,8 @@ using Clock = std::chrono::steady_clock;
 constexpr Clock::duration kBusy =
     std::chrono::seconds(1);          // how long a lookup or update counts as use
 constexpr uint32_t kSliceRows = 256;  // rows to copy while holding a stripe's lock
-constexpr uint32_t kAheadRows = 16;   // rows to prefetch before a delta copies them
+constexpr size_t kCompactAheadBytes = 4 << 20;
+constexpr uint32_t kAheadRows = 16;  // rows to prefetch before a delta copies them
 
 }  // namespace
 
@@ -28,10 +29,12 @@ RowStore::RowStore(RowStoreConfig config)
       admitted_(config_.tables.size()),
       refused_(config_.tables.size()),
       lookup_counts_(config_.tables.size()) {
+  const int chunk_bits = config_.compact ? kCompactChunkBits : kChunkBits;
+  if (config_.compact) pool_.SetMostAheadBytes(kCompactAheadBytes);
   for (const TableConfig& table : config_.tables) {
     salts_.push_back(TableSalt(table.name));
     for (int i = 0; i < kStripes; ++i)
-      stripes_.push_back(std::make_unique<Stripe>(layout_.row_bytes(), &pool_));
+      stripes_.push_back(std::make_unique<Stripe>(layout_.row_bytes(), &pool_, chunk_bits));
   }
   MakeCounters();
   bool sweeps = false;
@@ -332,49 +335,51 @@ Status RowStore::Copy(const RowSink& sink) {
 
 int64_t RowStore::Load(const RowColumns& columns, const std::vector<int>& tables, int shard,
                        int num_shards, bool optimizer_slots, const ParallelFor& parallel) {
-  // This shard's records by stripe, in file order within each. So each stripe is locked once, and
-  // stripes load in parallel.
   struct Record {
-    uint64_t hash;
-    int32_t at;
-    int32_t bin;
+    RecordOrder::Entry entry;
+    int64_t bin;
   };
   std::vector<Record> ours;
   ours.reserve(columns.num_rows);
-  std::vector<int64_t> starts(stripes_.size() + 1, 0);
+  RecordOrder order;
+  order.starts.assign(stripes_.size() + 1, 0);
   for (int64_t i = 0; i < columns.num_rows; ++i) {
     const int t = tables[columns.table[i]];
     if (t < 0) continue;
     const uint64_t hash = RowHash(salts_[t], columns.id[i]);
     if (ShardOf(hash, num_shards) != shard) continue;
-    const int bin = t * kStripes + StripeOf(hash);
-    ours.push_back({hash, static_cast<int32_t>(i), bin});
-    ++starts[bin + 1];
+    const int64_t bin = t * kStripes + StripeOf(hash);
+    ours.push_back({{hash, i}, bin});
+    ++order.starts[bin + 1];
   }
-  for (size_t bin = 0; bin < stripes_.size(); ++bin) starts[bin + 1] += starts[bin];
-  std::vector<Record> ordered(ours.size());
-  std::vector<int64_t> next(starts.begin(), starts.end() - 1);
-  for (const Record& record : ours) ordered[next[record.bin]++] = record;
+  for (size_t bin = 0; bin < stripes_.size(); ++bin) order.starts[bin + 1] += order.starts[bin];
+  order.entries.resize(ours.size());
+  std::vector<int64_t> next(order.starts.begin(), order.starts.end() - 1);
+  for (const Record& record : ours) order.entries[next[record.bin]++] = record.entry;
+  LoadInOrder(columns, order, optimizer_slots, parallel);
+  return static_cast<int64_t>(ours.size());
+}
 
-  parallel(static_cast<int64_t>(stripes_.size()), 500 * (1 + columns.num_rows / stripes_.size()),
-           [&](int64_t begin, int64_t end) {
+void RowStore::LoadInOrder(const RowColumns& columns, const RecordOrder& order,
+                           bool optimizer_slots, const ParallelFor& parallel) {
+  parallel(static_cast<int64_t>(stripes_.size()),
+           500 * (1 + order.entries.size() / stripes_.size()), [&](int64_t begin, int64_t end) {
              for (int64_t bin = begin; bin < end; ++bin) {
-               const Record* first = ordered.data() + starts[bin];
-               const Record* last = ordered.data() + starts[bin + 1];
+               const auto* first = order.entries.data() + order.starts[bin];
+               const auto* last = order.entries.data() + order.starts[bin + 1];
                if (first == last) continue;
                const int t = static_cast<int>(bin) / kStripes;
                Stripe& s = *stripes_[bin];
                std::lock_guard<std::mutex> lock(s.mutex);
                s.Reserve(last - first);
                constexpr int kAhead = 8;
-               for (const Record* r = first; r < last; ++r) {
+               for (const auto* r = first; r < last; ++r) {
                  if (last - r > 2 * kAhead) s.PrefetchEntry(r[2 * kAhead].hash);
                  if (last - r > kAhead) s.PrefetchRow(s.PrefetchChunk(r[kAhead].hash));
                  LoadRecord(columns, r->at, t, r->hash, optimizer_slots, &s);
                }
              }
            });
-  return static_cast<int64_t>(ours.size());
 }
 
 void RowStore::LoadRecord(const RowColumns& columns, int64_t i, int table, uint64_t hash,

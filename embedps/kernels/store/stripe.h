@@ -20,6 +20,8 @@ inline constexpr int kStripeBits = 12;  // bits of a row's hash that decide its 
 inline constexpr int kStripes = 64;     // per table
 inline constexpr int kChunkBits = 10;
 inline constexpr uint32_t kChunkRows = 1u << kChunkBits;
+// Of a compact store: half a chunk per stripe stays empty, and 64 stripes of 26 tables are many.
+inline constexpr int kCompactChunkBits = 6;
 inline constexpr uint32_t kFirstChunkRows = 16;  // the first chunk begins with as many
 inline constexpr int kSegmentBits = 12;
 inline constexpr uint32_t kSegmentEntries = 1u << kSegmentBits;
@@ -76,7 +78,8 @@ inline void SortRows(uint32_t limit, std::vector<uint32_t>* numbers) {
 // most one segment, however many rows there are.
 class Stripe {
  public:
-  Stripe(size_t row_bytes, PagePool* pool) : row_bytes_(row_bytes), pool_(pool) {}
+  Stripe(size_t row_bytes, PagePool* pool, int chunk_bits = kChunkBits)
+      : row_bytes_(row_bytes), chunk_bits_(chunk_bits), pool_(pool) {}
 
   std::mutex mutex;
 
@@ -106,7 +109,7 @@ class Stripe {
     for (uint32_t at = Home(hash); entries[at] != 0; at = (at + 1) & mask_) {
       if (entries[at] >> 24 != tag) continue;
       const uint32_t number = RowOf(entries[at]);
-      __builtin_prefetch(&chunks_[number >> kChunkBits]);
+      __builtin_prefetch(&chunks_[number >> chunk_bits_]);
       return number;
     }
     return kNone;
@@ -220,8 +223,8 @@ class Stripe {
   }
 
   RowHeader* Row(uint32_t number) const {
-    return reinterpret_cast<RowHeader*>(chunks_[number >> kChunkBits] +
-                                        (number & (kChunkRows - 1)) * row_bytes_);
+    return reinterpret_cast<RowHeader*>(chunks_[number >> chunk_bits_] +
+                                        (number & (chunk_rows() - 1)) * row_bytes_);
   }
 
   uint32_t used() const { return used_; }  // row numbers ever used
@@ -231,7 +234,7 @@ class Stripe {
   // Whether the next insert needs memory for more rows, and for how many there will be memory then.
   bool NeedsRoom() const { return free_ == kNone && used_ == room_; }
   uint32_t NextRoom() const {
-    return room_ >= kChunkRows ? room_ + kChunkRows : std::max(kFirstChunkRows, 2 * room_);
+    return room_ >= chunk_rows() ? room_ + chunk_rows() : std::max(kFirstChunkRows, 2 * room_);
   }
 
   void Clear() {
@@ -240,8 +243,8 @@ class Stripe {
         pool_->Free(reinterpret_cast<char*>(segment), SegmentBytes(kSegmentEntries));
       }
     }
-    if (room_ >= kChunkRows) {
-      for (char* chunk : chunks_) pool_->Free(chunk, kChunkRows * row_bytes_);
+    if (room_ >= chunk_rows()) {
+      for (char* chunk : chunks_) pool_->Free(chunk, chunk_rows() * row_bytes_);
     }
     directory_ = {};
     segments_ = {};
@@ -319,14 +322,14 @@ class Stripe {
   // Adds a chunk. Chunks never move, except the first: it doubles until it has the full size, as
   // most of a full chunk would stay empty in each stripe of a small table.
   void AddRoom() {
-    if (room_ >= kChunkRows) {
-      chunks_.push_back(pool_->Allocate(kChunkRows * row_bytes_));
-      room_ += kChunkRows;
+    if (room_ >= chunk_rows()) {
+      chunks_.push_back(pool_->Allocate(chunk_rows() * row_bytes_));
+      room_ += chunk_rows();
       return;
     }
     const uint32_t room = NextRoom();
     const size_t bytes = room * row_bytes_;
-    std::unique_ptr<char[]> small(room < kChunkRows ? new char[bytes] : nullptr);
+    std::unique_ptr<char[]> small(room < chunk_rows() ? new char[bytes] : nullptr);
     char* chunk = small ? small.get() : pool_->Allocate(bytes);
     if (room_ > 0) std::memcpy(chunk, chunks_[0], used_ * row_bytes_);
     chunks_.assign(1, chunk);
@@ -419,7 +422,10 @@ class Stripe {
     entries[gap] = 0;
   }
 
+  uint32_t chunk_rows() const { return 1u << chunk_bits_; }
+
   const size_t row_bytes_;
+  const int chunk_bits_;
   PagePool* const pool_;
   std::vector<Segment*> directory_;  // 2^n entries, by the hash's bits after the segment's
   std::vector<Segment*> segments_;

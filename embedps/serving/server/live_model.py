@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
@@ -11,7 +10,7 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.follow import Advance
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.data.dataset import Dataset
-from embedps.engine.checkpoint_restore import check_tables, load_rows, read_values
+from embedps.engine.checkpoint_restore import check_tables, read_values, stage_rows
 from embedps.engine.model_signature import check_signature
 from embedps.engine.recommender import Recommender
 from embedps.errors import EmbedpsError
@@ -62,8 +61,21 @@ class LiveModel(LoadedModel):
 
         function = tf.function(scored, input_signature=self.format.signature())
         self._scored = function.get_concrete_function()
+        self._assign = self._make_assign()
+        self._assign(*self._model.named_variables.values())
         for rows in _WARM_UP_ROWS:
             self.score(self.format.zeros(rows))
+
+    def _make_assign(self) -> Callable[..., None]:
+        """Makes a function that sets the network's variables, in one call."""
+        variables = list(self._model.named_variables.values())
+
+        def assign(*values: tf.Tensor) -> None:
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+
+        specs = [tf.TensorSpec(v.shape, v.dtype) for v in variables]
+        return tf.function(assign, input_signature=specs).get_concrete_function()  # type: ignore[no-any-return]
 
     @property
     def output_specs(self) -> dict[str, tf.TensorSpec]:
@@ -94,19 +106,18 @@ class LiveModel(LoadedModel):
         manifest, directory = advance.manifest, self._directory
         check_tables(manifest, self._collection.tables)
         check_signature(manifest, self._signature)
-        dense = () if manifest.dense is None else (manifest.dense,)
-        rows = tuple(entry for save in advance.saves for entry in save.files)
-        directory.check_content(manifest, (*rows, *dense))
-        values: list[tuple[tf.Variable, Any]] = [
-            (variable, tf.constant(value))
-            for variable, value in read_values(directory, manifest, self._model.named_variables)
-        ]
+        if manifest.dense is not None:
+            directory.check_content(manifest, (manifest.dense,))
+        variables = self._model.named_variables
+        found = [value for _, value in read_values(directory, manifest, variables)]
+        values = [tf.constant(value) for value in found]
+        staged = stage_rows(self._collection, directory, advance.saves)
 
         def apply() -> None:
             self._is_whole = False
-            load_rows(self._collection, directory, advance.saves)
-            for variable, value in values:
-                variable.assign(value)
+            for save in staged:
+                save.apply()
+            self._assign(*values)
             self.manifest, self.number = manifest, manifest.number
             self._is_whole = True
 

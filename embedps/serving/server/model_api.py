@@ -198,6 +198,7 @@ class ModelApi:
             "For how long requests waited while it was applied.",
             lambda m: m.standing.apply_secs,
         )
+        gauge("applied_rows", "Rows that it changed or removed.", lambda m: m.standing.applied_rows)
         gauge(
             "follow_failing",
             "1 if the newest manifest cannot be served: GetModelStatus says why.",

@@ -42,6 +42,7 @@ class Standing:
       number, step, wall_time: of the manifest.
       visible_secs: from the manifest's commit until requests saw it.
       apply_secs: for how long requests waited for the change.
+      applied_rows: records of rows that the change had, removals included.
       rows: by table.
       row_bytes: in memory, of all tables.
     """
@@ -51,6 +52,7 @@ class Standing:
     wall_time: float
     visible_secs: float
     apply_secs: float
+    applied_rows: int
     rows: Mapping[str, int]
     row_bytes: int
 
@@ -109,7 +111,7 @@ class ServedModel:
         self._model = make(advance.manifest)
         self._reached = advance
         self._follower.reached(advance)
-        self._standing = self._stand(0.0)
+        self._standing = self._stand(0.0, 0)
         self._batcher = Batcher(
             lambda request: self._model.score(request),
             max_batch_rows=batching.max_batch_rows,
@@ -192,6 +194,7 @@ class ServedModel:
                     self._follower.reached(self._reached)
 
     def _move(self, advance: Advance) -> None:
+        applied_rows = 0
         if advance.reset:
             fresh = self._make(advance.manifest)
 
@@ -210,11 +213,12 @@ class ServedModel:
                 return time.monotonic() - began
 
             secs = self._batcher.between(timed)
+            applied_rows = sum(save.rows + save.removed for save in advance.saves)
         self._reached = advance
         self._follower.reached(advance)
-        self._standing = self._stand(secs)
+        self._standing = self._stand(secs, applied_rows)
 
-    def _stand(self, apply_secs: float) -> Standing:
+    def _stand(self, apply_secs: float, applied_rows: int) -> Standing:
         manifest = self._model.manifest
         visible_secs = max(0.0, time.time() - manifest.wall_time)  # before the tables are counted
         stats = self._model.collection.stats()
@@ -224,6 +228,7 @@ class ServedModel:
             wall_time=manifest.wall_time,
             visible_secs=visible_secs,
             apply_secs=apply_secs,
+            applied_rows=applied_rows,
             rows=dict(stats.rows),
             row_bytes=stats.memory_bytes,
         )

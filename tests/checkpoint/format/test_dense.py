@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from embedps.checkpoint.format.dense import SCHEMA, read_dense, write_dense
+from embedps.checkpoint.format.dense import SCHEMA, dense_names, read_dense, write_dense
 from embedps.errors import CheckpointError, CorruptCheckpointError
 from embedps.storage import file_io
 
@@ -39,6 +39,16 @@ def test_every_dtype_and_shape_comes_back_bit_for_bit(tmp_path, dtype):
     assert list(found) == list(arrays)
     assert all(same_bits(found[name], arrays[name]) for name in arrays)
     found["v(1,)"][:] = 0  # what is restored may be changed
+
+
+def test_some_variables_are_read_alone(tmp_path):
+    arrays = {name: np.full(3, place, np.float32) for place, name in enumerate("cab")}
+    write(tmp_path, arrays)
+    path = tmp_path / "dense-1" / "dense.arrow"
+    assert dense_names(path) == ["c", "a", "b"]
+    found = read_dense(path, ["b", "c", "absent"])
+    assert list(found) == ["c", "b"]
+    assert all(same_bits(found[name], arrays[name]) for name in found)
 
 
 def test_nan_and_infinity_keep_their_bits(tmp_path):

@@ -1,0 +1,311 @@
+// Ops that load a store's rows from checkpoint files.
+#include <cstdio>
+#include <future>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "embedps/kernels/files/admission_file.h"
+#include "embedps/kernels/files/row_file.h"
+#include "embedps/kernels/files/row_file_reader.h"
+#include "embedps/kernels/ops/file_op.h"
+#include "embedps/kernels/ops/store_resource.h"
+#include "embedps/kernels/runtime/constants.h"
+#include "embedps/kernels/store/staged_rows.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace embedps {
+namespace {
+
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::tstring;
+using tensorflow::shape_inference::InferenceContext;
+
+// Whether a file holds only records of another shard. An id's shard depends on its table's name,
+// the id and the number of shards. A file's name tells its shard and their number.
+bool IsOfAnotherShard(const std::string& name_format, const std::string& path, int our_shard,
+                      int our_num_shards) {
+  const std::string name = path.substr(path.rfind('/') + 1);
+  int shard = -1, num_shards = 0, length = 0;
+  const std::string format = name_format + "%n";
+  (void)std::sscanf(name.c_str(), format.c_str(), &shard, &num_shards, &length);
+  return length == static_cast<int>(name.size()) && num_shards == our_num_shards &&
+         shard != our_shard;
+}
+
+// Checks the inputs paths, bytes and xxh3_64, from 1 on.
+absl::Status CheckFiles(OpKernelContext* context) {
+  const Tensor &paths = context->input(1), &bytes = context->input(2), &sums = context->input(3);
+  for (const Tensor* each : {&paths, &bytes, &sums}) {
+    if (each->dims() == 1 && each->NumElements() == paths.NumElements()) continue;
+    return absl::InvalidArgumentError(
+        "paths, bytes and xxh3_64 must be vectors of one length but got shapes " +
+        paths.shape().DebugString() + ", " + bytes.shape().DebugString() + " and " +
+        sums.shape().DebugString());
+  }
+  return absl::OkStatus();
+}
+
+FileSum ExpectedSum(OpKernelContext* context, int64_t i) {
+  return {context->input(2).vec<int64_t>()(i),
+          static_cast<uint64_t>(context->input(3).vec<int64_t>()(i))};
+}
+
+REGISTER_OP("EmbedpsLoadRows")
+    .Input("store: resource")
+    .Input("paths: string")
+    .Input("bytes: int64")
+    .Input("xxh3_64: int64")
+    .Attr("shard: int >= 0")
+    .Attr("num_shards: int >= 1")
+    .Attr("optimizer_slots: bool = true")
+    .Output("records: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(
+        "Loads the records of files that belong to this shard: rows overwrite, removals remove. "
+        "Without optimizer_slots it loads only embeddings. records: how many it loaded. If a "
+        "file's name says that it belongs to another shard of the same number of shards, it is "
+        "not read. Fails with DataLoss if the size or checksum of a file differs; some records of "
+        "a long file may be loaded by then.");
+
+// Checks that a file's rows fit a store. Sets the store's index of each table of the file, or -1.
+absl::Status MatchTables(const std::string& path, const RowFileSchema& file, const RowStore& store,
+                         bool optimizer_slots, std::vector<int>* tables) {
+  const RowFileSchema ours = store.FileSchema();
+  if (file.dim != ours.dim) {
+    return absl::FailedPreconditionError(path + " holds rows of dim " + std::to_string(file.dim) +
+                                         ", group '" + store.config().group + "' has dim " +
+                                         std::to_string(ours.dim));
+  }
+  bool same = file.optimizer_slots.size() == ours.optimizer_slots.size();
+  for (size_t i = 0; same && i < ours.optimizer_slots.size(); ++i) {
+    same = file.optimizer_slots[i].name == ours.optimizer_slots[i].name &&
+           file.optimizer_slots[i].width == ours.optimizer_slots[i].width;
+  }
+  if (optimizer_slots && !same) {
+    return absl::FailedPreconditionError(
+        path + " holds the optimizer slots of another optimizer than that of group '" +
+        store.config().group + "'");
+  }
+  for (const std::string& name : file.tables) {
+    int found = -1;
+    for (int t = 0; t < store.num_tables(); ++t) {
+      if (ours.tables[t] == name) found = t;
+    }
+    tables->push_back(found);
+  }
+  return absl::OkStatus();
+}
+
+// An op that reads the row files of its inputs paths, bytes and xxh3_64, from 1 on.
+class RowReaderOp : public FileOp {
+ public:
+  explicit RowReaderOp(OpKernelConstruction* c) : FileOp(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("shard", &shard_));
+    OP_REQUIRES_OK(c, c->GetAttr("num_shards", &num_shards_));
+    OP_REQUIRES(c, shard_ < num_shards_,
+                absl::InvalidArgumentError("shard must be under " + std::to_string(num_shards_) +
+                                           " but got " + std::to_string(shard_)));
+  }
+
+ protected:
+  // Calls take(columns, tables) for each batch of records, of which some may be another shard's.
+  // `tables` is as RowStore::Load takes it.
+  template <typename Take>
+  absl::Status ReadFiles(OpKernelContext* context, const RowStore& store, bool optimizer_slots,
+                         const Take& take) const {
+    TF_RETURN_IF_ERROR(CheckFiles(context));
+    const Tensor& paths = context->input(1);
+    for (int64_t i = 0; i < paths.NumElements(); ++i) {
+      const std::string path = paths.vec<tstring>()(i);
+      if (IsOfAnotherShard(kShardFileFormat, path, shard_, num_shards_)) continue;
+      TF_RETURN_IF_ERROR(ReadFile(path, ExpectedSum(context, i), store, optimizer_slots, take));
+    }
+    return absl::OkStatus();
+  }
+
+  int shard_, num_shards_;
+
+ private:
+  template <typename Take>
+  static absl::Status ReadFile(const std::string& path, const FileSum& expected,
+                               const RowStore& store, bool optimizer_slots, const Take& take) {
+    std::unique_ptr<RowFileReader> reader;
+    TF_RETURN_IF_ERROR(ToTensorFlow(RowFileReader::Open(path, expected, &reader)));
+    std::vector<int> tables;
+    TF_RETURN_IF_ERROR(MatchTables(path, reader->schema(), store, optimizer_slots, &tables));
+    // Read a record batch while the one before is loaded, so neither disk nor processor waits.
+    RowColumns columns[2];
+    const auto read = [&](int i) {
+      return std::async(std::launch::async, [&, i] { return reader->Read(i, &columns[i % 2]); });
+    };
+    std::future<Status> next;
+    if (reader->num_batches() > 0) next = read(0);
+    for (int i = 0; i < reader->num_batches(); ++i) {
+      TF_RETURN_IF_ERROR(ToTensorFlow(next.get()));
+      if (i + 1 < reader->num_batches()) next = read(i + 1);
+      take(columns[i % 2], tables);
+    }
+    return ToTensorFlow(reader->Finish());
+  }
+};
+
+absl::Status OutputScalar(OpKernelContext* context, int at, int64_t value) {
+  Tensor* out;
+  TF_RETURN_IF_ERROR(context->allocate_output(at, {}, &out));
+  out->scalar<int64_t>()() = value;
+  return absl::OkStatus();
+}
+
+class LoadRowsOp : public RowReaderOp {
+ public:
+  explicit LoadRowsOp(OpKernelConstruction* c) : RowReaderOp(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("optimizer_slots", &optimizer_slots_));
+  }
+  absl::Status Work(OpKernelContext* context) override {
+    StorePtr resource;
+    TF_RETURN_IF_ERROR(FindStore(context, &resource));
+    RowStore& store = resource->store;
+    const ParallelFor parallel = DeviceThreads(context);
+    int64_t records = 0;
+    TF_RETURN_IF_ERROR(ReadFiles(context, store, optimizer_slots_,
+                                 [&](const RowColumns& columns, const std::vector<int>& tables) {
+                                   records += store.Load(columns, tables, shard_, num_shards_,
+                                                         optimizer_slots_, parallel);
+                                 }));
+    return OutputScalar(context, 0, records);
+  }
+
+ private:
+  bool optimizer_slots_;
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsLoadRows").Device(tensorflow::DEVICE_CPU), LoadRowsOp);
+
+REGISTER_OP("EmbedpsStageRows")
+    .Input("store: resource")
+    .Input("paths: string")
+    .Input("bytes: int64")
+    .Input("xxh3_64: int64")
+    .Attr("shard: int >= 0")
+    .Attr("num_shards: int >= 1")
+    .Output("staged: resource")
+    .Output("records: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      c->set_output(1, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(
+        "Reads, checks, decodes and orders what EmbedpsLoadRows would load without optimizer "
+        "slots, and changes nothing. EmbedpsApplyRows takes `staged`, which lives as long as its "
+        "tensor. records: how many there are.");
+
+class StagedResource : public tensorflow::ResourceBase {
+ public:
+  explicit StagedResource(StagedRows staged) : rows(std::move(staged)) {}
+  std::string DebugString() const override { return "embedps staged rows"; }
+
+  StagedRows rows;
+};
+
+class StageRowsOp : public RowReaderOp {
+ public:
+  explicit StageRowsOp(OpKernelConstruction* c) : RowReaderOp(c) { niceness_ = kFileNiceness; }
+  absl::Status Work(OpKernelContext* context) override {
+    StorePtr resource;
+    TF_RETURN_IF_ERROR(FindStore(context, &resource));
+    const tensorflow::core::RefCountPtr<StagedResource> staged(
+        new StagedResource(resource->store.Stage(shard_, num_shards_)));
+    int64_t records = 0;
+    TF_RETURN_IF_ERROR(ReadFiles(context, resource->store, /*optimizer_slots=*/false,
+                                 [&](const RowColumns& columns, const std::vector<int>& tables) {
+                                   records += staged->rows.Add(columns, tables);
+                                 }));
+    staged->rows.Finish();
+    Tensor* handle;
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &handle));
+    staged->Ref();  // the handle's own
+    handle->scalar<tensorflow::ResourceHandle>()() =
+        tensorflow::ResourceHandle::MakeRefCountingHandle(staged.get(), context->device()->name());
+    return OutputScalar(context, 1, records);
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsStageRows").Device(tensorflow::DEVICE_CPU), StageRowsOp);
+
+REGISTER_OP("EmbedpsApplyRows")
+    .Input("store: resource")
+    .Input("staged: resource")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc("Loads the records that EmbedpsStageRows read for this store. It reads no files.");
+
+class ApplyRowsOp : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    StorePtr resource;
+    OP_REQUIRES_OK(context, FindStore(context, &resource));
+    tensorflow::core::RefCountPtr<StagedResource> staged;
+    OP_REQUIRES_OK(context, tensorflow::LookupResource(
+                                context, tensorflow::HandleFromInput(context, 1), &staged));
+    OP_REQUIRES(
+        context, resource->store.CanApply(staged->rows),
+        absl::InvalidArgumentError("staged must be of group '" + resource->store.config().group +
+                                   "' but has other tables or another dim"));
+    resource->store.Apply(staged->rows, DeviceThreads(context));
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsApplyRows").Device(tensorflow::DEVICE_CPU), ApplyRowsOp);
+
+REGISTER_OP("EmbedpsLoadAdmission")
+    .Input("store: resource")
+    .Input("paths: string")
+    .Input("bytes: int64")
+    .Input("xxh3_64: int64")
+    .Attr("shard: int >= 0")
+    .Attr("num_shards: int >= 1")
+    .Output("records: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(
+        "Loads the counters that belong to this shard from a chain's admission files, in order, "
+        "after its rows. records: how many belong to it. Files of other shards are not read. Fails "
+        "with DataLoss if the size or checksum of a file differs.");
+
+class LoadAdmissionOp : public FileOp {
+ public:
+  explicit LoadAdmissionOp(OpKernelConstruction* c) : FileOp(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("shard", &shard_));
+    OP_REQUIRES_OK(c, c->GetAttr("num_shards", &num_shards_));
+  }
+  absl::Status Work(OpKernelContext* context) override {
+    StorePtr resource;
+    TF_RETURN_IF_ERROR(FindStore(context, &resource));
+    TF_RETURN_IF_ERROR(CheckFiles(context));
+    int64_t records = 0;
+    const auto take = [&](const CounterColumns& columns, const std::vector<std::string>& tables) {
+      records += resource->store.LoadCounters(columns, tables, shard_, num_shards_);
+    };
+    const auto paths = context->input(1).vec<tstring>();
+    for (int64_t i = 0; i < paths.size(); ++i) {
+      if (IsOfAnotherShard(kAdmissionFileFormat, paths(i), shard_, num_shards_)) continue;
+      TF_RETURN_IF_ERROR(ToTensorFlow(ReadAdmissionFile(paths(i), ExpectedSum(context, i), take)));
+    }
+    return OutputScalar(context, 0, records);
+  }
+
+ private:
+  int shard_, num_shards_;
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsLoadAdmission").Device(tensorflow::DEVICE_CPU),
+                        LoadAdmissionOp);
+
+}  // namespace
+}  // namespace embedps

@@ -1,0 +1,53 @@
+// Records of files, ready for a store: decoded and ordered by stripe. RowStore::Apply applies them.
+#ifndef EMBEDPS_KERNELS_STORE_STAGED_ROWS_H_
+#define EMBEDPS_KERNELS_STORE_STAGED_ROWS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "embedps/kernels/files/row_file.h"
+
+namespace embedps {
+
+// The records of one shard by stripe, in file order within each. So each stripe is locked once, and
+// stripes load in parallel.
+struct RecordOrder {
+  struct Entry {
+    uint64_t hash;
+    int64_t at;  // index in the columns
+  };
+  std::vector<Entry> entries;
+  std::vector<int64_t> starts;  // of each bin (table * kStripes + stripe), and the end
+};
+
+// Collects the records of one shard from batches of files, in order. Optimizer slots are left out.
+// Not thread-safe.
+class StagedRows {
+ public:
+  // `table_salts` has the TableSalt of each table of the store.
+  StagedRows(std::vector<uint64_t> table_salts, int dim, int shard, int num_shards);
+
+  // Adds a batch's records of this shard. `tables` maps a record's table to the store's, or to -1
+  // to skip it. Returns how many it added.
+  int64_t Add(const RowColumns& columns, const std::vector<int>& tables);
+
+  // Orders the records by stripe, and frees memory that is not needed any more.
+  void Finish();
+
+  const std::vector<uint64_t>& table_salts() const { return table_salts_; }
+  int dim() const { return dim_; }
+  // After Finish: records with the store's table, in the order of `order`.
+  const RowColumns& columns() const { return columns_; }
+  const RecordOrder& order() const { return order_; }
+
+ private:
+  const std::vector<uint64_t> table_salts_;
+  const int dim_, shard_, num_shards_;
+  std::vector<uint64_t> hashes_;  // of the records, until Finish
+  RowColumns columns_;
+  RecordOrder order_;
+};
+
+}  // namespace embedps
+
+#endif  // EMBEDPS_KERNELS_STORE_STAGED_ROWS_H_

@@ -82,7 +82,16 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.evaluate") -> 
         seed=seed,
         on_progress=lambda *progress: display.show(evaluator, *progress),
     )
+    try:
+        _score(evaluator, display, model_dir, dataset.split(options.split).rows, options)
+    finally:
+        evaluator.collection.drop()  # a program may run the command again and again
+    return 0
 
+
+def _score(
+    evaluator: Evaluator, display: _ScoreDisplay, model_dir: Path, rows: int, options: Any
+) -> None:
     if options.number is not None:
         display.report(evaluator.evaluate(options.number), is_logged=False)
     elif options.once:
@@ -90,19 +99,17 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.evaluate") -> 
         if found is None:
             raise UsageError(f"{model_dir} has no checkpoint yet: train first")
         display.report(found[1])
+    else:
+        scored = max((e["number"] for e in read_evaluations(model_dir)), default=-1)
+        evaluator.follow(
+            display.report,
+            newer_than=scored,
+            final_after=options.resumed_after,
+            idle_secs=options.idle_secs,
+        )
+        _complete_summary(model_dir)
     if options.scores is not None:
-        _write_scores(evaluator, options.scores, dataset.split(options.split).rows)
-    if options.once or options.number is not None:
-        return 0
-    scored = max((e["number"] for e in read_evaluations(model_dir)), default=-1)
-    evaluator.follow(
-        display.report,
-        newer_than=scored,
-        final_after=options.resumed_after,
-        idle_secs=options.idle_secs,
-    )
-    _complete_summary(model_dir)
-    return 0
+        _write_scores(evaluator, options.scores, rows)
 
 
 def _check(options: Any) -> None:

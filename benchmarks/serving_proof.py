@@ -119,7 +119,8 @@ def prove(options: Any, folder: Path) -> dict[str, Any]:
     named = Counter(answer.number for answer in answers)
     expected = {n: _scores(model_dir, n, folder / f"{n}.parquet") for n in sorted(named)}
     sizes = [len(answer.places) for answer in answers]
-    saves = [directory.read(n).chain[-1] for n in named]
+    manifests = [directory.read(n) for n in named]
+    saves = [manifest.chain[-1] for manifest in manifests]
     return {
         "requests": len(answers),
         "records": sum(sizes),
@@ -127,7 +128,7 @@ def prove(options: Any, folder: Path) -> dict[str, Any]:
         "most_rows": max(sizes),
         "manifests": len(named),
         "least_requests_of_a_manifest": min(named.values()),
-        "bases": sum(save.kind == "base" for save in saves),
+        "bases": len({manifest.base_number for manifest in manifests}),
         "rows_of_deltas": sum(save.rows for save in saves if save.kind == "delta"),
         "removed_of_deltas": sum(save.removed for save in saves if save.kind == "delta"),
         "secs": round(secs, 1),

@@ -94,7 +94,7 @@ class _Run:
         self.config: RunConfig = read_run(self.path, model=options.model)
         self.dataset = Dataset.open(options.data or self.config.config.data)
         self.directory = CheckpointDirectory(self.path)
-        if self.directory.latest() is None:
+        if not self.directory.numbers():  # a damaged one is reported later: others may be whole
             raise UsageError(f"{self.path} has no checkpoint yet: train first")
         if options.number is not None:
             self.directory.read(options.number)

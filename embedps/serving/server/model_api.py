@@ -146,7 +146,9 @@ class ModelApi:
         return number, made
 
     def status(self, name: str, version: int | None = None) -> Any:
-        """Gives a GetModelStatusResponse: the manifest that is served, and one that failed.
+        """Gives a GetModelStatusResponse: the manifest that is served, and a newer one that failed.
+
+        If newer ones cannot be looked for, the served one's message says why.
 
         Raises:
           RequestError: there is no such model or version.
@@ -156,7 +158,9 @@ class ModelApi:
         response = messages.GetModelStatusResponse()
         served = response.model_version_status.add(version=model.standing.number, state="AVAILABLE")
         served.status.error_code = "OK"
-        if refusal is not None:
+        if refusal is not None and (refusal.number is None or refusal.number < served.version):
+            served.status.error_message = refusal.message
+        elif refusal is not None:
             failed = response.model_version_status.add(version=refusal.number, state="END")
             failed.status.error_code = "DATA_LOSS"
             failed.status.error_message = refusal.message

@@ -6,17 +6,18 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.follow import Advance, Follower
 from embedps.checkpoint.format.manifest import Manifest
-from embedps.errors import CheckpointError, UsageError
+from embedps.errors import CheckpointError, CorruptCheckpointError, UsageError
 from embedps.serving.server.batcher import Answer, Batcher
 from embedps.serving.server.live_model import LiveModel
 from embedps.serving.server.requests import Request, RequestFormat
 
 _POLL_SECS = 0.05
+_FIRST_RETRY_SECS, _LAST_RETRY_SECS = 1.0, 60.0  # of a manifest that failed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,9 +60,14 @@ class Standing:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """A manifest that cannot be served; the one before it still is."""
+    """Why newer manifests than the one that is served are not.
 
-    number: int
+    Attributes:
+      number: of the newest manifest, which cannot be served; None if they cannot be listed.
+      message: what is wrong.
+    """
+
+    number: int | None
     message: str
 
 
@@ -85,7 +91,7 @@ class ServedModel:
           name: of the model.
           directory: of the checkpoints.
           make: loads a manifest.
-          number: of the manifest to serve, which pins it; None serves the newest.
+          number: of the manifest to serve, which pins it; None serves the newest that is whole.
           follows: whether to serve newer manifests as they are committed.
           batching: how requests share batches.
           on_batch: gets the rows of each batch.
@@ -100,17 +106,14 @@ class ServedModel:
         self._stop = threading.Event()
         self._refusal: Refusal | None = None
         self._follower = Follower(directory, holder="server")
-        if number is None:
-            self._stack.enter_context(self._follower)
-            advance = self._follower.next()
-            if advance is None:
-                raise UsageError(f"{directory.path} has no checkpoint yet: train first")
-        else:
-            manifest = directory.read(number)
-            advance = Advance(manifest=manifest, saves=manifest.chain, reset=True)
-        self._model = make(advance.manifest)
-        self._reached = advance
-        self._follower.reached(advance)
+        with ExitStack() as stack:
+            stack.enter_context(self._follower)
+            if number is None:
+                self._reached = self._load_newest()
+                self._stack = stack.pop_all()
+            else:
+                self._reached = self._load(self._follower.to(number))
+        self._follower.reached(self._reached)
         self._standing = self._stand(0.0, 0)
         self._batcher = Batcher(
             lambda request: self._model.score(request),
@@ -131,7 +134,7 @@ class ServedModel:
 
     @property
     def refusal(self) -> Refusal | None:
-        """The newest manifest, if it cannot be served."""
+        """Why no newer manifest is served, if something is wrong."""
         return self._refusal
 
     @property
@@ -157,41 +160,91 @@ class ServedModel:
         self._stack.close()
         self._model.close()
 
+    # ---- loading -----------------------------------------------------------------------------
+
+    def _load_newest(self) -> Advance:
+        """Loads the newest manifest; if it is damaged, the newest one that is whole."""
+        try:
+            advance = self._follower.next()
+            if advance is None:
+                raise UsageError(f"{self._directory.path} has no checkpoint yet: train first")
+            return self._load(advance)
+        except CorruptCheckpointError as error:
+            newest, *older = reversed(self._directory.numbers())
+            for number in older:
+                with suppress(CorruptCheckpointError):
+                    advance = self._load(self._follower.to(number))
+                    self._refuse(newest, error)
+                    return advance
+            raise
+
+    def _load(self, advance: Advance) -> Advance:
+        self._model = self._make(advance.manifest)
+        return advance
+
     # ---- following ---------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        refused = -1  # the newest manifest when one failed: only a newer one gives another try
+        pause, again = 0.0, time.monotonic() + _FIRST_RETRY_SECS
         while not self._stop.wait(_POLL_SECS):
-            newest = -1
+            newest = None
             try:
                 newest = max(self._directory.numbers(), default=-1)
-                if newest > max(refused, self._standing.number):
+                if self._is_refused(newest) and time.monotonic() < again:
+                    continue
+                if newest != self._standing.number:
                     self._advance(newest)
-                    self._refusal = None
+                self._refusal = None
             except Exception as error:  # whatever it is, requests are answered as before
-                refused = newest
-                said = str(error) or type(error).__name__
-                self._refusal = Refusal(number=newest, message=" ".join(said.split()))
+                pause = min(2 * pause, _LAST_RETRY_SECS) if self._is_refused(newest) else 0.0
+                pause = max(pause, _FIRST_RETRY_SECS)
+                again = time.monotonic() + pause
+                self._refuse(newest, error)
+
+    def _is_refused(self, number: int | None) -> bool:
+        return self._refusal is not None and self._refusal.number == number
+
+    def _refuse(self, newest: int | None, error: Exception) -> None:
+        said = " ".join((str(error) or type(error).__name__).split())
+        refusal = Refusal(number=newest, message=said)
+        if refusal != self._refusal:
+            print(f"{self.name}: no newer checkpoint is served: {said}", flush=True)
+        self._refusal = refusal
 
     def _advance(self, newest: int) -> None:
-        """Moves towards the newest manifest; if its deltas fail, it is loaded as a whole."""
-        advance = self._follower.next()
-        if advance is None:
-            return
+        """Moves to the newest manifest, or towards it.
+
+        Raises:
+          CheckpointError: the newest cannot be served; then the newest is that can.
+        """
+        served = self._standing.number
+        if newest < served:
+            raise CheckpointError(
+                f"the newest manifest of {self._directory.path} must not be older than manifest "
+                f"{served}, which is served, but is {max(newest, 0)}: restart the server if it is "
+                "another run's"
+            )
+        advance: Advance | None = None
         try:
-            self._move(advance)
+            advance = self._follower.next()
+            if advance is not None:
+                self._move(advance)
         except CheckpointError:
-            is_way = advance.manifest.number < newest  # the newest may do without what failed
-            if self._model.is_whole and (advance.reset or not is_way):
+            tried = -1 if advance is None else advance.manifest.number
+            if not self._move_past(tried, newest):
                 raise
+
+    def _move_past(self, tried: int, newest: int) -> bool:
+        """Tries other manifests than one that failed; tells whether the newest is served then."""
+        if not self._model.is_whole:
             self._follower.forget()
-            whole = self._follower.next()
-            try:
-                if whole is not None:
-                    self._move(whole)
-            finally:
-                if self._model.is_whole:
-                    self._follower.reached(self._reached)
+        served = self._standing.number if self._model.is_whole else -1
+        for number in reversed(self._directory.numbers()):
+            if number > served and number != tried:
+                with suppress(CheckpointError):
+                    self._move(self._follower.to(number))
+                    return number >= newest
+        return False
 
     def _move(self, advance: Advance) -> None:
         applied_rows = 0

@@ -123,6 +123,13 @@ class Client:
         self._channel.close()
 
 
+def status(client: Client) -> Any:
+    request = messages.GetModelStatusRequest()
+    request.model_spec.name = NAME
+    kind = messages.GetModelStatusResponse
+    return client.call(messages.MODEL_SERVICE, "GetModelStatus", request, kind)
+
+
 def score_of(response: Any) -> np.ndarray:
     score = tf.make_ndarray(response.outputs["score"])
     assert isinstance(score, np.ndarray)

@@ -6,19 +6,20 @@ import dataclasses
 import random
 import threading
 from pathlib import Path
-from typing import Any
 
 import grpc
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import embedps
+from embedps import evaluate
 from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.console import command_line
 from embedps.data.dataset import Dataset
-from embedps.serving.server import messages
 from embedps.serving.server.live_model import LiveModel
 from embedps.serving.server.requests import concatenate
-from tests.builders import TINY_DLRM, make_config, make_mixed, make_trainer, write_dataset
+from tests.builders import make_mixed, make_trainer
 from tests.serving.builders import split_of, tensors
 from tests.serving.server.builders import (
     Client,
@@ -26,45 +27,16 @@ from tests.serving.server.builders import (
     predict_request,
     score_of,
     serving,
+    status,
     until,
 )
 
 COLUMNS = ("I1", "I2", "C1", "C2", "C3")
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return write_dataset(tmp_path_factory.mktemp("data") / "set", evaluation=(1200,))
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Path:
-    """A run of which all checkpoints are kept."""
-    path = tmp_path_factory.mktemp("run") / "m"
-    for epochs in (1, 2, 3):  # each resumes the one before
-        config = make_config(
-            dataset, path, model="dlrm", keep_secs=1e6, rebase="one-shot", epochs=epochs
-        )
-        embedps.Trainer.from_config(config, TINY_DLRM).fit()
-    assert len(CheckpointDirectory(path).numbers()) >= 3
-    return path
-
-
-@pytest.fixture
-def replay(trained: Path, tmp_path: Path) -> Replay:
-    return Replay(trained, tmp_path / "m")
-
-
-def status(client: Client) -> Any:
-    request = messages.GetModelStatusRequest()
-    request.model_spec.name = "clicks"
-    kind = messages.GetModelStatusResponse
-    return client.call(messages.MODEL_SERVICE, "GetModelStatus", request, kind)
-
-
 @pytest.mark.slow
-def test_each_answer_is_that_of_the_manifest_it_names(
-    trained: Path, replay: Replay, dataset: Dataset
+def test_each_answer_is_the_evaluators_of_the_manifest_it_names(
+    trained: Path, replay: Replay, dataset: Dataset, tmp_path: Path
 ) -> None:
     table = split_of(dataset)
     whole = tensors(table, COLUMNS)
@@ -101,10 +73,12 @@ def test_each_answer_is_that_of_the_manifest_it_names(
             thread.join()
         assert model.refusal is None
     assert {number for number, *_ in answers} == set(replay.numbers)
-    expected = {
-        number: embedps.load(trained, number=number).predict(table)["score"]
-        for number in replay.numbers
-    }
+    expected = {}
+    for number in replay.numbers:
+        file = tmp_path / f"{number}.parquet"
+        flags = ["--model-dir", str(trained), "--number", str(number), "--scores", str(file)]
+        assert command_line.run(evaluate.main, flags) == 0
+        expected[number] = pq.read_table(file)["score"].to_numpy()
     first_two = [expected[number] for number in replay.numbers[:2]]
     assert not np.array_equal(first_two[0], first_two[1])
     assert len(answers) >= 300

@@ -145,7 +145,7 @@ def ask(address: str, table: Mapping[str, npt.NDArray[Any]], options: Any) -> li
 
     def client(seed: int) -> list[Answer]:
         rng = np.random.default_rng(seed)
-        found = []
+        found: list[Answer] = []
         with grpc.insecure_channel(address) as channel:
             inputs = _inputs(channel)
             predict = channel.unary_unary(f"/{messages.PREDICTION_SERVICE}/Predict")

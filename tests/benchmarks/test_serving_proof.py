@@ -6,7 +6,10 @@ from benchmarks.serving_proof import Answer, changed_scores, wrong_scores
 
 
 def test_a_last_bit_is_counted() -> None:
-    scores = {1: np.float32([0.25, 0.5, 0.75]), 2: np.float32([0.25, 0.5, 0.125])}
+    scores = {
+        1: np.array([0.25, 0.5, 0.75], np.float32),
+        2: np.array([0.25, 0.5, 0.125], np.float32),
+    }
     places = np.array([2, 0, 2])
     answers = [Answer(number=n, places=places, scores=scores[n][places]) for n in (1, 2)]
     assert wrong_scores(answers, scores) == 0

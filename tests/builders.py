@@ -204,3 +204,13 @@ def latest(model_dir: Path) -> Manifest:
     manifest = CheckpointDirectory(model_dir).latest()
     assert manifest is not None
     return manifest
+
+
+def read_tags(folder: Path) -> set[str]:
+    """The names of what a folder's TensorBoard events show."""
+    return {
+        value.tag
+        for path in folder.glob("events.*")
+        for event in tf.compat.v1.train.summary_iterator(str(path))
+        for value in event.summary.value
+    }

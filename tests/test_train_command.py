@@ -13,7 +13,7 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.lease import read_leases
 from embedps.cluster.local_processes import _free_ports
 from embedps.data.dataset import Dataset
-from tests.builders import latest, write_dataset
+from tests.builders import latest, read_tags, write_dataset
 from tests.commands import (
     SMALL,
     evaluations_of,
@@ -294,6 +294,13 @@ def test_local_cluster_trains_as_well_as_one_process(tmp_path, embedded, dataset
     assert summary["tables"] == one["tables"]
     # 1500 examples of each epoch are in flight at once, of 6000: not the same, but as good.
     assert summary["evaluation"]["auc"] == pytest.approx(one["evaluation"]["auc"], abs=0.03)
+    stale = summary["staleness"]
+    steps = last.step * 2  # on each server
+    assert sum(worker["steps"] for worker in stale.values()) == steps
+    assert set(stale) <= {"0", "1"}
+    assert max(worker["most"] for worker in stale.values()) < last.step
+    tags = read_tags(model_dir / "tensorboard")
+    assert {f"staleness/worker_{worker}" for worker in stale} <= tags
     for task in ("ps-0", "ps-1", "worker-0", "worker-1"):
         assert "serves at" in (model_dir / "logs" / f"{task}.log").read_text()
     wait_until_gone(str(model_dir))

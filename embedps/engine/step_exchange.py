@@ -17,7 +17,6 @@ and ignores the gradients of a step that is in the log.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, Protocol
@@ -26,6 +25,7 @@ import tensorflow as tf
 
 from embedps.engine.random_numbers import unseeded
 from embedps.engine.server_optimizer import make_remote_variables
+from embedps.engine.step_logs import StepLogs
 from embedps.tables import ops
 from embedps.tables.activations import Ids
 from embedps.tables.collection import EmbeddingCollection, LookupResult
@@ -39,7 +39,8 @@ class StepInputs(NamedTuple):
       weights: the variables' values; gradients are taken of these and of `lookup.rows`.
       number: the step's number, int64 scalar.
       learning_rate: of the tables, float32 scalar.
-      sent: maps each server to the step, learning rate, ids and splits on that server.
+      sent: maps each server to the step, learning rate, worker, ids and splits on that server.
+      seen: maps each server to the number of steps that it had applied, on that server.
       read: maps each server to the values that were read from its variables.
       changes: what the step adds to the network's state, once it has computed.
     """
@@ -49,6 +50,7 @@ class StepInputs(NamedTuple):
     number: tf.Tensor
     learning_rate: tf.Tensor
     sent: Mapping[str, Sequence[tf.Tensor]]
+    seen: Mapping[str, tf.Tensor]
     read: Mapping[str, Sequence[tf.Tensor]]
     changes: list[tf.Tensor | None]
 
@@ -95,6 +97,7 @@ def make_step_exchange(
     *,
     state: Sequence[tf.Variable] = (),
     wire_dtype: tf.DType,
+    logs: StepLogs | None = None,
 ) -> StepExchange:
     """Makes the exchange for the place where the tables and the network's variables are.
 
@@ -104,10 +107,13 @@ def make_step_exchange(
       collection: the tables.
       state: variables that the network itself updates.
       wire_dtype: of rows, matrices and their gradients between tasks: float32 or bfloat16.
+      logs: get the parameter servers' logs; by default nobody reads them.
     """
     devices = [*collection.devices, *(v.device for v in network.trainable_variables)]
     if any("/job:ps" in device for device in devices):
-        return RemoteExchange(network, optimizer, collection, state=state, wire_dtype=wire_dtype)
+        return RemoteExchange(
+            network, optimizer, collection, state=state, wire_dtype=wire_dtype, logs=logs
+        )
     return LocalExchange(network, optimizer, collection)
 
 
@@ -129,7 +135,7 @@ class LocalExchange:
         """Looks up the rows; the weights are the variables themselves."""
         found = self._collection.lookup(ids, insert=True, step=number)
         return StepInputs(
-            found, list(self._network.trainable_variables), number, learning_rate, {}, {}, []
+            found, list(self._network.trainable_variables), number, learning_rate, {}, {}, {}, []
         )
 
     def computing(self, inputs: StepInputs) -> AbstractContextManager[None]:
@@ -168,6 +174,7 @@ class RemoteExchange:
         *,
         state: Sequence[tf.Variable] = (),
         wire_dtype: tf.DType,
+        logs: StepLogs | None = None,
     ) -> None:
         self._variables = make_remote_variables(network, optimizer, state)
         self._collection = collection
@@ -180,13 +187,7 @@ class RemoteExchange:
             )
         for device in self._variables.devices:
             self._on.setdefault(device, [])
-        # In the tables' container, so that the log is lost exactly when the applied updates are.
-        self._logs = {}
-        for device in self._on:
-            with tf.device(device):
-                self._logs[device] = ops.step_log(
-                    container=collection.container, shared_name=f"steps/{uuid.uuid4().hex}"
-                )
+        self._logs = (logs or StepLogs(collection.container)).make(self._on)
 
     def begin(
         self, ids: Mapping[str, Ids], *, number: tf.Tensor, learning_rate: tf.Tensor
@@ -202,9 +203,10 @@ class RemoteExchange:
             [None] * self._collection.num_shards if routed.shard_examples else []
             for routed in found.routed
         ]
-        sent, read = {}, {}
+        sent, seen, read = {}, {}, {}
+        worker = ops.task_index()
         for device, shards in self._on.items():
-            request = [number, learning_rate]
+            request = [number, learning_rate, worker]
             for g, shard in shards:
                 request += found.routed[g].request(shard)
             rated = [(g, shard) for g, shard in shards if rates[g]]
@@ -213,8 +215,9 @@ class RemoteExchange:
                 sent[device] = ops.unpack(
                     message, [tf.TensorSpec(r.shape, r.dtype) for r in request]
                 )
-                wanted = self._by_shard(device, sent[device][2:])
-                with tf.control_dependencies(sent[device][:1]):  # read the variables only now
+                wanted = self._by_shard(device, sent[device][3:])
+                seen[device] = ops.steps_seen(self._logs[device], sent[device][0])
+                with tf.control_dependencies([seen[device]]):  # read the variables only now
                     rows_there = []
                     for (g, shard), parts in zip(shards, wanted, strict=True):
                         if absent[g]:
@@ -249,7 +252,7 @@ class RemoteExchange:
         found.rates.extend(rates)
         found.absent.extend(absent)
         weights = self._variables.weights(read)
-        return StepInputs(found, weights, number, learning_rate, sent, read, [])
+        return StepInputs(found, weights, number, learning_rate, sent, seen, read, [])
 
     @contextmanager
     def computing(self, inputs: StepInputs) -> Iterator[None]:
@@ -281,7 +284,7 @@ class RemoteExchange:
             with tf.device(device):
                 arrived = iter(ops.unpack(message, specs))
                 there = [None if part is None else next(arrived) for part in parts]
-                number, learning_rate, *sent = inputs.sent[device]
+                number, learning_rate, worker, *sent = inputs.sent[device]
                 wanted = self._by_shard(device, sent)
                 absent = inputs.lookup.absent
                 is_new = ops.step_is_new(self._logs[device], number)
@@ -306,7 +309,9 @@ class RemoteExchange:
                 applied += self._variables.update(device, there[len(shards) :], is_new=is_new)
                 # Logged last: another attempt must apply what is lost half-way.
                 with tf.control_dependencies(applied):
-                    ops.step_applied(self._logs[device], number)
+                    ops.step_applied(
+                        self._logs[device], number, worker=worker, seen=inputs.seen[device]
+                    )
 
     def _by_shard(self, device: str, parts: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
         """Splits what a server was sent by its shards: ids, splits and, if counted, examples."""

@@ -11,6 +11,7 @@ from tensorflow.python.distribute.coordinator import cluster_coordinator
 from embedps.console.tf_logging import op_error_text
 from embedps.data.unit_reader import Batch, UnitReader
 from embedps.engine.step_exchange import StepInputs, make_step_exchange
+from embedps.engine.step_logs import StepLogs
 from embedps.engine.step_model import StepModel
 from embedps.errors import DatasetError, ServerLostError
 from embedps.metrics import Counts
@@ -54,6 +55,7 @@ def make_train_unit(
     *,
     overlap: bool,
     clip: ClipNorms = NO_CLIP,
+    logs: StepLogs | None = None,
 ) -> UnitFunction:
     """Makes the function that trains on a unit.
 
@@ -76,6 +78,7 @@ def make_train_unit(
       overlap: request the next step's rows and variables while a step computes; has no effect in
         one process.
       clip: limits the gradients of a step.
+      logs: get the parameter servers' logs; by default nobody reads them.
 
     Returns:
       A tf.function of (path string, first_row, num_rows, seed, first_step: int64 scalars,
@@ -88,6 +91,7 @@ def make_train_unit(
         collection,
         state=model.state,
         wire_dtype=tf.as_dtype(model.recommender.wire_dtype),
+        logs=logs,
     )
 
     def train_step(batch: Batch, inputs: StepInputs) -> Counts:

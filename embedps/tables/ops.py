@@ -285,9 +285,38 @@ def step_is_new(log: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
     return kernels.load().embedps_step_is_new(log, step)
 
 
-def step_applied(log: tf.Tensor, step: tf.Tensor) -> tf.Operation:
-    """Adds a step to a log."""
-    return kernels.load().embedps_step_applied(log, step)
+def steps_seen(log: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    """Counts the steps in a log, an int64 scalar, as a step begins."""
+    return kernels.load().embedps_steps_seen(log, step)
+
+
+def step_applied(
+    log: tf.Tensor, step: tf.Tensor, *, worker: tf.Tensor, seen: tf.Tensor
+) -> tf.Operation:
+    """Adds a step to a log.
+
+    Args:
+      log: as `step_log` returns it.
+      step: int64 scalar in [0, 2^32).
+      worker: the index of the worker's task, int64 scalar.
+      seen: as `steps_seen` returned it when the worker's request was answered.
+    """
+    return kernels.load().embedps_step_applied(log, step, worker, seen)
+
+
+def staleness(log: tf.Tensor) -> tf.Tensor:
+    """Counts the steps in a log by worker and staleness.
+
+    Returns:
+      int64 [n, 3], sorted: the worker, the staleness (how many steps the log got between the step's
+      `steps_seen` and its `step_applied`), and the number of steps.
+    """
+    return kernels.load().embedps_staleness(log)
+
+
+def task_index() -> tf.Tensor:
+    """Gives the index of the task that computes it, an int64 scalar."""
+    return kernels.load().embedps_task_index()
 
 
 def row_store(**attributes: Any) -> tf.Tensor:

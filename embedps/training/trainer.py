@@ -343,6 +343,7 @@ class Trainer:
             "tables_memory_bytes": stats.memory_bytes,
             "evicted": setup.collection.eviction_stats(),
             "table_statistics": self._loop.table_statistics(),
+            "staleness": self._loop.staleness(),
             "checkpoint": {
                 "number": writer.last.number if writer.last else None,
                 **{f"{kind}s": dict(c) for kind, c in writer.counts.items()},

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 
@@ -81,9 +82,14 @@ class TrainingLog:
         return text
 
     def write(
-        self, points: Mapping[str, float | None], *, step: int, texts: Mapping[str, str]
+        self,
+        points: Mapping[str, float | None],
+        *,
+        step: int,
+        texts: Mapping[str, str],
+        histograms: Mapping[str, Any] = {},
     ) -> None:
-        """Writes TensorBoard points and texts of one step, by name."""
+        """Writes TensorBoard points, texts and histograms (HistogramProto) of one step, by name."""
         # As one message: tf.summary.scalar runs some ops for each point, and tables have hundreds.
         message = tf.compat.v1.Summary()
         for name, value in points.items():
@@ -92,6 +98,8 @@ class TrainingLog:
         for name, text in texts.items():
             of_text = message.value.add(tag=name, tensor=tf.make_tensor_proto(text))
             of_text.metadata.plugin_data.plugin_name = "text"
+        for name, histogram in histograms.items():
+            message.value.add(tag=name, histo=histogram)
         # A full disk does not end the run here: failing checkpoints report it.
         with suppress(tf.errors.OpError), tf.device("/device:CPU:0"):
             writer = self._writer = self._writer or tf.summary.create_file_writer(self._folder)

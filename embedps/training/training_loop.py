@@ -27,6 +27,7 @@ from embedps.training.checkpoint_schedule import CheckpointSchedule
 from embedps.training.file_watch import FileWatch
 from embedps.training.recovery_record import RecoveryRecord
 from embedps.training.run_scoring import RunScoring
+from embedps.training.staleness_report import staleness_histograms, staleness_json
 from embedps.training.stop_notices import StopNotices
 from embedps.training.table_report import points, texts
 from embedps.training.table_watch import TableWatch
@@ -170,8 +171,12 @@ class TrainingLoop:
         if step == self._first_step:
             return {}
         report = self._tables.finish(step=step, walk=self.finished)
-        self.log.write(points(report), step=step, texts=texts(report))
+        self._write_report(report, step)
         return report
+
+    def staleness(self) -> dict[str, Any]:
+        """Tells how stale this run's steps were, by worker; empty if it had no servers."""
+        return staleness_json(self._setup.step_logs.staleness())
 
     def unit_arguments(self, unit: Unit) -> tuple[tf.Tensor, ...]:
         """Makes the arguments of a unit's training function."""
@@ -256,8 +261,13 @@ class TrainingLoop:
             return []
         step = self._ledger.steps_done()
         report = self._tables.look(step=step)
-        self.log.write(points(report), step=step, texts=texts(report))
+        self._write_report(report, step)
         return self._tables.warnings(left_hours=self._left_hours())
+
+    def _write_report(self, report: dict[str, Any], step: int) -> None:
+        """Writes the tables' statistics and the steps' staleness to TensorBoard."""
+        stale = staleness_histograms(self._setup.step_logs.staleness())
+        self.log.write(points(report), step=step, texts=texts(report), histograms=stale)
 
     def _left_hours(self) -> float:
         """Estimates how long the units that are left will take; for ever if more files arrive."""

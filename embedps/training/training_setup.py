@@ -25,6 +25,7 @@ from embedps.engine.model_signature import check_optimizer, check_signature, sig
 from embedps.engine.network_check import check_missing, check_step
 from embedps.engine.random_numbers import reseed_generators
 from embedps.engine.recommender import Recommender
+from embedps.engine.step_logs import StepLogs
 from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import ClipNorms, make_train_unit
 from embedps.engine.variable_names import name_optimizer
@@ -51,6 +52,7 @@ class TrainingSetup:
       model: the model.
       writer: writes the checkpoints.
       train_unit: trains a unit on a worker.
+      step_logs: the parameter servers' logs of applied steps.
       set_dense_rate: sets the network's learning rate to a factor of the config's.
       examples_before: examples of the units that were done before this run.
       nan_where_missing: the network gives NaN where a numeric column is missing.
@@ -64,6 +66,7 @@ class TrainingSetup:
     model: StepModel
     writer: CheckpointWriter
     train_unit: Any
+    step_logs: StepLogs
     set_dense_rate: Callable[[float], Any]
     examples_before: int
     nan_where_missing: bool
@@ -153,6 +156,7 @@ def set_up(
         check_signature(last, signature)
         check_optimizer(last, directory, kind, model)
         writer.restore(last)
+    step_logs = StepLogs(collection.container)
     return TrainingSetup(
         directory=directory,
         ledger=ledger,
@@ -169,7 +173,9 @@ def set_up(
             ),
             overlap=config.cluster.overlap,
             clip=ClipNorms(rows=asked.row_clip_norm, dense=asked.dense_clip_norm),
+            logs=step_logs,
         ),
+        step_logs=step_logs,
         set_dense_rate=set_dense_rate,
         examples_before=examples_before,
         nan_where_missing=nan_where_missing,

@@ -21,6 +21,7 @@ from embedps.engine import unit_functions
 from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.network_variables import RemoteVariables
 from embedps.engine.step_exchange import LocalExchange, RemoteExchange, make_step_exchange
+from embedps.engine.step_logs import StepLogs
 from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import make_train_unit
 from embedps.tables import FeatureSpec, MinCount
@@ -152,7 +153,11 @@ def test_a_unit_that_overlaps_steps_lacks_the_gradients_of_one(tmp_path, monkeyp
         path, *numbers = unit_arguments(dataset)
         if exchange is RemoteExchange:
             force_messages(monkeypatch)
-            make_unit(model, overlap=overlap)(path, *numbers)
+            logs = StepLogs(model.collection.container)
+            make_unit(model, overlap=overlap, logs=logs)(path, *numbers)
+            # Two iterations of four steps, and two steps by themselves.
+            per_log = {0: 4, 1: 6} if overlap else {0: 10}
+            assert logs.staleness() == {0: {k: 2 * n for k, n in per_log.items()}}
         else:
             train_by_hand(model, path, numbers, overlap=overlap)
         weights = [v.numpy() for v in (*model.network.variables, *model.optimizer.variables())]
@@ -235,7 +240,7 @@ def make_model(
     return Model(step, collection, network, optimizer, cluster)
 
 
-def make_unit(model: Model, *, overlap: bool) -> Any:
+def make_unit(model: Model, *, overlap: bool, logs: StepLogs | None = None) -> Any:
     return make_train_unit(
         model.step,
         model.optimizer,
@@ -243,6 +248,7 @@ def make_unit(model: Model, *, overlap: bool) -> Any:
         model.cluster.strategy,
         model.step.input(batch_rows=60, shuffle_rows=0),
         overlap=overlap,
+        logs=logs,
     )
 
 

@@ -141,7 +141,8 @@ def test_repeated_step_counts_once_and_a_step_cut_short_counts_nothing(tmp_path)
             examples=found.routed[0].shard_examples[0],
             absent=found.absent[0][0],
         )
-        ops.step_applied(log, step)
+        zero = tf.constant(0, tf.int64)
+        ops.step_applied(log, step, worker=zero, seen=zero)
 
     for number in (0, 0, 1, 0, 1):
         attempt(number)

@@ -12,7 +12,7 @@ from embedps.tables import SizeLimit
 from embedps.training.growth import Forecast, Growth, forecast_memory, hours_until
 from embedps.training.table_report import points, texts
 from embedps.training.table_watch import TableWatch
-from tests.builders import make_trainer, write_dataset
+from tests.builders import make_trainer, read_tags, write_dataset
 from tests.tables.builders import look, make_collection, make_table
 
 
@@ -157,12 +157,3 @@ def test_a_run_leaves_its_statistics_in_the_summary_and_in_tensorboard(tmp_path)
     assert statistics["servers"][0]["load"] == 1.0
     tags = read_tags(tmp_path / "m" / "tensorboard")
     assert set(points(statistics)) | set(texts(statistics)) <= tags
-
-
-def read_tags(folder) -> set[str]:
-    return {
-        value.tag
-        for path in folder.iterdir()
-        for event in tf.compat.v1.train.summary_iterator(str(path))
-        for value in event.summary.value
-    }

@@ -1,11 +1,16 @@
 // Ops on a server's log of the steps that it has applied.
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <string>
+#include <vector>
 
 #include "embedps/kernels/ops/store_resource.h"
 #include "embedps/kernels/runtime/step_log.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/util/device_name_utils.h"
 
 namespace embedps {
 namespace {
@@ -80,12 +85,36 @@ class StepIsNewOp : public OpKernel {
 };
 REGISTER_KERNEL_BUILDER(Name("EmbedpsStepIsNew").Device(tensorflow::DEVICE_CPU), StepIsNewOp);
 
+REGISTER_OP("EmbedpsStepsSeen")
+    .Input("log: resource")
+    .Input("step: int64")
+    .Output("seen: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc("Returns how many steps are in the log, as the given step begins.");
+
+class StepsSeenOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    LogPtr resource;
+    uint32_t step;
+    OP_REQUIRES_OK(context, FindLog(context, &resource, &step));
+    Tensor* seen;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {}, &seen));
+    seen->scalar<int64_t>()() = resource->log.Count();
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsStepsSeen").Device(tensorflow::DEVICE_CPU), StepsSeenOp);
+
 REGISTER_OP("EmbedpsStepApplied")
     .Input("log: resource")
     .Input("step: int64")
+    .Input("worker: int64")
+    .Input("seen: int64")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
-    .Doc("Adds a step to the log.");
+    .Doc("Adds a worker's step to the log; it read the state after `seen` steps.");
 
 class StepAppliedOp : public OpKernel {
  public:
@@ -94,10 +123,60 @@ class StepAppliedOp : public OpKernel {
     LogPtr resource;
     uint32_t step;
     OP_REQUIRES_OK(context, FindLog(context, &resource, &step));
-    resource->log.Add(step);
+    int64_t worker = 0, seen = 0;
+    OP_REQUIRES_OK(context, ReadScalar(context, 2, "worker", &worker));
+    OP_REQUIRES_OK(context, ReadScalar(context, 3, "seen", &seen));
+    resource->log.Add(step, worker, seen);
   }
 };
 REGISTER_KERNEL_BUILDER(Name("EmbedpsStepApplied").Device(tensorflow::DEVICE_CPU), StepAppliedOp);
+
+REGISTER_OP("EmbedpsStaleness")
+    .Input("log: resource")
+    .Output("staleness: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::UnknownShape)
+    .Doc("Lists [n, 3] the log's numbers of steps: worker, staleness, steps.");
+
+class StalenessOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    LogPtr resource;
+    OP_REQUIRES_OK(context,
+                   LookupResource(context, tensorflow::HandleFromInput(context, 0), &resource));
+    const std::vector<std::array<int64_t, 3>> found = resource->log.Staleness();
+    Tensor* staleness;
+    OP_REQUIRES_OK(
+        context, context->allocate_output(0, {static_cast<int64_t>(found.size()), 3}, &staleness));
+    auto rows = staleness->matrix<int64_t>();
+    for (size_t i = 0; i < found.size(); ++i) {
+      std::copy(found[i].begin(), found[i].end(), &rows(i, 0));
+    }
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsStaleness").Device(tensorflow::DEVICE_CPU), StalenessOp);
+
+REGISTER_OP("EmbedpsTaskIndex")
+    .Output("task: int64")
+    .SetIsStateful()  // so that it is not computed where the function is made
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc("Returns the index of the task that runs this op.");
+
+class TaskIndexOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    tensorflow::DeviceNameUtils::ParsedName name;
+    OP_REQUIRES(context,
+                tensorflow::DeviceNameUtils::ParseFullName(context->device()->name(), &name),
+                tensorflow::errors::Internal("cannot parse ", context->device()->name()));
+    Tensor* task;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {}, &task));
+    task->scalar<int64_t>()() = name.has_task ? name.task : 0;
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsTaskIndex").Device(tensorflow::DEVICE_CPU), TaskIndexOp);
 
 }  // namespace
 }  // namespace embedps

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from embedps.run.cluster_config import ClusterConfig
     from embedps.run.config import TrainConfig
     from embedps.run.evaluation_config import EvaluationConfig
+    from embedps.run.eviction_config import EvictionConfig
     from embedps.run.optimizer_config import OptimizerConfig
     from embedps.tables.admission import Chance, MinCount
     from embedps.tables.eviction import MinNorm, SizeLimit, TimeToLive
@@ -59,6 +60,7 @@ __all__ = [
     "EarlyStopping",
     "Embeddings",
     "EvaluationConfig",
+    "EvictionConfig",
     "FeatureSpec",
     "FitResult",
     "Ftrl",
@@ -103,6 +105,7 @@ _MODULE_OF = {
     "EarlyStopping": "training.callbacks",
     "Embeddings": "layers.embeddings",
     "EvaluationConfig": "run.evaluation_config",
+    "EvictionConfig": "run.eviction_config",
     "FeatureSpec": "tables.specs",
     "FitResult": "training.fit_result",
     "Ftrl": "tables.optimizers",

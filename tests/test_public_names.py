@@ -19,6 +19,7 @@ NEED_NO_TENSORFLOW = (
     "Dataset",
     "EarlyStopping",
     "EvaluationConfig",
+    "EvictionConfig",
     "FeatureSpec",
     "FitResult",
     "Ftrl",

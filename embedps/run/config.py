@@ -22,6 +22,7 @@ from embedps.errors import UsageError
 from embedps.run.checkpoint_config import CheckpointConfig
 from embedps.run.cluster_config import ClusterConfig
 from embedps.run.evaluation_config import EvaluationConfig
+from embedps.run.eviction_config import EvictionConfig
 from embedps.run.optimizer_config import OptimizerConfig
 from embedps.run.summary import read_evaluations
 
@@ -91,6 +92,7 @@ class TrainConfig:
     optimizer: OptimizerConfig = group(OptimizerConfig)
     cluster: ClusterConfig = group(ClusterConfig)
     checkpoint: CheckpointConfig = group(CheckpointConfig)
+    eviction: EvictionConfig = group(EvictionConfig)
     evaluation: EvaluationConfig = group(EvaluationConfig)
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ from embedps.errors import UsageError
 from embedps.tables import ops
 from embedps.tables.activations import Activation, Ids
 from embedps.tables.batch_ids import flatten_ids, like_ids
+from embedps.tables.byte_limits import ServerLimit
 from embedps.tables.groups import group_tables
 from embedps.tables.new_store import make_store
 from embedps.tables.policy_counts import AdmissionStats, read_admissions, read_evictions
@@ -55,6 +56,7 @@ class EmbeddingCollection:
       groups: the groups of tables.
       devices: each shard's device.
       files: writes the rows to files, and loads them.
+      server_limit: of the bytes of each server, if there is one.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class EmbeddingCollection:
         container: str,
         trainable: bool = True,
         sweeps_itself: bool = True,
+        server_limit: ServerLimit | None = None,
     ) -> None:
         """Creates empty stores. Drops what the container holds on these devices.
 
@@ -78,6 +81,7 @@ class EmbeddingCollection:
           trainable: keep optimizer slots. Otherwise rows can only be loaded and looked up, and
             there is little room for more of them.
           sweeps_itself: a thread of each shard evicts by age and norm; otherwise `sweep` does.
+          server_limit: of the bytes of each server, if there is one.
 
         Raises:
           UsageError: the declaration is inconsistent, or there are no devices.
@@ -86,8 +90,11 @@ class EmbeddingCollection:
             raise UsageError("an embedding collection must have at least one shard but got none")
         self.groups = group_tables(tables, features)
         self.devices = tuple(devices)
+        if server_limit is not None:
+            server_limit.check(self.tables, self.devices)
         self.container = container
         self.trainable = trainable
+        self.server_limit = server_limit
         # A new name: a unit that an earlier client left running must not find the stores.
         name = uuid.uuid4().hex
         self.drop()
@@ -102,6 +109,7 @@ class EmbeddingCollection:
                     name=name,
                     trainable=trainable,
                     sweeps_itself=sweeps_itself,
+                    server_limit=server_limit,
                 )
                 for shard, device in enumerate(self.devices)
             ]

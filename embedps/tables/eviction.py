@@ -115,11 +115,15 @@ def to_json(policies: Sequence[EvictionPolicy]) -> list[dict[str, Any]]:
 
 
 def store_attributes(
-    eviction: Sequence[Sequence[EvictionPolicy]], *, num_shards: int
+    eviction: Sequence[Sequence[EvictionPolicy]],
+    *,
+    num_shards: int,
+    order: str = EVICTION_ORDERS[0],
 ) -> dict[str, Any]:
     """Returns the attributes of a store by the policies of each of its tables.
 
-    The hash spreads rows evenly, so each shard has its part of a limit.
+    The hash spreads rows evenly, so each shard has its part of a limit. `order` is of the tables
+    without a limit of their own, under one of the server.
     """
     ages = [find(policies, TimeToLive) for policies in eviction]
     norms = [find(policies, MinNorm) for policies in eviction]
@@ -130,7 +134,7 @@ def store_attributes(
         "min_norms": [norm.norm if norm else 0.0 for norm in norms],
         "limit_rows": [-(-limit.max_rows // num_shards) if limit else 0 for limit in limits],
         "limit_bytes": [limit.max_bytes // num_shards if limit else 0 for limit in limits],
-        "eviction_orders": [limit.order if limit else EVICTION_ORDERS[0] for limit in limits],
+        "eviction_orders": [limit.order if limit else order for limit in limits],
     }
 
 

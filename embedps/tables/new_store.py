@@ -8,6 +8,7 @@ import tensorflow as tf
 from embedps.console.tf_logging import op_error_text
 from embedps.errors import UsageError
 from embedps.tables import admission, eviction, ops
+from embedps.tables.byte_limits import ServerLimit
 from embedps.tables.groups import TableGroup
 from embedps.tables.optimizers import SGD
 
@@ -22,6 +23,7 @@ def make_store(
     name: str,
     trainable: bool,
     sweeps_itself: bool,
+    server_limit: ServerLimit | None,
 ) -> tf.Tensor:
     """Makes an empty store on a shard's device and returns its handle.
 
@@ -34,6 +36,7 @@ def make_store(
       name: of the collection, unique among all clients.
       trainable: as of `EmbeddingCollection`.
       sweeps_itself: as of `EmbeddingCollection`.
+      server_limit: as of `EmbeddingCollection`.
 
     Raises:
       UsageError: the store cannot be as declared.
@@ -42,6 +45,8 @@ def make_store(
     initializers = [t.initializer for t in group.tables if t.initializer is not None]
     # Only training evicts; a follower gets the removals from the deltas.
     policies = [t.eviction if trainable else () for t in group.tables]
+    limit = server_limit if trainable else None
+    shared = {"order": limit.order} if limit else {}
     with tf.device(device), _declaration_errors():
         return ops.row_store(
             container=container,
@@ -61,9 +66,11 @@ def make_store(
             max_rows=[-(-t.capacity // num_shards) for t in group.tables],
             absent_read_initial=[t.absent == "initial" for t in group.tables],
             **admission.store_attributes([t.admission for t in group.tables]),
-            **eviction.store_attributes(policies, num_shards=num_shards),
+            **eviction.store_attributes(policies, num_shards=num_shards, **shared),
             sweeps_itself=sweeps_itself,
             compact=not trainable,
+            server_memory=f"server-memory/{name}",
+            max_server_bytes=limit.max_bytes if limit else 0,
         )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from embedps.tables.byte_limits import ServerLimit, limited_bytes, limited_row_bytes
 from embedps.tables.eviction import SizeLimit, find
 from embedps.tables.specs import TableSpec
 from embedps.tables.table_use import ShardUse
@@ -62,8 +63,8 @@ class Forecast:
 
     Attributes:
       subject: whose limit: "table 'users'" or "parameter server 0".
-      limit: its name: capacity, max_rows, max_bytes or memory.
-      size: the limit, over all shards; of memory, what there is in all.
+      limit: its name: capacity, max_rows, max_bytes, max_server_bytes or memory.
+      size: the limit, over all shards; of a server, what it has in all.
       hours: until the first shard reaches its part; 0 if it has, None if it does not grow.
     """
 
@@ -88,7 +89,6 @@ def forecast_tables(
     tables: Sequence[TableSpec],
     shards: Sequence[ShardUse],
     rows_per_hour: Mapping[str, Sequence[float]],
-    bytes_per_hour: Mapping[str, Sequence[float]],
 ) -> list[Forecast]:
     """Forecasts the limits of tables; each shard has an equal part of a limit.
 
@@ -96,24 +96,23 @@ def forecast_tables(
       tables: of the run.
       shards: what each holds.
       rows_per_hour: by table, of each shard.
-      bytes_per_hour: the same.
     """
     found = []
     for table in tables:
         size = find(table.eviction, SizeLimit)
         rows = [shard.tables[table.name].rows for shard in shards]
-        used = [shard.tables[table.name].bytes for shard in shards]
-        for name, limit, values, growth in (
-            ("capacity", table.capacity, rows, rows_per_hour),
-            ("max_rows", size.max_rows if size else 0, rows, rows_per_hour),
-            ("max_bytes", size.max_bytes if size else 0, used, bytes_per_hour),
+        used = [limited_bytes(table, num_rows) for num_rows in rows]
+        for name, limit, values, unit in (
+            ("capacity", table.capacity, rows, 1),
+            ("max_rows", size.max_rows if size else 0, rows, 1),
+            ("max_bytes", size.max_bytes if size else 0, used, limited_row_bytes(table)),
         ):
             if not limit:
                 continue
             part = limit / len(shards)
             hours = [
-                hours_until(0.0 if value >= _FULL_SHARE * part else part - value, per_hour)
-                for value, per_hour in zip(values, growth[table.name], strict=True)
+                hours_until(_left(value, part), per_hour * unit)
+                for value, per_hour in zip(values, rows_per_hour[table.name], strict=True)
             ]
             found.append(
                 Forecast(
@@ -123,6 +122,35 @@ def forecast_tables(
                     hours=min((h for h in hours if h is not None), default=None),
                 )
             )
+    return found
+
+
+def forecast_servers(
+    limit: ServerLimit,
+    tables: Sequence[TableSpec],
+    servers: Sequence[Sequence[ShardUse]],
+    rows_per_hour: Sequence[Mapping[str, float]],
+) -> list[Forecast]:
+    """Forecasts when a server reaches the limit that its tables share.
+
+    Args:
+      limit: of each server.
+      tables: of the run.
+      servers: what the shards of each hold.
+      rows_per_hour: of each server, by table.
+    """
+    found = []
+    for i, (shards, growth) in enumerate(zip(servers, rows_per_hour, strict=True)):
+        used = sum(limited_bytes(t, shard.tables[t.name].rows) for t in tables for shard in shards)
+        per_hour = sum(growth[t.name] * limited_row_bytes(t) for t in tables)
+        found.append(
+            Forecast(
+                subject=f"parameter server {i}",
+                limit="max_server_bytes",
+                size=limit.max_bytes,
+                hours=hours_until(_left(used, limit.max_bytes), per_hour),
+            )
+        )
     return found
 
 
@@ -151,6 +179,10 @@ def forecast_memory(
                 )
             )
     return found
+
+
+def _left(value: float, limit: float) -> float:
+    return 0.0 if value >= _FULL_SHARE * limit else limit - value
 
 
 def hours_until(left: float, per_hour: float) -> float | None:

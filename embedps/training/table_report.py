@@ -11,10 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedps.frequencies import HOT_SHARE
+from embedps.tables.byte_limits import ServerLimit
 from embedps.tables.specs import TableSpec
 from embedps.tables.table_scan import TableScan
 from embedps.tables.table_use import ShardUse, TableUse
-from embedps.training.growth import Forecast, Growth, forecast_memory, forecast_tables
+from embedps.training.growth import (
+    Forecast,
+    Growth,
+    forecast_memory,
+    forecast_servers,
+    forecast_tables,
+)
 
 NORM_PERCENTILES = (1, 10, 50, 90, 99)
 _SUMMED = ("rows", "bytes", "lookups", "refused")
@@ -34,13 +41,21 @@ _SHOWN_IDS = 10
 class TableReport:
     """Collects what is known of the tables and their growth."""
 
-    def __init__(self, tables: Sequence[TableSpec], *, share_machine: bool) -> None:
+    def __init__(
+        self,
+        tables: Sequence[TableSpec],
+        *,
+        share_machine: bool,
+        server_limit: ServerLimit | None = None,
+    ) -> None:
         """Knows nothing yet.
 
         Args:
           tables: of the run.
           share_machine: all shards use the memory of one machine.
+          server_limit: of the bytes of each server, if there is one.
         """
+        self._server_limit = server_limit
         self._tables = tables
         self._share_machine = share_machine
         self._growth = Growth()
@@ -69,14 +84,21 @@ class TableReport:
         per_hour = self._per_hour()
         names = [table.name for table in self._tables]
         rows = dict(zip(names, per_hour[:, :, 0].T.tolist(), strict=True))
-        used = dict(zip(names, per_hour[:, :, 1].T.tolist(), strict=True))
         servers = self._servers()
         memory = forecast_memory(
             [[self._last[i] for i in shards] for shards in servers],
             [float(per_hour[shards, :, 1].sum()) for shards in servers],
             share_machine=self._share_machine,
         )
-        return forecast_tables(self._tables, self._last, rows, used) + memory
+        found = forecast_tables(self._tables, self._last, rows)
+        if self._server_limit is not None:
+            found += forecast_servers(
+                self._server_limit,
+                self._tables,
+                [[self._last[i] for i in shards] for shards in servers],
+                [dict(zip(names, per_hour[s, :, 0].sum(axis=0), strict=True)) for s in servers],
+            )
+        return found + memory
 
     def to_json(self, *, step: int) -> dict[str, Any]:
         """Gives all statistics after so many steps; NaN stands for what is not known."""

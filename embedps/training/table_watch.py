@@ -54,7 +54,9 @@ class TableWatch:
         self._path = model_dir / STATISTICS_NAME
         self._every_secs = every_secs
         self._clock = clock
-        self._report = TableReport(collection.tables, share_machine=share_machine)
+        self._report = TableReport(
+            collection.tables, share_machine=share_machine, server_limit=collection.server_limit
+        )
         self._scan: Callable[[], dict[str, TableScan]] | None = None
         self._scanning: concurrent.futures.Future[dict[str, TableScan]] | None = None
         self._looked_at = -math.inf

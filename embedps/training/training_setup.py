@@ -31,11 +31,13 @@ from embedps.engine.unit_functions import ClipNorms, make_train_unit
 from embedps.engine.variable_names import name_optimizer
 from embedps.errors import UsageError
 from embedps.run.config import TrainConfig
+from embedps.run.eviction_config import EvictionConfig
 from embedps.run.preparation import check_watch
 from embedps.scheduling.arrivals import Arrivals
 from embedps.scheduling.event_clock import EventAges
 from embedps.scheduling.ledger import Ledger, LedgerOptions
 from embedps.scheduling.watch_ledger import WatchLedger
+from embedps.tables.byte_limits import ServerLimit
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.specs import event_secs_of
 from embedps.training.checkpoint_writer import CheckpointWriter
@@ -135,6 +137,7 @@ def set_up(
         model.features,
         devices=cluster.shard_devices,
         container=f"embedps-{os.getpid()}-{run_id}" if local else "embedps",
+        server_limit=server_limit(config.eviction),
     )
     kind = kind_of(optimizer)
     signature = signature_of(model, kind)
@@ -182,6 +185,13 @@ def set_up(
         event_ages=event_ages,
         changes=tuple(changes),
     )
+
+
+def server_limit(config: EvictionConfig) -> ServerLimit | None:
+    """Makes the limit that all tables of a server share, if the run has one."""
+    if not config.max_server_bytes:
+        return None
+    return ServerLimit(max_bytes=config.max_server_bytes, order=config.server_eviction_order)
 
 
 def _make_ledger(dataset: Dataset, config: TrainConfig, directory: CheckpointDirectory) -> Ledger:

@@ -13,6 +13,7 @@ from embedps import kernels
 from embedps.checkpoint.format.quantize import decode
 from embedps.storage import file_io
 from embedps.tables import FeatureSpec, Initializer, TableSpec
+from embedps.tables.byte_limits import ServerLimit
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.row_files import StoredFile
 
@@ -38,6 +39,7 @@ def make_collection(
     *,
     num_shards: int = 1,
     trainable: bool = True,
+    server_limit: ServerLimit | None = None,
 ) -> EmbeddingCollection:
     """Makes a collection in its own container. By default each table has one feature."""
     if features is None:
@@ -48,6 +50,7 @@ def make_collection(
         devices=["/device:CPU:0"] * num_shards,
         container=f"test-{next(_containers)}",
         trainable=trainable,
+        server_limit=server_limit,
     )
 
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 from embedps.checkpoint.tools.run_statistics import STATISTICS_NAME
 from embedps.run.summary import read_json
 from embedps.tables import SizeLimit
+from embedps.tables.byte_limits import ServerLimit
 from embedps.training.growth import Forecast, Growth, forecast_memory, hours_until
 from embedps.training.table_report import points, texts
 from embedps.training.table_watch import TableWatch
@@ -28,9 +29,13 @@ class Clock:
 class Stream:
     """Looks up a known number of new ids per hour."""
 
-    def __init__(self, tmp_path, per_hour: int, *, num_shards: int = 2, **table) -> None:
+    def __init__(
+        self, tmp_path, per_hour: int, *, num_shards: int = 2, server_limit=None, **table
+    ) -> None:
         self.clock, self.per_hour, self.next_id = Clock(), per_hour, 0
-        self.collection = make_collection([make_table(**table)], num_shards=num_shards)
+        self.collection = make_collection(
+            [make_table(**table)], num_shards=num_shards, server_limit=server_limit
+        )
         self.watch = TableWatch(
             self.collection, tmp_path, every_secs=60, share_machine=True, clock=self.clock
         )
@@ -80,6 +85,21 @@ def test_a_forecast_is_within_10_percent_on_a_stream_of_known_growth(tmp_path, f
         shards = grown["shards"]
         hours = min((limit / 2 - s["bytes"]) / s["bytes_per_hour"] for s in shards)
     assert hours == pytest.approx(stream.hours_until_full(field, limit), rel=0.1)
+
+
+@pytest.mark.parametrize("of", ["table", "server"])
+def test_a_forecast_of_a_byte_limit_is_within_10_percent(tmp_path, of):
+    size = 50_000_000
+    limit: dict[str, dict] = {
+        "table": {"eviction": (SizeLimit(max_bytes=size),)},
+        "server": {"server_limit": ServerLimit(max_bytes=size)},
+    }
+    stream = Stream(tmp_path, 400_000, num_shards=1, **limit[of])
+    (forecast,) = [each for each in stream.run(looks=40)["forecasts"] if each["limit"] != "memory"]
+    began = stream.clock.secs
+    while not stream.collection.eviction_stats()["t"]["limit"]:
+        stream.pass_by(60)
+    assert forecast["hours"] == pytest.approx((stream.clock.secs - began) / 3600, rel=0.1)
 
 
 def test_a_limit_is_told_once_below_a_day_and_once_below_an_hour(tmp_path):

@@ -57,6 +57,8 @@ REGISTER_OP("EmbedpsRowStore")
     .Attr("eviction_orders: list(string) = []")
     .Attr("sweeps_itself: bool = true")
     .Attr("compact: bool = false")
+    .Attr("server_memory: string = ''")
+    .Attr("max_server_bytes: int = 0")
     .Output("store: resource")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
@@ -123,15 +125,40 @@ class RowStoreOp : public OpKernel {
     OP_REQUIRES_OK(c, c->GetAttr("compact", &config_.compact));
     OP_REQUIRES_OK(c, ReadAdmission(c));
     OP_REQUIRES_OK(c, ReadEviction(c, &config_));
+    OP_REQUIRES_OK(c, c->GetAttr("server_memory", &server_memory_));
+    OP_REQUIRES_OK(c, c->GetAttr("max_server_bytes", &max_server_bytes_));
   }
 
   void Compute(OpKernelContext* context) override {
-    OP_REQUIRES_OK(context, FindOrCreate<StoreResource>(context, container_, name_, [this] {
-                     return new StoreResource(config_);
+    RowStoreConfig config = config_;
+    if (max_server_bytes_ > 0) OP_REQUIRES_OK(context, FindServerMemory(context, &config));
+    OP_REQUIRES_OK(context, FindOrCreate<StoreResource>(context, container_, name_, [&config] {
+                     return new StoreResource(std::move(config));
                    }));
   }
 
  private:
+  // Finds or makes the memory that the server's stores share. The one of a collection that other
+  // stores came before must have room for this one.
+  absl::Status FindServerMemory(OpKernelContext* context, RowStoreConfig* config) {
+    ServerMemoryResource* found = nullptr;
+    TF_RETURN_IF_ERROR(context->resource_manager()->LookupOrCreate<ServerMemoryResource>(
+        container_, server_memory_, &found, [this](ServerMemoryResource** created) {
+          *created = new ServerMemoryResource(max_server_bytes_);
+          return absl::OkStatus();
+        }));
+    const tensorflow::core::RefCountPtr<ServerMemoryResource> release(found);
+    config->server_memory = found->memory;
+    const int64_t least =
+        static_cast<int64_t>(config->tables.size()) * TableEviction::LeastBytes(LayoutOf(*config));
+    const int64_t taken = found->memory->charged_bytes();
+    if (taken + least <= max_server_bytes_) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        "group '" + config->group + "': max_server_bytes must be at least " +
+        std::to_string(taken + least) + " for the tables up to here but is " +
+        std::to_string(max_server_bytes_));
+  }
+
   // Reads the tables' policies of admission; a table has at most one.
   absl::Status ReadAdmission(OpKernelConstruction* c) {
     std::vector<int64_t> min_counts, expire_steps, thresholds;
@@ -163,7 +190,8 @@ class RowStoreOp : public OpKernel {
     return absl::OkStatus();
   }
 
-  std::string container_, name_;
+  std::string container_, name_, server_memory_;
+  int64_t max_server_bytes_ = 0;
   RowStoreConfig config_;
 };
 REGISTER_KERNEL_BUILDER(Name("EmbedpsRowStore").Device(tensorflow::DEVICE_CPU), RowStoreOp);

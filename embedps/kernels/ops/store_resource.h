@@ -2,6 +2,7 @@
 #ifndef EMBEDPS_KERNELS_OPS_STORE_RESOURCE_H_
 #define EMBEDPS_KERNELS_OPS_STORE_RESOURCE_H_
 
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -18,6 +19,16 @@ class StoreResource : public tensorflow::ResourceBase {
   int64_t MemoryUsed() const override { return store.Stats().memory_bytes; }
 
   RowStore store;
+};
+
+// The memory that the stores of a server share.
+class ServerMemoryResource : public tensorflow::ResourceBase {
+ public:
+  explicit ServerMemoryResource(int64_t max_bytes)
+      : memory(std::make_shared<ServerMemory>(max_bytes)) {}
+  std::string DebugString() const override { return "embedps memory of a server"; }
+
+  const std::shared_ptr<ServerMemory> memory;
 };
 
 using StorePtr = tensorflow::core::RefCountPtr<StoreResource>;

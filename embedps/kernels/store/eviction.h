@@ -27,8 +27,6 @@ struct EvictionConfig {
   EvictionOrder order = EvictionOrder::kLeastRecent;
 
   bool sweeps() const { return ttl_steps > 0 || has_oldest_step || min_norm > 0; }
-  bool displaces() const { return max_rows > 0 || max_bytes > 0; }
-  bool any() const { return sweeps() || displaces(); }
 };
 
 // What a row is worth at a limit: the least goes first. A row counts as updated once from its

@@ -25,16 +25,17 @@ RowStore::RowStore(RowStoreConfig config)
     : config_(std::move(config)),
       layout_(LayoutOf(config_)),
       initial_optimizer_slots_(InitialOptimizerSlots(config_.optimizer, config_.dim)),
+      pool_(config_.server_memory ? config_.server_memory->pool() : &own_pool_),
       table_rows_(config_.tables.size()),
       admitted_(config_.tables.size()),
       refused_(config_.tables.size()),
       lookup_counts_(config_.tables.size()) {
   const int chunk_bits = config_.compact ? kCompactChunkBits : kChunkBits;
-  if (config_.compact) pool_.SetMostAheadBytes(kCompactAheadBytes);
+  if (config_.compact) pool_->SetMostAheadBytes(kCompactAheadBytes);
   for (const TableConfig& table : config_.tables) {
     salts_.push_back(TableSalt(table.name));
     for (int i = 0; i < kStripes; ++i)
-      stripes_.push_back(std::make_unique<Stripe>(layout_.row_bytes(), &pool_, chunk_bits));
+      stripes_.push_back(std::make_unique<Stripe>(layout_.row_bytes(), pool_, chunk_bits));
   }
   MakeCounters();
   bool sweeps = false;
@@ -42,12 +43,17 @@ RowStore::RowStore(RowStoreConfig config)
   for (int t = 0; t < num_tables(); ++t) {
     const EvictionConfig& eviction = config_.tables[t].eviction;
     evictions_.push_back(std::make_unique<TableEviction>(eviction, layout_, salts_[t],
-                                                         &stripes_[t * kStripes], &table_rows_[t]));
+                                                         &stripes_[t * kStripes], &table_rows_[t],
+                                                         config_.server_memory.get()));
     sweeps |= eviction.sweeps();
     if (eviction.max_bytes == 0) most_bytes = SIZE_MAX;
     if (most_bytes != SIZE_MAX) most_bytes += evictions_[t]->MostPoolBytes();
   }
-  if (most_bytes > 0) pool_.SetMostBytes(most_bytes);
+  if (config_.server_memory) {
+    config_.server_memory->AddStore(TableEviction::PoolShare(layout_));
+  } else if (most_bytes > 0) {
+    pool_->SetMostBytes(most_bytes);
+  }
   if (sweeps && config_.sweeps_itself) {
     sweeper_ =
         std::make_unique<Sweeper>([this](const Sweeper::Pause& pause) { Sweep(pause); },
@@ -55,7 +61,9 @@ RowStore::RowStore(RowStoreConfig config)
   }
 }
 
-RowStore::~RowStore() = default;
+RowStore::~RowStore() {
+  if (config_.server_memory) config_.server_memory->RemoveStore();
+}
 
 RowFileSchema RowStore::FileSchema() const {
   RowFileSchema schema;
@@ -127,7 +135,7 @@ uint32_t RowStore::InsertRow(int t, uint64_t hash, int64_t id, Stripe* stripe) {
   const int64_t rows = table_rows_[t].fetch_add(1, std::memory_order_relaxed);
   uint32_t number = kNone;
   if ((table.max_rows == 0 || rows < table.max_rows) &&
-      (!table.eviction.displaces() || evictions_[t]->MakePlace(stripe))) {
+      (!evictions_[t]->displaces() || evictions_[t]->MakePlace(stripe))) {
     number = stripe->Insert(hash, id, salts_[t]);
   }
   if (number == kNone) {
@@ -137,7 +145,7 @@ uint32_t RowStore::InsertRow(int t, uint64_t hash, int64_t id, Stripe* stripe) {
     return kNone;
   }
   RowHeader* row = stripe->Row(number);
-  if (table.eviction.any()) row->last_step = LastStep();  // its age counts from now
+  if (evictions_[t]->any()) row->last_step = LastStep();  // its age counts from now
   InitializeRow(t, id, row);
   stripe->Touch(number);
   return number;
@@ -394,7 +402,7 @@ void RowStore::LoadRecord(const RowColumns& columns, int64_t i, int table, uint6
   uint32_t number = stripe->Find(hash, id);
   if (number == kNone) {
     table_rows_[table].fetch_add(1, std::memory_order_relaxed);
-    const bool has_place = !config_.tables[table].eviction.displaces() ||
+    const bool has_place = !evictions_[table]->displaces() ||
                            evictions_[table]->MakePlaceForRecord(id, columns.last_step[i],
                                                                  columns.frequency[i], stripe);
     if (has_place) number = stripe->Insert(hash, id, salts_[table]);
@@ -469,7 +477,9 @@ RowStoreStats RowStore::Stats() const {
   }
   const std::vector<AdmissionStats> admission = StatsOfAdmission();
   for (size_t t = 0; t < admission.size(); ++t) stats.table_bytes[t] += admission[t].bytes;
-  stats.memory_bytes = pool_.SpareBytes();
+  stats.memory_bytes = pool_->SpareBytes();
+  // Each store counts an equal part of what is spare in the server's memory.
+  if (config_.server_memory) stats.memory_bytes /= config_.server_memory->num_stores();
   for (const int64_t bytes : stats.table_bytes) stats.memory_bytes += bytes;
   stats.rejected_inserts = rejected_inserts_.load(std::memory_order_relaxed);
   stats.skipped_updates = skipped_updates_.load(std::memory_order_relaxed);

@@ -27,6 +27,7 @@
 #include "embedps/kernels/store/outgoing_rows.h"
 #include "embedps/kernels/store/page_pool.h"
 #include "embedps/kernels/store/row_layout.h"
+#include "embedps/kernels/store/server_memory.h"
 #include "embedps/kernels/store/staged_rows.h"
 #include "embedps/kernels/store/stripe.h"
 #include "embedps/kernels/store/stripe_order.h"
@@ -59,6 +60,9 @@ struct RowStoreConfig {
   std::vector<TableConfig> tables;
   bool sweeps_itself = false;  // a thread calls Sweep
   bool compact = false;        // little room for growth: rows come from files only
+  // Whose limit holds for all stores of the server together; null if there is none. It has room for
+  // the LeastBytes of each table.
+  std::shared_ptr<ServerMemory> server_memory;
 };
 
 inline RowLayout LayoutOf(const RowStoreConfig& config) {
@@ -239,8 +243,9 @@ class RowStore {
   const RowStoreConfig config_;
   const RowLayout layout_;
   const std::vector<float> initial_optimizer_slots_;
-  std::vector<uint64_t> salts_;                   // of each table
-  PagePool pool_;                                 // for the stripes' rows and indexes
+  std::vector<uint64_t> salts_;  // of each table
+  PagePool own_pool_;
+  PagePool* const pool_;                          // for the stripes' rows and indexes
   std::vector<std::unique_ptr<Stripe>> stripes_;  // kStripes per table
   // By stripe, under its lock; null if the table has no counters.
   std::vector<std::unique_ptr<CounterMap>> counters_;

@@ -12,6 +12,7 @@ constexpr uint32_t kSliceRows = 256;      // rows to visit while holding a strip
 constexpr int64_t kSweepsPerTtl = 16;     // so a row goes at most a sixteenth of its time too late
 constexpr int64_t kNormSweepSteps = 256;  // steps between two looks at the norms
 constexpr int64_t kFirstRoom = int64_t{kStripes} * kFirstChunkRows;
+constexpr int64_t kNoLimit = int64_t{1} << 62;  // leaves room to add
 
 // Bytes that a byte limit counts for a row.
 int64_t CountedBytes(const RowLayout& layout) {
@@ -28,15 +29,30 @@ int64_t TableEviction::LeastBytes(const RowLayout& layout) {
   return kTableBytes + kFirstRoom * CountedBytes(layout);
 }
 
+double TableEviction::PoolShare(const RowLayout& layout) {
+  return static_cast<double>(layout.row_bytes() + kIndexBytes) / CountedBytes(layout);
+}
+
 TableEviction::TableEviction(const EvictionConfig& config, const RowLayout& layout, uint64_t salt,
-                             const std::unique_ptr<Stripe>* stripes, std::atomic<int64_t>* rows)
+                             const std::unique_ptr<Stripe>* stripes, std::atomic<int64_t>* rows,
+                             ServerMemory* server_memory)
     : config_(config),
-      max_room_(std::max(kFirstRoom, (config.max_bytes - kTableBytes) / CountedBytes(layout))),
+      max_room_(config.max_bytes == 0 ? kNoLimit
+                                      : std::max(kFirstRoom, (config.max_bytes - kTableBytes) /
+                                                                 CountedBytes(layout))),
       layout_(layout),
       salt_(salt),
       stripes_(stripes),
       rows_(rows),
-      room_(kFirstRoom) {}
+      server_memory_(server_memory),
+      room_(kFirstRoom) {
+  if (server_memory_ != nullptr) server_memory_->Charge(LeastBytes(layout));
+}
+
+TableEviction::~TableEviction() {
+  Reset();
+  if (server_memory_ != nullptr) server_memory_->Release(LeastBytes(layout_));
+}
 
 bool TableEviction::AtRowLimit(int64_t slack_rows) const {
   return config_.max_rows > 0 &&
@@ -45,9 +61,10 @@ bool TableEviction::AtRowLimit(int64_t slack_rows) const {
 
 bool TableEviction::ChargeRow(const Stripe& stripe, int64_t slack_rows) {
   // The first rows of every stripe are charged from the beginning.
-  if (config_.max_bytes == 0 || !stripe.NeedsRoom() || stripe.room() == 0) return true;
+  if (!limits_bytes() || !stripe.NeedsRoom() || stripe.room() == 0) return true;
   const int64_t more = stripe.NextRoom() - stripe.room();
-  if (room_.fetch_add(more, std::memory_order_relaxed) + more <= max_room_ + slack_rows) {
+  if (room_.fetch_add(more, std::memory_order_relaxed) + more <= max_room_ + slack_rows &&
+      (server_memory_ == nullptr || server_memory_->Charge(more * CountedBytes(layout_)))) {
     return true;
   }
   room_.fetch_sub(more, std::memory_order_relaxed);
@@ -184,7 +201,10 @@ void TableEviction::Remove(Stripe* stripe, uint32_t number, EvictionCause cause,
 }
 
 void TableEviction::Reset() {
-  room_.store(kFirstRoom, std::memory_order_relaxed);
+  const int64_t room = room_.exchange(kFirstRoom, std::memory_order_relaxed);
+  if (server_memory_ != nullptr) {
+    server_memory_->Release((room - kFirstRoom) * CountedBytes(layout_));
+  }
   swept_steps_.store(0, std::memory_order_relaxed);
 }
 

@@ -10,6 +10,7 @@
 
 #include "embedps/kernels/store/eviction.h"
 #include "embedps/kernels/store/row_layout.h"
+#include "embedps/kernels/store/server_memory.h"
 #include "embedps/kernels/store/stripe.h"
 #include "embedps/kernels/store/sweeper.h"
 
@@ -31,14 +32,23 @@ class TableEviction {
   // Returns the least byte limit: each stripe must have room for its first rows.
   static int64_t LeastBytes(const RowLayout& layout);
 
-  // `stripes` are the table's; `rows` counts its live rows. They and `layout` outlive the object.
+  // `stripes` are the table's; `rows` counts its live rows. They, `layout` and `server_memory`
+  // outlive the object. The server's memory, to which LeastBytes are charged, is null if the server
+  // has no limit.
   TableEviction(const EvictionConfig& config, const RowLayout& layout, uint64_t salt,
-                const std::unique_ptr<Stripe>* stripes, std::atomic<int64_t>* rows);
+                const std::unique_ptr<Stripe>* stripes, std::atomic<int64_t>* rows,
+                ServerMemory* server_memory);
+  ~TableEviction();
 
   const EvictionConfig& config() const { return config_; }
+  bool limits_bytes() const { return config_.max_bytes > 0 || server_memory_ != nullptr; }
+  bool displaces() const { return config_.max_rows > 0 || limits_bytes(); }
+  bool any() const { return config_.sweeps() || displaces(); }
 
   // The most bytes of rows and index under the byte limit, if there is one.
   size_t MostPoolBytes() const { return max_room_ * (layout_.row_bytes() + kIndexBytes); }
+  // Returns the share of rows and index in what is charged for a row.
+  static double PoolShare(const RowLayout& layout);
 
   // Makes a place for a new row in a stripe that the caller has locked; the row is already counted
   // in `rows`. At a limit it displaces the worst of the stripe's candidates, or if the stripe has
@@ -95,6 +105,7 @@ class TableEviction {
   const uint64_t salt_;
   const std::unique_ptr<Stripe>* const stripes_;
   std::atomic<int64_t>* const rows_;
+  ServerMemory* const server_memory_;
   std::atomic<int64_t> room_;  // rows that the stripes have memory for
   std::array<std::atomic<int64_t>, kNumEvictionCauses> counts_{};
   std::atomic<uint32_t> oldest_step_{0};

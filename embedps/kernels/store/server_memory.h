@@ -1,0 +1,63 @@
+// The memory that all row stores of a server share under one limit.
+#ifndef EMBEDPS_KERNELS_STORE_SERVER_MEMORY_H_
+#define EMBEDPS_KERNELS_STORE_SERVER_MEMORY_H_
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+
+#include "embedps/kernels/store/page_pool.h"
+
+namespace embedps {
+
+// Counts the bytes that tables take, and has the pages for their rows. The tables of all stores
+// take memory from it as they grow, each for itself. What a table has taken it keeps.
+class ServerMemory {
+ public:
+  explicit ServerMemory(int64_t max_bytes) : max_bytes_(max_bytes) {}
+  ServerMemory(const ServerMemory&) = delete;
+  ServerMemory& operator=(const ServerMemory&) = delete;
+
+  int64_t max_bytes() const { return max_bytes_; }
+  int64_t charged_bytes() const { return charged_.load(std::memory_order_relaxed); }
+  PagePool* pool() { return &pool_; }
+
+  // Charges bytes; returns false, and charges nothing, if the limit would be passed.
+  bool Charge(int64_t bytes) {
+    if (charged_.fetch_add(bytes, std::memory_order_relaxed) + bytes <= max_bytes_) return true;
+    Release(bytes);
+    return false;
+  }
+
+  void Release(int64_t bytes) { charged_.fetch_sub(bytes, std::memory_order_relaxed); }
+
+  // Adds a store, before it takes memory. `pool_share` is the share of rows and index in what is
+  // charged for one of its rows; by the least of them the pool knows when to touch no page ahead.
+  void AddStore(double pool_share) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++num_stores_;
+    pool_share_ = std::min(pool_share_, pool_share);
+    pool_.SetMostBytes(static_cast<size_t>(pool_share_ * static_cast<double>(max_bytes_)));
+  }
+  void RemoveStore() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    --num_stores_;
+  }
+  int num_stores() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return num_stores_;
+  }
+
+ private:
+  const int64_t max_bytes_;
+  std::atomic<int64_t> charged_{0};
+  mutable std::mutex mutex_;  // guards the two below
+  int num_stores_ = 0;
+  double pool_share_ = 1;
+  PagePool pool_;
+};
+
+}  // namespace embedps
+
+#endif  // EMBEDPS_KERNELS_STORE_SERVER_MEMORY_H_

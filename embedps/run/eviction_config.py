@@ -1,0 +1,28 @@
+"""The options of a run that say how much memory its tables may take on a parameter server."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from embedps.config_fields import MAX_INT64, check, option
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvictionConfig:
+    """The limit that all tables on a parameter server share."""
+
+    max_server_bytes: int = option(
+        0,
+        "at this many bytes of tables on a parameter server, new rows displace others; 0: no limit",
+        least=0,
+        most=MAX_INT64,
+    )
+    server_eviction_order: Literal["least_recent", "least_frequent"] = option(
+        "least_recent",
+        "which rows are displaced at --max-server-bytes in tables without a limit of their own: "
+        "the least recently or least frequently updated",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)

@@ -1,0 +1,85 @@
+"""What a byte limit counts for tables, and the limit that a server's tables share."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+from embedps.constants import EVICTION_ORDERS
+from embedps.errors import UsageError
+from embedps.tables.specs import TableSpec
+
+# As kernels/store/table_eviction.h counts them.
+_TABLE_BYTES = 65536  # of a table without rows
+_FIRST_ROWS = 1024  # there is memory for as many from the beginning
+_FREE_ROWS = 64 * 512  # that there is memory for: half a piece per stripe
+_BOOKKEEPING_BYTES = 40  # of a row, besides itself
+_HEADER_BYTES = 16
+
+
+def row_bytes(table: TableSpec) -> int:
+    """Gives the bytes of a row in memory, as kernels/store/row_layout.h lays it out."""
+    slot_floats = sum(table.optimizer.optimizer_slot_widths(table.dim).values())
+    sizes = (
+        floats * (4 if dtype == "float32" else 2)
+        for floats, dtype in ((table.dim, table.row_dtype), (slot_floats, table.slot_dtype))
+    )
+    return _HEADER_BYTES + sum(-(-size // 4) * 4 for size in sizes)
+
+
+def limited_row_bytes(table: TableSpec) -> int:
+    """Gives what a byte limit counts for a row."""
+    return row_bytes(table) + _BOOKKEEPING_BYTES
+
+
+def limited_bytes(table: TableSpec, rows: int) -> int:
+    """Gives what a byte limit counts for a table of so many rows on a shard, on average.
+
+    It counts memory for rows when it is taken, in pieces; so it is exact for no rows.
+    """
+    room = rows + min(rows // 3, _FREE_ROWS)
+    return _TABLE_BYTES + max(room, _FIRST_ROWS) * limited_row_bytes(table)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServerLimit:
+    """A limit of the bytes of all tables on a parameter server together.
+
+    Tables take memory as they grow. Once the limit is reached, a new row displaces one of its own
+    table.
+
+    Attributes:
+      max_bytes: of each server, index and bookkeeping included.
+      order: of the tables that have no SizeLimit: the worst row is the one "least_recent"ly
+        updated, or the "least_frequent"ly.
+    """
+
+    max_bytes: int
+    order: Literal["least_recent", "least_frequent"] = "least_recent"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_bytes < 2**63:
+            raise UsageError(f"max_server_bytes must be in [1, 2^63) but got {self.max_bytes}")
+        if self.order not in EVICTION_ORDERS:
+            raise UsageError(
+                f"server_eviction_order must be {' or '.join(EVICTION_ORDERS)} but got "
+                f"{self.order!r}"
+            )
+
+    def check(self, tables: Sequence[TableSpec], devices: Sequence[str]) -> None:
+        """Checks that each server has room for the first rows of each table.
+
+        Args:
+          tables: of the collection.
+          devices: each shard's.
+
+        Raises:
+          UsageError: one has not.
+        """
+        shards = max(Counter(devices).values())
+        least = shards * sum(limited_bytes(table, 0) for table in tables)
+        if self.max_bytes < least:
+            raise UsageError(
+                f"max_server_bytes must be at least {least} for {len(tables)} tables with "
+                f"{shards} shard{'s' * (shards > 1)} on a server but got {self.max_bytes}"
+            )

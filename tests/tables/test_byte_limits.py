@@ -1,0 +1,112 @@
+"""The limit of bytes that all tables of a server share."""
+
+import pytest
+import tensorflow as tf
+
+from embedps.errors import UsageError
+from embedps.tables import Adagrad, LazyAdam, RowwiseAdagrad, SizeLimit
+from embedps.tables.byte_limits import ServerLimit, limited_bytes
+from embedps.tables.groups import group_tables
+from embedps.tables.new_store import make_store
+from embedps.tables.specs import FeatureSpec
+from tests.tables.builders import ids, look, make_collection, make_table
+
+TABLES = (
+    make_table("small", 4),
+    make_table("adam", 5, optimizer=LazyAdam(), slot_dtype="bfloat16"),
+    make_table("half", 7, optimizer=Adagrad(), row_dtype="float16"),
+)
+
+
+def least(num_shards: int = 1) -> int:
+    return num_shards * sum(limited_bytes(table, 0) for table in TABLES)
+
+
+def test_the_least_limit_is_that_of_all_tables_of_a_server():
+    make_collection(TABLES, server_limit=ServerLimit(max_bytes=least()))
+    with pytest.raises(
+        UsageError,
+        match=f"max_server_bytes must be at least {least(2)} for 3 tables with 2 shards on a "
+        f"server but got {least(2) - 1}$",
+    ):
+        make_collection(TABLES, num_shards=2, server_limit=ServerLimit(max_bytes=least(2) - 1))
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda t: t.name)
+def test_the_kernels_agree_on_the_least_limit(table):
+    (group,) = group_tables([table], [FeatureSpec(name="f", table=table)])
+
+    def make(max_bytes: int) -> None:
+        make_store(
+            group,
+            shard=0,
+            num_shards=1,
+            device="/device:CPU:0",
+            container="test-least-limit",
+            name=f"{table.name}-{max_bytes}",
+            trainable=True,
+            sweeps_itself=False,
+            server_limit=ServerLimit(max_bytes=max_bytes),
+        )
+
+    of_table = limited_bytes(table, 0)
+    make(of_table)
+    with pytest.raises(UsageError, match=f"must be at least {of_table} for the tables up to here"):
+        make(of_table - 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"max_bytes": 0}, r"max_server_bytes must be in \[1, 2\^63\) but got 0"),
+        (
+            {"max_bytes": 1, "order": "oldest"},
+            "server_eviction_order must be least_recent or least_frequent but got 'oldest'",
+        ),
+    ],
+)
+def test_a_bad_limit_gets_one_line(fields, message):
+    with pytest.raises(UsageError, match=message):
+        ServerLimit(**fields)
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_all_tables_stay_below_a_servers_limit(num_shards):
+    limit = 4 << 20
+    collection = make_collection(
+        TABLES, num_shards=num_shards, server_limit=ServerLimit(max_bytes=limit)
+    )
+    for first in range(0, 40_000, 4000):
+        new = tf.range(first, first + 4000, dtype=tf.int64)
+        look(collection, {"small": new, "adam": new, "half": new}, insert=True)
+        assert collection.stats().memory_bytes <= limit
+    stats, evicted = collection.stats(), collection.eviction_stats()
+    for name, rows in stats.rows.items():
+        assert rows > 1000
+        assert rows + evicted[name]["limit"] == 40_000
+    assert limit * 0.9 < sum(
+        limited_bytes(t, s.rows[t.name]) for t in TABLES for s in collection.shard_stats()
+    )
+
+
+def test_a_table_keeps_its_own_order_and_its_own_limit():
+    frequent = make_table(
+        "frequent", 4, eviction=(SizeLimit(max_rows=1500, order="least_frequent"),)
+    )
+    collection = make_collection(
+        [frequent, make_table("any", 4)], server_limit=ServerLimit(max_bytes=1 << 20)
+    )
+    look(collection, {"frequent": ids(*range(4000)), "any": ids(*range(4000))}, insert=True)
+    rows = collection.stats().rows
+    assert rows["frequent"] == 1500
+    assert 1500 < rows["any"] <= 4000
+
+
+def test_a_follower_has_no_limit():
+    collection = make_collection(
+        [make_table("t", 4, optimizer=RowwiseAdagrad())],
+        server_limit=ServerLimit(max_bytes=200_000),
+        trainable=False,
+    )
+    look(collection, {"t": ids(*range(5000))}, insert=True)
+    assert collection.stats().rows == {"t": 5000}

@@ -1,0 +1,46 @@
+"""Runs under a limit of bytes that a server's tables share."""
+
+import pytest
+
+from embedps.errors import UsageError
+from embedps.tables.byte_limits import limited_bytes
+from tests.builders import latest, make_mixed, make_trainer, write_dataset
+
+LEAST = sum(limited_bytes(table, 0) for table in make_mixed().tables)
+
+
+def test_a_run_resumes_under_another_limit(tmp_path):
+    dataset = write_dataset(tmp_path / "data", train=(6000,))
+    model_dir = tmp_path / "model"
+
+    def fit(epochs: int, **fields):
+        return make_trainer(
+            dataset, model_dir, recommender=make_mixed(), epochs=epochs, **fields
+        ).fit()
+
+    first = fit(1).summary
+    assert first["tables"]["row"] == 6000
+    lower = fit(2, max_server_bytes=LEAST).summary
+    assert 0 < lower["tables"]["row"] <= 1024
+    assert lower["evicted"]["row"]["limit"] > 0
+    # The checkpoint has the removals: a run without a limit goes on with the rows that stayed.
+    step = latest(model_dir).step
+    again = make_trainer(dataset, model_dir, recommender=make_mixed(), epochs=2)
+    assert again.collection.stats().rows == lower["tables"]
+    assert latest(model_dir).step == step
+
+
+def test_a_limit_below_the_first_rows_of_all_tables_is_refused(tmp_path):
+    dataset = write_dataset(tmp_path / "data")
+    with pytest.raises(
+        UsageError,
+        match=f"max_server_bytes must be at least {2 * LEAST} for 3 tables with 2 shards on a "
+        f"server but got {LEAST}",
+    ):
+        make_trainer(
+            dataset,
+            tmp_path / "model",
+            recommender=make_mixed(),
+            num_shards=2,
+            max_server_bytes=LEAST,
+        )

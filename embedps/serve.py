@@ -23,6 +23,7 @@ from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.run.run_config import RunConfig, read_run
 from embedps.run.run_flags import add_model_and_data
+from embedps.serving.server.ranking import Ranking
 from embedps.storage.object_store import as_path
 
 if TYPE_CHECKING:  # these import TensorFlow, which --help does not wait for
@@ -33,6 +34,7 @@ if TYPE_CHECKING:  # these import TensorFlow, which --help does not wait for
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _MAX_PORT = 65535
 _MAX_WAITING = 1024
+_MAX_TOP_K = 10_000
 
 
 def main(arguments: Sequence[str], prog: str = "python -m embedps.serve") -> int:
@@ -108,7 +110,9 @@ def _add(api: ModelApi, name: str, run: _Run, options: Any) -> None:
     seed = run.config.config.seed
 
     def make(manifest: Manifest) -> LiveModel:
-        return LiveModel(recommender, run.dataset, run.directory, manifest, seed=seed)
+        return LiveModel(
+            recommender, run.dataset, run.directory, manifest, ranking=_ranking(options), seed=seed
+        )
 
     api.models[name] = ServedModel(
         name,
@@ -125,7 +129,12 @@ def _add(api: ModelApi, name: str, run: _Run, options: Any) -> None:
     )
 
 
+def _ranking(options: Any) -> Ranking:
+    return Ranking(items=options.items, default_k=options.top_k, max_k=options.max_top_k)
+
+
 def _check(options: Any) -> None:
+    _ranking(options)
     if len(options.model_dir) != len(options.name):
         raise UsageError(
             f"each --model-dir must have a --name but there are {len(options.model_dir)} and "
@@ -210,6 +219,28 @@ def _parser(prog: str) -> command_line.Parser:
         default=0.0,
         metavar="X",
         help="how long a request waits for others to share its batch (default: 0.0)",
+    )
+    parser.add_argument(
+        "--top-k",
+        type=number(int, least=1, most=_MAX_TOP_K),
+        default=Ranking.default_k,
+        metavar="N",
+        help="items that a retrieval model gives a request that does not say how many (default: "
+        "%(default)s)",
+    )
+    parser.add_argument(
+        "--max-top-k",
+        type=number(int, least=1, most=_MAX_TOP_K),
+        default=Ranking.max_k,
+        metavar="N",
+        help="items that a request may ask for (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--items",
+        choices=("rows", "dataset"),
+        default=Ranking.items,
+        help="rank the items that have a row, or all of the dataset as an evaluation does "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--max-waiting",

@@ -184,7 +184,17 @@ class Candidates(tfrs.layers.factorized_top_k.TopK):
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns of the batches."""
-        return tuple(self._batches.element_spec)
+        return tuple(self.column_specs)
+
+    @property
+    def column_specs(self) -> dict[str, Any]:
+        """The specs of the batches' columns."""
+        return dict(self._batches.element_spec)
+
+    @property
+    def batches(self) -> tf.data.Dataset:
+        """The batches of columns."""
+        return self._batches
 
     @property
     def tower(self) -> Callable[[Any], tf.Tensor]:

@@ -82,8 +82,6 @@ void RowStore::ReadShown(int bin, const IdsByTable& batch,
                          float* embeddings) const {
   const int t = bin / kStripes;
   const CounterMap* counters = counters_[bin].get();
-  const int64_t max_rows = config_.tables[t].max_rows;
-  const bool is_full = max_rows > 0 && table_rows_[t].load(std::memory_order_relaxed) >= max_rows;
   const auto* last = absent.data() + absent.size();
   for (const auto* e = absent.data(); e < last; ++e) {
     PrefetchCounters(counters, e, last);
@@ -91,7 +89,7 @@ void RowStore::ReadShown(int bin, const IdsByTable& batch,
     float* out = embeddings + int64_t{e->at} * config_.dim;
     shown.absent[e->at] = 1;
     uint32_t count = 0;
-    if (!is_full && Admits(bin, e->hash, id, shown.examples[e->at], shown.step, &count)) {
+    if (Admits(bin, e->hash, id, shown.examples[e->at], shown.step, &count)) {
       InitialEmbedding(t, id, out);
     } else {
       ReadAbsent(t, id, out);

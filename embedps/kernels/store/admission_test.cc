@@ -115,17 +115,6 @@ TEST(UnadmittedIdReadsTheSameInTrainingAndScoring) {
   }
 }
 
-TEST(IdBeyondTheCapacityReadsTheSameInTrainingAndScoring) {
-  RowStoreConfig config = CountingConfig(2);
-  config.tables[0].max_rows = 1;
-  RowStore store(config);
-  Step(&store, Batch{{1}}, {2});
-  EXPECT_EQ(Step(&store, Batch{{2}}, {2}), std::vector<float>{0});
-  EXPECT_EQ(Lookup(&store, Batch{{2}}, /*insert=*/false), std::vector<float>{0});
-  EXPECT_EQ(store.Evict(0, 100, 100), 1);
-  EXPECT_EQ(Step(&store, Batch{{2}}, {2}), std::vector<float>{kInitial});
-}
-
 TEST(ReturningIdIsCountedAnew) {
   RowStore store(CountingConfig(2));
   Step(&store, Batch{{1}}, {2});

@@ -101,8 +101,7 @@ class RowStore {
 
   // Reads a training step's rows as Lookup with `insert`, but leaves the ids of tables that admit
   // to Admit: it marks those that are absent in `shown.absent` and changes nothing. Such an id
-  // reads as its initial value if this step will admit it, and else, or if the table is full, as
-  // its table declares.
+  // reads as its initial value if this step will admit it, and else as its table declares.
   void LookupShown(const IdsByTable& batch, const ShownIds& shown, const ParallelFor& parallel,
                    float* embeddings);
 

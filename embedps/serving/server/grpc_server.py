@@ -143,7 +143,7 @@ class GrpcServer:
         )
         response = messages.PredictResponse()
         response.model_spec.name = spec.name
-        response.model_spec.signature_name = SIGNATURE
+        response.model_spec.signature_name = spec.signature_name or SIGNATURE
         response.model_spec.version.value = answer.number
         for name, array in answer.outputs.items():
             fill(response.outputs[name], array)

@@ -13,11 +13,14 @@ from embedps.data.dataset import Dataset
 from embedps.engine.checkpoint_restore import check_tables, read_values, stage_rows
 from embedps.engine.model_signature import check_signature
 from embedps.engine.recommender import Recommender
-from embedps.errors import EmbedpsError
+from embedps.errors import EmbedpsError, UsageError
 from embedps.evaluation.loaded_model import LoadedModel
 from embedps.serving.server.batcher import Answer
+from embedps.serving.server.live_items import QUERY, LiveItems, ranks_items
+from embedps.serving.server.ranking import Ranking
 from embedps.serving.server.request_error import RequestError
 from embedps.serving.server.requests import Request, RequestFormat
+from embedps.serving.server.row_changes import read_changes
 
 _WARM_UP_ROWS = (1, 100)
 
@@ -28,6 +31,7 @@ class LiveModel(LoadedModel):
     Attributes:
       manifest: of the rows and the network.
       format: of its requests.
+      items: what it ranks for queries; None if it ranks nothing.
     """
 
     def __init__(
@@ -37,9 +41,18 @@ class LiveModel(LoadedModel):
         directory: CheckpointDirectory,
         manifest: Manifest,
         *,
+        ranking: Ranking = Ranking(),  # noqa: B008  frozen
         seed: int = 0,
     ) -> None:
         """Loads a manifest, and scores a few records, so that the first request does not wait.
+
+        Args:
+          recommender: the run's model.
+          dataset: whose columns it gets.
+          directory: of the checkpoints.
+          manifest: to load.
+          ranking: how a retrieval model ranks its items.
+          seed: the run's.
 
         Raises:
           UsageError: the model has no call.
@@ -65,6 +78,27 @@ class LiveModel(LoadedModel):
         self._assign(*self._model.named_variables.values())
         for rows in _WARM_UP_ROWS:
             self.score(self.format.zeros(rows))
+        self.items = self._load_items(ranking) if ranks_items(self._model) else None
+
+    def _load_items(self, ranking: Ranking) -> LiveItems:
+        items = LiveItems(self._model, self._collection, ranking)
+        items.load(read_changes(self._directory, self.manifest.chain, items.tables))
+        form = items.format.query
+
+        def queried(*arguments: tf.Tensor) -> tf.Tensor:
+            return self._outputs(form.columns(*arguments))[QUERY]
+
+        function = tf.function(queried, input_signature=form.signature())
+        self._queried = function.get_concrete_function()
+        if self._queried.structured_outputs.shape[1:] != [items.index.dim]:
+            raise UsageError(
+                f"the prediction {QUERY!r} of {type(self._model.model).__name__} must be a vector "
+                f"of {items.index.dim} floats, as the candidates' are, but has shape "
+                f"{self._queried.structured_outputs.shape}"
+            )
+        for rows in _WARM_UP_ROWS:
+            self._rank(items, items.format.zeros(rows))
+        return items
 
     def _make_assign(self) -> Callable[..., None]:
         """Makes a function that sets the network's variables, in one call."""
@@ -82,6 +116,13 @@ class LiveModel(LoadedModel):
         """The predictions by name."""
         return dict(self._scored.structured_outputs)
 
+    @property
+    def top_k_specs(self) -> dict[str, tf.TensorSpec]:
+        """What `rank` gives, by name."""
+        id_dtype = tf.int64 if self.items is None else self.items.id_dtype
+        dtypes = {"ids": id_dtype, "scores": tf.float32}
+        return {name: tf.TensorSpec([None, None], dtype) for name, dtype in dtypes.items()}
+
     def score(self, request: Request) -> Answer:
         """Scores records; not while `prepare`'s function runs."""
         if not self._is_whole:
@@ -89,6 +130,17 @@ class LiveModel(LoadedModel):
         found = self._scored(*map(tf.constant, request.arguments()))
         outputs = {name: value.numpy() for name, value in found.items()}
         return Answer(number=self.manifest.number, outputs=outputs)
+
+    def rank(self, request: Request) -> Answer:
+        """Finds the best items of queries; not while `prepare`'s function runs."""
+        if self.items is None or not self._is_whole:
+            raise RequestError("UNAVAILABLE", "the rows are read again after an error: ask later")
+        return self._rank(self.items, request)
+
+    def _rank(self, items: LiveItems, request: Request) -> Answer:
+        parts = items.format.parts(request)
+        queries = self._queried(*map(tf.constant, parts.query.arguments()))
+        return Answer(number=self.manifest.number, outputs=items.best(queries, parts))
 
     def prepare(self, advance: Advance) -> Callable[[], None]:
         """Reads and checks what leads to a manifest; nothing changes yet.
@@ -108,16 +160,20 @@ class LiveModel(LoadedModel):
         check_signature(manifest, self._signature)
         if manifest.dense is not None:
             directory.check_content(manifest, (manifest.dense,))
-        variables = self._model.named_variables
-        found = [value for _, value in read_values(directory, manifest, variables)]
-        values = [tf.constant(value) for value in found]
+        found = read_values(directory, manifest, self._model.named_variables)
+        values = [tf.constant(value) for _, value in found]
         staged = stage_rows(self._collection, directory, advance.saves)
+        items = self.items
+        is_tower_new = items is not None and items.is_tower_new(found)
+        changes = {} if items is None else read_changes(directory, advance.saves, items.tables)
 
         def apply() -> None:
             self._is_whole = False
             for save in staged:
                 save.apply()
             self._assign(*values)
+            if items is not None:
+                items.refresh(changes, is_tower_new=is_tower_new)
             self.manifest, self.number = manifest, manifest.number
             self._is_whole = True
 

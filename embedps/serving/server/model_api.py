@@ -17,6 +17,7 @@ from embedps.serving.server.served_model import ServedModel
 from embedps.serving.server.tensor_values import Array
 
 SIGNATURE = "serving_default"
+TOP_K = "top_k"
 _PREDICT_METHOD = "tensorflow/serving/predict"
 
 
@@ -100,7 +101,7 @@ class ModelApi:
           name: of the model.
           arrays: reads the request's tensors.
           version: the number of the manifest that must answer; None takes any.
-          signature: of the request; empty is the default one.
+          signature: of the request, serving_default or top_k; empty is the default one.
           wanted: the predictions to give; none means all.
           timeout: seconds until nobody waits for the answer any more.
 
@@ -108,11 +109,13 @@ class ModelApi:
           RequestError: the request is not of this model, or cannot be answered now.
         """
         model = self.model(name)
-        if signature not in ("", SIGNATURE):
-            raise invalid(f"the signature must be {SIGNATURE!r} but is {signature!r}")
+        forms = _formats(model)
+        form = forms.get(signature or SIGNATURE)
+        if form is None:
+            raise invalid(f"the signature must be {' or '.join(forms)} but is {signature!r}")
         _check_version(model, version)  # before it waits; it may change meanwhile
-        request = model.format.request(arrays(model.format))
-        answer = model.ask(request, timeout)
+        request = form.request(arrays(form))
+        answer = (model.rank if signature == TOP_K else model.ask)(request, timeout)
         if version is not None and answer.number != version:
             raise _other_version(model, version, answer.number)
         if unknown := [each for each in wanted if each not in answer.outputs]:
@@ -132,17 +135,17 @@ class ModelApi:
         model = self.model(name)
         number = _check_version(model, version)
         made = messages.SignatureDefMap()
-        signature = made.signature_def[SIGNATURE]
-        signature.method_name = _PREDICT_METHOD
-        for given, specs in (
-            (signature.inputs, model.format.specs),
-            (signature.outputs, model.model.output_specs),
-        ):
-            for tensor, spec in specs.items():
-                given[tensor].name = f"{tensor}:0"
-                given[tensor].dtype = spec.dtype.as_datatype_enum
-                for size in spec.shape:
-                    given[tensor].tensor_shape.dim.add(size=-1 if size is None else size)
+        live = model.model
+        for kind, form in _formats(model).items():
+            signature = made.signature_def[kind]
+            signature.method_name = _PREDICT_METHOD
+            outputs = live.top_k_specs if kind == TOP_K else live.output_specs
+            for given, specs in ((signature.inputs, form.specs), (signature.outputs, outputs)):
+                for tensor, spec in specs.items():
+                    given[tensor].name = f"{tensor}:0"
+                    given[tensor].dtype = spec.dtype.as_datatype_enum
+                    for size in spec.shape:
+                        given[tensor].tensor_shape.dim.add(size=-1 if size is None else size)
         return number, made
 
     def status(self, name: str, version: int | None = None) -> Any:
@@ -209,6 +212,8 @@ class ModelApi:
             lambda m: float(m.refusal is not None),
         )
         gauge("row_bytes", "Memory of the rows and their index.", lambda m: m.standing.row_bytes)
+        gauge("items", "Items that are ranked for queries.", lambda m: m.standing.items)
+        gauge("item_bytes", "Memory of their vectors.", lambda m: m.standing.item_bytes)
         rows = Gauge(
             lambda: [
                 ({"model": name, "table": table}, float(count))
@@ -218,6 +223,12 @@ class ModelApi:
         )
         metrics.add("embedps_rows", "Rows by table.", rows)
         return metrics
+
+
+def _formats(model: ServedModel) -> dict[str, RequestFormat]:
+    """Gives the formats of a model's requests by signature."""
+    ranked = model.top_k_format
+    return {SIGNATURE: model.format, **({} if ranked is None else {TOP_K: ranked})}
 
 
 def _check_version(model: ServedModel, version: int | None) -> int:

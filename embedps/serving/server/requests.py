@@ -103,11 +103,14 @@ class RequestFormat:
 
     def zeros(self, rows: int) -> Request:
         """Makes a request of zeros and empty lists."""
+        return self.request(self.zero_tensors(rows))
+
+    def zero_tensors(self, rows: int) -> dict[str, Array]:
+        """Makes the tensors of a request of zeros and empty lists."""
         given = {}
         for name, spec in self.specs.items():
             given[name] = np.zeros(rows, spec.dtype.as_numpy_dtype)
-        given |= {tensor_name(n): given[tensor_name(n)][:0] for n in self.lists}
-        return self.request(given)
+        return given | {tensor_name(n): given[tensor_name(n)][:0] for n in self.lists}
 
     def request(self, given: Mapping[str, Array]) -> Request:
         """Makes a request of its tensors; a tensor of one row counts for all rows.
@@ -119,6 +122,22 @@ class RequestFormat:
           RequestError: a tensor is absent or unknown, or the rows differ.
         """
         self.check_names(given.keys())
+        return self._request(given)
+
+    def check_names(self, names: Set[str]) -> None:
+        """Checks the names of a request's tensors.
+
+        Raises:
+          RequestError: one is absent or unknown.
+        """
+        if set(names) != self.specs.keys():
+            absent, unknown = sorted(self.specs.keys() - names), sorted(names - self.specs.keys())
+            raise invalid(
+                f"a request must have the tensors {', '.join(sorted(self.specs))} but lacks "
+                f"{', '.join(absent) or 'none'} and has {', '.join(unknown) or 'no others'} besides"
+            )
+
+    def _request(self, given: Mapping[str, Array]) -> Request:
         by_row = {n: len(given[tensor_name(n)]) for n in (*self._floats, *self._integers)}
         by_row |= {n: len(given[lengths_name(n)]) for n in self.lists}
         rows = 0 if 0 in by_row.values() else max(by_row.values(), default=0)
@@ -134,19 +153,6 @@ class RequestFormat:
             integers=_matrix(given, self._integers, rows, np.dtype(np.int64)),
             lists=tuple(self._list(given, name, rows) for name in self.lists),
         )
-
-    def check_names(self, names: Set[str]) -> None:
-        """Checks the names of a request's tensors.
-
-        Raises:
-          RequestError: one is absent or unknown.
-        """
-        if set(names) != self.specs.keys():
-            absent, unknown = sorted(self.specs.keys() - names), sorted(names - self.specs.keys())
-            raise invalid(
-                f"a request must have the tensors {', '.join(sorted(self.specs))} but lacks "
-                f"{', '.join(absent) or 'none'} and has {', '.join(unknown) or 'no others'} besides"
-            )
 
     def _list(self, given: Mapping[str, Array], name: str, rows: int) -> tuple[Array, Array]:
         values, lengths = given[tensor_name(name)], given[lengths_name(name)]

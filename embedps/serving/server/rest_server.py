@@ -316,4 +316,9 @@ def _as_dict(message: Any) -> Any:
 
 
 def _json(value: Any) -> bytes:
-    return json.dumps(value).encode()
+    return json.dumps(value, default=_text).encode()
+
+
+def _text(value: bytes) -> str:
+    """Gives an item's identifier, if it is a text, for JSON."""
+    return value.decode(errors="replace")

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from typing import TypeVar
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.follow import Advance, Follower
@@ -14,7 +15,11 @@ from embedps.checkpoint.format.manifest import Manifest
 from embedps.errors import CheckpointError, CorruptCheckpointError, UsageError
 from embedps.serving.server.batcher import Answer, Batcher
 from embedps.serving.server.live_model import LiveModel
+from embedps.serving.server.request_error import RequestError
 from embedps.serving.server.requests import Request, RequestFormat
+from embedps.serving.server.top_k_format import TopKFormat
+
+T = TypeVar("T")
 
 _POLL_SECS = 0.05
 _FIRST_RETRY_SECS, _LAST_RETRY_SECS = 1.0, 60.0  # of a manifest that failed
@@ -46,6 +51,7 @@ class Standing:
       applied_rows: records of rows that the change had, removals included.
       rows: by table.
       row_bytes: in memory, of all tables.
+      items, item_bytes: that are ranked, and the memory of their vectors; 0 if none are.
     """
 
     number: int
@@ -56,6 +62,8 @@ class Standing:
     applied_rows: int
     rows: Mapping[str, int]
     row_bytes: int
+    items: int
+    item_bytes: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,13 +123,21 @@ class ServedModel:
                 self._reached = self._load(self._follower.to(number))
         self._follower.reached(self._reached)
         self._standing = self._stand(0.0, 0)
-        self._batcher = Batcher(
-            lambda request: self._model.score(request),
-            max_batch_rows=batching.max_batch_rows,
-            max_waiting=batching.max_waiting,
-            wait_secs=batching.wait_secs,
-            on_batch=on_batch,
-        )
+
+        def batcher(answer: Callable[[Request], Answer]) -> Batcher:
+            return Batcher(
+                answer,
+                max_batch_rows=batching.max_batch_rows,
+                max_waiting=batching.max_waiting,
+                wait_secs=batching.wait_secs,
+                on_batch=on_batch,
+            )
+
+        self._batcher = batcher(lambda request: self._model.score(request))
+        # Of its own: a search takes longer than scores, which would wait for it.
+        self._ranker: Batcher | None = None
+        if self._model.items is not None:
+            self._ranker = batcher(lambda request: self._model.rank(request))
         self._thread: threading.Thread | None = None
         if follows and number is None:
             self._thread = threading.Thread(target=self._follow, name=f"follow-{name}", daemon=True)
@@ -151,12 +167,33 @@ class ServedModel:
         """Scores a request; see `Batcher.ask`."""
         return self._batcher.ask(request, timeout)
 
+    @property
+    def top_k_format(self) -> TopKFormat | None:
+        """What requests for the best items hold; None if the model ranks nothing."""
+        return None if self._model.items is None else self._model.items.format
+
+    def rank(self, request: Request, timeout: float | None = None) -> Answer:
+        """Finds the best items of queries; see `Batcher.ask`.
+
+        Raises:
+          RequestError: as `Batcher.ask` does, or the model ranks nothing.
+        """
+        form = self.top_k_format
+        if self._ranker is None or form is None:
+            raise RequestError("INVALID_ARGUMENT", f"model {self.name!r} ranks no items")
+        most = int(form.parts(request).k.max(initial=1))
+        answer = self._ranker.ask(request, timeout)
+        outputs = {name: array[:, :most] for name, array in answer.outputs.items()}
+        return Answer(number=answer.number, outputs=outputs)
+
     def close(self) -> None:
         """Stops to follow, answers what waits, and ends."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
         self._batcher.close()
+        if self._ranker is not None:
+            self._ranker.close()
         self._stack.close()
         self._model.close()
 
@@ -255,7 +292,7 @@ class ServedModel:
                 before, self._model = self._model, fresh
                 return before, 0.0
 
-            before, secs = self._batcher.between(swap)
+            before, secs = self._between(swap)
             before.close()
         else:
             apply = self._model.prepare(advance)
@@ -265,16 +302,24 @@ class ServedModel:
                 apply()
                 return time.monotonic() - began
 
-            secs = self._batcher.between(timed)
+            secs = self._between(timed)
             applied_rows = sum(save.rows + save.removed for save in advance.saves)
         self._reached = advance
         self._follower.reached(advance)
         self._standing = self._stand(secs, applied_rows)
 
+    def _between(self, change: Callable[[], T]) -> T:
+        """Runs a change while no request is answered."""
+        ranker = self._ranker
+        if ranker is None:
+            return self._batcher.between(change)
+        return self._batcher.between(lambda: ranker.between(change))
+
     def _stand(self, apply_secs: float, applied_rows: int) -> Standing:
         manifest = self._model.manifest
         visible_secs = max(0.0, time.time() - manifest.wall_time)  # before the tables are counted
         stats = self._model.collection.stats()
+        items = self._model.items
         return Standing(
             number=manifest.number,
             step=manifest.step,
@@ -284,4 +329,6 @@ class ServedModel:
             applied_rows=applied_rows,
             rows=dict(stats.rows),
             row_bytes=stats.memory_bytes,
+            items=0 if items is None else items.index.num_items,
+            item_bytes=0 if items is None else items.index.num_bytes,
         )

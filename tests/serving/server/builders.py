@@ -20,6 +20,7 @@ from embedps.serving.server import messages
 from embedps.serving.server.grpc_server import GrpcServer
 from embedps.serving.server.live_model import LiveModel
 from embedps.serving.server.model_api import ModelApi
+from embedps.serving.server.ranking import Ranking
 from embedps.serving.server.rest_server import RestServer
 from embedps.serving.server.served_model import Batching, ServedModel
 from embedps.serving.server.tensor_values import fill
@@ -59,10 +60,11 @@ def serving(
     run = read_run(directory.path)
     recommender = run.recommender(dataset)
     api = ModelApi(token=options.pop("token", None))
+    ranking = options.pop("ranking", Ranking())
     model = ServedModel(
         NAME,
         directory,
-        lambda manifest: LiveModel(recommender, dataset, directory, manifest),
+        lambda manifest: LiveModel(recommender, dataset, directory, manifest, ranking=ranking),
         number=options.pop("number", None),
         follows=options.pop("follows", True),
         batching=Batching(max_batch_rows=1024, max_waiting=max_waiting, wait_secs=0.0),

@@ -1,0 +1,31 @@
+"""How a server ranks a retrieval model's items."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from embedps.errors import UsageError
+
+ItemChoice = Literal["rows", "dataset"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ranking:
+    """Options of the ranking.
+
+    Attributes:
+      items: rank those that have a row, or all that the model declares, as an evaluation does.
+      default_k: how many items a request gets that does not say it.
+      max_k: how many it may ask for.
+    """
+
+    items: ItemChoice = "rows"
+    default_k: int = 100
+    max_k: int = 1000
+
+    def __post_init__(self) -> None:
+        if self.default_k > self.max_k:
+            raise UsageError(
+                f"--top-k must be at most --max-top-k, {self.max_k}, but is {self.default_k}"
+            )

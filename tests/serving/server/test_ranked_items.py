@@ -1,0 +1,277 @@
+"""The server's best items are those of an exact search with the manifest that the answer names."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import embedps
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.rows import RowFile
+from embedps.checkpoint.tools.evict import Selection, evict
+from embedps.data.corpus import Corpus
+from embedps.data.dataset import Dataset
+from embedps.evaluation.item_file import read_items
+from embedps.run.run_config import read_run
+from embedps.serving.export_model import export_model
+from embedps.serving.server import messages
+from embedps.serving.server.ranking import Ranking
+from models import two_tower
+from tests.builders import make_config
+from tests.models import planted_interactions
+from tests.serving.builders import split_of, tensors
+from tests.serving.server.builders import Client, Replay, predict_request, serving, until
+
+QUERIES, LEAST = 40, np.finfo(np.float32).min
+TOWERS = {
+    "rows": two_tower.Config(embedding_dim=8, history="history"),
+    "mlp": two_tower.Config(embedding_dim=8, tower_mlp=(16,), history="history"),
+}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return planted_interactions.write_dataset(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module", params=TOWERS)
+def trained(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, dataset: Dataset
+) -> Path:
+    """A run that trains, loses half of its items by an eviction, and trains again."""
+    path = tmp_path_factory.mktemp("run") / "m"
+    for epochs in (1, 2):
+        config = make_config(
+            dataset, path, model="two_tower", keep_secs=1e6, rebase="one-shot", epochs=epochs
+        )
+        embedps.Trainer.from_config(config, TOWERS[request.param]).fit()
+        directory = CheckpointDirectory(path)
+        norms = [
+            np.linalg.norm(row) for row in rows_of(directory, directory.numbers()[-1]).values()
+        ]
+        evict(directory, "item", Selection(below_norm=float(np.median(norms))))
+    return path
+
+
+def rows_of(directory: CheckpointDirectory, number: int) -> dict[int, np.ndarray]:
+    """The rows of the items' table at a manifest, by replaying its chain."""
+    rows: dict[int, np.ndarray] = {}
+    for save in directory.read(number).chain:
+        for entry in save.files:
+            for batch in RowFile(directory.file(entry)).batches():
+                for record in batch.to_pylist():
+                    if record["table"] == "item":
+                        rows[record["id"]] = np.array(record["embedding"], np.float32)
+                        if record["removed"]:
+                            del rows[record["id"]]
+    return rows
+
+
+class Exact:
+    """Ranks the items of a manifest by plain TensorFlow and sorting."""
+
+    def __init__(self, model_dir: Path, number: int, dataset: Dataset, folder: Path) -> None:
+        table = split_of(dataset).slice(0, QUERIES)
+        model = embedps.load(model_dir, number=number)
+        model.export_items(folder / "items.parquet")
+        ids, vectors = read_items(folder / "items.parquet")
+        has_row = np.isin(ids, [*rows_of(CheckpointDirectory(model_dir), number)])
+        self.all_ids, self.ids = ids, ids[has_row]
+        queries = tf.constant(model.predict(table)["query"])
+        self.all_scores = tf.matmul(queries, vectors, transpose_b=True).numpy()
+        self.scores = self.all_scores[:, has_row]
+
+    def best(self, row: int, k: int, seen: Any = (), allowed: Any = None) -> tuple[Any, Any]:
+        scores = np.where(np.isin(self.ids, seen), -np.inf, self.scores[row])
+        if allowed is not None:
+            scores = np.where(np.isin(self.ids, allowed), scores, -np.inf)
+        order = np.argsort(-scores, kind="stable")[:k]
+        order = order[scores[order] > -np.inf]
+        missing = k - len(order)
+        return (
+            np.concatenate([self.ids[order], np.full(missing, -1)]),
+            np.concatenate([scores[order], np.full(missing, LEAST, np.float32)]),
+        )
+
+
+def ask(client: Client, given: dict[str, np.ndarray], **spec: Any) -> tuple[int, Any, Any]:
+    request = predict_request(given, **spec)
+    request.model_spec.signature_name = "top_k"
+    response = client.predict(request)
+    assert response.model_spec.signature_name == "top_k"
+    found = (tf.make_ndarray(response.outputs[name]) for name in ("ids", "scores"))
+    return (response.model_spec.version.value, *found)
+
+
+def queries_of(dataset: Dataset) -> dict[str, np.ndarray]:
+    return tensors(split_of(dataset).slice(0, QUERIES), ["user", "history"])
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+def check(found: tuple[Any, Any], exact: Exact, rows: Any, k: int, **filters: Any) -> None:
+    for row, ids, scores in zip(rows, *found, strict=True):
+        each = {name: lists[row] for name, lists in filters.items()}
+        want_ids, want_scores = exact.best(row, k, **each)
+        np.testing.assert_array_equal(ids, want_ids)
+        np.testing.assert_array_equal(scores, want_scores)
+
+
+def test_each_answer_is_the_exact_search_of_its_manifest(
+    trained: Path, dataset: Dataset, tmp_path: Path
+) -> None:
+    replay = Replay(trained, tmp_path / "m")
+    given, numbers = queries_of(dataset), set()
+    sizes = set()
+    replay.commit(replay.numbers[0])
+    with serving(replay.directory, dataset) as (api, model, addresses):
+        client = Client(addresses.grpc)
+        for number in replay.numbers:
+            replay.commit(number)
+            until(lambda n=number: model.standing.number == n)
+            exact = Exact(trained, number, dataset, tmp_path)
+            version, ids, scores = ask(client, given | {"k": ints(7)})
+            check((ids, scores), exact, range(QUERIES), 7)
+            one = {"user": given["user"][:1], "history": ints(), "history_lengths": ints(0)}
+            alone = ask(
+                client, one | {"history": given["history"][:10], "history_lengths": ints(10)}
+            )
+            assert alone[1].shape == (1, 100)
+            np.testing.assert_array_equal(alone[1][0, :7], ids[0])
+            np.testing.assert_array_equal(alone[2][0, :7], scores[0])
+            numbers.add(version)
+            assert model.standing.items == len(exact.ids)
+            sizes.add(len(exact.ids))
+        assert model.refusal is None
+        assert f'embedps_items{{model="clicks"}} {model.standing.items}' in api.metrics.text()
+        client.close()
+    assert numbers == set(replay.numbers)
+    assert len(sizes) > 1  # items were removed, and others came back
+
+
+def test_all_items_of_the_dataset_are_ranked_as_an_export_does(
+    trained: Path, dataset: Dataset, tmp_path: Path
+) -> None:
+    directory = CheckpointDirectory(trained)
+    number = directory.numbers()[-1]
+    recommender = read_run(trained).recommender(dataset)
+    done = export_model(recommender, dataset, directory, tmp_path / "out", number, top_k=9)
+    given = queries_of(dataset) | tensors(split_of(dataset).slice(0, QUERIES), ["seen"])
+    exported = tf.saved_model.load(str(done.path)).signatures["top_k"]
+    want = exported(**{name: tf.constant(array) for name, array in given.items()})
+    ranking = Ranking(items="dataset", default_k=9)
+    with serving(directory, dataset, ranking=ranking) as (_, model, addresses):
+        client = Client(addresses.grpc)
+        version, ids, scores = ask(client, given)
+        assert version == number
+        assert model.standing.items == len(Corpus.of(dataset, "item").ids)
+        np.testing.assert_array_equal(ids, want["ids"])
+        np.testing.assert_array_equal(scores, want["scores"])
+        client.close()
+
+
+def test_filters_leave_out(trained: Path, dataset: Dataset, tmp_path: Path) -> None:
+    directory = CheckpointDirectory(trained)
+    exact = Exact(trained, directory.numbers()[-1], dataset, tmp_path)
+    given, left = queries_of(dataset), len(exact.ids)
+    seen = split_of(dataset)["seen"].slice(0, QUERIES).to_pylist()
+    every = exact.all_ids.tolist()
+    best = exact.best(0, 3)[0].tolist()
+
+    def of_all(name: str, *ids: int) -> dict[str, np.ndarray]:
+        return {name: ints(*ids), f"{name}_lengths": ints(len(ids))}
+
+    with serving(directory, dataset) as (_, _, addresses):
+        client = Client(addresses.grpc)
+
+        def compare(k: int, more: dict[str, np.ndarray], **filters: Any) -> Any:
+            found = ask(client, given | {"k": ints(k)} | more)[1:]
+            check(found, exact, range(QUERIES), k, **filters)
+            return found
+
+        rows = range(QUERIES)
+        of_rows = tensors(split_of(dataset).slice(0, QUERIES), ["seen"])
+        compare(20, of_rows, seen=seen)
+        compare(left + 30, {})
+        ids, scores = compare(5, of_all("seen", *every), seen=[every for _ in rows])
+        assert (ids == -1).all()
+        assert (scores == LEAST).all()
+        odd = [best[0], best[0], 10**12, -5]
+        compare(5, of_all("seen", *odd), seen=[odd for _ in rows])
+        some = [*best, best[1], 10**12, -1]
+        compare(5, of_all("allowed", *some), allowed=[some for _ in rows])
+        compare(5, of_all("allowed"), allowed=[[] for _ in rows])
+        compare(5, of_rows | of_all("allowed", *every), seen=seen, allowed=[every for _ in rows])
+        # Each row may ask for another number.
+        ids, scores = ask(client, given | {"k": np.arange(1, QUERIES + 1)})[1:]
+        for row in rows:
+            check(
+                (ids[row : row + 1, : row + 1], scores[row : row + 1, : row + 1]),
+                exact,
+                [row],
+                row + 1,
+            )
+            assert (ids[row, row + 1 :] == -1).all()
+        for wrong, said in (
+            ({"k": ints(0)}, "'k' must be from 1 to 1000"),
+            ({"k": ints(1001)}, "'k' must be from 1 to 1000"),
+            ({"seen": ints(3)}, "'seen' and 'seen_lengths' must be there together"),
+            ({"other": ints(3)}, "has other besides"),
+            ({"embedps_is_limited": ints(1)}, "has embedps_is_limited besides"),
+            ({"k": ints(1, 2)}, "one row or all"),
+            (of_all("allowed", 1) | {"allowed_lengths": ints(2)}, "add up to its 1 values"),
+        ):
+            with pytest.raises(grpc.RpcError, match=said) as refused:
+                ask(client, given | wrong)
+            assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        client.close()
+
+
+def test_rest_gives_items_by_row_and_by_column(
+    trained: Path, dataset: Dataset, tmp_path: Path
+) -> None:
+    directory = CheckpointDirectory(trained)
+    exact = Exact(trained, directory.numbers()[-1], dataset, tmp_path)
+    records = split_of(dataset).slice(0, 2).select(["user", "history"]).to_pylist()
+    with serving(directory, dataset) as (api, _, addresses):
+
+        def post(body: Any) -> Any:
+            data = json.dumps({"signature_name": "top_k", **body}).encode()
+            url = f"{addresses.rest}/v1/models/clicks:predict"
+            with urllib.request.urlopen(urllib.request.Request(url, data), timeout=60) as response:
+                return json.loads(response.read())
+
+        best = exact.best(0, 2)[0].tolist()
+        rows = [{**records[0], "k": 3, "seen": best}, {**records[1], "k": 3, "seen": []}]
+        found = post({"instances": rows})["predictions"]
+        for row, seen in enumerate((best, ())):
+            ids, scores = exact.best(row, 3, seen=seen)
+            assert found[row]["ids"] == ids.tolist()
+            np.testing.assert_allclose(found[row]["scores"], scores, rtol=1e-6)
+        columns = {
+            "user": [records[0]["user"]],
+            "history": records[0]["history"],
+            "history_lengths": [len(records[0]["history"])],
+            "allowed": best,
+            "allowed_lengths": [2],
+            "k": [2],
+        }
+        assert post({"inputs": columns})["outputs"]["ids"] == [best]
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            post({"inputs": columns, "signature_name": "query"})
+        number, signatures = api.metadata("clicks")
+        assert number == directory.numbers()[-1]
+        ranked = signatures.signature_def["top_k"]
+        assert {"user", "history", "k", "seen", "allowed"} < set(ranked.inputs)
+        assert set(ranked.outputs) == {"ids", "scores"}
+        assert isinstance(signatures, messages.SignatureDefMap)

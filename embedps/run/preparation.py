@@ -54,14 +54,15 @@ def check_watch(config: TrainConfig) -> Path | None:
     """Gives the directory that a run watches; None if it watches none.
 
     Raises:
-      UsageError: it is no local directory, or the config asks for what needs an end.
+      UsageError: it is no directory, or in an object store that does not answer; or the config
+        asks for what needs an end.
     """
     if config.watch is None:
         return None
     watched = as_path(config.watch)
     if isinstance(watched, ObjectPath):
-        raise UsageError(f"--watch {watched} must be a local directory: mount or copy it")
-    if not watched.is_dir():
+        _check_bucket(watched)
+    elif not watched.is_dir():
         raise UsageError(f"--watch {watched} must be a directory: make it first")
     if not config.optimizer.is_constant:
         raise UsageError(
@@ -74,6 +75,17 @@ def check_watch(config: TrainConfig) -> Path | None:
             "inline: use --eval sidecar or none"
         )
     return watched.absolute()
+
+
+def _check_bucket(watched: ObjectPath) -> None:
+    bucket = ObjectPath(*watched.parts[:2])
+    try:
+        found = bucket.exists()
+    except OSError as error:
+        message = " ".join(str(error).split())
+        raise UsageError(f"--watch {watched} cannot be listed: {message}") from error
+    if not found:
+        raise UsageError(f"--watch {watched}: there is no bucket {str(bucket)!r}: make it first")
 
 
 def check_columns(recommender: Recommender, dataset: Dataset) -> None:

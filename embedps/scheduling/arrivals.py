@@ -20,7 +20,7 @@ from embedps.errors import CorruptCheckpointError
 from embedps.storage import file_io
 
 FOLDER = "_arrivals"
-_MAX_FILES = 1000
+_MAX_FILES = 1000  # that many become one
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,6 +32,8 @@ class Arrival:
       row_groups: the rows of each; none if it was refused.
       refused: why it cannot be trained; empty if it can.
       scores: of its rows, by the model before it trained on them.
+      event_ms: the least timestamp of its rows, in milliseconds since 1970; None if the dataset has
+        no timestamps, or the file no statistics of them.
       time: when it was taken, in seconds since 1970.
     """
 
@@ -40,6 +42,7 @@ class Arrival:
     refused: str = ""
     scores: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
     time: float = 0.0
+    event_ms: int | None = None
 
     @property
     def rows(self) -> int:
@@ -58,6 +61,7 @@ class Arrivals:
         """
         self._folder = model_dir / FOLDER
         self.files: list[Arrival] = []
+        self._unmerged: list[Path] = []
         found = sorted(p for p in self._folder.glob("*.json")) if self._folder.exists() else []
         for path in found:
             first, listed = _read(path)
@@ -66,9 +70,13 @@ class Arrivals:
                     f"{self._folder}: expected file {len(self.files)}, found {path.name}: restore "
                     "the folder from a copy, or start a new model directory"
                 )
-            self.files += listed[len(self.files) - first :]
-        if len(found) > _MAX_FILES:
-            self._merge(found)
+            more = listed[len(self.files) - first :]
+            if not more and first < len(self.files):  # an ended merge left it
+                path.unlink(missing_ok=True)
+                continue
+            self.files += more
+            if len(listed) < _MAX_FILES:
+                self._unmerged.append(path)
 
     def append(self, arrivals: Sequence[Arrival]) -> None:
         """Adds files to the list, durably.
@@ -77,19 +85,25 @@ class Arrivals:
           CheckpointError: it cannot be written.
         """
         file_io.make_directories(self._folder)
-        self._write(len(self.files), arrivals)
+        self._unmerged.append(self._write(len(self.files), arrivals))
         self.files += arrivals
+        if len(self._unmerged) >= _MAX_FILES:
+            self._merge()
 
-    def _write(self, first: int, arrivals: Sequence[Arrival]) -> None:
+    def _write(self, first: int, arrivals: Sequence[Arrival]) -> Path:
         document = [dataclasses.asdict(each) for each in arrivals]
         text = json.dumps(document, ensure_ascii=False) + "\n"
-        file_io.write_bytes(self._folder / f"{first:012d}.json", text.encode())
+        path = self._folder / f"{first:012d}.json"
+        file_io.write_bytes(path, text.encode())
+        return path
 
-    def _merge(self, paths: Sequence[Path]) -> None:
-        """Writes all into the first file; what an ended merge leaves is listed twice, read once."""
-        self._write(0, self.files)
-        for path in paths[1:]:
+    def _merge(self) -> None:
+        """Writes what was listed since the last merge into one file."""
+        first, *others = self._unmerged
+        self._write(int(first.stem), self.files[int(first.stem) :])
+        for path in others:
             path.unlink(missing_ok=True)
+        self._unmerged = []
 
 
 def _read(path: Path) -> tuple[int, list[Arrival]]:
@@ -105,6 +119,7 @@ def _read(path: Path) -> tuple[int, list[Arrival]]:
 
 def _decode(node: Any) -> Arrival:
     arrival = Arrival(**{**node, "row_groups": tuple(node["row_groups"])})
-    if not isinstance(arrival.path, str) or not all(map(is_count, arrival.row_groups)):
+    fits = isinstance(arrival.path, str) and all(map(is_count, arrival.row_groups))
+    if not fits or not isinstance(arrival.event_ms, int | None):
         raise TypeError(f"{node!r:.80}")
     return arrival

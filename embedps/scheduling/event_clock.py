@@ -5,15 +5,19 @@ Parquet file. So a row from the far future has no effect beside others. The cloc
 median of the times of that unit and the eight before it, or an earlier median that is later: it
 only advances, and a few units of a wrong time do not move it. It begins with the fifth unit.
 
-So the clock depends on the dataset alone, not on workers, servers or restarts. Later epochs repeat
-times: it stands still.
+A file that arrives in a watched directory counts as one unit, however large it is, by its least
+timestamp. So a file of a wrong time does not move the clock, even if it has many units.
+
+So the clock depends on the dataset and the order of the files alone, not on workers, servers or
+restarts. Later epochs repeat times: it stands still.
 """
 
 from __future__ import annotations
 
 import bisect
+import collections
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow.parquet as pq
 
@@ -31,12 +35,23 @@ class EventClock:
 
     def __init__(self, first_steps: Sequence[int], times_ms: Sequence[int]) -> None:
         """Takes the first step and the time of each unit of an epoch, in order."""
-        self._first_steps = list(first_steps)
+        self._window: collections.deque[int] = collections.deque(maxlen=_WINDOW)
+        self._begins = 0  # the position of the first unit that is kept
+        self._first_steps: list[int] = []
         self._clock: list[int] = []  # by unit, rising
-        for i in range(len(times_ms)):
-            window = times_ms[max(0, i + 1 - _WINDOW) : i + 1]
-            median = statistics.median_low(window) if i >= _FIRST else _NEVER
-            self._clock.append(max(median, self._clock[-1] if self._clock else _NEVER))
+        for first_step, time_ms in zip(first_steps, times_ms, strict=True):
+            self.append([first_step], time_ms)
+
+    def append(self, first_steps: Iterable[int], time_ms: int | None) -> None:
+        """Adds units of one time, by their first steps; None is no time."""
+        if time_ms is not None:
+            self._window.append(time_ms)
+        now = self._clock[-1] if self._clock else _NEVER
+        if time_ms is not None and len(self._window) > _FIRST:
+            now = max(now, statistics.median_low(self._window))
+        for first_step in first_steps:
+            self._first_steps.append(first_step)
+            self._clock.append(now)
 
     @classmethod
     def of(cls, dataset: Dataset, units: Sequence[Unit]) -> EventClock:
@@ -56,7 +71,8 @@ class EventClock:
         found = []
         for unit in units:
             if unit.path not in times:
-                times[unit.path] = _row_groups(unit.path, dataset.timestamp)
+                metadata = pq.read_metadata(unit.path)
+                times[unit.path] = row_group_times(metadata, unit.path, dataset.timestamp)
             last = unit.first_row + unit.num_rows
             groups, first = times[unit.path], 0
             mine = []
@@ -74,13 +90,24 @@ class EventClock:
           ttl_ms: the time to live.
           units_done: how many units of the run are done.
         """
-        now = min(units_done, len(self._clock)) - 1
+        now = min(units_done - self._begins, len(self._clock)) - 1
         if now < 0 or self._clock[now] == _NEVER:
             return 0
         first = bisect.bisect_left(self._clock, self._clock[now] - ttl_ms)
         # Before its first unit the clock has no time, so the rows of then have no age.
         begins = bisect.bisect_right(self._clock, _NEVER)
         return self._first_steps[first] if first > begins else 0
+
+    def forget(self, ttl_ms: int, *, units_done: int) -> None:
+        """Forgets the units that no time to live up to this one asks for again."""
+        now = min(units_done - self._begins, len(self._clock)) - 1
+        if now < 0:
+            return
+        # The last unit before is kept: a unit in front tells that the clock had begun.
+        dropped = bisect.bisect_left(self._clock, self._clock[now] - ttl_ms) - 1
+        if dropped > len(self._clock) // 2:  # so that each unit is moved once
+            self._begins += dropped
+            del self._first_steps[:dropped], self._clock[:dropped]
 
 
 class EventAges:
@@ -102,6 +129,7 @@ class EventAges:
           DatasetError: a file has no statistics of it.
         """
         self._ttl_secs = dict(ttl_secs)
+        self._ledger = ledger
         self._before = dict.fromkeys(ttl_secs, 0)
         if not ttl_secs:
             return
@@ -114,18 +142,27 @@ class EventAges:
 
     def changes(self, units_done: int) -> dict[str, int]:
         """Returns the steps that changed since the last call."""
+        arrived = self._ledger.take_arrived()
+        if not self._ttl_secs:
+            return {}
+        for first_steps, event_ms in arrived:
+            self._clock.append(first_steps, event_ms)
         now = {
             name: self._clock.first_step_within(1000 * secs, units_done=units_done)
             for name, secs in self._ttl_secs.items()
         }
         changed = {name: step for name, step in now.items() if step != self._before[name]}
         self._before = now
+        self._clock.forget(1000 * max(self._ttl_secs.values()), units_done=units_done)
         return changed
 
 
-def _row_groups(path: str, column: str) -> list[tuple[int, int]]:
-    """Returns the number of rows and the least timestamp of each row group of a file."""
-    metadata = pq.read_metadata(path)
+def row_group_times(metadata: pq.FileMetaData, path: str, column: str) -> list[tuple[int, int]]:
+    """Returns the number of rows and the least timestamp of each row group of a file.
+
+    Raises:
+      DatasetError: a row group has no statistics of the column.
+    """
     index = metadata.schema.names.index(column)
     groups = []
     for i in range(metadata.num_row_groups):

@@ -99,6 +99,14 @@ class Ledger:
         self._order: list[int] = []
         self._first_steps: list[int] = []
 
+    def take_arrived(self) -> list[tuple[list[int], int | None]]:
+        """Gives the files that arrived since the last call: their units' first steps, and a time.
+
+        The first one comes after the epochs' units, of which those after the first epoch have no
+        time. See WatchLedger.
+        """
+        return []
+
     @property
     def units_per_epoch(self) -> int:
         """Returns the number of units per epoch."""
@@ -165,12 +173,15 @@ class Ledger:
     def done(self, unit: Unit) -> None:
         """Records a unit as done."""
         with self._lock:
-            self._begun.discard(unit.position)
-            self._attempts.pop(unit.position, None)
-            bisect.insort(self._beyond, unit.position)
-            while self._beyond and self._beyond[0] == self._prefix:
-                self._beyond.pop(0)
-                self._prefix += 1
+            self._mark_done(unit)
+
+    def leave_out(self, unit: Unit) -> None:
+        """Records a unit that cannot be read as done, without its rows.
+
+        Raises:
+          UsageError: it is a unit of the dataset.
+        """
+        raise UsageError(f"{unit.path} is a file of the dataset, which a run cannot leave out")
 
     def give_back(self, unit: Unit) -> None:
         """Takes back a unit that was not done; it will be handed out again.
@@ -227,14 +238,17 @@ class Ledger:
     def state(self) -> dict[str, Any]:
         """Returns the state that a manifest stores, as JSON values."""
         with self._lock:
-            return {
-                "dataset": self._fingerprint,
-                "units_per_epoch": len(self._ranges),
-                "prefix": self._prefix,
-                "beyond": list(self._beyond),
-                # Units that were given back are counted in `repeated` already.
-                **self._attempt_fields(sorted(self._begun)),
-            }
+            return self._state()
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "dataset": self._fingerprint,
+            "units_per_epoch": len(self._ranges),
+            "prefix": self._prefix,
+            "beyond": list(self._beyond),
+            # Units that were given back are counted in `repeated` already.
+            **self._attempt_fields(sorted(self._begun)),
+        }
 
     def partially_applied(self, state: dict[str, Any]) -> dict[str, Any]:
         """Returns the fields of an earlier state to replace after the save has taken its snapshot.
@@ -286,6 +300,14 @@ class Ledger:
             self._num_attempts = state["num_attempts"]
             self._returned = []
             self._repeated = state["repeated"] + len(state["doing"])
+
+    def _mark_done(self, unit: Unit) -> None:
+        self._begun.discard(unit.position)
+        self._attempts.pop(unit.position, None)
+        bisect.insort(self._beyond, unit.position)
+        while self._beyond and self._beyond[0] == self._prefix:
+            self._beyond.pop(0)
+            self._prefix += 1
 
     def _is_done(self, position: int) -> bool:
         if position < self._prefix:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import enum
 import math
 import threading
 import time
@@ -19,6 +20,7 @@ from embedps.scheduling.ledger import Ledger, Unit
 _UNITS_PER_WORKER = 2  # one running, one queued behind it
 _TICK_SECS = 0.2
 _IDLE_SECS = 0.05  # from one look for new units to the next
+_RETRY_SECS = 1.0  # from a unit's failure to its next attempt
 # A unit is a straggler after this time, and this multiple of the usual time for its rows.
 _STRAGGLER_SECS = 1.0
 _STRAGGLER_TIMES = 2.0
@@ -27,13 +29,21 @@ _STUCK_SECS = 600.0
 _STUCK_TIMES = 20.0
 
 
+class OnFailure(enum.Enum):
+    """What follows from a unit's failure."""
+
+    STOP = enum.auto()
+    LEAVE_OUT = enum.auto()
+    TRY_AGAIN = enum.auto()
+
+
 class Scheduler:
     """Runs units on threads, one unit after the other each, until none is left or the run stops.
 
     If the ledger grows, they wait for more units instead.
 
     Use it as a context manager; its exit waits for the units in progress. A unit that fails is
-    given back to the ledger, and stops all threads. A unit whose worker does not answer gets
+    given back to the ledger, and stops all threads unless `on_failure` tells otherwise. A unit whose worker does not answer gets
     another attempt on another worker. A straggler gets one more attempt if no unit is left to hand
     out and a worker is idle. The first attempt that ends is recorded, and the counts of the others
     are dropped. Servers apply each step only once: see engine/step_exchange.py.
@@ -49,6 +59,7 @@ class Scheduler:
         record: Callable[[Unit, Counts], None],
         stop: threading.Event,
         finish_secs: float = math.inf,
+        on_failure: Callable[[Unit, BaseException], OnFailure] = lambda *_: OnFailure.STOP,
     ) -> None:
         """Starts the threads.
 
@@ -60,6 +71,7 @@ class Scheduler:
           record: called with each unit's counts before the unit is done; may raise to refuse them.
           stop: once set, no unit begins; `end` does the same for this scheduler alone.
           finish_secs: the time after a stop before units in progress are given back.
+          on_failure: tells what follows when a unit fails.
         """
         self._cluster = cluster
         self._ledger = ledger
@@ -69,6 +81,7 @@ class Scheduler:
         self._stop = stop
         self._ending = threading.Event()  # stops this scheduler alone
         self._finish_secs = finish_secs
+        self._on_failure = on_failure
         self._order = threading.Lock()
         self._lock = threading.Lock()  # guards the four below
         self._error: BaseException | None = None
@@ -146,11 +159,24 @@ class Scheduler:
                 self._record(unit, counts)
                 self._ledger.done(unit)
             except BaseException as error:
-                self._fail(unit, error)
-                return
+                if not self._goes_on(unit, error):
+                    self._fail(unit, error)
+                    return
             finally:
                 with self._lock:
                     self._in_progress -= 1
+
+    def _goes_on(self, unit: Unit, error: BaseException) -> bool:
+        """Leaves a unit that failed out, or gives it back to be tried again; tells if it did."""
+        if self._is_stopped:
+            return False
+        outcome = self._on_failure(unit, error)
+        if outcome is OnFailure.LEAVE_OUT:
+            self._ledger.leave_out(unit)
+        elif outcome is OnFailure.TRY_AGAIN:
+            self._ledger.give_back(unit)
+            self._ending.wait(_RETRY_SECS)
+        return outcome is not OnFailure.STOP
 
     def _start_attempt(self, unit: Unit) -> ScheduledCall:
         return self._cluster.schedule(

@@ -53,6 +53,9 @@ class WatchLedger(Ledger):
         self._gone_steps, self._gone_rows = 0, 0  # of arrived units before the queue
         self._next_step = epochs * self.steps_per_epoch
         self._arrived_rows = 0
+        self._left_out_rows = 0
+        later = self._first_arrived - self.units_per_epoch
+        self._arrived: list[tuple[list[int], int | None]] = [([0] * later, None)]
         self._arrivals = arrivals
         for arrival in arrivals.files:
             self._add(arrival)
@@ -78,14 +81,36 @@ class WatchLedger(Ledger):
         found = dataset_of(arrival, self._dataset, self._directory)
         ranges = split_into_ranges(found, dataclasses.replace(self._options, split=SPLIT))
         with self._lock:
+            first_steps = []
             for path, first_row, num_rows in ranges:
+                first_steps.append(self._next_step)
                 self._queue.append((path, first_row, num_rows, self._next_step))
                 self._next_step += self._steps(num_rows)
                 self._arrived_rows += num_rows
+            self._arrived.append((first_steps, arrival.event_ms))
             if self._next_step >= MAX_STEPS:
                 raise UsageError(
                     "a run must have fewer than 2^32 steps: start a new model directory"
                 )
+
+    def take_arrived(self) -> list[tuple[list[int], int | None]]:
+        """Gives the files that arrived since the last call: their units' first steps, and a time.
+
+        The first call gives the units of the epochs after the first one too, without a time.
+        """
+        with self._lock:
+            arrived, self._arrived = self._arrived, []
+        return arrived
+
+    def has_arrived(self, unit: Unit) -> bool:
+        """Tells whether a unit is of a file that arrived, and not of the dataset."""
+        return unit.position >= self._first_arrived
+
+    @property
+    def num_waiting(self) -> int:
+        """Returns the number of units that were not handed out."""
+        with self._lock:
+            return self.num_units - max(self._next, self._prefix) + len(self._returned)
 
     @property
     def num_units(self) -> int:
@@ -108,26 +133,40 @@ class WatchLedger(Ledger):
         with self._lock:
             self._forget()
 
+    def leave_out(self, unit: Unit) -> None:
+        """Records a unit that cannot be read as done, without its rows; see Ledger."""
+        if not self.has_arrived(unit):
+            super().leave_out(unit)
+        with self._lock:  # so that no state has one without the other
+            self._left_out_rows += unit.num_rows
+            self._mark_done(unit)
+            self._forget()
+
     def steps_done(self) -> int:
         """Returns the number of steps of the units that are done, in any order."""
         return self._sums()[0]
 
     def rows_done(self) -> int:
         """Returns the number of rows of the units that are done; counts a repeated unit once."""
-        return self._sums()[1]
+        return self._sums()[1] - self._left_out_rows
 
     def state(self) -> dict[str, Any]:
         """Returns the state that a manifest stores, as JSON values.
 
-        "watched" has the position of the first arrived unit, and the files of which some units are
-        done, or in progress, and others are not.
+        "watched" has the position of the first arrived unit; the files of which some units are
+        done, or in progress, and others are not; and the rows of units that were left out.
         """
-        state = super().state()
         with self._lock:
+            state = self._state()
             busy = {*state["beyond"], *state["doing"]}
             paths = [self._range(p)[0] for p in sorted(busy) if p >= self._queue_begins]
-        names = [str(Path(path).relative_to(self._directory.absolute())) for path in paths]
-        watched = {"first_unit": self._first_arrived, "in_progress": list(dict.fromkeys(names))}
+            left_out = self._left_out_rows
+        names = [path.removeprefix(f"{self._directory.absolute()}/") for path in paths]
+        watched = {
+            "first_unit": self._first_arrived,
+            "in_progress": list(dict.fromkeys(names)),
+            "left_out_rows": left_out,
+        }
         return {**state, "watched": watched}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -151,6 +190,7 @@ class WatchLedger(Ledger):
             )
         super().restore(state)
         with self._lock:
+            self._left_out_rows = state.get("watched", {}).get("left_out_rows", 0)
             self._forget()
 
     def _steps(self, rows: int) -> int:

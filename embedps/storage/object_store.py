@@ -75,6 +75,17 @@ class ObjectPath(PosixPath):
         """Lists the children whose names match."""
         return (each for each in self.iterdir() if fnmatch.fnmatchcase(each.name, pattern))
 
+    def objects(self) -> Generator[tuple[str, pafs.FileInfo], None, None]:
+        """Lists the objects under it, at any depth, with their names from here on.
+
+        Raises:
+          OSError: the store does not answer, or refuses.
+        """
+        begins = len(self._key) + 1
+        for info in self._list(recursive=True):
+            if info.is_file:
+                yield info.path[begins:], info
+
     def open_input(self) -> pa.NativeFile:
         """Opens the object for random access."""
         return self._filesystem.open_input_file(self._key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 import time
@@ -10,13 +11,25 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import tensorflow as tf
 
+from embedps.console.tf_logging import op_error_text
 from embedps.data.dataset import Dataset
+from embedps.engine.unit_functions import explain
+from embedps.errors import DatasetError
 from embedps.scheduling.arrivals import Arrival
+from embedps.scheduling.event_clock import row_group_times
+from embedps.scheduling.ledger import Unit
+from embedps.scheduling.scheduler import OnFailure
 from embedps.scheduling.watch_ledger import WatchLedger, dataset_of
+from embedps.storage.file_listing import ListedFile, list_files
+from embedps.storage.object_store import ObjectPath
 
 _POLL_SECS = 0.25
+_OBJECTS_POLL_SECS = 1.0
+_PAUSE_TIMES = 4.0  # a pause between two listings lasts this many listings at least
 _SETTLE_SECS = 10.0  # a file that cannot be read yet, and does not change, is refused after this
+_TURN_SECS = 0.02  # from one look whether a file's turn has come to the next
 
 Score = Callable[[Dataset, threading.Event], Mapping[str, float] | None]
 """Scores the files of split watch_ledger.SPLIT; gives None if the event ends it."""
@@ -25,9 +38,12 @@ Score = Callable[[Dataset, threading.Event], Mapping[str, float] | None]
 class FileWatch:
     """Takes the Parquet files of a directory in order of arrival, on a thread of its own.
 
-    What arrives together is taken in order of modification, then of name. A file counts as there
-    when it can be read: write it under another name, or beginning with "." or "_", and rename it.
-    It must not change any more, and stay until it is trained.
+    What is found by one listing is taken in order of modification, then of name. A file counts as
+    there when it can be read: write it under another name, or beginning with "." or "_", and rename
+    it. It must not change any more, and stay until it is trained. An object of a store appears as a
+    whole.
+
+    A file is scored and taken when its turn to be trained is near: the others wait where they are.
     """
 
     def __init__(
@@ -36,26 +52,35 @@ class FileWatch:
         dataset: Dataset,
         ledger: WatchLedger,
         score: Score,
+        *,
+        ahead_units: int,
+        needs_times: bool = False,
     ) -> None:
         """Watches nothing yet.
 
         Args:
-          directory: to watch, with all below it.
+          directory: to watch, with all below it; a prefix of an object store is listed as a whole.
           dataset: whose columns the files must have.
           ledger: gets the files.
           score: scores a file before it is trained.
+          ahead_units: no file is taken while more units than this wait to be trained.
+          needs_times: the files must have statistics of the dataset's timestamps.
         """
         self._directory = directory
         self._dataset = dataset
         self._ledger = ledger
         self._score = score
+        self._ahead_units = ahead_units
+        self._needs_times = needs_times
         self._known = set(ledger.taken)
-        self._unreadable: dict[str, tuple[tuple[int, int], float]] = {}
+        self._unreadable: dict[str, tuple[ListedFile, float]] = {}
+        self._lists = True  # whether the last listing succeeded
         self._stop = threading.Event()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards the four below
         self._news: list[str] = []
         self._points: list[Mapping[str, float | None]] = []
         self._error: BaseException | None = None
+        self._num_waiting = 0
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def __enter__(self) -> FileWatch:
@@ -88,88 +113,156 @@ class FileWatch:
             points, self._points = self._points, []
         return points
 
+    @property
+    def num_waiting(self) -> int:
+        """Returns how many files the last listing found that are not taken yet."""
+        with self._lock:
+            return self._num_waiting
+
+    def on_failure(self, unit: Unit, error: BaseException) -> OnFailure:
+        """Tells what follows from a unit's failure.
+
+        A file that arrived and was removed or damaged before it was trained is left out, with a
+        line. An object that its store does not give is tried again.
+        """
+        if not self._ledger.has_arrived(unit):
+            return OnFailure.STOP
+        if isinstance(explain(error), DatasetError):
+            rows = f"rows {unit.first_row:,} to {unit.first_row + unit.num_rows:,}"
+            self._tell(f"{rows} of {unit.path} are left out: {_message(error)}")
+            return OnFailure.LEAVE_OUT
+        is_object = isinstance(self._directory, ObjectPath)
+        if is_object and isinstance(error, tf.errors.InternalError) and unit.path in error.message:
+            self._tell(f"{unit.path} is tried again: {_message(error)}")
+            return OnFailure.TRY_AGAIN
+        return OnFailure.STOP
+
     def _run(self) -> None:
+        is_object = isinstance(self._directory, ObjectPath)
         try:
             while not self._stop.is_set():
-                for path in self._new_paths():
-                    if self._stop.is_set():
+                began = time.monotonic()
+                found = self._new_files()
+                pause = _PAUSE_TIMES * (time.monotonic() - began)
+                names = {file.name for file in found}
+                self._unreadable = {k: v for k, v in self._unreadable.items() if k in names}
+                for i, file in enumerate(found):
+                    with self._lock:
+                        self._num_waiting = len(found) - i
+                    if not self._await_turn():
                         return
-                    self._take(path)
-                self._stop.wait(_POLL_SECS)
+                    self._take(file)
+                with self._lock:
+                    self._num_waiting = 0
+                self._stop.wait(max(pause, _OBJECTS_POLL_SECS if is_object else _POLL_SECS))
         except BaseException as error:  # shown by the run
             with self._lock:
                 self._error = error
 
-    def _new_paths(self) -> list[str]:
-        """Lists the files that were not taken, the oldest first."""
-        found = []
+    def _new_files(self) -> list[ListedFile]:
+        """Lists the files that were not taken, in order; none if they cannot be listed now."""
         try:
-            for path in self._directory.rglob("*.parquet"):
-                name = path.relative_to(self._directory)
-                if str(name) in self._known or any(p.startswith(("_", ".")) for p in name.parts):
-                    continue
-                found.append((path.stat().st_mtime_ns, str(name)))
-        except OSError:  # it vanished meanwhile, or cannot be listed: look again later
+            found = list_files(self._directory, ".parquet", known=self._known)
+        except OSError as error:
+            if self._lists:
+                self._tell(f"{self._directory} cannot be listed, and is tried again: {error}")
+            self._lists = False
             return []
-        return [name for _, name in sorted(found)]
+        if not self._lists:
+            self._tell(f"{self._directory} is listed again")
+        self._lists = True
+        return found
 
-    def _take(self, name: str) -> None:
+    def _await_turn(self) -> bool:
+        """Waits until few units wait to be trained; gives False at the end."""
+        while self._ledger.num_waiting > self._ahead_units:
+            if self._stop.wait(_TURN_SECS):
+                return False
+        return not self._stop.is_set()
+
+    def _take(self, file: ListedFile) -> None:
         """Takes a file if it is there as a whole."""
-        arrival = self._checked(name)
+        arrival = self._checked(file)
         if arrival is None:
             return
         if arrival.rows:
-            scores = self._score(dataset_of(arrival, self._dataset, self._directory), self._stop)
-            if scores is None:
-                return
-            finite = {n: v if math.isfinite(v) else None for n, v in scores.items()}
-            arrival = Arrival(
-                path=name, row_groups=arrival.row_groups, scores=finite, time=time.time()
-            )
+            dataset = dataset_of(arrival, self._dataset, self._directory)
+            try:
+                scores = self._score(dataset, self._stop)
+            except (DatasetError, tf.errors.InternalError) as error:
+                if file.name not in str(error):
+                    raise
+                arrival = self._unread(file, f"cannot be read: {_message(error)}")
+                if arrival is None:
+                    return
+            else:
+                if scores is None:
+                    return
+                finite = {n: v if math.isfinite(v) else None for n, v in scores.items()}
+                arrival = dataclasses.replace(arrival, scores=finite)
         self._ledger.take_file(arrival)
-        self._known.add(name)
-        self._unreadable.pop(name, None)
-        with self._lock:
-            self._news.append(_describe(arrival))
-            if arrival.rows:
+        self._known.add(file.name)
+        self._unreadable.pop(file.name, None)
+        self._tell(_describe(arrival))
+        if arrival.rows:
+            with self._lock:
                 self._points.append(arrival.scores)
 
-    def _checked(self, name: str) -> Arrival | None:
+    def _checked(self, file: ListedFile) -> Arrival | None:
         """Reads a file's footer; gives None if the file may not be complete yet."""
-        path = self._directory / name
+        path = self._directory / file.name
         try:
-            with pq.ParquetFile(path) as parquet:
+            source = path.open_input() if isinstance(path, ObjectPath) else path
+            with pq.ParquetFile(source) as parquet:
                 schema, metadata = parquet.schema_arrow, parquet.metadata
-                groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+        except FileNotFoundError:
+            return None  # it was removed after the listing
         except (pa.ArrowException, OSError) as error:
-            return self._unread(name, error)
+            return self._unread(file, f"must be a Parquet file: {error}")
+        groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         for column in self._dataset.columns:
             at = schema.get_field_index(column)
             found = str(schema.field(at).type) if at >= 0 else "none"
             if found != self._dataset.schema[column]:
-                return Arrival(
-                    path=name,
-                    refused=f"column {column!r} must have Arrow type "
-                    f"{self._dataset.schema[column]}, it has {found}",
-                    time=time.time(),
+                return _refused(
+                    file,
+                    f"column {column!r} must have Arrow type {self._dataset.schema[column]}, "
+                    f"it has {found}",
                 )
-        return Arrival(path=name, row_groups=tuple(groups), time=time.time())
+        event_ms = None
+        if self._dataset.timestamp and sum(groups):
+            try:
+                times = row_group_times(metadata, file.name, self._dataset.timestamp)
+                event_ms = min(time for rows, time in times if rows)
+            except DatasetError as error:
+                if self._needs_times:
+                    return _refused(file, str(error))
+        return Arrival(
+            path=file.name, row_groups=tuple(groups), time=time.time(), event_ms=event_ms
+        )
 
-    def _unread(self, name: str, error: Exception) -> Arrival | None:
-        try:
-            stat = (self._directory / name).stat()
-        except OSError:
-            return None  # it vanished
-        state, now = (stat.st_size, stat.st_mtime_ns), time.monotonic()
-        known, since = self._unreadable.setdefault(name, (state, now))
-        if known != state:
-            self._unreadable[name] = (state, now)
+    def _unread(self, file: ListedFile, why: str) -> Arrival | None:
+        """Refuses a file that could not be read and has not changed for a while."""
+        now = time.monotonic()
+        known, since = self._unreadable.setdefault(file.name, (file, now))
+        if known != file:
+            self._unreadable[file.name] = (file, now)
         elif now - since >= _SETTLE_SECS:
-            message = " ".join(str(error).split())
-            return Arrival(
-                path=name, refused=f"must be a Parquet file: {message}", time=time.time()
-            )
+            return _refused(file, " ".join(why.split()))
         return None
+
+    def _tell(self, line: str) -> None:
+        with self._lock:
+            self._news.append(" ".join(line.split()))
+
+
+def _message(error: BaseException) -> str:
+    text = op_error_text(str(getattr(error, "message", error)))
+    return text.removesuffix(": make the dataset again")
+
+
+def _refused(file: ListedFile, why: str) -> Arrival:
+    return Arrival(path=file.name, refused=why, time=time.time())
 
 
 def _describe(arrival: Arrival) -> str:

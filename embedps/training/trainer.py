@@ -36,6 +36,7 @@ from embedps.run.summary import SUMMARY_NAME, complete, read_evaluations, read_j
 from embedps.scheduling.ledger import Ledger
 from embedps.scheduling.watch_ledger import SPLIT, WatchLedger
 from embedps.tables.collection import EmbeddingCollection
+from embedps.tables.specs import event_secs_of
 from embedps.training.callback_effects import CallbackEffects
 from embedps.training.callbacks import Callback, Callbacks, stock
 from embedps.training.checkpoint_writer import CheckpointWriter
@@ -206,6 +207,8 @@ class Trainer:
             dataset,
             setup.ledger,
             lambda watched, stop: scoring.scores_of(watched, SPLIT, stop),
+            ahead_units=2 * self._cluster.num_workers,
+            needs_times=bool(event_secs_of(setup.model.tables)),
         )
 
     @property

@@ -21,7 +21,7 @@ from embedps.metrics import Counts
 from embedps.run.config import TrainConfig
 from embedps.run.summary import Restarts
 from embedps.scheduling.ledger import Unit
-from embedps.scheduling.scheduler import Scheduler
+from embedps.scheduling.scheduler import OnFailure, Scheduler
 from embedps.training.callback_effects import CallbackEffects
 from embedps.training.checkpoint_schedule import CheckpointSchedule
 from embedps.training.file_watch import FileWatch
@@ -203,6 +203,7 @@ class TrainingLoop:
             record=self._record,
             stop=self._notices.stop,
             finish_secs=self._config.grace_secs / 2,
+            on_failure=self._on_failure,
         ) as scheduler:
             try:
                 self._watch(scheduler, line)
@@ -213,6 +214,11 @@ class TrainingLoop:
         error = scheduler.error or error
         if error is not None:
             raise explain(error) from error
+
+    def _on_failure(self, unit: Unit, error: BaseException) -> OnFailure:
+        if self._watch_files is None:
+            return OnFailure.STOP
+        return self._watch_files.on_failure(unit, error)
 
     def _watch(self, scheduler: Scheduler, line: ProgressLine) -> None:
         """Polls the run's parts until no unit is left to do and no save is under way."""
@@ -240,6 +246,7 @@ class TrainingLoop:
                 self._saves.begin_if_due()
             if line.due() or not running:
                 self._show(line, force=not running)
+        self._poll_files(line)
 
     def _poll_slowly(self, line: ProgressLine) -> None:
         """Reads files that change rarely: evaluations, restarts; shows news; lets rows age."""
@@ -248,12 +255,17 @@ class TrainingLoop:
         self.count_restarts()
         for news in [*self.scoring.news(), *self._setup.writer.news(), *self._look_at_tables()]:
             line.say(news)
-        if self._watch_files is not None:
-            for news in self._watch_files.news():
-                line.say(news)
-            for scores in self._watch_files.scores():
-                named = {f"watch/{name}": value for name, value in scores.items()}
-                self.log.write(named, step=self._ledger.steps_done(), texts={})
+        self._poll_files(line)
+
+    def _poll_files(self, line: ProgressLine) -> None:
+        """Shows the news of watched files."""
+        if self._watch_files is None:
+            return
+        for news in self._watch_files.news():
+            line.say(news)
+        for scores in self._watch_files.scores():
+            named = {f"watch/{name}": value for name, value in scores.items()}
+            self.log.write(named, step=self._ledger.steps_done(), texts={})
 
     def _look_at_tables(self) -> list[str]:
         """Takes the tables' statistics if it is time; returns warnings of limits."""
@@ -290,6 +302,8 @@ class TrainingLoop:
             rows=sum(self._setup.collection.stats().rows.values()),
             last=self._setup.writer.last,
         )
+        if text is not None and self._watch_files is not None:
+            text += f", {self._watch_files.num_waiting:,} files wait"
         if text is not None:
             line.update(self._ledger.num_done, text, total=self._ledger.num_units, force=force)
 

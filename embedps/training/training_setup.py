@@ -126,11 +126,6 @@ def set_up(
             )
         if last is not None:
             reseed_generators(network, config.seed, last.step)
-    if config.watch is not None and event_secs_of(model.tables):
-        raise UsageError(
-            "a TimeToLive in event time goes by the dataset's units, which --watch does not have: "
-            "use steps"
-        )
     event_ages = EventAges(dataset, ledger, event_secs_of(model.tables), shuffle=config.shuffle)
     collection = EmbeddingCollection(
         model.tables,

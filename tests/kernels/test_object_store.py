@@ -3,10 +3,14 @@
 import os
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import tensorflow as tf
 
 from embedps.checkpoint.format.quantize import Encoding
 from embedps.errors import CheckpointError, CorruptCheckpointError
+from embedps.data.unit_reader import UnitReader
 from embedps.storage import file_io
 from embedps.storage.object_store import as_path
 from embedps.tables import Adagrad
@@ -92,3 +96,42 @@ def test_failed_upload_is_an_error_and_the_next_has_its_rows(s3_dir, tmp_path):
     (delta,) = live.files.write("delta", f"{s3_dir}/delta", since=cuts_of(base))
     assert delta.rows == 2
     assert os.listdir(tmp_path) == []
+
+
+def read_unit(path: str, first_row: int, num_rows: int) -> dict[str, np.ndarray]:
+    reader = UnitReader(batch_rows=1000, ids=("id",), floats=("x",))
+    unit = reader.open(path, first_row, num_rows)
+    found = []
+    while int((batch := reader.next(unit)).num_rows):
+        found.append(batch.columns)
+    return {name: np.concatenate([each[name].numpy() for each in found]) for name in ("id", "x")}
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "bytes_"), [(5000, (0, 1 << 20)), (10**6, (9 << 20, 1 << 30))]
+)
+def test_unit_of_an_object_is_that_of_a_file(s3_dir, tmp_path, num_rows, bytes_):
+    """An object of up to 8 MiB is read whole, a larger one by its column chunks."""
+    rng = np.random.default_rng(0)
+    columns = {"id": np.arange(num_rows), "x": rng.random(num_rows, np.float32)}
+    schema = pa.schema(
+        [pa.field(n, pa.from_numpy_dtype(c.dtype), False) for n, c in columns.items()]
+    )
+    file = tmp_path / "rows.parquet"
+    pq.write_table(pa.table(columns, schema), file, row_group_size=1900 + num_rows // 5)
+    assert bytes_[0] <= file.stat().st_size <= bytes_[1]
+    path = as_path(s3_dir) / "rows.parquet"
+    path.write_bytes(file.read_bytes())
+    first, rows = num_rows // 3, num_rows // 3
+    found = read_unit(str(path), first, rows)
+    for name, values in columns.items():
+        np.testing.assert_array_equal(found[name], values[first : first + rows])
+
+
+def test_unit_of_an_absent_or_damaged_object_is_named(s3_dir):
+    path = as_path(s3_dir) / "rows.parquet"
+    with pytest.raises(tf.errors.NotFoundError, match=f"{path}"):
+        read_unit(str(path), 0, 1)
+    path.write_bytes(b"PAR1 and no more")
+    with pytest.raises(tf.errors.DataLossError, match=f"{path}"):
+        read_unit(str(path), 0, 1)

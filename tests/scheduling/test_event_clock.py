@@ -51,6 +51,32 @@ def test_it_stands_still_when_times_repeat():
     assert clock.first_step_within(2000, units_done=500) == found[-1]  # a later epoch
 
 
+def test_a_file_of_a_wrong_time_does_not_move_it_however_large_it_is():
+    clock = EventClock(range(5), [0] * 5)
+    for i in range(1, 40):
+        wrong = i in (8, 20, 21, 30)
+        clock.append(range(5 + 50 * (i - 1), 5 + 50 * i), FAR if wrong else 1000 * i)
+        done = 5 + 50 * i
+        assert clock.first_step_within(100_000, units_done=done) == 0
+        within = clock.first_step_within(10_000, units_done=done)
+        # The clock is that of the file four before, or of two more or less for the wrong ones.
+        assert 5 + 50 * (i - 1 - 14) <= within <= max(0, 5 + 50 * (i - 1 - 6))
+    clock.append([2000], None)  # of no time
+    assert clock.first_step_within(10_000, units_done=done + 1) == within
+
+
+def test_what_no_time_to_live_asks_for_is_forgotten():
+    whole, short = EventClock([], []), EventClock([], [])
+    for i in range(500):
+        for clock in (whole, short):
+            clock.append([3 * i, 3 * i + 1], 1000 * i)
+        for ttl_ms in (0, 2000, 10_000):
+            found = [c.first_step_within(ttl_ms, units_done=2 * i + 1) for c in (whole, short)]
+            assert found[0] == found[1]
+        short.forget(10_000, units_done=2 * i + 1)
+        assert len(short._clock) < 60
+
+
 @pytest.fixture(scope="module")
 def stream(tmp_path_factory):
     """6,000 examples, one per millisecond, in row groups of 500."""

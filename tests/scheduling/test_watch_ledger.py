@@ -130,11 +130,39 @@ def test_a_manifest_names_what_is_in_progress_and_stays_small(tmp_path: Path) ->
             ledger.begin(unit)  # type: ignore[arg-type]
         ledger.done(units[1])  # type: ignore[arg-type]
         state = ledger.state()
-        assert state["watched"] == {"first_unit": 2 * UNITS, "in_progress": [f"{i}.parquet"]}
+        assert state["watched"] == {
+            "first_unit": 2 * UNITS,
+            "in_progress": [f"{i}.parquet"],
+            "left_out_rows": 0,
+        }
         assert len(json.dumps(state)) < 400
         ledger.done(units[0])  # type: ignore[arg-type]
     assert len(ledger._queue) == 0
     assert ledger.rows_done() == 2 * ROWS + 300 * 180
+
+
+def test_a_unit_that_is_left_out_is_done_without_its_rows(tmp_path: Path) -> None:
+    ledger = make(tmp_path)
+    take_all(ledger)
+    ledger.take_file(Arrival(path="a.parquet", row_groups=(90, 90)))
+    ledger.take_file(Arrival(path="b.parquet", row_groups=(30,)))
+    assert ledger.num_waiting == 3
+    units = [unit for unit in (ledger.take(), ledger.take(), ledger.take()) if unit is not None]
+    assert ledger.num_waiting == 0
+    for unit in units:
+        ledger.begin(unit)
+    ledger.leave_out(units[1])
+    assert ledger.state()["watched"]["left_out_rows"] == 90
+    for unit in (units[0], units[2]):
+        ledger.done(unit)
+    again = make(tmp_path)
+    again.restore(stored(ledger.state()))
+    for each in (ledger, again):
+        assert each.take() is None
+        assert each.rows_done() == 2 * ROWS + 120
+        assert each.steps_done() == 2 * STEPS + 9 + 9 + 3
+    with pytest.raises(UsageError, match="cannot leave out"):
+        ledger.leave_out(ledger.units_of(0)[0])
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
@@ -157,8 +185,9 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="another number of epochs"):
         make(tmp_path / "m", epochs=1).restore(stored(plain.state()))
     assert ended["watched"]["in_progress"] == []
-    with pytest.raises(CorruptCheckpointError, match=r"ledger\.watched"):
-        check_ledger({**ended, "watched": {"first_unit": -1}}, Path("m"))
+    for wrong in ({"first_unit": -1}, {"first_unit": 10, "left_out_rows": -1}):
+        with pytest.raises(CorruptCheckpointError, match=r"ledger\.watched"):
+            check_ledger({**ended, "watched": wrong}, Path("m"))
 
 
 def test_the_list_survives_and_is_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,11 +203,20 @@ def test_the_list_survives_and_is_merged(tmp_path: Path, monkeypatch: pytest.Mon
     folder = tmp_path / module.FOLDER
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert len(before) == 4
-    monkeypatch.setattr(module, "_MAX_FILES", 3)
-    assert Arrivals(tmp_path).files == [*files, refused]
+    monkeypatch.setattr(module, "_MAX_FILES", 5)
+    Arrivals(tmp_path).append([refused])
+    listed = [*files, refused, refused]
     assert [path.name for path in folder.iterdir()] == ["000000000000.json"]
+    assert Arrivals(tmp_path).files == listed
     (folder / "000000000006.json").write_bytes(before["000000000006.json"])  # of an ended merge
-    assert Arrivals(tmp_path).files == [*files, refused]
+    assert Arrivals(tmp_path).files == listed
+    assert [path.name for path in folder.iterdir()] == ["000000000000.json"]
+    later = Arrivals(tmp_path)
+    for i in range(7):
+        later.append([Arrival(path=f"later-{i}", row_groups=(1,), event_ms=i)])
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == [f"{i:012d}.json" for i in (0, 11, 16, 17)]
+    assert Arrivals(tmp_path).files == later.files
 
 
 def test_a_damaged_list_is_one_line(tmp_path: Path) -> None:
@@ -193,6 +231,7 @@ def test_a_damaged_list_is_one_line(tmp_path: Path) -> None:
         "[1]",
         '[{"path": 1, "row_groups": []}]',
         '[{"row_groups": [-1], "path": ""}]',
+        '[{"row_groups": [], "path": "", "event_ms": "now"}]',
     ):
         (folder / "000000000001.json").write_text(text)
         with pytest.raises(

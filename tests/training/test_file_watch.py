@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import embedps
 from embedps.data.dataset import Dataset
-from embedps.errors import UsageError
-from embedps.scheduling.arrivals import Arrivals
+from embedps.errors import DatasetError, UsageError
+from embedps.scheduling.arrivals import Arrival, Arrivals
 from embedps.scheduling.ledger import LedgerOptions
 from embedps.scheduling.watch_ledger import SPLIT, WatchLedger
 from embedps.tables import TableSpec, TimeToLive
@@ -26,6 +27,7 @@ from embedps.training import file_watch
 from embedps.training.file_watch import FileWatch
 from tests.builders import latest, make_config, make_mixed, write_dataset
 from tests.commands import SMALL, finish, read_until, summary_of, train
+from tests.tables.builders import rows_of
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -38,15 +40,17 @@ def until(condition: Callable[[], bool]) -> None:
 class Watched:
     """A watch of a directory, with scores that are numbered."""
 
-    def __init__(self, tmp_path: Path, dataset: Dataset) -> None:
+    def __init__(self, tmp_path: Path, dataset: Dataset, *, ahead_units: int = 10**6) -> None:
         self.folder = tmp_path / "in"
-        self.folder.mkdir(exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         options = LedgerOptions(batch_rows=10, unit_rows=1000)
         self.ledger = WatchLedger(
             dataset, options, Arrivals(tmp_path / "m"), epochs=1, directory=self.folder
         )
         self.scored: list[tuple[str, ...]] = []
-        self.watch = FileWatch(self.folder, dataset, self.ledger, self._score)
+        self.watch = FileWatch(
+            self.folder, dataset, self.ledger, self._score, ahead_units=ahead_units
+        )
 
     def _score(self, dataset: Dataset, stop: threading.Event) -> dict[str, float]:
         self.scored.append(tuple(str(path) for path in dataset.paths(SPLIT)))
@@ -133,7 +137,7 @@ def test_what_ends_the_scores_ends_the_run(tmp_path: Path, dataset: Dataset) -> 
     def fails(dataset: Dataset, stop: threading.Event) -> None:
         raise OSError("no workers")
 
-    watch = FileWatch(watched.folder, dataset, watched.ledger, fails)
+    watch = FileWatch(watched.folder, dataset, watched.ledger, fails, ahead_units=100)
     watched.put(dataset.paths("train")[0], "a.parquet")
     with watch:
         watch._thread.join(60)
@@ -145,7 +149,7 @@ def test_what_ends_the_scores_ends_the_run(tmp_path: Path, dataset: Dataset) -> 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"watch": "s3://bucket/in"}, "must be a local directory"),
+        ({"watch": "hdfs://name/in"}, "must be a local path or a file:///, s3:// or gs:// URL"),
         ({"watch": "/no/such"}, "must be a directory: make it first"),
         ({"schedule": "cosine"}, "leave them out"),
         ({"eval": "inline"}, "use --eval sidecar or none"),
@@ -162,13 +166,192 @@ def test_mistakes_are_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_event_time_is_refused(tmp_path: Path, dataset: Dataset) -> None:
+def test_a_bucket_must_be_there(s3_bucket: str, tmp_path: Path, dataset: Dataset) -> None:
+    config = make_config(dataset, tmp_path / "m", watch="s3://no-such-bucket/in", eval="none")
+    with pytest.raises(UsageError, match="there is no bucket 's3://no-such-bucket'"):
+        embedps.Trainer(make_mixed(), dataset, config)
+
+
+def test_files_wait_until_their_turn_is_near(tmp_path: Path, dataset: Dataset) -> None:
+    """Thousands wait in the directory, not in memory, and are scored just before training."""
+    watched = Watched(tmp_path, dataset, ahead_units=2)
+    path, _ = dataset.paths("train")
+    for i in range(2000):
+        os.link(path, watched.folder / f"{i:04d}.parquet")
+    ledger = watched.ledger
+    trained = 0
+    with watched.watch:
+        for _ in range(6):  # the dataset's units
+            unit = ledger.take()
+            if unit is not None:
+                ledger.done(unit)
+        while trained < 40:
+            unit = ledger.take()
+            if unit is None:
+                continue
+            trained += 1
+            ledger.done(unit)
+            # Each file has two units. The watch looks before it takes a file of two units.
+            assert ledger.num_waiting <= 2 + 2
+        until(lambda: watched.watch.num_waiting > 1900)
+    assert ledger.taken == [f"{i:04d}.parquet" for i in range(len(ledger.taken))]
+    assert len(ledger.taken) < 30
+
+
+def test_a_large_file_becomes_many_units(tmp_path: Path, dataset: Dataset) -> None:
+    watched = Watched(tmp_path, dataset)
+    table = pa.concat_tables([pq.read_table(dataset.paths("train")[0])] * 20)
+    pq.write_table(table, watched.folder / ".large", row_group_size=30_000)
+    os.rename(watched.folder / ".large", watched.folder / "large.parquet")
+    with watched.watch:
+        until(lambda: len(watched.ledger.taken) == 1)
+    units = []
+    while (unit := watched.ledger.take()) is not None:
+        units.append(unit)
+    large = [u for u in units if u.path.endswith("large.parquet")]
+    assert [(u.first_row, u.num_rows) for u in large] == [(1000 * i, 1000) for i in range(30)]
+
+
+def test_a_file_is_taken_once_whatever_happens_to_it(tmp_path: Path, dataset: Dataset) -> None:
+    first, second = dataset.paths("train")
+    watched = Watched(tmp_path, dataset)
+    watched.put(first, "a.parquet")
+    with watched.watch:
+        until(lambda: len(watched.ledger.taken) == 1)
+        watched.put(second, "a.parquet")  # written again
+        watched.put(first, "b.parquet")
+        until(lambda: len(watched.ledger.taken) == 2)
+        (watched.folder / "b.parquet").unlink()
+        watched.put(first, "c.parquet")
+        until(lambda: len(watched.ledger.taken) == 3)
+        shutil.rmtree(watched.folder)
+        until(lambda: not watched.watch._lists)
+        watched.folder.mkdir()
+        watched.put(first, "d.parquet")
+        until(lambda: len(watched.ledger.taken) == 4)
+    assert watched.ledger.taken == [f"{name}.parquet" for name in "abcd"]
+    news = watched.watch.news()
+    assert "cannot be listed, and is tried again" in news[3]
+    assert news[4].endswith("in is listed again")
+
+
+def test_a_file_that_its_scores_cannot_read_is_refused(
+    tmp_path: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_watch, "_SETTLE_SECS", 0.1)
+    watched = Watched(tmp_path, dataset)
+
+    def score(dataset: Dataset, stop: threading.Event) -> dict[str, float]:
+        (path,) = dataset.paths(SPLIT)
+        if path.name == "bad.parquet":
+            raise DatasetError(
+                f"Parquet file '{path}', row 7: a label is 2: make the dataset again"
+            )
+        return {"loss": 1.0}
+
+    watch = FileWatch(watched.folder, dataset, watched.ledger, score, ahead_units=100)
+    for name in ("bad.parquet", "good.parquet"):
+        watched.put(dataset.paths("train")[0], name)
+    with watch:
+        until(lambda: len(watched.ledger.taken) == 2)
+    assert watched.ledger.num_rows == 3000 + 1500
+    (line,) = [each for each in watch.news() if "bad" in each]
+    assert line.startswith("bad.parquet is not trained: cannot be read: Parquet file '")
+    assert line.endswith("row 7: a label is 2")
+
+
+def test_a_run_goes_on_without_files_that_are_gone(
+    tmp_path: Path, dataset: Dataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file is removed, one is replaced, one is damaged after they were scored."""
+    first, second = dataset.paths("train")
+    watched = Watched(tmp_path / "w", dataset)
+    whole = pq.read_table(first)
+    labels = pa.array([2.0] * 1500, pa.float32())
+    wrong = whole.set_column(whole.column_names.index("label"), whole.schema.field("label"), labels)
+    pq.write_table(wrong, tmp_path / "wrong")
+    config = make_config(
+        dataset, tmp_path / "m", watch=str(watched.folder), eval="none", seed=3, delta_secs=0.05
+    )
+    arrived = [
+        Arrival(path=f"{name}.parquet", row_groups=(1500,)) for name in ("gone", "short", "wrong")
+    ]
+    Arrivals(tmp_path / "m").append(arrived)
+    trainer = embedps.Trainer(make_mixed(), dataset, config)
+    ledger = trainer.ledger
+    assert isinstance(ledger, WatchLedger)
+    watched.put(tmp_path / "wrong", "wrong.parquet")
+    pq.write_table(whole.slice(0, 500), watched.folder / "short.parquet")
+    watched.put(second, "good.parquet")
+    watched.put(tmp_path / "wrong", "bad.parquet")  # its scores refuse it
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(file_watch, "_SETTLE_SECS", 0.0)
+        runs = threading.Thread(
+            target=lambda: (
+                until(lambda: len(ledger.taken) == 5 and ledger.num_done == 6 + 4 * 3),
+                trainer._notices.end(),
+            )
+        )
+        runs.start()
+        trainer.fit()
+        runs.join()
+    out = capsys.readouterr().out
+    assert out.count("of " + str(watched.folder / "gone.parquet") + " are left out") == 3
+    assert "short.parquet are left out: Parquet file" in out
+    assert "has 500 rows" in out
+    assert out.count("wrong.parquet are left out") == 3
+    assert "good.parquet: 1,500 examples" in out
+    assert "bad.parquet is not trained: cannot be read: Parquet file" in out
+    manifest = latest(tmp_path / "m")
+    assert manifest.ledger["watched"]["left_out_rows"] == 3 * 1500
+    assert manifest.progress["examples"] == 3000 + 1500
+    assert summary_of(tmp_path / "m")["examples"] == 4500
+
+
+def test_event_time_goes_by_the_files(tmp_path: Path, dataset: Dataset) -> None:
+    """A file from the far future moves no clock, so it empties no table; later files age rows."""
+    timed = dataclasses.replace(dataset, timestamp="row")  # a row per millisecond
+    age = (TimeToLive(event_secs=4),)
     made = make_mixed()
-    old = TableSpec(name="row", dim=3, eviction=(TimeToLive(event_secs=60),))
-    recommender = dataclasses.replace(made, tables=(*made.tables[:-1], old))
-    config = make_config(dataset, tmp_path / "m", watch=str(tmp_path), eval="none")
-    with pytest.raises(UsageError, match="event time"):
-        embedps.Trainer(recommender, dataset, config)
+    table = TableSpec(name="row", dim=3, eviction=age)
+    recommender = dataclasses.replace(made, tables=(*made.tables[:-1], table))
+    folder = tmp_path / "in"
+    folder.mkdir()
+    untimed = pq.read_table(dataset.paths("train")[0])
+    pq.write_table(untimed, folder / "00.parquet", write_statistics=False)
+    at = untimed.column_names.index("row")
+    times = [4 * 10**15 if i == 3 else 3000 + 1500 * i for i in range(14)]
+    for i, time in enumerate(times):
+        rows = pa.array(range(time, time + 1500))
+        written = untimed.set_column(at, untimed.schema.field("row"), rows)
+        pq.write_table(written, folder / f"{i + 1:02d}.parquet", row_group_size=100)
+        os.utime(folder / f"{i + 1:02d}.parquet", ns=(i + 1, i + 1))
+    os.utime(folder / "00.parquet", ns=(0, 0))
+    config = make_config(
+        timed, tmp_path / "m", watch=str(folder), eval="none", shuffle=False, unit_rows=500
+    )
+    trainer = embedps.Trainer(recommender, timed, config)
+    ledger = trainer.ledger
+    assert isinstance(ledger, WatchLedger)
+
+    def end() -> None:
+        until(lambda: len(ledger.taken) == 15 and ledger.num_done == ledger.num_units)
+        trainer._notices.end()
+
+    ender = threading.Thread(target=end)
+    ender.start()
+    trainer.fit()
+    ender.join()
+    assert ledger.num_units == 6 + 14 * 3  # all but 00.parquet, which has no statistics
+    trainer.collection.sweep()
+    ids = rows_of(trainer.collection, tmp_path / "rows")
+    left = {id_ for table_name, id_ in ids if table_name == "row"}
+    far = {i for i in left if i >= 4 * 10**15}
+    assert left, "the table is not empty"
+    # The clock is at the file five before the end; rows of 4 s before that are there.
+    assert max(left - far) == times[-1] + 1499
+    assert min(left - far) >= times[-5] - 4000 - 3 * 1500
+    assert trainer.collection.eviction_stats()["row"]["age"] > 0
 
 
 @pytest.mark.slow
@@ -206,7 +389,7 @@ def test_no_example_is_lost_by_kills(
     assert manifest.ledger["prefix"] == 12
     assert manifest.progress["examples"] == 6000
     assert manifest.step == 4 * 24
-    assert manifest.ledger["watched"] == {"first_unit": 6, "in_progress": []}
+    assert manifest.ledger["watched"] == {"first_unit": 6, "in_progress": [], "left_out_rows": 0}
     refused = train(dataset, model, *SMALL, "--eval=none")
     _, error = refused.communicate(timeout=200)
     assert refused.returncode == 2

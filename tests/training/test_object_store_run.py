@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 
 import pytest
 
@@ -10,7 +11,7 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.lease import read_leases
 from embedps.storage.object_store import as_path
 from tests.builders import write_dataset
-from tests.commands import SMALL, finish, start
+from tests.commands import SMALL, finish, read_until, start
 from tests.commands import checkpoint_command as checkpoint
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
@@ -49,3 +50,34 @@ def test_run_in_a_bucket_is_scored_verified_and_resumed(s3_dir, tmp_path, capsys
     lines = (as_path(s3_dir) / "evaluation.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["number"] == again.number
     assert list(tmp_path.glob(f"embedps-{os.geteuid()}/**/logs/evaluator.log"))
+
+
+def test_files_that_arrive_in_a_bucket_are_trained_once(s3_dir, tmp_path):
+    dataset = write_dataset(tmp_path / "data", train=(1000,), evaluation=(500,))
+    inbox = as_path(f"{s3_dir}/in")
+    content = dataset.paths("eval")[0].read_bytes()
+    for name in ("b.parquet", "day=1/a.parquet"):
+        (inbox / name).write_bytes(content)
+    (inbox / "text.parquet").write_bytes(b"no Parquet")
+    (inbox / "_hidden.parquet").write_bytes(content)
+    flags = (
+        *(f"--data={dataset.directory}", f"--model-dir={tmp_path / 'm'}", *SMALL),
+        *(f"--watch={inbox}", "--eval=none", "--num-ps=1", "--num-workers=2", "--delta-secs=0.2"),
+        "--log-secs=0.1",
+    )
+    told = {"TMPDIR": str(tmp_path)}
+    run = start("embedps.train", *flags, **told)
+    seen = read_until(run, "units 4/4")
+    assert "b.parquet: 500 examples, before training" in seen
+    run.kill()
+    run.communicate()
+    (inbox / "c.parquet").write_bytes(content)
+    run = start("embedps.train", *flags, **told)
+    read_until(run, "units 5/5")
+    read_until(run, "text.parquet is not trained: must be a Parquet file: ")
+    run.send_signal(signal.SIGTERM)
+    assert "run the same command again to resume: 5/5 units" in finish(run)
+    last = CheckpointDirectory(tmp_path / "m").latest()
+    assert last is not None
+    assert last.progress["examples"] == 1000 + 3 * 500
+    assert last.ledger["watched"] == {"first_unit": 2, "in_progress": [], "left_out_rows": 0}

@@ -38,6 +38,8 @@ def check_ledger(ledger: Mapping[str, Any], path: Path) -> None:
         watched = ledger["watched"]
         fits = isinstance(watched, Mapping) and is_count(watched.get("first_unit"))
         _check(path, ledger, "watched", "an object with a first_unit from 0 on", fits)
+        fits = is_count(watched.get("left_out_rows", 0))
+        _check(path, ledger, "watched", "left_out_rows from 0 on", fits)
 
 
 def _check(path: Path, ledger: Mapping[str, Any], name: str, expected: str, fits: bool) -> None:

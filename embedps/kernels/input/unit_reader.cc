@@ -20,6 +20,8 @@
 #include <thread>
 #include <utility>
 
+#include "embedps/kernels/files/input_file.h"
+#include "embedps/kernels/files/object_files.h"
 #include "embedps/kernels/input/parquet_columns.h"
 #include "embedps/kernels/input/unit_columns.h"
 #include "embedps/kernels/runtime/hash.h"
@@ -29,6 +31,8 @@ namespace {
 
 constexpr int64_t kMinBlockRows = 8192;
 constexpr int64_t kReadBufferBytes = 256 << 10;  // per column
+// An object of at most this size is read whole by one request.
+constexpr int64_t kMaxWholeObjectBytes = 8 << 20;
 // The most memory for decoded pages. A page's header can ask for 2 GiB, whatever its file holds.
 constexpr int64_t kMaxDecodedBytes = int64_t{1} << 30;
 constexpr int64_t kMaxThriftItems = 1'000'000;  // Parquet's default
@@ -106,19 +110,7 @@ class ParquetUnitReader final : public UnitReader {
 
   Status Init() {
     EMBEDPS_RETURN_IF_ERROR(CheckOptions(options_));
-    struct stat attributes;
-    if (::stat(options_.path.c_str(), &attributes) != 0) {
-      const int error = errno;
-      const std::string message =
-          "cannot open Parquet file '" + options_.path + "': " + std::strerror(error);
-      const bool absent = error == ENOENT || error == ENOTDIR;
-      return absent ? Status::NotFound(message) : Status::IoError(message);
-    }
-    if (!S_ISREG(attributes.st_mode)) {  // opening a FIFO would block
-      return Status::DataLoss("Parquet file '" + options_.path +
-                              "' must be a file but is not a regular one");
-    }
-    EMBEDPS_RETURN_IF_ERROR(Guard([&] { OpenFile(attributes.st_size); }));
+    EMBEDPS_RETURN_IF_ERROR(IsObject(options_.path) ? InitObject() : InitFile());
     EMBEDPS_RETURN_IF_ERROR(CheckRange());
     thread_ = std::thread([this] { Produce(); });
     return Status::Ok();
@@ -139,6 +131,40 @@ class ParquetUnitReader final : public UnitReader {
   }
 
  private:
+  Status InitFile() {
+    struct stat attributes;
+    if (::stat(options_.path.c_str(), &attributes) != 0) {
+      const int error = errno;
+      const std::string message =
+          "cannot open Parquet file '" + options_.path + "': " + std::strerror(error);
+      const bool absent = error == ENOENT || error == ENOTDIR;
+      return absent ? Status::NotFound(message) : Status::IoError(message);
+    }
+    if (!S_ISREG(attributes.st_mode)) {  // opening a FIFO would block
+      return Status::DataLoss("Parquet file '" + options_.path +
+                              "' must be a file but is not a regular one");
+    }
+    return Guard([&] {
+      std::shared_ptr<arrow::io::ReadableFile> source;
+      PARQUET_ASSIGN_OR_THROW(source, arrow::io::ReadableFile::Open(options_.path, &pool_));
+      parquet::ReaderProperties properties = Properties(attributes.st_size);
+      properties.enable_buffered_stream();  // otherwise memory holds a whole column chunk
+      properties.set_buffer_size(kReadBufferBytes);
+      OpenFile(std::move(source), properties);
+    });
+  }
+
+  Status InitObject() {
+    std::shared_ptr<InputFile> source;
+    EMBEDPS_RETURN_IF_ERROR(InputFile::Open(options_.path, kMaxWholeObjectBytes, &source));
+    return Guard([&] {
+      int64_t size;
+      PARQUET_ASSIGN_OR_THROW(size, source->GetSize());
+      // Without a buffered stream: each read is a request, so one reads a whole column chunk.
+      OpenFile(std::move(source), Properties(size));
+    });
+  }
+
   // Turns the exceptions of Parquet, Arrow and the columns into a status that names the file and
   // the place.
   template <typename Body>
@@ -157,22 +183,27 @@ class ParquetUnitReader final : public UnitReader {
       return Status::DataLoss(where() + error.what());
     } catch (const std::bad_alloc&) {
       return Status::IoError(where() + "out of memory");
+    } catch (const parquet::ParquetStatusException& error) {
+      const bool unread = IsObject(options_.path) && error.status().IsIOError();
+      const std::string message = where() + "cannot be decoded: " + error.what();
+      return unread ? Status::IoError(message) : Status::DataLoss(message);
     } catch (const std::exception& error) {
       return Status::DataLoss(where() + "cannot be decoded: " + error.what());
     }
   }
 
-  void OpenFile(int64_t file_bytes) {
-    std::shared_ptr<arrow::io::ReadableFile> source;
-    PARQUET_ASSIGN_OR_THROW(source, arrow::io::ReadableFile::Open(options_.path, &pool_));
+  parquet::ReaderProperties Properties(int64_t file_bytes) {
     parquet::ReaderProperties properties(&pool_);
     // Thrift allocates memory for the number of items that it finds, before it reads them. An item
     // takes at least one byte.
     properties.set_thrift_container_size_limit(
         static_cast<int32_t>(std::min(kMaxThriftItems, std::max<int64_t>(1, file_bytes))));
-    properties.enable_buffered_stream();  // otherwise memory holds a whole column chunk
-    properties.set_buffer_size(kReadBufferBytes);
     properties.set_page_checksum_verification(true);
+    return properties;
+  }
+
+  void OpenFile(std::shared_ptr<arrow::io::RandomAccessFile> source,
+                const parquet::ReaderProperties& properties) {
     file_ = parquet::ParquetFileReader::Open(std::move(source), properties);
     columns_ = std::make_unique<UnitColumns>(*file_->metadata()->schema(), options_);
   }

@@ -1,0 +1,77 @@
+"""Lists the files below a directory, or below a prefix of an object store, with their times."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from embedps.storage.object_store import ObjectPath
+
+
+@dataclasses.dataclass(frozen=True, order=True, kw_only=True)
+class ListedFile:
+    """A file as it was listed; the order is that of modification, then of name.
+
+    Attributes:
+      modified_ns: when it was last modified, in nanoseconds since 1970. Stores give whole seconds.
+      name: within the directory, with "/" between its parts.
+      num_bytes: its size.
+    """
+
+    modified_ns: int
+    name: str
+    num_bytes: int
+
+
+def list_files(directory: Path, suffix: str, *, known: Collection[str] = ()) -> list[ListedFile]:
+    """Lists the files with a suffix, in order of modification, then of name.
+
+    Files and folders whose names begin with "." or "_" are left out.
+
+    Args:
+      directory: local, or a prefix of an object store, which needs a request per 1,000 objects.
+      suffix: of the names.
+      known: the names of files to leave out.
+
+    Raises:
+      OSError: the directory cannot be listed.
+    """
+    found = _objects(directory) if isinstance(directory, ObjectPath) else _files(directory, known)
+    return sorted(
+        file
+        for file in found
+        if file.name.endswith(suffix)
+        and file.name not in known
+        and not any(part.startswith((".", "_")) for part in file.name.split("/"))
+    )
+
+
+def _objects(prefix: ObjectPath) -> Iterator[ListedFile]:
+    for name, info in prefix.objects():
+        yield ListedFile(modified_ns=info.mtime_ns or 0, name=name, num_bytes=info.size or 0)
+
+
+def _files(directory: Path, known: Collection[str]) -> Iterator[ListedFile]:
+    folders = [""]
+    while folders:
+        folder = folders.pop()
+        try:
+            entries = list(os.scandir(directory / folder))
+        except FileNotFoundError:
+            if folder:
+                continue  # it was removed meanwhile
+            raise
+        for entry in entries:
+            name = folder + entry.name
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(name + "/")
+                elif name not in known:
+                    found = entry.stat()
+                    yield ListedFile(
+                        modified_ns=found.st_mtime_ns, name=name, num_bytes=found.st_size
+                    )
+            except FileNotFoundError:
+                continue

@@ -43,10 +43,10 @@ class Scheduler:
     If the ledger grows, they wait for more units instead.
 
     Use it as a context manager; its exit waits for the units in progress. A unit that fails is
-    given back to the ledger, and stops all threads unless `on_failure` tells otherwise. A unit whose worker does not answer gets
-    another attempt on another worker. A straggler gets one more attempt if no unit is left to hand
-    out and a worker is idle. The first attempt that ends is recorded, and the counts of the others
-    are dropped. Servers apply each step only once: see engine/step_exchange.py.
+    given back to the ledger, and stops all threads unless `on_failure` tells otherwise. A unit
+    whose worker does not answer gets another attempt on another worker. A straggler gets one more
+    attempt if no unit is left to hand out and a worker is idle. The first attempt that ends is
+    recorded, and the counts of the others are dropped. Servers apply each step only once: see engine/step_exchange.py.
     """
 
     def __init__(

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from embedps.checkpoint.format.quantize import Encoding
-from embedps.errors import CheckpointError, CorruptCheckpointError
 from embedps.data.unit_reader import UnitReader
+from embedps.errors import CheckpointError, CorruptCheckpointError
 from embedps.storage import file_io
 from embedps.storage.object_store import as_path
 from embedps.tables import Adagrad

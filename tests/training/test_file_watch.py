@@ -321,8 +321,8 @@ def test_event_time_goes_by_the_files(tmp_path: Path, dataset: Dataset) -> None:
     pq.write_table(untimed, folder / "00.parquet", write_statistics=False)
     at = untimed.column_names.index("row")
     times = [4 * 10**15 if i == 3 else 3000 + 1500 * i for i in range(14)]
-    for i, time in enumerate(times):
-        rows = pa.array(range(time, time + 1500))
+    for i, first in enumerate(times):
+        rows = pa.array(range(first, first + 1500))
         written = untimed.set_column(at, untimed.schema.field("row"), rows)
         pq.write_table(written, folder / f"{i + 1:02d}.parquet", row_group_size=100)
         os.utime(folder / f"{i + 1:02d}.parquet", ns=(i + 1, i + 1))

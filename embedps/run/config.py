@@ -50,8 +50,8 @@ class TrainConfig:
     epochs: int = option(1, "passes over the training split", least=1, most=MAX_COUNT)
     watch: str | None = option(
         None,
-        "a directory or s3:// prefix where Parquet files with the dataset's columns arrive: after its "
-        "epochs, the run scores and trains each file once, in order of arrival, until told to end",
+        "a directory or s3:// prefix where Parquet files with the dataset's columns arrive: after "
+        "its epochs, the run scores and trains each file once, in order of arrival, until told to end",
         metavar="DIR",
     )
     batch_size: int = option(2048, "examples per step", least=1, most=MAX_COUNT)

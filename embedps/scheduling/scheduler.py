@@ -46,7 +46,8 @@ class Scheduler:
     given back to the ledger, and stops all threads unless `on_failure` tells otherwise. A unit
     whose worker does not answer gets another attempt on another worker. A straggler gets one more
     attempt if no unit is left to hand out and a worker is idle. The first attempt that ends is
-    recorded, and the counts of the others are dropped. Servers apply each step only once: see engine/step_exchange.py.
+    recorded, and the counts of the others are dropped. Servers apply each step
+    only once: see engine/step_exchange.py.
     """
 
     def __init__(

@@ -51,7 +51,7 @@ class TrainConfig:
     watch: str | None = option(
         None,
         "a directory or s3:// prefix where Parquet files with the dataset's columns arrive: after "
-        "its epochs, the run scores and trains each file once, in order of arrival, until told to end",
+        "its epochs, the run scores and trains each file once, as they arrive, until told to end",
         metavar="DIR",
     )
     batch_size: int = option(2048, "examples per step", least=1, most=MAX_COUNT)

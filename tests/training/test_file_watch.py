@@ -286,12 +286,12 @@ def test_a_run_goes_on_without_files_that_are_gone(
     watched.put(tmp_path / "wrong", "bad.parquet")  # its scores refuse it
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(file_watch, "_SETTLE_SECS", 0.0)
-        runs = threading.Thread(
-            target=lambda: (
-                until(lambda: len(ledger.taken) == 5 and ledger.num_done == 6 + 4 * 3),
-                trainer._notices.end(),
-            )
-        )
+
+        def end() -> None:
+            until(lambda: len(ledger.taken) == 5 and ledger.num_done == 6 + 4 * 3)
+            trainer._notices.end()
+
+        runs = threading.Thread(target=end)
         runs.start()
         trainer.fit()
         runs.join()

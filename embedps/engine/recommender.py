@@ -45,6 +45,8 @@ class Recommender:
         or a metric depends on, which takes tracing it twice more.
       optimizer: makes the network's optimizer, any of `tf.keras.optimizers`. By default it is the
         one that the model is compiled with, or else the config's `dense_optimizer`.
+      row_schedule: makes the schedule of the tables' learning rate over the run's steps, any of
+        `tf.keras.optimizers.schedules`. By default it is the config's `sparse_learning_rate`.
       tables: the embedding tables, if `build` makes a dense network. Those that features bring
         along are added.
       features: the columns of ids and the tables they are looked up in, if `build` makes a dense
@@ -62,6 +64,7 @@ class Recommender:
     build: Callable[[], tf.keras.Model]
     columns: tuple[str, ...] | None = None
     optimizer: Callable[[], Any] | None = None
+    row_schedule: Callable[[], Any] | None = None
     tables: tuple[TableSpec, ...] = ()
     features: tuple[FeatureSpec, ...] = ()
     numerics: tuple[str, ...] = ()

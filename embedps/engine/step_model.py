@@ -107,6 +107,30 @@ class StepModel:
         return name_variables(self.model, self.variables)
 
     @property
+    def has_row_schedule(self) -> bool:
+        """Whether the model has a schedule of the tables' learning rate."""
+        return self.recommender.row_schedule is not None
+
+    def row_rates(self) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+        """Makes the function of a step's number and its unit's rate that gives the step's rate.
+
+        Without a schedule, that is the unit's rate. With one, the unit's rate is a factor.
+
+        Raises:
+          UsageError: the recommender makes something else than a schedule.
+        """
+        make = self.recommender.row_schedule
+        if make is None:
+            return lambda number, rate: rate
+        schedule = make()
+        if not isinstance(schedule, tf.keras.optimizers.schedules.LearningRateSchedule):
+            raise UsageError(
+                "row_schedule must make a tf.keras.optimizers.schedules.LearningRateSchedule but "
+                f"made a {type(schedule).__name__}"
+            )
+        return lambda number, rate: rate * tf.cast(schedule(number), tf.float32)
+
+    @property
     def optimizer(self) -> Any:
         """A function that makes the model's own optimizer; None if the run's config says which."""
         if self.recommender.optimizer is not None:

@@ -82,9 +82,10 @@ def make_train_unit(
 
     Returns:
       A tf.function of (path string, first_row, num_rows, seed, first_step: int64 scalars,
-      learning_rate float32 scalar) that returns the Counts of the predictions made before each
-      update.
+      learning_rate float32 scalar; a factor if the model has a schedule) that returns the
+      Counts of the predictions made before each update.
     """
+    row_rate = model.row_rates()
     exchange = make_step_exchange(
         model.model,
         optimizer,
@@ -116,9 +117,12 @@ def make_train_unit(
         requested: list[StepInputs] = []
         for k, batch in enumerate(batches):
             for j in range(len(requested), min(k + steps_ahead + 1, len(batches))):
+                number = first_step + j
                 requested.append(
                     exchange.begin(
-                        batches[j].columns, number=first_step + j, learning_rate=learning_rate
+                        batches[j].columns,
+                        number=number,
+                        learning_rate=row_rate(number, learning_rate),
                     )
                 )
             more = train_step(batch, requested[k])

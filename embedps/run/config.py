@@ -117,6 +117,12 @@ class TrainConfig:
         """Gives all options by the names of their flags, as `from_options` takes them."""
         return config_fields.values_of(self)
 
+    @property
+    def rate_scale(self) -> float:
+        """What the learning rates are multiplied by for the batch size."""
+        meant = self.optimizer.rates_batch_size
+        return self.batch_size / meant if meant else 1.0
+
     def keep_policies(self) -> tuple[KeepPolicy, ...]:
         """Makes the policies that keep checkpoints; the newest two manifests always stay."""
         asked = self.checkpoint

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Literal, TypeAlias
 
-from embedps.config_fields import check, option
+from embedps.config_fields import MAX_COUNT, check, option
 
 MAX_RATE = 1e30
 """The highest learning rate; it is a float32."""
@@ -50,6 +50,13 @@ class OptimizerConfig:
         "largest norm of a step's gradient of each row; 0 is no limit",
         least=0,
         most=MAX_RATE,
+    )
+    rates_batch_size: int = option(
+        0,
+        "batch size that both learning rates are meant for: with another, they are multiplied by "
+        "the ratio of the two (Goyal et al. 2017); 0 takes them as they are",
+        least=0,
+        most=MAX_COUNT,
     )
     schedule: Literal["constant", "linear", "cosine"] = option(
         "constant", "how both learning rates fall to 0 over the run, by units"

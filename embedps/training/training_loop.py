@@ -182,7 +182,9 @@ class TrainingLoop:
         """Makes the arguments of a unit's training function."""
         asked = self._config.optimizer
         factor = asked.rate_factor((unit.position + 0.5) / self._ledger.num_units)
-        rate = self._effects.schedule(factor) * asked.sparse_learning_rate
+        rate = self._effects.schedule(factor)
+        if not self._setup.model.has_row_schedule:
+            rate *= asked.sparse_learning_rate * self._config.rate_scale
         numbers = (unit.first_row, unit.num_rows, unit.seed, unit.first_step)
         return (
             tf.constant(unit.path),

@@ -116,13 +116,18 @@ def set_up(
         nan_where_missing = not check_missing(model, dataset)
         optimizer = make_dense_optimizer(
             model.optimizer or asked.dense_optimizer,
-            asked.dense_learning_rate,
+            asked.dense_learning_rate * config.rate_scale,
             model.model,
             weight_decay=asked.dense_weight_decay,
         )
-        if has_schedule(optimizer) and not asked.is_constant:
+        if not asked.is_constant and (has_schedule(optimizer) or model.has_row_schedule):
             raise UsageError(
-                "the model's optimizer has a schedule of its own: leave out --schedule and --warmup"
+                "the model has a schedule of its own: leave out --schedule and --warmup"
+            )
+        if asked.rates_batch_size and (model.optimizer or model.has_row_schedule):
+            raise UsageError(
+                "the model brings its own optimizer or schedule, which --rates-batch-size cannot "
+                "scale: leave it out"
             )
         if last is not None:
             reseed_generators(network, config.seed, last.step)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
 import embedps
 from embedps.data.dataset import Dataset
+from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.errors import UsageError
 from embedps.run.optimizer_config import OptimizerConfig
+from embedps.training import training_setup
 from tests.builders import make_dlrm, make_trainer, write_dataset
+from tests.tables.builders import rows_of
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +99,77 @@ def test_a_model_with_its_own_schedule_is_refused_another(tmp_path: Path, datase
     recommender = embedps.Recommender(build=Sum, optimizer=lambda: tf.keras.optimizers.Adam(decay))
     with pytest.raises(UsageError, match="a schedule of its own"):
         make_trainer(dataset, tmp_path, recommender=recommender, schedule="linear")
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_rows_follow_a_schedule_of_keras_step_by_step(
+    tmp_path: Path, dataset: Dataset, num_shards: int
+) -> None:
+    """A gradient of 1 for each row of a step, by SGD: a row sums the rates of its steps."""
+    table = embedps.TableSpec(
+        name="C1", dim=1, optimizer=embedps.SGD(), initializer=embedps.Initializer()
+    )
+    feature = embedps.FeatureSpec(name="C1", table="C1")
+
+    class Sum(tf.keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embeddings = embedps.Embeddings([feature], tables=[table])
+
+        def compute_loss(self, features: Any, training: bool = False) -> tf.Tensor:
+            rows = self.embeddings(features)["C1"]
+            # Each distinct id's row has a gradient of -1, however many examples show it.
+            _, index, count = tf.unique_with_counts(features["C1"])
+            return -tf.reduce_sum(rows[:, 0] / tf.gather(tf.cast(count, tf.float32), index))
+
+    schedule = tf.keras.optimizers.schedules.ExponentialDecay(0.5, 3, 0.7)
+    trainer = make_trainer(
+        dataset,
+        tmp_path,
+        recommender=embedps.Recommender(build=Sum, row_schedule=lambda: schedule),
+        shuffle=False,
+        num_shards=num_shards,
+        epochs=2,
+    )
+    trainer.fit()
+    expected: dict[int, np.float32] = {}
+    for unit in [*trainer.ledger.units_of(0), *trainer.ledger.units_of(1)]:
+        ids = pq.read_table(unit.path)["C1"].to_numpy()[unit.first_row :][: unit.num_rows]
+        for step, begin in enumerate(range(0, len(ids), 64), unit.first_step):
+            for i in np.unique(ids[begin : begin + 64]).tolist():
+                expected[i] = expected.get(i, np.float32(0)) + np.float32(schedule(step))
+    rows = rows_of(trainer._setup.collection, tmp_path / "rows")
+    assert {i for _, i in rows} == set(expected)
+    for (_, i), row in rows.items():
+        np.testing.assert_allclose(row.embedding, [expected[i]], rtol=1e-6)
+
+
+def test_a_row_schedule_must_be_one_and_alone(tmp_path: Path, dataset: Dataset) -> None:
+    def refused(message: str, *, make: Any, **fields: Any) -> None:
+        recommender = dataclasses.replace(make_dlrm(dataset), row_schedule=make)
+        with pytest.raises(UsageError, match=message):
+            make_trainer(dataset, tmp_path, recommender=recommender, **fields)
+
+    decay = tf.keras.optimizers.schedules.CosineDecay(0.1, 100)
+    refused("must make a tf.keras.*but made a float", make=lambda: 0.1)
+    refused("a schedule of its own", make=lambda: decay, warmup=0.5)
+    refused("which --rates-batch-size cannot scale", make=lambda: decay, rates_batch_size=64)
+
+
+def test_rates_grow_with_the_batch_size(
+    tmp_path: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[float] = []
+
+    def make(kind: Any, learning_rate: float, network: Any, **options: Any) -> Any:
+        made.append(learning_rate)
+        return make_dense_optimizer(kind, learning_rate, network, **options)
+
+    monkeypatch.setattr(training_setup, "make_dense_optimizer", make)
+    options: dict[str, Any] = {"sparse_learning_rate": 0.2, "dense_learning_rate": 0.003}
+    trainer = make_trainer(dataset, tmp_path, batch_size=256, rates_batch_size=64, **options)
+    assert made == [pytest.approx(0.012)]
+    assert {sparse for sparse, _ in rates(trainer)} == {0.8}
 
 
 @pytest.mark.parametrize("kind", ["adam", "adamw", "sgd"])

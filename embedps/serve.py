@@ -130,7 +130,12 @@ def _add(api: ModelApi, name: str, run: _Run, options: Any) -> None:
 
 
 def _ranking(options: Any) -> Ranking:
-    return Ranking(items=options.items, default_k=options.top_k, max_k=options.max_top_k)
+    return Ranking(
+        items=options.items,
+        default_k=options.top_k,
+        max_k=options.max_top_k,
+        encode_rate=options.encode_rate,
+    )
 
 
 def _check(options: Any) -> None:
@@ -241,6 +246,14 @@ def _parser(prog: str) -> command_line.Parser:
         default=Ranking.items,
         help="rank the items that have a row, or all of the dataset as an evaluation does "
         "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--encode-rate",
+        type=number(float, above=0, most=1e9),
+        default=Ranking.encode_rate,
+        metavar="X",
+        help="items that are encoded per second at most, beside those that are ranked, when the "
+        "item tower changes (default: %(default)s)",
     )
     parser.add_argument(
         "--max-waiting",

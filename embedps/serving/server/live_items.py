@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from embedps.engine.corpus_metrics import encoder
-from embedps.engine.row_padding import pad
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.manifest import SaveSet
 from embedps.engine.step_model import StepModel
-from embedps.errors import UsageError
-from embedps.layers.candidates import Candidates
-from embedps.layers.embeddings import Embeddings
-from embedps.serving.inputs import rows_of
 from embedps.serving.server.item_catalog import ItemCatalog
+from embedps.serving.server.item_encoder import ItemEncoder
 from embedps.serving.server.item_index import NO_ITEM, NO_SCORE, Ids, ItemIndex
 from embedps.serving.server.ranking import Ranking
-from embedps.serving.server.row_changes import RowChanges
+from embedps.serving.server.row_changes import RowChanges, read_changes
 from embedps.serving.server.tensor_values import Array
 from embedps.serving.server.top_k_format import TopKFormat, TopKRequest
 from embedps.tables.collection import EmbeddingCollection
@@ -33,31 +30,38 @@ def ranks_items(model: StepModel) -> bool:
 
 
 class LiveItems:
-    """Items with the vectors of the present rows and network.
+    """Items with the vectors of one manifest.
 
     Attributes:
       format: of the requests.
-      tables: whose rows the vectors depend on.
+      index: the vectors.
     """
 
-    def __init__(self, model: StepModel, collection: EmbeddingCollection, ranking: Ranking) -> None:
-        """Reads which items there are; `load` encodes them.
+    def __init__(
+        self,
+        model: StepModel,
+        collection: EmbeddingCollection,
+        directory: CheckpointDirectory,
+        chain: Sequence[SaveSet],
+        ranking: Ranking,
+    ) -> None:
+        """Encodes all items.
 
         Args:
           model: for which `ranks_items` holds.
           collection: its rows.
+          directory: of the checkpoints.
+          chain: the saves that the rows are of.
           ranking: how items are ranked.
 
         Raises:
           UsageError: a column of the query has the name of another tensor of a request, or items'
-            vectors are not of the queries' length.
+            vectors have no fixed length.
         """
         (candidates,) = model.candidates
+        self._directory, self._ranking = directory, ranking
         self._catalog = ItemCatalog(candidates, model.features)
         self._by_row = ranking.items == "rows" and self._catalog.table is not None
-        self._encode = _encoder(candidates, model.embeddings, collection)
-        traced = self._encode.get_concrete_function()
-        self._variables: Sequence[tf.Variable] = traced.graph.variables
         self.format = TopKFormat(
             model.columns_of(model.output_inputs(QUERY)),
             missing_id=model.recommender.missing_id,
@@ -65,58 +69,57 @@ class LiveItems:
             default_k=ranking.default_k,
             max_k=ranking.max_k,
         )
-        self.tables = self._catalog.tables
-        self._keys = _NONE  # of the items that are ranked, in ascending order
-        self._index = ItemIndex(_dim_of(traced, type(model.model).__name__))
-
-    @property
-    def index(self) -> ItemIndex:
-        """The vectors."""
-        return self._index
+        keys = self._catalog.declared
+        if self._by_row:
+            changes = self._of_items(read_changes(directory, chain, self._catalog.tables))
+            keys = self._catalog.known(changes.set)
+        self._keys = np.unique(keys)  # of the items that are ranked
+        self._encoder = ItemEncoder(model, collection, directory)
+        empty = ItemIndex(self._encoder.dim)
+        self.index = self._encoder.encode(empty, self._catalog, self._keys, _NONE)
 
     @property
     def id_dtype(self) -> tf.DType:
         """Of the identifiers that are found."""
         return self._catalog.id_dtype
 
-    def load(self, changes: Mapping[str, RowChanges]) -> None:
-        """Encodes all items.
+    def prepare(
+        self, saves: Sequence[SaveSet], values: Sequence[tuple[tf.Variable, Any]]
+    ) -> Callable[[], None]:
+        """Encodes what saves change, beside the vectors that are ranked.
+
+        If the network encodes items otherwise than before, that is all of them.
 
         Args:
-          changes: of `tables`, by the whole chain.
-        """
-        keys = self._catalog.declared
-        if self._by_row:
-            keys = self._catalog.known(changes[str(self._catalog.table)].set)
-        self._keys = np.unique(keys)
-        self._encode_all()
+          saves: that lead to the next manifest; the files must have been checked.
+          values: the network's variables with their values there.
 
-    def refresh(self, changes: Mapping[str, RowChanges], *, is_tower_new: bool) -> None:
-        """Encodes what changed, once rows and network are new.
+        Returns:
+          A function that takes the new vectors, which must not run beside `best`.
 
-        Args:
-          changes: of `tables`, since the last call.
-          is_tower_new: whether `depends_on_changed` held: then all items are encoded.
+        Raises:
+          CorruptCheckpointError: a file is absent, or differs from what was written.
         """
-        removed, added = _NONE, _NONE
+        changes = read_changes(self._directory, saves, self._catalog.tables)
+        is_new = self._encoder.advance(saves, changes, values)
+        keys, removed, added = self._keys, _NONE, _NONE
         if self._by_row:
-            of_items = changes[str(self._catalog.table)]
+            of_items = self._of_items(changes)
             removed, added = of_items.removed, self._catalog.known(of_items.set)
-            self._keys = np.union1d(np.setdiff1d(self._keys, removed), added)
-        if is_tower_new:
-            self._encode_all()
-            return
-        using = self._catalog.using({name: each.ids for name, each in changes.items()})
-        present = using[np.isin(using, self._keys)]
-        self._index = self._changed(self._index, np.union1d(present, added), removed)
+            keys = np.union1d(np.setdiff1d(keys, removed), added)
+        if is_new:
+            rate = self._ranking.encode_rate
+            empty = ItemIndex(self._encoder.dim)
+            index = self._encoder.encode(empty, self._catalog, keys, _NONE, rate=rate)
+        else:
+            using = self._catalog.using({name: each.ids for name, each in changes.items()})
+            changed = np.union1d(using[np.isin(using, keys)], added)
+            index = self._encoder.encode(self.index, self._catalog, changed, removed)
 
-    def is_tower_new(self, values: Sequence[tuple[tf.Variable, Any]]) -> bool:
-        """Tells whether new values of variables change how items are encoded."""
-        ours = {id(variable) for variable in self._variables}
-        return any(
-            id(variable) in ours and not np.array_equal(variable.numpy(), value)
-            for variable, value in values
-        )
+        def take() -> None:
+            self._keys, self.index = keys, index
+
+        return take
 
     def best(self, queries: tf.Tensor, request: TopKRequest) -> dict[str, Array]:
         """Finds the best items of each query.
@@ -126,7 +129,7 @@ class LiveItems:
           a query has no item any more, or asked for fewer, the score is NO_SCORE.
         """
         most = int(request.k.max(initial=1))
-        scores, keys = self._index.search(
+        scores, keys = self.index.search(
             queries,
             k=most,
             seen=request.seen,
@@ -140,36 +143,9 @@ class LiveItems:
         )
         return {"ids": self._catalog.identifiers(keys), "scores": scores}
 
-    def _encode_all(self) -> None:
-        self._index = self._changed(ItemIndex(self._index.dim), self._keys, _NONE)
+    def close(self) -> None:
+        """Frees the rows that it encodes with."""
+        self._encoder.close()
 
-    def _changed(self, index: ItemIndex, keys: Ids, removed: Ids) -> ItemIndex:
-        parts = [(part, self._encode(columns)) for part, columns in self._catalog.batches(keys)]
-        ids = np.concatenate([_NONE, *(part for part, _ in parts)])
-        vectors = tf.concat([tf.zeros([0, index.dim]), *(found for _, found in parts)], axis=0)
-        return index.changed(ids, vectors, removed)
-
-
-def _encoder(
-    candidates: Candidates, embeddings: Embeddings, collection: EmbeddingCollection
-) -> Any:
-    """Makes a function that encodes a batch of items, whose bits do not depend on the batch."""
-    encode = encoder(candidates, embeddings, collection)
-    specs = candidates.column_specs
-
-    @tf.function(input_signature=[specs])
-    def padded(batch: dict[str, Any]) -> tf.Tensor:
-        rows = rows_of(next(iter(batch.values())))
-        return encode({name: pad(value, rows) for name, value in batch.items()})[:rows]
-
-    return padded
-
-
-def _dim_of(traced: Any, model: str) -> int:
-    shape = traced.structured_outputs.shape
-    if shape.rank != 2 or shape[1] is None:
-        raise UsageError(
-            f"the candidates of {model} must be encoded as vectors of a known length but have "
-            f"shape {shape}: give its tower an output of fixed width"
-        )
-    return int(shape[1])
+    def _of_items(self, changes: Mapping[str, RowChanges]) -> RowChanges:
+        return changes[str(self._catalog.table)]

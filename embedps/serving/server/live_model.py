@@ -20,7 +20,6 @@ from embedps.serving.server.live_items import QUERY, LiveItems, ranks_items
 from embedps.serving.server.ranking import Ranking
 from embedps.serving.server.request_error import RequestError
 from embedps.serving.server.requests import Request, RequestFormat
-from embedps.serving.server.row_changes import read_changes
 
 _WARM_UP_ROWS = (1, 100)
 
@@ -59,6 +58,7 @@ class LiveModel(LoadedModel):
           CorruptCheckpointError: a file is absent, or differs from what was written.
           DimMismatchError: the checkpoint is of another model.
         """
+        self.items: LiveItems | None = None
         try:
             super().__init__(recommender, dataset, directory, manifest, seed=seed)
         except EmbedpsError:
@@ -78,11 +78,12 @@ class LiveModel(LoadedModel):
         self._assign(*self._model.named_variables.values())
         for rows in _WARM_UP_ROWS:
             self.score(self.format.zeros(rows))
-        self.items = self._load_items(ranking) if ranks_items(self._model) else None
+        if ranks_items(self._model):
+            self.items = self._load_items(ranking)
 
     def _load_items(self, ranking: Ranking) -> LiveItems:
-        items = LiveItems(self._model, self._collection, ranking)
-        items.load(read_changes(self._directory, self.manifest.chain, items.tables))
+        chain = self.manifest.chain
+        items = LiveItems(self._model, self._collection, self._directory, chain, ranking)
         form = items.format.query
 
         def queried(*arguments: tf.Tensor) -> tf.Tensor:
@@ -163,17 +164,15 @@ class LiveModel(LoadedModel):
         found = read_values(directory, manifest, self._model.named_variables)
         values = [tf.constant(value) for _, value in found]
         staged = stage_rows(self._collection, directory, advance.saves)
-        items = self.items
-        is_tower_new = items is not None and items.is_tower_new(found)
-        changes = {} if items is None else read_changes(directory, advance.saves, items.tables)
+        take = None if self.items is None else self.items.prepare(advance.saves, found)
 
         def apply() -> None:
             self._is_whole = False
             for save in staged:
                 save.apply()
             self._assign(*values)
-            if items is not None:
-                items.refresh(changes, is_tower_new=is_tower_new)
+            if take is not None:
+                take()
             self.manifest, self.number = manifest, manifest.number
             self._is_whole = True
 
@@ -186,4 +185,6 @@ class LiveModel(LoadedModel):
 
     def close(self) -> None:
         """Frees the rows."""
+        if self.items is not None:
+            self.items.close()
         self._collection.drop()

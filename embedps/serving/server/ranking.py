@@ -18,11 +18,13 @@ class Ranking:
       items: rank those that have a row, or all that the model declares, as an evaluation does.
       default_k: how many items a request gets that does not say it.
       max_k: how many it may ask for.
+      encode_rate: items to encode per second at most, when the network encodes them otherwise.
     """
 
     items: ItemChoice = "rows"
     default_k: int = 100
     max_k: int = 1000
+    encode_rate: float = 500_000.0
 
     def __post_init__(self) -> None:
         if self.default_k > self.max_k:

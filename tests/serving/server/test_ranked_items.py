@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -34,7 +35,9 @@ QUERIES, LEAST = 40, np.finfo(np.float32).min
 TOWERS = {
     "rows": two_tower.Config(embedding_dim=8, history="history"),
     "mlp": two_tower.Config(embedding_dim=8, tower_mlp=(16,), history="history"),
+    "columns": two_tower.Config(embedding_dim=8, item=("item", "user"), history="history"),
 }
+ON_ROWS = pytest.mark.parametrize("trained", ["rows"], indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +45,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return planted_interactions.write_dataset(tmp_path_factory.mktemp("data"))
 
 
-@pytest.fixture(scope="module", params=TOWERS)
+@pytest.fixture(scope="module")
 def trained(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, dataset: Dataset
 ) -> Path:
@@ -127,38 +130,54 @@ def check(found: tuple[Any, Any], exact: Exact, rows: Any, k: int, **filters: An
         np.testing.assert_array_equal(scores, want_scores)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("trained", [*TOWERS], indirect=True)
 def test_each_answer_is_the_exact_search_of_its_manifest(
     trained: Path, dataset: Dataset, tmp_path: Path
 ) -> None:
     replay = Replay(trained, tmp_path / "m")
-    given, numbers = queries_of(dataset), set()
-    sizes = set()
+    given, ended = queries_of(dataset), threading.Event()
+    exact = {number: Exact(trained, number, dataset, tmp_path) for number in replay.numbers}
+    answers: list[tuple[int, Any, Any]] = []
     replay.commit(replay.numbers[0])
+
+    def ask_on(address: str) -> None:
+        client = Client(address)
+        while not ended.is_set():
+            answers.append(ask(client, given | {"k": ints(7)}))
+        client.close()
+
     with serving(replay.directory, dataset) as (api, model, addresses):
         client = Client(addresses.grpc)
+        thread = threading.Thread(target=ask_on, args=(addresses.grpc,))
+        thread.start()
+        until(lambda: answers)
         for number in replay.numbers:
             replay.commit(number)
             until(lambda n=number: model.standing.number == n)
-            exact = Exact(trained, number, dataset, tmp_path)
+            assert model.standing.items == len(exact[number].ids)
             version, ids, scores = ask(client, given | {"k": ints(7)})
-            check((ids, scores), exact, range(QUERIES), 7)
-            one = {"user": given["user"][:1], "history": ints(), "history_lengths": ints(0)}
-            alone = ask(
-                client, one | {"history": given["history"][:10], "history_lengths": ints(10)}
-            )
+            assert version == number
+            one = {"user": given["user"][:1], "history": given["history"][:10]}
+            alone = ask(client, one | {"history_lengths": ints(10)})
             assert alone[1].shape == (1, 100)
             np.testing.assert_array_equal(alone[1][0, :7], ids[0])
             np.testing.assert_array_equal(alone[2][0, :7], scores[0])
-            numbers.add(version)
-            assert model.standing.items == len(exact.ids)
-            sizes.add(len(exact.ids))
+        until(lambda: answers[-1][0] == replay.numbers[-1])
+        ended.set()
+        thread.join()
         assert model.refusal is None
         assert f'embedps_items{{model="clicks"}} {model.standing.items}' in api.metrics.text()
         client.close()
-    assert numbers == set(replay.numbers)
-    assert len(sizes) > 1  # items were removed, and others came back
+    assert {version for version, *_ in answers} >= {replay.numbers[0], replay.numbers[-1]}
+    for version, ids, scores in answers:
+        check((ids, scores), exact[version], range(QUERIES), 7)
+    # Items were removed, and others came back.
+    assert len({len(each.ids) for each in exact.values()}) > 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("trained", ["mlp"], indirect=True)
 def test_all_items_of_the_dataset_are_ranked_as_an_export_does(
     trained: Path, dataset: Dataset, tmp_path: Path
 ) -> None:
@@ -180,6 +199,7 @@ def test_all_items_of_the_dataset_are_ranked_as_an_export_does(
         client.close()
 
 
+@ON_ROWS
 def test_filters_leave_out(trained: Path, dataset: Dataset, tmp_path: Path) -> None:
     directory = CheckpointDirectory(trained)
     exact = Exact(trained, directory.numbers()[-1], dataset, tmp_path)
@@ -237,6 +257,7 @@ def test_filters_leave_out(trained: Path, dataset: Dataset, tmp_path: Path) -> N
         client.close()
 
 
+@ON_ROWS
 def test_rest_gives_items_by_row_and_by_column(
     trained: Path, dataset: Dataset, tmp_path: Path
 ) -> None:

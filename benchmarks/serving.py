@@ -1,147 +1,239 @@
-"""Asks a server at a fixed rate: `python -m benchmarks.serving --model-dir DIR`.
+"""Asks a server while its run commits, at fixed rates: `python -m benchmarks.serving`.
 
-The server is a process beside this client. Requests are sent at times that were drawn before, at
-random with the given mean rate, whether or not answers came (an open loop). A latency counts from
-the time at which its request was due, so a server that stalls is charged for all that it delayed.
-If the run trains meanwhile, the server follows it, and the manifests that answered are counted.
+A DLRM of the Kaggle configuration is served by one process; another asks it (benchmarks.open_loop),
+on the same cores. Each size of requests is asked twice: first nothing changes, then a commit comes
+every --commit-secs seconds. The commits were written before (benchmarks.serving_run): a trainer has
+cores of its own. Requests name random rows of the tables. `visible_ms` counts from a manifest's
+commit to the end of the first request that it answered. Then the same is asked of an export, which
+TensorFlow loads (benchmarks.serving_export), by the same gRPC server and batches.
+
+--steady asks for one candidate at the first rate for so many seconds more, with commits, and
+reports the server's memory meanwhile. Its parts of 20 seconds are each a run of the generator.
 """
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections import Counter
-from collections.abc import Sequence
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
-import pyarrow.parquet as pq
 
-from benchmarks import report
+from benchmarks import open_loop, report
+from benchmarks.serving_run import COLUMNS, FIRST_ID, Commits
 from embedps.console import command_line
-from embedps.console.command_line import number, text
-from embedps.data.dataset import Dataset
+from embedps.console.command_line import number, path
 from embedps.errors import UsageError
-from embedps.run.run_config import read_run
 from embedps.serving.server import messages
-from embedps.serving.server.requests import RequestFormat
 from embedps.serving.server.tensor_values import fill
-from embedps.storage.object_store import as_path
 
-_NAME = "model"
+NAME = "model"
+NUMERICS = [f"I{i}" for i in range(1, 14)]
+_PART_SECS = 20.0
 _DIFFERENT = 200  # requests, which are sent in turn
-_DRAIN_SECS = 30.0
+
+
+class Server:
+    """A server's process and addresses."""
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        """Starts it, and waits until it serves.
+
+        Raises:
+          UsageError: it ends before that.
+        """
+        command = [sys.executable, "-m", module, *arguments, "--port=0", "--rest-port=0"]
+        began = time.monotonic()
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        line = self.process.stdout.readline() if self.process.stdout is not None else ""
+        found = re.search(r"at (\S+) \(gRPC\) and (\S+)", line)
+        if found is None:
+            raise UsageError(f"{module} did not start: see above")
+        self.start_secs = time.monotonic() - began
+        self.grpc, self.rest = found.groups()
+
+    def memory(self) -> dict[str, float]:
+        """Gives the resident memory in MB, and how much of it is no page of a file."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return {
+            name: round(int(re.search(rf"{field}:\s+(\d+) kB", status)[1]) / 1000, 1)  # type: ignore[index]
+            for name, field in (("rss_mb", "VmRSS"), ("anonymous_mb", "RssAnon"))
+        }
+
+    def cpu_secs(self) -> float:
+        """Gives the seconds of processors that it has used."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / 100
+
+    def metric(self, name: str) -> float:
+        """Reads a metric of Prometheus; 0 if it is absent; the sum over its labels."""
+        with urllib.request.urlopen(f"{self.rest}/metrics") as answer:
+            text = answer.read().decode()
+        return sum(float(v) for v in re.findall(rf"^{name}{{[^}}]*}} (\S+)$", text, re.M))
+
+
+@contextmanager
+def running(module: str, *arguments: str) -> Iterator[Server]:
+    """Runs a server."""
+    server = Server(module, *arguments)
+    try:
+        yield server
+    finally:
+        server.process.terminate()
+        server.process.wait()
+
+
+class Committing:
+    """Commits at fixed times on a thread, and reads the gate of each from the metrics."""
+
+    def __init__(self, commits: Commits, every_secs: float, server: Server) -> None:
+        self.times: dict[int, float] = {}
+        self.gates: list[tuple[float, float]] = []  # ms, rows
+        self._commits, self._every, self._server = commits, every_secs, server
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Committing:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while len(self._commits) and not self._ended.wait(self._every):
+            if self.times:  # of the commit before
+                gate = self._server.metric("embedps_apply_seconds") * 1e3
+                self.gates.append((gate, self._server.metric("embedps_applied_rows")))
+            began = time.monotonic()
+            self.times[self._commits.commit()] = began
+
+    def results(self, load: open_loop.Load) -> dict[str, Any]:
+        """Gives how soon commits were visible, and how long their gates were."""
+        ends = load.due + load.latency
+        visible = []
+        for committed, at in self.times.items():
+            later = ends[load.version >= committed]
+            if len(later):
+                visible.append(float(later.min() - at) * 1e3)
+        per_100k = [ms / rows * 1e5 for ms, rows in self.gates if rows]
+        return {
+            "commits": len(self.times),
+            "visible_ms": report.spread(visible)
+            | {"p99": round(float(np.percentile(visible, 99)), 1)},
+            "gate_ms_per_100k_rows": report.spread(per_100k),
+        }
+
+
+def make_requests(rows: int, table_rows: int) -> list[bytes]:
+    """Makes requests for random rows of the tables."""
+    rng = np.random.default_rng(rows)
+    made = []
+    for _ in range(_DIFFERENT):
+        request = messages.PredictRequest()
+        request.model_spec.name = NAME
+        for name in NUMERICS:
+            fill(request.inputs[name], rng.exponential(1.0, rows).astype(np.float32))
+        for name in COLUMNS:
+            fill(request.inputs[name], FIRST_ID + rng.integers(0, table_rows, rows))
+        made.append(request.SerializeToString())
+    return made
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line."""
     options = _parser().parse_args(arguments)
-    if len(options.rows) != len(options.rates):
+    if len(options.sizes) != len(options.rates):
         raise UsageError(
-            f"--rows and --rates must have as many values but have {len(options.rows)} and "
+            f"--sizes and --rates must have as many values but have {len(options.sizes)} and "
             f"{len(options.rates)}"
         )
-    environment = report.environment()
-    command = ["-m", "embedps.serve", "--model-dir", options.model_dir, "--name", _NAME]
-    server = subprocess.Popen(
-        [sys.executable, *command, "--port=0", "--rest-port=0"], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        line = server.stdout.readline() if server.stdout is not None else ""
-        if not line.startswith("serves "):
-            raise UsageError(f"the server of {options.model_dir} did not start: see above")
-        words = line.split()
-        found = []
-        with grpc.insecure_channel(words[words.index("at") + 1]) as channel:
-            predict = channel.unary_unary(f"/{messages.PREDICTION_SERVICE}/Predict")
-            for rows, rate in zip(options.rows, options.rates, strict=True):
-                requests = _requests(options.model_dir, rows)
-                _ask(predict, requests, rate, min(2.0, options.secs), seed=1)  # warm-up
-                result = _ask(predict, requests, rate, options.secs, seed=0)
-                found.append({"rows": rows, "offered_qps": rate, **result})
-                print(found[-1], flush=True)
-    finally:
-        server.terminate()
-        server.wait()
+    environment, found = report.environment(), []
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        folder = Path(name)
+        # Of a generator's start and warm-up too.
+        secs = len(options.sizes) * (options.secs + 6) + 1.3 * options.steady
+        given = {"folder": folder, "rows": options.rows}
+        given["commits"] = int(secs / options.commit_secs)
+        given["changes"] = options.changes
+        command = [f"--{flag}={value}" for flag, value in given.items()]
+        subprocess.run(
+            [sys.executable, "-m", "benchmarks.serving_run", *command],
+            check=True,
+            stdout=sys.stderr,
+        )
+        commits = Commits(folder)
+        where = [f"--model-dir={folder / 'model'}", f"--name={NAME}"]
+        requests = {
+            size: make_requests(size, options.rows // len(COLUMNS)) for size in options.sizes
+        }
+        with running("embedps.serve", *where) as server:
+            memory = {"start_secs": round(server.start_secs, 1), "at_start": server.memory()}
+            memory["row_bytes"] = server.metric("embedps_row_bytes")
+            memory["rows"] = server.metric("embedps_rows")
+            for size, rate in zip(options.sizes, options.rates, strict=True):
+                result: dict[str, Any] = {"candidates": size}
+                quiet = open_loop.offer(server.grpc, requests[size], rate, options.secs, seed=1)
+                result["quiet"] = quiet.summary(rate)
+                with Committing(commits, options.commit_secs, server) as committing:
+                    load = open_loop.offer(server.grpc, requests[size], rate, options.secs, seed=2)
+                result["updates"] = load.summary(rate) | committing.results(load)
+                found.append(result)
+                print(result, flush=True)
+            memory["after"] = server.memory()
+            steady = _stay(server, requests[options.sizes[0]], options, commits)
+        exported = subprocess.run(
+            [
+                *(sys.executable, "-m", "embedps.export", f"--model-dir={folder / 'model'}"),
+                f"--output={folder / 'exports'}",
+            ],
+            check=False,
+            stdout=sys.stderr,
+        )
+        if exported.returncode == 0:
+            (export,) = (p for p in (folder / "exports").iterdir() if p.name.isdigit())
+            with running("benchmarks.serving_export", str(export)) as server:
+                for result, rate in zip(found, options.rates, strict=True):
+                    asked = requests[result["candidates"]]
+                    load = open_loop.offer(server.grpc, asked, rate, options.secs, seed=1)
+                    result["export"] = load.summary(rate)
+                    print(result["export"], flush=True)
     report.write(
         options.output,
         {
             "benchmark": "serving",
-            "command": f"python -m benchmarks.serving --secs {options.secs:g} --rows "
-            f"{','.join(map(str, options.rows))} --rates {','.join(map(str, options.rates))}",
+            "command": f"python -m benchmarks.serving --rates {','.join(map(str, options.rates))}",
             "environment": environment,
+            "memory": memory,
+            "steady": steady,
             "results": found,
         },
     )
     return 0
 
 
-def _requests(model_dir: str, rows: int) -> list[bytes]:
-    """Makes requests of records of the run's eval split."""
-    run = read_run(as_path(model_dir))
-    dataset = Dataset.open(run.config.data)
-    from embedps.engine.step_model import StepModel
-
-    recommender = run.recommender(dataset)
-    columns = StepModel(recommender, dataset).output_columns
-    form = RequestFormat(columns, missing_id=recommender.missing_id)
-    if form.lists:
-        raise UsageError(f"the model must have no columns of lists but has {form.lists[0]!r}")
-    table = pq.read_table(dataset.paths("eval")[0], columns=list(columns.names))
-    rng = np.random.default_rng(0)
-    made = []
-    for _ in range(_DIFFERENT):
-        places = rng.integers(0, table.num_rows, rows)
-        request = messages.PredictRequest()
-        request.model_spec.name = _NAME
-        for (name, spec), column in zip(form.specs.items(), columns.names, strict=True):
-            values = table[column].take(places).to_numpy()
-            fill(request.inputs[name], values.astype(spec.dtype.as_numpy_dtype))
-        made.append(request.SerializeToString())
-    return made
-
-
-def _ask(
-    predict: Any, requests: Sequence[bytes], rate: float, secs: float, *, seed: int
-) -> dict[str, Any]:
-    """Sends requests as they are due; gives the latencies from there on, in ms."""
-    gaps = np.random.default_rng(seed).exponential(1 / rate, int(rate * secs))
-    due = np.cumsum(gaps)
-    latencies = np.full(len(due), np.inf)
-    codes: Counter[str] = Counter()
-    numbers: Counter[int] = Counter()
-    left = threading.Semaphore(0)
-    began = time.perf_counter()
-
-    def ended(place: int, call: Any) -> None:
-        latencies[place] = time.perf_counter() - began - due[place]
-        codes[call.code().name] += 1
-        if call.code() == grpc.StatusCode.OK:
-            answer = messages.PredictResponse.FromString(call.result())
-            numbers[answer.model_spec.version.value] += 1
-        left.release()
-
-    for place, at in enumerate(due):
-        wait = at - (time.perf_counter() - began)
-        if wait > 0:
-            time.sleep(wait)
-        call = predict.future(requests[place % len(requests)], timeout=_DRAIN_SECS)
-        call.add_done_callback(lambda call, place=place: ended(place, call))
-    for _ in due:
-        left.acquire()
-    spent = time.perf_counter() - began
-    p50, p99, p999 = np.percentile(latencies * 1000, (50, 99, 99.9)).round(2).tolist()
-    return {
-        "answered_qps": round(codes["OK"] / spent, 1),
-        "p50_ms": p50,
-        "p99_ms": p99,
-        "p999_ms": p999,
-        "codes": dict(codes),
-        "manifests": len(numbers),
-    }
+def _stay(
+    server: Server, requests: list[bytes], options: Any, commits: Commits
+) -> list[dict[str, Any]]:
+    """Asks for minutes while commits come; gives the memory over time."""
+    found: list[dict[str, Any]] = []
+    began = time.monotonic()
+    while time.monotonic() - began < options.steady:
+        with Committing(commits, options.commit_secs, server):
+            load = open_loop.offer(server.grpc, requests, options.rates[0], _PART_SECS, seed=3)
+        secs = round(time.monotonic() - began)
+        found.append({"secs": secs, **server.memory(), **load.summary(options.rates[0])})
+        print(found[-1], flush=True)
+    return found
 
 
 def _counts(given: str) -> list[int]:
@@ -151,34 +243,22 @@ def _counts(given: str) -> list[int]:
 
 def _parser() -> command_line.Parser:
     parser = command_line.Parser(prog="python -m benchmarks.serving", description=__doc__)
-    parser.add_argument(
-        "--model-dir",
-        type=text,
-        required=True,
-        metavar="DIR",
-        help="the directory that embedps train was given",
-    )
-    parser.add_argument(
-        "--rows",
-        type=_counts,
-        default=[1, 100, 1000],
-        metavar="N,N,…",
-        help="records per request, one after another (default: 1,100,1000)",
-    )
-    parser.add_argument(
-        "--rates",
-        type=_counts,
-        default=[200, 100, 20],
-        metavar="N,N,…",
-        help="requests per second, for each of --rows (default: 200,100,20)",
-    )
-    parser.add_argument(
-        "--secs",
-        type=number(float, above=0, most=3600),
-        default=20.0,
-        metavar="X",
-        help="how long to ask, for each of --rows (default: 20.0)",
-    )
+    count = number(int, least=1, most=10**9)
+    secs = number(float, least=0, most=86400)
+    for flag, kind, default, text in (
+        ("--sizes", _counts, [1, 100, 1000], "candidates per request, one after another"),
+        ("--rates", _counts, [300, 100, 20], "requests per second, for each of --sizes"),
+        ("--secs", secs, 20.0, "how long to ask each time"),
+        ("--rows", count, 1_300_000, "rows of the tables"),
+        ("--changes", count, 100_000, "rows that a commit changes"),
+        ("--commit-secs", secs, 2.0, "between two commits"),
+        ("--steady", secs, 0.0, "how long to stay at full load, for the memory"),
+        ("--folder", path, None, "where to make the run, instead of the temporary directory"),
+    ):
+        shown = ",".join(map(str, default)) if isinstance(default, list) else default
+        parser.add_argument(
+            flag, type=kind, default=default, metavar="X", help=f"{text} (default: {shown})"
+        )
     parser.add_argument(
         "--output", type=report.output_file, default=report.RESULTS / "serving.json", metavar="FILE"
     )

@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # these import TensorFlow, which --help does not wait for
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _MAX_PORT = 65535
 _MAX_WAITING = 1024
+_SWITCH_SECS = 0.0005
 _MAX_TOP_K = 10_000
 
 
@@ -44,6 +45,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.serve") -> int
     runs = [_Run(where, options) for where in options.model_dir]
     token = _read_token(options.token_file)
     # TensorFlow takes seconds to import; wrong flags and files are reported before that.
+    from embedps.console.tf_logging import silence_native_stderr
     from embedps.serving.server.grpc_server import GrpcServer
     from embedps.serving.server.model_api import ModelApi
     from embedps.serving.server.rest_server import RestServer
@@ -60,6 +62,9 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.serve") -> int
     rest_server = RestServer(
         api, host=options.host, port=options.rest_port, certificate=certificate
     )
+    silence_native_stderr()  # such as what oneDNN says of dtypes that it lacks
+    # A thread that has scored waits for the interpreter at most so long.
+    sys.setswitchinterval(_SWITCH_SECS)
     ended = threading.Event()
     with stop_signals(ended.set):
         # Health is answered while the models load.

@@ -12,6 +12,11 @@ import tensorflow as tf
 _LANES: Final = 16  # float32 in a register of AVX-512
 
 
+def padded_size(rows: int) -> int:
+    """Gives the rows of a padded batch, before it is a tensor."""
+    return -(-rows // _LANES) * _LANES
+
+
 def padded_rows(rows: tf.Tensor) -> tf.Tensor:
     """Gives the rows of a padded batch, int64."""
     return (tf.cast(rows, tf.int64) + _LANES - 1) // _LANES * _LANES

@@ -110,7 +110,10 @@ class RestoredModel:
         """Computes predictions; their bits do not depend on how rows are batched."""
         rows = tf.shape(columns[NUMERICS], tf.int64)[0]
         columns = {name: pad(value, rows) for name, value in columns.items()}
+        predicted = self._padded_outputs(columns)
+        return {name: value[:rows] for name, value in predicted.items()}
+
+    def _padded_outputs(self, columns: dict[str, Any]) -> dict[str, tf.Tensor]:
         columns = self._model.prepare(self._model.fill(columns), training=False)
         found = self._collection.lookup(columns, insert=False)
-        predicted = self._model.outputs(columns, self._collection.combine(found))
-        return {name: value[:rows] for name, value in predicted.items()}
+        return self._model.outputs(columns, self._collection.combine(found))

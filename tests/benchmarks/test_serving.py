@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
-import embedps
-from benchmarks import serving
+from benchmarks import open_loop, serving
 from embedps.console import command_line
 from embedps.serving.server import messages
-from tests.builders import TINY_DLRM, make_config, write_dataset
 
 
 class Clock:
@@ -22,7 +19,7 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
 
-    def perf_counter(self) -> float:
+    def monotonic(self) -> float:
         return self.now
 
     def sleep(self, secs: float) -> None:
@@ -55,26 +52,27 @@ class Stalling:
 
 def test_a_stall_is_charged_to_all_that_were_due(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(serving, "time", clock)
-    found = serving._ask(Stalling(clock), [b"x"], 100, 0.5, seed=0)
-    assert found["codes"] == {"OK": 50}
-    assert found["manifests"] == 1
+    monkeypatch.setattr(open_loop, "time", clock)
+    load = open_loop.send(Stalling(clock), [b"x"], 100, 0.5, seed=0)
+    assert load.codes == {"OK": 50}
+    assert set(load.version) == {7}
     # 50 requests were due in about half a second: the last of them waited the other half.
+    found = load.summary(100)
     assert 500 < found["p50_ms"] < 1000 <= found["p999_ms"] + 1
 
 
-@pytest.mark.slow
-@pytest.mark.multiprocess
-def test_a_server_is_measured(tmp_path: Path) -> None:
-    dataset = write_dataset(tmp_path / "set", train=(500,), evaluation=(200,))
-    config = make_config(dataset, tmp_path / "m", model="dlrm")
-    embedps.Trainer.from_config(config, TINY_DLRM).fit()
-    output = tmp_path / "serving.json"
-    flags = ["--model-dir", str(tmp_path / "m"), "--rows=1,50", "--rates=40,20", "--secs=0.5"]
-    assert command_line.run(serving.main, [*flags, f"--output={output}"]) == 0
-    results = json.loads(output.read_text())["results"]
-    assert [(each["rows"], each["codes"]) for each in results] == [
-        (1, {"OK": 20}),
-        (50, {"OK": 10}),
-    ]
-    assert command_line.run(serving.main, [*flags, "--rates=1"]) == 2
+def test_commits_are_visible_from_the_first_answer_that_has_them() -> None:
+    due, latency = np.array([0.0, 1.0, 2.0, 3.0]), np.array([0.1, 0.1, 0.4, 0.1])
+    version = np.array([1, 1, 3, 3])
+    load = open_loop.Load(due, latency, np.zeros(4), version, {"OK": 4})
+    committing = serving.Committing([], 2.0, None)  # type: ignore[arg-type]
+    committing.times = {2: 1.5, 3: 1.9, 4: 2.5}  # the last was never seen
+    committing.gates = [(4.0, 100_000.0), (3.0, 50_000.0), (9.0, 0.0)]
+    found = committing.results(load)
+    assert found["commits"] == 3
+    assert (found["visible_ms"]["min"], found["visible_ms"]["max"]) == (500, 900)
+    assert found["gate_ms_per_100k_rows"] == {"median": 5, "min": 4, "max": 6, "repeats": 2}
+
+
+def test_sizes_and_rates_are_as_many() -> None:
+    assert command_line.run(serving.main, ["--rates=1"]) == 2

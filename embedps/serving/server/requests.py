@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from embedps.data.columns import Columns
 from embedps.data.unit_reader import NUMERICS
+from embedps.engine.row_padding import padded_size
 from embedps.serving.inputs import Inputs, lengths_name, tensor_name
 from embedps.serving.server.request_error import invalid
 from embedps.serving.server.tensor_values import Array
@@ -57,6 +58,32 @@ def concatenate(requests: Sequence[Request]) -> Request:
             (np.concatenate([v for v, _ in column]), np.concatenate([n for _, n in column]))
             for column in zip(*(request.lists for request in requests), strict=True)
         ),
+    )
+
+
+def pad(request: Request) -> Request:
+    """Repeats the last record as `engine.row_padding.pad` does."""
+    more = padded_size(request.rows) - request.rows
+    if more == 0:
+        return request
+
+    def padded(matrix: Array) -> Array:
+        made = np.empty([matrix.shape[0], matrix.shape[1] + more], matrix.dtype)
+        made[:, : matrix.shape[1]] = matrix
+        made[:, matrix.shape[1] :] = matrix[:, -1:]
+        return made
+
+    def repeated(values: Array, lengths: Array) -> tuple[Array, Array]:
+        last = values[len(values) - lengths[-1] :]
+        return np.concatenate([values, np.tile(last, more)]), np.append(
+            lengths, np.repeat(lengths[-1:], more)
+        )
+
+    return Request(
+        rows=request.rows + more,
+        floats=padded(request.floats),
+        integers=padded(request.integers),
+        lists=tuple(repeated(*each) for each in request.lists),
     )
 
 

@@ -16,6 +16,10 @@ from embedps.serving.server.request_error import invalid
 Array = npt.NDArray[Any]
 
 _FIELDS = {tf.int64: "int64_val", tf.float32: "float_val"}
+_LAYOUTS = {  # bytes of a value, its dtype in NumPy, and its number in TensorFlow
+    dtype: (dtype.size, np.dtype(dtype.as_numpy_dtype).newbyteorder("<"), dtype.as_datatype_enum)
+    for dtype in _FIELDS
+}
 
 
 def read_vector(name: str, tensor: Any, dtype: tf.DType, *, most: int) -> Array:
@@ -30,6 +34,19 @@ def read_vector(name: str, tensor: Any, dtype: tf.DType, *, most: int) -> Array:
     Raises:
       RequestError: it is something else.
     """
+    content = tensor.tensor_content
+    wanted_bytes, numpy_dtype, enum = _LAYOUTS[dtype]
+    dims = tensor.tensor_shape.dim
+    # What clients send: 39 of these per request of a click model.
+    if (
+        content
+        and len(dims) == 1
+        and tensor.dtype == enum
+        and len(content) == dims[0].size * wanted_bytes
+        and dims[0].size <= most
+        and not tensor.tensor_shape.unknown_rank
+    ):
+        return np.frombuffer(content, numpy_dtype)
     if tensor.dtype != dtype.as_datatype_enum:
         raise invalid(f"tensor {name!r} must be {dtype.name} but is {_dtype_name(tensor.dtype)}")
     shape = [dim.size for dim in tensor.tensor_shape.dim]
@@ -39,9 +56,7 @@ def read_vector(name: str, tensor: Any, dtype: tf.DType, *, most: int) -> Array:
     size = shape[0]
     if size > most:
         raise invalid(f"tensor {name!r} must have at most {most} values but has {size}")
-    numpy_dtype = np.dtype(dtype.as_numpy_dtype).newbyteorder("<")
-    if tensor.tensor_content:
-        content = tensor.tensor_content
+    if content:
         if len(content) != size * numpy_dtype.itemsize:
             raise invalid(
                 f"tensor {name!r} of {size} values must have {size * numpy_dtype.itemsize} bytes "

@@ -320,6 +320,13 @@ def test_chief_of_a_cluster_without_servers_is_refused(tmp_path, monkeypatch, da
     assert "--num-ps is of a local cluster" in line
 
 
+def test_a_bound_of_staleness_does_not_go_with_overlapping_steps(tmp_path, dataset, fails):
+    bounds = ("--num-ps=1", "--overlap", "--max-staleness-steps=2")
+    code, line = fails(train_command.main, *train_flags(dataset.directory, tmp_path / "m", *bounds))
+    assert code == 2
+    assert "leave one of them out" in line
+
+
 def test_evaluate_needs_a_directory_that_was_trained_in(tmp_path, fails):
     code, line = fails(evaluate.main, f"--model-dir={tmp_path}")
     assert code == 2

@@ -187,7 +187,8 @@ class RemoteExchange:
             )
         for device in self._variables.devices:
             self._on.setdefault(device, [])
-        self._logs = (logs or StepLogs(collection.container)).make(self._on)
+        self._step_logs = logs or StepLogs(collection.container)
+        self._logs = self._step_logs.make(self._on)
 
     def begin(
         self, ids: Mapping[str, Ids], *, number: tf.Tensor, learning_rate: tf.Tensor
@@ -204,7 +205,7 @@ class RemoteExchange:
             for routed in found.routed
         ]
         sent, seen, read = {}, {}, {}
-        worker = ops.task_index()
+        worker = self._step_logs.enter(ops.task_index())
         for device, shards in self._on.items():
             request = [number, learning_rate, worker]
             for g, shard in shards:
@@ -272,6 +273,7 @@ class RemoteExchange:
     ) -> None:
         """Sends the gradients; servers update the variables with the ops that Keras would call."""
         updates = self._variables.updates(gradients, inputs.read, inputs.changes)
+        logged = []
         for device, shards in self._on.items():
             parts = [*(row_gradients[g][shard] for g, shard in shards), *updates.get(device, [])]
             known = [part for part in parts if part is not None]
@@ -309,9 +311,13 @@ class RemoteExchange:
                 applied += self._variables.update(device, there[len(shards) :], is_new=is_new)
                 # Logged last: another attempt must apply what is lost half-way.
                 with tf.control_dependencies(applied):
-                    ops.step_applied(
-                        self._logs[device], number, worker=worker, seen=inputs.seen[device]
+                    logged.append(
+                        ops.step_applied(
+                            self._logs[device], number, worker=worker, seen=inputs.seen[device]
+                        )
                     )
+        first = next(iter(self._on))  # has the gate
+        self._step_logs.leave(inputs.sent[first][2], logged)
 
     def _by_shard(self, device: str, parts: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
         """Splits what a server was sent by its shards: ids, splits and, if counted, examples."""

@@ -8,7 +8,7 @@ Distributed ML via a Stale Synchronous Parallel Parameter Server").
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -21,14 +21,24 @@ Staleness: TypeAlias = dict[int, dict[int, int]]
 
 
 class StepLogs:
-    """Holds a log on each parameter server that a step writes to."""
+    """Holds a log on each parameter server that a step writes to; may bound staleness.
 
-    def __init__(self, container: str) -> None:
+    The first server has the gate. A step enters it before it reads anywhere, and leaves it when all
+    servers have applied it. So the steps that it meets on any server are among those that are under
+    way when it enters and those that enter before it leaves; the gate counts these.
+
+    Attributes:
+      most_stale: the largest staleness, in steps; None is no bound.
+    """
+
+    def __init__(self, container: str, *, most_stale: int | None = None) -> None:
         """Has no logs yet.
 
         Args:
           container: of the tables, so that a log is lost exactly when the applied updates are.
+          most_stale: the largest staleness, in steps; None is no bound.
         """
+        self.most_stale = most_stale
         self._container = container
         self._logs: dict[str, tf.Tensor] = {}
 
@@ -40,6 +50,34 @@ class StepLogs:
                     container=self._container, shared_name=f"steps/{uuid.uuid4().hex}"
                 )
         return self._logs
+
+    def enter(self, worker: tf.Tensor) -> tf.Tensor:
+        """Gives a worker's number, in a step's graph, once its step may begin."""
+        if self.most_stale is None:
+            return worker
+        device, log = self._gate()
+        with tf.device(device):
+            entered = ops.step_enter(log, worker, most=self.most_stale)
+        with tf.control_dependencies([entered]):
+            return tf.identity(worker)
+
+    def leave(self, worker: tf.Tensor, applied: Sequence[tf.Operation]) -> None:
+        """Ends a step, in its graph, once all servers have applied it."""
+        if self.most_stale is not None:
+            device, log = self._gate()
+            with tf.control_dependencies(applied), tf.device(device):
+                ops.step_leave(log, worker)
+
+    def forget(self, workers: Iterable[int]) -> None:
+        """Lets no step wait for those of lost workers."""
+        for worker in workers if self.most_stale is not None else ():
+            device, log = self._gate()
+            with tf.device(device):
+                ops.step_leave(log, tf.constant(worker, tf.int64))
+
+    def _gate(self) -> tuple[str, tf.Tensor]:
+        """Returns the device and the log of the server that has the gate."""
+        return next(iter(self._logs.items()))
 
     def staleness(self) -> Staleness:
         """Counts the applied steps by worker and staleness, over all servers."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from embedps.config_fields import MAX_SECS, check, option
+from embedps.config_fields import MAX_COUNT, MAX_SECS, check, option
+from embedps.errors import UsageError
 
 MAX_LOCAL_TASKS = 256
 """The most parameter servers, and the most workers, of a local cluster; each is a process."""
@@ -40,6 +41,13 @@ class ClusterConfig:
         "on a cluster, read the rows and variables of a step while the previous step computes: "
         "steps are faster, but each reads values that lack the gradients of the step before it",
     )
+    max_staleness_steps: int | None = option(
+        None,
+        "on a cluster, let a step begin only if it and the steps under way will each meet the "
+        "updates of at most this many others; 0 trains one step at a time (default: no bound)",
+        least=0,
+        most=MAX_COUNT,
+    )
     server_timeout_secs: float = option(
         15.0,
         "a worker or parameter server that does not answer for this many seconds is taken as dead",
@@ -55,3 +63,8 @@ class ClusterConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.overlap and self.max_staleness_steps is not None:
+            raise UsageError(
+                "--overlap makes a worker's own steps meet, which --max-staleness-steps does not "
+                "count: leave one of them out"
+            )

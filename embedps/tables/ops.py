@@ -304,6 +304,24 @@ def step_applied(
     return kernels.load().embedps_step_applied(log, step, worker, seen)
 
 
+def step_enter(log: tf.Tensor, worker: tf.Tensor, *, most: int) -> tf.Operation:
+    """Waits until a worker's step may begin.
+
+    Args:
+      log: as `step_log` returns it.
+      worker: the index of the worker's task, int64 scalar. A step that it left under way is
+        forgotten.
+      most: a step meets at most so many others: those under way when it begins, and those that
+        begin before it leaves.
+    """
+    return kernels.load().embedps_step_enter(log, worker, most=most)
+
+
+def step_leave(log: tf.Tensor, worker: tf.Tensor) -> tf.Operation:
+    """Ends the step of a worker that entered."""
+    return kernels.load().embedps_step_leave(log, worker)
+
+
 def staleness(log: tf.Tensor) -> tf.Tensor:
     """Counts the steps in a log by worker and staleness.
 

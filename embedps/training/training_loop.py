@@ -253,6 +253,7 @@ class TrainingLoop:
     def _poll_slowly(self, line: ProgressLine) -> None:
         """Reads files that change rarely: evaluations, restarts; shows news; lets rows age."""
         self._advance_event_clock()
+        self._setup.step_logs.forget(self._cluster.unresponsive_workers())
         self._effects.poll(line.say)
         self.count_restarts()
         for news in [*self.scoring.news(), *self._setup.writer.news(), *self._look_at_tables()]:

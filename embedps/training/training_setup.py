@@ -159,7 +159,7 @@ def set_up(
         check_signature(last, signature)
         check_optimizer(last, directory, kind, model)
         writer.restore(last)
-    step_logs = StepLogs(collection.container)
+    step_logs = StepLogs(collection.container, most_stale=config.cluster.max_staleness_steps)
     return TrainingSetup(
         directory=directory,
         ledger=ledger,

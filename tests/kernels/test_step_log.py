@@ -1,8 +1,12 @@
 """A server's log of applied steps, and updates of steps that are in the log."""
 
+import threading
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import cancellation
 
 from embedps import kernels
 from embedps.tables import ops
@@ -64,6 +68,86 @@ def test_staleness_counts_the_steps_of_others_since_a_step_began():
     applied_by(log, 8, worker=1, seen=3)
     applied_by(log, 8, worker=2, seen=3)  # another attempt at a step that was applied
     assert ops.staleness(log).numpy().tolist() == [[0, 1, 1], [1, 0, 2], [2, 2, 1]]
+
+
+@pytest.mark.parametrize("most", [0, 1, 2, 5])
+def test_no_step_meets_more_others_than_the_gate_allows(most):
+    """Workers on threads; one is slow."""
+    workers, steps = 4, 30
+    log = ops.step_log(container="test-steps", shared_name=f"gate-{most}")
+    numbers = iter(range(workers * steps))
+    lock = threading.Lock()
+
+    def work(worker: int, pause: float) -> None:
+        for _ in range(steps):
+            ops.step_enter(log, step(worker), most=most)
+            with lock:
+                number = next(numbers)
+            seen = int(ops.steps_seen(log, step(number)))
+            time.sleep(pause)
+            applied_by(log, number, worker=worker, seen=seen)
+            ops.step_leave(log, step(worker))
+
+    threads = [threading.Thread(target=work, args=(w, 0.005 * (w == 0))) for w in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = ops.staleness(log).numpy()
+    assert found[:, 2].sum() == workers * steps
+    assert found[:, 1].max() <= most
+    if most:
+        assert found[:, 1].max() > 0
+
+
+def test_a_step_waits_until_one_leaves_and_a_new_attempt_replaces_the_workers_own():
+    log = ops.step_log(container="test-steps", shared_name="gate")
+    ops.step_enter(log, step(0), most=0)
+    entered = threading.Event()
+
+    def enter() -> None:
+        ops.step_enter(log, step(1), most=0)
+        entered.set()
+
+    waiting = threading.Thread(target=enter)
+    waiting.start()
+    assert not entered.wait(0.2)
+    ops.step_leave(log, step(7))  # has no step
+    assert not entered.wait(0.2)
+    ops.step_leave(log, step(0))
+    waiting.join()
+    assert entered.is_set()
+    ops.step_enter(log, step(1), most=0)  # its process was started again
+    ops.step_leave(log, step(1))
+    ops.step_enter(log, step(0), most=0)
+
+
+def test_a_step_that_is_cancelled_as_it_waits_lets_the_next_one_in():
+    log = ops.step_log(container="test-steps", shared_name="cancelled")
+    ops.step_enter(log, step(0), most=0)
+
+    @tf.function
+    def enter_and_leave() -> None:
+        ops.step_enter(log, step(1), most=0)
+
+    manager = cancellation.CancellationManager()
+    function = manager.get_cancelable_function(enter_and_leave.get_concrete_function())
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            function()
+        except tf.errors.CancelledError as error:
+            errors.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(0.2)  # so that it most likely waits; it may also be cancelled before
+    manager.start_cancel()
+    waiting.join()
+    assert len(errors) == 1
+    ops.step_leave(log, step(0))
+    ops.step_enter(log, step(2), most=0)
 
 
 def test_update_of_a_step_that_is_not_new_leaves_rows_as_they_are(tmp_path):

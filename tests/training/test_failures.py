@@ -241,6 +241,31 @@ def test_run_outlives_workers_and_evaluator_that_are_killed_stopped_or_told_to_e
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("most", [0, 1])
+def test_bounded_run_does_not_wait_for_ever_for_a_lost_worker(tmp_path, dataset, programs, most):
+    model_dir = tmp_path / "m"
+    few = (*LOCAL, "--eval=none", f"--max-staleness-steps={most}")
+    run = train(programs, dataset, model_dir, *few, f"--epochs={EPOCHS}")
+    run.wait_for("delta")
+    os.kill(pid_of(model_dir, "worker 0"), signal.SIGKILL)
+    wait_until_joined(run, model_dir, "worker-0", 2)
+    os.kill(pid_of(model_dir, "worker 1"), signal.SIGSTOP)
+    wait_until_joined(run, model_dir, "worker-1", 2)  # killed for its silence, and started again
+    run.wait_for("delta")
+    run.process.send_signal(signal.SIGTERM)
+    run.finish()
+    summary = summary_of(model_dir)
+    assert summary["worker_restarts"] == 2
+    stale = summary["staleness"].values()
+    assert max(worker["most"] for worker in stale) == most
+    assert all(worker["histogram"]["0"] for worker in stale)
+    epochs = finish_in_one_process(programs, dataset, model_dir)
+    check(
+        model_dir, dataset, programs, epochs=epochs, within_units=2 * 4, within_rows=2 * BATCH_ROWS
+    )
+
+
+@pytest.mark.slow
 def test_unit_of_a_worker_that_is_slow_at_the_end_is_applied_once(tmp_path, dataset, programs):
     model_dir = tmp_path / "m"
     patient = (*LOCAL, "--server-timeout-secs=100", "--eval=none")

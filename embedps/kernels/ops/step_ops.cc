@@ -1,12 +1,17 @@
 // Ops on a server's log of the steps that it has applied.
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "embedps/kernels/ops/store_resource.h"
+#include "embedps/kernels/runtime/step_gate.h"
 #include "embedps/kernels/runtime/step_log.h"
+#include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -25,6 +30,7 @@ class StepLogResource : public tensorflow::ResourceBase {
   std::string DebugString() const override { return "embedps step log"; }
 
   StepLog log;
+  StepGate gate;
 };
 
 using LogPtr = tensorflow::core::RefCountPtr<StepLogResource>;
@@ -131,6 +137,85 @@ class StepAppliedOp : public OpKernel {
 };
 REGISTER_KERNEL_BUILDER(Name("EmbedpsStepApplied").Device(tensorflow::DEVICE_CPU), StepAppliedOp);
 
+REGISTER_OP("EmbedpsStepEnter")
+    .Input("log: resource")
+    .Input("worker: int64")
+    .Attr("most: int >= 0")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc("Waits until a worker's step may begin: none then meets more than `most` others.");
+
+// Takes no thread while it waits.
+class StepEnterOp : public tensorflow::AsyncOpKernel {
+ public:
+  explicit StepEnterOp(OpKernelConstruction* c) : AsyncOpKernel(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("most", &most_));
+  }
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    LogPtr found;
+    OP_REQUIRES_OK_ASYNC(
+        context, LookupResource(context, tensorflow::HandleFromInput(context, 0), &found), done);
+    int64_t worker = 0;
+    OP_REQUIRES_OK_ASYNC(context, ReadScalar(context, 1, "worker", &worker), done);
+    const auto resource = std::make_shared<LogPtr>(std::move(found));
+    StepGate* gate = &(*resource)->gate;
+    // Whichever comes first, the gate or a cancellation, ends the op.
+    const auto ended = std::make_shared<std::atomic<bool>>(false);
+    const auto ticket = std::make_shared<std::atomic<int64_t>>(-1);
+    tensorflow::CancellationManager* manager = context->cancellation_manager();
+    const auto token = manager ? manager->get_cancellation_token()
+                               : tensorflow::CancellationManager::kInvalidToken;
+    const bool cancelled =
+        manager && !manager->RegisterCallback(token, [context, done, resource, ended, ticket] {
+          if (ended->exchange(true)) return;
+          (*resource)->gate.Cancel(ticket->load());  // keeps the gate alive
+          context->SetStatus(absl::CancelledError("the step was cancelled"));
+          done();
+        });
+    if (cancelled) {
+      context->SetStatus(absl::CancelledError("the step was cancelled"));
+      done();
+      return;
+    }
+    const int64_t number = gate->Enter(worker, most_, [done, ended, manager, token, gate, worker] {
+      if (ended->exchange(true)) {  // was cancelled as it began
+        gate->Leave(worker);
+        return;
+      }
+      if (manager) manager->TryDeregisterCallback(token);
+      done();
+    });
+    ticket->store(number);
+    // A cancellation that came before the ticket was known.
+    if (ended->load()) gate->Cancel(number);
+  }
+
+ private:
+  int64_t most_;
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsStepEnter").Device(tensorflow::DEVICE_CPU), StepEnterOp);
+
+REGISTER_OP("EmbedpsStepLeave")
+    .Input("log: resource")
+    .Input("worker: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc("Ends a worker's step that entered.");
+
+class StepLeaveOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    LogPtr resource;
+    OP_REQUIRES_OK(context,
+                   LookupResource(context, tensorflow::HandleFromInput(context, 0), &resource));
+    int64_t worker = 0;
+    OP_REQUIRES_OK(context, ReadScalar(context, 1, "worker", &worker));
+    resource->gate.Leave(worker);
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsStepLeave").Device(tensorflow::DEVICE_CPU), StepLeaveOp);
+
 REGISTER_OP("EmbedpsStaleness")
     .Input("log: resource")
     .Output("staleness: int64")
@@ -170,7 +255,7 @@ class TaskIndexOp : public OpKernel {
     tensorflow::DeviceNameUtils::ParsedName name;
     OP_REQUIRES(context,
                 tensorflow::DeviceNameUtils::ParseFullName(context->device()->name(), &name),
-                tensorflow::errors::Internal("cannot parse ", context->device()->name()));
+                absl::InternalError(absl::StrCat("cannot parse ", context->device()->name())));
     Tensor* task;
     OP_REQUIRES_OK(context, context->allocate_output(0, {}, &task));
     task->scalar<int64_t>()() = name.has_task ? name.task : 0;

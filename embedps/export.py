@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.config_fields import MAX_COUNT
@@ -21,6 +20,7 @@ from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.run.run_config import read_run
 from embedps.run.run_flags import add_model_and_data
+from embedps.serving.dataset_transforms import transforms_of
 from embedps.serving.export_directory import read_description
 from embedps.storage.object_store import ObjectPath, as_path
 
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.export") -> in
             manifest.number,
             row_dtype=options.rows,
             top_k=options.top_k,
-            transforms=_transforms(dataset) if options.raw else None,
+            transforms=transforms_of(dataset) if options.raw else None,
             seed=run.config.seed,
             on_progress=lambda done, total: line.update(done, total=total),
         )
@@ -65,13 +65,6 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.export") -> in
         f"signatures {', '.join(exported.signatures)}"
     )
     return 0
-
-
-def _transforms(dataset: Dataset) -> Any:
-    """Gives the table of the dataset's transforms."""
-    from pipelines.transforms import Transforms
-
-    return Transforms.load(dataset.directory).table
 
 
 def _check_same(target: Path, history: str, row_dtype: str) -> int:

@@ -23,6 +23,7 @@ from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.run.run_config import RunConfig, read_run
 from embedps.run.run_flags import add_model_and_data
+from embedps.serving.dataset_transforms import transforms_of
 from embedps.serving.server.ranking import Ranking
 from embedps.storage.object_store import as_path
 
@@ -74,7 +75,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.serve") -> int
             for name, run in zip(options.name, runs, strict=True):
                 _add(api, name, run, options)
             if not ended.is_set():
-                api.is_serving = True
+                api.health.set(True)
                 names = ", ".join(
                     f"{name} (checkpoint {m.standing.number})" for name, m in api.models.items()
                 )
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.serve") -> int
                 )
             ended.wait()
         finally:
-            api.is_serving = False
+            api.health.set(False)
             grpc_server.stop(options.grace_secs)
             rest_server.stop()
             for model in api.models.values():
@@ -113,10 +114,17 @@ def _add(api: ModelApi, name: str, run: _Run, options: Any) -> None:
 
     recommender = run.config.recommender(run.dataset)
     seed = run.config.config.seed
+    transforms = transforms_of(run.dataset) if options.raw else None
 
     def make(manifest: Manifest) -> LiveModel:
         return LiveModel(
-            recommender, run.dataset, run.directory, manifest, ranking=_ranking(options), seed=seed
+            recommender,
+            run.dataset,
+            run.directory,
+            manifest,
+            ranking=_ranking(options),
+            transforms=transforms,
+            seed=seed,
         )
 
     api.models[name] = ServedModel(
@@ -215,6 +223,11 @@ def _parser(prog: str) -> command_line.Parser:
         type=number(int, least=0, most=MAX_COUNT),
         metavar="N",
         help="serve this checkpoint and follow no other",
+    )
+    parser.add_argument(
+        "--raw",
+        action="store_true",
+        help="add the signature `raw`, which takes what the dataset was made of",
     )
     parser.add_argument(
         "--batch-rows",

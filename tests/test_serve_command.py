@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +22,7 @@ from tests.builders import ROOT, TINY_DLRM, latest, make_config, write_dataset
 from tests.commands import finish, read_until, start
 from tests.pages import blocks
 from tests.serving.builders import split_of, tensors
-from tests.serving.server.builders import Client, predict_request, score_of
+from tests.serving.server.builders import Client, ask_rest, predict_request, score_of
 
 COLUMNS = ("I1", "I2", "C1", "C2", "C3")
 
@@ -40,20 +37,6 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Pat
     path = tmp_path_factory.mktemp("run") / "m"
     embedps.Trainer.from_config(make_config(dataset, path, model="dlrm"), TINY_DLRM).fit()
     return path
-
-
-def get(url: str, body: Any = None, token: str = "") -> tuple[int, Any]:
-    data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-    headers = {"authorization": f"Bearer {token}"} if token else {}
-    try:
-        with urllib.request.urlopen(
-            urllib.request.Request(url, data, headers), timeout=60
-        ) as response:
-            text = response.read().decode()
-            is_json = response.headers["Content-Type"] == "application/json"
-            return response.status, json.loads(text) if is_json else text
-    except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())["error"]
 
 
 def ports(line: str) -> tuple[str, str]:
@@ -87,17 +70,17 @@ def test_a_process_answers_and_drains(tmp_path: Path, dataset: Dataset, model_di
         assert response.model_spec.version.value == number
         url = f"{rest}/v1/models/{name}"
         lists = {name: [None if x != x else x for x in a.tolist()] for name, a in given.items()}
-        code, found = get(f"{url}:predict", {"inputs": lists}, "secret")
+        code, found = ask_rest(f"{url}:predict", {"inputs": lists}, "secret")
         assert (code, np.float32(found["outputs"]).tolist()) == (200, want.tolist())
         rows = [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
         body = {"signature_name": "serving_default", "instances": rows}
-        code, found = get(f"{url}/versions/{number}:predict", body, "secret")
+        code, found = ask_rest(f"{url}/versions/{number}:predict", body, "secret")
         assert (code, np.float32(found["predictions"]).tolist()) == (200, want.tolist())
     # What it tells of itself.
-    code, found = get(f"{url}", token="secret")
+    code, found = ask_rest(f"{url}", token="secret")
     assert found["model_version_status"][0]["version"] == str(number)
     assert found["model_version_status"][0]["state"] == "AVAILABLE"
-    code, found = get(f"{url}/metadata", token="secret")
+    code, found = ask_rest(f"{url}/metadata", token="secret")
     signature = found["metadata"]["signature_def"]["signature_def"]["serving_default"]
     assert sorted(signature["inputs"]) == sorted(COLUMNS)
     assert signature["outputs"]["score"]["dtype"] == "DT_FLOAT"
@@ -110,7 +93,7 @@ def test_a_process_answers_and_drains(tmp_path: Path, dataset: Dataset, model_di
     assert packed.type_url == "type.googleapis.com/tensorflow.serving.SignatureDefMap"
     made = messages.SignatureDefMap.FromString(packed.value)
     assert sorted(made.signature_def["serving_default"].inputs) == sorted(COLUMNS)
-    code, text = get(f"{rest}/metrics", token="secret")
+    code, text = ask_rest(f"{rest}/metrics", token="secret")
     assert f'embedps_manifest_number{{model="clicks"}} {number}' in text
     assert 'embedps_requests_total{api="grpc",code="OK"} 3' in text
     assert f'embedps_batch_rows_sum{{model="other"}} {3 * 20}' in text
@@ -122,8 +105,8 @@ def test_a_process_answers_and_drains(tmp_path: Path, dataset: Dataset, model_di
         messages.HealthCheckResponse,
     )
     assert healthy.status == 1
-    assert get(f"{rest}/healthz")[0] == 200
-    assert get(f"{url}")[0] == get(f"{rest}/metrics", token="wrong")[0] == 401
+    assert ask_rest(f"{rest}/healthz")[0] == 200
+    assert ask_rest(f"{url}")[0] == ask_rest(f"{rest}/metrics", token="wrong")[0] == 401
     with pytest.raises(grpc.RpcError, match="authorization: Bearer TOKEN"):
         client.predict(predict_request(given))
     # What is wrong is refused by a line.
@@ -139,7 +122,7 @@ def test_a_process_answers_and_drains(tmp_path: Path, dataset: Dataset, model_di
         ("clicks:regress", {}, 404, "a path must be"),
     ]
     for path, asked, code, said in wrong:
-        found_code, found = get(f"{rest}/v1/models/{path}", asked, "secret")
+        found_code, found = ask_rest(f"{rest}/v1/models/{path}", asked, "secret")
         assert found_code == code, (path, found)
         assert said in found
     client.close()

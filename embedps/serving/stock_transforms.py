@@ -73,6 +73,12 @@ class StockTransforms(tf.Module):
                 "would be of two columns: rename a column in the dataset's schema"
             )
 
+    @property
+    def lists(self) -> tuple[str, ...]:
+        """The columns of lists."""
+        rest = (*self._rest.columns.id_lists, *self._rest.columns.float_lists)
+        return (*rest, *(column.name for column in self._sources if column.role == "list"))
+
     def specs(self) -> dict[str, tf.TensorSpec]:
         """Gives the tensors of a request by name: numbers float64, hexadecimal ids as texts."""
         specs = self._rest.specs()

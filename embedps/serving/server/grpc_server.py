@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,12 +14,13 @@ from google.protobuf.message import DecodeError
 from embedps.errors import UsageError
 from embedps.serving.server import messages
 from embedps.serving.server.model_api import SIGNATURE, ModelApi
-from embedps.serving.server.request_error import RequestError, invalid
-from embedps.serving.server.requests import MAX_LIST_VALUES, MAX_ROWS, RequestFormat
+from embedps.serving.server.request_error import RequestError, invalid, no_labels
+from embedps.serving.server.requests import MAX_LIST_VALUES, MAX_ROWS, Format
 from embedps.serving.server.tensor_values import Array, fill, read_vector
 
 MAX_MESSAGE_BYTES = 64 << 20
 _OTHER_THREADS = 8  # for requests that do not wait for scores
+_MAX_WATCHES = 128  # of health; each has a thread
 
 M = TypeVar("M")
 
@@ -48,7 +50,8 @@ class GrpcServer:
           UsageError: the port is in use, or the certificate cannot be read.
         """
         self._api = api
-        threads = max_waiting + _OTHER_THREADS
+        self._watches = threading.BoundedSemaphore(_MAX_WATCHES)
+        threads = max_waiting + _OTHER_THREADS + _MAX_WATCHES
         self._server = grpc.server(
             ThreadPoolExecutor(threads, thread_name_prefix="grpc"),
             options=[
@@ -74,6 +77,10 @@ class GrpcServer:
                 _handlers(
                     messages.HEALTH_SERVICE,
                     Check=self._answering(messages.HealthCheckRequest, self._check),
+                    Watch=grpc.unary_stream_rpc_method_handler(
+                        self._watch,
+                        response_serializer=lambda message: message.SerializeToString(),
+                    ),
                 ),
             ]
         )
@@ -98,6 +105,7 @@ class GrpcServer:
 
     def stop(self, grace_secs: float) -> None:
         """Takes no further requests, and waits for those that it has."""
+        self._api.health.end()
         self._server.stop(grace_secs).wait()
 
     def _guarded(self, kind: Any, answer: Callable[[Any, Any], Any]) -> Any:
@@ -124,7 +132,7 @@ class GrpcServer:
     def _predict(self, request: Any, context: Any) -> Any:
         spec = request.model_spec
 
-        def arrays(form: RequestFormat) -> dict[str, Array]:
+        def arrays(form: Format) -> dict[str, Array]:
             form.check_names(set(request.inputs))
             most = dict.fromkeys(form.specs, MAX_ROWS)
             most |= dict.fromkeys(form.list_values, MAX_LIST_VALUES)
@@ -164,12 +172,33 @@ class GrpcServer:
         return self._api.status(request.model_spec.name, _version_of(request.model_spec))
 
     def _check(self, request: Any, context: Any) -> Any:
-        name = request.service
-        services = (messages.PREDICTION_SERVICE, messages.MODEL_SERVICE)
-        if name and name not in services and name not in self._api.models:
-            raise RequestError("NOT_FOUND", f"no service is named {name!r}")
-        serves = self._api.is_serving
-        return messages.HealthCheckResponse(status="SERVING" if serves else "NOT_SERVING")
+        if not self._is_known(request.service):
+            raise RequestError("NOT_FOUND", f"no service is named {request.service!r}")
+        return messages.HealthCheckResponse(status=self._health_of(request.service))
+
+    def _watch(self, data: bytes, context: Any) -> Any:
+        try:
+            name = _parse(messages.HealthCheckRequest, data).service
+        except RequestError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        if not self._watches.acquire(blocking=False):
+            # By this code a client does without its watch.
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{_MAX_WATCHES} clients watch already")
+        try:
+            context.add_callback(self._api.health.wake)
+            for status in self._api.health.watch(lambda: self._health_of(name), context.is_active):
+                yield messages.HealthCheckResponse(status=status)
+        finally:
+            self._watches.release()
+
+    def _health_of(self, service: str) -> str:
+        if not self._is_known(service):
+            return "SERVICE_UNKNOWN"
+        return "SERVING" if self._api.health.is_serving else "NOT_SERVING"
+
+    def _is_known(self, service: str) -> bool:
+        services = ("", messages.PREDICTION_SERVICE, messages.MODEL_SERVICE)
+        return service in services or service in self._api.models
 
 
 def _handlers(service: str, **methods: Any) -> Any:
@@ -188,8 +217,5 @@ def _parse(kind: Callable[[], M], data: bytes) -> M:
 
 def _version_of(spec: Any) -> int | None:
     if spec.version_label:
-        raise invalid(
-            f"version_label must be empty but is {spec.version_label!r}: versions are the numbers "
-            "of manifests"
-        )
+        raise no_labels(spec.version_label)
     return int(spec.version.value) if spec.HasField("version") else None

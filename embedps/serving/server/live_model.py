@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -17,6 +18,7 @@ from embedps.errors import EmbedpsError, UsageError
 from embedps.evaluation.loaded_model import LoadedModel
 from embedps.serving.server.batcher import Answer
 from embedps.serving.server.live_items import QUERY, LiveItems, ranks_items
+from embedps.serving.server.made_columns import EXAMPLES, RAW, of_examples, of_raw
 from embedps.serving.server.ranking import Ranking
 from embedps.serving.server.request_error import RequestError
 from embedps.serving.server.requests import Request, RequestFormat, pad
@@ -30,6 +32,7 @@ class LiveModel(LoadedModel):
     Attributes:
       manifest: of the rows and the network.
       format: of its requests.
+      made: formats of requests that its columns are made of, by signature.
       items: what it ranks for queries; None if it ranks nothing.
     """
 
@@ -41,6 +44,7 @@ class LiveModel(LoadedModel):
         manifest: Manifest,
         *,
         ranking: Ranking = Ranking(),  # noqa: B008  frozen
+        transforms: Any = None,
         seed: int = 0,
     ) -> None:
         """Loads a manifest, and scores a few records, so that the first request does not wait.
@@ -51,10 +55,11 @@ class LiveModel(LoadedModel):
           directory: of the checkpoints.
           manifest: to load.
           ranking: how a retrieval model ranks its items.
+          transforms: the table of the dataset's Transforms, to take raw values too.
           seed: the run's.
 
         Raises:
-          UsageError: the model has no call.
+          UsageError: the model has no call, or a transform has no twin in TensorFlow.
           CorruptCheckpointError: a file is absent, or differs from what was written.
           DimMismatchError: the checkpoint is of another model.
         """
@@ -67,7 +72,12 @@ class LiveModel(LoadedModel):
             raise
         self.manifest = manifest
         self._is_whole = True
-        self.format = RequestFormat(self._model.output_columns, missing_id=recommender.missing_id)
+        columns, missing_id = self._model.output_columns, recommender.missing_id
+        self.format = RequestFormat(columns, missing_id=missing_id)
+        self.made = {EXAMPLES: of_examples(self.format, columns, missing_id=missing_id)}
+        if transforms is not None:
+            raw = of_raw(self.format, columns, transforms, missing_id=missing_id)
+            self.made[RAW] = raw
 
         def scored(*arguments: tf.Tensor) -> dict[str, tf.Tensor]:
             return self._padded_outputs(self.format.columns(*arguments))

@@ -10,9 +10,10 @@ from typing import Any
 
 from embedps.serving.server import messages
 from embedps.serving.server.batcher import Answer
+from embedps.serving.server.health import Health
 from embedps.serving.server.metrics import ROWS, SECONDS, Counter, Gauge, Histogram, Metrics
 from embedps.serving.server.request_error import RequestError, invalid
-from embedps.serving.server.requests import RequestFormat
+from embedps.serving.server.requests import Format
 from embedps.serving.server.served_model import ServedModel
 from embedps.serving.server.tensor_values import Array
 
@@ -31,7 +32,7 @@ class ModelApi:
           token: that each request must carry; None lets all in.
         """
         self.models: dict[str, ServedModel] = {}
-        self.is_serving = False
+        self.health = Health()
         self._token = token
         self._requests, self._seconds = Counter(), Histogram(SECONDS)
         self._batch_rows = Histogram(ROWS)
@@ -88,7 +89,7 @@ class ModelApi:
     def predict(
         self,
         name: str,
-        arrays: Callable[[RequestFormat], Mapping[str, Array]],
+        arrays: Callable[[Format], Mapping[str, Array]],
         *,
         version: int | None,
         signature: str,
@@ -101,7 +102,7 @@ class ModelApi:
           name: of the model.
           arrays: reads the request's tensors.
           version: the number of the manifest that must answer; None takes any.
-          signature: of the request, serving_default or top_k; empty is the default one.
+          signature: of the request; empty is the default one.
           wanted: the predictions to give; none means all.
           timeout: seconds until nobody waits for the answer any more.
 
@@ -225,10 +226,11 @@ class ModelApi:
         return metrics
 
 
-def _formats(model: ServedModel) -> dict[str, RequestFormat]:
+def _formats(model: ServedModel) -> dict[str, Format]:
     """Gives the formats of a model's requests by signature."""
-    ranked = model.top_k_format
-    return {SIGNATURE: model.format, **({} if ranked is None else {TOP_K: ranked})}
+    ranked, live = model.top_k_format, model.model
+    formats: dict[str, Format] = {SIGNATURE: live.format, **live.made}
+    return formats if ranked is None else {**formats, TOP_K: ranked}
 
 
 def _check_version(model: ServedModel, version: int | None) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence, Set
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -87,6 +87,42 @@ def pad(request: Request) -> Request:
     )
 
 
+class Format(Protocol):
+    """What the requests of a signature hold; see RequestFormat."""
+
+    @property
+    def specs(self) -> Mapping[str, tf.TensorSpec]:
+        """The tensors by name."""
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        """The columns of lists."""
+
+    @property
+    def list_values(self) -> frozenset[str]:
+        """The names of the tensors of their values."""
+
+    def check_names(self, names: Set[str]) -> None:
+        """Checks the names of a request's tensors."""
+
+    def request(self, given: Mapping[str, Array]) -> Request:
+        """Makes a request of its tensors."""
+
+
+def check_names(specs: Mapping[str, tf.TensorSpec], names: Set[str]) -> None:
+    """Checks the names of a request's tensors.
+
+    Raises:
+      RequestError: one is absent or unknown.
+    """
+    if set(names) != specs.keys():
+        absent, unknown = sorted(specs.keys() - names), sorted(names - specs.keys())
+        raise invalid(
+            f"a request must have the tensors {', '.join(sorted(specs))} but lacks "
+            f"{', '.join(absent) or 'none'} and has {', '.join(unknown) or 'no others'} besides"
+        )
+
+
 class RequestFormat:
     """What the requests of a model hold: a tensor per column, and one more of a list's lengths.
 
@@ -157,12 +193,7 @@ class RequestFormat:
         Raises:
           RequestError: one is absent or unknown.
         """
-        if set(names) != self.specs.keys():
-            absent, unknown = sorted(self.specs.keys() - names), sorted(names - self.specs.keys())
-            raise invalid(
-                f"a request must have the tensors {', '.join(sorted(self.specs))} but lacks "
-                f"{', '.join(absent) or 'none'} and has {', '.join(unknown) or 'no others'} besides"
-            )
+        check_names(self.specs, names)
 
     def _request(self, given: Mapping[str, Array]) -> Request:
         by_row = {n: len(given[tensor_name(n)]) for n in (*self._floats, *self._integers)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import ssl
@@ -13,6 +14,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
+import tensorflow as tf
 from google.protobuf import json_format
 
 from embedps.errors import UsageError
@@ -20,8 +22,8 @@ from embedps.serving.inputs import lengths_name, tensor_name
 from embedps.serving.server.batcher import Answer
 from embedps.serving.server.metrics import CONTENT_TYPE
 from embedps.serving.server.model_api import ModelApi
-from embedps.serving.server.request_error import RequestError, invalid
-from embedps.serving.server.requests import MAX_LIST_VALUES, MAX_ROWS, RequestFormat
+from embedps.serving.server.request_error import RequestError, invalid, no_labels
+from embedps.serving.server.requests import MAX_LIST_VALUES, MAX_ROWS, Format
 from embedps.serving.server.tensor_values import Array
 
 MAX_BODY_BYTES = 64 << 20
@@ -37,7 +39,9 @@ _STATUS = {
     "UNAVAILABLE": 503,
     "DEADLINE_EXCEEDED": 504,
 }
-_MODEL = re.compile(r"/v1/models/([^/:]+)(?:/versions/(\d{1,18}))?(:predict|/metadata)?")
+_MODEL = re.compile(
+    r"/v1/models/([^/:]+)(?:/versions/(\d{1,18})|/labels/([^/:]+))?(:predict|/metadata)?"
+)
 _METRICS = ("/metrics", "/monitoring/prometheus/metrics")
 
 
@@ -165,7 +169,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _get(self, path: str) -> _Answered:
         if path == "/healthz":
-            if not self.api.is_serving:
+            if not self.api.health.is_serving:
                 raise RequestError("UNAVAILABLE", "the server does not serve now")
             return b'{"status": "SERVING"}', {}
         self.api.check_token(self.headers.get("authorization"))
@@ -227,19 +231,28 @@ def _parts(path: str) -> tuple[str, int | None, str]:
         raise RequestError(
             "NOT_FOUND", "a path must be /v1/models/NAME[/versions/N][:predict|/metadata]"
         )
-    name, version, action = found.groups()
+    name, version, label, action = found.groups()
+    if label is not None:
+        raise no_labels(unquote(label))
     return unquote(name), None if version is None else int(version), action or ""
 
 
-def _of_columns(given: Any, form: RequestFormat) -> dict[str, Array]:
+def _of_columns(given: Any, form: Format) -> dict[str, Array]:
+    if len(form.specs) == 1 and not isinstance(given, dict):
+        given = dict.fromkeys(form.specs, given)
     if not isinstance(given, dict):
         raise invalid('"inputs" must be an object with a list per tensor')
     form.check_names(given.keys())
     return {name: _array(name, values, form) for name, values in given.items()}
 
 
-def _of_rows(given: Any, form: RequestFormat) -> dict[str, Array]:
-    if not isinstance(given, list) or not all(isinstance(row, dict) for row in given):
+def _of_rows(given: Any, form: Format) -> dict[str, Array]:
+    if not isinstance(given, list):
+        raise invalid('"instances" must be a list')
+    if len(form.specs) == 1:  # then each may be the value itself
+        (only,) = form.specs
+        given = [row if isinstance(row, dict) and only in row else {only: row} for row in given]
+    if not all(isinstance(row, dict) for row in given):
         raise invalid('"instances" must be a list of objects with a value per column')
     names = given[0].keys() if given else form.specs.keys() - map(lengths_name, form.lists)
     for place, row in enumerate(given):
@@ -259,14 +272,16 @@ def _of_rows(given: Any, form: RequestFormat) -> dict[str, Array]:
     return arrays
 
 
-def _array(name: str, values: Any, form: RequestFormat) -> Array:
-    """Makes a vector of JSON's numbers; of floats, null is a missing one."""
+def _array(name: str, values: Any, form: Format) -> Array:
+    """Makes a vector of JSON's values; of numbers, null is a missing one."""
     spec = form.specs[name]
     if not isinstance(values, list):
         raise invalid(f"{name!r} must be a list")
     most = MAX_LIST_VALUES if name in form.list_values else MAX_ROWS
     if len(values) > most:
         raise invalid(f"{name!r} must have at most {most} values but has {len(values)}")
+    if spec.dtype == tf.string:
+        return np.array([_bytes(name, value) for value in values], object)
     allowed: tuple[type, ...] = (int, float, type(None)) if spec.dtype.is_floating else (int,)
     if wrong := {type(value).__name__ for value in values if type(value) not in allowed}:
         raise invalid(f"{name!r} must hold numbers of {spec.dtype.name} but has {min(wrong)}")
@@ -274,6 +289,18 @@ def _array(name: str, values: Any, form: RequestFormat) -> Array:
         return np.array(values, spec.dtype.as_numpy_dtype)
     except (OverflowError, TypeError) as error:
         raise invalid(f"{name!r} must hold numbers of {spec.dtype.name}: {error}") from None
+
+
+def _bytes(name: str, value: Any) -> bytes:
+    """Reads a text, or bytes as TensorFlow Serving has them: {"b64": TEXT}."""
+    try:
+        if isinstance(value, str):
+            return value.encode()
+        if isinstance(value, dict) and value.keys() == {"b64"}:
+            return base64.b64decode(value["b64"], validate=True)
+    except (TypeError, ValueError):
+        pass
+    raise invalid(f'{name!r} must hold texts, or bytes as {{"b64": TEXT}} in Base64')
 
 
 def _rows(answer: Answer) -> list[Any]:

@@ -17,7 +17,7 @@ from embedps.errors import CheckpointError, CorruptCheckpointError, UsageError
 from embedps.serving.server.batcher import Answer, Batcher
 from embedps.serving.server.live_model import LiveModel
 from embedps.serving.server.request_error import RequestError
-from embedps.serving.server.requests import Request, RequestFormat
+from embedps.serving.server.requests import Request
 from embedps.serving.server.top_k_format import TopKFormat
 
 T = TypeVar("T")
@@ -154,11 +154,6 @@ class ServedModel:
     def refusal(self) -> Refusal | None:
         """Why no newer manifest is served, if something is wrong."""
         return self._refusal
-
-    @property
-    def format(self) -> RequestFormat:
-        """What requests hold."""
-        return self._model.format
 
     @property
     def model(self) -> LiveModel:

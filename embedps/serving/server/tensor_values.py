@@ -15,9 +15,18 @@ from embedps.serving.server.request_error import invalid
 
 Array = npt.NDArray[Any]
 
-_FIELDS = {tf.int64: "int64_val", tf.float32: "float_val"}
-_LAYOUTS = {  # bytes of a value, its dtype in NumPy, and its number in TensorFlow
-    dtype: (dtype.size, np.dtype(dtype.as_numpy_dtype).newbyteorder("<"), dtype.as_datatype_enum)
+_FIELDS = {
+    tf.int64: "int64_val",
+    tf.float32: "float_val",
+    tf.float64: "double_val",
+    tf.string: "string_val",
+}
+_LAYOUTS = {  # bytes of a value (0 of texts), its dtype in NumPy, and its number in TensorFlow
+    dtype: (
+        0 if dtype == tf.string else dtype.size,
+        np.dtype(dtype.as_numpy_dtype).newbyteorder("<"),
+        dtype.as_datatype_enum,
+    )
     for dtype in _FIELDS
 }
 
@@ -28,14 +37,14 @@ def read_vector(name: str, tensor: Any, dtype: tf.DType, *, most: int) -> Array:
     Args:
       name: of the tensor.
       tensor: a TensorProto.
-      dtype: that it must have, int64 or float32.
+      dtype: that it must have, int64, float32, float64 or string.
       most: values that it may have.
 
     Raises:
       RequestError: it is something else.
     """
-    content = tensor.tensor_content
     wanted_bytes, numpy_dtype, enum = _LAYOUTS[dtype]
+    content = tensor.tensor_content if wanted_bytes else b""
     dims = tensor.tensor_shape.dim
     # What clients send: 39 of these per request of a click model.
     if (

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,18 +63,19 @@ def serving(
     run = read_run(directory.path)
     recommender = run.recommender(dataset)
     api = ModelApi(token=options.pop("token", None))
-    ranking = options.pop("ranking", Ranking())
+    more = {"ranking": options.pop("ranking", Ranking())}
+    more["transforms"] = options.pop("transforms", None)
     model = ServedModel(
         NAME,
         directory,
-        lambda manifest: LiveModel(recommender, dataset, directory, manifest, ranking=ranking),
+        lambda manifest: LiveModel(recommender, dataset, directory, manifest, **more),
         number=options.pop("number", None),
         follows=options.pop("follows", True),
         batching=Batching(max_batch_rows=1024, max_waiting=max_waiting, wait_secs=0.0),
         on_batch=api.count_batch(NAME),
     )
     api.models[NAME] = model
-    api.is_serving = True
+    api.health.set(True)
     servers = (
         GrpcServer(api, host="127.0.0.1", port=0, max_waiting=max_waiting),
         RestServer(api, host="127.0.0.1", port=0),
@@ -84,6 +88,20 @@ def serving(
         servers[0].stop(5)
         servers[1].stop()
         model.close()
+
+
+def ask_rest(url: str, body: Any = None, token: str = "") -> tuple[int, Any]:
+    """Gives the code, and the JSON, the text, or the error."""
+    data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    try:
+        request = urllib.request.Request(url, data, headers)
+        with urllib.request.urlopen(request, timeout=60) as response:
+            text = response.read().decode()
+            is_json = response.headers["Content-Type"] == "application/json"
+            return response.status, json.loads(text) if is_json else text
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())["error"]
 
 
 def until(check: Any) -> None:
@@ -99,6 +117,8 @@ def until(check: Any) -> None:
 def predict_request(arrays: Mapping[str, np.ndarray], **spec: Any) -> Any:
     request = messages.PredictRequest()
     request.model_spec.name = spec.get("name", NAME)
+    request.model_spec.signature_name = spec.get("signature", "")
+    request.model_spec.version_label = spec.get("label", "")
     if "version" in spec:
         request.model_spec.version.value = spec["version"]
     for name, array in arrays.items():

@@ -82,6 +82,14 @@ def tensor(**fields: Any) -> Any:
     return made
 
 
+def test_texts_are_no_content() -> None:
+    enum = tf.string.as_datatype_enum
+    texts = tensor(dtype=enum, string_val=[b"a\0", b""])
+    assert read_vector("x", texts, tf.string, most=2).tolist() == [b"a\0", b""]
+    with pytest.raises(RequestError, match="has 0 values"):
+        read_vector("x", tensor(dtype=enum, tensor_content=bytes(16)), tf.string, most=2)
+
+
 def test_vectors_are_read_in_each_form() -> None:
     filled = PredictRequest().inputs["x"]
     fill(filled, floats([1, 2]))

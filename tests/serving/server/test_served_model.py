@@ -180,6 +180,9 @@ def test_a_pinned_manifest_stays(replay: Replay, dataset: Dataset) -> None:
         assert client.predict(predict_request(part)).model_spec.version.value == first
         assert model._thread is None
         client.close()
+    with serving(replay.directory, dataset, follows=False) as (_, model, _):
+        assert model.standing.number == second
+        assert model._thread is None
 
 
 def test_fuzzed_requests_are_refused_and_the_server_lives(replay: Replay, dataset: Dataset) -> None:

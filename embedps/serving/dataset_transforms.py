@@ -1,0 +1,14 @@
+"""A dataset's transforms, which only a package beside this one can read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from embedps.data.dataset import Dataset
+
+
+def transforms_of(dataset: Dataset) -> Any:
+    """Gives the table of the dataset's Transforms (pipelines/ingestion/table_schema.py)."""
+    from pipelines.transforms import Transforms
+
+    return Transforms.load(dataset.directory).table

@@ -1,0 +1,135 @@
+"""Health for those who ask and those who watch; a full queue; versions that have no labels."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from embedps.data.dataset import Dataset
+from embedps.serving.server import messages
+from embedps.serving.server.grpc_server import GrpcServer
+from embedps.serving.server.model_api import ModelApi
+from tests.serving.builders import split_of, tensors
+from tests.serving.server.builders import (
+    Client,
+    Replay,
+    ask_rest,
+    predict_request,
+    serving,
+    until,
+)
+
+COLUMNS = ("I1", "I2", "C1", "C2", "C3")
+SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
+
+
+@pytest.fixture(name="server")
+def make_server() -> Iterator[tuple[ModelApi, GrpcServer]]:
+    api = ModelApi()
+    server = GrpcServer(api, host="127.0.0.1", port=0, max_waiting=4)
+    server.start()
+    yield api, server
+    server.stop(5)
+
+
+def watch(channel: grpc.Channel, service: str) -> Any:
+    call = channel.unary_stream(
+        f"/{messages.HEALTH_SERVICE}/Watch",
+        request_serializer=lambda message: message.SerializeToString(),
+        response_deserializer=messages.HealthCheckResponse.FromString,
+    )
+    return call(messages.HealthCheckRequest(service=service), timeout=60)
+
+
+def test_watchers_are_told_of_each_change(server: tuple[ModelApi, GrpcServer]) -> None:
+    api, grpc_server = server
+    with grpc.insecure_channel(f"127.0.0.1:{grpc_server.port}") as channel:
+        seen, unknown = watch(channel, ""), watch(channel, "clicks")
+        assert next(seen).status == NOT_SERVING
+        assert next(unknown).status == SERVICE_UNKNOWN
+        api.health.set(True)
+        assert next(seen).status == SERVING
+        api.models["clicks"] = None  # type: ignore[assignment]
+        api.health.set(True)
+        assert next(unknown).status == SERVING
+        # Who goes away frees his place; who stays is told of the end.
+        unknown.cancel()
+        until(lambda: grpc_server._watches._value == 127)
+        api.health.set(False)
+        grpc_server.stop(5)
+        assert [each.status for each in seen] == [NOT_SERVING]
+    until(lambda: grpc_server._watches._value == 128)
+
+
+def test_grpcs_own_client_side_health_check(server: tuple[ModelApi, GrpcServer]) -> None:
+    """A channel with `healthCheckConfig` sends no request before the server serves."""
+    api, grpc_server = server
+    config = {
+        "loadBalancingConfig": [{"round_robin": {}}],
+        "healthCheckConfig": {"serviceName": ""},
+    }
+    options = [("grpc.service_config", json.dumps(config))]
+    with grpc.insecure_channel(f"127.0.0.1:{grpc_server.port}", options) as channel:
+        states: list[grpc.ChannelConnectivity] = []
+        channel.subscribe(states.append, try_to_connect=True)
+        until(lambda: grpc_server._watches._value == 127)
+        assert grpc.ChannelConnectivity.READY not in states
+        api.health.set(True)
+        until(lambda: grpc.ChannelConnectivity.READY in states)
+
+
+def test_a_malformed_watch_is_refused(server: tuple[ModelApi, GrpcServer]) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{server[1].port}") as channel:
+        call = channel.unary_stream(f"/{messages.HEALTH_SERVICE}/Watch")
+        with pytest.raises(grpc.RpcError, match="must be a HealthCheckRequest") as refused:
+            next(call(b"\x0a\xff", timeout=60))
+        assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_full_queue_refuses_and_deadlines_hold(replay: Replay, dataset: Dataset) -> None:
+    replay.commit(replay.numbers[0])
+    part = {name: array[:3] for name, array in tensors(split_of(dataset), COLUMNS).items()}
+    request = predict_request(part)
+    may_go, holds = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        holds.set()
+        assert may_go.wait(60)
+
+    with serving(replay.directory, dataset, max_waiting=2) as (_, model, addresses):
+        blocker = threading.Thread(target=model._batcher.between, args=(hold,))
+        blocker.start()
+        assert holds.wait(60)
+        client = Client(addresses.grpc)
+        with pytest.raises(grpc.RpcError) as late:
+            client.predict(request, timeout=0.2)
+        assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        call = client._channel.unary_unary(f"/{messages.PREDICTION_SERVICE}/Predict")
+        waiting = [call.future(request.SerializeToString(), timeout=60)]
+        until(lambda: len(model._batcher._waiting) == 2)  # the late one is not taken out
+        for _ in range(50):
+            with pytest.raises(grpc.RpcError, match="2 requests wait already") as full:
+                client.predict(request)
+            assert full.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        lists = {name: [None if x != x else x for x in a.tolist()] for name, a in part.items()}
+        code, said = ask_rest(f"{addresses.rest}/v1/models/clicks:predict", {"inputs": lists})
+        assert (code, said) == (429, "2 requests wait already: ask later")
+        assert len(model._batcher._waiting) == 2
+        may_go.set()
+        blocker.join()
+        answer = messages.PredictResponse.FromString(waiting[0].result())
+        assert answer.model_spec.version.value == replay.numbers[0]
+        # A version has no label.
+        with pytest.raises(grpc.RpcError, match="versions have no labels") as unlabelled:
+            client.predict(predict_request(part, label="stable"))
+        assert unlabelled.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        url = f"{addresses.rest}/v1/models/clicks/labels/stable"
+        for code, said in (ask_rest(url), ask_rest(f"{url}:predict", {"inputs": lists})):
+            assert code == 400
+            assert "'stable'" in said
+        client.close()

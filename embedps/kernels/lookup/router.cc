@@ -47,6 +47,12 @@ void Deduplicate(uint64_t salt, int num_shards, const std::vector<const FeatureI
 // Counts the examples that show each unique id. The features' positions are indices into these.
 void CountExamples(const std::vector<const FeatureIds*>& features, UniqueIds* unique) {
   unique->examples.assign(unique->ids.size(), 0);
+  if (features.size() == 1 && features[0]->row_splits == nullptr) {  // each example has one id
+    for (int64_t i = 0; i < features[0]->num_ids; ++i) {
+      ++unique->examples[features[0]->positions[i]];
+    }
+    return;
+  }
   std::vector<int64_t> last(unique->ids.size(), -1);  // the last example that showed the id
   int64_t num_examples = 0;
   for (const FeatureIds* f : features) num_examples = std::max(num_examples, f->num_examples);

@@ -35,7 +35,7 @@ inline absl::Status ReadEviction(tensorflow::OpKernelConstruction* c, RowStoreCo
                                       "': eviction must be of each of its " + std::to_string(n) +
                                       " tables, or of none");
   }
-  const int64_t least_bytes = TableEviction::LeastBytes(LayoutOf(*config));
+  const RowLayout layout = LayoutOf(*config);
   for (size_t t = 0; t < n; ++t) {
     const std::string table = "table '" + config->tables[t].name + "': ";
     EvictionConfig& eviction = config->tables[t].eviction;
@@ -49,6 +49,7 @@ inline absl::Status ReadEviction(tensorflow::OpKernelConstruction* c, RowStoreCo
     if (ttl_steps[t] < 0 || !(min_norms[t] >= 0) || limit_rows[t] < 0 || limit_bytes[t] < 0) {
       return absl::InvalidArgumentError(table + "the numbers of its eviction must be at least 0");
     }
+    const int64_t least_bytes = TableEviction::LeastBytes(layout, config->tables[t].admission);
     if (limit_bytes[t] > 0 && limit_bytes[t] < least_bytes) {
       return absl::InvalidArgumentError(
           table + "max_bytes must be at least " + std::to_string(least_bytes) +

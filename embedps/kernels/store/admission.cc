@@ -10,14 +10,37 @@ namespace {
 
 constexpr int64_t kBatchCounters = 32768;
 
-// Prefetches the counters of entries after `e`.
-void PrefetchCounters(const CounterMap* counters, const StripeOrder::Entry* e,
-                      const StripeOrder::Entry* last) {
-  constexpr int kEntries = 6, kPages = 12;
-  if (counters == nullptr) return;
-  if (last - e > kPages) counters->PrefetchPage(e[kPages].hash);
-  if (last - e > kEntries) counters->PrefetchEntry(e[kEntries].hash);
-}
+// Prefetches the counters of a stripe's entries in order.
+class CounterPrefetch {
+ public:
+  using Entry = StripeOrder::Entry;
+  // `counters` may be null.
+  CounterPrefetch(const CounterMap* counters, const Entry* first, const Entry* last)
+      : counters_(counters), last_(last) {
+    if (counters_ == nullptr) return;
+    for (const Entry* e = first; e < std::min(last, first + kDirectories); ++e) {
+      counters_->PrefetchDirectory(e->hash);
+    }
+    for (const Entry* e = first; e < std::min(last, first + kPages); ++e) {
+      counters_->PrefetchPage(e->hash);
+    }
+    for (const Entry* e = first; e < std::min(last, first + kEntries); ++e) {
+      counters_->PrefetchEntry(e->hash);
+    }
+  }
+  // Continues with the counters after that of `e`, which comes next.
+  void Next(const Entry* e) const {
+    if (counters_ == nullptr) return;
+    if (last_ - e > kDirectories) counters_->PrefetchDirectory(e[kDirectories].hash);
+    if (last_ - e > kPages) counters_->PrefetchPage(e[kPages].hash);
+    if (last_ - e > kEntries) counters_->PrefetchEntry(e[kEntries].hash);
+  }
+
+ private:
+  static constexpr int kEntries = 8, kPages = 16, kDirectories = 24;
+  const CounterMap* const counters_;
+  const Entry* const last_;
+};
 
 // Collects records of counters in batches and gives them to a sink.
 class OutgoingCounters {
@@ -60,10 +83,15 @@ class OutgoingCounters {
 void RowStore::MakeCounters() {
   for (size_t t = 0; t < config_.tables.size(); ++t) {
     const AdmissionConfig& admission = config_.tables[t].admission;
+    budgets_.push_back(std::make_unique<CounterBudget>(
+        TableEviction::CounterBytes(config_.tables[t].eviction, admission),
+        config_.server_memory.get()));
     for (int k = 0; k < kStripes; ++k) {
-      counters_.push_back(admission.kind == AdmissionConfig::Kind::kMinCount
-                              ? std::make_unique<CounterMap>(salts_[t], admission.expire_steps)
-                              : nullptr);
+      counters_.push_back(
+          admission.kind == AdmissionConfig::Kind::kMinCount
+              ? std::make_unique<CounterMap>(salts_[t], admission.expire_steps, budgets_[t].get())
+              : nullptr);
+      if (counters_.back() != nullptr) budgets_[t]->bytes += sizeof(CounterMap);
     }
   }
 }
@@ -77,19 +105,30 @@ bool RowStore::has_counters() const {
                      [](const auto& counters) { return counters != nullptr; });
 }
 
+void RowStore::PrefetchBin(int bin) const {
+  if (bin < 0) return;
+  const auto fetch = [](const auto* object) {
+    const char* from = reinterpret_cast<const char*>(object);
+    for (size_t byte = 0; byte < sizeof(*object); byte += 64) __builtin_prefetch(from + byte, 1);
+  };
+  fetch(stripes_[bin].get());
+  if (counters_[bin] != nullptr) fetch(counters_[bin].get());
+}
+
 void RowStore::ReadShown(int bin, const IdsByTable& batch,
                          const std::vector<StripeOrder::Entry>& absent, const ShownIds& shown,
                          float* embeddings) const {
   const int t = bin / kStripes;
-  const CounterMap* counters = counters_[bin].get();
-  const auto* last = absent.data() + absent.size();
-  for (const auto* e = absent.data(); e < last; ++e) {
-    PrefetchCounters(counters, e, last);
-    const int64_t id = batch.ids[e->at];
-    float* out = embeddings + int64_t{e->at} * config_.dim;
-    shown.absent[e->at] = 1;
-    uint32_t count = 0;
-    if (Admits(bin, e->hash, id, shown.examples[e->at], shown.step, &count)) {
+  const int64_t max_rows = config_.tables[t].max_rows;
+  const bool is_full = max_rows > 0 && table_rows_[t].load(std::memory_order_relaxed) >= max_rows;
+  const CounterPrefetch prefetch(counters_[bin].get(), absent.data(),
+                                 absent.data() + absent.size());
+  for (const StripeOrder::Entry& e : absent) {
+    prefetch.Next(&e);
+    const int64_t id = batch.ids[e.at];
+    float* out = embeddings + int64_t{e.at} * config_.dim;
+    shown.absent[e.at] = 1;
+    if (!is_full && Admits(bin, e.hash, id, shown.examples[e.at], shown.step)) {
       InitialEmbedding(t, id, out);
     } else {
       ReadAbsent(t, id, out);
@@ -97,15 +136,21 @@ void RowStore::ReadShown(int bin, const IdsByTable& batch,
   }
 }
 
-bool RowStore::Admits(int bin, uint64_t hash, int64_t id, int32_t examples, uint32_t step,
-                      uint32_t* count) const {
+bool RowStore::Admits(int bin, uint64_t hash, int64_t id, int32_t examples, uint32_t step) const {
   const int t = bin / kStripes;
   const TableConfig& table = config_.tables[t];
   if (table.admission.kind == AdmissionConfig::Kind::kProbability) {
     return AdmitsByChance(table.admission.threshold, table.seed, salts_[t], id, step, examples);
   }
-  *count = counters_[bin]->Count(hash, id, step) + static_cast<uint32_t>(examples);
-  return *count >= table.admission.min_count;
+  return counters_[bin]->Count(hash, id, step) + static_cast<uint32_t>(examples) >=
+         table.admission.min_count;
+}
+
+bool RowStore::CountShown(int bin, uint64_t hash, int64_t id, int32_t examples, uint32_t step) {
+  CounterMap* counters = counters_[bin].get();
+  if (counters == nullptr) return Admits(bin, hash, id, examples, step);
+  return counters->Show(hash, id, static_cast<uint32_t>(examples),
+                        config_.tables[bin / kStripes].admission.min_count, step);
 }
 
 void RowStore::Admit(const IdsByTable& batch, const ShownIds& shown, const ParallelFor& parallel) {
@@ -121,29 +166,31 @@ void RowStore::Admit(const IdsByTable& batch, const ShownIds& shown, const Paral
   }
   const IdsByTable absent{ids.data(), static_cast<int64_t>(ids.size()), splits.data()};
   const StripeOrder order(absent, salts_, parallel);
-  order.ForEachBin(
-      parallel, 200, [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
-        const int t = bin / kStripes;
-        Stripe& stripe = *stripes_[bin];
-        CounterMap* counters = counters_[bin].get();
-        int64_t admitted = 0, refused = 0;
-        std::lock_guard<std::mutex> lock(stripe.mutex);
-        for (const auto* e = first; e < last; ++e) {
-          PrefetchCounters(counters, e, last);
-          const int64_t id = ids[e->at];
-          if (stripe.Find(e->hash, id) != kNone) continue;  // another step admitted it meanwhile
-          uint32_t count = 0;
-          if (!Admits(bin, e->hash, id, shown.examples[at[e->at]], shown.step, &count)) {
-            if (counters != nullptr) counters->Set(e->hash, id, count, shown.step);
-            ++refused;
-          } else if (InsertRow(t, e->hash, id, &stripe) != kNone) {
-            if (counters != nullptr) counters->Erase(e->hash, id);
-            ++admitted;
-          }
-        }
-        admitted_[t].fetch_add(admitted, std::memory_order_relaxed);
-        refused_[t].fetch_add(refused, std::memory_order_relaxed);
-      });
+  order.ForEachBin(parallel, 200,
+                   [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
+                     const int t = bin / kStripes;
+                     Stripe& stripe = *stripes_[bin];
+                     CounterMap* counters = counters_[bin].get();
+                     int64_t admitted = 0, refused = 0;
+                     std::lock_guard<std::mutex> lock(stripe.mutex);
+                     PrefetchBin(last->bin);
+                     RowFinder finder(stripe, first, last);
+                     const CounterPrefetch prefetch(counters, first, last);
+                     for (const auto* e = first; e < last; ++e) {
+                       prefetch.Next(e);
+                       const int64_t id = ids[e->at];
+                       if (finder.Next(e, id) != kNone)
+                         continue;  // another step admitted it meanwhile
+                       if (!CountShown(bin, e->hash, id, shown.examples[at[e->at]], shown.step)) {
+                         ++refused;
+                       } else if (InsertRow(t, e->hash, id, &stripe) != kNone) {
+                         if (counters != nullptr) counters->Erase(e->hash, id);
+                         ++admitted;
+                       }
+                     }
+                     admitted_[t].fetch_add(admitted, std::memory_order_relaxed);
+                     refused_[t].fetch_add(refused, std::memory_order_relaxed);
+                   });
 }
 
 Status RowStore::CutCounters(CutKind kind, bool drop_pending, uint32_t number,
@@ -164,11 +211,6 @@ Status RowStore::CutCounters(CutKind kind, bool drop_pending, uint32_t number,
       }
       outgoing.FlushIfFull();
     }
-    {
-      std::lock_guard<std::mutex> lock(mutex);
-      counters->TakeErased(drop_pending, /*give=*/!all, append);
-    }
-    outgoing.FlushIfFull();
   }
   return outgoing.Flush();
 }
@@ -220,6 +262,7 @@ int64_t RowStore::LoadCounters(const CounterColumns& columns,
     } else if (stripes_[bin]->Find(hash, id) != kNone) {
       // The id was admitted between the copies of its counter and of its row. The next delta says
       // that the counter is gone.
+      counters->Load(hash, {id, columns.count[i], columns.last_step[i]});
       counters->Erase(hash, id);
     } else {
       counters->Load(hash, {id, columns.count[i], columns.last_step[i]});

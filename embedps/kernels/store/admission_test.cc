@@ -115,6 +115,17 @@ TEST(UnadmittedIdReadsTheSameInTrainingAndScoring) {
   }
 }
 
+TEST(IdBeyondTheCapacityReadsTheSameInTrainingAndScoring) {
+  RowStoreConfig config = CountingConfig(2);
+  config.tables[0].max_rows = 1;
+  RowStore store(config);
+  Step(&store, Batch{{1}}, {2});
+  EXPECT_EQ(Step(&store, Batch{{2}}, {2}), std::vector<float>{0});
+  EXPECT_EQ(Lookup(&store, Batch{{2}}, /*insert=*/false), std::vector<float>{0});
+  EXPECT_EQ(store.Evict(0, 100, 100), 1);
+  EXPECT_EQ(Step(&store, Batch{{2}}, {2}), std::vector<float>{kInitial});
+}
+
 TEST(ReturningIdIsCountedAnew) {
   RowStore store(CountingConfig(2));
   Step(&store, Batch{{1}}, {2});
@@ -315,6 +326,46 @@ TEST(StepsCutsAndEvictionsRunSideBySide) {
   for (const auto& row : BaseOf(&store)) EXPECT_TRUE(counts.count(row.first) == 0);
   const AdmissionStats stats = store.StatsOfAdmission()[0];
   EXPECT_EQ(static_cast<int64_t>(counts.size()), stats.counters);
+}
+
+TEST(CountersAreChargedToTheLimitOfTheServer) {
+  RowStoreConfig config = CountingConfig(200);
+  const int64_t limit = 4 * TableEviction::LeastBytes(LayoutOf(config));
+  config.server_memory = std::make_shared<ServerMemory>(limit);
+  {
+    RowStore store(config);
+    const int64_t rows = config.server_memory->charged_bytes();
+    for (int64_t first = 0; first < 50000; first += 1000) {
+      Step(&store, Batch{Range(first, first + 1000)}, std::vector<int32_t>(1000, 1));
+      const AdmissionStats stats = store.StatsOfAdmission()[0];
+      EXPECT_EQ(config.server_memory->charged_bytes(), rows + stats.bytes);
+      EXPECT_TRUE(rows + stats.bytes <= limit);
+    }
+  }
+  EXPECT_EQ(config.server_memory->charged_bytes(), 0);
+}
+
+TEST(CountersHaveAnEighthOfAByteLimitAndRowsTheRest) {
+  RowStoreConfig config = CountingConfig(2);
+  TableConfig& table = config.tables[0];
+  const int64_t limit = 3 * TableEviction::LeastBytes(LayoutOf(config), table.admission);
+  table.eviction.max_bytes = limit;
+  RowStore store(config);
+  uint32_t step = 0;
+  for (int64_t first = 0; first < 200000; first += 1000, ++step) {
+    const std::vector<int64_t> ids = Range(first, first + 1000);
+    Step(&store, Batch{ids}, std::vector<int32_t>(1000, 1), step << 6);
+    if (step % 3 == 0) Step(&store, Batch{ids}, std::vector<int32_t>(1000, 1), step << 6);
+    const int64_t counters = store.StatsOfAdmission()[0].bytes;
+    EXPECT_TRUE(counters <= limit / 8);
+    EXPECT_TRUE(store.Stats().table_bytes[0] <= limit);
+  }
+  EXPECT_TRUE(store.StatsOfAdmission()[0].bytes > limit / 16);
+  EXPECT_TRUE(NumRows(store, 0) > 2000);
+  EXPECT_TRUE(store.Evicted(0)[static_cast<int>(EvictionCause::kLimit)] > 0);
+  store.Clear();
+  const AdmissionStats cleared = store.StatsOfAdmission()[0];
+  EXPECT_EQ(cleared.bytes, 0);
 }
 
 }  // namespace

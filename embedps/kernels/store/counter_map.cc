@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "embedps/kernels/runtime/constants.h"
 
@@ -11,7 +12,10 @@ namespace {
 constexpr uint32_t kFirstCapacity = 8;
 constexpr uint32_t kMaxPageCounters = 512;
 
-uint32_t TickOf(uint32_t step) { return step >> kStepsPerTickBits; }
+constexpr uint32_t kLastTick = (1u << 21) - 1;
+constexpr int64_t kHeapBytes = 16;  // of an allocation
+
+uint32_t TickOf(uint32_t step) { return std::min(step >> kStepsPerTickBits, kLastTick); }
 
 // Whether a page is full. Linear probing needs a sixth of the entries empty.
 bool IsFull(uint32_t used, uint32_t capacity) { return used * 6 >= capacity * 5; }
@@ -21,11 +25,13 @@ uint32_t CapacityFor(uint32_t used) { return std::max(kFirstCapacity, used + use
 
 }  // namespace
 
-CounterMap::CounterMap(uint64_t table_salt, uint32_t expire_steps)
-    : salt_(table_salt), expire_ticks_(expire_steps == 0 ? 0 : TickOf(expire_steps - 1) + 1) {}
+CounterMap::CounterMap(uint64_t table_salt, uint32_t expire_steps, CounterBudget* budget)
+    : salt_(table_salt),
+      expire_ticks_(expire_steps == 0 ? 0 : TickOf(expire_steps - 1) + 1),
+      budget_(budget) {}
 
 CounterMap::Entry* CounterMap::Find(const Page& page, uint64_t hash, int64_t id) {
-  for (uint32_t at = Home(page, hash); page.entries[at].count != 0;) {
+  for (uint32_t at = Home(page, hash); !page.entries[at].empty();) {
     if (page.entries[at].id == id) return &page.entries[at];
     if (++at == page.capacity) at = 0;
   }
@@ -38,50 +44,71 @@ uint32_t CounterMap::Count(uint64_t hash, int64_t id, uint32_t step) const {
   return entry == nullptr || Expired(entry->tick, TickOf(step)) ? 0 : entry->count;
 }
 
-void CounterMap::Set(uint64_t hash, int64_t id, uint32_t count, uint32_t step) {
-  Entry* entry = FindOrAdd(hash, id, TickOf(step));
+bool CounterMap::Show(uint64_t hash, int64_t id, uint32_t examples, uint32_t min_count,
+                      uint32_t step) {
+  const uint32_t now = TickOf(step);
+  Page* page = directory_.empty() ? nullptr : PageOf(hash);
+  Entry* entry = page == nullptr ? nullptr : Find(*page, hash, id);
+  uint32_t count = examples;
+  if (entry != nullptr && !Expired(entry->tick, now)) count += entry->count;
+  if (count >= min_count) return true;
+  if (entry == nullptr) {
+    entry = Add(hash, id, now, &page);
+  } else if (entry->count == 0) {
+    ++size_;  // it was removed
+    entry->tick = now;
+  }
   entry->count = count;
-  entry->tick = std::max(uint32_t{entry->tick}, TickOf(step));  // steps may come out of order
+  entry->tick = std::max(uint32_t{entry->tick}, now);  // steps may come out of order
   entry->open = 1;
-  PageOf(hash)->touched = true;
+  page->touched = true;
+  return false;
 }
 
 void CounterMap::Erase(uint64_t hash, int64_t id) {
-  Remove(hash, id);
-  open_erased_.push_back(id);
+  if (directory_.empty()) return;
+  Page* page = PageOf(hash);
+  Entry* found = Find(*page, hash, id);
+  if (found == nullptr || found->count == 0) return;
+  --size_;
+  if (!found->saved) return Remove(page, found);
+  found->count = 0;
+  found->open = 1;
+  page->touched = true;
 }
 
 void CounterMap::Load(uint64_t hash, const CounterRecord& counter) {
+  Page* page = directory_.empty() ? nullptr : PageOf(hash);
+  Entry* entry = page == nullptr ? nullptr : Find(*page, hash, counter.id);
   if (counter.count == 0) {
-    Remove(hash, counter.id);
-    return;
+    if (entry == nullptr) return;
+    size_ -= entry->count != 0;
+    return Remove(page, entry);
   }
-  Entry* entry = FindOrAdd(hash, counter.id, 0);
+  if (entry == nullptr) {
+    entry = Add(hash, counter.id, 0, &page);
+  } else {
+    size_ += entry->count == 0;
+  }
   entry->count = std::min(counter.count, uint32_t{kMaxMinCount} - 1);
   entry->tick = TickOf(counter.last_step);
+  entry->saved = 1;
 }
 
-CounterMap::Entry* CounterMap::FindOrAdd(uint64_t hash, int64_t id, uint32_t now) {
-  if (!directory_.empty()) {
-    Entry* found = Find(*PageOf(hash), hash, id);
-    if (found != nullptr) return found;
-  }
+CounterMap::Entry* CounterMap::Add(uint64_t hash, int64_t id, uint32_t now, Page** page) {
   while (directory_.empty() || IsFull(PageOf(hash)->used + 1, PageOf(hash)->capacity)) {
     MakeRoom(hash, now);
   }
-  Page* page = PageOf(hash);
+  *page = PageOf(hash);
   Entry entry{};
   entry.id = id;
   entry.count = 1;
+  entry.tick = now;
   ++size_;
-  return Place(page, entry, hash);
+  return Place(*page, entry, hash);
 }
 
-bool CounterMap::Remove(uint64_t hash, int64_t id) {
-  if (directory_.empty()) return false;
-  Page* page = PageOf(hash);
-  Entry* found = Find(*page, hash, id);
-  if (found == nullptr) return false;
+void CounterMap::Remove(Page* page, Entry* found) {
   // Move later entries of the probe sequence back over the gap.
   Entry* entries = page->entries.get();
   const uint32_t capacity = page->capacity;
@@ -89,7 +116,7 @@ bool CounterMap::Remove(uint64_t hash, int64_t id) {
     return to >= from ? to - from : to + capacity - from;
   };
   uint32_t gap = static_cast<uint32_t>(found - entries);
-  for (uint32_t at = gap + 1 == capacity ? 0 : gap + 1; entries[at].count != 0;
+  for (uint32_t at = gap + 1 == capacity ? 0 : gap + 1; !entries[at].empty();
        at = at + 1 == capacity ? 0 : at + 1) {
     const uint32_t home = Home(*page, HashOf(entries[at].id));
     if (distance(home, at) >= distance(gap, at)) {
@@ -99,13 +126,11 @@ bool CounterMap::Remove(uint64_t hash, int64_t id) {
   }
   entries[gap] = Entry{};
   --page->used;
-  --size_;
-  return true;
 }
 
 CounterMap::Entry* CounterMap::Place(Page* page, const Entry& entry, uint64_t hash) {
   uint32_t at = Home(*page, hash);
-  while (page->entries[at].count != 0) {
+  while (!page->entries[at].empty()) {
     if (++at == page->capacity) at = 0;
   }
   page->entries[at] = entry;
@@ -116,55 +141,104 @@ CounterMap::Entry* CounterMap::Place(Page* page, const Entry& entry, uint64_t ha
 std::unique_ptr<CounterMap::Entry[]> CounterMap::Renew(Page* page, uint32_t capacity) {
   auto old = std::move(page->entries);
   page->entries = std::make_unique<Entry[]>(capacity);
+  Charge((int64_t{capacity} - page->capacity) * static_cast<int64_t>(sizeof(Entry)));
   page->capacity = capacity;
   page->used = 0;
   return old;
 }
 
+CounterMap::Page* CounterMap::AddPage() {
+  pages_.push_back(std::make_unique<Page>());
+  Charge(static_cast<int64_t>(sizeof(Page) + sizeof(std::unique_ptr<Page>)) + 2 * kHeapBytes);
+  return pages_.back().get();
+}
+
+bool CounterMap::HasBudget(int64_t more) const {
+  const int64_t bytes = budget_->bytes.load(std::memory_order_relaxed) + more;
+  return (budget_->most_bytes == 0 || bytes <= budget_->most_bytes) &&
+         (budget_->server_memory == nullptr || budget_->server_memory->HasRoom(more));
+}
+
+void CounterMap::Charge(int64_t more) {
+  bytes_ += more;
+  budget_->bytes.fetch_add(more, std::memory_order_relaxed);
+  if (budget_->server_memory != nullptr) budget_->server_memory->Take(more);
+}
+
+void CounterMap::Forget(Page* page, uint32_t num) {
+  // Removed counters that a cut still has to give go last: a restore could bring them back.
+  const auto worth = [](const Entry* entry) {
+    return std::make_pair(entry->count == 0, uint32_t{entry->tick} << 8 | entry->count);
+  };
+  std::vector<Entry*> entries;
+  for (uint32_t at = 0; at < page->capacity; ++at) {
+    if (!page->entries[at].empty()) entries.push_back(&page->entries[at]);
+  }
+  std::nth_element(entries.begin(), entries.begin() + num, entries.end(),
+                   [&](const Entry* a, const Entry* b) { return worth(a) < worth(b); });
+  for (uint32_t i = 0; i < num; ++i) {
+    size_ -= entries[i]->count != 0;
+    *entries[i] = Entry{};
+  }
+}
+
 void CounterMap::MakeRoom(uint64_t hash, uint32_t now) {
   if (directory_.empty()) {
-    pages_.push_back(std::make_unique<Page>());
-    Renew(pages_.back().get(), kFirstCapacity);
+    Renew(AddPage(), kFirstCapacity);
     directory_.push_back(pages_.back().get());
+    Charge(static_cast<int64_t>(sizeof(Page*)) + kHeapBytes);
     return;
   }
   Page* page = PageOf(hash);
-  const uint32_t old_used = page->used, old_capacity = page->capacity;
-  const auto is_kept = [&](const Entry& entry) {
-    return entry.count != 0 && !Expired(entry.tick, now);
-  };
-  const auto kept = static_cast<uint32_t>(
-      std::count_if(page->entries.get(), page->entries.get() + old_capacity, is_kept));
-  size_ -= old_used - kept;
-  if (kept < kMaxPageCounters) {
-    const auto old = Renew(page, CapacityFor(kept));
-    for (uint32_t at = 0; at < old_capacity; ++at) {
-      if (is_kept(old[at])) Place(page, old[at], HashOf(old[at].id));
+  uint32_t kept = 0;
+  for (uint32_t at = 0; at < page->capacity; ++at) {
+    Entry* entry = &page->entries[at];
+    if (entry->count != 0 ? !Expired(entry->tick, now) : entry->listed()) {
+      ++kept;
+    } else {
+      size_ -= entry->count != 0;
+      *entry = Entry{};
     }
-    return;
   }
-  // Split the page by the next bit of its ids' hashes.
+  const bool splits = kept >= kMaxPageCounters;
+  const uint32_t entries = splits ? 2 * CapacityFor(kept / 2) : CapacityFor(kept);
+  uint32_t capacity = CapacityFor(kept);
+  const int64_t more = (int64_t{entries} - page->capacity) * static_cast<int64_t>(sizeof(Entry));
+  if (more > 0 && !HasBudget(more)) {
+    capacity = page->capacity;
+    if (IsFull(kept + 1, capacity)) Forget(page, capacity / 8 + 1);
+  } else if (splits) {
+    return Split(page, hash);
+  }
+  const uint32_t old_capacity = page->capacity;
+  const auto old = Renew(page, capacity);
+  for (uint32_t at = 0; at < old_capacity; ++at) {
+    if (!old[at].empty()) Place(page, old[at], HashOf(old[at].id));
+  }
+}
+
+void CounterMap::Split(Page* page, uint64_t hash) {
   const size_t step = size_t{1} << page->depth++;
-  pages_.push_back(std::make_unique<Page>());
-  Page* other = pages_.back().get();
+  Page* other = AddPage();
   other->depth = page->depth;
   other->cut = page->cut;
   other->touched = page->touched;
-  const auto moves = [&](const Entry& entry) {
-    return is_kept(entry) && (Bits(HashOf(entry.id)) & step) != 0;
-  };
-  const auto moved = static_cast<uint32_t>(
-      std::count_if(page->entries.get(), page->entries.get() + old_capacity, moves));
-  const auto old = Renew(page, CapacityFor(kept - moved));
+  const auto moves = [&](const Entry& entry) { return (Bits(HashOf(entry.id)) & step) != 0; };
+  uint32_t kept = 0, moved = 0;
+  const uint32_t old_capacity = page->capacity;
+  for (uint32_t at = 0; at < old_capacity; ++at) {
+    const Entry& entry = page->entries[at];
+    if (!entry.empty()) ++(moves(entry) ? moved : kept);
+  }
+  const auto old = Renew(page, CapacityFor(kept));
   Renew(other, CapacityFor(moved));
   for (uint32_t at = 0; at < old_capacity; ++at) {
-    if (!is_kept(old[at])) continue;
-    const uint64_t of_id = HashOf(old[at].id);
-    Place((Bits(of_id) & step) != 0 ? other : page, old[at], of_id);
+    if (!old[at].empty()) Place(moves(old[at]) ? other : page, old[at], HashOf(old[at].id));
   }
   if (step == directory_.size()) {
     directory_.resize(2 * step);
     std::copy_n(directory_.begin(), step, directory_.begin() + step);
+    Charge(static_cast<int64_t>(step * sizeof(Page*)));
   }
   for (size_t i = (Bits(hash) & (step - 1)) + step; i < directory_.size(); i += 2 * step) {
     directory_[i] = other;
@@ -181,13 +255,13 @@ bool CounterMap::NextPage(uint32_t number, bool drop_pending, bool all, size_t* 
     page.touched = false;
     for (uint32_t i = 0; i < page.capacity; ++i) {
       Entry& entry = page.entries[i];
-      if (entry.count == 0) continue;
+      if (entry.empty()) continue;
       entry.pending = entry.open | (entry.pending & !drop_pending);
       entry.open = 0;
       if (entry.pending) page.touched = true;
-      if (entry.pending || all) {
-        visit({entry.id, entry.count, uint32_t{entry.tick} << kStepsPerTickBits});
-      }
+      if (all ? entry.count == 0 : !entry.pending) continue;
+      entry.saved = 1;
+      visit(entry.record());
     }
     ++*at;
     return true;
@@ -195,29 +269,14 @@ bool CounterMap::NextPage(uint32_t number, bool drop_pending, bool all, size_t* 
   return false;
 }
 
-void CounterMap::TakeErased(bool drop_pending, bool give, const Visit& visit) {
-  if (drop_pending) pending_erased_.clear();
-  pending_erased_.insert(pending_erased_.end(), open_erased_.begin(), open_erased_.end());
-  open_erased_ = {};
-  if (!give) return;
-  for (const int64_t id : pending_erased_) {
-    const uint64_t hash = HashOf(id);
-    const Entry* entry = directory_.empty() ? nullptr : Find(*PageOf(hash), hash, id);
-    if (entry == nullptr) {
-      visit({id, 0, 0});
-    } else {  // the id came back since
-      visit({id, entry->count, uint32_t{entry->tick} << kStepsPerTickBits});
-    }
-  }
-}
-
-bool CounterMap::CopyPage(size_t* at, const Visit& visit) const {
+bool CounterMap::CopyPage(size_t* at, const Visit& visit) {
   if (*at >= pages_.size()) return false;
   const Page& page = *pages_[(*at)++];
   for (uint32_t i = 0; i < page.capacity; ++i) {
-    const Entry& entry = page.entries[i];
+    Entry& entry = page.entries[i];
     if (entry.count == 0) continue;
-    visit({entry.id, entry.count, uint32_t{entry.tick} << kStepsPerTickBits});
+    if (!entry.saved) entry.saved = 1;
+    visit(entry.record());
   }
   return true;
 }
@@ -227,29 +286,18 @@ void CounterMap::ForgetTouches() {
     if (!page->touched) continue;
     page->touched = false;
     for (uint32_t i = 0; i < page->capacity; ++i) {
-      page->entries[i].open = page->entries[i].pending = 0;
+      Entry& entry = page->entries[i];
+      if (entry.listed()) entry.saved = 1;  // whoever forgets the touches knows the counters
+      entry.open = entry.pending = 0;
     }
   }
-  open_erased_ = {};
-  pending_erased_ = {};
 }
 
 void CounterMap::Clear() {
   directory_ = {};
   std::vector<std::unique_ptr<Page>>().swap(pages_);
-  open_erased_ = {};
-  pending_erased_ = {};
   size_ = 0;
-}
-
-int64_t CounterMap::MemoryBytes() const {
-  constexpr size_t kHeapBytes = 16;  // of an allocation
-  size_t bytes = directory_.capacity() * sizeof(Page*) +
-                 pages_.capacity() * sizeof(std::unique_ptr<Page>) +
-                 pages_.size() * (sizeof(Page) + 2 * kHeapBytes) +
-                 (open_erased_.capacity() + pending_erased_.capacity()) * sizeof(int64_t);
-  for (const auto& page : pages_) bytes += page->capacity * sizeof(Entry);
-  return static_cast<int64_t>(bytes);
+  Charge(-bytes_);
 }
 
 }  // namespace embedps

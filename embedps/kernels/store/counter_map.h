@@ -2,12 +2,14 @@
 #ifndef EMBEDPS_KERNELS_STORE_COUNTER_MAP_H_
 #define EMBEDPS_KERNELS_STORE_COUNTER_MAP_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
 
 #include "embedps/kernels/runtime/hash.h"
+#include "embedps/kernels/store/server_memory.h"
 #include "embedps/kernels/store/stripe.h"
 
 namespace embedps {
@@ -21,20 +23,37 @@ struct CounterRecord {
   uint32_t last_step;  // of the last example, rounded down to a tick
 };
 
+// The memory of one table's counters, over its stripes.
+struct CounterBudget {
+  explicit CounterBudget(int64_t most, ServerMemory* server = nullptr)
+      : most_bytes(most), server_memory(server) {}
+  const int64_t most_bytes;           // 0 is no limit
+  ServerMemory* const server_memory;  // null if the server has no limit
+  std::atomic<int64_t> bytes{0};
+};
+
 // The caller holds the stripe's lock during each call. Takes at most 17.8 bytes per counter once a
 // stripe has some hundred: entries of 12 bytes, of which 0.69 to 0.83 are in use.
 //
 // The counters lie in pages of at most 512, which a directory finds by the hash's bits after the
 // stripe's (extendible hashing, as in stripe.h). A page grows by a fifth and is split alone, so
-// one call moves at most 512 counters.
+// one call moves at most 512 counters. A saved counter that is removed keeps its entry until a cut
+// with the removal is committed and the page is full.
 class CounterMap {
  public:
   // `expire_steps` is the time after which an id that no example shows is forgotten, rounded up to
-  // ticks; 0 is never.
-  CounterMap(uint64_t table_salt, uint32_t expire_steps);
+  // ticks; 0 is never. At the limit of `budget`, which outlives the map, a full page forgets the
+  // eighth of its counters that no example has shown for longest; of these, the smallest counts.
+  CounterMap(uint64_t table_salt, uint32_t expire_steps, CounterBudget* budget);
+  ~CounterMap() { Charge(-bytes_); }
+  CounterMap(const CounterMap&) = delete;
+  CounterMap& operator=(const CounterMap&) = delete;
 
-  // Two functions prefetch an id's counter. Each needs the result of the one before, so the caller
-  // calls it some ids later.
+  // Three functions prefetch an id's counter. Each needs the result of the one before, so the
+  // caller calls it some ids later.
+  [[gnu::always_inline]] void PrefetchDirectory(uint64_t hash) const {
+    if (!directory_.empty()) __builtin_prefetch(&directory_[Bits(hash) & (directory_.size() - 1)]);
+  }
   [[gnu::always_inline]] void PrefetchPage(uint64_t hash) const {
     if (!directory_.empty()) __builtin_prefetch(PageOf(hash));
   }
@@ -42,58 +61,62 @@ class CounterMap {
     if (directory_.empty()) return;
     const Page& page = *PageOf(hash);
     const char* entry = reinterpret_cast<const char*>(&page.entries[Home(page, hash)]);
-    __builtin_prefetch(entry, 1);
-    __builtin_prefetch(entry + 64, 1);  // a probe sequence is some entries long
+    // A probe sequence is some entries long.
+    for (int line = 0; line < 4; ++line) __builtin_prefetch(entry + 64 * line, 1);
   }
 
   // Returns an id's count as of a step. A counter that expired counts 0.
   uint32_t Count(uint64_t hash, int64_t id, uint32_t step) const;
 
-  // Sets an id's count, at least 1, and lists it for the next cut. If its page is full, forgets the
-  // page's counters that expired by then.
-  void Set(uint64_t hash, int64_t id, uint32_t count, uint32_t step);
+  // Returns whether an id's count and `examples` more, at least 1, make `min_count`. If not, they
+  // are its count from now on, and the next cut lists it. If its page is full, forgets the page's
+  // counters that expired by then.
+  bool Show(uint64_t hash, int64_t id, uint32_t examples, uint32_t min_count, uint32_t step);
 
-  // Removes an id's counter and lists the removal for the next cut, whether or not it was there.
+  // Removes an id's counter. The next cut lists the removal if a cut or a copy may have given it.
   void Erase(uint64_t hash, int64_t id);
 
-  // As Set and Erase, but the next cut does not list it.
+  // Loads a saved counter; the next cut does not list it.
   void Load(uint64_t hash, const CounterRecord& counter);
 
-  // A cut is a sequence of calls, between which the caller may release the lock: NextPage until it
-  // returns false, then TakeErased. `number` must differ from that of the cut before. Each gives
-  // `visit` what the next delta must hold (or, with `all`, all counters): changes since the last
-  // cut, and the changes of that cut unless `drop_pending`. So a cut that was not committed is
-  // given again. `*at` starts as 0.
+  // A cut is a sequence of calls until one returns false, between which the caller may release the
+  // lock. `number` must differ from that of the cut before. Each gives `visit` what the next delta
+  // must hold (or, with `all`, all counters): changes since the last cut, and the changes of that
+  // cut unless `drop_pending`. So a cut that was not committed is given again. `*at` starts as 0.
   using Visit = std::function<void(const CounterRecord&)>;
   bool NextPage(uint32_t number, bool drop_pending, bool all, size_t* at, const Visit& visit);
-  // Gives the ids that were erased since, with the count that they have by now.
-  void TakeErased(bool drop_pending, bool give, const Visit& visit);
 
-  // Gives the counters of the next page and changes nothing. Returns false at the end. Counters of
-  // a page that is split between two calls may be given twice.
-  bool CopyPage(size_t* at, const Visit& visit) const;
+  // Gives the counters of the next page. Returns false at the end. Counters of a page that is split
+  // between two calls may be given twice.
+  bool CopyPage(size_t* at, const Visit& visit);
 
   // Forgets what was listed for cuts.
   void ForgetTouches();
 
   void Clear();
   int64_t size() const { return size_; }
-  int64_t MemoryBytes() const;
+  int64_t MemoryBytes() const { return bytes_; }
 
  private:
   struct __attribute__((packed, aligned(4))) Entry {
     int64_t id;
-    uint32_t tick : 22;
-    uint32_t count : 8;    // 0 if the entry is empty
+    uint32_t tick : 21;    // the last one means it or later
+    uint32_t count : 8;    // 0 if the entry is empty, or its counter is removed
+    uint32_t saved : 1;    // a cut or a copy may have given it; 0 if the entry is empty
     uint32_t open : 1;     // changed since the last cut
     uint32_t pending : 1;  // given by the last cut, until it is known to be committed
+    bool empty() const { return count == 0 && !saved; }
+    bool listed() const { return open || pending; }
+    CounterRecord record() const {
+      return {id, count, count == 0 ? 0 : uint32_t{tick} << kStepsPerTickBits};
+    }
   };
   static_assert(sizeof(Entry) == 12);
 
   struct Page {
     std::unique_ptr<Entry[]> entries;
     uint32_t capacity = 0;
-    uint32_t used = 0;
+    uint32_t used = 0;  // entries that are not empty
     uint32_t depth = 0;
     uint32_t cut = 0;      // the number of the last cut that visited it
     bool touched = false;  // some entry is open or pending
@@ -110,19 +133,27 @@ class CounterMap {
   bool Expired(uint32_t tick, uint32_t now) const {
     return expire_ticks_ > 0 && now > tick && now - tick > expire_ticks_;
   }
-  Entry* FindOrAdd(uint64_t hash, int64_t id, uint32_t now);
-  bool Remove(uint64_t hash, int64_t id);
+  // Adds an entry for an absent id, with a count of 1.
+  Entry* Add(uint64_t hash, int64_t id, uint32_t now, Page** page);
+  void Remove(Page* page, Entry* found);
   void MakeRoom(uint64_t hash, uint32_t now);
+  void Split(Page* page, uint64_t hash);
+  Page* AddPage();
+  // Empties the worst `num` of a page's entries.
+  void Forget(Page* page, uint32_t num);
+  bool HasBudget(int64_t more) const;
+  void Charge(int64_t more);
   static Entry* Place(Page* page, const Entry& entry, uint64_t hash);
   // Gives a page empty entries and returns the ones before.
-  static std::unique_ptr<Entry[]> Renew(Page* page, uint32_t capacity);
+  std::unique_ptr<Entry[]> Renew(Page* page, uint32_t capacity);
 
   const uint64_t salt_;
   const uint32_t expire_ticks_;
+  CounterBudget* const budget_;
   std::vector<std::unique_ptr<Page>> pages_;
   std::vector<Page*> directory_;  // 2^n entries
-  std::vector<int64_t> open_erased_, pending_erased_;
-  int64_t size_ = 0;
+  int64_t size_ = 0;              // counters, without removed ones
+  int64_t bytes_ = 0;
 };
 
 }  // namespace embedps

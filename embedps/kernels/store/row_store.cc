@@ -42,9 +42,9 @@ RowStore::RowStore(RowStoreConfig config)
   size_t most_bytes = 0;  // of all tables, if all have a limit
   for (int t = 0; t < num_tables(); ++t) {
     const EvictionConfig& eviction = config_.tables[t].eviction;
-    evictions_.push_back(std::make_unique<TableEviction>(eviction, layout_, salts_[t],
-                                                         &stripes_[t * kStripes], &table_rows_[t],
-                                                         config_.server_memory.get()));
+    evictions_.push_back(std::make_unique<TableEviction>(
+        eviction, config_.tables[t].admission, layout_, salts_[t], &stripes_[t * kStripes],
+        &table_rows_[t], config_.server_memory.get()));
     sweeps |= eviction.sweeps();
     if (eviction.max_bytes == 0) most_bytes = SIZE_MAX;
     if (most_bytes != SIZE_MAX) most_bytes += evictions_[t]->MostPoolBytes();
@@ -109,8 +109,11 @@ void RowStore::LookUp(const IdsByTable& batch, bool insert, const ShownIds* show
                      const int t = bin / kStripes;
                      const bool admits = HasAdmission(config_.tables[t]);
                      std::lock_guard<std::mutex> lock(stripe.mutex);
+                     PrefetchBin(last->bin);
                      RowFinder finder(stripe, first, last);
-                     std::vector<StripeOrder::Entry> absent;  // admission decides about them
+                     // Admission decides about them. It keeps its memory from bin to bin.
+                     thread_local std::vector<StripeOrder::Entry> absent;
+                     absent.clear();
                      for (const auto* e = first; e < last; ++e) {
                        const int64_t id = batch.ids[e->at];
                        float* out = embeddings + int64_t{e->at} * dim;
@@ -179,11 +182,13 @@ void RowStore::Update(const IdsByTable& batch, const float* gradients, float lea
                      RowUpdater updater(layout_, config_.optimizer,
                                         config_.tables[bin / kStripes].seed, learning_rate, step);
                      std::lock_guard<std::mutex> lock(stripe.mutex);
+                     PrefetchBin(last->bin);
                      RowFinder finder(stripe, first, last);
+                     int64_t skipped = 0;
                      for (const auto* e = first; e < last; ++e) {
                        const uint32_t number = finder.Next(e, batch.ids[e->at]);
                        if (number == kNone) {
-                         skipped_updates_.fetch_add(1, std::memory_order_relaxed);
+                         ++skipped;
                          continue;
                        }
                        RowHeader* row = stripe.Row(number);
@@ -192,6 +197,8 @@ void RowStore::Update(const IdsByTable& batch, const float* gradients, float lea
                        updater.Apply(e->hash, gradients + int64_t{e->at} * dim, row);
                        stripe.Touch(number);
                      }
+                     if (skipped > 0)
+                       skipped_updates_.fetch_add(skipped, std::memory_order_relaxed);
                    });
 }
 
@@ -202,6 +209,7 @@ void RowStore::UpdateRates(const IdsByTable& batch, const ParallelFor& parallel,
                    [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
                      Stripe& stripe = *stripes_[bin];
                      std::lock_guard<std::mutex> lock(stripe.mutex);
+                     PrefetchBin(last->bin);
                      RowFinder finder(stripe, first, last);
                      for (const auto* e = first; e < last; ++e) {
                        const uint32_t number = finder.Next(e, batch.ids[e->at]);

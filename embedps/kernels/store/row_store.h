@@ -101,7 +101,8 @@ class RowStore {
 
   // Reads a training step's rows as Lookup with `insert`, but leaves the ids of tables that admit
   // to Admit: it marks those that are absent in `shown.absent` and changes nothing. Such an id
-  // reads as its initial value if this step will admit it, and else as its table declares.
+  // reads as its initial value if this step will admit it, and else, or if the table is full, as
+  // its table declares.
   void LookupShown(const IdsByTable& batch, const ShownIds& shown, const ParallelFor& parallel,
                    float* embeddings);
 
@@ -209,6 +210,8 @@ class RowStore {
 
  private:
   Stripe& stripe(int table, uint64_t row_hash) const;
+  // Prefetches what the visit of a bin begins with; -1 is none.
+  void PrefetchBin(int bin) const;
   // Creates the row of an absent id, with initial values. Returns kNone if the table is full. The
   // caller holds the stripe's lock.
   uint32_t InsertRow(int table, uint64_t hash, int64_t id, Stripe* stripe);
@@ -218,10 +221,10 @@ class RowStore {
   // Reads ids without a row for a training step, and marks them as absent.
   void ReadShown(int bin, const IdsByTable& batch, const std::vector<StripeOrder::Entry>& absent,
                  const ShownIds& shown, float* embeddings) const;
-  // Whether examples of a step admit an id without a row. Sets `*count` to the count with them, if
-  // the table counts. The caller holds the stripe's lock.
-  bool Admits(int bin, uint64_t hash, int64_t id, int32_t examples, uint32_t step,
-              uint32_t* count) const;
+  // Whether examples of a step admit an id without a row. The caller holds the stripe's lock.
+  bool Admits(int bin, uint64_t hash, int64_t id, int32_t examples, uint32_t step) const;
+  // The same, and counts the examples if they do not.
+  bool CountShown(int bin, uint64_t hash, int64_t id, int32_t examples, uint32_t step);
   Status CutCounters(CutKind kind, bool drop_pending, uint32_t number, const CounterSink& sink);
   // Writes what an id without a row reads as.
   void ReadAbsent(int table, int64_t id, float* out) const;
@@ -244,8 +247,9 @@ class RowStore {
   const std::vector<float> initial_optimizer_slots_;
   std::vector<uint64_t> salts_;  // of each table
   PagePool own_pool_;
-  PagePool* const pool_;                          // for the stripes' rows and indexes
-  std::vector<std::unique_ptr<Stripe>> stripes_;  // kStripes per table
+  PagePool* const pool_;                                 // for the stripes' rows and indexes
+  std::vector<std::unique_ptr<Stripe>> stripes_;         // kStripes per table
+  std::vector<std::unique_ptr<CounterBudget>> budgets_;  // of each table
   // By stripe, under its lock; null if the table has no counters.
   std::vector<std::unique_ptr<CounterMap>> counters_;
   std::vector<std::atomic<int64_t>> table_rows_;          // live rows of each table

@@ -30,6 +30,10 @@ class ServerMemory {
     return false;
   }
 
+  // Charges bytes that were found to be within the limit a moment ago; releases less than 0.
+  void Take(int64_t bytes) { charged_.fetch_add(bytes, std::memory_order_relaxed); }
+  bool HasRoom(int64_t bytes) const { return charged_bytes() + bytes <= max_bytes_; }
+
   void Release(int64_t bytes) { charged_.fetch_sub(bytes, std::memory_order_relaxed); }
 
   // Adds a store, before it takes memory. `pool_share` is the share of rows and index in what is

@@ -6,7 +6,8 @@ namespace embedps {
 
 StripeOrder::StripeOrder(const IdsByTable& batch, const std::vector<uint64_t>& table_salts,
                          const ParallelFor& parallel)
-    : entries_(batch.num_ids) {
+    : entries_(batch.num_ids + 1) {
+  entries_.back().bin = -1;
   const int64_t num_tables = static_cast<int64_t>(table_salts.size());
   parallel(num_tables, 20 * batch.num_ids / num_tables, [&](int64_t begin, int64_t end) {
     std::vector<uint64_t> hashes;

@@ -34,10 +34,11 @@ class StripeOrder {
               const ParallelFor& parallel);
 
   // Calls visit(bin, first entry, end of entries) in parallel for each stripe that has ids. `cost`
-  // is roughly the cycles per entry.
+  // is roughly the cycles per entry. The entry at the end tells the bin that is visited next, or
+  // it is -1.
   template <typename Visit>
   void ForEachBin(const ParallelFor& parallel, int64_t cost, const Visit& visit) const {
-    const int64_t n = static_cast<int64_t>(entries_.size());
+    const int64_t n = static_cast<int64_t>(entries_.size()) - 1;
     parallel(n, cost, [&](int64_t begin, int64_t end) {
       // A bin belongs to the range that contains its first entry.
       while (begin > 0 && begin < n && entries_[begin].bin == entries_[begin - 1].bin) ++begin;
@@ -51,7 +52,7 @@ class StripeOrder {
   }
 
  private:
-  std::vector<Entry> entries_;
+  std::vector<Entry> entries_;  // and one after the last
 };
 
 // Finds the rows of a stripe's entries in order, and prefetches those of later entries. The caller

@@ -11,6 +11,8 @@ namespace {
 constexpr uint32_t kSliceRows = 256;      // rows to visit while holding a stripe's lock
 constexpr int64_t kSweepsPerTtl = 16;     // so a row goes at most a sixteenth of its time too late
 constexpr int64_t kNormSweepSteps = 256;  // steps between two looks at the norms
+constexpr int64_t kCounterParts = 8;      // counters have one of these parts of a byte limit
+constexpr int64_t kLeastCounterBytes = kStripes * int64_t{512};
 constexpr int64_t kFirstRoom = int64_t{kStripes} * kFirstChunkRows;
 constexpr int64_t kNoLimit = int64_t{1} << 62;  // leaves room to add
 
@@ -29,17 +31,32 @@ int64_t TableEviction::LeastBytes(const RowLayout& layout) {
   return kTableBytes + kFirstRoom * CountedBytes(layout);
 }
 
+int64_t TableEviction::LeastBytes(const RowLayout& layout, const AdmissionConfig& admission) {
+  const int64_t least = LeastBytes(layout);
+  if (admission.kind != AdmissionConfig::Kind::kMinCount) return least;
+  return std::max(least * kCounterParts / (kCounterParts - 1) + 1,
+                  kCounterParts * kLeastCounterBytes);
+}
+
+int64_t TableEviction::CounterBytes(const EvictionConfig& config,
+                                    const AdmissionConfig& admission) {
+  return admission.kind == AdmissionConfig::Kind::kMinCount ? config.max_bytes / kCounterParts : 0;
+}
+
 double TableEviction::PoolShare(const RowLayout& layout) {
   return static_cast<double>(layout.row_bytes() + kIndexBytes) / CountedBytes(layout);
 }
 
-TableEviction::TableEviction(const EvictionConfig& config, const RowLayout& layout, uint64_t salt,
+TableEviction::TableEviction(const EvictionConfig& config, const AdmissionConfig& admission,
+                             const RowLayout& layout, uint64_t salt,
                              const std::unique_ptr<Stripe>* stripes, std::atomic<int64_t>* rows,
                              ServerMemory* server_memory)
     : config_(config),
-      max_room_(config.max_bytes == 0 ? kNoLimit
-                                      : std::max(kFirstRoom, (config.max_bytes - kTableBytes) /
-                                                                 CountedBytes(layout))),
+      max_room_(config.max_bytes == 0
+                    ? kNoLimit
+                    : std::max(kFirstRoom,
+                               (config.max_bytes - CounterBytes(config, admission) - kTableBytes) /
+                                   CountedBytes(layout))),
       layout_(layout),
       salt_(salt),
       stripes_(stripes),

@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "embedps/kernels/store/admission.h"
 #include "embedps/kernels/store/eviction.h"
 #include "embedps/kernels/store/row_layout.h"
 #include "embedps/kernels/store/server_memory.h"
@@ -31,13 +32,18 @@ class TableEviction {
 
   // Returns the least byte limit: each stripe must have room for its first rows.
   static int64_t LeastBytes(const RowLayout& layout);
+  // The same, with its first counters.
+  static int64_t LeastBytes(const RowLayout& layout, const AdmissionConfig& admission);
+
+  // Returns the part of the table's byte limit that counters have; 0 if there is no limit.
+  static int64_t CounterBytes(const EvictionConfig& config, const AdmissionConfig& admission);
 
   // `stripes` are the table's; `rows` counts its live rows. They, `layout` and `server_memory`
   // outlive the object. The server's memory, to which LeastBytes are charged, is null if the server
   // has no limit.
-  TableEviction(const EvictionConfig& config, const RowLayout& layout, uint64_t salt,
-                const std::unique_ptr<Stripe>* stripes, std::atomic<int64_t>* rows,
-                ServerMemory* server_memory);
+  TableEviction(const EvictionConfig& config, const AdmissionConfig& admission,
+                const RowLayout& layout, uint64_t salt, const std::unique_ptr<Stripe>* stripes,
+                std::atomic<int64_t>* rows, ServerMemory* server_memory);
   ~TableEviction();
 
   const EvictionConfig& config() const { return config_; }

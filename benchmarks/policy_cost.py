@@ -1,0 +1,240 @@
+"""Measures what the policies of tables cost a step: `python -m benchmarks.policy_cost --run DIR`.
+
+DLRM with the zoo's defaults trains on the dataset of DIR, the folder that `make train ROWS=2000000`
+made, unit by unit. There is one process per set of policies. In each round each trains on the same
+unit, in another order each round, and the others stand still. So a set's time has its own
+background threads in it, and no other's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import embedps  # noqa: F401  before TensorFlow: it chooses the Keras
+
+# isort: split
+import tensorflow as tf
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import report
+from embedps.console import command_line
+from embedps.constants import EVICTION_CAUSES
+from embedps.data.dataset import Dataset
+from embedps.engine.dense_optimizer import make_dense_optimizer
+from embedps.engine.step_model import StepModel
+from embedps.engine.unit_functions import make_train_unit
+from embedps.errors import EmbedpsError
+from embedps.tables.collection import EmbeddingCollection
+from models import dlrm
+
+BATCH, UNIT_ROWS, WARM_UP_UNITS = 2048, 16384, 2
+EVICTION = {"row_ttl_steps": 1000, "max_table_bytes": 16 << 20, "min_row_norm": 1e-3}
+POLICIES: Mapping[str, Mapping[str, Any]] = {
+    "none": {},
+    "admission": {"min_count": 2},
+    "eviction": EVICTION,
+    "all": {"min_count": 2, **EVICTION},
+}
+
+
+def serve(connection: Connection, data: Path, policies: Mapping[str, Any]) -> None:
+    """Trains on each unit that it is told; answers with the wall and processor seconds.
+
+    At the end it answers with the counts of rows.
+    """
+    dataset = Dataset.open(data)
+    model = StepModel(dlrm.make(dlrm.Config(**policies), dataset), dataset)
+    tables = EmbeddingCollection(
+        model.tables, model.features, devices=["/device:CPU:0"], container="policy-cost"
+    )
+    train = make_train_unit(
+        model,
+        make_dense_optimizer("adam", 0.001, model.model),
+        tables,
+        tf.distribute.get_strategy(),
+        model.input(batch_rows=BATCH, shuffle_rows=0),
+        overlap=False,
+    )
+    connection.send(None)
+    for path, first, number in iter(connection.recv, None):
+        numbers = (first, UNIT_ROWS, number, number * (UNIT_ROWS // BATCH))
+        began = time.perf_counter(), time.process_time()
+        train(path, *(tf.constant(n, tf.int64) for n in numbers), tf.constant(0.05))
+        connection.send((time.perf_counter() - began[0], time.process_time() - began[1]))
+    (shard,) = tables.use()
+    of_tables = shard.tables.values()
+    connection.send(
+        {
+            "rows": sum(table.rows for table in of_tables),
+            "memory_bytes": shard.memory_bytes,
+            "counters": sum(each.counters for each in tables.admission_stats().values()),
+            "refused": sum(table.refused for table in of_tables),
+            "evicted": {
+                cause: sum(table.evicted[cause] for table in of_tables) for cause in EVICTION_CAUSES
+            },
+        }
+    )
+
+
+class Trainer:
+    """A process that trains with a set of policies when it is told, and else is stopped."""
+
+    def __init__(self, data: Path, policies: Mapping[str, Any]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=serve, args=(theirs, data, policies), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._connection.recv()
+        self._signal(signal.SIGSTOP)
+
+    def train(self, path: Path, first: int, number: int) -> tuple[float, float]:
+        """Trains on a unit; returns the wall and the processor seconds."""
+        with self._running():
+            self._connection.send((str(path), first, number))
+            wall, cpu = self._connection.recv()
+        return wall, cpu
+
+    def end(self) -> dict[str, Any]:
+        """Ends the process; returns the counts of rows."""
+        self._signal(signal.SIGCONT)
+        self._connection.send(None)
+        counts: dict[str, Any] = self._connection.recv()
+        self._process.join()
+        return counts
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        self._signal(signal.SIGCONT)
+        yield
+        self._signal(signal.SIGSTOP)
+
+    def kill(self) -> None:
+        """Ends the process if it still runs; one that is stopped ignores a termination."""
+        self._process.kill()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process.pid is None or not self._process.is_alive():
+            raise EmbedpsError(f"a process of the benchmark ended by {self._process.exitcode}")
+        os.kill(self._process.pid, number)
+
+
+def units_of(dataset: Dataset) -> list[tuple[Path, int]]:
+    """Returns the whole units of an epoch: path and first row."""
+    files = zip(dataset.paths("train"), dataset.split("train").files, strict=True)
+    return [
+        (Path(path), first)
+        for path, file in files
+        for first in range(0, file.rows - UNIT_ROWS + 1, UNIT_ROWS)
+    ]
+
+
+def measure(data: Path, names: Sequence[str], epochs: int) -> dict[str, Any]:
+    """Trains with each set of policies in turn, unit by unit."""
+    units = units_of(Dataset.open(data))
+    trainers: dict[str, Trainer] = {}
+    try:
+        for name in names:
+            trainers[name] = Trainer(data, POLICIES[name])
+        return _train(trainers, units, epochs)
+    finally:
+        for trainer in trainers.values():
+            trainer.kill()
+
+
+def _train(
+    trainers: Mapping[str, Trainer], units: Sequence[tuple[Path, int]], epochs: int
+) -> dict[str, Any]:
+    secs: dict[str, list[tuple[float, float]]] = {name: [] for name in trainers}
+    order = list(trainers)
+    for number, (path, first) in enumerate(list(units) * epochs):
+        order = [*order[1:], order[0]]
+        for name in order:
+            secs[name].append(trainers[name].train(path, first, number))
+        if (number + 1) % len(units) == 0:
+            print(f"epoch {(number + 1) // len(units)}/{epochs}", flush=True)
+    counts = {name: trainer.end() for name, trainer in trainers.items()}
+    return {
+        "units_per_epoch": len(units),
+        "epochs": [
+            _compare({name: all_secs[first:last] for name, all_secs in secs.items()})
+            for first, last in (
+                (max(WARM_UP_UNITS, epoch * len(units)), (epoch + 1) * len(units))
+                for epoch in range(epochs)
+            )
+        ],
+        "both": _compare({name: all_secs[WARM_UP_UNITS:] for name, all_secs in secs.items()}),
+        "at_the_end": counts,
+    }
+
+
+def _compare(secs: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Any]:
+    """Compares with the first set: by the sums, and by the median of the rounds' ratios."""
+    base = next(iter(secs.values()))
+    found: dict[str, Any] = {}
+    for name, times in secs.items():
+        found[name] = {}
+        for k, clock in enumerate(("wall", "cpu")):
+            pairs = [(of_set[k], of_base[k]) for of_set, of_base in zip(times, base, strict=True)]
+            found[name][clock] = {
+                "ms_per_unit": report.spread([1000 * mine for mine, _ in pairs]),
+                "ratio": report.spread([mine / theirs for mine, theirs in pairs]),
+                "ratio_of_sums": round(sum(m for m, _ in pairs) / sum(t for _, t in pairs), 4),
+            }
+    return found
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command line."""
+    parser = command_line.Parser(prog="python -m benchmarks.policy_cost", description=__doc__)
+    parser.add_argument("--run", type=Path, required=True, help="the folder that `make train` made")
+    parser.add_argument("--epochs", type=int, default=2, help="default: 2")
+    parser.add_argument(
+        "--policies", nargs="+", choices=list(POLICIES)[1:], default=list(POLICIES)[1:]
+    )
+    parser.add_argument(
+        "--output", type=report.output_file, default=report.RESULTS / "policy_cost.json"
+    )
+    options = parser.parse_args(arguments)
+    environment = report.environment()
+    names = ["none", *options.policies]
+    results = measure(options.run / "dataset", names, options.epochs)
+    table = Table("policies", "clock", *(f"epoch {k + 1}" for k in range(options.epochs)), "all")
+    parts = [*results["epochs"], results["both"]]
+    for name in names[1:]:
+        for clock in ("wall", "cpu"):
+            ratios = (part[name][clock]["ratio_of_sums"] for part in parts)
+            table.add_row(name, clock, *(f"{ratio:.3f}" for ratio in ratios))
+    Console().print(table)
+    report.write(
+        options.output,
+        {
+            "benchmark": "policy_cost",
+            "command": "python -m benchmarks.policy_cost --run DIR "
+            f"--epochs {options.epochs} --policies {' '.join(options.policies)}",
+            "environment": environment,
+            "config": {
+                "batch_size": BATCH,
+                "unit_rows": UNIT_ROWS,
+                "policies": {name: dict(POLICIES[name]) for name in names},
+                "model": dataclasses.asdict(dlrm.Config()),
+            },
+            "results": results,
+        },
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(command_line.run(main, sys.argv[1:]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import itertools
 import linecache
 import os
@@ -48,9 +49,8 @@ def import_runtime() -> None:
     spec = importlib.machinery.PathFinder.find_spec("tensorflow")
     if spec is None or spec.submodule_search_locations is None:
         raise ModuleNotFoundError("No module named 'tensorflow'", name="tensorflow")
-    package = types.ModuleType("tensorflow")
-    package.__path__ = list(spec.submodule_search_locations)
-    sys.modules["tensorflow"] = package
+    # With its spec: who builds the kernels finds TensorFlow's headers by it.
+    sys.modules["tensorflow"] = importlib.util.module_from_spec(spec)
     with _without_startup_log():
         from tensorflow.python import pywrap_tfe, tf2
 

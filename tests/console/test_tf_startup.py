@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from embedps import kernels
 from embedps.console import tf_startup
+from embedps.kernels import build
 from tests.builders import ROOT, write_dataset
 from tests.commands import SMALL, read_until, train, wait_until_gone
 
@@ -129,6 +131,36 @@ def test_server_needs_no_python_api(tmp_path):
     out, err = run_script(SERVES, tmp_path=tmp_path)
     assert re.fullmatch(r"grpc://localhost:\d+\n\[\]\n", out)
     assert err == ""
+
+
+STALE = """
+from pathlib import Path
+from embedps.kernels import build
+
+folder = Path(__file__).parent / "stale"
+folder.mkdir()
+build.LIBRARY, build._STAMP = folder / "_embedps.so", folder / "_build" / "digest"
+"""
+COMPILER = f"""#!{sys.executable}
+import shutil, sys
+
+target = sys.argv[sys.argv.index("-o") + 1]
+if "-shared" in sys.argv:
+    shutil.copy({str(build.LIBRARY)!r}, target)
+else:
+    open(target, "w").close()
+"""
+
+
+def test_server_builds_stale_kernels(tmp_path):
+    """The headers are in the package of which it has no Python API."""
+    kernels.load()
+    compiler = tmp_path / "compiler"
+    compiler.write_text(COMPILER)
+    compiler.chmod(0o755)
+    out, err = run_script(STALE + SERVES, tmp_path=tmp_path, CXX=str(compiler))
+    assert out.startswith("grpc://localhost:")
+    assert re.fullmatch(r"embedps: building \d+ kernel sources\n", err)
 
 
 def test_only_greetings_are_dropped(monkeypatch, capfd):

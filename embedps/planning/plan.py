@@ -26,7 +26,7 @@ from embedps.tables.groups import TableGroup, group_tables
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
 SERVERS = (1, 2, 4, 8, 16, 32, 64)
-_MEASURED_SECS = 6.0
+_MEASURED_SECS = 16.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

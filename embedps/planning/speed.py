@@ -181,21 +181,15 @@ def _measure(
     _warm_up(cluster, schedule, units)
     say(f"measuring a step in {where}: {secs:.0f} s")
     alone, together = _Timed(config), _Timed(config)
-    end = time.monotonic() + secs / 2
+    # The first seconds are not a run's: most ids are new, and memory is touched for the first time.
+    _keep_busy(cluster, schedule, units, secs / 4, _Timed(config))
+    before = _cpu_secs(cluster)
+    _keep_busy(cluster, schedule, units, secs / 2, together)
+    worker, server = (b - a for a, b in zip(before, _cpu_secs(cluster), strict=True))
+    end = time.monotonic() + secs / 4
     while time.monotonic() < end:
         unit = next(units)
         cluster.fetch(alone.watch(schedule(unit), unit))
-    before = _cpu_secs(cluster)
-    end = time.monotonic() + secs / 2
-    under_way: deque[ScheduledCall] = deque()
-    while time.monotonic() < end:
-        while len(under_way) < 2 * cluster.num_workers:
-            unit = next(units)
-            under_way.append(together.watch(schedule(unit), unit))
-        cluster.fetch(under_way.popleft())
-    for call in under_way:
-        cluster.fetch(call)
-    worker, server = (b - a for a, b in zip(before, _cpu_secs(cluster), strict=True))
     tables = setup.collection.stats().memory_bytes // max(cluster.num_ps, 1)
     # When the last units run, some workers have nothing left to do.
     busy_secs, busy_steps = together.totals(without_last=cluster.num_workers - 1)
@@ -212,6 +206,25 @@ def _measure(
         server_cpu_secs=server / steps,
         base_bytes=max(0, _resident_bytes(cluster) - tables),
     )
+
+
+def _keep_busy(
+    cluster: Cluster,
+    schedule: Callable[[Unit], ScheduledCall],
+    units: Iterator[Unit],
+    secs: float,
+    timed: _Timed,
+) -> None:
+    """Trains units with all workers for so many seconds."""
+    end = time.monotonic() + secs
+    under_way: deque[ScheduledCall] = deque()
+    while time.monotonic() < end:
+        while len(under_way) < 2 * cluster.num_workers:
+            unit = next(units)
+            under_way.append(timed.watch(schedule(unit), unit))
+        cluster.fetch(under_way.popleft())
+    for call in under_way:
+        cluster.fetch(call)
 
 
 class _Timed:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import itertools
 import re
 import shutil
@@ -11,12 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from embedps.cluster.local_cluster import LocalCluster
 from embedps.data.dataset import Dataset
-from embedps.planning.plan import Plan, make_plan
+from embedps.planning.plan import Plan, WorkersPlan, make_plan
 from embedps.planning.plan_config import PlanConfig
-from embedps.planning.speed import unit_arguments
+from embedps.planning.plan_tables import print_plan
+from embedps.planning.speed import MeasuredStep, unit_arguments
 from embedps.planning.step_traffic import place_variables
 from embedps.run.config import TrainConfig
 from embedps.training.trainer import Trainer
@@ -105,6 +109,13 @@ def check_cluster(folder: Path) -> None:
     assert [sum(shard.rows.values()) for shard in shards] == planned.rows
     assert_within(planned.table_bytes, [shard.memory_bytes for shard in shards])
     assert_within([planned.bytes_in, planned.bytes_out], counted.T)
+    # The skew: how much more than the mean the fullest server gets and sends.
+    skews = [skew(planned.bytes_in), skew(planned.bytes_out)]
+    assert_within(skews, skew(counted), 0.05)
+
+
+def skew(of_servers) -> np.ndarray:
+    return np.max(of_servers, axis=0) / np.mean(of_servers, axis=0)
 
 
 def schedule(cluster: LocalCluster, setup: TrainingSetup, unit, config: TrainConfig):
@@ -128,6 +139,34 @@ def test_without_a_scan_the_datasets_counts_are_taken(folder, dataset):
     made = make_plan(dlrm.make(MODEL, dataset), dataset, run_config(folder, "unused"), asked)
     expected = {c.name: c.cardinality + (c.missing > 0) for c in dataset.categorical}
     assert {table.name: table.rows for table in made.tables} == expected
+
+
+def test_figures_of_clusters_that_were_not_run_are_marked_as_predictions(plan):
+    measured = MeasuredStep(
+        num_ps=1,
+        num_workers=1,
+        cores=2,
+        examples=512,
+        secs=0.01,
+        steps_per_sec=100.0,
+        worker_cpu_secs=0.01,
+        server_cpu_secs=0.001,
+        base_bytes=1,
+    )
+    workers = WorkersPlan(
+        num_workers=64, num_ps=1, examples_per_sec=1e6, epoch_secs=1.0, limit="workers"
+    )
+    local = {"1 PS + 1 worker": 51_200.0}
+    whole = dataclasses.replace(plan, measured=[measured], local=local, workers=[workers])
+    console = Console(width=100, record=True, file=io.StringIO())
+    print_plan(whole, PlanConfig(), console)
+    parts = re.split(r"\n(?=\S.*\n┏)", console.export_text())
+    titles = {part.splitlines()[0].strip(): part for part in parts}
+    (servers,) = (part for title, part in titles.items() if title.startswith("predictions: the fu"))
+    assert re.search(r"│ 64 ", servers)
+    (own,) = (part for title, part in titles.items() if title.startswith("predictions: each task"))
+    assert "1,000,000" in own
+    assert "51,200" in titles["measured on this machine"]
 
 
 def test_each_variable_is_placed_where_the_least_is():

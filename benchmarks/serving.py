@@ -4,8 +4,9 @@ A DLRM of the Kaggle configuration is served by one process; another asks it (be
 on the same cores. Each size of requests is asked twice: first nothing changes, then a commit comes
 every --commit-secs seconds. The commits were written before (benchmarks.serving_run): a trainer has
 cores of its own. Requests name random rows of the tables. `visible_ms` counts from a manifest's
-commit to the end of the first request that it answered. Then the same is asked of an export, which
-TensorFlow loads (benchmarks.serving_export), by the same gRPC server and batches.
+commit to the end of the first request that it answered. With
+--export, the same is then asked of TensorFlow with an export (benchmarks.serving_export), by the
+same gRPC server and batches.
 
 --steady asks for one candidate at the first rate for so many seconds more, with commits, and
 reports the server's memory meanwhile. Its parts of 20 seconds are each a run of the generator.
@@ -159,18 +160,7 @@ def main(arguments: Sequence[str]) -> int:
         )
     environment, found = report.environment(), []
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
-        folder = Path(name)
-        # Of a generator's start and warm-up too.
-        secs = len(options.sizes) * (options.secs + 6) + 1.3 * options.steady
-        given = {"folder": folder, "rows": options.rows}
-        given["commits"] = int(secs / options.commit_secs)
-        given["changes"] = options.changes
-        command = [f"--{flag}={value}" for flag, value in given.items()]
-        subprocess.run(
-            [sys.executable, "-m", "benchmarks.serving_run", *command],
-            check=True,
-            stdout=sys.stderr,
-        )
+        folder = options.run or _make(Path(name), options)
         commits = Commits(folder)
         where = [f"--model-dir={folder / 'model'}", f"--name={NAME}"]
         requests = {
@@ -181,7 +171,7 @@ def main(arguments: Sequence[str]) -> int:
             memory["row_bytes"] = server.metric("embedps_row_bytes")
             memory["rows"] = server.metric("embedps_rows")
             for size, rate in zip(options.sizes, options.rates, strict=True):
-                result: dict[str, Any] = {"candidates": size}
+                result: dict[str, Any] = {"candidates": size, "secs": options.secs}
                 quiet = open_loop.offer(server.grpc, requests[size], rate, options.secs, seed=1)
                 result["quiet"] = quiet.summary(rate)
                 with Committing(commits, options.commit_secs, server) as committing:
@@ -191,22 +181,8 @@ def main(arguments: Sequence[str]) -> int:
                 print(result, flush=True)
             memory["after"] = server.memory()
             steady = _stay(server, requests[options.sizes[0]], options, commits)
-        exported = subprocess.run(
-            [
-                *(sys.executable, "-m", "embedps.export", f"--model-dir={folder / 'model'}"),
-                f"--output={folder / 'exports'}",
-            ],
-            check=False,
-            stdout=sys.stderr,
-        )
-        if exported.returncode == 0:
-            (export,) = (p for p in (folder / "exports").iterdir() if p.name.isdigit())
-            with running("benchmarks.serving_export", str(export)) as server:
-                for result, rate in zip(found, options.rates, strict=True):
-                    asked = requests[result["candidates"]]
-                    load = open_loop.offer(server.grpc, asked, rate, options.secs, seed=1)
-                    result["export"] = load.summary(rate)
-                    print(result["export"], flush=True)
+        if options.export:
+            _ask_export(folder, Path(name) / "exports", requests, found)
     report.write(
         options.output,
         {
@@ -236,6 +212,31 @@ def _stay(
     return found
 
 
+def _ask_export(
+    folder: Path, exports: Path, requests: dict[int, list[bytes]], found: list[dict[str, Any]]
+) -> None:
+    """Exports the checkpoint, and asks TensorFlow what the server was asked."""
+    command = ["-m", "embedps.export", f"--model-dir={folder / 'model'}", f"--output={exports}"]
+    subprocess.run([sys.executable, *command], check=True, stdout=sys.stderr)
+    (export,) = (p for p in exports.iterdir() if p.name.isdigit())
+    with running("benchmarks.serving_export", str(export)) as server:
+        for result in found:
+            rate, secs = result["quiet"]["offered_qps"], result["secs"]
+            load = open_loop.offer(server.grpc, requests[result["candidates"]], rate, secs, seed=1)
+            result["export"] = load.summary(rate)
+            print(result["export"], flush=True)
+
+
+def _make(folder: Path, options: Any) -> Path:
+    # With a generator's start and warm-up, and the steady parts'.
+    secs = len(options.sizes) * (options.secs + 6) + 1.3 * options.steady
+    given = {"folder": folder, "rows": options.rows, "changes": options.changes}
+    given["commits"] = int(secs / options.commit_secs)
+    command = ["-m", "benchmarks.serving_run", *(f"--{f}={value}" for f, value in given.items())]
+    subprocess.run([sys.executable, *command], check=True, stdout=sys.stderr)
+    return folder
+
+
 def _counts(given: str) -> list[int]:
     read = number(int, least=1, most=65536)
     return [read(part) for part in given.split(",")]
@@ -253,12 +254,16 @@ def _parser() -> command_line.Parser:
         ("--changes", count, 100_000, "rows that a commit changes"),
         ("--commit-secs", secs, 2.0, "between two commits"),
         ("--steady", secs, 0.0, "how long to stay at full load, for the memory"),
+        ("--run", path, None, "what benchmarks.serving_run made before, to use once"),
         ("--folder", path, None, "where to make the run, instead of the temporary directory"),
     ):
         shown = ",".join(map(str, default)) if isinstance(default, list) else default
         parser.add_argument(
             flag, type=kind, default=default, metavar="X", help=f"{text} (default: {shown})"
         )
+    parser.add_argument(
+        "--export", action="store_true", help="ask the same of TensorFlow with an export"
+    )
     parser.add_argument(
         "--output", type=report.output_file, default=report.RESULTS / "serving.json", metavar="FILE"
     )

@@ -148,6 +148,8 @@ def _ranking(options: Any) -> Ranking:
         default_k=options.top_k,
         max_k=options.max_top_k,
         encode_rate=options.encode_rate,
+        ivf_above=options.ivf_above,
+        ivf_recall=options.ivf_recall,
     )
 
 
@@ -272,6 +274,22 @@ def _parser(prog: str) -> command_line.Parser:
         metavar="X",
         help="items that are encoded per second at most, beside those that are ranked, when the "
         "item tower changes (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--ivf-above",
+        type=number(int, least=0, most=MAX_COUNT),
+        default=Ranking.ivf_above,
+        metavar="N",
+        help="more items than that are not all compared: an IVF of faiss finds candidates "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--ivf-recall",
+        type=number(float, above=0, most=1),
+        default=Ranking.ivf_recall,
+        metavar="X",
+        help="share of the exact best items that the IVF is tuned to find, by a sample of queries "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--max-waiting",

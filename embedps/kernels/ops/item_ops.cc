@@ -190,6 +190,32 @@ class SearchItemsOp : public OpKernel {
 };
 REGISTER_KERNEL_BUILDER(Name("EmbedpsSearchItems").Device(tensorflow::DEVICE_CPU), SearchItemsOp);
 
+REGISTER_OP("EmbedpsReadItems")
+    .Input("index: variant")
+    .Input("ids: int64")
+    .Output("vectors: float")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Matrix(InferenceContext::kUnknownDim, InferenceContext::kUnknownDim));
+      return absl::OkStatus();
+    })
+    .Doc("Reads the vectors of items, [ids, dim]; zeros where there is none.");
+
+class ReadItemsOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    std::shared_ptr<const ItemIndex> index;
+    OP_REQUIRES_OK(context, ReadIndex(context, &index));
+    const Tensor& ids = context->input(1);
+    OP_REQUIRES_OK(context, CheckVector("ids", ids));
+    Tensor* vectors;
+    OP_REQUIRES_OK(context,
+                   context->allocate_output(0, {ids.NumElements(), index->dim()}, &vectors));
+    index->Read(ids.flat<int64_t>().data(), ids.NumElements(), vectors->flat<float>().data());
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsReadItems").Device(tensorflow::DEVICE_CPU), ReadItemsOp);
+
 REGISTER_OP("EmbedpsItemsSize")
     .Input("index: variant")
     .Output("items: int64")

@@ -300,6 +300,19 @@ void ItemIndex::Search(const float* queries, int64_t num_queries, int k,
   for (int64_t q = 0; q < num_queries; ++q) best[q].Write(scores + q * k, found + q * k);
 }
 
+void ItemIndex::Read(const int64_t* ids, int64_t num_ids, float* vectors) const {
+  for (int64_t i = 0; i < num_ids; ++i) {
+    float* to = vectors + i * dim_;
+    const int32_t slot = SlotOf(ids[i]);
+    if (slot < 0) {
+      std::fill(to, to + dim_, 0.0f);
+      continue;
+    }
+    const float* from = blocks_[slot / kLanes]->values.get() + slot % kLanes;
+    for (int d = 0; d < dim_; ++d) to[d] = from[d * kLanes];
+  }
+}
+
 int64_t ItemIndex::num_bytes() const {
   const int64_t per_block = sizeof(Block) + sizeof(float) * kLanes * dim_ + sizeof(blocks_[0]);
   return static_cast<int64_t>(blocks_.size()) * per_block +

@@ -46,6 +46,9 @@ class ItemIndex {
               const std::vector<ItemFilter>& filters, const ParallelFor& parallel, float* scores,
               int64_t* found) const;
 
+  // Copies the vectors of items to rows of `vectors` [num_ids, dim]; zeros where there is none.
+  void Read(const int64_t* ids, int64_t num_ids, float* vectors) const;
+
   int dim() const { return dim_; }
   int64_t num_items() const { return static_cast<int64_t>(places_.size()); }
   // Of the memory that it holds, alone or together with other indexes.

@@ -173,6 +173,10 @@ TEST(OfAnIdThatComesTwiceTheLastCounts) {
   const auto index = ItemIndex(1).Changed(ids.data(), 3, vectors.data(), nullptr, 0);
   EXPECT_EQ(index->num_items(), 2);
   EXPECT_TRUE(Search(*index, {1}, 2) == (Found{{4, 3}, {5, 2}}));
+  std::vector<float> read(3, -1);
+  const std::vector<int64_t> wanted = {5, 6, 4};
+  index->Read(wanted.data(), 3, read.data());
+  EXPECT_EQ(read, (std::vector<float>{2, 0, 3}));
 }
 
 }  // namespace

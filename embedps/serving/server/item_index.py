@@ -52,6 +52,11 @@ class ItemIndex:
         )
         return ItemIndex(self.dim, tensor=tensor)
 
+    def read(self, ids: Ids) -> npt.NDArray[np.float32]:
+        """Reads vectors, [ids, dim]; zeros where there is no item."""
+        vectors: npt.NDArray[np.float32] = self._ops.embedps_read_items(self._tensor, ids).numpy()
+        return vectors
+
     def search(
         self,
         queries: tf.Tensor,

@@ -11,9 +11,12 @@ import tensorflow as tf
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import SaveSet
 from embedps.engine.step_model import StepModel
+from embedps.errors import UsageError
 from embedps.serving.server.item_catalog import ItemCatalog
 from embedps.serving.server.item_encoder import ItemEncoder
 from embedps.serving.server.item_index import NO_ITEM, NO_SCORE, Ids, ItemIndex
+from embedps.serving.server.item_search import ItemSearch
+from embedps.serving.server.ivf_index import Floats
 from embedps.serving.server.ranking import Ranking
 from embedps.serving.server.row_changes import RowChanges, read_changes
 from embedps.serving.server.tensor_values import Array
@@ -34,7 +37,6 @@ class LiveItems:
 
     Attributes:
       format: of the requests.
-      index: the vectors.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class LiveItems:
         collection: EmbeddingCollection,
         directory: CheckpointDirectory,
         chain: Sequence[SaveSet],
+        queries: Callable[[], Floats],
         ranking: Ranking,
     ) -> None:
         """Encodes all items.
@@ -52,6 +55,7 @@ class LiveItems:
           collection: its rows.
           directory: of the checkpoints.
           chain: the saves that the rows are of.
+          queries: computes a sample of queries, float32 [queries, dim].
           ranking: how items are ranked.
 
         Raises:
@@ -73,10 +77,28 @@ class LiveItems:
         if self._by_row:
             changes = self._of_items(read_changes(directory, chain, self._catalog.tables))
             keys = self._catalog.known(changes.set)
-        self._keys = np.unique(keys)  # of the items that are ranked
+        keys = np.unique(keys)
         self._encoder = ItemEncoder(model, collection, directory)
+        shape = queries().shape[1:]
+        if shape != (self._encoder.dim,):
+            raise UsageError(
+                f"the prediction {QUERY!r} of {type(model.model).__name__} must be a vector of "
+                f"{self._encoder.dim} floats, as the candidates' are, but has shape "
+                f"{shape}"
+            )
         empty = ItemIndex(self._encoder.dim)
-        self.index = self._encoder.encode(empty, self._catalog, self._keys, _NONE)
+        index = self._encoder.encode(empty, self._catalog, keys, _NONE)
+        self._search = ItemSearch(ranking, keys, index, queries)
+
+    @property
+    def index(self) -> ItemIndex:
+        """The vectors."""
+        return self._search.index
+
+    @property
+    def recall(self) -> float:
+        """Which share of the exact best items is found, by a sample; 1 if the search is exact."""
+        return self._search.recall
 
     @property
     def id_dtype(self) -> tf.DType:
@@ -102,7 +124,8 @@ class LiveItems:
         """
         changes = read_changes(self._directory, saves, self._catalog.tables)
         is_new = self._encoder.advance(saves, changes, values)
-        keys, removed, added = self._keys, _NONE, _NONE
+        search = self._search
+        keys, removed, added = search.keys, _NONE, _NONE
         if self._by_row:
             of_items = self._of_items(changes)
             removed, added = of_items.removed, self._catalog.known(of_items.set)
@@ -111,15 +134,18 @@ class LiveItems:
             rate = self._ranking.encode_rate
             empty = ItemIndex(self._encoder.dim)
             index = self._encoder.encode(empty, self._catalog, keys, _NONE, rate=rate)
+            state = search.replaced(keys, index)
         else:
             using = self._catalog.using({name: each.ids for name, each in changes.items()})
             changed = np.union1d(using[np.isin(using, keys)], added)
-            index = self._encoder.encode(self.index, self._catalog, changed, removed)
+            index = self._encoder.encode(search.index, self._catalog, changed, removed)
+            state = search.changed(keys, index, changed, removed)
 
-        def take() -> None:
-            self._keys, self.index = keys, index
+        return lambda: search.take(state)
 
-        return take
+    def refresh(self) -> None:
+        """Takes what was built beside; not beside `prepare` and what it returned."""
+        self._search.refresh()
 
     def best(self, queries: tf.Tensor, request: TopKRequest) -> dict[str, Array]:
         """Finds the best items of each query.
@@ -129,13 +155,7 @@ class LiveItems:
           a query has no item any more, or asked for fewer, the score is NO_SCORE.
         """
         most = int(request.k.max(initial=1))
-        scores, keys = self.index.search(
-            queries,
-            k=most,
-            seen=request.seen,
-            allowed=request.allowed,
-            is_limited=request.is_limited,
-        )
+        scores, keys = self._search.find(queries, request, most)
         beyond = np.arange(most) >= request.k[:, None]
         keys, scores = (
             np.where(beyond, NO_ITEM, keys),
@@ -145,6 +165,7 @@ class LiveItems:
 
     def close(self) -> None:
         """Frees the rows that it encodes with."""
+        self._search.close()
         self._encoder.close()
 
     def _of_items(self, changes: Mapping[str, RowChanges]) -> RowChanges:

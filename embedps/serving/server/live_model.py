@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import tensorflow as tf
 
 from embedps.checkpoint.directory import CheckpointDirectory
@@ -14,9 +16,10 @@ from embedps.data.dataset import Dataset
 from embedps.engine.checkpoint_restore import check_tables, read_values, stage_rows
 from embedps.engine.model_signature import check_signature
 from embedps.engine.recommender import Recommender
-from embedps.errors import EmbedpsError, UsageError
+from embedps.errors import EmbedpsError
 from embedps.evaluation.loaded_model import LoadedModel
 from embedps.serving.server.batcher import Answer
+from embedps.serving.server.ivf_index import SAMPLE_QUERIES
 from embedps.serving.server.live_items import QUERY, LiveItems, ranks_items
 from embedps.serving.server.made_columns import EXAMPLES, RAW, of_examples, of_raw
 from embedps.serving.server.ranking import Ranking
@@ -89,11 +92,18 @@ class LiveModel(LoadedModel):
         for rows in _WARM_UP_ROWS:
             self.score(self.format.zeros(rows))
         if ranks_items(self._model):
-            self.items = self._load_items(ranking)
+            self.items = self._load_items(dataset, ranking)
 
-    def _load_items(self, ranking: Ranking) -> LiveItems:
-        chain = self.manifest.chain
-        items = LiveItems(self._model, self._collection, self._directory, chain, ranking)
+    def _load_items(self, dataset: Dataset, ranking: Ranking) -> LiveItems:
+        chain, sample = self.manifest.chain, _sample(dataset, self.columns)
+        items = LiveItems(
+            self._model,
+            self._collection,
+            self._directory,
+            chain,
+            lambda: self.predict(sample)[QUERY],
+            ranking,
+        )
         form = items.format.query
 
         def queried(*arguments: tf.Tensor) -> tf.Tensor:
@@ -101,12 +111,6 @@ class LiveModel(LoadedModel):
 
         function = tf.function(queried, input_signature=form.signature())
         self._queried = function.get_concrete_function()
-        if self._queried.structured_outputs.shape[1:] != [items.index.dim]:
-            raise UsageError(
-                f"the prediction {QUERY!r} of {type(self._model.model).__name__} must be a vector "
-                f"of {items.index.dim} floats, as the candidates' are, but has shape "
-                f"{self._queried.structured_outputs.shape}"
-            )
         for rows in _WARM_UP_ROWS:
             self._rank(items, items.format.zeros(rows))
         return items
@@ -189,6 +193,11 @@ class LiveModel(LoadedModel):
 
         return apply
 
+    def refresh(self) -> None:
+        """Takes what was built beside; not beside `prepare` and what it returned."""
+        if self.items is not None:
+            self.items.refresh()
+
     @property
     def is_whole(self) -> bool:
         """Whether rows and network are of one manifest; not if a change of them failed."""
@@ -199,3 +208,11 @@ class LiveModel(LoadedModel):
         if self.items is not None:
             self.items.close()
         self._collection.drop()
+
+
+def _sample(dataset: Dataset, columns: Sequence[str]) -> pa.Table:
+    """Reads some records; of the split that is not trained on, if there is one."""
+    split = "eval" if "eval" in dataset.splits else next(iter(dataset.splits))
+    with pq.ParquetFile(dataset.paths(split)[0]) as file:
+        batches = file.iter_batches(SAMPLE_QUERIES, columns=list(columns))
+        return pa.Table.from_batches([next(batches)])

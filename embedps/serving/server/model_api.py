@@ -214,6 +214,11 @@ class ModelApi:
         )
         gauge("row_bytes", "Memory of the rows and their index.", lambda m: m.standing.row_bytes)
         gauge("items", "Items that are ranked for queries.", lambda m: m.standing.items)
+        gauge(
+            "item_recall",
+            "Share of the exact best items that a search finds, by a sample of queries.",
+            lambda m: 1.0 if m.model.items is None else m.model.items.recall,
+        )
         gauge("item_bytes", "Memory of their vectors.", lambda m: m.standing.item_bytes)
         rows = Gauge(
             lambda: [

@@ -19,12 +19,16 @@ class Ranking:
       default_k: how many items a request gets that does not say it.
       max_k: how many it may ask for.
       encode_rate: items to encode per second at most, when the network encodes them otherwise.
+      ivf_above: more items than that are searched by an IVF, if faiss is installed.
+      ivf_recall: which share of the exact best items the IVF is tuned to find, at least.
     """
 
     items: ItemChoice = "rows"
     default_k: int = 100
     max_k: int = 1000
     encode_rate: float = 500_000.0
+    ivf_above: int = 1_000_000
+    ivf_recall: float = 0.95
 
     def __post_init__(self) -> None:
         if self.default_k > self.max_k:

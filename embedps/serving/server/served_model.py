@@ -223,6 +223,7 @@ class ServedModel:
         while not self._stop.wait(_POLL_SECS):
             newest = None
             try:
+                self._model.refresh()
                 newest = max(self._directory.numbers(), default=-1)
                 if self._is_refused(newest) and time.monotonic() < again:
                     continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import urllib.error
 import urllib.request
@@ -23,8 +24,12 @@ from embedps.data.dataset import Dataset
 from embedps.evaluation.item_file import read_items
 from embedps.run.run_config import read_run
 from embedps.serving.export_model import export_model
-from embedps.serving.server import messages
+from embedps.serving.server import item_search, ivf_index, messages
+from embedps.serving.server.item_index import ItemIndex
+from embedps.serving.server.item_search import ItemSearch
 from embedps.serving.server.ranking import Ranking
+from embedps.serving.server.requests import Request
+from embedps.serving.server.top_k_format import TopKRequest
 from models import two_tower
 from tests.builders import make_config
 from tests.models import planted_interactions
@@ -296,3 +301,122 @@ def test_rest_gives_items_by_row_and_by_column(
         assert {"user", "history", "k", "seen", "allowed"} < set(ranked.inputs)
         assert set(ranked.outputs) == {"ids", "scores"}
         assert isinstance(signatures, messages.SignatureDefMap)
+
+
+@pytest.mark.slow
+@ON_ROWS
+def test_an_ivf_finds_what_changed_since_it_was_built(
+    trained: Path,
+    dataset: Dataset,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("faiss", reason="needs faiss: pip install 'embedps[ivf]'")
+    monkeypatch.setattr(item_search, "_MAX_SIDE", 2.0)  # it is not built anew
+    replay = Replay(trained, tmp_path / "m")
+    given, k = queries_of(dataset), 7
+    ranking = Ranking(ivf_above=50, ivf_recall=1.0, default_k=k)
+    first, *others = replay.numbers
+    replay.commit(first)
+    with serving(replay.directory, dataset, ranking=ranking) as (api, model, addresses):
+        client = Client(addresses.grpc)
+        said = capsys.readouterr().out
+        assert re.search(r"IVF of \d+ items: 1\d lists, \d+ probes, recall 1.0000 of", said)
+        assert 'embedps_item_recall{model="clicks"} 1' in api.metrics.text()
+        items = model.model.items
+        assert items is not None
+        assert items._search._state.ivf is not None
+        # The queries are of the sample for which the recall is 1.
+        exact = Exact(trained, first, dataset, tmp_path)
+        check(ask(client, given)[1:], exact, range(QUERIES), k)
+        seen = tensors(split_of(dataset).slice(0, QUERIES), ["seen"])
+        found = ask(client, given | seen | {"k": ints(50)})[1:]
+        want = split_of(dataset)["seen"].slice(0, QUERIES).to_pylist()
+        assert [
+            len(np.intersect1d(ids, each)) for ids, each in zip(found[0], want, strict=True)
+        ] == [0] * QUERIES
+        check(
+            ask(client, given | {"allowed": ints(*exact.ids[:9]), "allowed_lengths": ints(9)})[1:],
+            exact,
+            range(QUERIES),
+            k,
+            allowed=[exact.ids[:9]] * QUERIES,
+        )
+        # Asked for more than the lists have, it compares all.
+        check(ask(client, given | {"k": ints(150)})[1:], exact, range(QUERIES), 150)
+        before = rows_of(CheckpointDirectory(trained), first)
+        for number in others:
+            replay.commit(number)
+            until(lambda n=number: model.standing.number == n)
+            rows = rows_of(CheckpointDirectory(trained), number)
+            new = [
+                id
+                for id, row in rows.items()
+                if id not in before or not np.array_equal(row, before[id])
+            ]
+            exact = Exact(trained, number, dataset, tmp_path)
+            version, ids, scores = ask(client, given)
+            assert version == number
+            for row in range(QUERIES):
+                best, _ = exact.best(row, k)
+                assert set(best) & set(new) <= set(ids[row])
+                of_ids = np.searchsorted(exact.ids, ids[row])
+                np.testing.assert_array_equal(exact.ids[of_ids], ids[row])
+                np.testing.assert_array_equal(exact.scores[row, of_ids], scores[row])
+        client.close()
+
+
+def test_an_ivf_is_built_anew_beside_searches_once_much_has_changed() -> None:
+    pytest.importorskip("faiss", reason="needs faiss: pip install 'embedps[ivf]'")
+    rng, none = np.random.default_rng(3), ints()
+    vectors, keys = rng.normal(size=(2000, 8)).astype(np.float32), np.arange(2000)
+    queries = rng.normal(size=(64, 8)).astype(np.float32)
+    index = ItemIndex(8).changed(keys, vectors, none)
+    ranking = Ranking(ivf_above=100, ivf_recall=0.9, default_k=10)
+    search = ItemSearch(ranking, keys, index, lambda: queries)
+    assert 0.9 <= search.recall < 1
+    before = search._state.ivf
+    assert before is not None
+    assert 1 <= before.num_probes < before.num_lists == 44
+    for moved in (np.arange(100), np.arange(50, 300)):  # 5%, then 15% in all
+        index = index.changed(moved, rng.normal(size=(len(moved), 8)), none)
+        search.take(search.changed(keys, index, moved, none))
+        search.refresh()
+    more = ints(7)  # changed while it is built
+    index = index.changed(more, 9 * queries[:1], none)
+    search.take(search.changed(keys, index, more, none))
+    until(lambda: search._thread is not None and not search._thread.is_alive())
+    search.refresh()
+    after = search._state
+    assert after.ivf is not before
+    assert search.recall >= 0.9
+    assert after.side is not None
+    assert after.side.num_items == 1
+    zeros = (none, np.zeros(64, np.int64))
+    columns = np.zeros([0, 64])
+    request = TopKRequest(
+        query=Request(rows=64, floats=columns, integers=columns, lists=()),
+        k=np.full(64, 10),
+        seen=zeros,
+        allowed=zeros,
+        is_limited=np.zeros(64, np.bool_),
+    )
+    scores, found = search.find(tf.constant(queries), request, 10)
+    best, places = tf.math.top_k(tf.matmul(queries, index.read(keys), transpose_b=True), 10)
+    assert found[0, 0] == 7
+    np.testing.assert_array_equal(scores[0, 0], best[0, 0])
+    shares = [np.isin(*pair).mean() for pair in zip(places.numpy(), found, strict=True)]
+    assert np.mean(shares) >= 0.9
+    search.close()
+
+
+def test_without_faiss_all_items_are_compared_and_a_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ivf_index, "is_installed", lambda: False)
+    index = ItemIndex(2).changed(ints(4, 5), np.ones([2, 2], np.float32), ints())
+    ItemSearch(Ranking(ivf_above=1), ints(4, 5), index, lambda: np.ones([3, 2], np.float32))
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("2 items are more than --ivf-above 1, but faiss is not installed")
+    assert "pip install 'embedps[ivf]'" in line

@@ -106,6 +106,15 @@ class Training:
         lines = self.model_dir.with_suffix(".log").read_text(errors="replace").splitlines()
         return "\n".join(lines[-15:])
 
+    def end(self) -> int:
+        """Tells the command to end, and waits until it did; returns its code."""
+        if self._process is None:
+            return 0
+        self._process.terminate()
+        code, self._process = self._process.wait(), None
+        self.codes[code] += 1
+        return code
+
     def close(self) -> None:
         """Kills the command."""
         if self._process is not None:

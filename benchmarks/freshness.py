@@ -4,6 +4,9 @@ A run watches a directory (`embedps train --watch`), and a server follows the ru
 Files of --rows examples appear each --interval-secs. Each has an id that no file had before. The
 server is asked for a record with that id and one with an id that is in no file: once the two scores
 differ, the file's examples have changed an answer. Asking costs time too: once in --poll-secs.
+
+The run, the server and the client that asks share this machine. The result has the seconds of CPU
+that the run and the server used per second, and the time until the run began to score a file.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -30,6 +34,7 @@ from embedps.console import command_line
 from embedps.data.dataset import Dataset
 from embedps.errors import EmbedpsError
 from embedps.run.summary import read_json
+from embedps.scheduling.arrivals import Arrivals
 
 _FIRST_NEW, _NEVER = 10**15, 10**16  # ids that no other row has
 _COLUMN = "C1"
@@ -39,12 +44,16 @@ _WAIT_SECS = 120.0
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line."""
     parser = command_line.Parser(prog="python -m benchmarks.freshness", description=__doc__)
-    parser.add_argument("--rows", type=int, default=30_000, help="default: %(default)s")
+    parser.add_argument("--rows", type=int, default=32_768, help="default: %(default)s")
     parser.add_argument("--interval-secs", type=float, default=1.0, help="default: %(default)s")
-    parser.add_argument("--files", type=int, default=60, help="default: %(default)s")
+    parser.add_argument("--files", type=int, default=48, help="default: %(default)s")
     parser.add_argument("--delta-secs", type=float, default=2.0, help="default: %(default)s")
     parser.add_argument("--poll-secs", type=float, default=0.1, help="default: %(default)s")
-    parser.add_argument("--flags", default="--bottom-mlp=64 --top-mlp=64", help="of the run")
+    parser.add_argument(
+        "--flags",
+        default="--compute-dtype=bfloat16 --batch-size=8192",
+        help="of the run (default: %(default)s)",
+    )
     parser.add_argument(
         "--output", type=report.output_file, default=report.RESULTS / "freshness.json"
     )
@@ -99,15 +108,25 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         )
         try:
             address = rest_address(server)
+            before = [cpu_secs(each.pid) for each in (run, server)]
+            began = time.monotonic()
             result = feed(options, record, waiting, watched, address)
+            secs = time.monotonic() - began
+            after = [cpu_secs(each.pid) for each in (run, server)]
+            cores = [round((b - a) / secs, 2) for a, b in zip(before, after, strict=True)]
+            result["cores"] = dict(zip(("run", "server"), cores, strict=True))
         finally:
             server.terminate()
             server.wait()
     finally:
         run.send_signal(signal.SIGTERM)
         run.wait()
-    units = read_json(folder / "model" / "summary.json")["units"]
-    return {**result, "units_repeated": units["repeated"]}
+    summary = read_json(folder / "model" / "summary.json")
+    return {
+        **result,
+        "units_repeated": summary["units"]["repeated"],
+        "rows": summary["tables"],
+    }
 
 
 def write_files(
@@ -141,6 +160,7 @@ def feed(
     """Commits files and asks the server which of them it has seen."""
     committed: list[float] = []
     seen: list[float] = []
+    walls: list[float] = []  # when files were committed, by the clock of arrivals and manifests
     began = time.monotonic()
     while len(seen) < options.files:
         now = time.monotonic()
@@ -148,6 +168,7 @@ def feed(
             name = f"{len(committed):06d}.parquet"
             os.replace(waiting / name, watched / name)
             committed.append(time.monotonic())
+            walls.append(time.time())
         elif now > began + options.files * options.interval_secs + _WAIT_SECS:
             raise EmbedpsError(f"{len(seen)} of {options.files} files had an effect in time")
         else:
@@ -155,18 +176,30 @@ def feed(
         while len(seen) < len(committed) and differs(address, record, _FIRST_NEW + len(seen)):
             seen.append(time.monotonic())
     secs = np.array(seen) - np.array(committed)
-    # From the middle on: the run and the server are warm, and a backlog would show.
-    warm = secs[len(secs) // 4 :]
-    spent = seen[-1] - committed[0]
+    arrivals = Arrivals(watched.parent / "model").files
+    listed = np.array([each.time for each in arrivals]) - np.array(walls)
+    # From a quarter on: the run and the server are warm, and a backlog would show.
+    first = options.files // 4
+    spent = seen[-1] - committed[first]
     return {
-        "effect_secs": {
-            "p50": round(float(np.percentile(warm, 50)), 2),
-            "p99": round(float(np.percentile(warm, 99)), 2),
-            "max": round(float(warm.max()), 2),
-        },
-        "examples_per_sec": round(options.files * options.rows / spent),
+        "effect_secs": percentiles(secs[first:]),
+        "until_listed_secs": percentiles(listed[first:]),
+        "examples_per_sec": round((options.files - first) * options.rows / spent),
         "offered_per_sec": round(options.rows / options.interval_secs),
     }
+
+
+def percentiles(secs: npt.NDArray[np.float64]) -> dict[str, float]:
+    """Summarizes durations."""
+    p50, p99 = np.percentile(secs, [50, 99])
+    found = {"p50": p50, "p99": p99, "max": secs.max()}
+    return {name: round(float(value), 2) for name, value in found.items()}
+
+
+def cpu_secs(pid: int) -> float:
+    """Returns the CPU time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def differs(address: str, record: dict[str, Any], new_id: int) -> bool:

@@ -85,7 +85,7 @@ def write_dataset(
         (directory / name).mkdir(parents=True, exist_ok=True)
         files, positives = [], 0
         for i, num_rows in enumerate(shards):
-            table = _make_rows(num_rows, seed=seed, first_row=first)
+            table = make_rows(num_rows, seed=seed, first_row=first)
             first += num_rows
             schema = {field.name: str(field.type) for field in table.schema}
             positives += int(np.sum(table["label"].to_numpy()))
@@ -130,7 +130,8 @@ def visits(model_dir: Path, num_rows: int) -> npt.NDArray[np.int64]:
     return counts
 
 
-def _make_rows(num_rows: int, *, seed: int, first_row: int) -> pa.Table:
+def make_rows(num_rows: int, *, seed: int, first_row: int) -> pa.Table:
+    """Makes rows that carry the numbers from `first_row` on."""
     rng = np.random.default_rng([seed, first_row])
     effects = np.random.default_rng(7)
     x = rng.exponential(1.0, num_rows)

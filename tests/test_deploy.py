@@ -154,6 +154,8 @@ def test_a_served_models_manifest_is_what_the_command_takes():
     assert ports == [each["containerPort"] for each in container["ports"]]
     assert container["readinessProbe"]["grpc"]["port"] == options.port
     assert template["spec"]["terminationGracePeriodSeconds"] > options.grace_secs
+    assert template["metadata"]["annotations"]["prometheus.io/port"] == str(options.rest_port)
+    assert deployment["spec"]["replicas"] > 1
     labels = template["metadata"]["labels"]
     assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"] == labels
     mounted = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}

@@ -34,6 +34,7 @@ from tests import every_column, shipped
 from tests.builders import SumNetwork, latest, make_mixed, make_trainer, write_dataset
 from tests.models import planted_interactions
 from tests.serving.builders import Tensors, ask, evaluated, examples, split_of, tensors
+from tests.serving.warm_up_replay import replay
 
 TOP_K = 7
 TINY: dict[str, Any] = {"embedding_dim": 4, "max_length": 3}
@@ -136,6 +137,7 @@ def test_the_best_items_are_those_of_an_exact_search(tmp_path: Path) -> None:
         directory, output = CheckpointDirectory(run_dir), tmp_path / "exports" / name
         done = export_model(recommender, users, directory, output, model.number, top_k=TOP_K)
         assert done.signatures[2:] == ("query", "top_k", "top_k_examples")
+        assert replay(done.path).keys() == set(done.signatures)
         model.export_items(tmp_path / f"{name}.parquet")
         ids, vectors = read_items(tmp_path / f"{name}.parquet")
         queries = evaluated(model, table)["query"]

@@ -24,6 +24,7 @@ from tests.pipelines.shop import make
 from tests.serving.builders import examples
 from tests.serving.raw_values import SCHEMA, make_records, request_of, write_csv
 from tests.serving.server.builders import Client, ask_rest, predict_request, score_of, serving
+from tests.serving.warm_up_replay import replay
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +66,7 @@ def test_signatures_are_those_of_the_export(
         transforms=transforms.table,
     )
     export = tf.saved_model.load(str(exported.path))
+    assert replay(exported.path) == dict.fromkeys(export.signatures, 2)
     records = make_records(40)
     features = transforms.apply(pa.RecordBatch.from_pylist(records))
     want = loaded.predict(features)["score"]

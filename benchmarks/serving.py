@@ -124,7 +124,7 @@ class Committing:
         visible = []
         for committed, at in self.times.items():
             later = ends[load.version >= committed]
-            if len(later):
+            if len(later) and at >= load.due.min():  # warm-up requests are not in `load`
                 visible.append(float(later.min() - at) * 1e3)
         per_100k = [ms / rows * 1e5 for ms, rows in self.gates if rows]
         return {

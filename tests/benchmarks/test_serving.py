@@ -66,10 +66,10 @@ def test_commits_are_visible_from_the_first_answer_that_has_them() -> None:
     version = np.array([1, 1, 3, 3])
     load = open_loop.Load(due, latency, np.zeros(4), version, {"OK": 4})
     committing = serving.Committing([], 2.0, None)  # type: ignore[arg-type]
-    committing.times = {2: 1.5, 3: 1.9, 4: 2.5}  # the last was never seen
+    committing.times = {1: -3.0, 2: 1.5, 3: 1.9, 4: 2.5}  # before any request; two; never seen
     committing.gates = [(4.0, 100_000.0), (3.0, 50_000.0), (9.0, 0.0)]
     found = committing.results(load)
-    assert found["commits"] == 3
+    assert found["commits"] == 4
     assert (found["visible_ms"]["min"], found["visible_ms"]["max"]) == (500, 900)
     assert found["gate_ms_per_100k_rows"] == {"median": 5, "min": 4, "max": 6, "repeats": 2}
 

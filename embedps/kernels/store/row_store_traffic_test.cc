@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
+#include <map>
 #include <random>
 #include <set>
 #include <thread>
@@ -127,13 +128,30 @@ int Times() {
   return times == nullptr ? 1 : std::atoi(times);
 }
 
+using Counters = std::map<std::pair<int, int64_t>, std::pair<uint32_t, uint32_t>>;
+
+void ApplyCounters(const CounterColumns& columns, Counters* counters) {
+  for (int64_t i = 0; i < columns.num_records; ++i) {
+    const std::pair<int, int64_t> key(columns.table[i], columns.id[i]);
+    if (columns.removed[i]) {
+      counters->erase(key);
+    } else {
+      (*counters)[key] = {columns.count[i], columns.last_step[i]};
+    }
+  }
+}
+
 // Limits, ages and norms evict beside lookups, updates, cuts that fail, copies, and a growing
-// index.
-void ExpectWholeRowsUnderEviction(const EvictionConfig& eviction) {
+// index. With an admission, ids are counted.
+void ExpectWholeRowsUnderEviction(const EvictionConfig& eviction,
+                                  const AdmissionConfig& admission = {}) {
   constexpr int kDim = 8;
   const int rounds = 200 * Times();
   RowStoreConfig config = MakeConfig(kDim, 2);
-  for (TableConfig& table : config.tables) table.eviction = eviction;
+  for (TableConfig& table : config.tables) {
+    table.eviction = eviction;
+    table.admission = admission;
+  }
   config.sweeps_itself = true;
   RowStore store(config);
   std::atomic<uint32_t> step{1};
@@ -143,10 +161,15 @@ void ExpectWholeRowsUnderEviction(const EvictionConfig& eviction) {
       std::mt19937_64 random(k);
       for (int i = 0; i < rounds; ++i) {
         const Batch batch{SomeIds(&random, 100 + 100 * i), SomeIds(&random, 100 + 10 * i)};
-        const std::vector<float> rows = Lookup(&store, batch);
+        std::vector<float> rows(batch.ids.size() * kDim);
+        const std::vector<int32_t> examples(batch.ids.size(), 1);
+        std::vector<uint8_t> absent(batch.ids.size());
+        const ShownIds shown{examples.data(), step, absent.data()};
+        store.LookupShown(batch.view(), shown, SerialFor, rows.data());
         for (size_t r = 0; r < batch.ids.size(); ++r) {
           for (int d = 1; d < kDim; ++d) EXPECT_EQ(rows[r * kDim + d], rows[r * kDim]);
         }
+        store.Admit(batch.view(), shown, SerialFor);
         Update(&store, batch, 1, -1, step++);
       }
     });
@@ -160,13 +183,20 @@ void ExpectWholeRowsUnderEviction(const EvictionConfig& eviction) {
         if (eviction.max_rows > 0) EXPECT_TRUE(NumRows(store, t) <= eviction.max_rows + 2);
       }
       EXPECT_TRUE(store.Copy([](const RowColumns&) { return Status::Ok(); }).ok());
+      EXPECT_OK(store.CopyCounters([](const CounterColumns&) { return Status::Ok(); }));
     }
   });
   Rows chain;
+  Counters counters;
   int64_t committed = -1, cuts = 0;
   const auto cut_once = [&](bool fails) {
     const CutKind kind = cuts % 11 == 0 ? CutKind::kBase : CutKind::kDelta;
     Rows rows = kind == CutKind::kBase ? Rows() : chain;
+    Counters counted = kind == CutKind::kBase ? Counters() : counters;
+    const CounterSink count = [&](const CounterColumns& columns) {
+      ApplyCounters(columns, &counted);
+      return Status::Ok();
+    };
     int64_t cut = 0;
     const Status status = store.Cut(
         kind, committed,
@@ -175,16 +205,25 @@ void ExpectWholeRowsUnderEviction(const EvictionConfig& eviction) {
           Apply(columns, kDim, &rows);
           return Status::Ok();
         },
-        &cut);
+        &cut, &count);
     ++cuts;
     if (!status.ok()) return;
     chain = std::move(rows);
+    counters = std::move(counted);
     committed = cut;
   };
   while (traffic.running > 0) cut_once(cuts % 3 == 2);
   traffic.Join();
   cut_once(false);
   EXPECT_TRUE(chain == BaseOf(&store));
+  Counters left;
+  EXPECT_OK(store.CopyCounters([&left](const CounterColumns& columns) {
+    ApplyCounters(columns, &left);
+    return Status::Ok();
+  }));
+  EXPECT_EQ(left.empty(), admission.kind == AdmissionConfig::Kind::kAlways);
+  // The saves also have counters that were forgotten at the limit.
+  for (const auto& [key, counter] : left) EXPECT_TRUE(counters.at(key) == counter);
   int64_t evicted = 0;
   for (int t = 0; t < 2; ++t) {
     for (const int64_t count : store.Evicted(t)) evicted += count;
@@ -199,13 +238,16 @@ TEST(RowsStayWholeAtARowLimit) {
   ExpectWholeRowsUnderEviction(eviction);
 }
 
-TEST(RowsStayWholeAtAByteLimit) {
+TEST(RowsAndCountersStayWholeAtAByteLimit) {
   EvictionConfig eviction;
-  eviction.max_bytes = TableEviction::LeastBytes(LayoutOf(MakeConfig(8, 2)));
+  AdmissionConfig admission;
+  admission.kind = AdmissionConfig::Kind::kMinCount;
+  admission.min_count = 2;
+  eviction.max_bytes = TableEviction::LeastBytes(LayoutOf(MakeConfig(8, 2)), admission);
   eviction.order = EvictionOrder::kLeastFrequent;
   eviction.min_norm = 4;
   eviction.has_oldest_step = true;
-  ExpectWholeRowsUnderEviction(eviction);
+  ExpectWholeRowsUnderEviction(eviction, admission);
 }
 
 TEST(LoadsRunBesideLookupsUpdatesAndCuts) {

@@ -74,6 +74,12 @@ def _parser(prog: str) -> Parser:
             command.add_argument("--before-step", type=int, help="last updated before this step")
             command.add_argument("--max-frequency", type=int, help="with fewer updates than this")
             command.add_argument("--below-norm", type=float, help="of a smaller L2 norm than this")
+            command.add_argument(
+                "--evicted-rows",
+                type=text,
+                metavar="EVICTED",
+                help="a directory that gets the rows, as that of a run",
+            )
         if name == "diff":
             command.add_argument("before", type=int, metavar="A", help="a manifest's number")
             command.add_argument("after", type=int, metavar="B", help="another manifest's number")
@@ -192,7 +198,7 @@ def _evict(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
         max_frequency=args.max_frequency,
         below_norm=args.below_norm,
     )
-    made = evict(directory, args.table, selection)
+    made = evict(directory, args.table, selection, evicted_rows=args.evicted_rows)
     if made.manifest is None:
         print(f"{directory.path}: no row of {args.table} is to go: {made.kept:,} rows stay")
         return 0

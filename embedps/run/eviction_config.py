@@ -1,4 +1,4 @@
-"""The options of a run that say how much memory its tables may take on a parameter server."""
+"""The options of a run's eviction: the limit of a parameter server, and where evicted rows go."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from embedps.config_fields import MAX_INT64, check, option
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvictionConfig:
-    """The limit that all tables on a parameter server share."""
+    """The limit that all tables on a parameter server share, and what becomes of evicted rows."""
 
     max_server_bytes: int = option(
         0,
@@ -22,6 +22,13 @@ class EvictionConfig:
         "least_recent",
         "which rows are displaced at --max-server-bytes in tables without a limit of their own: "
         "the least recently or least frequently updated",
+    )
+
+    evicted_rows: str | None = option(
+        None,
+        "write the rows that go to Parquet files in this directory or under this s3:// or gs:// "
+        "URL; the parameter servers must see it",
+        metavar="DIR",
     )
 
     def __post_init__(self) -> None:

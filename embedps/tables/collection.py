@@ -13,6 +13,7 @@ from embedps.tables import ops
 from embedps.tables.activations import Activation, Ids
 from embedps.tables.batch_ids import flatten_ids, like_ids
 from embedps.tables.byte_limits import ServerLimit
+from embedps.tables.evicted_files import EvictedFiles
 from embedps.tables.groups import group_tables
 from embedps.tables.new_store import make_store
 from embedps.tables.policy_counts import AdmissionStats, read_admissions, read_evictions
@@ -57,6 +58,7 @@ class EmbeddingCollection:
       devices: each shard's device.
       files: writes the rows to files, and loads them.
       server_limit: of the bytes of each server, if there is one.
+      evicted_files: of the rows that go, if they are kept.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class EmbeddingCollection:
         trainable: bool = True,
         sweeps_itself: bool = True,
         server_limit: ServerLimit | None = None,
+        keeps_evicted: bool = False,
     ) -> None:
         """Creates empty stores. Drops what the container holds on these devices.
 
@@ -82,6 +85,7 @@ class EmbeddingCollection:
             there is little room for more of them.
           sweeps_itself: a thread of each shard evicts by age and norm; otherwise `sweep` does.
           server_limit: of the bytes of each server, if there is one.
+          keeps_evicted: rows that go can be written to files.
 
         Raises:
           UsageError: the declaration is inconsistent, or there are no devices.
@@ -110,6 +114,7 @@ class EmbeddingCollection:
                     trainable=trainable,
                     sweeps_itself=sweeps_itself,
                     server_limit=server_limit,
+                    keeps_evicted=keeps_evicted,
                 )
                 for shard, device in enumerate(self.devices)
             ]
@@ -117,6 +122,9 @@ class EmbeddingCollection:
         ]
         self.files = RowFiles(
             self.groups, self._stores, devices=self.devices, optimizer_slots=trainable
+        )
+        self.evicted_files = (
+            EvictedFiles(self.groups, self._stores, devices=self.devices) if keeps_evicted else None
         )
 
     @property

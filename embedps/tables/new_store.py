@@ -24,6 +24,7 @@ def make_store(
     trainable: bool,
     sweeps_itself: bool,
     server_limit: ServerLimit | None,
+    keeps_evicted: bool,
 ) -> tf.Tensor:
     """Makes an empty store on a shard's device and returns its handle.
 
@@ -37,6 +38,7 @@ def make_store(
       trainable: as of `EmbeddingCollection`.
       sweeps_itself: as of `EmbeddingCollection`.
       server_limit: as of `EmbeddingCollection`.
+      keeps_evicted: as of `EmbeddingCollection`.
 
     Raises:
       UsageError: the store cannot be as declared.
@@ -71,6 +73,7 @@ def make_store(
             compact=not trainable,
             server_memory=f"server-memory/{name}",
             max_server_bytes=limit.max_bytes if limit else 0,
+            keeps_evicted=keeps_evicted,
         )
 
 

@@ -32,6 +32,7 @@ from embedps.errors import (
 )
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.row_files import ShardFile, WriteKind
+from embedps.training.evicted_rows import EvictedRowsWriter
 from embedps.training.leftover_saves import LeftoverSaves
 from embedps.training.save_failures import in_background
 
@@ -74,6 +75,7 @@ class CheckpointWriter:
         rebase: RebasePolicy | None = None,
         keep: Sequence[KeepPolicy] = DEFAULT_KEEP,
         encoding: Encoding = FLOAT32,
+        evicted: EvictedRowsWriter | None = None,
     ) -> None:
         """Prepares to write to a directory that no other run writes to; compactions may.
 
@@ -85,7 +87,9 @@ class CheckpointWriter:
           rebase: when a new base is written; `Consecutive()` if not given.
           keep: which older checkpoints stay, besides those under a lease.
           encoding: of the rows' floats in the files.
+          evicted: keeps the rows that go; its files of a save are finished before the commit.
         """
+        self._evicted = evicted
         self._directory = directory
         self._collection = collection
         self._variables = dict(variables)
@@ -196,9 +200,14 @@ class CheckpointWriter:
         return manifest
 
     def news(self) -> list[str]:
-        """Gives the lines to show since the last call: why a new base failed."""
+        """Gives the lines to show since the last call: why a new base failed, and the like."""
         news, self._news = self._news, []
-        return news
+        return news + (self._evicted.news() if self._evicted is not None else [])
+
+    @property
+    def evicted_counts(self) -> dict[str, int] | None:
+        """Counts of the evicted rows that this run wrote, if it keeps them."""
+        return dict(self._evicted.counts) if self._evicted is not None else None
 
     def close(self) -> None:
         """Stops the writing of a new base; what was committed stays."""
@@ -254,6 +263,8 @@ class CheckpointWriter:
         arrays = {name: v.numpy() for name, v in self._variables.items()}
         doing = partially_applied()
         dense = write_dense(self._directory.dense_path(number), arrays, root=self._directory.path)
+        if self._evicted is not None:
+            self._evicted.finish(number)
         with self._directory.exclusive():
             chain = rebase(self._chain(), base)
             manifest = Manifest(

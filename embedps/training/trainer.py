@@ -345,6 +345,7 @@ class Trainer:
             "tables": stats.rows,
             "tables_memory_bytes": stats.memory_bytes,
             "evicted": setup.collection.eviction_stats(),
+            "evicted_rows": writer.evicted_counts,
             "table_statistics": self._loop.table_statistics(),
             "staleness": self._loop.staleness(),
             "checkpoint": {

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.evicted_directory import EvictedDirectory
 from embedps.checkpoint.format.ledger_state import check_ledger
 from embedps.checkpoint.retention import KeepPolicy
 from embedps.cluster.interface import Cluster
@@ -39,8 +40,10 @@ from embedps.scheduling.ledger import Ledger, LedgerOptions
 from embedps.scheduling.watch_ledger import WatchLedger
 from embedps.tables.byte_limits import ServerLimit
 from embedps.tables.collection import EmbeddingCollection
-from embedps.tables.specs import event_secs_of
+from embedps.tables.eviction import SizeLimit, find
+from embedps.tables.specs import TableSpec, event_secs_of
 from embedps.training.checkpoint_writer import CheckpointWriter
+from embedps.training.evicted_rows import EvictedRowsWriter
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,6 +134,7 @@ def set_up(
             )
         if last is not None:
             reseed_generators(network, config.seed, last.step)
+    _check_byte_limits(config, model.tables)
     event_ages = EventAges(dataset, ledger, event_secs_of(model.tables), shuffle=config.shuffle)
     collection = EmbeddingCollection(
         model.tables,
@@ -138,7 +142,9 @@ def set_up(
         devices=cluster.shard_devices,
         container=f"embedps-{os.getpid()}-{run_id}" if local else "embedps",
         server_limit=server_limit(config.eviction),
+        keeps_evicted=config.eviction.evicted_rows is not None,
     )
+    evicted = _evicted_writer(config.eviction, directory, collection)
     kind = kind_of(optimizer)
     signature = signature_of(model, kind)
     writer = CheckpointWriter(
@@ -149,6 +155,7 @@ def set_up(
         rebase=config.checkpoint.rebase_policy(),
         keep=(*config.keep_policies(), *keep),
         encoding=config.checkpoint.encoding(),
+        evicted=evicted,
     )
     set_dense_rate = rate_scaler(optimizer)
     examples_before = ledger.rows_done()
@@ -159,6 +166,8 @@ def set_up(
         check_signature(last, signature)
         check_optimizer(last, directory, kind, model)
         writer.restore(last)
+    if evicted is not None:
+        evicted.begin(0 if last is None else last.save_number)
     step_logs = StepLogs(collection.container, most_stale=config.cluster.max_staleness_steps)
     return TrainingSetup(
         directory=directory,
@@ -192,6 +201,30 @@ def server_limit(config: EvictionConfig) -> ServerLimit | None:
     if not config.max_server_bytes:
         return None
     return ServerLimit(max_bytes=config.max_server_bytes, order=config.server_eviction_order)
+
+
+def _check_byte_limits(config: TrainConfig, tables: Sequence[TableSpec]) -> None:
+    """Checks that what a byte limit counts for removals suffices: they must end with each save."""
+    if not config.checkpoint.rebase_policy().cumulative:
+        return
+    limits = ((t.name, find(t.eviction, SizeLimit)) for t in tables)
+    named = ["max_server_bytes"] if config.eviction.max_server_bytes else []
+    named += [f"max_bytes of table {name!r}" for name, limit in limits if limit and limit.max_bytes]
+    if named:
+        raise UsageError(
+            f"{named[0]} must go with --rebase consecutive but got {config.checkpoint.rebase}, "
+            "whose deltas keep all removals since the base in memory"
+        )
+
+
+def _evicted_writer(
+    config: EvictionConfig, directory: CheckpointDirectory, collection: EmbeddingCollection
+) -> EvictedRowsWriter | None:
+    if config.evicted_rows is None or collection.evicted_files is None:
+        return None
+    evicted = EvictedDirectory(config.evicted_rows)
+    evicted.claim(directory.path)
+    return EvictedRowsWriter(evicted, collection.evicted_files)
 
 
 def _make_ledger(dataset: Dataset, config: TrainConfig, directory: CheckpointDirectory) -> Ledger:

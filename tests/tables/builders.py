@@ -40,6 +40,7 @@ def make_collection(
     num_shards: int = 1,
     trainable: bool = True,
     server_limit: ServerLimit | None = None,
+    keeps_evicted: bool = False,
 ) -> EmbeddingCollection:
     """Makes a collection in its own container. By default each table has one feature."""
     if features is None:
@@ -51,6 +52,7 @@ def make_collection(
         container=f"test-{next(_containers)}",
         trainable=trainable,
         server_limit=server_limit,
+        keeps_evicted=keeps_evicted,
     )
 
 

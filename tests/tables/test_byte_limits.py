@@ -47,6 +47,7 @@ def test_the_kernels_agree_on_the_least_limit(table):
             trainable=True,
             sweeps_itself=False,
             server_limit=ServerLimit(max_bytes=max_bytes),
+            keeps_evicted=False,
         )
 
     of_table = limited_bytes(table, 0)

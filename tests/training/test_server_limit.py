@@ -1,8 +1,12 @@
 """Runs under a limit of bytes that a server's tables share."""
 
+import dataclasses
+from typing import Any
+
 import pytest
 
 from embedps.errors import UsageError
+from embedps.tables import SizeLimit
 from embedps.tables.byte_limits import limited_bytes
 from tests.builders import latest, make_mixed, make_trainer, write_dataset
 
@@ -44,3 +48,19 @@ def test_a_limit_below_the_first_rows_of_all_tables_is_refused(tmp_path):
             num_shards=2,
             max_server_bytes=LEAST,
         )
+
+
+@pytest.mark.parametrize("rebase", ["one-shot", "intermittent"])
+@pytest.mark.parametrize("of", ["server", "table"])
+def test_a_byte_limit_is_refused_where_removals_pile_up(tmp_path, rebase, of):
+    dataset = write_dataset(tmp_path / "data")
+    recommender, fields = make_mixed(), dict[str, Any](max_server_bytes=LEAST)
+    if of == "table":
+        limit = (SizeLimit(max_bytes=LEAST),)
+        tables = tuple(dataclasses.replace(t, eviction=limit) for t in recommender.tables)
+        recommender, fields = dataclasses.replace(recommender, tables=tables), {}
+    name = "max_server_bytes" if of == "server" else "max_bytes of table 'small'"
+    with pytest.raises(
+        UsageError, match=f"^{name} must go with --rebase consecutive but got {rebase}, whose"
+    ):
+        make_trainer(dataset, tmp_path / "model", recommender=recommender, rebase=rebase, **fields)

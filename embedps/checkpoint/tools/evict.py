@@ -6,6 +6,7 @@ those of a run. See "Eviction" in docs/checkpoint-format.md.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -19,6 +20,7 @@ import pyarrow as pa
 from embedps import constants
 from embedps.checkpoint.chain import extend
 from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.evicted_directory import EvictedDirectory, EvictedFile
 from embedps.checkpoint.format.manifest import VERSION, FileEntry, Manifest, SaveSet
 from embedps.checkpoint.lease import LeaseRenewer
 from embedps.checkpoint.tools.replay import Partition, make_partitions
@@ -80,11 +82,23 @@ class EvictResult:
     kept: int
 
 
-def evict(directory: CheckpointDirectory, table: str, selection: Selection) -> EvictResult:
+def evict(
+    directory: CheckpointDirectory,
+    table: str,
+    selection: Selection,
+    *,
+    evicted_rows: str | None = None,
+) -> EvictResult:
     """Removes rows of a table, and commits a manifest with a delta of the removals.
 
+    Args:
+      directory: of the checkpoint.
+      table: the table's name.
+      selection: which rows go.
+      evicted_rows: a directory that gets these rows, as a run's `--evicted-rows`.
+
     Raises:
-      UsageError: the checkpoint has no such table.
+      UsageError: the checkpoint has no such table, or `evicted_rows` is of another directory.
       DirectoryInUseError: a run trains in the directory.
       CheckpointError: the directory has no manifest, or a file cannot be written.
       CorruptCheckpointError: a file is not what its manifest says. Nothing was committed.
@@ -112,15 +126,24 @@ def evict(directory: CheckpointDirectory, table: str, selection: Selection) -> E
         names = sorted(each["name"] for each in manifest.tables)
         if table not in names:
             raise UsageError(f"--table must be one of {names} but is {table!r}")
+        kept = None if evicted_rows is None else EvictedDirectory(evicted_rows)
+        if kept is not None:
+            kept.claim(directory.path)
+            kept.remove_after(manifest.save_number)
         shutil.rmtree(work, ignore_errors=True)
         try:
-            return _evict(directory, manifest, table, selection, work)
+            return _evict(directory, manifest, table, selection, work, kept)
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
 
 def _evict(
-    directory: CheckpointDirectory, manifest: Manifest, table: str, selection: Selection, work: Path
+    directory: CheckpointDirectory,
+    manifest: Manifest,
+    table: str,
+    selection: Selection,
+    work: Path,
+    evicted: EvictedDirectory | None,
 ) -> EvictResult:
     directory.check_content(manifest, [f for save in manifest.chain for f in save.files])
     number = directory.next_number()
@@ -128,7 +151,12 @@ def _evict(
     for part in make_partitions(directory, manifest.chain):
         ids = np.zeros(0, np.int64)
         if table in part.tables:
-            ids, kept_here = _select(part, table, selection)
+            file = None
+            if evicted is not None:
+                where = evicted.shard_path(number, part.group, part.shard, part.num_shards)
+                file = EvictedFile(where, part.tables, step=manifest.step)
+            with file or contextlib.nullcontext():
+                ids, kept_here = _select(part, table, selection, file)
             kept += kept_here
         path = directory.relative(
             directory.shard_path("delta", number, part.group, part.shard, part.num_shards)
@@ -150,13 +178,17 @@ def _evict(
     )
 
 
-def _select(part: Partition, table: str, selection: Selection) -> tuple[np.ndarray, int]:
-    """Returns the ids of the rows that go, sorted, and how many stay."""
+def _select(
+    part: Partition, table: str, selection: Selection, file: EvictedFile | None
+) -> tuple[np.ndarray, int]:
+    """Returns the ids of the rows that go, sorted, and how many stay; a file gets the rows."""
     found, kept = [np.zeros(0, np.int64)], 0
     for batch in part.rows(table):
         gone = selection.of(batch)
         found.append(batch["id"].to_numpy()[gone])
         kept += int((~gone).sum())
+        if file is not None and gone.any():
+            file.write(batch.filter(pa.array(gone)), table)
     return np.sort(np.concatenate(found)), kept
 
 

@@ -50,7 +50,11 @@ Status OutputFile::Wrap(const arrow::Status& status) const {
   return Status::IoError("cannot write row file " + Quoted(path_) + ": " + status.ToString());
 }
 
-std::string OutputFile::TemporaryPath() const { return path_ + kTemporarySuffix; }
+std::string OutputFile::TemporaryPath() const {
+  if (!hidden_) return path_ + kTemporarySuffix;
+  const std::filesystem::path path(path_);
+  return path.parent_path() / ("_" + path.filename().string() + kTemporarySuffix);
+}
 
 Status OutputFile::MoveIntoPlace() {
   DieIfFault("rename");

@@ -19,7 +19,9 @@ namespace embedps {
 // URL of an object store, it uploads in parts, and the object appears on Finish.
 class OutputFile {
  public:
-  explicit OutputFile(std::string path) : path_(std::move(path)) {}
+  // If `hidden`, the temporary file's name begins with "_": readers of a directory skip it.
+  explicit OutputFile(std::string path, bool hidden = false)
+      : path_(std::move(path)), hidden_(hidden) {}
   ~OutputFile();  // without Finish, removes the file
 
   // Creates the file, and missing directories of its path.
@@ -36,6 +38,7 @@ class OutputFile {
   Status MoveIntoPlace();
 
   const std::string path_;
+  const bool hidden_;
   std::vector<std::filesystem::path> unsynced_;
   std::unique_ptr<ChecksummedFile> file_;
   bool finished_ = false;

@@ -42,6 +42,47 @@ class SetOldestStepOp : public OpKernel {
 REGISTER_KERNEL_BUILDER(Name("EmbedpsSetOldestStep").Device(tensorflow::DEVICE_CPU),
                         SetOldestStepOp);
 
+REGISTER_OP("EmbedpsNextEvictedFile")
+    .Input("store: resource")
+    .Input("path: string")
+    .Output("info: int64")
+    .Output("error: string")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(3));
+      c->set_output(1, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(
+        "Finishes the file of the rows that were evicted until now; those to come get one at path. "
+        "info: rows in the file, rows that could not be written, bytes. error: why they could "
+        "not.");
+
+class NextEvictedFileOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    StorePtr resource;
+    OP_REQUIRES_OK(context, FindStore(context, &resource));
+    EvictedRows* evicted = resource->store.evicted_rows();
+    OP_REQUIRES(context, evicted != nullptr,
+                absl::FailedPreconditionError("group '" + resource->store.config().group +
+                                              "' does not keep evicted rows"));
+    tensorflow::tstring path;
+    OP_REQUIRES_OK(context, ReadScalar(context, 1, "path", &path));
+    const EvictedFileInfo made = evicted->NextFile(path);
+    Tensor *info, *error;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {3}, &info));
+    OP_REQUIRES_OK(context, context->allocate_output(1, {}, &error));
+    info->vec<int64_t>()(0) = made.rows;
+    info->vec<int64_t>()(1) = made.lost;
+    info->vec<int64_t>()(2) = made.bytes;
+    error->scalar<tensorflow::tstring>()() = made.status.message();
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsNextEvictedFile").Device(tensorflow::DEVICE_CPU),
+                        NextEvictedFileOp);
+
 REGISTER_OP("EmbedpsSweep")
     .Input("store: resource")
     .SetIsStateful()

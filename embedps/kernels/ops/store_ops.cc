@@ -59,6 +59,7 @@ REGISTER_OP("EmbedpsRowStore")
     .Attr("compact: bool = false")
     .Attr("server_memory: string = ''")
     .Attr("max_server_bytes: int = 0")
+    .Attr("keeps_evicted: bool = false")
     .Output("store: resource")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
@@ -127,6 +128,9 @@ class RowStoreOp : public OpKernel {
     OP_REQUIRES_OK(c, ReadEviction(c, &config_));
     OP_REQUIRES_OK(c, c->GetAttr("server_memory", &server_memory_));
     OP_REQUIRES_OK(c, c->GetAttr("max_server_bytes", &max_server_bytes_));
+    bool keeps_evicted = false;
+    OP_REQUIRES_OK(c, c->GetAttr("keeps_evicted", &keeps_evicted));
+    if (keeps_evicted) config_.open_evicted_file = EvictedFileWriter::Open;
   }
 
   void Compute(OpKernelContext* context) override {

@@ -38,13 +38,22 @@ RowStore::RowStore(RowStoreConfig config)
       stripes_.push_back(std::make_unique<Stripe>(layout_.row_bytes(), pool_, chunk_bits));
   }
   MakeCounters();
+  if (config_.open_evicted_file) {
+    evicted_rows_ = std::make_unique<EvictedRows>(layout_, FileSchema(), config_.open_evicted_file);
+  }
   bool sweeps = false;
   size_t most_bytes = 0;  // of all tables, if all have a limit
   for (int t = 0; t < num_tables(); ++t) {
     const EvictionConfig& eviction = config_.tables[t].eviction;
+    TableEviction::OnEvicted on_evicted;
+    if (evicted_rows_) {
+      on_evicted = [this, t](const RowHeader& row, EvictionCause cause) {
+        evicted_rows_->Add(t, row, cause, LastStep());
+      };
+    }
     evictions_.push_back(std::make_unique<TableEviction>(
         eviction, config_.tables[t].admission, layout_, salts_[t], &stripes_[t * kStripes],
-        &table_rows_[t], config_.server_memory.get()));
+        &table_rows_[t], config_.server_memory.get(), on_evicted));
     sweeps |= eviction.sweeps();
     if (eviction.max_bytes == 0) most_bytes = SIZE_MAX;
     if (most_bytes != SIZE_MAX) most_bytes += evictions_[t]->MostPoolBytes();
@@ -199,23 +208,6 @@ void RowStore::Update(const IdsByTable& batch, const float* gradients, float lea
                      }
                      if (skipped > 0)
                        skipped_updates_.fetch_add(skipped, std::memory_order_relaxed);
-                   });
-}
-
-void RowStore::UpdateRates(const IdsByTable& batch, const ParallelFor& parallel, float* rates) {
-  const StripeOrder order(batch, salts_, parallel);
-  const float steps = static_cast<float>(steps_.load(std::memory_order_relaxed));
-  order.ForEachBin(parallel, 100,
-                   [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
-                     Stripe& stripe = *stripes_[bin];
-                     std::lock_guard<std::mutex> lock(stripe.mutex);
-                     PrefetchBin(last->bin);
-                     RowFinder finder(stripe, first, last);
-                     for (const auto* e = first; e < last; ++e) {
-                       const uint32_t number = finder.Next(e, batch.ids[e->at]);
-                       const float updates = number == kNone ? 0.0f : stripe.Row(number)->frequency;
-                       rates[e->at] = (std::min(updates, steps) + 1) / (steps + 2);
-                     }
                    });
 }
 

@@ -20,6 +20,7 @@
 #include "embedps/kernels/runtime/status.h"
 #include "embedps/kernels/store/admission.h"
 #include "embedps/kernels/store/counter_map.h"
+#include "embedps/kernels/store/evicted_rows.h"
 #include "embedps/kernels/store/eviction.h"
 #include "embedps/kernels/store/initializers.h"
 #include "embedps/kernels/store/lookup_counts.h"
@@ -63,6 +64,8 @@ struct RowStoreConfig {
   // Whose limit holds for all stores of the server together; null if there is none. It has room for
   // the LeastBytes of each table.
   std::shared_ptr<ServerMemory> server_memory;
+  // Opens the files of evicted rows; null if these are dropped.
+  EvictedRows::OpenFile open_evicted_file;
 };
 
 inline RowLayout LayoutOf(const RowStoreConfig& config) {
@@ -137,6 +140,10 @@ class RowStore {
 
   // Sets the step before which a table's rows are too old by their event time.
   void SetOldestStep(int table, uint32_t step) { evictions_[table]->SetOldestStep(step); }
+
+  // The rows that go, on their way to files; null if they are dropped. Rows that a limit has no
+  // place for while records are loaded never were in the store, and are not among them.
+  EvictedRows* evicted_rows() { return evicted_rows_.get(); }
 
   // Gives rows to `sink` in batches while training continues: every row (base), or the rows touched
   // and the ids removed since cut `since` (delta). Copies each row under its stripe's lock. Sets
@@ -255,6 +262,7 @@ class RowStore {
   std::vector<std::atomic<int64_t>> table_rows_;          // live rows of each table
   std::vector<std::atomic<int64_t>> admitted_, refused_;  // of each table
   LookupCounts lookup_counts_;
+  std::unique_ptr<EvictedRows> evicted_rows_;
   std::vector<std::unique_ptr<TableEviction>> evictions_;  // of each table
   std::atomic<std::chrono::steady_clock::duration>
       last_use_{};                 // time of the last lookup or update

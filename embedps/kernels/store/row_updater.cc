@@ -1,6 +1,9 @@
 #include "embedps/kernels/store/row_updater.h"
 
+#include <algorithm>
+
 #include "embedps/kernels/runtime/hash.h"
+#include "embedps/kernels/store/row_store.h"
 
 namespace embedps {
 namespace {
@@ -44,6 +47,23 @@ void RowUpdater::ApplyRounded(uint64_t row_hash, const float* gradient, RowHeade
   const uint64_t key = RoundingKey(seed_, row_hash, step_);
   Close(layout_.row_dtype, embedding_, key, 0, stored_embedding);
   Close(layout_.slot_dtype, optimizer_slots_, key, (layout_.dim + 1) / 2, stored_slots);
+}
+
+void RowStore::UpdateRates(const IdsByTable& batch, const ParallelFor& parallel, float* rates) {
+  const StripeOrder order(batch, salts_, parallel);
+  const float steps = static_cast<float>(steps_.load(std::memory_order_relaxed));
+  order.ForEachBin(parallel, 100,
+                   [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
+                     Stripe& stripe = *stripes_[bin];
+                     std::lock_guard<std::mutex> lock(stripe.mutex);
+                     PrefetchBin(last->bin);
+                     RowFinder finder(stripe, first, last);
+                     for (const auto* e = first; e < last; ++e) {
+                       const uint32_t number = finder.Next(e, batch.ids[e->at]);
+                       const float updates = number == kNone ? 0.0f : stripe.Row(number)->frequency;
+                       rates[e->at] = (std::min(updates, steps) + 1) / (steps + 2);
+                     }
+                   });
 }
 
 }  // namespace embedps

@@ -1,6 +1,7 @@
 #include "embedps/kernels/store/table_eviction.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "embedps/kernels/runtime/hash.h"
 #include "embedps/kernels/store/row_store.h"
@@ -50,7 +51,7 @@ double TableEviction::PoolShare(const RowLayout& layout) {
 TableEviction::TableEviction(const EvictionConfig& config, const AdmissionConfig& admission,
                              const RowLayout& layout, uint64_t salt,
                              const std::unique_ptr<Stripe>* stripes, std::atomic<int64_t>* rows,
-                             ServerMemory* server_memory)
+                             ServerMemory* server_memory, OnEvicted on_evicted)
     : config_(config),
       max_room_(config.max_bytes == 0
                     ? kNoLimit
@@ -62,6 +63,7 @@ TableEviction::TableEviction(const EvictionConfig& config, const AdmissionConfig
       stripes_(stripes),
       rows_(rows),
       server_memory_(server_memory),
+      on_evicted_(std::move(on_evicted)),
       room_(kFirstRoom) {
   if (server_memory_ != nullptr) server_memory_->Charge(LeastBytes(layout));
 }
@@ -210,8 +212,10 @@ int64_t TableEviction::Evict(uint32_t step, uint32_t max_frequency) {
 
 void TableEviction::Remove(Stripe* stripe, uint32_t number, EvictionCause cause,
                            std::vector<int64_t>* removed) {
-  const int64_t id = stripe->Row(number)->id;
-  if (stripe->Row(number)->saved) Stripe::ListRemoval(id, removed);
+  const RowHeader* row = stripe->Row(number);
+  const int64_t id = row->id;
+  if (on_evicted_) on_evicted_(*row, cause);
+  if (row->saved) Stripe::ListRemoval(id, removed);
   stripe->Remove(RowHash(salt_, id), id, salt_);
   rows_->fetch_sub(1, std::memory_order_relaxed);
   counts_[static_cast<int>(cause)].fetch_add(1, std::memory_order_relaxed);

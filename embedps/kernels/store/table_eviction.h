@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -30,6 +31,9 @@ class TableEviction {
   static constexpr int64_t kTableBytes = kStripes * int64_t{1024};
   static_assert(sizeof(Stripe) + 640 <= 1024);
 
+  // Called with each row that is about to go, under its stripe's lock.
+  using OnEvicted = std::function<void(const RowHeader&, EvictionCause)>;
+
   // Returns the least byte limit: each stripe must have room for its first rows.
   static int64_t LeastBytes(const RowLayout& layout);
   // The same, with its first counters.
@@ -39,11 +43,11 @@ class TableEviction {
   static int64_t CounterBytes(const EvictionConfig& config, const AdmissionConfig& admission);
 
   // `stripes` are the table's; `rows` counts its live rows. They, `layout` and `server_memory`
-  // outlive the object. The server's memory, to which LeastBytes are charged, is null if the server
-  // has no limit.
+  // outlive the object. `on_evicted` may be null. The server's memory, to which LeastBytes are
+  // charged, is null if the server has no limit.
   TableEviction(const EvictionConfig& config, const AdmissionConfig& admission,
                 const RowLayout& layout, uint64_t salt, const std::unique_ptr<Stripe>* stripes,
-                std::atomic<int64_t>* rows, ServerMemory* server_memory);
+                std::atomic<int64_t>* rows, ServerMemory* server_memory, OnEvicted on_evicted);
   ~TableEviction();
 
   const EvictionConfig& config() const { return config_; }
@@ -112,6 +116,7 @@ class TableEviction {
   const std::unique_ptr<Stripe>* const stripes_;
   std::atomic<int64_t>* const rows_;
   ServerMemory* const server_memory_;
+  const OnEvicted on_evicted_;
   std::atomic<int64_t> room_;  // rows that the stripes have memory for
   std::array<std::atomic<int64_t>, kNumEvictionCauses> counts_{};
   std::atomic<uint32_t> oldest_step_{0};

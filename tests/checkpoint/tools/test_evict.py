@@ -1,9 +1,11 @@
 """Eviction by hand: its delta is part of the chain for readers, tools and the next run."""
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.evicted_directory import FIRST_FIELDS
 from embedps.checkpoint.follow import Reached, follow
 from embedps.checkpoint.format.quantize import Encoding
 from embedps.checkpoint.retention import KeepNewest
@@ -120,6 +122,32 @@ def test_the_command_says_what_it_removed(tmp_path, capsys):
     make_run(tmp_path)
     assert main(["evict", str(tmp_path), "--table", "C1", "--max-frequency", "5"]) == 0
     assert "manifest 4 with delta-4: 5 rows of C1 removed, 3 stay" in capsys.readouterr().out
+
+
+def test_the_rows_are_kept_as_those_of_a_run(tmp_path):
+    directory = make_run(tmp_path / "run").directory
+    before = rows_by_id(directory)
+    evicted = tmp_path / "evicted"
+    made = evict(directory, "C1", Selection(max_frequency=5), evicted_rows=str(evicted))
+    assert made.manifest is not None
+    table = pq.read_table(evicted / GROUP)
+    assert [f.type for f in table.schema][: len(FIRST_FIELDS)] == [f.type for f in FIRST_FIELDS]
+    assert table.num_rows == made.removed == 5
+    for row in table.to_pylist():
+        assert row["save"] == made.manifest.save_number
+        assert (row["table"], row["reason"]) == ("C1", "hand")
+        assert row["embedding"] == before[row["id"]]["embedding"]
+        assert row["frequency"] == before[row["id"]]["frequency"]
+    other = make_run(tmp_path / "other").directory
+    with pytest.raises(UsageError, match="has the evicted rows of"):
+        evict(other, "C1", Selection(max_frequency=5), evicted_rows=str(evicted))
+
+
+def rows_by_id(directory: CheckpointDirectory) -> dict[int, dict]:
+    manifest = directory.latest()
+    assert manifest is not None
+    rows = read_chain(directory, manifest, GROUP, table="C1").to_pylist()
+    return {row["id"]: row for row in rows}
 
 
 def test_it_refuses_a_directory_that_a_run_writes(tmp_path):

@@ -105,25 +105,27 @@ class ReferenceRow:
             raise NotImplementedError(type(o))
 
 
-def rounding_key(spec: TableSpec, id_: int, step: int) -> np.uint64:
-    """Returns the key of the random bits that round a row after a step."""
-    row_hash = mix64(np.array([id_], np.int64).astype(np.uint64) ^ table_salt(spec.name))
+def rounding_keys(spec: TableSpec, ids, step: int) -> np.ndarray:
+    """Returns the keys of the random bits that round rows after a step: uint64 [n]."""
+    row_hashes = mix64(np.asarray(ids, np.int64).astype(np.uint64) ^ table_salt(spec.name))
     seed = mix64(np.array([spec.seed % 2**64], np.uint64))
     with np.errstate(over="ignore"):
-        key: np.uint64 = mix64((seed ^ row_hash) + np.uint64(step) * _GOLDEN)[0]
-    return key
+        keys: np.ndarray = mix64((seed ^ row_hashes) + np.uint64(step) * _GOLDEN)
+    return keys
 
 
-def random_halves(key: np.uint64, first: int, n: int) -> np.ndarray:
-    """Returns 16 random bits for each of n values, as uint32."""
+def random_halves(keys: np.ndarray, first: int, n: int) -> np.ndarray:
+    """Returns 16 random bits for each of n values of each key, as uint32 [num_keys, n]."""
     counters = np.uint32(first) + np.arange((n + 1) // 2, dtype=np.uint32)
+    low = (keys & np.uint64(0xFFFFFFFF)).astype(np.uint32)[:, None]
+    high = (keys >> np.uint64(32)).astype(np.uint32)[:, None]
     with np.errstate(over="ignore"):
-        x: np.ndarray = np.uint32(int(key) & 0xFFFFFFFF) + counters * np.uint32(0x9E3779B9)
+        x: np.ndarray = low + counters * np.uint32(0x9E3779B9)
         x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
-        x ^= np.uint32(int(key) >> 32)
+        x ^= high
         x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)
         x ^= x >> 16
-    return np.stack([x & 0xFFFF, x >> 16], axis=1).reshape(-1)[:n]
+    return np.stack([x & 0xFFFF, x >> 16], axis=2).reshape(len(keys), -1)[:, :n]
 
 
 def round_to(dtype: str, values: np.ndarray, random: np.ndarray | None = None) -> np.ndarray:
@@ -140,55 +142,102 @@ def round_to(dtype: str, values: np.ndarray, random: np.ndarray | None = None) -
     return np.copysign(rounded, values).astype(np.float32)
 
 
+def first_slots(spec: TableSpec) -> np.ndarray:
+    """Returns the optimizer slots of a new row, one after the other: float32 [slot_floats]."""
+    accumulator = np.float32(spec.optimizer.settings().get("initial_accumulator", 0.0))
+    widths = spec.optimizer.optimizer_slot_widths(spec.dim)
+    first = [np.full(n, accumulator if s == "accumulator" else 0) for s, n in widths.items()]
+    return round_to(spec.slot_dtype, np.concatenate([*first, np.zeros(0)]).astype(np.float32))
+
+
+def update_stored(
+    spec: TableSpec,
+    ids,
+    w: np.ndarray,
+    slots: np.ndarray,
+    updates: np.ndarray,
+    g: np.ndarray,
+    learning_rate: float,
+    step: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Updates rows as memory holds them: float32 in the kernels' order, then rounding at random.
+
+    Args:
+      spec: the table.
+      ids: [n].
+      w: embeddings, float32 [n, dim].
+      slots: optimizer slots, float32 [n, slot_floats].
+      updates: of each row with this one, int [n].
+      g: gradients, float32 [n, dim].
+      learning_rate: of the step.
+      step: its number.
+
+    Returns:
+      Embeddings and optimizer slots.
+    """
+    f = np.float32
+    o, lr, one, dim = spec.optimizer, f(learning_rate), f(1), spec.dim
+    if o.weight_decay:
+        w = w * (one - lr * f(o.weight_decay))
+    if isinstance(o, SGD):
+        w = w - lr * g
+    elif isinstance(o, Adagrad):
+        slots = slots + g * g
+        w = w - lr * g / (np.sqrt(slots) + f(o.epsilon))
+    elif isinstance(o, RowwiseAdagrad):
+        total = np.add.accumulate(g * g, axis=1, dtype=f)[:, -1:]  # in order
+        slots = slots + total / f(dim)
+        w = w - (lr / (np.sqrt(slots) + f(o.epsilon))) * g
+    elif isinstance(o, LazyAdam):
+        b1, b2 = f(o.beta1), f(o.beta2)
+        m = b1 * slots[:, :dim] + (one - b1) * g
+        v = b2 * slots[:, dim:] + (one - b2) * g * g
+        c1, c2 = (np.array([[1 / (1 - float(b) ** int(t))] for t in updates], f) for b in (b1, b2))
+        w = w - lr * (m * c1) / (np.sqrt(v * c2) + f(o.epsilon))
+        slots = np.concatenate([m, v], axis=1)
+    elif isinstance(o, Ftrl):
+        l1, l2 = f(o.l1), f(o.l2)
+        n = slots[:, dim:] + g * g
+        root = np.sqrt(n)
+        z = slots[:, :dim] + (g - (root - np.sqrt(slots[:, dim:])) / lr * w)
+        shrunk = (np.copysign(l1, z) - z) / (root / lr + f(2) * l2)
+        w = np.where(np.abs(z) <= l1, f(0), shrunk)
+        slots = np.concatenate([z, n], axis=1)
+    if (spec.row_dtype, spec.slot_dtype) == ("float32", "float32"):
+        return w, slots
+    keys = rounding_keys(spec, ids, step)
+    bits = random_halves(keys, (dim + 1) // 2, slots.shape[1])
+    return (
+        round_to(spec.row_dtype, w, random_halves(keys, 0, dim)),
+        round_to(spec.slot_dtype, slots, bits),
+    )
+
+
 class StoredRow:
-    """One row as memory holds it: float32 arithmetic in the kernels' order, then rounding."""
+    """One row as memory holds it."""
 
     def __init__(self, spec: TableSpec, id_: int) -> None:
         self.spec, self.id = spec, id_
         self.w = round_to(spec.row_dtype, initial_values(spec, [id_])[0])
-        accumulator = np.float32(spec.optimizer.settings().get("initial_accumulator", 0.0))
-        widths = spec.optimizer.optimizer_slot_widths(spec.dim)
-        first = [accumulator if name == "accumulator" else np.float32(0) for name in widths]
-        self.slots = [
-            round_to(spec.slot_dtype, np.full(width, value, np.float32))
-            for value, width in zip(first, widths.values(), strict=True)
-        ]
+        self._slots = first_slots(spec)
         self.updates = 0
 
+    @property
+    def slots(self) -> list[np.ndarray]:
+        """Each optimizer slot."""
+        widths = self.spec.optimizer.optimizer_slot_widths(self.spec.dim).values()
+        return np.split(self._slots, np.cumsum(list(widths))[:-1]) if widths else []
+
     def update(self, g: np.ndarray, learning_rate: float, step: int) -> None:
-        f = np.float32
-        o, lr, one = self.spec.optimizer, f(learning_rate), f(1)
-        w, slots = self.w, self.slots
         self.updates += 1
-        if o.weight_decay:
-            w = w * (one - lr * f(o.weight_decay))
-        if isinstance(o, SGD):
-            w = w - lr * g
-        elif isinstance(o, Adagrad):
-            slots = [slots[0] + g * g]
-            w = w - lr * g / (np.sqrt(slots[0]) + f(o.epsilon))
-        elif isinstance(o, RowwiseAdagrad):
-            total = np.add.accumulate(g * g, dtype=f)[-1]  # in order
-            slots = [slots[0] + total / f(len(g))]
-            w = w - (lr / (np.sqrt(slots[0]) + f(o.epsilon))) * g
-        elif isinstance(o, LazyAdam):
-            b1, b2 = f(o.beta1), f(o.beta2)
-            m = b1 * slots[0] + (one - b1) * g
-            v = b2 * slots[1] + (one - b2) * g * g
-            c1, c2 = (f(1 / (1 - float(b) ** self.updates)) for b in (b1, b2))
-            w = w - lr * (m * c1) / (np.sqrt(v * c2) + f(o.epsilon))
-            slots = [m, v]
-        elif isinstance(o, Ftrl):
-            l1, l2 = f(o.l1), f(o.l2)
-            n = slots[1] + g * g
-            root = np.sqrt(n)
-            z = slots[0] + (g - (root - np.sqrt(slots[1])) / lr * w)
-            shrunk = (np.copysign(l1, z) - z) / (root / lr + f(2) * l2)
-            w = np.where(np.abs(z) <= l1, f(0), shrunk)
-            slots = [z, n]
-        key = rounding_key(self.spec, self.id, step)
-        self.w = round_to(self.spec.row_dtype, w, random_halves(key, 0, len(w)))
-        flat = np.concatenate(slots) if slots else np.zeros(0, f)
-        bits = random_halves(key, (len(w) + 1) // 2, len(flat))
-        flat = round_to(self.spec.slot_dtype, flat, bits)
-        self.slots = np.split(flat, np.cumsum([len(s) for s in slots])[:-1]) if slots else []
+        w, slots = update_stored(
+            self.spec,
+            [self.id],
+            self.w[None],
+            self._slots[None],
+            np.array([self.updates]),
+            g[None],
+            learning_rate,
+            step,
+        )
+        self.w, self._slots = w[0], slots[0]

@@ -1,33 +1,56 @@
 """A plain-Python twin of one table on one shard: its stripes, row numbers, policies and cuts.
 
-It says for each operation which rows go, and which records, in which order, a file must hold.
+It says for each operation what is read, which rows go, and which records, in which order, a file
+must hold.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from embedps.tables import MinNorm, SizeLimit, TableSpec, TimeToLive
+from embedps.tables import Initializer, MinCount, MinNorm, SizeLimit, TableSpec, TimeToLive
 from embedps.tables.eviction import find
-from tests.kernels.twins import mix64, table_salt
+from embedps.tables.specs import RowDtype
+from tests.kernels.twins import (
+    first_slots,
+    initial_values,
+    mix64,
+    round_to,
+    table_salt,
+    update_stored,
+)
+from tests.tables.admission_twin import Counter, CounterTwin, admits_by_chance
+from tests.tables.clock_twin import ClockTwin
 
 STRIPES = 64
 CANDIDATES = 16
 FIRST_CHUNK_ROWS, CHUNK_ROWS = 16, 1024
 FIRST_ROOM = STRIPES * FIRST_CHUNK_ROWS
 TABLE_BYTES, BOOKKEEPING_BYTES = 65536, 40
+COUNTER_PARTS = 8  # counters have one of these parts of a byte limit
 LEARNING_RATE = 0.5
-DIM = 2
 CAUSES = ("age", "norm", "limit", "hand")
+Floats = tuple[float, ...]
 
 
-def row_bytes() -> int:
-    """Of a row with SGD: the header and the embedding."""
-    return 16 + 4 * DIM
+def row_bytes(spec: TableSpec) -> int:
+    """Of a row: its header, embedding and optimizer slots, the latter two at multiples of 4."""
+    num_floats = sum(spec.optimizer.optimizer_slot_widths(spec.dim).values())
+    parts = ((spec.row_dtype, spec.dim), (spec.slot_dtype, num_floats))
+    return 16 + sum(-(-n * (4 if dtype == "float32" else 2) // 4) * 4 for dtype, n in parts)
+
+
+@functools.cache
+def first_embedding(
+    name: str, initializer: Initializer, seed: int, dim: int, row_dtype: RowDtype, id_: int
+) -> Floats:
+    """Returns the embedding with which an id's row starts."""
+    spec = TableSpec(name=name, dim=dim, initializer=initializer, seed=seed)
+    return tuple(round_to(row_dtype, initial_values(spec, [id_])[0]).tolist())
 
 
 @functools.cache
@@ -48,10 +71,11 @@ def stripe_of(table: str, id_: int) -> int:
 
 @dataclasses.dataclass
 class TwinRow:
-    """A row. All its numbers are equal, and float32 represents them exactly."""
+    """A row. Its floats are what memory holds."""
 
     id: int
-    value: float
+    w: tuple[float, ...]
+    slots: tuple[float, ...]
     last_step: int
     frequency: int
     saved: bool = False  # a file has it
@@ -63,8 +87,16 @@ class TwinRow:
         return frequency, self.last_step
 
 
-Record = tuple[int, tuple[float, int, int] | None]
-"""An id, and its value, last step and frequency; None is a removal."""
+Record = tuple[int, tuple[Floats, Floats, int, int] | None]
+"""An id, and its embedding, slots, last step and frequency; None is a removal."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FileRecords:
+    """What a shard's file holds, and the admission file beside it, if the table counts."""
+
+    rows: list[Record]
+    counters: dict[int, Counter | None] | None
 
 
 class Stripe:
@@ -131,11 +163,18 @@ class Stripe:
 class TableTwin:
     """One table on one shard."""
 
-    def __init__(self, spec: TableSpec, num_shards: int) -> None:
+    def __init__(self, spec: TableSpec, num_shards: int, clock: ClockTwin) -> None:
         self.spec = spec
-        assert spec.initializer is not None
-        self.first = spec.initializer.low
-        self.absent = self.first if spec.absent == "initial" else 0.0
+        self._first_slots = tuple(first_slots(spec).tolist())
+        self.clock = clock
+        self.units_done = 0
+        self.counters = (
+            CounterTwin(spec.admission.expire_steps)
+            if isinstance(spec.admission, MinCount)
+            else None
+        )
+        self.admitted = 0
+        self.refused = 0
         self.stripes = [Stripe() for _ in range(STRIPES)]
         self.steps = 0
         self.evicted = dict.fromkeys(CAUSES, 0)
@@ -144,14 +183,17 @@ class TableTwin:
         age, norm = find(spec.eviction, TimeToLive), find(spec.eviction, MinNorm)
         limit = find(spec.eviction, SizeLimit)
         self.ttl_steps = age.steps if age else 0
+        self.ttl_secs = age.event_secs if age else 0
         self.min_norm = float(np.float32(norm.norm)) if norm else 0.0
         self.order = limit.order if limit else "least_recent"
         self.capacity = -(-spec.capacity // num_shards)
         self.max_rows = -(-limit.max_rows // num_shards) if limit else 0
         max_bytes = limit.max_bytes // num_shards if limit else 0
+        if self.counters is not None:
+            max_bytes -= max_bytes // COUNTER_PARTS
         self.num_rows = 0
         self.max_room = (
-            max(FIRST_ROOM, (max_bytes - TABLE_BYTES) // (row_bytes() + BOOKKEEPING_BYTES))
+            max(FIRST_ROOM, (max_bytes - TABLE_BYTES) // (row_bytes(spec) + BOOKKEEPING_BYTES))
             if max_bytes
             else 0
         )
@@ -166,26 +208,81 @@ class TableTwin:
     def stripe(self, id_: int) -> Stripe:
         return self.stripes[stripe_of(self.spec.name, id_)]
 
+    def first(self, id_: int) -> Floats:
+        spec = self.spec
+        assert spec.initializer is not None
+        return first_embedding(
+            spec.name, spec.initializer, spec.seed, spec.dim, spec.row_dtype, id_
+        )
+
+    def absent(self, id_: int) -> Floats:
+        """What an id without a row reads as."""
+        return self.first(id_) if self.spec.absent == "initial" else (0.0,) * self.spec.dim
+
     # ---- in a step ---------------------------------------------------------------------------
 
-    def lookup(self, ids: Sequence[int], *, insert: bool) -> dict[int, float]:
-        """Returns the value that each id reads as; visits them stripe by stripe."""
+    def _in_order(self, ids: Iterable[int]) -> list[int]:
+        return sorted(ids, key=lambda each: stripe_of(self.spec.name, each))
+
+    def _read(self, id_: int) -> Floats | None:
+        stripe = self.stripe(id_)
+        number = stripe.numbers.get(id_)
+        row = None if number is None else stripe.rows[number]
+        return None if row is None else row.w
+
+    def lookup(self, ids: Iterable[int], *, insert: bool) -> dict[int, Floats]:
+        """Returns what each id reads as; visits them stripe by stripe."""
         found = {}
-        for id_ in sorted(ids, key=lambda each: stripe_of(self.spec.name, each)):
-            number = self.stripe(id_).numbers.get(id_)
-            if number is None and insert:
-                number = self._new_row(id_)
-                if number is None:
-                    self.rejected += 1
-                    found[id_] = self.absent
-                    continue
-            row = None if number is None else self.stripe(id_).rows[number]
-            found[id_] = self.absent if row is None else row.value
+        for id_ in self._in_order(ids):
+            read = self._read(id_)
+            if read is None and insert and self.spec.admission is None and self._new_row(id_):
+                read = self.first(id_)
+            found[id_] = self.absent(id_) if read is None else read
         return found
 
-    def update(self, ids: Iterable[int], gradient: float, step: int) -> None:
+    def lookup_shown(
+        self, examples: Mapping[int, int], step: int
+    ) -> tuple[dict[int, Floats], set[int]]:
+        """Returns what each id reads as in a step, and those that admission decides about."""
+        found, absent = {}, set()
+        is_full = self.capacity and self.num_rows >= self.capacity
+        for id_ in examples:
+            read = self._read(id_)
+            if read is None:
+                absent.add(id_)
+                admits = self._admits(id_, examples[id_], step)[0] and not is_full
+                read = self.first(id_) if admits else self.absent(id_)
+            found[id_] = read
+        return found, absent
+
+    def admit(self, examples: Mapping[int, int], absent: Iterable[int], step: int) -> None:
+        """Counts examples of ids without a row, and creates the rows of those that they admit."""
+        for id_ in self._in_order(absent):
+            if id_ in self.stripe(id_).numbers:
+                continue
+            admits, count = self._admits(id_, examples[id_], step)
+            if not admits:
+                self.refused += 1
+                if self.counters is not None:
+                    self.counters.set(id_, count, step)
+            elif self._new_row(id_):
+                self.admitted += 1
+                if self.counters is not None:
+                    self.counters.erase(id_)
+
+    def _admits(self, id_: int, examples: int, step: int) -> tuple[bool, int]:
+        """Says whether examples admit an id, and its count with them."""
+        if self.counters is None:
+            return admits_by_chance(self.spec, id_, examples, step), 0
+        assert isinstance(self.spec.admission, MinCount)
+        count = self.counters.count(id_, step) + examples
+        return count >= self.spec.admission.count, count
+
+    def update(self, ids: Sequence[int], gradients: np.ndarray, step: int) -> None:
+        """Applies gradients [num_ids, dim] to the rows that exist."""
         self.steps = max(self.steps, step + 1)
-        for id_ in ids:
+        at, rows = [], []
+        for i, id_ in enumerate(ids):
             stripe = self.stripe(id_)
             number = stripe.numbers.get(id_)
             if number is None:
@@ -195,22 +292,37 @@ class TableTwin:
             assert row is not None
             row.last_step = step
             row.frequency += 1
-            row.value = float(np.float32(row.value - LEARNING_RATE * gradient))
             stripe.open.add(number)
+            at.append(i)
+            rows.append(row)
+        if not rows:
+            return
+        w, slots = update_stored(
+            self.spec,
+            [row.id for row in rows],
+            np.array([row.w for row in rows], np.float32),
+            np.array([row.slots for row in rows], np.float32),
+            np.array([row.frequency for row in rows]),
+            gradients[at],
+            LEARNING_RATE,
+            step,
+        )
+        for row, new_w, new_slots in zip(rows, w.tolist(), slots.tolist(), strict=True):
+            row.w, row.slots = tuple(new_w), tuple(new_slots)
 
-    def _new_row(self, id_: int) -> int | None:
-        """Gives a row to an absent id, unless the table is full."""
-        if self.capacity and self.num_rows >= self.capacity:
-            return None
+    def _new_row(self, id_: int) -> bool:
+        """Gives a row to an absent id; tells whether the table has room."""
         stripe = self.stripe(id_)
-        if not self._make_place(stripe):
-            return None
+        if (self.capacity and self.num_rows >= self.capacity) or not self._make_place(stripe):
+            self.rejected += 1
+            self.refused += 1
+            return False
         # A table without policies does not note when a row was created.
         created = self.now if self.spec.eviction else 0
-        number = stripe.insert(TwinRow(id_, self.first, created, 0))
+        number = stripe.insert(TwinRow(id_, self.first(id_), self._first_slots, created, 0))
         self.num_rows += 1
         stripe.open.add(number)
-        return number
+        return True
 
     def _make_place(self, stripe: Stripe) -> bool:
         if self.max_rows and self.num_rows >= self.max_rows:
@@ -260,11 +372,12 @@ class TableTwin:
         def says(row: TwinRow) -> str | None:
             if self.ttl_steps and row.last_step + self.ttl_steps < self.now:
                 return "age"
-            too_small = DIM * row.value**2 < self.min_norm**2
+            if self.ttl_secs and self.clock.is_older(row.last_step, self.ttl_secs, self.units_done):
+                return "age"
+            too_small = sum(x**2 for x in row.w) < self.min_norm**2
             return "norm" if self.min_norm and row.frequency and too_small else None
 
-        if self.ttl_steps or self.min_norm:
-            self._remove_where(says)
+        self._remove_where(says)
 
     def evict(self, before_step: int, max_frequency: int) -> None:
         self._remove_where(
@@ -278,10 +391,12 @@ class TableTwin:
             number = self.stripe(id_).numbers.get(id_)
             if number is not None:
                 self._remove(self.stripe(id_), number, None)
+            elif self.counters is not None and id_ in self.counters.counts:
+                self.counters.erase(id_)
 
     # ---- files -------------------------------------------------------------------------------
 
-    def cut(self, kind: str, *, committed: bool) -> list[Record]:
+    def cut(self, kind: str, *, committed: bool) -> FileRecords:
         """Returns the records of a base or delta. `committed`: the cut before this one was."""
         records: list[Record] = []
         for stripe in self.stripes:
@@ -290,16 +405,20 @@ class TableTwin:
             stripe.pending |= stripe.open
             stripe.pending_removed |= stripe.open_removed
             stripe.open, stripe.open_removed = set(), set()
-            numbers = range(len(stripe.rows))
+            numbers: Iterable[int] = range(len(stripe.rows))
             if kind == "delta":
-                numbers = sorted(stripe.pending)  # type: ignore[assignment]
+                numbers = sorted(stripe.pending)
                 records += [(id_, None) for id_ in sorted(stripe.pending_removed)]
-            for number in numbers:
-                row = stripe.rows[number]
-                if row is not None:
-                    row.saved = True
-                    records.append((row.id, (row.value, row.last_step, row.frequency)))
-        return records
+            records += _records(stripe, numbers)
+        counters = self.counters
+        return FileRecords(
+            records, None if counters is None else counters.cut(kind, committed=committed)
+        )
+
+    def copy(self) -> FileRecords:
+        """Returns all rows and counters without a cut."""
+        records = [r for stripe in self.stripes for r in _records(stripe, range(len(stripe.rows)))]
+        return FileRecords(records, None if self.counters is None else dict(self.counters.counts))
 
     def load(self, records: Iterable[Record]) -> None:
         """Loads the records of this shard; `finish_load` must follow."""
@@ -311,8 +430,15 @@ class TableTwin:
                     stripe.remove(number)
                     self.num_rows -= 1
                 continue
-            value, last_step, frequency = fields
-            row = TwinRow(id_, value, last_step, frequency, saved=True)
+            w, slots, last_step, frequency = fields
+            row = TwinRow(
+                id_,
+                _rounded(self.spec.row_dtype, w),
+                _rounded(self.spec.slot_dtype, slots),
+                last_step,
+                frequency,
+                saved=True,
+            )
             self.steps = max(self.steps, last_step + 1)
             if number is not None:
                 stripe.rows[number] = row
@@ -329,3 +455,23 @@ class TableTwin:
             if self.stripes[i].numbers:
                 self._displace(self.stripes[i])
             i = (i + 1) % STRIPES
+
+    def load_counters(self, records: Mapping[int, Counter | None]) -> None:
+        """Loads counters of this shard after all rows, if the table counts."""
+        for id_, counter in records.items():
+            if self.counters is not None:
+                self.counters.load(id_, counter, has_row=id_ in self.stripe(id_).numbers)
+
+
+def _records(stripe: Stripe, numbers: Iterable[int]) -> Iterator[Record]:
+    for number in numbers:
+        row = stripe.rows[number]
+        if row is not None:
+            row.saved = True
+            yield row.id, (row.w, row.slots, row.last_step, row.frequency)
+
+
+def _rounded(dtype: str, floats: Floats) -> Floats:
+    if dtype == "float32" or not floats:
+        return floats
+    return tuple(round_to(dtype, np.array(floats, np.float32)).tolist())

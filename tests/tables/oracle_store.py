@@ -1,0 +1,209 @@
+"""The kernels' store of a trace's table on one shard, and what its files hold."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from embedps import kernels
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.admission import AdmissionFile
+from embedps.checkpoint.format.manifest import FileEntry, Manifest
+from embedps.checkpoint.format.quantize import decode
+from embedps.constants import ADMISSION_FILE_PREFIX
+from embedps.storage.file_io import format_checksum
+from embedps.tables import TableSpec, admission
+from embedps.tables.eviction import store_attributes
+from tests.tables.admission_twin import Counter
+from tests.tables.table_twin import LEARNING_RATE, Record
+
+GROUP, CONTAINER = "g", "oracle"
+_stores = itertools.count()
+
+
+class Store:
+    """A store without its own thread."""
+
+    def __init__(self, spec: TableSpec, num_shards: int) -> None:
+        assert spec.initializer is not None
+        self._ops = kernels.load()
+        self._dim = spec.dim
+        self._resource = self._ops.embedps_row_store(
+            container=CONTAINER,
+            shared_name=f"oracle/{next(_stores)}",
+            group=GROUP,
+            dim=spec.dim,
+            row_dtype=spec.row_dtype,
+            slot_dtype=spec.slot_dtype,
+            optimizer=spec.optimizer.kind,
+            **spec.optimizer.settings(),
+            tables=[spec.name],
+            seeds=[spec.seed],
+            initializers=[spec.initializer.kind],
+            initializer_lows=[spec.initializer.low],
+            initializer_highs=[spec.initializer.high],
+            max_rows=[-(-spec.capacity // num_shards)],
+            absent_read_initial=[spec.absent == "initial"],
+            **admission.store_attributes([spec.admission]),
+            **store_attributes([spec.eviction], num_shards=num_shards),
+            sweeps_itself=False,
+        )
+
+    # ---- in a step ---------------------------------------------------------------------------
+
+    def lookup(self, ids: Sequence[int], *, insert: bool) -> list[tuple[float, ...]]:
+        rows = self._ops.embedps_lookup(
+            self._resource, _int64(ids), _splits(ids), dim=self._dim, insert=insert
+        )
+        return list(map(tuple, rows.numpy().tolist()))
+
+    def lookup_shown(
+        self, examples: Mapping[int, int], step: int
+    ) -> tuple[list[tuple[float, ...]], list[bool]]:
+        out = self._ops.embedps_lookup_shown(
+            self._resource, *_shown(examples), np.int64(step), dim=self._dim
+        )
+        return list(map(tuple, out.rows.numpy().tolist())), (out.absent.numpy() == 1).tolist()
+
+    def admit(
+        self, examples: Mapping[int, int], absent: Sequence[bool], step: int, *, is_new: bool
+    ) -> None:
+        self._ops.embedps_admit(
+            self._resource,
+            *_shown(examples),
+            np.array(absent, np.uint8),
+            np.int64(step),
+            np.bool_(is_new),
+        )
+
+    def update(self, ids: Sequence[int], gradients: np.ndarray, step: int, *, is_new: bool) -> None:
+        self._ops.embedps_update(
+            self._resource,
+            _int64(ids),
+            _splits(ids),
+            gradients.reshape(len(ids), self._dim),
+            np.float32(LEARNING_RATE),
+            np.int64(step),
+            np.bool_(is_new),
+        )
+
+    # ---- outside steps -----------------------------------------------------------------------
+
+    def sweep(self) -> None:
+        self._ops.embedps_sweep(self._resource)
+
+    def set_oldest_step(self, step: int) -> None:
+        self._ops.embedps_set_oldest_step(self._resource, np.int64(step), table=0)
+
+    def remove(self, ids: Sequence[int]) -> None:
+        self._ops.embedps_remove(self._resource, _int64(ids), table=0)
+
+    def evict(self, before_step: int, max_frequency: int) -> None:
+        self._ops.embedps_evict(self._resource, before_step, max_frequency, table=0)
+
+    def stats(self) -> tuple[int, int, int]:
+        """Counts rows, rejected ids and skipped updates."""
+        stats = self._ops.embedps_stats(self._resource)
+        _, rejected, skipped = stats.counters.numpy().tolist()
+        return stats.rows.numpy().item(), rejected, skipped
+
+    def evicted(self) -> list[int]:
+        evicted: list[int] = self._ops.embedps_eviction_stats(self._resource).numpy()[0].tolist()
+        return evicted
+
+    def admission(self) -> tuple[int, int]:
+        """Counts admitted and refused ids."""
+        stats = self._ops.embedps_admission_stats(self._resource).numpy()[0].tolist()
+        return stats[2], stats[3]
+
+    # ---- files -------------------------------------------------------------------------------
+
+    def write(
+        self, kind: str, directory: CheckpointDirectory, path: Path, since: int
+    ) -> tuple[int, list[FileEntry]]:
+        """Writes a file; returns the cut and the entries: of the rows, and of the counters."""
+        made = self._ops.embedps_write_rows(self._resource, str(path), since, 0.0, kind=kind)
+        infos = [(path, made.info)]
+        if made.admission_info.shape[0]:
+            name = path.name.replace("shard-", ADMISSION_FILE_PREFIX)
+            infos.append((path.with_name(name), made.admission_info))
+        entries = []
+        for each, info in infos:
+            cut, size, rows, removed, checksum, *blocks = info.numpy().tolist()
+            entries.append(
+                FileEntry(
+                    path=directory.relative(each),
+                    bytes=size,
+                    rows=rows,
+                    removed=removed,
+                    xxh3_64=format_checksum(checksum),
+                    blocks="".join(map(format_checksum, blocks)),
+                )
+            )
+        return cut, entries
+
+    def load(
+        self, directory: CheckpointDirectory, manifest: Manifest, shard: int, num_shards: int
+    ) -> int:
+        """Loads this shard's part of a chain; returns the cut that the next delta is since."""
+        where = {"shard": shard, "num_shards": num_shards}
+        for save in manifest.chain:
+            self._ops.embedps_load_rows(self._resource, *_stored(directory, save.files), **where)
+        cut = int(self._ops.embedps_mark_clean(self._resource))
+        counters = [entry for save in manifest.chain for entry in save.admission]
+        if counters:
+            self._ops.embedps_load_admission(self._resource, *_stored(directory, counters), **where)
+        return cut
+
+
+def read_records(path: Path) -> list[Record]:
+    """Reads a row file's records in order; what a removal holds besides its id does not matter."""
+    with pa.OSFile(str(path)) as file:
+        table = decode(path, pa.ipc.open_file(file).read_all())
+    floats = [
+        np.stack([*table[name].to_numpy(), np.zeros(table[name].type.list_size)])[:-1].tolist()
+        if name in table.column_names
+        else [()] * table.num_rows
+        for name in ("embedding", "accumulator")
+    ]
+    columns = (table[name].to_pylist() for name in ("id", "removed", "last_step", "frequency"))
+    return [
+        (id_, None if removed else (tuple(w), tuple(slots), last_step, frequency))
+        for id_, removed, last_step, frequency, w, slots in zip(*columns, *floats, strict=True)
+    ]
+
+
+def read_counters(path: Path) -> dict[int, Counter | None]:
+    """Reads an admission file: by id the count and the tick of the last example."""
+    records = [r for batch in AdmissionFile(path).batches() for r in batch.to_pylist()]
+    return {
+        r["id"]: None if r["removed"] else (r["count"], r["last_step"] // 1024) for r in records
+    }
+
+
+def drop_stores() -> None:
+    kernels.load().embedps_drop_stores(container=CONTAINER)
+
+
+def _stored(
+    directory: CheckpointDirectory, entries: Sequence[FileEntry]
+) -> tuple[list[str], np.ndarray, np.ndarray]:
+    sums = [int.from_bytes(bytes.fromhex(entry.xxh3_64), signed=True) for entry in entries]
+    paths = [str(directory.file(entry)) for entry in entries]
+    return paths, _int64([entry.bytes for entry in entries]), _int64(sums)
+
+
+def _shown(examples: Mapping[int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return _int64([*examples]), _splits([*examples]), np.array([*examples.values()], np.int32)
+
+
+def _int64(numbers: Sequence[int]) -> np.ndarray:
+    return np.array(numbers, np.int64)
+
+
+def _splits(ids: Sequence[int]) -> np.ndarray:
+    return np.array([0, len(ids)], np.int32)

@@ -92,6 +92,13 @@ class AdmissionConfig:
         least=1,
         most=MAX_MIN_COUNT,
     )
+    min_count_expire_steps: int = option(
+        0,
+        "an id without a row is counted anew if no example has shown it for this many steps; "
+        "0: counts stay",
+        least=0,
+        most=2**32 - 1,
+    )
     admit_probability: float = option(
         1.0,
         "instead, each example that shows an id gives it a row with this probability",
@@ -103,7 +110,7 @@ class AdmissionConfig:
         """Makes the tables' policy of admission.
 
         Raises:
-          UsageError: two are given.
+          UsageError: two are given, or counters that there are not expire.
         """
         if self.min_count > 1 and self.admit_probability < 1:
             raise UsageError(
@@ -111,7 +118,12 @@ class AdmissionConfig:
                 f"{self.min_count} and {self.admit_probability}: leave one out"
             )
         if self.min_count > 1:
-            return MinCount(count=self.min_count)
+            return MinCount(count=self.min_count, expire_steps=self.min_count_expire_steps)
+        if self.min_count_expire_steps:
+            raise UsageError(
+                "min_count_expire_steps is of the counters of min_count, which must be above 1 but "
+                f"is {self.min_count}"
+            )
         return Chance(probability=self.admit_probability) if self.admit_probability < 1 else None
 
 

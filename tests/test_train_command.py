@@ -120,6 +120,7 @@ def test_run_leaves_scores_and_a_summary(embedded, dataset):
         "row_dtype": "float32",
         "slot_dtype": "float32",
         "min_count": 1,
+        "min_count_expire_steps": 0,
         "admit_probability": 1.0,
         "row_ttl_steps": 0,
         "row_ttl_hours": 0,

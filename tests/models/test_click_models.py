@@ -202,12 +202,16 @@ def test_dropout_acts_in_training_only(datasets: dict[str, Dataset]) -> None:
 
 
 def test_logistic_regression_declares_its_policies_of_rows() -> None:
-    config = logistic_regression.Config(min_count=3, max_table_rows=1000, row_ttl_steps=50)
+    config = logistic_regression.Config(
+        min_count=3, min_count_expire_steps=900, max_table_rows=1000, row_ttl_steps=50
+    )
     table = config.tables().table("C1")
-    assert table.admission == MinCount(count=3)
+    assert table.admission == MinCount(count=3, expire_steps=900)
     assert table.eviction == (TimeToLive(steps=50), SizeLimit(max_rows=1000))
     with pytest.raises(UsageError, match="by min_count or by admit_probability"):
         logistic_regression.Config(min_count=3, admit_probability=0.5)
+    with pytest.raises(UsageError, match="min_count_expire_steps is of the counters of min_count"):
+        logistic_regression.Config(min_count_expire_steps=900)
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "embedps/kernels/runtime/hash.h"
 #include "embedps/kernels/store/stripe.h"
 
 namespace embedps {
@@ -42,37 +43,73 @@ inline std::pair<uint32_t, uint32_t> WorthOf(EvictionOrder order, uint32_t last_
 // average among the worst 6%.
 inline constexpr uint32_t kCandidates = 16;
 
+// The row numbers that a displacement compares: at equal distances, from a hand on, which is below
+// the number of rows that the stripe has used.
+class Candidates {
+ public:
+  Candidates(const Stripe& stripe, uint32_t hand)
+      : stripe_(stripe), count_(std::min(kCandidates, stripe.used())) {
+    const uint32_t used = stripe.used(), distance = used / count_;
+    for (uint32_t i = 0; i < count_; ++i) {
+      const uint32_t number = hand + i * distance;
+      numbers_[i] = number < used ? number : number - used;
+    }
+  }
+
+  [[gnu::always_inline]] void Prefetch() const {
+    for (uint32_t i = 0; i < count_; ++i) __builtin_prefetch(stripe_.Row(numbers_[i]));
+  }
+
+  // Returns the worst live one, the first of several, or kNone.
+  uint32_t Worst(EvictionOrder order) const {
+    uint32_t worst = kNone;
+    std::pair<uint32_t, uint32_t> least;
+    for (uint32_t i = 0; i < count_; ++i) {
+      const RowHeader* row = stripe_.Row(numbers_[i]);
+      if (!row->live) continue;
+      const auto worth = WorthOf(order, row->last_step, row->frequency);
+      if (worst != kNone && worth >= least) continue;
+      worst = numbers_[i];
+      least = worth;
+    }
+    return worst;
+  }
+
+ private:
+  const Stripe& stripe_;
+  const uint32_t count_;
+  uint32_t numbers_[kCandidates];
+};
+
 // Returns the worst of a stripe's candidates, or kNone if the stripe has no row. The candidates are
-// the live ones of kCandidates row numbers at equal distances, from the stripe's hand on; if none
-// of them lives, it is the next live row. The hand moves by one.
+// the live ones of kCandidates row numbers from the stripe's hand on; if none of them lives, it is
+// the next live row. The hand moves by one.
 inline uint32_t WorstCandidate(EvictionOrder order, Stripe* stripe) {
   const uint32_t used = stripe->used();
   if (stripe->live() == 0) return kNone;
-  const uint32_t count = std::min(kCandidates, used), distance = used / count;
   uint32_t& hand = stripe->hand;
   hand %= used;
-  uint32_t numbers[kCandidates];
-  for (uint32_t i = 0; i < count; ++i) {
-    numbers[i] = (hand + i * distance) % used;
-    __builtin_prefetch(stripe->Row(numbers[i]));
-  }
-  uint32_t worst = kNone;
-  std::pair<uint32_t, uint32_t> least;
-  const auto compare = [&](uint32_t number) {
-    const RowHeader* row = stripe->Row(number);
-    if (!row->live) return;
-    const auto worth = WorthOf(order, row->last_step, row->frequency);
-    if (worst != kNone && worth >= least) return;
-    worst = number;
-    least = worth;
-  };
-  for (uint32_t i = 0; i < count; ++i) compare(numbers[i]);
+  const Candidates candidates(*stripe, hand);
+  candidates.Prefetch();
+  uint32_t worst = candidates.Worst(order);
   while (worst == kNone) {
     hand = (hand + 1) % used;
-    compare(hand);
+    if (stripe->Row(hand)->live) worst = hand;
   }
   hand = (hand + 1) % used;
   return worst;
+}
+
+// Prefetches what the next three displacements of a stripe will read: the candidates of the third,
+// the index entry of the row that the second will probably remove, and what removing that of the
+// first reads. Each needs the memory that an earlier call prefetched.
+inline void PrefetchDisplacements(EvictionOrder order, uint64_t salt, const Stripe& stripe) {
+  const uint32_t used = stripe.used();
+  Candidates(stripe, (stripe.hand + 2) % used).Prefetch();
+  const uint32_t second = Candidates(stripe, (stripe.hand + 1) % used).Worst(order);
+  if (second != kNone) stripe.PrefetchEntry(RowHash(salt, stripe.Row(second)->id));
+  const uint32_t first = Candidates(stripe, stripe.hand).Worst(order);
+  if (first != kNone) stripe.PrefetchRemoval(RowHash(salt, stripe.Row(first)->id));
 }
 
 }  // namespace embedps

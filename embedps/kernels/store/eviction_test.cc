@@ -205,6 +205,23 @@ TEST(RowsBeforeTheOldestStepGo) {
   EXPECT_EQ(Evicted(store, EvictionCause::kAge), 2);
 }
 
+TEST(ASweepIsDueWhenASixteenthOfTheTimeToLiveHasPassed) {
+  EvictionConfig eviction;
+  eviction.has_oldest_step = true;
+  RowStore store(WithEviction(eviction));
+  Lookup(&store, Batch{{1}});
+  Update(&store, Batch{{1}}, 1, 1, 1000);
+  EXPECT_FALSE(store.IsSweepDue());
+  store.SetOldestStep(0, 200);  // 801 steps to live
+  EXPECT_TRUE(store.IsSweepDue());
+  Sweep(&store);
+  EXPECT_FALSE(store.IsSweepDue());
+  store.SetOldestStep(0, 247);  // of 754, 47 passed
+  EXPECT_FALSE(store.IsSweepDue());
+  store.SetOldestStep(0, 248);
+  EXPECT_TRUE(store.IsSweepDue());
+}
+
 TEST(LoadingDisplacesWhatALowerLimitHasNoPlaceFor) {
   EvictionConfig eviction;
   RowStore source(WithEviction(eviction));

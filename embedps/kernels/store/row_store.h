@@ -138,6 +138,9 @@ class RowStore {
   // `pause`, which it calls between slices, returns false.
   void Sweep(const Sweeper::Pause& pause);
 
+  // Whether a sweep could find enough rows that the last one did not.
+  bool IsSweepDue() const;
+
   // Sets the step before which a table's rows are too old by their event time.
   void SetOldestStep(int table, uint32_t step) { evictions_[table]->SetOldestStep(step); }
 
@@ -236,7 +239,6 @@ class RowStore {
   // Writes what an id without a row reads as.
   void ReadAbsent(int table, int64_t id, float* out) const;
   uint32_t LastStep() const;
-  bool IsSweepDue() const;
   // Writes a new row's embedding and optimizer slots.
   void InitializeRow(int table, int64_t id, RowHeader* row) const;
   // Computes an absent row's embedding [dim], as it reads once it is stored.

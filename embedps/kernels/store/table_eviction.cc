@@ -95,10 +95,12 @@ bool TableEviction::MakePlace(Stripe* stripe) {
     const uint32_t worst = WorstCandidate(config_.order, stripe);
     if (worst == kNone) return DisplaceElsewhere(stripe) && ChargeRow(*stripe, 0);
     Remove(stripe, worst, EvictionCause::kLimit);
+    PrefetchDisplacements(config_.order, salt_, *stripe);
     return true;
   }
   if (ChargeRow(*stripe, 0)) return true;
   Remove(stripe, WorstCandidate(config_.order, stripe), EvictionCause::kLimit);
+  PrefetchDisplacements(config_.order, salt_, *stripe);
   return true;
 }
 
@@ -145,11 +147,13 @@ void TableEviction::DisplaceSurplus() {
 
 void TableEviction::SetOldestStep(uint32_t step) {
   oldest_step_.store(step, std::memory_order_relaxed);
-  sweep_is_due_.store(true, std::memory_order_relaxed);
 }
 
 bool TableEviction::IsSweepDue(int64_t steps) const {
-  if (sweep_is_due_.load(std::memory_order_relaxed)) return true;
+  const int64_t oldest = oldest_step_.load(std::memory_order_relaxed);
+  const int64_t passed = oldest - swept_oldest_step_.load(std::memory_order_relaxed);
+  // The steps since the oldest one are the time to live at the stream's present pace.
+  if (passed > 0 && passed * kSweepsPerTtl >= steps - oldest) return true;
   steps -= swept_steps_.load(std::memory_order_relaxed);
   return (config_.ttl_steps > 0 &&
           steps >= std::max<int64_t>(1, config_.ttl_steps / kSweepsPerTtl)) ||
@@ -159,7 +163,7 @@ bool TableEviction::IsSweepDue(int64_t steps) const {
 bool TableEviction::Sweep(int64_t steps, const Sweeper::Pause& pause) {
   if (!config_.sweeps()) return true;
   swept_steps_.store(steps, std::memory_order_relaxed);
-  sweep_is_due_.store(false, std::memory_order_relaxed);
+  swept_oldest_step_.store(oldest_step_.load(std::memory_order_relaxed), std::memory_order_relaxed);
   const auto now = static_cast<uint32_t>(std::max<int64_t>(steps, 1) - 1);
   for (int i = 0; i < kStripes; ++i) {
     Stripe* stripe = stripes_[i].get();
@@ -227,6 +231,7 @@ void TableEviction::Reset() {
     server_memory_->Release((room - kFirstRoom) * CountedBytes(layout_));
   }
   swept_steps_.store(0, std::memory_order_relaxed);
+  swept_oldest_step_.store(0, std::memory_order_relaxed);
 }
 
 std::array<int64_t, kNumEvictionCauses> TableEviction::Counts() const {

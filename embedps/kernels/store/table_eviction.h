@@ -81,7 +81,8 @@ class TableEviction {
   // calls between slices, did.
   bool Sweep(int64_t steps, const Sweeper::Pause& pause);
 
-  // Whether a sweep could find rows that the last one did not.
+  // Whether a sixteenth of the time to live has passed since the last sweep, or as many steps as
+  // the norms wait for.
   bool IsSweepDue(int64_t steps) const;
 
   // Removes the rows whose last step is before `step` and that have fewer than `max_frequency`
@@ -120,8 +121,8 @@ class TableEviction {
   std::atomic<int64_t> room_;  // rows that the stripes have memory for
   std::array<std::atomic<int64_t>, kNumEvictionCauses> counts_{};
   std::atomic<uint32_t> oldest_step_{0};
-  std::atomic<int64_t> swept_steps_{0};    // `steps` of the last sweep
-  std::atomic<bool> sweep_is_due_{false};  // the oldest step changed
+  std::atomic<int64_t> swept_steps_{0};         // `steps` of the last sweep
+  std::atomic<uint32_t> swept_oldest_step_{0};  // the oldest step of the last sweep
 };
 
 }  // namespace embedps

@@ -89,7 +89,8 @@ class DriftingStream:
         """Yields the events in order, and their logits."""
         for number, first in enumerate(range(0, self.events, _CHUNK_ROWS)):
             rng = np.random.default_rng([self._seed, 1, number])
-            day = np.arange(first, min(first + _CHUNK_ROWS, self.events)) * (DAYS / self.events)
+            last = min(first + _CHUNK_ROWS, self.events)
+            day = np.arange(first, last, dtype=np.float64) * (DAYS / self.events)
             yield self._draw(rng, day)
 
     def _draw(self, rng: np.random.Generator, day: npt.NDArray[np.float64]) -> tuple[Any, Floats]:
@@ -144,10 +145,11 @@ class DriftingStream:
 def item_effects(items: Ids) -> tuple[Floats, Floats]:
     """Gives the items' own effects [n], and their vectors [n, FACTORS]; they are hashes."""
     bits = mix(items.view(np.uint64) ^ np.uint64(0x5E1F))
-    own = bits.copy().view(np.uint16).reshape(-1, 4).astype(np.float32).sum(axis=1)
-    own = (own / 65535 - 2) * np.float32(np.sqrt(3) * 0.7)  # about normal, of deviation 0.7
-    vectors = mix(bits).view(np.uint16).reshape(-1, FACTORS).astype(np.float32)
-    return own, (vectors / 65535 - 0.5) * np.float32(np.sqrt(12))
+    sums = bits.copy().view(np.uint16).reshape(-1, 4).astype(np.float32).sum(axis=1)
+    parts = mix(bits).view(np.uint16).reshape(-1, FACTORS).astype(np.float32)
+    own = (sums / 65535 - 2) * (np.sqrt(3) * 0.7)  # about normal, of deviation 0.7
+    vectors = (parts / 65535 - 0.5) * np.sqrt(12)
+    return own.astype(np.float32), vectors.astype(np.float32)
 
 
 def _zipf(rng: np.random.Generator, size: int, items: Any) -> Ids:

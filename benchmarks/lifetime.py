@@ -153,7 +153,7 @@ class Run:
 
         def mean(name: str) -> float:
             total = sum(e * r[name] for e, r in zip(examples, self.rounds, strict=True))
-            return round(total / sum(examples), 6)
+            return round(float(total / sum(examples)), 6)
 
         causes = self.rounds[-1]["evicted"]
         every = max(1, len(self.series) // _SHOWN_LOOKS)

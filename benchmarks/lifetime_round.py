@@ -218,12 +218,12 @@ def _words(column: pa.Array) -> npt.NDArray[np.uint64]:
         return np.array([[codes[text]] for text in column.to_pylist()], np.uint64)
     if pa.types.is_fixed_size_list(column.type):
         width = column.type.list_size
-        flat = column.flatten().to_numpy(zero_copy_only=False)
-        return flat.view(f"u{flat.itemsize}").reshape(-1, width).astype(np.uint64)
-    flat = column.to_numpy(zero_copy_only=False)
+        flat = np.asarray(column.flatten())
+    else:
+        width, flat = 1, np.asarray(column)
     if flat.dtype == bool:
         flat = flat.astype(np.uint8)
-    return flat.view(f"u{flat.itemsize}").reshape(-1, 1).astype(np.uint64)
+    return np.asarray(flat.view(f"u{flat.itemsize}").reshape(-1, width), np.uint64)
 
 
 def in_a_process(task: str, asked: Round) -> dict[str, Any]:

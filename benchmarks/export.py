@@ -9,6 +9,7 @@ without mapped pages of the checkpoint's files, which the kernel drops when memo
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -160,7 +161,7 @@ def main(arguments: Sequence[str]) -> int:
         options.output,
         {
             "benchmark": "export",
-            "command": f"python -m benchmarks.export --rows {options.rows}",
+            "command": shlex.join(["python", "-m", "benchmarks.export", *arguments]),
             "environment": environment,
             "dim": DIM,
             "results": found,

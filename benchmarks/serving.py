@@ -15,6 +15,7 @@ reports the server's memory meanwhile. Its parts of 20 seconds are each a run of
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -129,10 +130,16 @@ class Committing:
         per_100k = [ms / rows * 1e5 for ms, rows in self.gates if rows]
         return {
             "commits": len(self.times),
-            "visible_ms": report.spread(visible)
-            | {"p99": round(float(np.percentile(visible, 99)), 1)},
-            "gate_ms_per_100k_rows": report.spread(per_100k),
+            "visible_ms": _spread(visible),
+            "gate_ms_per_100k_rows": _spread(per_100k),
         }
+
+
+def _spread(values: Sequence[float]) -> dict[str, float] | None:
+    """Summarizes measurements, with their 99th percentile; None if there are none."""
+    if not values:
+        return None
+    return report.spread(values) | {"p99": round(float(np.percentile(values, 99)), 1)}
 
 
 def make_requests(rows: int, table_rows: int) -> list[bytes]:
@@ -187,7 +194,7 @@ def main(arguments: Sequence[str]) -> int:
         options.output,
         {
             "benchmark": "serving",
-            "command": f"python -m benchmarks.serving --rates {','.join(map(str, options.rates))}",
+            "command": shlex.join(["python", "-m", "benchmarks.serving", *arguments]),
             "environment": environment,
             "memory": memory,
             "steady": steady,

@@ -1,7 +1,7 @@
 """Measures what a server's memory is under a byte limit: `python -m benchmarks.byte_limit`.
 
 Each case is a process of its own, with malloc as a parameter server has it. It has one table of a
-limited number of bytes, and a stream of steps; each step looks ids up, and updates their rows.
+limited number of bytes, or two tables under one limit of the server, and a stream of steps; each step looks ids up, and updates their rows.
 After every few steps it writes a delta to a file. A thread reads the process' anonymous memory
 every few milliseconds. The peak is compared with the memory before the table, when an equal stream
 has run through a small table of the same process: that is TensorFlow's own, with the buffers of
@@ -55,13 +55,15 @@ Ids = npt.NDArray[np.int64]
 class EvictingTable:
     """A store of one table with policies of eviction."""
 
-    def __init__(self, name: str, policies: Sequence[EvictionPolicy], dim: int) -> None:
+    def __init__(
+        self, name: str, policies: Sequence[EvictionPolicy], dim: int, *, max_server_bytes: int = 0
+    ) -> None:
         self._dim = dim
         self._cut = -1
         self._step = 0
         self._gradients = np.full((_BATCH_IDS, dim), 0.1, np.float32)
         self.store = ops.row_store(
-            container=f"byte-limit-{name}",
+            container="byte-limit",
             shared_name=name,
             group=name,
             dim=dim,
@@ -74,6 +76,8 @@ class EvictingTable:
             initializer_highs=[0.25],
             max_rows=[0],
             **store_attributes([policies], num_shards=1),
+            server_memory="server-memory",
+            max_server_bytes=max_server_bytes,
         )
 
     def step(self, ids: Ids) -> None:
@@ -154,35 +158,46 @@ def batches(stream: str, capacity: int) -> Iterator[Ids]:
         step += 1
 
 
-def run_case(stream: str, max_bytes: int, dim: int, turnovers: int) -> dict[str, Any]:
-    """Runs a stream in this process; returns its peak."""
+def run_case(
+    stream: str, max_bytes: int, dim: int, turnovers: int, num_tables: int
+) -> dict[str, Any]:
+    """Runs a stream in this process; returns its peak. Several tables share a server's limit."""
     keep_freed_memory()
     capacity = max_bytes // (16 + 4 * dim + 4 + 24)
     per_save = max(1, (3 if stream == "rare_saves" else 1) * capacity // _BATCH_IDS)
     if stream not in ("rare_saves", "sweeps"):
         per_save = max(1, per_save // 3)
 
-    def play(table: EvictingTable, steps: int, folder: Path) -> None:
-        table.save("base", folder)
+    def play(tables: Sequence[EvictingTable], steps: int, folder: Path) -> None:
+        for table in tables:
+            table.save("base", folder)
         for step, ids in zip(range(steps), batches(stream, capacity), strict=False):
-            table.step(ids)
+            tables[step % len(tables)].step(ids)
             if step % per_save == per_save - 1:
-                if stream == "sweeps":
-                    table.evict_older_half(per_save // 2)
-                table.save("delta", folder)
+                for table in tables:
+                    if stream == "sweeps":
+                        table.evict_older_half(per_save // 2)
+                    table.save("delta", folder)
 
     with tempfile.TemporaryDirectory(prefix="embedps-byte-limit-") as name:
         small = EvictingTable("small", [SizeLimit(max_rows=_WARM_ROWS)], dim)
         for saves in range(4):
-            play(small, 4 * (saves + 1), Path(name))
+            play([small], 4 * (saves + 1), Path(name))
             small.save("delta", Path(name))
         before = report.anonymous_bytes()
         peak = PeakMemory()
         peak.start()
-        table = EvictingTable("table", [SizeLimit(max_bytes=max_bytes)], dim)
-        play(table, turnovers * capacity // _BATCH_IDS, Path(name))
-        counts = table.counts()
-        table.save("base", Path(name))
+        if num_tables == 1:
+            tables = [EvictingTable("table", [SizeLimit(max_bytes=max_bytes)], dim)]
+        else:
+            tables = [
+                EvictingTable(f"table{i}", [], dim, max_server_bytes=max_bytes)
+                for i in range(num_tables)
+            ]
+        play(tables, turnovers * capacity // _BATCH_IDS, Path(name))
+        found = [table.counts() for table in tables]
+        for table in tables:
+            table.save("base", Path(name))
     added = peak.end() - before
     return {
         "stream": stream,
@@ -191,13 +206,17 @@ def run_case(stream: str, max_bytes: int, dim: int, turnovers: int) -> dict[str,
         "peak_bytes": added,
         "ratio": round(added / max_bytes, 4),
         "resident_before": before,
-        **counts,
+        "tables": num_tables,
+        **{name: sum(counts[name] for counts in found) for name in found[0]},
     }
 
 
-def in_a_process(stream: str, max_bytes: int, dim: int, turnovers: int) -> dict[str, Any]:
+def in_a_process(
+    stream: str, max_bytes: int, dim: int, turnovers: int, num_tables: int
+) -> dict[str, Any]:
     """Runs a case in a process of its own."""
     arguments = [f"--case={stream}", f"--max-bytes={max_bytes}", f"--dims={dim}"]
+    arguments += [f"--tables={num_tables}"]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.byte_limit", *arguments, f"--turnovers={turnovers}"],
         stdout=subprocess.PIPE,
@@ -213,12 +232,16 @@ def in_a_process(stream: str, max_bytes: int, dim: int, turnovers: int) -> dict[
 def show(cases: list[dict[str, Any]]) -> None:
     """Prints the table."""
     table = Table(title="peak of resident memory above TensorFlow's own, over max_bytes")
-    for column in ("stream", "dim", "max_bytes", "peak / max_bytes", "rows", "evicted"):
+    for column in ("stream", "tables", "dim", "max_bytes", "peak / max_bytes", "rows", "evicted"):
         table.add_column(column)
     for case in cases:
         numbers = (case["ratio"], case["rows"], case["evicted"])
         table.add_row(
-            case["stream"], str(case["dim"]), f"{case['max_bytes']:,}", *(f"{n:,}" for n in numbers)
+            case["stream"],
+            str(case["tables"]),
+            str(case["dim"]),
+            f"{case['max_bytes']:,}",
+            *(f"{n:,}" for n in numbers),
         )
     Console().print(table)
 
@@ -226,8 +249,14 @@ def show(cases: list[dict[str, Any]]) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line."""
     parser = command_line.Parser(prog="python -m benchmarks.byte_limit", description=__doc__)
-    parser.add_argument("--max-bytes", type=_numbers, default=(32 << 20, 128 << 20))
+    parser.add_argument("--max-bytes", type=_numbers, default=(32 << 20, 128 << 20, 512 << 20))
     parser.add_argument("--dims", type=_numbers, default=(16, 64))
+    parser.add_argument(
+        "--tables",
+        type=_numbers,
+        default=(1, 2),
+        help="1: a limit of the table; more: a limit of the server that they share (default: 1,2)",
+    )
     parser.add_argument(
         "--turnovers", type=int, default=4, help="ids of a stream over what fits (default: 4)"
     )
@@ -237,7 +266,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     run: Callable[..., dict[str, Any]] = run_case if options.case else in_a_process
     cases = [
-        run(stream, max_bytes, dim, options.turnovers)
+        run(stream, max_bytes, dim, options.turnovers, num_tables)
+        for num_tables in options.tables
         for max_bytes in options.max_bytes
         for dim in options.dims
         for stream in ([options.case] if options.case else STREAMS)

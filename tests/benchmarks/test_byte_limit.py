@@ -21,8 +21,9 @@ def test_two_sets_come_in_turn():
 
 
 @pytest.mark.multiprocess
-def test_a_case_fills_its_table_and_tells_the_peak():
-    case = byte_limit.in_a_process("new", 4 << 20, 16, 3)
+@pytest.mark.parametrize("num_tables", [1, 2])
+def test_a_case_fills_its_tables_and_tells_the_peak(num_tables):
+    case = byte_limit.in_a_process("new", 4 << 20, 16, 3, num_tables)
     assert case["evicted"] > case["rows"] > 20_000
     assert case["ratio"] == round(case["peak_bytes"] / (4 << 20), 4)
     assert case["counted_bytes"] <= 4 << 20

@@ -1,11 +1,11 @@
 """Measures what a server's memory is under a byte limit: `python -m benchmarks.byte_limit`.
 
 Each case is a process of its own, with malloc as a parameter server has it. It has one table of a
-limited number of bytes, or two tables under one limit of the server, and a stream of steps; each step looks ids up, and updates their rows.
-After every few steps it writes a delta to a file. A thread reads the process' anonymous memory
-every few milliseconds. The peak is compared with the memory before the table, when an equal stream
-has run through a small table of the same process: that is TensorFlow's own, with the buffers of
-steps and of files.
+limited number of bytes, or two tables under one limit of the server, and a stream of steps; each
+step looks ids up, and updates their rows. After every few steps it writes a delta to a file. A
+thread reads the process' anonymous memory every few milliseconds. The peak is compared with the
+memory before the tables, when an equal stream has run through a small table of the same process:
+that is TensorFlow's own, with the buffers of steps and of files.
 
 Streams:
 

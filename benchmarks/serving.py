@@ -131,7 +131,7 @@ class Committing:
         return {
             "commits": len(self.times),
             "visible_ms": _spread(visible),
-            "gate_ms_per_100k_rows": _spread(per_100k),
+            "gate_ms_per_100k_rows": report.spread(per_100k) if per_100k else None,
         }
 
 

@@ -1,7 +1,7 @@
 """Trains one round of a run of `benchmarks.lifetime`: from its last checkpoint up to a unit.
 
-It uses `embedps.Trainer` as any program would. A thread looks at the tables after each unit, and
-ends the run as an operator would: by SIGTERM.
+It uses `embedps.Trainer` as any program would. It looks at the tables after each unit, and ends the
+run as an operator would: by SIGTERM.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ import pyarrow as pa
 from benchmarks import report
 from embedps.errors import EmbedpsError
 from embedps.run.config import TrainConfig
+from embedps.scheduling.ledger import Unit
 from embedps.splitmix import mix
 from embedps.training.trainer import Trainer
 from models import dlrm, fm
@@ -35,7 +35,6 @@ from models import dlrm, fm
 EMBEDDING_DIM = 8
 MODELS = {"fm": (fm, EMBEDDING_DIM + 1, 0.01), "dlrm": (dlrm, EMBEDDING_DIM, 0.001)}
 """By name: the module, the floats of a row, and the network's learning rate."""
-_POLL_SECS = 0.002
 _UNITS_AHEAD = 2  # one running, one queued: both finish after the signal
 _NO_SAVE_SECS = 1e6  # saves go by steps, so that each run has equally many
 
@@ -104,32 +103,41 @@ class Look:
     wall_secs: float
 
 
-class Watcher(threading.Thread):
+class Watcher:
     """Looks at a run after each of its units, and tells it to end."""
 
     def __init__(self, trainer: Trainer, until_unit: int) -> None:
-        super().__init__(name="watcher", daemon=True)
         self.looks: list[Look] = []
         self._trainer = trainer
+        self._ledger = trainer.ledger
         self._last = until_unit if until_unit < trainer.ledger.num_units else None
-        self._end = threading.Event()
+        self._told = False
 
-    def run(self) -> None:
-        seen, told = self._trainer.ledger.num_done, False
-        while not self._end.wait(_POLL_SECS):
-            done = self._trainer.ledger.num_done
-            if done == seen:
-                continue
-            seen = done
-            self.looks.append(look(self._trainer, done))
-            if self._last is not None and not told and done >= self._last - _UNITS_AHEAD:
-                told = True
-                os.kill(os.getpid(), signal.SIGTERM)
+    def __enter__(self) -> Watcher:
+        """Has the ledger call it, and hand out no unit after the last one of the round."""
+        done, pause_at = self._ledger.done, self._ledger.pause_at
 
-    def end(self) -> None:
-        """Stops the thread and waits for it."""
-        self._end.set()
-        self.join()
+        def look_after(unit: Unit) -> None:
+            done(unit)
+            self._look()
+
+        def pause_at_the_last(position: float) -> None:
+            pause_at(position if self._last is None else min(position, self._last))
+
+        vars(self._ledger).update(done=look_after, pause_at=pause_at_the_last)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in ("done", "pause_at"):
+            del vars(self._ledger)[name]
+
+    def _look(self) -> None:
+        """Looks at the run; tells it to end when what is under way completes the round."""
+        done = self._ledger.num_done
+        self.looks.append(look(self._trainer, done))
+        if self._last is not None and not self._told and done >= self._last - _UNITS_AHEAD:
+            self._told = True
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def look(trainer: Trainer, units: int) -> Look:
@@ -151,12 +159,8 @@ def run_round(asked: Round) -> dict[str, Any]:
     """Trains a round in this process; returns what it did."""
     trainer = asked.trainer()
     restored, first = look(trainer, trainer.ledger.num_done), trainer.ledger.rows_done()
-    watcher = Watcher(trainer, asked.until_unit)
-    watcher.start()
-    try:
+    with Watcher(trainer, asked.until_unit) as watcher:
         result = trainer.fit()
-    finally:
-        watcher.end()
     looks = watcher.looks
     # Before the first unit its function is made. After the last whole one the run ends.
     whole = [each for each in looks if each.units <= asked.until_unit - _UNITS_AHEAD]

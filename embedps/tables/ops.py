@@ -243,6 +243,61 @@ def _combine_gradient(op: tf.Operation, *upstream: tf.Tensor) -> list[tf.Tensor 
     return [*gradients, *[None] * (2 * num_features)]
 
 
+class RowPart(NamedTuple):
+    """What one rank adds to a step in one group on one shard; or what all ranks do, merged.
+
+    Attributes:
+      ids: int64 [n], ordered by table, each id once per table.
+      splits: int32 [num_tables + 1], where each table's ids begin.
+      gradients: float32 [n, dim].
+      examples: as `lookup_shown` takes them; None if no table of the group has an admission.
+      absent: as `lookup_shown` returns them; None if `examples` is.
+    """
+
+    ids: tf.Tensor
+    splits: tf.Tensor
+    gradients: tf.Tensor
+    examples: tf.Tensor | None = None
+    absent: tf.Tensor | None = None
+
+
+def merge_rows(parts: Sequence[RowPart], num_examples: tf.Tensor) -> RowPart:
+    """Merges the parts of a step, by rank.
+
+    An id's gradient is the sum over the ranks that have it, in rank order and in float32, of the
+    rank's share of the examples times its gradient. The counts of examples are summed; an id is
+    absent if it is for a rank.
+
+    Args:
+      parts: by rank.
+      num_examples: int64 [num parts]; a rank without examples is left out.
+
+    Returns:
+      All ids, by table in order of first appearance: rank after rank.
+    """
+    counted = [part for part in parts if part.examples is not None]
+    out = kernels.load().embedps_merge_rows(
+        num_examples=num_examples,
+        ids=[part.ids for part in parts],
+        splits=[part.splits for part in parts],
+        gradients=[part.gradients for part in parts],
+        examples=[part.examples for part in counted],
+        absent=[part.absent for part in counted],
+        num_counts=1 if counted else 0,
+    )
+    return RowPart(*out[:3], *(merged[0] for merged in out[3:] if counted))
+
+
+def merge_dense(values: Sequence[tf.Tensor], num_examples: tf.Tensor) -> tf.Tensor:
+    """Sums values over ranks as `merge_rows` sums gradients.
+
+    Args:
+      values: by rank, float32 of one shape.
+      num_examples: int64 [num ranks]; a rank without examples is left out.
+    """
+    return kernels.load().embedps_merge_dense(num_examples=num_examples, values=list(values))
+
+
 def pack(parts: Sequence[tf.Tensor], wire_dtypes: Sequence[tf.DType] | None = None) -> tf.Tensor:
     """Packs tensors into one. Each tensor that is sent to another task costs an RPC.
 

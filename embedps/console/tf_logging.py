@@ -12,6 +12,8 @@ import re
 import sys
 from typing import Any
 
+# What surrounds the message of an op that ran by itself.
+_EAGER_OP = re.compile(r"^\{\{function_node \S+\}\} | \[Op:\w+\]( name: \S*)?$")
 # Where several ops failed: "2 root error(s) found.", then "  (0) CODE: message", and so on.
 _FIRST_ROOT = re.compile(
     r"\d+ root error\(s\) found\.\s+\(0\) [\w ]+: (.*?)(?:\n +\(1\) |\Z)", re.S
@@ -79,4 +81,4 @@ def op_error_text(message: str) -> str:
     )
     lines = (line.rstrip() for line in message.splitlines())
     own = [x for x in lines if x and not x.startswith((" ", "\t", "[[", "<stack", *around))]
-    return " ".join(own)
+    return _EAGER_OP.sub("", " ".join(own))

@@ -116,6 +116,16 @@ class TableSpec:
             raise UsageError(
                 f"table {self.name!r}: absent must be zeros or initial but got {self.absent!r}"
             )
+        if self.admission is not None and not isinstance(self.admission, Admission):
+            raise UsageError(
+                f"table {self.name!r}: admission must be MinCount, Chance or None but got "
+                f"{self.admission!r:.60}"
+            )
+        if not isinstance(self.eviction, list | tuple):
+            raise UsageError(
+                f"table {self.name!r}: eviction must be a tuple of policies but got "
+                f"{self.eviction!r:.60}: write ({self.eviction!r:.60},)"
+            )
         object.__setattr__(self, "eviction", tuple(self.eviction))
         eviction_policies.check(self.name, self.eviction, capacity=self.capacity)
         for field, dtypes in (("row_dtype", ROW_DTYPES), ("slot_dtype", OPTIMIZER_SLOT_DTYPES)):

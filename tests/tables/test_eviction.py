@@ -44,6 +44,14 @@ AGE = TimeToLive(steps=10)
             r"table 't': eviction must have policies \(TimeToLive.*\) but got 'ttl'",
         ),
         (
+            lambda: make_table(eviction=MinNorm(norm=1)),
+            r"table 't': eviction must be a tuple of policies but got MinNorm\(norm=1\): write",
+        ),
+        (
+            lambda: make_table(admission="often"),
+            "table 't': admission must be MinCount, Chance or None but got 'often'",
+        ),
+        (
             lambda: make_table(capacity=5, eviction=(SizeLimit(max_rows=3),)),
             "table 't': capacity 5 refuses new ids and max_rows 3 displaces rows for them",
         ),
@@ -56,7 +64,7 @@ AGE = TimeToLive(steps=10)
             lambda: make_collection(
                 [make_table(eviction=(SizeLimit(max_bytes=200_000),))], num_shards=2
             ),
-            "table 't': max_bytes must be at least 143360 per parameter server but is 100000",
+            "^table 't': max_bytes must be at least 143360 per parameter server but is 100000$",
         ),
     ],
 )

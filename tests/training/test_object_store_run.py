@@ -1,10 +1,12 @@
 """`--model-dir s3://...`: a run and its evaluator, as a user starts them, on an S3 server."""
 
+import io
 import json
 import os
 import re
 import signal
 
+import pyarrow.parquet as pq
 import pytest
 
 from embedps.checkpoint.directory import CheckpointDirectory
@@ -21,7 +23,11 @@ def test_run_in_a_bucket_is_scored_verified_and_resumed(s3_dir, tmp_path, capsys
     dataset = write_dataset(tmp_path / "data", train=(4096,), evaluation=(1024,))
     where = (f"--data={dataset.directory}", f"--model-dir={s3_dir}", *SMALL)
     told = {"TMPDIR": str(tmp_path)}
-    out = finish(start("embedps.train", *where, "--num-ps=2", "--delta-secs=0.5", **told))
+    evicted = as_path(f"{s3_dir}-evicted")
+    policies = ("--max-table-rows=16", f"--evicted-rows={evicted}")
+    out = finish(
+        start("embedps.train", *where, "--num-ps=2", "--delta-secs=0.5", *policies, **told)
+    )
     assert re.search(r"done: (\d+)/\1 units, 4,096 examples", out), out
     directory = CheckpointDirectory(s3_dir)
     last = directory.latest()
@@ -29,6 +35,12 @@ def test_run_in_a_bucket_is_scored_verified_and_resumed(s3_dir, tmp_path, capsys
     assert last.final
     assert last.num_shards == 2
     assert read_leases(directory) == []
+    summary = json.loads((as_path(s3_dir) / "summary.json").read_text())
+    groups = [each for each in evicted.iterdir() if each.is_dir()]
+    files = [file for group in groups for save in group.iterdir() for file in save.iterdir()]
+    rows = sum(pq.read_metadata(io.BytesIO(each.read_bytes())).num_rows for each in files)
+    counted = sum(sum(causes.values()) for causes in summary["evicted"].values())
+    assert rows == summary["evicted_rows"]["rows"] == counted > 0
     scores = [
         json.loads(x) for x in (as_path(s3_dir) / "evaluation.jsonl").read_text().splitlines()
     ]

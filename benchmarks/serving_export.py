@@ -19,6 +19,7 @@ from embedps.console.shutdown import stop_signals
 from embedps.serving.server.batcher import Answer, Batcher
 from embedps.serving.server.grpc_server import GrpcServer
 from embedps.serving.server.model_api import ModelApi
+from embedps.serving.server.request_reader import RequestReader
 from embedps.serving.server.requests import Request
 
 NAME = "model"
@@ -55,7 +56,9 @@ class _Export:
         self._loaded = tf.saved_model.load(path)
         score = self._score = self._loaded.signatures["serving_default"]
         self.format = _Format(score.structured_input_signature[1])
-        self.name, self.standing = NAME, SimpleNamespace(number=1)
+        self.name, self.standing, self.top_k_format = NAME, SimpleNamespace(number=1), None
+        reader = RequestReader(self.format.floats, self.format.integers)
+        self.model = SimpleNamespace(format=self.format, made={}, reader=reader)
         self._batcher = Batcher(
             self._answer,
             max_batch_rows=1024,

@@ -15,8 +15,8 @@ from embedps.errors import UsageError
 from embedps.serving.server import messages
 from embedps.serving.server.model_api import SIGNATURE, ModelApi
 from embedps.serving.server.request_error import RequestError, invalid, no_labels
-from embedps.serving.server.requests import MAX_LIST_VALUES, MAX_ROWS, Format
-from embedps.serving.server.tensor_values import Array, fill, read_vector
+from embedps.serving.server.requests import MAX_LIST_VALUES, MAX_ROWS, Format, Request
+from embedps.serving.server.tensor_values import fill, read_vector
 
 MAX_MESSAGE_BYTES = 64 << 20
 _OTHER_THREADS = 8  # for requests that do not wait for scores
@@ -64,7 +64,7 @@ class GrpcServer:
             [
                 _handlers(
                     messages.PREDICTION_SERVICE,
-                    Predict=self._guarded(messages.PredictRequest, self._predict),
+                    Predict=self._guarded(None, self._predict),
                     GetModelMetadata=self._guarded(
                         messages.GetModelMetadataRequest, self._metadata
                     ),
@@ -121,7 +121,7 @@ class GrpcServer:
         def handle(data: bytes, context: Any) -> Any:
             try:
                 with self._api.counting("grpc"):
-                    return answer(_parse(kind, data), context)
+                    return answer(data if kind is None else _parse(kind, data), context)
             except RequestError as error:
                 context.abort(getattr(grpc.StatusCode, error.code), str(error))
 
@@ -129,24 +129,22 @@ class GrpcServer:
             handle, response_serializer=lambda message: message.SerializeToString()
         )
 
-    def _predict(self, request: Any, context: Any) -> Any:
-        spec = request.model_spec
-
-        def arrays(form: Format) -> dict[str, Array]:
-            form.check_names(set(request.inputs))
-            most = dict.fromkeys(form.specs, MAX_ROWS)
-            most |= dict.fromkeys(form.list_values, MAX_LIST_VALUES)
-            return {
-                name: read_vector(name, tensor, form.specs[name].dtype, most=most[name])
-                for name, tensor in request.inputs.items()
-            }
+    def _predict(self, data: bytes, context: Any) -> Any:
+        spec, usual = _spec_ahead(data), None
+        if spec is not None:
+            usual = self._api.usual_request(spec.name, spec.signature_name, data)
+        if usual is None:
+            message = _parse(messages.PredictRequest, data)
+            spec, wanted = message.model_spec, message.output_filter
+        else:
+            wanted = ()
 
         answer = self._api.predict(
             spec.name,
-            arrays,
+            lambda form: _read(message, form) if usual is None else usual,
             version=_version_of(spec),
             signature=spec.signature_name,
-            wanted=request.output_filter,
+            wanted=wanted,
             timeout=context.time_remaining(),
         )
         response = messages.PredictResponse()
@@ -213,6 +211,28 @@ def _parse(kind: Callable[[], M], data: bytes) -> M:
         name = message.DESCRIPTOR.name  # type: ignore[attr-defined]
         raise invalid(f"the {len(data)} bytes must be a {name}") from None
     return message
+
+
+def _spec_ahead(data: bytes) -> Any:
+    """Reads a PredictRequest's model_spec if it comes first and is short, as clients send it."""
+    if len(data) < 2 or data[0] != 0x0A or data[1] >= 0x80:
+        return None
+    try:
+        return messages.ModelSpec.FromString(data[2 : 2 + data[1]])
+    except DecodeError:
+        return None
+
+
+def _read(message: Any, form: Format) -> Request:
+    form.check_names(set(message.inputs))
+    most = dict.fromkeys(form.specs, MAX_ROWS)
+    most |= dict.fromkeys(form.list_values, MAX_LIST_VALUES)
+    return form.request(
+        {
+            name: read_vector(name, tensor, form.specs[name].dtype, most=most[name])
+            for name, tensor in message.inputs.items()
+        }
+    )
 
 
 def _version_of(spec: Any) -> int | None:

@@ -19,11 +19,13 @@ from embedps.engine.recommender import Recommender
 from embedps.errors import EmbedpsError
 from embedps.evaluation.loaded_model import LoadedModel
 from embedps.serving.server.batcher import Answer
+from embedps.serving.server.graph_call import GraphCall
 from embedps.serving.server.ivf_index import SAMPLE_QUERIES
 from embedps.serving.server.live_items import QUERY, LiveItems, ranks_items
 from embedps.serving.server.made_columns import EXAMPLES, RAW, of_examples, of_raw
 from embedps.serving.server.ranking import Ranking
 from embedps.serving.server.request_error import RequestError
+from embedps.serving.server.request_reader import RequestReader
 from embedps.serving.server.requests import Request, RequestFormat, pad
 
 _WARM_UP_ROWS = (1, 100)
@@ -35,6 +37,7 @@ class LiveModel(LoadedModel):
     Attributes:
       manifest: of the rows and the network.
       format: of its requests.
+      reader: of usual requests in that format; None if it has lists.
       made: formats of requests that its columns are made of, by signature.
       items: what it ranks for queries; None if it ranks nothing.
     """
@@ -77,6 +80,9 @@ class LiveModel(LoadedModel):
         self._is_whole = True
         columns, missing_id = self._model.output_columns, recommender.missing_id
         self.format = RequestFormat(columns, missing_id=missing_id)
+        self.reader: RequestReader | None = None
+        if not self.format.lists:
+            self.reader = RequestReader(self.format.floats, self.format.integers)
         self.made = {EXAMPLES: of_examples(self.format, columns, missing_id=missing_id)}
         if transforms is not None:
             raw = of_raw(self.format, columns, transforms, missing_id=missing_id)
@@ -87,6 +93,7 @@ class LiveModel(LoadedModel):
 
         function = tf.function(scored, input_signature=self.format.signature())
         self._scored = function.get_concrete_function()
+        self._call = GraphCall(self._scored, pad(self.format.zeros(1)).arguments())
         self._assign = self._make_assign()
         self._assign(*self._model.named_variables.values())
         for rows in _WARM_UP_ROWS:
@@ -109,8 +116,8 @@ class LiveModel(LoadedModel):
         def queried(*arguments: tf.Tensor) -> tf.Tensor:
             return self._outputs(form.columns(*arguments))[QUERY]
 
-        function = tf.function(queried, input_signature=form.signature())
-        self._queried = function.get_concrete_function()
+        function = tf.function(queried, input_signature=form.signature()).get_concrete_function()
+        self._queried = GraphCall(function, form.zeros(1).arguments())
         for rows in _WARM_UP_ROWS:
             self._rank(items, items.format.zeros(rows))
         return items
@@ -143,7 +150,8 @@ class LiveModel(LoadedModel):
         if not self._is_whole:
             raise RequestError("UNAVAILABLE", "the rows are read again after an error: ask later")
         # In NumPy: in the function, it would be ten operations per column.
-        found = self._scored(*map(tf.constant, pad(request).arguments()))
+        padded = pad(request)
+        found = self._call(padded.arguments(), rows=padded.rows)
         outputs = {name: value.numpy()[: request.rows] for name, value in found.items()}
         return Answer(number=self.manifest.number, outputs=outputs)
 
@@ -155,7 +163,7 @@ class LiveModel(LoadedModel):
 
     def _rank(self, items: LiveItems, request: Request) -> Answer:
         parts = items.format.parts(request)
-        queries = self._queried(*map(tf.constant, parts.query.arguments()))
+        queries = self._queried(parts.query.arguments(), rows=parts.query.rows)
         return Answer(number=self.manifest.number, outputs=items.best(queries, parts))
 
     def prepare(self, advance: Advance) -> Callable[[], None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,9 +13,8 @@ from embedps.serving.server.batcher import Answer
 from embedps.serving.server.health import Health
 from embedps.serving.server.metrics import ROWS, SECONDS, Counter, Gauge, Histogram, Metrics
 from embedps.serving.server.request_error import RequestError, invalid
-from embedps.serving.server.requests import Format
+from embedps.serving.server.requests import Format, Request
 from embedps.serving.server.served_model import ServedModel
-from embedps.serving.server.tensor_values import Array
 
 SIGNATURE = "serving_default"
 TOP_K = "top_k"
@@ -86,10 +85,16 @@ class ModelApi:
             raise RequestError("NOT_FOUND", f"no model is named {name!r}: there are {served}")
         return self.models[name]
 
+    def usual_request(self, name: str, signature: str, data: bytes) -> Request | None:
+        """Reads a PredictRequest in the form that is usual; None if it is in another."""
+        model = self.models.get(name)
+        reader = None if model is None or signature not in ("", SIGNATURE) else model.model.reader
+        return None if reader is None else reader.read(data)
+
     def predict(
         self,
         name: str,
-        arrays: Callable[[Format], Mapping[str, Array]],
+        read: Callable[[Format], Request],
         *,
         version: int | None,
         signature: str,
@@ -100,7 +105,7 @@ class ModelApi:
 
         Args:
           name: of the model.
-          arrays: reads the request's tensors.
+          read: reads the request.
           version: the number of the manifest that must answer; None takes any.
           signature: of the request; empty is the default one.
           wanted: the predictions to give; none means all.
@@ -115,7 +120,7 @@ class ModelApi:
         if form is None:
             raise invalid(f"the signature must be {' or '.join(forms)} but is {signature!r}")
         _check_version(model, version)  # before it waits; it may change meanwhile
-        request = form.request(arrays(form))
+        request = read(form)
         answer = (model.rank if signature == TOP_K else model.ask)(request, timeout)
         if version is not None and answer.number != version:
             raise _other_version(model, version, answer.number)

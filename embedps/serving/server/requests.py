@@ -130,6 +130,7 @@ class RequestFormat:
       specs: the tensors by name.
       lists: the columns of lists.
       list_values: the names of the tensors of their values.
+      floats, integers: the columns of a Request's matrices.
     """
 
     def __init__(self, columns: Columns, *, missing_id: int) -> None:
@@ -144,12 +145,12 @@ class RequestFormat:
         self._numerics = columns.numerics
         singles = [name for name in columns.names if name not in self.lists]
         singles.sort(key=lambda name: name not in columns.numerics)  # the numbers' matrix is first
-        self._floats = [n for n in singles if self._dtype(n) == tf.float32]
-        self._integers = [n for n in singles if self._dtype(n) == tf.int64]
+        self.floats = [n for n in singles if self._dtype(n) == tf.float32]
+        self.integers = [n for n in singles if self._dtype(n) == tf.int64]
 
     def signature(self) -> list[tf.TensorSpec]:
         """Gives the specs of `Request.arguments`."""
-        matrices = ((self._floats, tf.float32), (self._integers, tf.int64))
+        matrices = ((self.floats, tf.float32), (self.integers, tf.int64))
         specs = [tf.TensorSpec([len(names), None], dtype) for names, dtype in matrices]
         for name in self.lists:
             specs += [tf.TensorSpec([None], self._dtype(name)), tf.TensorSpec([None], tf.int64)]
@@ -158,8 +159,8 @@ class RequestFormat:
     def columns(self, floats: tf.Tensor, integers: tf.Tensor, *lists: tf.Tensor) -> dict[str, Any]:
         """Gives a batch of columns, in a tf.function, of `Request.arguments`."""
         made: dict[str, Any] = {NUMERICS: tf.transpose(floats[: len(self._numerics)])}
-        made |= dict(zip(self._floats, tf.unstack(floats), strict=True))
-        made |= dict(zip(self._integers, tf.unstack(integers), strict=True))
+        made |= dict(zip(self.floats, tf.unstack(floats), strict=True))
+        made |= dict(zip(self.integers, tf.unstack(integers), strict=True))
         for name, values, lengths in zip(self.lists, lists[::2], lists[1::2], strict=True):
             made[name] = tf.RaggedTensor.from_row_lengths(values, lengths, validate=False)
         return made
@@ -196,7 +197,7 @@ class RequestFormat:
         check_names(self.specs, names)
 
     def _request(self, given: Mapping[str, Array]) -> Request:
-        by_row = {n: len(given[tensor_name(n)]) for n in (*self._floats, *self._integers)}
+        by_row = {n: len(given[tensor_name(n)]) for n in (*self.floats, *self.integers)}
         by_row |= {n: len(given[lengths_name(n)]) for n in self.lists}
         rows = 0 if 0 in by_row.values() else max(by_row.values(), default=0)
         for name, found in by_row.items():
@@ -207,8 +208,8 @@ class RequestFormat:
                 )
         return Request(
             rows=rows,
-            floats=_matrix(given, self._floats, rows, np.dtype(np.float32)),
-            integers=_matrix(given, self._integers, rows, np.dtype(np.int64)),
+            floats=_matrix(given, self.floats, rows, np.dtype(np.float32)),
+            integers=_matrix(given, self.integers, rows, np.dtype(np.int64)),
             lists=tuple(self._list(given, name, rows) for name in self.lists),
         )
 

@@ -204,7 +204,7 @@ class _Handler(BaseHTTPRequestHandler):
         read = _of_rows if by_row else _of_columns
         answer = self.api.predict(
             name,
-            lambda form: read(given[kinds[0]], form),
+            lambda form: form.request(read(given[kinds[0]], form)),
             version=version,
             signature=given.get("signature_name", ""),
         )

@@ -29,6 +29,10 @@ _LAYOUTS = {  # bytes of a value (0 of texts), its dtype in NumPy, and its numbe
     )
     for dtype in _FIELDS
 }
+_NUMBERS = {  # by NumPy's dtype its number in TensorFlow, and the field of its values
+    np.dtype(dtype.as_numpy_dtype): (dtype.as_datatype_enum, _FIELDS[dtype])
+    for dtype in (tf.float32, tf.int64)
+}
 
 
 def read_vector(name: str, tensor: Any, dtype: tf.DType, *, most: int) -> Array:
@@ -81,7 +85,17 @@ def read_vector(name: str, tensor: Any, dtype: tf.DType, *, most: int) -> Array:
 
 
 def fill(tensor: Any, array: Array) -> None:
-    """Sets a TensorProto to an array."""
+    """Sets an empty TensorProto to an array, as `tf.make_tensor_proto` does."""
+    numbers = _NUMBERS.get(array.dtype)
+    if numbers is not None:  # a tenth of the time
+        tensor.dtype, values = numbers
+        for size in array.shape:
+            tensor.tensor_shape.dim.add(size=size)
+        if array.size > 1:
+            tensor.tensor_content = array.tobytes()
+        else:
+            getattr(tensor, values).extend(array.ravel().tolist())
+        return
     tensor.MergeFromString(tf.make_tensor_proto(array).SerializeToString())
 
 

@@ -98,9 +98,9 @@ class TopKFormat(RequestFormat):
     def parts(self, request: Request) -> TopKRequest:
         """Splits a request, or several that were put together."""
         lists = dict(zip(self.lists, request.lists, strict=True))
-        rows = dict(zip(self._integers, request.integers, strict=True))
+        rows = dict(zip(self.integers, request.integers, strict=True))
         nothing = (np.zeros(0, np.int64), np.zeros(request.rows, np.int64))
-        query = [place for place, n in enumerate(self._integers) if n not in (K, _IS_LIMITED)]
+        query = [place for place, n in enumerate(self.integers) if n not in (K, _IS_LIMITED)]
         return TopKRequest(
             query=Request(
                 rows=request.rows,

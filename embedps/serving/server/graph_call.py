@@ -1,0 +1,43 @@
+"""Calls a graph: small batches by the calling thread alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+# To wake another thread takes longer than its part of the work on so few rows.
+_MAX_ROWS_ALONE = 32
+
+
+class GraphCall:
+    """A concrete function of arrays. Its bits do not depend on how many threads run it."""
+
+    def __init__(self, function: Any, small: Sequence[Any]) -> None:
+        """Calls it once, to find whether one thread can run it: it cannot run loops.
+
+        Args:
+          function: the concrete function.
+          small: its arguments of a small batch.
+        """
+        self._function = function
+        self._may_run_alone = True
+        try:
+            self(small, rows=1)
+        except tf.errors.FailedPreconditionError:
+            self._may_run_alone = False
+
+    def __call__(self, arguments: Sequence[Any], *, rows: int) -> Any:
+        """Calls it.
+
+        Args:
+          arguments: of the function.
+          rows: of the batch.
+        """
+        tensors = map(tf.constant, arguments)
+        if rows > _MAX_ROWS_ALONE or not self._may_run_alone:
+            return self._function(*tensors)
+        with context.function_executor_type("SINGLE_THREADED_EXECUTOR"):
+            return self._function(*tensors)

@@ -6,12 +6,10 @@ so that each of those starts with the library loaded and no threads. Prints a JS
     python -m tests.checkpoint.crash_program DIR NUM_CRASHES
 """
 
+import functools
 import json
-import os
 import random
-import signal
 import sys
-import traceback
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +23,10 @@ from embedps.checkpoint.policies import Consecutive
 from embedps.checkpoint.retention import KeepNewest
 from embedps.checkpoint.tools.compact import compact
 from embedps.checkpoint.tools.verify import verify
-from embedps.storage import file_io
 from embedps.tables import Adagrad
 from embedps.training.checkpoint_writer import CheckpointWriter
 from tests.checkpoint.readers import read_chain
+from tests.forks import arm, is_killed
 from tests.tables.builders import constant, ids, make_collection, make_table, remove, train
 
 LEARNING_RATE, EPSILON, DIM = 0.5, 0.25, 2
@@ -93,33 +91,12 @@ def save(directory: CheckpointDirectory, step: int, fault: str) -> None:
     train(collection, {"t": ids(*touched)}, upstream, learning_rate=LEARNING_RATE, step=step)
     remove(collection, "t", gone)
     network.assign([float(step)])
-    os.environ["EMBEDPS_FAULT"] = fault  # what the kernels look at, at their first write
-    file_io.arm_fault(fault)
+    arm(fault)
     # A base that is due is waited for at a run's end, and left half-written where a run breaks off.
     final = step % 2 == 0
     saver.save(step=step, ledger={}, partially_applied=dict, progress={"step": step}, final=final)
     if step % 3 == 0:
         compact(directory)
-
-
-def run(directory: CheckpointDirectory, step: int, fault: str) -> bool:
-    """One process that saves a step and is killed where `fault` says; whether it was."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            save(directory, step, fault)
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(pid, 0)
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-        return True
-    if status:
-        raise SystemExit(f"step {step}, fault {fault}: the saver failed with status {status}")
-    return False
 
 
 def main(path: Path, num_crashes: int) -> None:
@@ -135,7 +112,10 @@ def main(path: Path, num_crashes: int) -> None:
         # The kernels' steps one after the other, until a save gets past them all; then any.
         point = draw.choice(["row_file.any", "io.any"]) if swept else "row_file.any"
         reached = draw.randint(1, most) if swept else reached + 1
-        died = run(directory, step, f"{point}:{reached}")
+        fault = f"{point}:{reached}"
+        died = is_killed(
+            f"step {step} with fault {fault}", functools.partial(save, directory, step, fault)
+        )
         killed, survived = killed + died, survived + (not died)
         if not died and not swept:
             swept, most = True, reached - 1

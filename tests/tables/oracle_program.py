@@ -9,20 +9,18 @@ trace that was under way, from what the disk holds. Prints a JSON of counts.
 """
 
 import collections
+import functools
 import json
-import os
 import random
 import shutil
-import signal
 import sys
 import tempfile
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 import embedps  # noqa: F401  chooses Keras 2 before TensorFlow's import
 from embedps import kernels
-from embedps.storage import file_io
+from tests.forks import arm, is_killed
 from tests.tables.oracle_declarations import crowded
 from tests.tables.oracle_store import drop_stores
 from tests.tables.oracle_trace import Trace
@@ -33,8 +31,7 @@ MOST_STEPS = 1200  # on the disk until a process is killed: those of some 30 tra
 
 def live(seeds: Sequence[int], folder: Path, fault: str) -> None:
     """Runs traces in this process until the fault."""
-    os.environ["EMBEDPS_FAULT"] = fault  # what the kernels look at, at their first write
-    file_io.arm_fault(fault)
+    arm(fault)
     for seed in seeds:
         trace = Trace(seed, folder / str(seed))
         try:
@@ -45,26 +42,6 @@ def live(seeds: Sequence[int], folder: Path, fault: str) -> None:
             done.write(json.dumps({"seed": seed, "did": trace.did}) + "\n")
         shutil.rmtree(trace.folder)
         drop_stores()
-
-
-def run(seeds: Sequence[int], folder: Path, fault: str) -> bool:
-    """Runs traces in a process of their own; tells whether the fault killed it."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            live(seeds, folder, fault)
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(pid, 0)
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-        return True
-    if status:
-        raise SystemExit(f"a process of traces from {seeds[0]} on ended with status {status}")
-    return False
 
 
 def main(first: int, num_traces: int) -> None:
@@ -79,7 +56,11 @@ def main(first: int, num_traces: int) -> None:
         folder = Path(name)
         while left:
             fault = f"{draw.choice(['io', 'row_file'])}.any:{draw.randint(1, MOST_STEPS)}"
-            killed += run(left[:TRACES_PER_PROCESS], folder, fault)
+            seeds = left[:TRACES_PER_PROCESS]
+            killed += is_killed(
+                f"a process of traces from {seeds[0]} on",
+                functools.partial(live, seeds, folder, fault),
+            )
             done = {each["seed"] for each in _done(folder)}
             left = [seed for seed in left if seed not in done]
         did = sum(

@@ -40,6 +40,11 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.train") -> NoR
     run = parse(arguments, prog)
     chief_task(run.config)
     dataset = open_dataset(run.config)
+    if run.config.cluster.mirrored:
+        # Imported late, and called before the model's module can start TensorFlow.
+        from embedps.cluster.replica_devices import make_replica_devices
+
+        make_replica_devices(run.config.cluster.replicas)
     recommender = run.recommender(dataset)
     model_dir = prepare_directory(run.config)
     if isinstance(model_dir, ObjectPath):

@@ -33,7 +33,7 @@ def check_step(
     Args:
       model: built.
       strategy: the cluster's.
-      on_servers: whether the network's variables are on parameter servers.
+      on_servers: whether the network's variables are on parameter servers, or updated as there.
 
     Raises:
       UsageError: a variable has no gradient, or is not among the network's variables; the network
@@ -92,8 +92,8 @@ def _check_variables(network: tf.keras.Model, *, on_servers: bool) -> None:
             )
         if on_servers and getattr(variable, "constraint", None) is not None:
             raise UsageError(
-                f"{_describe(network, variable)} has a constraint, which parameter servers do not "
-                "apply: remove it, or train in one process"
+                f"{_describe(network, variable)} has a constraint, which parameter servers and "
+                "--replicas do not apply: remove it, or train in one process"
             )
 
 

@@ -145,6 +145,20 @@ class RemoteVariables:
             updates[device] = [*(sums[i] for i in indices), *settings, *of_state]
         return updates
 
+    def summed(self, device: str, update: Sequence[tf.Tensor | None]) -> list[int]:
+        """Lists the indexes of what parts of a step add up, in a server's part of `updates`.
+
+        These are gradients and changes of the network's state. The rest are settings, of which all
+        parts have the same.
+        """
+        first_of_state = len(update) - self.num_exact(device)
+        num_gradients = len(self._on.get(device, []))
+        return [
+            i
+            for i, each in enumerate(update)
+            if each is not None and not num_gradients <= i < first_of_state
+        ]
+
     def update(
         self, device: str, update: Sequence[tf.Tensor | None], *, is_new: tf.Tensor
     ) -> list[tf.Operation]:

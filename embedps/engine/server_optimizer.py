@@ -104,8 +104,8 @@ def _find_slots(optimizer: Any, variables: Sequence[tf.Variable]) -> dict[int, l
     name = type(optimizer).__name__
     if getattr(optimizer, "use_ema", False):
         raise UsageError(
-            f"{name}(use_ema=True) cannot run on parameter servers: leave out use_ema, or train in "
-            "one process"
+            f"{name}(use_ema=True) cannot run on parameter servers or with --replicas: leave out "
+            "use_ema, or train in one process"
         )
     index = {id(v): optimizer._index_dict[optimizer._var_key(v)] for v in variables}
     own = {id(optimizer.iterations), id(optimizer.learning_rate)}
@@ -128,6 +128,7 @@ def _find_slots(optimizer: Any, variables: Sequence[tf.Variable]) -> dict[int, l
 
 def _has_other_state(name: str, attribute: str) -> UsageError:
     return UsageError(
-        f"optimizer {name} cannot run on parameter servers: its state {attribute!r} is not one "
-        "slot per variable; use another, such as adam or adamw, or train in one process"
+        f"optimizer {name} cannot run on parameter servers or with --replicas: its state "
+        f"{attribute!r} is not one slot per variable; use another, such as adam or adamw, or train "
+        "in one process"
     )

@@ -36,6 +36,18 @@ class ClusterConfig:
         least=0,
         most=MAX_SHARDS,
     )
+    replicas: int = option(
+        1,
+        "in this process, batches per step: their gradients are computed of one state, merged in "
+        "order and applied once, as workers in step do",
+        least=1,
+        most=MAX_LOCAL_TASKS,
+    )
+    mirrored: bool = option(
+        False,
+        "compute the batches of --replicas at the same time, as tf.distribute.MirroredStrategy "
+        "does: each on a GPU, or on a logical CPU if there are none",
+    )
     overlap: bool = option(
         False,
         "on a cluster, read the rows and variables of a step while the previous step computes: "
@@ -63,8 +75,17 @@ class ClusterConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        self._check_replicas()
         if self.overlap and self.max_staleness_steps is not None:
             raise UsageError(
                 "--overlap makes a worker's own steps meet, which --max-staleness-steps does not "
                 "count: leave one of them out"
+            )
+
+    def _check_replicas(self) -> None:
+        if self.mirrored and self.replicas == 1:
+            raise UsageError("--mirrored needs the number of devices: give --replicas 2 or more")
+        if self.replicas > 1 and (self.num_ps or self.num_workers > 1):
+            raise UsageError(
+                "--replicas divides the steps of one process: leave out --num-ps and --num-workers"
             )

@@ -102,6 +102,11 @@ class TrainConfig:
                 f"unit_rows must be at least the batch size {self.batch_size} "
                 f"but got {self.unit_rows}"
             )
+        if self.unit_rows < self.step_rows:
+            raise UsageError(
+                f"unit_rows must be at least the {self.step_rows} rows of a step of "
+                f"{self.cluster.replicas} replicas but got {self.unit_rows}"
+            )
 
     @classmethod
     def from_options(cls, **options: Any) -> TrainConfig:
@@ -118,10 +123,15 @@ class TrainConfig:
         return config_fields.values_of(self)
 
     @property
+    def step_rows(self) -> int:
+        """Examples per step of all replicas."""
+        return self.batch_size * self.cluster.replicas
+
+    @property
     def rate_scale(self) -> float:
         """What the learning rates are multiplied by for the batch size."""
         meant = self.optimizer.rates_batch_size
-        return self.batch_size / meant if meant else 1.0
+        return self.step_rows / meant if meant else 1.0
 
     def keep_policies(self) -> tuple[KeepPolicy, ...]:
         """Makes the policies that keep checkpoints; the newest two manifests always stay."""

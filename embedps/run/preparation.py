@@ -131,6 +131,8 @@ def chief_task(config: TrainConfig) -> dict[str, Any] | None:
         return None
     if config.cluster.num_ps:
         raise UsageError("--num-ps is of a local cluster; TF_CONFIG already names one")
+    if config.cluster.replicas > 1:
+        raise UsageError("--replicas divides the steps of one process; TF_CONFIG names a cluster")
     kind, index = task["task"]["type"], task["task"]["index"]
     if kind != "chief":
         raise UsageError(

@@ -14,6 +14,7 @@ from embedps.checkpoint.evicted_directory import EvictedDirectory
 from embedps.checkpoint.format.ledger_state import check_ledger
 from embedps.checkpoint.retention import KeepPolicy
 from embedps.cluster.interface import Cluster
+from embedps.cluster.replica_devices import make_mirrored_strategy
 from embedps.data.dataset import Dataset
 from embedps.engine.checkpoint_restore import check_tables, dtype_changes, eviction_changes
 from embedps.engine.dense_optimizer import (
@@ -26,9 +27,10 @@ from embedps.engine.model_signature import check_optimizer, check_signature, sig
 from embedps.engine.network_check import check_missing, check_step
 from embedps.engine.random_numbers import reseed_generators
 from embedps.engine.recommender import Recommender
+from embedps.engine.replica_unit import make_replica_unit
 from embedps.engine.step_logs import StepLogs
 from embedps.engine.step_model import StepModel
-from embedps.engine.unit_functions import ClipNorms, make_train_unit
+from embedps.engine.unit_functions import ClipNorms, UnitFunction, make_train_unit
 from embedps.engine.variable_names import name_optimizer
 from embedps.errors import UsageError
 from embedps.run.config import TrainConfig
@@ -110,12 +112,17 @@ def set_up(
         check_ledger(last.ledger, directory.manifest_path(last.number))
         ledger.restore(last.ledger)
     local = not cluster.shard_devices[0].startswith("/job:")
+    replicas = config.cluster.replicas
+    if replicas > 1 and not local:
+        raise UsageError("--replicas divides the steps of one process, not those of a cluster")
+    # First: it divides the CPU, if TensorFlow has not started yet.
+    mirrored = make_mirrored_strategy(replicas) if config.cluster.mirrored else None
     asked = config.optimizer
     tf.keras.utils.set_random_seed(config.seed)
     with cluster.scope():
         model = StepModel(recommender, dataset)
         network = model.network
-        check_step(model, cluster.strategy, on_servers=not local)
+        check_step(model, cluster.strategy, on_servers=not local or replicas > 1)
         nan_where_missing = not check_missing(model, dataset)
         optimizer = make_dense_optimizer(
             model.optimizer or asked.dense_optimizer,
@@ -169,24 +176,39 @@ def set_up(
     if evicted is not None:
         evicted.begin(0 if last is None else last.save_number)
     step_logs = StepLogs(collection.container, most_stale=config.cluster.max_staleness_steps)
+    unit_input = model.input(
+        batch_rows=config.batch_size, shuffle_rows=config.unit_rows if config.shuffle else 0
+    )
+    clip = ClipNorms(rows=asked.row_clip_norm, dense=asked.dense_clip_norm)
+    train_unit: UnitFunction
+    if replicas > 1:
+        train_unit = make_replica_unit(
+            model,
+            optimizer,
+            collection,
+            unit_input,
+            num_replicas=replicas,
+            strategy=mirrored,
+            clip=clip,
+        )
+    else:
+        train_unit = make_train_unit(
+            model,
+            optimizer,
+            collection,
+            cluster.strategy,
+            unit_input,
+            overlap=config.cluster.overlap,
+            clip=clip,
+            logs=step_logs,
+        )
     return TrainingSetup(
         directory=directory,
         ledger=ledger,
         collection=collection,
         model=model,
         writer=writer,
-        train_unit=make_train_unit(
-            model,
-            optimizer,
-            collection,
-            cluster.strategy,
-            model.input(
-                batch_rows=config.batch_size, shuffle_rows=config.unit_rows if config.shuffle else 0
-            ),
-            overlap=config.cluster.overlap,
-            clip=ClipNorms(rows=asked.row_clip_norm, dense=asked.dense_clip_norm),
-            logs=step_logs,
-        ),
+        train_unit=train_unit,
         step_logs=step_logs,
         set_dense_rate=set_dense_rate,
         examples_before=examples_before,

@@ -1,0 +1,116 @@
+"""Runs of one process that take each step in parts: on devices or not, resumed in another mode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.dense import read_dense
+from embedps.data.dataset import Dataset
+from embedps.errors import UsageError
+from embedps.run.summary import read_evaluations
+from tests import commands
+from tests.builders import latest, make_trainer, write_dataset
+from tests.checkpoint.readers import read_chain
+
+FIELDS: dict[str, Any] = {
+    "sparse_learning_rate": 0.2,
+    "dense_learning_rate": 0.05,
+    "dense_optimizer": "adagrad",
+    "eval": "inline",
+}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Its units end with steps of fewer parts, and with shorter batches."""
+    return write_dataset(tmp_path_factory.mktemp("data") / "set", train=(1200, 700))
+
+
+def run(dataset: Dataset, model_dir: Path, **fields: Any) -> dict[str, Any]:
+    return make_trainer(dataset, model_dir, **FIELDS, **fields).fit().summary
+
+
+def dense_of(model_dir: Path) -> dict[str, np.ndarray]:
+    dense = latest(model_dir).dense
+    assert dense is not None
+    return read_dense(CheckpointDirectory(model_dir).file(dense))
+
+
+def assert_same_checkpoint(first: Path, second: Path) -> None:
+    """The same rows, with their optimizer slots and steps, variables and scores, to the bit."""
+    for group in {t["group"] for t in latest(first).tables}:
+        ours, theirs = (
+            read_chain(CheckpointDirectory(d), latest(d), group).to_pandas().sort_values("id")
+            for d in (first, second)
+        )
+        assert ours.to_dict("list").keys() == theirs.to_dict("list").keys()
+        for name in ours:
+            left, right = list(ours[name]), list(theirs[name])
+            assert all(np.array_equal(a, b) for a, b in zip(left, right, strict=True)), name
+    ours_dense, theirs_dense = dense_of(first), dense_of(second)
+    assert ours_dense.keys() == theirs_dense.keys()
+    for name, value in ours_dense.items():
+        np.testing.assert_array_equal(value, theirs_dense[name], name)
+    scores = [
+        [(e["step"], e["auc"], e["logloss"]) for e in read_evaluations(d)] for d in (first, second)
+    ]
+    assert scores[0] == scores[1]
+    assert len(scores[0]) == 2
+
+
+@pytest.mark.slow
+def test_mirrored_run_resumes_without_devices_to_the_same_bits(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    flags = ("--replicas=2", "--mirrored", "--eval=inline")
+    commands.finish(commands.train(dataset, tmp_path / "ours", *commands.SMALL, *flags))
+    summary = run(dataset, tmp_path / "ours", replicas=2, epochs=2)
+    expected = run(dataset, tmp_path / "theirs", replicas=2, epochs=2)
+    assert summary["examples"] == expected["examples"] == 2 * dataset.split("train").rows
+    assert summary["units"]["repeated"] == 0
+    assert_same_checkpoint(tmp_path / "ours", tmp_path / "theirs")
+
+
+def test_run_resumes_with_other_replicas(dataset: Dataset, tmp_path: Path) -> None:
+    losses = [
+        run(dataset, tmp_path, replicas=replicas, epochs=epochs)["training"]["logloss"]
+        for epochs, replicas in ((1, 1), (2, 3))
+    ]
+    assert losses == sorted(losses, reverse=True)
+    assert latest(tmp_path).progress["examples"] == 2 * dataset.split("train").rows
+
+
+def test_learning_rates_are_of_the_examples_of_a_step(dataset: Dataset, tmp_path: Path) -> None:
+    trainer = make_trainer(dataset, tmp_path, replicas=2, batch_size=64, rates_batch_size=256)
+    assert trainer._config.rate_scale == 0.5
+    trainer.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"mirrored": True}, "--mirrored needs the number of devices: give --replicas 2 or more"),
+        ({"replicas": 2, "num_ps": 1}, "--replicas divides the steps of one process: leave out"),
+        ({"replicas": 2, "num_workers": 2}, "leave out --num-ps and --num-workers"),
+        ({"replicas": 9}, "at least the 576 rows of a step of 9 replicas but got 512"),
+        ({"replicas": 0}, "replicas must be at least 1 but got 0"),
+        # TensorFlow has started in this process, with one CPU.
+        (
+            {"replicas": 2, "mirrored": True},
+            "needs 2 logical CPUs but TensorFlow has started with 1",
+        ),
+    ],
+)
+def test_what_replicas_cannot_do_is_refused(
+    dataset: Dataset, tmp_path: Path, fields: dict[str, Any], message: str
+) -> None:
+    import tensorflow as tf
+
+    tf.zeros([])
+    with pytest.raises(UsageError, match=message):
+        make_trainer(dataset, tmp_path / "m", **fields)

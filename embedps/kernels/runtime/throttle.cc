@@ -13,6 +13,8 @@ namespace {
 
 constexpr double kShareOfCores = 0.04;
 constexpr double kLongestSleepSecs = 0.02;  // how often it asks `is_busy` again
+// A sleep costs a switch of threads and back, so it follows this much work at least.
+constexpr double kLeastWorkSecs = 0.001;
 
 std::atomic<int> num_throttles{0};
 
@@ -49,8 +51,9 @@ Throttle::Throttle(double cores, double max_pause_secs, std::function<bool()> is
 Throttle::~Throttle() { --num_throttles; }
 
 void Throttle::Pause() {
-  double now = clock_->Now();
   const double worked = clock_->ThreadSecs() - thread_secs_;
+  if (worked < kLeastWorkSecs) return;
+  double now = clock_->Now();
   const double until = at_ + worked * num_throttles.load() / cores_;
   while (now < until && left_secs_ > 0 && is_busy_()) {
     clock_->Sleep(std::min({until - now, left_secs_, kLongestSleepSecs}));

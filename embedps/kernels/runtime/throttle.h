@@ -30,8 +30,8 @@ class Throttle {
   Throttle(const Throttle&) = delete;
   Throttle& operator=(const Throttle&) = delete;
 
-  // Sleeps until the work since the last call fits the budget. Do not call it with a lock that
-  // others wait for.
+  // Sleeps until the work since the last sleep fits the budget; returns at once after less than a
+  // millisecond of work. Do not call it with a lock that others wait for.
   void Pause();
 
  private:
@@ -39,7 +39,7 @@ class Throttle {
   const std::function<bool()> is_busy_;
   ThrottleClock* const clock_;
   double left_secs_;         // that it may still sleep
-  double at_, thread_secs_;  // the clock's values at the last call
+  double at_, thread_secs_;  // the clock's values at the last call that counted the work
 };
 
 }  // namespace embedps

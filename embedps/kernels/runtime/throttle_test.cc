@@ -42,6 +42,19 @@ TEST(ThreadTakesItsShareOfTime) {
   EXPECT_TRUE(clock.longest() <= 0.02 + 1e-9);
 }
 
+TEST(ShortPiecesOfWorkAreCountedTogether) {
+  FakeClock clock;
+  Throttle throttle(0.1, 100, [] { return true; }, &clock);
+  for (int i = 0; i < 9; ++i) {
+    clock.Work(0.0001);
+    throttle.Pause();
+  }
+  EXPECT_EQ(clock.slept(), 0.0);
+  clock.Work(0.0002);
+  throttle.Pause();
+  EXPECT_TRUE(Near(clock.slept(), 0.0099));
+}
+
 TEST(TimeWithoutACoreCountsAsSleep) {
   FakeClock clock;
   Throttle throttle(0.1, 100, [] { return true; }, &clock);

@@ -30,30 +30,23 @@ CounterMap::CounterMap(uint64_t table_salt, uint32_t expire_steps, CounterBudget
       expire_ticks_(expire_steps == 0 ? 0 : TickOf(expire_steps - 1) + 1),
       budget_(budget) {}
 
-CounterMap::Entry* CounterMap::Find(const Page& page, uint64_t hash, int64_t id) {
-  for (uint32_t at = Home(page, hash); !page.entries[at].empty();) {
-    if (page.entries[at].id == id) return &page.entries[at];
-    if (++at == page.capacity) at = 0;
-  }
-  return nullptr;
-}
-
 uint32_t CounterMap::Count(uint64_t hash, int64_t id, uint32_t step) const {
   if (directory_.empty()) return 0;
-  const Entry* entry = Find(*PageOf(hash), hash, id);
-  return entry == nullptr || Expired(entry->tick, TickOf(step)) ? 0 : entry->count;
+  const Entry* entry = Probe(*PageOf(hash), hash, id);  // an empty one counts 0
+  return Expired(entry->tick, TickOf(step)) ? 0 : entry->count;
 }
 
 bool CounterMap::Show(uint64_t hash, int64_t id, uint32_t examples, uint32_t min_count,
                       uint32_t step) {
   const uint32_t now = TickOf(step);
   Page* page = directory_.empty() ? nullptr : PageOf(hash);
-  Entry* entry = page == nullptr ? nullptr : Find(*page, hash, id);
+  Entry* entry = page == nullptr ? nullptr : Probe(*page, hash, id);
+  const bool is_known = entry != nullptr && !entry->empty();
   uint32_t count = examples;
-  if (entry != nullptr && !Expired(entry->tick, now)) count += entry->count;
+  if (is_known && !Expired(entry->tick, now)) count += entry->count;
   if (count >= min_count) return true;
-  if (entry == nullptr) {
-    entry = Add(hash, id, now, &page);
+  if (!is_known) {
+    entry = Add(hash, id, now, entry, &page);
   } else if (entry->count == 0) {
     ++size_;  // it was removed
     entry->tick = now;
@@ -68,8 +61,8 @@ bool CounterMap::Show(uint64_t hash, int64_t id, uint32_t examples, uint32_t min
 void CounterMap::Erase(uint64_t hash, int64_t id) {
   if (directory_.empty()) return;
   Page* page = PageOf(hash);
-  Entry* found = Find(*page, hash, id);
-  if (found == nullptr || found->count == 0) return;
+  Entry* found = Probe(*page, hash, id);
+  if (found->count == 0) return;  // it is empty, or removed
   --size_;
   if (!found->saved) return Remove(page, found);
   found->count = 0;
@@ -79,14 +72,15 @@ void CounterMap::Erase(uint64_t hash, int64_t id) {
 
 void CounterMap::Load(uint64_t hash, const CounterRecord& counter) {
   Page* page = directory_.empty() ? nullptr : PageOf(hash);
-  Entry* entry = page == nullptr ? nullptr : Find(*page, hash, counter.id);
+  Entry* entry = page == nullptr ? nullptr : Probe(*page, hash, counter.id);
+  const bool is_known = entry != nullptr && !entry->empty();
   if (counter.count == 0) {
-    if (entry == nullptr) return;
+    if (!is_known) return;
     size_ -= entry->count != 0;
     return Remove(page, entry);
   }
-  if (entry == nullptr) {
-    entry = Add(hash, counter.id, 0, &page);
+  if (!is_known) {
+    entry = Add(hash, counter.id, 0, entry, &page);
   } else {
     size_ += entry->count == 0;
   }
@@ -95,17 +89,19 @@ void CounterMap::Load(uint64_t hash, const CounterRecord& counter) {
   entry->saved = 1;
 }
 
-CounterMap::Entry* CounterMap::Add(uint64_t hash, int64_t id, uint32_t now, Page** page) {
-  while (directory_.empty() || IsFull(PageOf(hash)->used + 1, PageOf(hash)->capacity)) {
+CounterMap::Entry* CounterMap::Add(uint64_t hash, int64_t id, uint32_t now, Entry* end,
+                                   Page** page) {
+  while (*page == nullptr || IsFull((*page)->used + 1, (*page)->capacity)) {
     MakeRoom(hash, now);
+    *page = PageOf(hash);
+    end = Probe(**page, hash, id);
   }
-  *page = PageOf(hash);
-  Entry entry{};
-  entry.id = id;
-  entry.count = 1;
-  entry.tick = now;
+  end->id = id;
+  end->count = 1;
+  end->tick = now;
+  ++(*page)->used;
   ++size_;
-  return Place(*page, entry, hash);
+  return end;
 }
 
 void CounterMap::Remove(Page* page, Entry* found) {
@@ -128,14 +124,13 @@ void CounterMap::Remove(Page* page, Entry* found) {
   --page->used;
 }
 
-CounterMap::Entry* CounterMap::Place(Page* page, const Entry& entry, uint64_t hash) {
+void CounterMap::Place(Page* page, const Entry& entry, uint64_t hash) {
   uint32_t at = Home(*page, hash);
   while (!page->entries[at].empty()) {
     if (++at == page->capacity) at = 0;
   }
   page->entries[at] = entry;
   ++page->used;
-  return &page->entries[at];
 }
 
 std::unique_ptr<CounterMap::Entry[]> CounterMap::Renew(Page* page, uint32_t capacity) {
@@ -166,19 +161,26 @@ void CounterMap::Charge(int64_t more) {
 }
 
 void CounterMap::Forget(Page* page, uint32_t num) {
-  // Removed counters that a cut still has to give go last: a restore could bring them back.
-  const auto worth = [](const Entry* entry) {
-    return std::make_pair(entry->count == 0, uint32_t{entry->tick} << 8 | entry->count);
-  };
-  std::vector<Entry*> entries;
+  // Most are equal: a tick is many steps long. Chance chooses among equals, with another draw each
+  // time. Otherwise the same places would be emptied again and again, and the others would fill
+  // up to long probe sequences.
+  const uint64_t draw = Mix64(++num_forgets_);
+  std::vector<std::pair<uint64_t, uint32_t>> worths;  // and the entry
+  worths.reserve(page->used);
   for (uint32_t at = 0; at < page->capacity; ++at) {
-    if (!page->entries[at].empty()) entries.push_back(&page->entries[at]);
+    const Entry& entry = page->entries[at];
+    if (entry.empty()) continue;
+    // Removed counters that a cut still has to give go last: a restore could bring them back.
+    const uint64_t worth =
+        uint64_t{entry.count == 0} << 29 | uint64_t{entry.tick} << 8 | entry.count;
+    const uint64_t chance = Mix64(draw ^ static_cast<uint64_t>(entry.id)) >> 32;
+    worths.emplace_back(worth << 32 | chance, at);
   }
-  std::nth_element(entries.begin(), entries.begin() + num, entries.end(),
-                   [&](const Entry* a, const Entry* b) { return worth(a) < worth(b); });
+  std::nth_element(worths.begin(), worths.begin() + num, worths.end());
   for (uint32_t i = 0; i < num; ++i) {
-    size_ -= entries[i]->count != 0;
-    *entries[i] = Entry{};
+    Entry& entry = page->entries[worths[i].second];
+    size_ -= entry.count != 0;
+    entry = Entry{};
   }
 }
 

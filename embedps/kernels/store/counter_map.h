@@ -129,12 +129,21 @@ class CounterMap {
     // A shard's hashes share their highest bits, and a page's the lowest. A product mixes them.
     return static_cast<uint32_t>((((hash * kSplitMixIncrement) >> 32) * page.capacity) >> 32);
   }
-  static Entry* Find(const Page& page, uint64_t hash, int64_t id);
+  // Returns an id's entry, or the empty one where its probe sequence ends.
+  static Entry* Probe(const Page& page, uint64_t hash, int64_t id) {
+    for (uint32_t at = Home(page, hash);;) {
+      Entry* entry = &page.entries[at];
+      if (entry->id == id || entry->empty()) return entry;
+      if (++at == page.capacity) at = 0;
+    }
+  }
   bool Expired(uint32_t tick, uint32_t now) const {
     return expire_ticks_ > 0 && now > tick && now - tick > expire_ticks_;
   }
-  // Adds an entry for an absent id, with a count of 1.
-  Entry* Add(uint64_t hash, int64_t id, uint32_t now, Page** page);
+  // Adds an entry for an absent id, with a count of 1: at `end`, where its probe sequence in
+  // `*page` ends, if there is room. Both are null if there is no page. Sets `*page` to the entry's
+  // page.
+  Entry* Add(uint64_t hash, int64_t id, uint32_t now, Entry* end, Page** page);
   void Remove(Page* page, Entry* found);
   void MakeRoom(uint64_t hash, uint32_t now);
   void Split(Page* page, uint64_t hash);
@@ -143,7 +152,7 @@ class CounterMap {
   void Forget(Page* page, uint32_t num);
   bool HasBudget(int64_t more) const;
   void Charge(int64_t more);
-  static Entry* Place(Page* page, const Entry& entry, uint64_t hash);
+  static void Place(Page* page, const Entry& entry, uint64_t hash);
   // Gives a page empty entries and returns the ones before.
   std::unique_ptr<Entry[]> Renew(Page* page, uint32_t capacity);
 
@@ -154,6 +163,7 @@ class CounterMap {
   std::vector<Page*> directory_;  // 2^n entries
   int64_t size_ = 0;              // counters, without removed ones
   int64_t bytes_ = 0;
+  uint64_t num_forgets_ = 0;
 };
 
 }  // namespace embedps

@@ -187,6 +187,22 @@ TEST(AtItsBudgetForgetsThoseThatNoExampleShowedForLongest) {
   EXPECT_TRUE(recent + 3 >= counters.size() * 9 / 10);
 }
 
+TEST(AtItsBudgetForgetsEqualsByChanceInAllPlaces) {
+  CounterBudget budget(64 << 10);
+  CounterMap counters(kSalt, 0, &budget);
+  for (int64_t id = 0; id < 100000; ++id) Add(&counters, id, 1, 0);
+  // Where a counter lies in its page, in eighths.
+  constexpr int kParts = 8;
+  int64_t in_part[kParts] = {};
+  for (const auto& [id, counter] : CopyOf(&counters)) {
+    ++in_part[(HashOf(id) * kSplitMixIncrement) >> 61];
+  }
+  for (const int64_t of_part : in_part) {
+    EXPECT_TRUE(of_part > counters.size() / kParts * 4 / 5);
+    EXPECT_TRUE(of_part < counters.size() / kParts * 6 / 5);
+  }
+}
+
 TEST(LoadedAndForgottenCountersAreNotListed) {
   CounterMap counters(kSalt, 0, &no_limit);
   counters.Load(HashOf(3), {3, 4, 2048});

@@ -21,12 +21,13 @@ OptimizerSlotEncoding RowLayout::optimizer_slot_encoding() const {
                                             : OptimizerSlotEncoding::kBfloat16;
 }
 
-double RowLayout::SquaredNorm(const RowHeader& row) const {
+double RowLayout::SquaredNorm(const RowHeader& row, double enough) const {
   const char* embedding = reinterpret_cast<const char*>(&row) + kHeaderBytes;
-  constexpr int kAtOnce = 64;
+  constexpr int kAtOnce = 16;
   float values[kAtOnce];
   double sum = 0;
-  for (int first = 0; first < dim; first += kAtOnce) {
+  // The sum never decreases.
+  for (int first = 0; first < dim && !(sum >= enough); first += kAtOnce) {
     const int count = std::min(kAtOnce, dim - first);
     Widen(row_dtype, embedding + first * FloatBytes(row_dtype), count, values);
     for (int i = 0; i < count; ++i) sum += static_cast<double>(values[i]) * values[i];

@@ -50,8 +50,9 @@ class RowLayout {
     Widen(slot_dtype, slots + first * FloatBytes(slot_dtype), width, to);
   }
 
-  // Returns the embedding's squared L2 norm, summed in double and in order.
-  double SquaredNorm(const RowHeader& row) const;
+  // Returns the embedding's squared L2 norm, summed in double and in order. May leave floats out
+  // once the sum is `enough`.
+  double SquaredNorm(const RowHeader& row, double enough) const;
 
   // Write floats, rounded to the nearest.
   void WriteEmbedding(const float* from, RowHeader* row) const {

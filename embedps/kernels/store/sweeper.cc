@@ -40,9 +40,14 @@ void Sweeper::Run() {
                       &clock);
     sweep_([&] {
       throttle.Pause();
-      return Wait(0);
+      return !HasEnded();
     });
   }
+}
+
+bool Sweeper::HasEnded() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return ended_;
 }
 
 bool Sweeper::Wait(double secs) {

@@ -37,6 +37,7 @@ class Sweeper {
   };
 
   void Run();
+  bool HasEnded();
   bool Wait(double secs);  // returns false once the object ends
 
   const std::function<void(const Pause&)> sweep_;

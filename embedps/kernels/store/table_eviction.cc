@@ -22,8 +22,6 @@ int64_t CountedBytes(const RowLayout& layout) {
   return static_cast<int64_t>(layout.row_bytes()) + TableEviction::kBookkeepingBytes;
 }
 
-bool IsBelow(float norm, double squared) { return squared < static_cast<double>(norm) * norm; }
-
 int64_t Slack(int64_t limit) { return limit / 64 + kFirstRoom; }
 
 }  // namespace
@@ -182,6 +180,7 @@ bool TableEviction::Sweep(int64_t steps, const Sweeper::Pause& pause) {
 void TableEviction::SweepSlice(Stripe* stripe, uint32_t first, uint32_t now) {
   const uint32_t last = std::min(first + kSliceRows, stripe->used());
   const uint32_t oldest = oldest_step_.load(std::memory_order_relaxed);
+  const double least_squared = static_cast<double>(config_.min_norm) * config_.min_norm;
   for (uint32_t number = first; number < last; ++number) {
     const RowHeader* row = stripe->Row(number);
     if (!row->live) continue;
@@ -189,7 +188,7 @@ void TableEviction::SweepSlice(Stripe* stripe, uint32_t first, uint32_t now) {
         (config_.ttl_steps > 0 && int64_t{row->last_step} + config_.ttl_steps < now)) {
       Remove(stripe, number, EvictionCause::kAge);
     } else if (config_.min_norm > 0 && row->frequency > 0 &&
-               IsBelow(config_.min_norm, layout_.SquaredNorm(*row))) {
+               layout_.SquaredNorm(*row, least_squared) < least_squared) {
       Remove(stripe, number, EvictionCause::kNorm);
     }
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <mutex>
 #include <utility>
 
@@ -11,6 +12,7 @@ namespace embedps {
 namespace {
 
 constexpr uint32_t kSliceRows = 256;  // rows to visit while holding a stripe's lock
+constexpr double kNeverEnough = std::numeric_limits<double>::infinity();
 
 }  // namespace
 
@@ -64,7 +66,7 @@ TableScan RowStore::Scan(int table, const std::function<void()>& pause) const {
           scan.frequencies.Add(row.frequency);
           hottest.Add(row.id, row.frequency);
           if (number % TableScan::kNormStride == 0) {
-            scan.norms.Add(std::sqrt(layout_.SquaredNorm(row)));
+            scan.norms.Add(std::sqrt(layout_.SquaredNorm(row, kNeverEnough)));
           }
         }
       }

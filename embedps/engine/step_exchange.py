@@ -26,9 +26,28 @@ import tensorflow as tf
 from embedps.engine.random_numbers import unseeded
 from embedps.engine.server_optimizer import make_remote_variables
 from embedps.engine.step_logs import StepLogs
+from embedps.engine.unit_parts import StepPart
 from embedps.tables import ops
 from embedps.tables.activations import Ids
 from embedps.tables.collection import EmbeddingCollection, LookupResult
+
+
+class Request(NamedTuple):
+    """Holds what a step requests of a server, on that server.
+
+    Attributes:
+      number: the step's number, int64 scalar.
+      learning_rate: of the tables, float32 scalar.
+      worker: the index of the worker's task, int64 scalar.
+      part: which part of a step this is, or None.
+      asked: by shard of the server ids, splits and, if counted, examples.
+    """
+
+    number: tf.Tensor
+    learning_rate: tf.Tensor
+    worker: tf.Tensor
+    part: StepPart | None
+    asked: list[list[tf.Tensor]]
 
 
 class StepInputs(NamedTuple):
@@ -39,7 +58,7 @@ class StepInputs(NamedTuple):
       weights: the variables' values; gradients are taken of these and of `lookup.rows`.
       number: the step's number, int64 scalar.
       learning_rate: of the tables, float32 scalar.
-      sent: maps each server to the step, learning rate, worker, ids and splits on that server.
+      sent: maps each server to what was requested of it, on that server.
       seen: maps each server to the number of steps that it had applied, on that server.
       read: maps each server to the values that were read from its variables.
       changes: what the step adds to the network's state, once it has computed.
@@ -49,10 +68,32 @@ class StepInputs(NamedTuple):
     weights: list[Any]
     number: tf.Tensor
     learning_rate: tf.Tensor
-    sent: Mapping[str, Sequence[tf.Tensor]]
+    sent: Mapping[str, Request]
     seen: Mapping[str, tf.Tensor]
     read: Mapping[str, Sequence[tf.Tensor]]
     changes: list[tf.Tensor | None]
+
+
+class RowUpdate(NamedTuple):
+    """Holds the gradients of rows of one shard, on the shard's server.
+
+    Attributes:
+      group: the index of the tables' group.
+      shard: the index of the shard.
+      ids: int64 [n], as `EmbeddingCollection.update_shard` takes them.
+      splits: int32 [num_tables + 1].
+      gradients: float32 [n, dim].
+      examples: int32 [n]; None if the group has no admission.
+      absent: uint8 [n]; None if the group has no admission.
+    """
+
+    group: int
+    shard: int
+    ids: tf.Tensor
+    splits: tf.Tensor
+    gradients: tf.Tensor
+    examples: tf.Tensor | None
+    absent: tf.Tensor | None
 
 
 class StepExchange(Protocol):
@@ -65,7 +106,12 @@ class StepExchange(Protocol):
     steps_per_iteration: int
 
     def begin(
-        self, ids: Mapping[str, Ids], *, number: tf.Tensor, learning_rate: tf.Tensor
+        self,
+        ids: Mapping[str, Ids],
+        *,
+        number: tf.Tensor,
+        learning_rate: tf.Tensor,
+        part: StepPart | None = None,
     ) -> StepInputs:
         """Gets the rows and variables that a batch needs.
 
@@ -73,6 +119,8 @@ class StepExchange(Protocol):
           ids: as `EmbeddingCollection.lookup` takes them; absent rows are created.
           number: the step's number, int64 scalar in [0, 2^32); the same in every attempt.
           learning_rate: of the tables, float32 scalar.
+          part: which part of a step that several ranks take together; its number is `number`. None
+            if this is a whole step.
         """
 
     def computing(self, inputs: StepInputs) -> AbstractContextManager[None]:
@@ -130,7 +178,12 @@ class LocalExchange:
         self._collection = collection
 
     def begin(
-        self, ids: Mapping[str, Ids], *, number: tf.Tensor, learning_rate: tf.Tensor
+        self,
+        ids: Mapping[str, Ids],
+        *,
+        number: tf.Tensor,
+        learning_rate: tf.Tensor,
+        part: StepPart | None = None,
     ) -> StepInputs:
         """Looks up the rows; the weights are the variables themselves."""
         found = self._collection.lookup(ids, insert=True, step=number)
@@ -162,9 +215,14 @@ class RemoteExchange:
     """Exchanges with parameter servers: three messages per step and server.
 
     Each loop iteration costs three more: the start of the iteration and of its body, and the end.
+    Classes that inherit this one say what becomes of a step on a server: `_enter` and `_apply`.
+
+    Attributes:
+      logs_all: whether each server logs each step, even if it has nothing that learns.
     """
 
     steps_per_iteration = 4
+    logs_all = False
 
     def __init__(
         self,
@@ -191,7 +249,12 @@ class RemoteExchange:
         self._logs = self._step_logs.make(self._on)
 
     def begin(
-        self, ids: Mapping[str, Ids], *, number: tf.Tensor, learning_rate: tf.Tensor
+        self,
+        ids: Mapping[str, Ids],
+        *,
+        number: tf.Tensor,
+        learning_rate: tf.Tensor,
+        part: StepPart | None = None,
     ) -> StepInputs:
         """Requests rows and variables from all servers; gives tensors of this device."""
         found = self._collection.route(ids, counts=True)
@@ -208,22 +271,30 @@ class RemoteExchange:
         worker = self._step_logs.enter(ops.task_index())
         for device, shards in self._on.items():
             request = [number, learning_rate, worker]
+            if part is not None:
+                request.append(tf.stack(part))
+            num_scalars = len(request)
             for g, shard in shards:
                 request += found.routed[g].request(shard)
             rated = [(g, shard) for g, shard in shards if rates[g]]
             message = ops.pack(request)
             with tf.device(device):
-                sent[device] = ops.unpack(
-                    message, [tf.TensorSpec(r.shape, r.dtype) for r in request]
+                there = ops.unpack(message, [tf.TensorSpec(r.shape, r.dtype) for r in request])
+                wanted = self._by_shard(device, there[num_scalars:])
+                sent[device] = Request(
+                    there[0],
+                    there[1],
+                    there[2],
+                    None if part is None else StepPart(*tf.unstack(there[3], len(part))),
+                    wanted,
                 )
-                wanted = self._by_shard(device, sent[device][3:])
-                seen[device] = ops.steps_seen(self._logs[device], sent[device][0])
+                seen[device] = self._enter(device, sent[device])
                 with tf.control_dependencies([seen[device]]):  # read the variables only now
                     rows_there = []
                     for (g, shard), parts in zip(shards, wanted, strict=True):
                         if absent[g]:
                             shown, absent[g][shard] = self._collection.lookup_shown(
-                                g, shard, *parts, step=sent[device][0]
+                                g, shard, *parts, step=sent[device].number
                             )
                         else:
                             shown = self._collection.lookup_shard(g, shard, *parts, insert=True)
@@ -273,51 +344,97 @@ class RemoteExchange:
     ) -> None:
         """Sends the gradients; servers update the variables with the ops that Keras would call."""
         updates = self._variables.updates(gradients, inputs.read, inputs.changes)
+        absent = inputs.lookup.absent
         logged = []
         for device, shards in self._on.items():
             parts = [*(row_gradients[g][shard] for g, shard in shards), *updates.get(device, [])]
             known = [part for part in parts if part is not None]
-            if not known:
+            if not known and not self.logs_all:
                 continue
             exact = self._variables.num_exact(device)
             exact -= sum(part is None for part in parts[len(parts) - exact :])
-            message = ops.pack(known, self._wire_dtypes(known, exact))
+            message = ops.pack(known, self._wire_dtypes(known, exact)) if known else None
             specs = [tf.TensorSpec(part.shape, part.dtype) for part in known]
             with tf.device(device):
-                arrived = iter(ops.unpack(message, specs))
+                arrived = iter(() if message is None else ops.unpack(message, specs))
                 there = [None if part is None else next(arrived) for part in parts]
-                number, learning_rate, worker, *sent = inputs.sent[device]
-                wanted = self._by_shard(device, sent)
-                absent = inputs.lookup.absent
-                is_new = ops.step_is_new(self._logs[device], number)
-                applied = [
-                    self._collection.update_shard(
+                rows = [
+                    RowUpdate(
                         g,
                         shard,
                         asked[0],
                         asked[1],
                         gradient,
-                        learning_rate=learning_rate,
-                        step=number,
-                        is_new=is_new,
-                        examples=asked[2] if absent[g] else None,
-                        absent=absent[g][shard] if absent[g] else None,
+                        asked[2] if absent[g] else None,
+                        absent[g][shard] if absent[g] else None,
                     )
                     for (g, shard), asked, gradient in zip(
-                        shards, wanted, there[: len(shards)], strict=True
+                        shards, inputs.sent[device].asked, there[: len(shards)], strict=True
                     )
                     if gradient is not None
                 ]
-                applied += self._variables.update(device, there[len(shards) :], is_new=is_new)
-                # Logged last: another attempt must apply what is lost half-way.
-                with tf.control_dependencies(applied):
-                    logged.append(
-                        ops.step_applied(
-                            self._logs[device], number, worker=worker, seen=inputs.seen[device]
-                        )
-                    )
+                logged.append(self._apply(device, inputs, rows, there[len(shards) :]))
         first = next(iter(self._on))  # has the gate
-        self._step_logs.leave(inputs.sent[first][2], logged)
+        self._step_logs.leave(inputs.sent[first].worker, logged)
+
+    def _enter(self, device: str, request: Request) -> tf.Tensor:
+        """Begins a step on a server, the current device; gives how many it had applied before."""
+        return ops.steps_seen(self._logs[device], request.number)
+
+    def _apply(
+        self,
+        device: str,
+        inputs: StepInputs,
+        rows: Sequence[RowUpdate],
+        update: Sequence[tf.Tensor | None],
+    ) -> tf.Operation:
+        """Applies a step on a server, the current device, and logs it.
+
+        Args:
+          device: the server's.
+          inputs: the step's.
+          rows: the server's rows that have gradients.
+          update: of the server's variables.
+        """
+        is_new = ops.step_is_new(self._logs[device], inputs.sent[device].number)
+        applied = self._update_rows(rows, inputs.sent[device], is_new=is_new)
+        applied += self._variables.update(device, update, is_new=is_new)
+        return self._log_step(device, inputs, applied)
+
+    def _update_rows(
+        self,
+        rows: Sequence[RowUpdate],
+        request: Request,
+        *,
+        step: tf.Tensor | None = None,
+        is_new: tf.Tensor,
+    ) -> list[tf.Operation]:
+        """Updates rows on the current device; by default they get the request's step number."""
+        return [
+            self._collection.update_shard(
+                each.group,
+                each.shard,
+                each.ids,
+                each.splits,
+                each.gradients,
+                learning_rate=request.learning_rate,
+                step=request.number if step is None else step,
+                is_new=is_new,
+                examples=each.examples,
+                absent=each.absent,
+            )
+            for each in rows
+        ]
+
+    def _log_step(
+        self, device: str, inputs: StepInputs, applied: Sequence[tf.Operation]
+    ) -> tf.Operation:
+        """Logs a step once it is applied: another attempt must apply what is lost half-way."""
+        number, _, worker, *_ = inputs.sent[device]
+        with tf.control_dependencies(applied):
+            return ops.step_applied(
+                self._logs[device], number, worker=worker, seen=inputs.seen[device]
+            )
 
     def _by_shard(self, device: str, parts: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
         """Splits what a server was sent by its shards: ids, splits and, if counted, examples."""

@@ -41,15 +41,45 @@ class StepLogs:
         self.most_stale = most_stale
         self._container = container
         self._logs: dict[str, tf.Tensor] = {}
+        self._shared: Mapping[str, tf.Tensor] = {}
 
     def make(self, devices: Iterable[str]) -> Mapping[str, tf.Tensor]:
         """Makes the log of each device; returns them."""
+        self._logs = self._new(devices)
+        return self._logs
+
+    def make_shared(self, devices: Iterable[str]) -> Mapping[str, tf.Tensor]:
+        """Makes logs of the steps that workers take together; returns them."""
+        self._shared = self._new(devices)
+        return self._shared
+
+    def share(self) -> Mapping[str, tf.Tensor]:
+        """Says that workers take all steps together; returns the logs that `make` made."""
+        self._shared = self._logs
+        return self._shared
+
+    def open_steps(self) -> dict[int, list[int | None]]:
+        """Lists, on one server, the steps that wait for parts.
+
+        Returns:
+          By step, for each rank the worker that brought the part; None if none has.
+        """
+        found: dict[int, list[int | None]] = {}
+        for device, log in list(self._shared.items())[:1]:
+            with tf.device(device):
+                parts: np.ndarray = ops.open_steps(log).numpy()
+            for step, _, worker in parts.tolist():
+                found.setdefault(step, []).append(None if worker < 0 else worker)
+        return found
+
+    def _new(self, devices: Iterable[str]) -> dict[str, tf.Tensor]:
+        logs = {}
         for device in devices:
             with tf.device(device):
-                self._logs[device] = ops.step_log(
+                logs[device] = ops.step_log(
                     container=self._container, shared_name=f"steps/{uuid.uuid4().hex}"
                 )
-        return self._logs
+        return logs
 
     def enter(self, worker: tf.Tensor) -> tf.Tensor:
         """Gives a worker's number, in a step's graph, once its step may begin."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,11 +14,15 @@ from embedps.data.unit_reader import Batch, UnitReader
 from embedps.engine.step_exchange import StepInputs, make_step_exchange
 from embedps.engine.step_logs import StepLogs
 from embedps.engine.step_model import StepModel
-from embedps.errors import DatasetError, ServerLostError
+from embedps.engine.sync_exchange import SyncMode, make_sync_exchange
+from embedps.engine.unit_parts import StepPart, rank_of_unit, rank_seed
+from embedps.errors import DatasetError, ServerLostError, UsageError
 from embedps.metrics import Counts
 from embedps.tables.collection import EmbeddingCollection
 
 UnitFunction = Callable[..., Counts]
+Begin = Callable[[Batch, int], StepInputs]
+"""Begins the step of a batch; the number says which of the loop's iteration."""
 
 
 class ClipNorms(NamedTuple):
@@ -56,13 +61,14 @@ def make_train_unit(
     overlap: bool,
     clip: ClipNorms = NO_CLIP,
     logs: StepLogs | None = None,
+    sync: SyncMode = "none",
 ) -> UnitFunction:
     """Makes the function that trains on a unit.
 
     The function loops over all batches of the unit in one call; one call per step reaches 0.77 of
     that throughput. Each step looks up rows on their shards, runs the network forward and backward,
-    and applies the summed gradients of the rows and those of the network. Workers do not wait for
-    each other.
+    and applies the summed gradients of the rows and those of the network. With `sync` "none",
+    workers do not wait for each other.
 
     With `overlap` on a cluster, a step requests its rows and variables before the step before it
     ends, so that the worker computes while the servers look up. So these values lack the gradients
@@ -79,14 +85,29 @@ def make_train_unit(
         one process.
       clip: limits the gradients of a step.
       logs: get the parameter servers' logs; by default nobody reads them.
+      sync: what workers update together, in steps that each has a part of.
 
     Returns:
       A tf.function of (path string, first_row, num_rows, seed, first_step: int64 scalars,
       learning_rate float32 scalar; a factor if the model has a schedule) that returns the
-      Counts of the predictions made before each update.
+      Counts of the predictions made before each update. If sync is not "none", it has three more
+      int64 scalars: rank, num_ranks and after. It then trains on a rank's part of the unit, as
+      `unit_parts` divides it, and begins once the step `after` is applied, or at once if that is
+      negative. Each rank of a unit gets the same other arguments.
+
+    Raises:
+      UsageError: steps overlap, or there are no servers, with a sync that is not "none".
     """
+    if overlap and sync != "none":
+        raise UsageError(
+            f"overlap must be off with sync {sync!r} but is on: a step begins once the step before "
+            "is applied"
+        )
     row_rate = model.row_rates()
-    exchange = make_step_exchange(
+    make_exchange = (
+        make_step_exchange if sync == "none" else functools.partial(make_sync_exchange, sync)
+    )
+    exchange = make_exchange(
         model.model,
         optimizer,
         collection,
@@ -110,24 +131,30 @@ def make_train_unit(
 
     steps_ahead = 1 if overlap else 0
 
-    def train_batches(
-        batches: list[Batch], first_step: tf.Tensor, learning_rate: tf.Tensor
-    ) -> Counts:
+    def train_batches(batches: list[Batch], begin: Begin) -> Counts:
         counts: Counts | None = None
         requested: list[StepInputs] = []
         for k, batch in enumerate(batches):
             for j in range(len(requested), min(k + steps_ahead + 1, len(batches))):
-                number = first_step + j
-                requested.append(
-                    exchange.begin(
-                        batches[j].columns,
-                        number=number,
-                        learning_rate=row_rate(number, learning_rate),
-                    )
-                )
+                requested.append(begin(batches[j], j))
             more = train_step(batch, requested[k])
             counts = more if counts is None else _add(counts, more)
         return model.zero_counts(training=True) if counts is None else counts
+
+    def train_all(
+        reader: tf.Tensor, num_batches: tf.Tensor, begin_at: Callable[[tf.Tensor], Begin]
+    ) -> Counts:
+        counts = model.zero_counts(training=True)
+        num_whole = num_batches // exchange.steps_per_iteration * exchange.steps_per_iteration
+        # Several steps per iteration: each iteration costs messages to and from each server.
+        for i in tf.range(0, num_whole, exchange.steps_per_iteration):
+            batches = [next_batch(reader) for _ in range(exchange.steps_per_iteration)]
+            counts = _add(counts, strategy.run(train_batches, args=(batches, begin_at(i))))
+        if exchange.steps_per_iteration > 1:
+            for i in tf.range(num_whole, num_batches):
+                batches = [next_batch(reader)]
+                counts = _add(counts, strategy.run(train_batches, args=(batches, begin_at(i))))
+        return counts
 
     @tf.function
     def train_unit(
@@ -138,23 +165,47 @@ def make_train_unit(
         first_step: tf.Tensor,
         learning_rate: tf.Tensor,
     ) -> Counts:
-        reader = unit_input.open(path, first_row, num_rows, seed)
-        counts = model.zero_counts(training=True)
-        num_batches = -(-num_rows // unit_input.batch_rows)
-        num_whole = num_batches // exchange.steps_per_iteration * exchange.steps_per_iteration
-        # Several steps per iteration: each iteration costs messages to and from each server.
-        for i in tf.range(0, num_whole, exchange.steps_per_iteration):
-            batches = [next_batch(reader) for _ in range(exchange.steps_per_iteration)]
-            more = strategy.run(train_batches, args=(batches, first_step + i, learning_rate))
-            counts = _add(counts, more)
-        if exchange.steps_per_iteration > 1:
-            for i in tf.range(num_whole, num_batches):
-                batches = [next_batch(reader)]
-                more = strategy.run(train_batches, args=(batches, first_step + i, learning_rate))
-                counts = _add(counts, more)
-        return counts
+        def begin(first: tf.Tensor, batch: Batch, k: int) -> StepInputs:
+            number = first_step + first + k
+            rate = row_rate(number, learning_rate)
+            return exchange.begin(batch.columns, number=number, learning_rate=rate)
 
-    return train_unit  # type: ignore[no-any-return]
+        reader = unit_input.open(path, first_row, num_rows, seed)
+        num_batches = -(-num_rows // unit_input.batch_rows)
+        return train_all(reader, num_batches, lambda i: functools.partial(begin, i))
+
+    @tf.function
+    def train_rank(
+        path: tf.Tensor,
+        first_row: tf.Tensor,
+        num_rows: tf.Tensor,
+        seed: tf.Tensor,
+        first_step: tf.Tensor,
+        learning_rate: tf.Tensor,
+        rank: tf.Tensor,
+        num_ranks: tf.Tensor,
+        after: tf.Tensor,
+    ) -> Counts:
+        own = rank_of_unit(
+            first_row, num_rows, batch_rows=unit_input.batch_rows, rank=rank, num_ranks=num_ranks
+        )
+
+        def begin(first: tf.Tensor, batch: Batch, k: int) -> StepInputs:
+            before = (first + k) * num_ranks  # batches of the unit
+            step = first_step + before
+            part = StepPart(
+                rank=rank,
+                num_parts=tf.minimum(num_ranks, own.unit_batches - before),
+                num_rows=batch.num_rows,
+                after=tf.where(before > 0, step - num_ranks, after),
+            )
+            rate = row_rate(step, learning_rate)
+            return exchange.begin(batch.columns, number=step + rank, learning_rate=rate, part=part)
+
+        reader = unit_input.open(path, own.first_row, own.num_rows, rank_seed(seed, rank))
+        return train_all(reader, own.num_batches, lambda i: functools.partial(begin, i))
+
+    return train_unit if sync == "none" else train_rank  # type: ignore[no-any-return]
 
 
 def make_eval_unit(

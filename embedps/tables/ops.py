@@ -1,6 +1,6 @@
 """Typed wrappers of the kernels' ops. They add only names, types and the gradient."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -357,6 +357,99 @@ def step_applied(
       seen: as `steps_seen` returned it when the worker's request was answered.
     """
     return kernels.load().embedps_step_applied(log, step, worker, seen)
+
+
+def await_step(log: tf.Tensor, step: tf.Tensor, *, after: tf.Tensor) -> tf.Tensor:
+    """Waits until a log has the step `after`, int64 scalar; not if that is negative.
+
+    Args:
+      log: as `step_log` returns it.
+      step: int64 scalar in [0, 2^32). If the log has it, there is nothing to wait for.
+      after: the number of the step to wait for, or -1.
+
+    Returns:
+      How many steps the log then has, an int64 scalar.
+    """
+    return kernels.load().embedps_await_step(log, step, after)
+
+
+def add_part(
+    log: tf.Tensor,
+    number: tf.Tensor,
+    *,
+    num_parts: tf.Tensor,
+    rank: tf.Tensor,
+    num_rows: tf.Tensor,
+    worker: tf.Tensor,
+    seen: tf.Tensor,
+    ids: Sequence[tf.Tensor],
+    splits: Sequence[tf.Tensor],
+    gradients: Sequence[tf.Tensor],
+    counts: Mapping[int, tuple[tf.Tensor, tf.Tensor]],
+    dense: Sequence[tf.Tensor],
+) -> Any:
+    """Adds a part of a step that several workers take together.
+
+    The first part of a number counts; that of a step in the log is ignored. The caller whose part
+    completes the step gets the merged parts and applies them; then it calls `step_taken`.
+
+    Args:
+      log: as `step_log` returns it.
+      number: the part's, int64 scalar in [0, 2^32); the step's number and the rank.
+      num_parts: of the step, int64 scalar.
+      rank: int64 scalar in [0, num_parts).
+      num_rows: of the part's batch, int64 scalar; floats are weighted by it.
+      worker: as in `step_applied`.
+      seen: as in `step_applied`.
+      ids: per store int64 [n], ordered by table, each id once per table.
+      splits: per store int32 [num_tables + 1].
+      gradients: per store float32 [n, dim].
+      counts: by index of a store that admits ids, the `examples` and `absent` of `admit`.
+      dense: float32, int32 or int64 of any shapes. Whole numbers are summed without weights.
+
+    Returns:
+      is_complete, a bool scalar; the turn to apply the step; and with the names and structures of
+      the arguments, `merged_ids`, `merged_splits`, `merged_gradients`, `merged_examples`,
+      `merged_absent` and `merged_dense`. If not is_complete, there are no ids, and the dense
+      tensors are the caller's own.
+    """
+    return kernels.load().embedps_add_part(
+        log=log,
+        part=number,
+        num_parts=num_parts,
+        rank=rank,
+        num_rows=num_rows,
+        worker=worker,
+        seen=seen,
+        ids=list(ids),
+        splits=list(splits),
+        gradients=list(gradients),
+        examples=[examples for examples, _ in counts.values()],
+        absent=[absent for _, absent in counts.values()],
+        counted=list(counts),
+        dense=list(dense),
+    )
+
+
+def step_taken(log: tf.Tensor, is_complete: tf.Tensor, turn: tf.Tensor) -> tf.Operation:
+    """Logs all parts of a step that the caller has applied; nothing if not is_complete.
+
+    Args:
+      log: as `step_log` returns it.
+      is_complete: as `add_part` returned it.
+      turn: as `add_part` returned it.
+    """
+    return kernels.load().embedps_step_taken(log, is_complete, turn)
+
+
+def open_steps(log: tf.Tensor) -> tf.Tensor:
+    """Lists the parts of steps that lack some.
+
+    Returns:
+      int64 [n, 3], sorted: the step, the rank, and the worker that brought the part; -1 if none
+      has.
+    """
+    return kernels.load().embedps_open_steps(log)
 
 
 def step_enter(log: tf.Tensor, worker: tf.Tensor, *, most: int) -> tf.Operation:

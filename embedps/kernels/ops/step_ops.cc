@@ -1,17 +1,15 @@
 // Ops on a server's log of the steps that it has applied.
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "embedps/kernels/ops/cancellable_wait.h"
+#include "embedps/kernels/ops/step_log_resource.h"
 #include "embedps/kernels/ops/store_resource.h"
-#include "embedps/kernels/runtime/step_gate.h"
-#include "embedps/kernels/runtime/step_log.h"
-#include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -24,26 +22,6 @@ using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
-
-class StepLogResource : public tensorflow::ResourceBase {
- public:
-  std::string DebugString() const override { return "embedps step log"; }
-
-  StepLog log;
-  StepGate gate;
-};
-
-using LogPtr = tensorflow::core::RefCountPtr<StepLogResource>;
-
-absl::Status FindLog(OpKernelContext* context, LogPtr* log, uint32_t* step) {
-  TF_RETURN_IF_ERROR(
-      tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 0), log));
-  int64_t number = 0;
-  TF_RETURN_IF_ERROR(ReadScalar(context, 1, "step", &number));
-  TF_RETURN_IF_ERROR(CheckStep(number));
-  *step = static_cast<uint32_t>(number);
-  return absl::OkStatus();
-}
 
 REGISTER_OP("EmbedpsStepLog")
     .Attr("container: string")
@@ -157,37 +135,17 @@ class StepEnterOp : public tensorflow::AsyncOpKernel {
         context, LookupResource(context, tensorflow::HandleFromInput(context, 0), &found), done);
     int64_t worker = 0;
     OP_REQUIRES_OK_ASYNC(context, ReadScalar(context, 1, "worker", &worker), done);
-    const auto resource = std::make_shared<LogPtr>(std::move(found));
-    StepGate* gate = &(*resource)->gate;
-    // Whichever comes first, the gate or a cancellation, ends the op.
-    const auto ended = std::make_shared<std::atomic<bool>>(false);
-    const auto ticket = std::make_shared<std::atomic<int64_t>>(-1);
-    tensorflow::CancellationManager* manager = context->cancellation_manager();
-    const auto token = manager ? manager->get_cancellation_token()
-                               : tensorflow::CancellationManager::kInvalidToken;
-    const bool cancelled =
-        manager && !manager->RegisterCallback(token, [context, done, resource, ended, ticket] {
-          if (ended->exchange(true)) return;
-          (*resource)->gate.Cancel(ticket->load());  // keeps the gate alive
-          context->SetStatus(absl::CancelledError("the step was cancelled"));
-          done();
-        });
-    if (cancelled) {
-      context->SetStatus(absl::CancelledError("the step was cancelled"));
-      done();
-      return;
-    }
-    const int64_t number = gate->Enter(worker, most_, [done, ended, manager, token, gate, worker] {
-      if (ended->exchange(true)) {  // was cancelled as it began
+    StepGate* gate = &found->gate;
+    const auto wait = CancellableWait::Start(context, done, std::move(found),
+                                             [gate](int64_t ticket) { gate->Cancel(ticket); });
+    if (wait == nullptr) return;
+    wait->SetTicket(gate->Enter(worker, most_, [done, wait, gate, worker] {
+      if (wait->End()) {
+        done();
+      } else {  // was cancelled as it began
         gate->Leave(worker);
-        return;
       }
-      if (manager) manager->TryDeregisterCallback(token);
-      done();
-    });
-    ticket->store(number);
-    // A cancellation that came before the ticket was known.
-    if (ended->load()) gate->Cancel(number);
+    }));
   }
 
  private:

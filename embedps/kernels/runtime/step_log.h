@@ -6,6 +6,8 @@
 #include <bitset>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -16,6 +18,13 @@ namespace embedps {
 // Thread-safe. Takes one bit per step, and a number per worker and staleness.
 class StepLog {
  public:
+  // A step of a worker that read the server's state after `seen` steps.
+  struct Entry {
+    uint32_t step = 0;
+    int64_t worker = 0, seen = 0;
+  };
+  using Begin = std::function<void()>;
+
   bool Has(uint32_t step) const {
     std::lock_guard<std::mutex> lock(mutex_);
     return HasLocked(step);
@@ -27,14 +36,46 @@ class StepLog {
     return count_;
   }
 
-  // Adds a step of a worker that read the server's state after `seen` steps. The steps that were
-  // added since then are its staleness. A step that the log has changes nothing.
-  void Add(uint32_t step, int64_t worker, int64_t seen) {
+  // Adds a step. The steps that were added since its worker read are its staleness. A step that the
+  // log has changes nothing.
+  void Add(uint32_t step, int64_t worker, int64_t seen) { Add({{step, worker, seen}}); }
+
+  // Adds the parts of a step together: none of them makes another stale. Calls what waits for one.
+  void Add(const std::vector<Entry>& parts) {
+    std::vector<Begin> begun;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      const int64_t before = count_;
+      for (const Entry& part : parts) {
+        if (HasLocked(part.step)) continue;
+        blocks_[part.step / kBlockSteps].set(part.step % kBlockSteps);
+        ++staleness_[{part.worker, before - part.seen}];
+        ++count_;
+        if (!waiting_.empty()) TakeWaiting(part.step, &begun);
+      }
+    }
+    for (const Begin& each : begun) each();
+  }
+
+  // Calls `begin` as soon as the log has a step, maybe at once. Returns a number for `Cancel`.
+  int64_t WhenAdded(uint32_t step, Begin begin) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!HasLocked(step)) {
+        waiting_.insert({step, {next_ticket_, std::move(begin)}});
+        return next_ticket_++;
+      }
+    }
+    begin();
+    return -1;
+  }
+
+  // Forgets what waits.
+  void Cancel(int64_t ticket) {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (HasLocked(step)) return;
-    blocks_[step / kBlockSteps].set(step % kBlockSteps);
-    ++staleness_[{worker, count_ - seen}];
-    ++count_;
+    for (auto at = waiting_.begin(); at != waiting_.end();) {
+      at = at->second.first == ticket ? waiting_.erase(at) : std::next(at);
+    }
   }
 
   // Lists (worker, staleness, number of steps), sorted.
@@ -52,10 +93,18 @@ class StepLog {
     return block != blocks_.end() && block->second.test(step % kBlockSteps);
   }
 
+  void TakeWaiting(uint32_t step, std::vector<Begin>* begun) {
+    const auto [first, last] = waiting_.equal_range(step);
+    for (auto at = first; at != last; ++at) begun->push_back(std::move(at->second.second));
+    waiting_.erase(first, last);
+  }
+
   static constexpr uint32_t kBlockSteps = 4096;
   mutable std::mutex mutex_;
   std::map<uint32_t, std::bitset<kBlockSteps>> blocks_;
-  std::map<std::pair<int64_t, int64_t>, int64_t> staleness_;  // by worker and staleness
+  std::map<std::pair<int64_t, int64_t>, int64_t> staleness_;    // by worker and staleness
+  std::multimap<uint32_t, std::pair<int64_t, Begin>> waiting_;  // by step: ticket, what to call
+  int64_t next_ticket_ = 0;
   int64_t count_ = 0;
 };
 

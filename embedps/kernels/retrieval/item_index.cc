@@ -1,36 +1,65 @@
 #include "embedps/kernels/retrieval/item_index.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <new>
 #include <utility>
 
+#include "embedps/kernels/retrieval/item_codes.h"
 #include "embedps/kernels/runtime/simd.h"
 
 namespace embedps {
 namespace {
 
-constexpr int kLanes = 64;            // items of a block
 constexpr int64_t kPartBlocks = 512;  // a thread takes so many at a time
+constexpr int kFewLanes = 4;          // of a block, which are scored one by one
 
 typedef float Floats __attribute__((vector_size(64), aligned(64), may_alias));
+
+// Computes that of one lane, as `Multiply` does.
+EMBEDPS_SIMD float MultiplyLane(const float* __restrict values, const float* __restrict query,
+                                int dim) {
+  float sum = 0;
+  for (int i = 0; i < dim; ++i) sum += query[i] * values[i * kLanes];
+  return sum;
+}
+
+// Written so that what is not a number is above, too.
+EMBEDPS_SIMD bool AnyAbove(const float* __restrict most, float least) {
+  int any = 0;
+  for (int lane = 0; lane < kLanes; ++lane) any |= !(most[lane] < least);
+  return any != 0;
+}
+
+// Gives the lanes whose scores may be `least` or more.
+uint64_t LanesAbove(const BlockCodes& codes, const CodedQuery& query, const BlockCodes& next,
+                    float least) {
+  alignas(64) float most[kLanes];
+  BoundScores(codes, query, next, most);
+  if (!AnyAbove(most, least)) return 0;
+  uint64_t lanes = 0;
+  for (int lane = 0; lane < kLanes; ++lane) lanes |= uint64_t{!(most[lane] < least)} << lane;
+  return lanes;
+}
+
+void Raise(float value, std::atomic<float>* to) {
+  float before = to->load(std::memory_order_relaxed);
+  while (before < value && !to->compare_exchange_weak(before, value, std::memory_order_relaxed)) {
+  }
+}
 
 struct FreeMemory {
   void operator()(float* memory) const { std::free(memory); }
 };
 
 // Computes the dot products of a query with a block's items, values [dim, kLanes].
-EMBEDPS_SIMD void Multiply(const float* __restrict values, const float* __restrict next,
-                           const float* __restrict query, int dim, float* __restrict scores) {
+EMBEDPS_SIMD void Multiply(const float* __restrict values, const float* __restrict query, int dim,
+                           float* __restrict scores) {
   Floats a = {}, b = {}, c = {}, d = {};
   for (int i = 0; i < dim; ++i) {
-    // The next block's pages are elsewhere: the processor does not foresee them.
-    __builtin_prefetch(next + i * kLanes);
-    __builtin_prefetch(next + i * kLanes + 16);
-    __builtin_prefetch(next + i * kLanes + 32);
-    __builtin_prefetch(next + i * kLanes + 48);
     const Floats* row = reinterpret_cast<const Floats*>(values + i * kLanes);
     a += query[i] * row[0];
     b += query[i] * row[1];
@@ -44,30 +73,40 @@ EMBEDPS_SIMD void Multiply(const float* __restrict values, const float* __restri
   to[3] = d;
 }
 
-EMBEDPS_SIMD bool AnyAtLeast(const float* __restrict scores, float least) {
-  int any = 0;
-  for (int lane = 0; lane < kLanes; ++lane) any |= scores[lane] >= least;
-  return any != 0;
-}
-
 }  // namespace
 
 struct ItemIndex::Block {
+  // In one piece: values, scales, errors and codes.
+  static size_t Floats(int dim) { return static_cast<size_t>(kLanes) * (dim + 2); }
+  static size_t Bytes(int dim) { return sizeof(float) * Floats(dim) + kLanes * dim; }
+
   explicit Block(int dim) {
-    const size_t bytes = sizeof(float) * kLanes * dim;
-    values.reset(static_cast<float*>(std::aligned_alloc(64, bytes)));
-    if (values == nullptr) throw std::bad_alloc();
-    std::memset(values.get(), 0, bytes);
+    memory.reset(static_cast<float*>(std::aligned_alloc(64, Bytes(dim))));
+    if (memory == nullptr) throw std::bad_alloc();
+    std::memset(memory.get(), 0, Bytes(dim));
+    values = memory.get();
+    codes.scales = values + kLanes * dim;
+    codes.errors = codes.scales + kLanes;
+    codes.numbers = reinterpret_cast<int8_t*>(values + Floats(dim));
   }
   Block(const Block& other, int dim) : Block(dim) {
     live = other.live;
     std::copy(other.ids, other.ids + kLanes, ids);
-    std::memcpy(values.get(), other.values.get(), sizeof(float) * kLanes * dim);
+    std::memcpy(memory.get(), other.memory.get(), Bytes(dim));
+  }
+
+  void Set(int lane, int64_t id, const float* vector, int dim) {
+    live |= uint64_t{1} << lane;
+    ids[lane] = id;
+    for (int i = 0; i < dim; ++i) values[i * kLanes + lane] = vector[i];
+    EncodeVector(vector, dim, lane, codes);
   }
 
   uint64_t live = 0;  // a bit per lane
   int64_t ids[kLanes] = {};
-  std::unique_ptr<float[], FreeMemory> values;  // [dim, kLanes]
+  float* values;  // [dim, kLanes]
+  BlockCodes codes;
+  std::unique_ptr<float[], FreeMemory> memory;
 };
 
 // Lanes of a block.
@@ -166,12 +205,7 @@ class ItemIndex::Change {
     std::sort(writes.begin(), writes.end());  // a block after the other
     const int dim = made_->dim_;
     for (const auto& [slot, row] : writes) {
-      Block* block = Own(slot / kLanes);
-      const int lane = slot % kLanes;
-      block->live |= uint64_t{1} << lane;
-      block->ids[lane] = ids[row];
-      const float* from = vectors + row * dim;
-      for (int i = 0; i < dim; ++i) block->values[i * kLanes + lane] = from[i];
+      Own(slot / kLanes)->Set(slot % kLanes, ids[row], vectors + row * dim, dim);
     }
     if (added.empty()) return;
     std::vector<Place>& places = made_->places_;
@@ -242,17 +276,20 @@ std::vector<ItemIndex::BlockMask> ItemIndex::AllowedIn(const ItemFilter& filter)
   return masks;
 }
 
-void ItemIndex::ScanBlock(int64_t block, uint64_t lanes, const float* query, const float* next,
-                          Best* best) const {
+void ItemIndex::ScoreBlock(int64_t block, uint64_t lanes, const float* query, Best* best) const {
   const Block& from = *blocks_[block];
   alignas(64) float scores[kLanes];
-  Multiply(from.values.get(), next, query, dim_, scores);
-  if (!AnyAtLeast(scores, best->least())) return;
-  lanes &= from.live;
-  for (int lane = 0; lane < kLanes; ++lane) {
-    if (scores[lane] >= best->least() && (lanes >> lane & 1)) {
-      best->Add({scores[lane], from.ids[lane]});
+  if (__builtin_popcountll(lanes) <= kFewLanes) {
+    for (uint64_t left = lanes; left != 0; left &= left - 1) {
+      const int lane = __builtin_ctzll(left);
+      scores[lane] = MultiplyLane(from.values + lane, query, dim_);
     }
+  } else {
+    Multiply(from.values, query, dim_, scores);
+  }
+  for (uint64_t left = lanes; left != 0; left &= left - 1) {
+    const int lane = __builtin_ctzll(left);
+    if (scores[lane] >= best->least()) best->Add({scores[lane], from.ids[lane]});
   }
 }
 
@@ -273,13 +310,18 @@ void ItemIndex::Search(const float* queries, int64_t num_queries, int k,
       continue;
     }
     for (const BlockMask& mask : AllowedIn(filter)) {
-      const float* values = blocks_[mask.block]->values.get();
-      ScanBlock(mask.block, mask.lanes, queries + q * dim_, values, &best[q]);
+      const uint64_t lanes = mask.lanes & blocks_[mask.block]->live;
+      ScoreBlock(mask.block, lanes, queries + q * dim_, &best[q]);
     }
   }
   const int64_t num_blocks = static_cast<int64_t>(blocks_.size());
   const int64_t num_parts = (num_blocks + kPartBlocks - 1) / kPartBlocks;
   const int64_t cost = kPartBlocks * dim_ * 8 * static_cast<int64_t>(unlimited.size());
+  std::vector<CodedQuery> coded;
+  for (const int64_t q : unlimited) coded.emplace_back(queries + q * dim_, dim_);
+  // Of each query a score that k items have at least, as all threads know it.
+  std::vector<std::atomic<float>> least(unlimited.size());
+  for (auto& each : least) each = -std::numeric_limits<float>::infinity();
   std::mutex mutex;  // guards `best`
   if (!unlimited.empty()) {
     parallel(num_parts, cost, [&](int64_t first, int64_t last) {
@@ -288,9 +330,14 @@ void ItemIndex::Search(const float* queries, int64_t num_queries, int k,
       for (const int64_t q : unlimited) ours.emplace_back(k, &seen[q]);
       const int64_t end = std::min(last * kPartBlocks, num_blocks);
       for (int64_t block = first * kPartBlocks; block < end; ++block) {
-        const float* next = blocks_[std::min(block + 1, end - 1)]->values.get();
+        const Block& from = *blocks_[block];
+        const BlockCodes& next = blocks_[std::min(block + 1, end - 1)]->codes;
         for (size_t i = 0; i < unlimited.size(); ++i) {
-          ScanBlock(block, ~uint64_t{0}, queries + unlimited[i] * dim_, next, &ours[i]);
+          const float known = least[i].load(std::memory_order_relaxed);
+          const uint64_t lanes = from.live & LanesAbove(from.codes, coded[i], next, known);
+          if (lanes == 0) continue;
+          ScoreBlock(block, lanes, coded[i].values, &ours[i]);
+          Raise(ours[i].least(), &least[i]);
         }
       }
       const std::lock_guard<std::mutex> lock(mutex);
@@ -308,13 +355,13 @@ void ItemIndex::Read(const int64_t* ids, int64_t num_ids, float* vectors) const 
       std::fill(to, to + dim_, 0.0f);
       continue;
     }
-    const float* from = blocks_[slot / kLanes]->values.get() + slot % kLanes;
+    const float* from = blocks_[slot / kLanes]->values + slot % kLanes;
     for (int d = 0; d < dim_; ++d) to[d] = from[d * kLanes];
   }
 }
 
 int64_t ItemIndex::num_bytes() const {
-  const int64_t per_block = sizeof(Block) + sizeof(float) * kLanes * dim_ + sizeof(blocks_[0]);
+  const int64_t per_block = sizeof(Block) + Block::Bytes(dim_) + sizeof(blocks_[0]);
   return static_cast<int64_t>(blocks_.size()) * per_block +
          static_cast<int64_t>(places_.capacity() * sizeof(Place)) +
          static_cast<int64_t>(free_.capacity() * sizeof(int32_t));

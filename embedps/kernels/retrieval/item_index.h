@@ -1,5 +1,8 @@
 // Finds the items whose vectors have the highest dot products with a query, exactly.
 //
+// A search reads the codes of all items (item_codes.h), a quarter of the bytes. Of those blocks
+// that may have one of the best, it reads the vectors.
+//
 // An index never changes. A change makes another index that shares the blocks of items that stay
 // as they were. So searches go on beside a change, and each sees all of it or nothing.
 #ifndef EMBEDPS_KERNELS_RETRIEVAL_ITEM_INDEX_H_
@@ -66,8 +69,7 @@ class ItemIndex {
 
   int32_t SlotOf(int64_t id) const;  // -1 if there is no such item
   std::vector<BlockMask> AllowedIn(const ItemFilter& filter) const;
-  void ScanBlock(int64_t block, uint64_t lanes, const float* query, const float* next,
-                 Best* best) const;
+  void ScoreBlock(int64_t block, uint64_t lanes, const float* query, Best* best) const;
 
   int dim_;
   std::vector<std::shared_ptr<const Block>> blocks_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <random>
@@ -93,6 +94,34 @@ TEST(TheBestItemsAreThoseOfSorting) {
       const std::vector<float> query = MakeVector(dim, &random);
       for (const int k : {1, 10, 100}) {
         EXPECT_TRUE(Search(*index, query, k) == Reference(items, query, k));
+      }
+    }
+  }
+}
+
+// If k is the number of items, then each is scored; else only those that may be among the best.
+TEST(FewAreTheFirstOfAll) {
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal;
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const int dim : {1, 5, 64}) {
+    Items items;
+    for (int i = 0; i < 5000; ++i) {
+      std::vector<float> vector(dim);
+      for (float& value : vector) value = normal(random) * (i % 7 == 0 ? 30.0f : 1.0f);
+      items[i] = vector;
+    }
+    items[17][0] = infinity;
+    items[4000][0] = -infinity;
+    items[100] = std::vector<float>(dim, 1e-42f);
+    items[101] = items[102] = std::vector<float>(dim, 0.0f);
+    const auto index = Put(ItemIndex(dim), items, {});
+    for (int turn = 0; turn < 20; ++turn) {
+      std::vector<float> query(dim);
+      for (float& value : query) value = turn == 0 ? 0.0f : normal(random);
+      const Found all = Search(*index, query, items.size());
+      for (const int k : {1, 10, 300}) {
+        EXPECT_TRUE(Search(*index, query, k) == Found(all.begin(), all.begin() + k));
       }
     }
   }

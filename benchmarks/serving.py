@@ -44,7 +44,11 @@ _DIFFERENT = 200  # requests, which are sent in turn
 
 
 class Server:
-    """A server's process and addresses."""
+    """A server's process and addresses.
+
+    Attributes:
+      said: its lines before it served.
+    """
 
     def __init__(self, module: str, *arguments: str) -> None:
         """Starts it, and waits until it serves.
@@ -55,9 +59,12 @@ class Server:
         command = [sys.executable, "-m", module, *arguments, "--port=0", "--rest-port=0"]
         began = time.monotonic()
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        line = self.process.stdout.readline() if self.process.stdout is not None else ""
-        found = re.search(r"at (\S+) \(gRPC\) and (\S+)", line)
-        if found is None:
+        self.said: list[str] = []
+        for line in self.process.stdout or ():
+            if found := re.search(r"^serves .* at (\S+) \(gRPC\) and (\S+)", line):
+                break
+            self.said.append(line.strip())
+        else:
             raise UsageError(f"{module} did not start: see above")
         self.start_secs = time.monotonic() - began
         self.grpc, self.rest = found.groups()

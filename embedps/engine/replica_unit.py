@@ -237,7 +237,7 @@ def _compute_all(
     """Computes the parts, by rank."""
     if strategy is None:
         return [compute(request) for request in requests]
-    parts: dict[int, _Part] = {}
+    parts = dict[int, _Part]()  # AutoGraph refuses annotated names in closures
 
     def compute_own() -> None:
         context = tf.distribute.get_replica_context()

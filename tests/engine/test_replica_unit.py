@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -194,3 +195,28 @@ def test_three_steps_of_two_parts_equal_numpy_to_the_bit(dataset: Dataset, tmp_p
     assert ours.model.model.average.numpy() == average
     assert ours.model.model.calls.numpy() == 6
     assert ours.optimizer.iterations.numpy() == 3
+
+
+def test_replicas_of_a_strategy_compute_on_their_devices(dataset: Dataset) -> None:
+    """Tracing needs no devices: `tests/training/test_replicas.py` runs on them."""
+    devices = ["/device:CPU:0", "/device:CPU:1"]
+    strategy = tf.distribute.MirroredStrategy(
+        devices, cross_device_ops=tf.distribute.ReductionToOneDevice()
+    )
+    ours = Trained(dataset, make_dlrm(dataset), kind="adam")
+    reader = ours.model.input(batch_rows=60, shuffle_rows=0)
+    unit: Any = make_replica_unit(
+        ours.model, ours.optimizer, ours.collection, reader, num_replicas=2, strategy=strategy
+    )
+    numbers = [tf.constant(n, tf.int64) for n in (0, 600, 0, 0)]
+    graph = unit.get_concrete_function(tf.constant("path"), *numbers, tf.constant(0.5)).graph
+    (loop,) = (op for op in graph.get_operations() if op.type in ("While", "StatelessWhile"))
+    body = graph._get_function(loop.get_attr("body").name).graph
+    placed: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for op in body.get_operations():
+        placed[op.type][op.device[-len(devices[0]) :]] += 1
+    products = placed["MatMul"]
+    assert products.keys() == set(devices)
+    assert products[devices[0]] == products[devices[1]]
+    for kind in ("EmbedpsLookup", "EmbedpsCombine", "EmbedpsMergeRows", "ResourceApplyAdam"):
+        assert placed[kind].keys() == {devices[0]}, kind

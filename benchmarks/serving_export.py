@@ -56,9 +56,9 @@ class _Export:
         self._loaded = tf.saved_model.load(path)
         score = self._score = self._loaded.signatures["serving_default"]
         self.format = _Format(score.structured_input_signature[1])
-        self.name, self.standing, self.top_k_format = NAME, SimpleNamespace(number=1), None
+        self.name, self.standing = NAME, SimpleNamespace(number=1)
         reader = RequestReader(self.format.floats, self.format.integers)
-        self.model = SimpleNamespace(format=self.format, made={}, reader=reader)
+        self.model = SimpleNamespace(format=self.format, made={}, items=None, reader=reader)
         self._batcher = Batcher(
             self._answer,
             max_batch_rows=1024,

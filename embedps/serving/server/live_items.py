@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,10 +19,11 @@ from embedps.serving.server.item_encoder import ItemEncoder
 from embedps.serving.server.item_index import NO_ITEM, NO_SCORE, Ids, ItemIndex
 from embedps.serving.server.item_search import ItemSearch
 from embedps.serving.server.ivf_index import Floats
+from embedps.serving.server.made_columns import of_examples
 from embedps.serving.server.ranking import Ranking
 from embedps.serving.server.row_changes import RowChanges, read_changes
 from embedps.serving.server.tensor_values import Array
-from embedps.serving.server.top_k_format import TopKFormat, TopKRequest
+from embedps.serving.server.top_k_format import SEEN, TopKFormat, TopKRequest
 from embedps.tables.collection import EmbeddingCollection
 
 QUERY = "query"  # the prediction that is a query's vector
@@ -38,6 +40,7 @@ class LiveItems:
 
     Attributes:
       format: of the requests.
+      examples: of requests of tf.Examples, in which a list of `seen` may be absent.
     """
 
     def __init__(
@@ -67,13 +70,18 @@ class LiveItems:
         self._directory, self._ranking = directory, ranking
         self._catalog = ItemCatalog(candidates, model.features)
         self._by_row = ranking.items == "rows" and self._catalog.table is not None
+        columns = model.columns_of(model.output_inputs(QUERY))
+        missing_id = model.recommender.missing_id
         self.format = TopKFormat(
-            model.columns_of(model.output_inputs(QUERY)),
-            missing_id=model.recommender.missing_id,
+            columns,
+            missing_id=missing_id,
             has_ids=self._catalog.has_ids,
             default_k=ranking.default_k,
             max_k=ranking.max_k,
         )
+        if self._catalog.has_ids:
+            columns = dataclasses.replace(columns, id_lists=(*columns.id_lists, SEEN))
+        self.examples = of_examples(self.format, columns, missing_id=missing_id)
         keys = self._catalog.declared
         if self._by_row:
             changes = self._of_items(read_changes(directory, chain, self._catalog.tables))

@@ -24,7 +24,7 @@ from embedps.serving.server.ivf_index import SAMPLE_QUERIES
 from embedps.serving.server.live_items import QUERY, LiveItems, ranks_items
 from embedps.serving.server.made_columns import EXAMPLES, RAW, of_examples, of_raw
 from embedps.serving.server.ranking import Ranking
-from embedps.serving.server.request_error import RequestError
+from embedps.serving.server.request_error import RequestError, invalid
 from embedps.serving.server.request_reader import RequestReader
 from embedps.serving.server.requests import Request, RequestFormat, pad
 
@@ -117,6 +117,7 @@ class LiveModel(LoadedModel):
             return self._outputs(form.columns(*arguments))[QUERY]
 
         function = tf.function(queried, input_signature=form.signature()).get_concrete_function()
+        self._query_spec = tf.TensorSpec.from_tensor(function.structured_outputs)
         self._queried = GraphCall(function, form.zeros(1).arguments())
         for rows in _WARM_UP_ROWS:
             self._rank(items, items.format.zeros(rows))
@@ -145,21 +146,36 @@ class LiveModel(LoadedModel):
         dtypes = {"ids": id_dtype, "scores": tf.float32}
         return {name: tf.TensorSpec([None, None], dtype) for name, dtype in dtypes.items()}
 
+    @property
+    def query_specs(self) -> dict[str, tf.TensorSpec]:
+        """What `encode` gives, by name."""
+        return {QUERY: self._query_spec}
+
     def score(self, request: Request) -> Answer:
         """Scores records; not while `prepare`'s function runs."""
-        if not self._is_whole:
-            raise RequestError("UNAVAILABLE", "the rows are read again after an error: ask later")
+        self._check_whole()
         # In NumPy: in the function, it would be ten operations per column.
         padded = pad(request)
         found = self._call(padded.arguments(), rows=padded.rows)
         outputs = {name: value.numpy()[: request.rows] for name, value in found.items()}
         return Answer(number=self.manifest.number, outputs=outputs)
 
+    def encode(self, request: Request) -> Answer:
+        """Computes the vectors of queries; not while `prepare`'s function runs."""
+        self._check_whole()
+        vectors = self._queried(request.arguments(), rows=request.rows).numpy()
+        return Answer(number=self.manifest.number, outputs={QUERY: vectors})
+
     def rank(self, request: Request) -> Answer:
         """Finds the best items of queries; not while `prepare`'s function runs."""
-        if self.items is None or not self._is_whole:
-            raise RequestError("UNAVAILABLE", "the rows are read again after an error: ask later")
+        self._check_whole()
+        if self.items is None:
+            raise invalid("the model ranks no items")
         return self._rank(self.items, request)
+
+    def _check_whole(self) -> None:
+        if not self._is_whole:
+            raise RequestError("UNAVAILABLE", "the rows are read again after an error: ask later")
 
     def _rank(self, items: LiveItems, request: Request) -> Answer:
         parts = items.format.parts(request)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+import tensorflow as tf
 
 from embedps.serving.server import messages
 from embedps.serving.server.batcher import Answer
 from embedps.serving.server.health import Health
+from embedps.serving.server.live_items import QUERY
+from embedps.serving.server.live_model import LiveModel
 from embedps.serving.server.metrics import ROWS, SECONDS, Counter, Gauge, Histogram, Metrics
 from embedps.serving.server.request_error import RequestError, invalid
 from embedps.serving.server.requests import Format, Request
@@ -18,6 +22,7 @@ from embedps.serving.server.served_model import ServedModel
 
 SIGNATURE = "serving_default"
 TOP_K = "top_k"
+TOP_K_EXAMPLES = f"{TOP_K}_examples"
 _PREDICT_METHOD = "tensorflow/serving/predict"
 
 
@@ -121,7 +126,7 @@ class ModelApi:
             raise invalid(f"the signature must be {' or '.join(forms)} but is {signature!r}")
         _check_version(model, version)  # before it waits; it may change meanwhile
         request = read(form)
-        answer = (model.rank if signature == TOP_K else model.ask)(request, timeout)
+        answer = _ask_of(model, signature)(request, timeout)
         if version is not None and answer.number != version:
             raise _other_version(model, version, answer.number)
         if unknown := [each for each in wanted if each not in answer.outputs]:
@@ -141,11 +146,10 @@ class ModelApi:
         model = self.model(name)
         number = _check_version(model, version)
         made = messages.SignatureDefMap()
-        live = model.model
         for kind, form in _formats(model).items():
             signature = made.signature_def[kind]
             signature.method_name = _PREDICT_METHOD
-            outputs = live.top_k_specs if kind == TOP_K else live.output_specs
+            outputs = _output_specs(model.model, kind)
             for given, specs in ((signature.inputs, form.specs), (signature.outputs, outputs)):
                 for tensor, spec in specs.items():
                     given[tensor].name = f"{tensor}:0"
@@ -238,9 +242,24 @@ class ModelApi:
 
 def _formats(model: ServedModel) -> dict[str, Format]:
     """Gives the formats of a model's requests by signature."""
-    ranked, live = model.top_k_format, model.model
+    live = model.model
     formats: dict[str, Format] = {SIGNATURE: live.format, **live.made}
-    return formats if ranked is None else {**formats, TOP_K: ranked}
+    if live.items is not None:
+        formats |= {QUERY: live.items.format.query, TOP_K: live.items.format}
+        formats[TOP_K_EXAMPLES] = live.items.examples
+    return formats
+
+
+def _ask_of(model: ServedModel, signature: str) -> Callable[[Request, float | None], Answer]:
+    if signature in (TOP_K, TOP_K_EXAMPLES):
+        return model.rank
+    return model.encode if signature == QUERY else model.ask
+
+
+def _output_specs(live: LiveModel, signature: str) -> Mapping[str, tf.TensorSpec]:
+    if signature in (TOP_K, TOP_K_EXAMPLES):
+        return live.top_k_specs
+    return live.query_specs if signature == QUERY else live.output_specs
 
 
 def _check_version(model: ServedModel, version: int | None) -> int:

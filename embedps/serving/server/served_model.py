@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import TypeVar
 
 from embedps.checkpoint.directory import CheckpointDirectory
@@ -18,7 +19,6 @@ from embedps.serving.server.batcher import Answer, Batcher
 from embedps.serving.server.live_model import LiveModel
 from embedps.serving.server.request_error import RequestError
 from embedps.serving.server.requests import Request
-from embedps.serving.server.top_k_format import TopKFormat
 
 T = TypeVar("T")
 
@@ -136,10 +136,12 @@ class ServedModel:
             )
 
         self._batcher = batcher(lambda request: self._model.score(request))
-        # Of its own: a search takes longer than scores, which would wait for it.
+        # Of their own: a search takes longer than scores, which would wait for it.
         self._ranker: Batcher | None = None
+        self._encoder: Batcher | None = None
         if self._model.items is not None:
             self._ranker = batcher(lambda request: self._model.rank(request))
+            self._encoder = batcher(lambda request: self._model.encode(request))
         self._thread: threading.Thread | None = None
         if follows and number is None:
             self._thread = threading.Thread(target=self._follow, name=f"follow-{name}", daemon=True)
@@ -164,10 +166,11 @@ class ServedModel:
         """Scores a request; see `Batcher.ask`."""
         return self._batcher.ask(request, timeout)
 
-    @property
-    def top_k_format(self) -> TopKFormat | None:
-        """What requests for the best items hold; None if the model ranks nothing."""
-        return None if self._model.items is None else self._model.items.format
+    def encode(self, request: Request, timeout: float | None = None) -> Answer:
+        """Computes the vectors of queries; see `rank`."""
+        if self._encoder is None:
+            raise self._ranks_nothing()
+        return self._encoder.ask(request, timeout)
 
     def rank(self, request: Request, timeout: float | None = None) -> Answer:
         """Finds the best items of queries; see `Batcher.ask`.
@@ -175,10 +178,10 @@ class ServedModel:
         Raises:
           RequestError: as `Batcher.ask` does, or the model ranks nothing.
         """
-        form = self.top_k_format
-        if self._ranker is None or form is None:
-            raise RequestError("INVALID_ARGUMENT", f"model {self.name!r} ranks no items")
-        most = int(form.parts(request).k.max(initial=1))
+        items = self._model.items
+        if self._ranker is None or items is None:
+            raise self._ranks_nothing()
+        most = int(items.format.parts(request).k.max(initial=1))
         answer = self._ranker.ask(request, timeout)
         outputs = {name: array[:, :most] for name, array in answer.outputs.items()}
         return Answer(number=answer.number, outputs=outputs)
@@ -189,8 +192,8 @@ class ServedModel:
         if self._thread is not None:
             self._thread.join()
         self._batcher.close()
-        if self._ranker is not None:
-            self._ranker.close()
+        for batcher in self._others:
+            batcher.close()
         self._stack.close()
         self._model.close()
 
@@ -310,10 +313,17 @@ class ServedModel:
 
     def _between(self, change: Callable[[], T]) -> T:
         """Runs a change while no request is answered."""
-        ranker = self._ranker
-        if ranker is None:
-            return self._batcher.between(change)
-        return self._batcher.between(lambda: ranker.between(change))
+        for batcher in self._others:
+            change = partial(batcher.between, change)
+        return self._batcher.between(change)
+
+    @property
+    def _others(self) -> list[Batcher]:
+        """The batchers besides that of scores."""
+        return [batcher for batcher in (self._ranker, self._encoder) if batcher is not None]
+
+    def _ranks_nothing(self) -> RequestError:
+        return RequestError("INVALID_ARGUMENT", f"model {self.name!r} ranks no items")
 
     def _stand(self, apply_secs: float, applied_rows: int) -> Standing:
         manifest = self._model.manifest

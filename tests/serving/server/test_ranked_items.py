@@ -33,7 +33,7 @@ from embedps.serving.server.top_k_format import TopKRequest
 from models import two_tower
 from tests.builders import make_config
 from tests.models import planted_interactions
-from tests.serving.builders import split_of, tensors
+from tests.serving.builders import examples, split_of, tensors
 from tests.serving.server.builders import Client, Replay, predict_request, serving, until
 
 QUERIES, LEAST = 40, np.finfo(np.float32).min
@@ -190,17 +190,34 @@ def test_all_items_of_the_dataset_are_ranked_as_an_export_does(
     number = directory.numbers()[-1]
     recommender = read_run(trained).recommender(dataset)
     done = export_model(recommender, dataset, directory, tmp_path / "out", number, top_k=9)
-    given = queries_of(dataset) | tensors(split_of(dataset).slice(0, QUERIES), ["seen"])
-    exported = tf.saved_model.load(str(done.path)).signatures["top_k"]
-    want = exported(**{name: tf.constant(array) for name, array in given.items()})
+    asked = split_of(dataset).slice(0, QUERIES)
+    query = queries_of(dataset)
+    given = query | tensors(asked, ["seen"])
+    exported = tf.saved_model.load(str(done.path)).signatures
+    want = exported["top_k"](**{name: tf.constant(array) for name, array in given.items()})
     ranking = Ranking(items="dataset", default_k=9)
-    with serving(directory, dataset, ranking=ranking) as (_, model, addresses):
+    with serving(directory, dataset, ranking=ranking) as (api, model, addresses):
         client = Client(addresses.grpc)
         version, ids, scores = ask(client, given)
         assert version == number
         assert model.standing.items == len(Corpus.of(dataset, "item").ids)
         np.testing.assert_array_equal(ids, want["ids"])
         np.testing.assert_array_equal(scores, want["scores"])
+        # The other signatures are those of the export, too.
+        _, told = api.metadata("clicks")
+        assert set(told.signature_def) == set(exported)
+        assert {n: s.dtype for n, s in told.signature_def["query"].outputs.items()} == {"query": 1}
+        vectors = exported["query"](**{n: tf.constant(array) for n, array in query.items()})
+        response = client.predict(predict_request(query, signature="query"))
+        assert response.model_spec.version.value == number
+        found = tf.make_ndarray(response.outputs["query"])
+        assert found.tobytes() == vectors["query"].numpy().tobytes()
+        for columns in (["user", "history", "seen"], ["user", "history"]):
+            records = examples(asked, columns)
+            want = exported["top_k_examples"](examples=tf.constant(records["examples"]))
+            response = client.predict(predict_request(records, signature="top_k_examples"))
+            for name, array in want.items():
+                np.testing.assert_array_equal(tf.make_ndarray(response.outputs[name]), array)
         client.close()
 
 

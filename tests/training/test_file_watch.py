@@ -379,7 +379,7 @@ def test_no_example_is_lost_by_kills(
     run = start()
     read_until(run, "b.parquet: 1,500 examples, before training auc 0.")
     read_until(run, "units 12/12")
-    run.send_signal(signal.SIGTERM)
+    run.send_signal(signal.SIGINT)
     assert "run the same command again to resume: 12/12 units" in finish(run)
     summary = summary_of(model)
     assert summary["units"]["done"] == 12

@@ -23,7 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.tools.verify import verify
 from embedps.console import command_line
 from embedps.errors import EmbedpsError
+from embedps.run.cluster_config import SyncMode
 from embedps.run.summary import read_json
 
 UNIT_ROWS = 4096
@@ -188,6 +189,7 @@ def examine(training: Training, *, num_rows: int, epochs: int) -> dict[str, Any]
     return {
         "starts": training.starts,
         "exit_codes": {str(k): v for k, v in sorted(training.codes.items())},
+        "sync": summary["sync"],
         "units": summary["units"],
         "repeated_visits": repeats,
         "visits": epochs * num_rows,
@@ -216,6 +218,9 @@ def main(arguments: Sequence[str]) -> int:
         default=8.0,
         help="seconds between two disturbances (default: 8)",
     )
+    parser.add_argument(
+        "--sync", choices=get_args(SyncMode), default="none", help="of the runs (default: none)"
+    )
     parser.add_argument("--output", type=report.output_file, default=report.RESULTS / "chaos.json")
     options = parser.parse_args(arguments)
     epochs = options.epochs or max(1, round(10 * options.minutes))
@@ -227,7 +232,8 @@ def main(arguments: Sequence[str]) -> int:
         write_dataset(data, train=shards, evaluation=[40_000], seed=options.seed)
         results = {}
         for name in ("calm", "chaos"):
-            training = Training(data, Path(folder) / name, f"--epochs={epochs}")
+            flags = (f"--epochs={epochs}", f"--sync={options.sync}")
+            training = Training(data, Path(folder) / name, *flags)
             began = time.monotonic()
             try:
                 done: list[str] = []
@@ -261,7 +267,7 @@ def main(arguments: Sequence[str]) -> int:
             "benchmark": "chaos",
             "command": f"python -m benchmarks.chaos --minutes {options.minutes:g} "
             f"--seed {options.seed} --rows {options.rows} --epochs {epochs} "
-            f"--pause-secs {options.pause_secs:g}",
+            f"--pause-secs {options.pause_secs:g} --sync {options.sync}",
             "environment": environment,
             "results": results,
             "auc_difference": difference,

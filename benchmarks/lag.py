@@ -101,13 +101,14 @@ def train(dataset: Dataset, model_dir: Path, delta_secs: float) -> tuple[dict[st
             args: tuple[Any, ...],
             *,
             on_start: Callable[[], None] = lambda: None,
+            order: int = 0,
         ) -> ScheduledCall:
             def noted() -> None:
                 path, first_row = args[:2]
                 moments[Path(path.numpy().decode()).name, int(first_row)] = time.time()
                 on_start()
 
-            return super().schedule(function, args, on_start=noted)
+            return super().schedule(function, args, on_start=noted, order=order)
 
     config = TrainConfig.from_options(
         data=str(dataset.directory),

@@ -327,6 +327,23 @@ def test_a_bound_of_staleness_does_not_go_with_overlapping_steps(tmp_path, datas
     assert "leave one of them out" in line
 
 
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--num-ps=1", "--overlap"], "leave one of them out"),
+        (["--num-ps=1", "--max-staleness-steps=0"], "leave one of them out"),
+        ([], "--sync full needs parameter servers"),
+    ],
+)
+def test_steps_of_all_workers_are_refused_where_they_mean_nothing(
+    tmp_path, dataset, fails, more, message
+):
+    flags = train_flags(dataset.directory, tmp_path / "m", "--sync=full", *more)
+    code, line = fails(train_command.main, *flags)
+    assert code == 2
+    assert message in line
+
+
 def test_evaluate_needs_a_directory_that_was_trained_in(tmp_path, fails):
     code, line = fails(evaluate.main, f"--model-dir={tmp_path}")
     assert code == 2

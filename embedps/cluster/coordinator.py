@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator import cluster_coordinator
+from tensorflow.python.eager import cancellation
 
 from embedps import kernels
 from embedps.cluster.bind_address import check_listening, listen_at
+from embedps.cluster.call_queue import CallQueue
 from embedps.cluster.call_tracker import CallTracker
 from embedps.cluster.health import HealthMonitor, TaskId, use_own_executor
 from embedps.cluster.interface import ScheduledCall
@@ -28,10 +29,12 @@ _TICK_SECS = 0.2
 class _WorkerClosure(cluster_coordinator.Closure):
     """A function that the coordinator calls with a worker's index, on that worker's thread.
 
-    It is called once per attempt. The coordinator's public `schedule` takes tf.functions only, and
-    does not tell which worker runs one, or how often. Also, after each closure of its own, a thread
-    waits for everything on the executor that all threads share. Tensors of workers are freed
-    there, so one worker that stopped answering at that moment would block all others.
+    It is called once per attempt. It takes a call from the queue only then: a lost worker's call
+    may be more urgent than those that were queued meanwhile. The coordinator's public `schedule`
+    takes tf.functions only, and does not tell which worker runs one, or how often. Also, after each
+    closure of its own, a thread waits for everything on the executor that all threads share.
+    Tensors of workers are freed there, so one worker that stopped answering at that moment would
+    block all others.
     """
 
     def __init__(self, run: Callable[[int], None]) -> None:
@@ -99,6 +102,7 @@ class CoordinatorCluster:
             for shard in range(num_shards or jobs["ps"])
         ]
         self._schedule_lock = threading.Lock()  # a function's first call traces it
+        self._queue = CallQueue()  # as many calls as there are closures in the coordinator's queue
         self.server_timeout_secs = server_timeout_secs
         self._processes = processes
         self._on_lost = on_lost
@@ -124,6 +128,7 @@ class CoordinatorCluster:
         args: tuple[Any, ...],
         *,
         on_start: Callable[[], None] = lambda: None,
+        order: int = 0,
     ) -> ScheduledCall:
         """Queues a function for any worker."""
         call = ScheduledCall()
@@ -135,32 +140,46 @@ class CoordinatorCluster:
             call.cancel()
             raise
 
-        def run(worker: int) -> None:
-            if call.cancelled():
+        def attempt(worker: int) -> None:
+            cancellations = cancellation.CancellationManager()
+            call.begin(worker, cancellations.start_cancel)
+            if call.cancelled():  # only now, so that an interruption meets this or the function
                 return
-            if ("worker", worker) in self._health.draining():
-                self._health.allow_shutdown(("worker", worker))
-                raise tf.errors.UnavailableError(None, None, f"/job:worker/task:{worker} drains")
             self._calls.started(worker, call)
-            call.worker, call.started_at = worker, time.monotonic()
             if self._processes is not None:
                 self._processes.unit_started(worker, call)
             on_start()
             try:
-                call.end(tf.nest.map_structure(lambda t: t.numpy(), concrete(*args)))
+                values = cancellations.get_cancelable_function(concrete)(*args)
+                call.end(tf.nest.map_structure(lambda t: t.numpy(), values))
             except BaseException as error:
                 call.worker, call.started_at = None, math.inf
+                if call.cancelled() and isinstance(error, tf.errors.CancelledError):
+                    return  # it was interrupted, and its worker is not lost
                 if _is_of_worker(error):
                     self._calls.count_lost_attempt()
-                    raise  # the coordinator reschedules the call on another worker
+                    raise
                 call.end(error=error)
             finally:
                 self._calls.stopped(worker)
             if self._processes is not None:
                 self._processes.unit_ended(worker)
 
-        self._coordinator._cluster.closure_queue.put(_WorkerClosure(run))
+        self._queue.put(attempt, order=order)
+        self._coordinator._cluster.closure_queue.put(_WorkerClosure(self._run_next))
         return call
+
+    def _run_next(self, worker: int) -> None:
+        """Runs the next call on a worker; if that is lost, the coordinator calls this again."""
+        if ("worker", worker) in self._health.draining():
+            self._health.allow_shutdown(("worker", worker))
+            raise tf.errors.UnavailableError(None, None, f"/job:worker/task:{worker} drains")
+        order, attempt = self._queue.take()
+        try:
+            attempt(worker)
+        except BaseException:
+            self._queue.put(attempt, order=order)
+            raise
 
     def fetch(self, result: ScheduledCall) -> Any:
         """Waits for a function's values and returns them."""
@@ -169,6 +188,11 @@ class CoordinatorCluster:
     def unresponsive_workers(self) -> Set[int]:
         """Returns the workers that have not answered for too long."""
         return {index for job, index in self._health.unresponsive() if job == "worker"}
+
+    def lost_workers(self) -> Set[int]:
+        """Returns the workers that cannot be reached or do not answer."""
+        tasks = self._health.unresponsive() | self._health.unreachable()
+        return {index for job, index in tasks if job == "worker"}
 
     def draining(self) -> Set[TaskId]:
         """Returns the servers that got a shutdown notice and wait for `allow_shutdown`."""

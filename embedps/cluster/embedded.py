@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
-import time
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -44,14 +43,15 @@ class EmbeddedCluster:
         args: tuple[Any, ...],
         *,
         on_start: Callable[[], None] = lambda: None,
+        order: int = 0,
     ) -> ScheduledCall:
-        """Queues a function for a thread."""
+        """Queues a function for a thread; all are begun in the order in which they came."""
         call = ScheduledCall()
 
         def run() -> None:
             if call.cancelled():
                 return
-            call.worker, call.started_at = 0, time.monotonic()
+            call.begin(0)
             on_start()
             try:
                 call.end(tf.nest.map_structure(lambda t: t.numpy(), function(*args)))
@@ -69,6 +69,10 @@ class EmbeddedCluster:
         return result.result()
 
     def unresponsive_workers(self) -> Set[int]:
+        """Returns none: the workers are threads."""
+        return frozenset()
+
+    def lost_workers(self) -> Set[int]:
         """Returns none: the workers are threads."""
         return frozenset()
 

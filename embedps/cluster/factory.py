@@ -29,7 +29,7 @@ def make_cluster(config: TrainConfig, *, on_lost: Callable[[ClusterError], None]
 
     Raises:
       UsageError: TF_CONFIG is wrong, is for another task than a chief, or is set together with a
-        local cluster's flags.
+        local cluster's flags; or the config asks for what needs a cluster, and there is none.
       ClusterError: a server did not start.
     """
     task = chief_task(config)
@@ -47,6 +47,7 @@ def make_cluster(config: TrainConfig, *, on_lost: Callable[[ClusterError], None]
             wait_secs=config.cluster.wait_secs,
             on_lost=on_lost,
         )
+    _check_sync(config, num_ps=0)
     return EmbeddedCluster(num_workers=asked.num_workers, num_shards=asked.num_shards or 1)
 
 
@@ -54,8 +55,10 @@ def check_cluster(cluster: Cluster, config: TrainConfig) -> None:
     """Checks that a config fits the cluster that the caller passed.
 
     Raises:
-      UsageError: a field is neither its default nor the cluster's value.
+      UsageError: a field is neither its default nor the cluster's value, or asks for what the
+        cluster lacks.
     """
+    _check_sync(config, num_ps=cluster.num_ps)
     has: dict[str, float] = {
         "num_ps": cluster.num_ps,
         "num_workers": cluster.num_workers,
@@ -70,6 +73,16 @@ def check_cluster(cluster: Cluster, config: TrainConfig) -> None:
                 f"config.cluster.{name} is {asked}, but the cluster that was passed has {value}: "
                 "remove one of the two"
             )
+
+
+def _check_sync(config: TrainConfig, *, num_ps: int) -> None:
+    """Refuses steps of all workers without parameter servers, which add the workers' parts up."""
+    if config.cluster.is_in_step and not num_ps:
+        raise UsageError(
+            f"--sync {config.cluster.sync} needs parameter servers, which add up what the workers "
+            "send, but this run has none: give --num-ps, or use --replicas, which takes such steps "
+            "in one process, without --sync"
+        )
 
 
 def _join(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import math
+import time
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -16,7 +17,8 @@ from embedps.cluster.health import TaskId
 class ScheduledCall(concurrent.futures.Future[Any]):
     """A scheduled function: a future of its values, as NumPy.
 
-    If it is cancelled, it does not begin any more; if it has begun, its values are dropped.
+    If it is cancelled, it does not begin any more; if it has begun, its values are dropped, but its
+    worker goes on with it, unless it is interrupted.
 
     Attributes:
       worker: the index of the worker that runs it; None if none does.
@@ -27,6 +29,22 @@ class ScheduledCall(concurrent.futures.Future[Any]):
     worker: int | None = None
     started_at: float = math.inf
     deaths: int = 0
+    _stop_running: Callable[[], None] | None = None
+
+    def begin(self, worker: int, stop_running: Callable[[], None] | None = None) -> None:
+        """Records that a worker begins it now.
+
+        Args:
+          worker: its index.
+          stop_running: frees the worker before the function ends, if that is possible.
+        """
+        self.worker, self.started_at = worker, time.monotonic()
+        self._stop_running = stop_running
+
+    def interrupt(self) -> None:
+        """Cancels it and, if a worker runs it, frees that worker."""
+        if self.cancel() and self._stop_running is not None:
+            self._stop_running()
 
     def end(self, values: Any = None, error: BaseException | None = None) -> None:
         """Sets its values or its error, unless it was cancelled in the meantime."""
@@ -68,6 +86,7 @@ class Cluster(Protocol):
         args: tuple[Any, ...],
         *,
         on_start: Callable[[], None] = lambda: None,
+        order: int = 0,
     ) -> ScheduledCall:
         """Queues a tf.function for any worker; returns at once.
 
@@ -75,6 +94,7 @@ class Cluster(Protocol):
           function: what to run; if its worker dies, it runs again on another.
           args: its arguments.
           on_start: called each time a worker begins it, on that worker's thread.
+          order: workers begin calls of a lower order first.
         """
 
     def fetch(self, result: ScheduledCall) -> Any:
@@ -82,6 +102,9 @@ class Cluster(Protocol):
 
     def unresponsive_workers(self) -> Set[int]:
         """Returns the workers that have not answered for too long."""
+
+    def lost_workers(self) -> Set[int]:
+        """Returns the workers that cannot be reached or do not answer."""
 
     def draining(self) -> Set[TaskId]:
         """Returns the servers that got a shutdown notice and wait for `allow_shutdown`."""

@@ -138,7 +138,12 @@ def measure_step(
     """
     where = name_of(num_ps, num_workers)
     with tempfile.TemporaryDirectory(prefix="embedps-plan-") as folder:
-        config = dataclasses.replace(config, model_dir=str(Path(folder) / "model"), epochs=_EPOCHS)
+        config = dataclasses.replace(
+            config,
+            model_dir=str(Path(folder) / "model"),
+            epochs=_EPOCHS,
+            cluster=dataclasses.replace(config.cluster, sync="none"),  # units run one by one here
+        )
         with _cluster(num_ps, num_workers, folder) as cluster:
             say(f"measuring a step in {where}: building it")
             setup = set_up(recommender, dataset, config, cluster, [], run_id=id(folder))

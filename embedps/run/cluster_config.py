@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal, TypeAlias
 
 from embedps.config_fields import MAX_COUNT, MAX_SECS, check, option
 from embedps.errors import UsageError
@@ -12,6 +13,9 @@ MAX_LOCAL_TASKS = 256
 
 MAX_SHARDS = 1024
 """The most shards of a table; each adds operations to the graph of every step."""
+
+SyncMode: TypeAlias = Literal["none", "dense", "full"]
+"""What the workers of a step update together."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,6 +57,12 @@ class ClusterConfig:
         "on a cluster, read the rows and variables of a step while the previous step computes: "
         "steps are faster, but each reads values that lack the gradients of the step before it",
     )
+    sync: SyncMode = option(
+        "none",
+        "on a cluster, what the workers' batches of a step update together, as one sum: full is "
+        "the network and the rows, dense is the network alone, none is nothing: each worker's "
+        "step is its own",
+    )
     max_staleness_steps: int | None = option(
         None,
         "on a cluster, let a step begin only if it and the steps under way will each meet the "
@@ -76,6 +86,7 @@ class ClusterConfig:
     def __post_init__(self) -> None:
         check(self)
         self._check_replicas()
+        self._check_sync()
         if self.overlap and self.max_staleness_steps is not None:
             raise UsageError(
                 "--overlap makes a worker's own steps meet, which --max-staleness-steps does not "
@@ -89,3 +100,20 @@ class ClusterConfig:
             raise UsageError(
                 "--replicas divides the steps of one process: leave out --num-ps and --num-workers"
             )
+
+    def _check_sync(self) -> None:
+        if self.is_in_step and self.overlap:
+            raise UsageError(
+                f"--sync {self.sync} begins a step once the one before it is applied, --overlap "
+                "before that: leave one of them out"
+            )
+        if self.is_in_step and self.max_staleness_steps is not None:
+            raise UsageError(
+                f"--sync {self.sync} trains steps of all workers together, and "
+                "--max-staleness-steps bounds steps of single workers: leave one of them out"
+            )
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether the workers train each step together."""
+        return self.sync != "none"

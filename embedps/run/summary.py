@@ -27,6 +27,7 @@ _MEASURED = (
     "checkpoint",
     "tables_memory_bytes",
     "table_statistics",
+    "sync",
     "staleness",
 )
 

@@ -108,6 +108,11 @@ class Ledger:
         return []
 
     @property
+    def batch_rows(self) -> int:
+        """Returns the rows of a batch; a unit's last batch may have fewer."""
+        return self._options.batch_rows
+
+    @property
     def units_per_epoch(self) -> int:
         """Returns the number of units per epoch."""
         return len(self._ranges)

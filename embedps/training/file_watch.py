@@ -20,7 +20,7 @@ from embedps.errors import DatasetError
 from embedps.scheduling.arrivals import Arrival
 from embedps.scheduling.event_clock import row_group_times
 from embedps.scheduling.ledger import Unit
-from embedps.scheduling.scheduler import OnFailure
+from embedps.scheduling.unit_threads import OnFailure
 from embedps.scheduling.watch_ledger import WatchLedger, dataset_of
 from embedps.storage.file_listing import ListedFile, list_files
 from embedps.storage.object_store import ObjectPath

@@ -347,6 +347,7 @@ class Trainer:
             "evicted": setup.collection.eviction_stats(),
             "evicted_rows": writer.evicted_counts,
             "table_statistics": self._loop.table_statistics(),
+            "sync": self._loop.sync(),
             "staleness": self._loop.staleness(),
             "checkpoint": {
                 "number": writer.last.number if writer.last else None,

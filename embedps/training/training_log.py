@@ -31,18 +31,26 @@ class TrainingLog:
         self._accumulator = accumulator
         self._folder = str(local_dir(model_dir) / "tensorboard")
         self._writer: tf.summary.SummaryWriter | None = None
-        self._lock = threading.Lock()  # guards the three below
+        self._lock = threading.Lock()  # guards the four below
         self._recent = accumulator()
         self._all = accumulator()
         self._examples = 0
+        self._joint_steps = 0
         self._shown_at, self._shown_examples = time.monotonic(), 0
 
-    def add(self, counts: Counts, *, rows: int) -> None:
-        """Adds the counts of a unit."""
+    def add(self, counts: Counts, *, rows: int, joint_steps: int) -> None:
+        """Adds the counts of a unit, and how many steps of all workers it has."""
         with self._lock:
             self._recent.add(counts)
             self._all.add(counts)
             self._examples += rows
+            self._joint_steps += joint_steps
+
+    @property
+    def joint_steps(self) -> int:
+        """The steps of all workers together, of this run."""
+        with self._lock:
+            return self._joint_steps
 
     def result(self) -> tuple[int, Metrics]:
         """Gives the number of examples of this run and their metrics, as of one moment."""

@@ -20,8 +20,10 @@ from embedps.errors import EmbedpsError
 from embedps.metrics import Counts
 from embedps.run.config import TrainConfig
 from embedps.run.summary import Restarts
+from embedps.scheduling.gang_scheduler import GangScheduler
 from embedps.scheduling.ledger import Unit
-from embedps.scheduling.scheduler import OnFailure, Scheduler
+from embedps.scheduling.scheduler import Scheduler
+from embedps.scheduling.unit_threads import OnFailure, UnitThreads
 from embedps.training.callback_effects import CallbackEffects
 from embedps.training.checkpoint_schedule import CheckpointSchedule
 from embedps.training.file_watch import FileWatch
@@ -33,6 +35,7 @@ from embedps.training.table_report import points, texts
 from embedps.training.table_watch import TableWatch
 from embedps.training.training_log import TrainingLog
 from embedps.training.training_setup import TrainingSetup
+from embedps.training.wait_report import WaitReport
 
 _TICK_SECS = 0.2
 _SLOW_POLL_SECS = 1.0  # from one look for new evaluations to the next
@@ -86,6 +89,7 @@ class TrainingLoop:
         self._restarts = Restarts(setup.directory.path)
         self.log = TrainingLog(setup.directory.path, lambda: setup.model.accumulator(training=True))
         self._first_step = self._ledger.steps_done()
+        self._waits = WaitReport()
         self._tables = TableWatch(
             setup.collection,
             setup.directory.path,
@@ -178,6 +182,12 @@ class TrainingLoop:
         """Tells how stale this run's steps were, by worker; empty if it had no servers."""
         return staleness_json(self._setup.step_logs.staleness())
 
+    def sync(self) -> dict[str, Any]:
+        """Tells which steps workers trained together, and how many this run has."""
+        mode = self._config.cluster.sync
+        together = {"workers": self._cluster.num_workers, "joint_steps": self.log.joint_steps}
+        return {"mode": mode, **(together if self._config.cluster.is_in_step else {})}
+
     def unit_arguments(self, unit: Unit) -> tuple[tf.Tensor, ...]:
         """Makes the arguments of a unit's training function."""
         asked = self._config.optimizer
@@ -197,7 +207,8 @@ class TrainingLoop:
         """Trains until the units are done, or until a pause for scoring."""
         error: BaseException | None = None
         self._ledger.pause_at(self.scoring.next_pause(self._ledger))
-        with Scheduler(
+        schedule = GangScheduler if self._config.cluster.is_in_step else Scheduler
+        with schedule(
             self._cluster,
             self._ledger,
             self._setup.train_unit,
@@ -222,7 +233,7 @@ class TrainingLoop:
             return OnFailure.STOP
         return self._watch_files.on_failure(unit, error)
 
-    def _watch(self, scheduler: Scheduler, line: ProgressLine) -> None:
+    def _watch(self, scheduler: UnitThreads, line: ProgressLine) -> None:
         """Polls the run's parts until no unit is left to do and no save is under way."""
         self.log.count_from_now()
         self._saves.count_from_now()
@@ -240,6 +251,8 @@ class TrainingLoop:
             if time.monotonic() - polled >= _SLOW_POLL_SECS:
                 polled = time.monotonic()
                 self._poll_slowly(line)
+                for news in self._waits.news(scheduler.awaited(self._setup.step_logs.open_steps)):
+                    line.say(news)
             self._notices.poll(say=line.say, save_now=self._saves.hurry)
             if self._effects.stopping:
                 scheduler.end()
@@ -282,7 +295,10 @@ class TrainingLoop:
     def _write_report(self, report: dict[str, Any], step: int) -> None:
         """Writes the tables' statistics and the steps' staleness to TensorBoard."""
         stale = staleness_histograms(self._setup.step_logs.staleness())
-        self.log.write(points(report), step=step, texts=texts(report), histograms=stale)
+        found = points(report)
+        if self._config.cluster.is_in_step:
+            found = {**found, "train/joint_steps": float(self.log.joint_steps)}
+        self.log.write(found, step=step, texts=texts(report), histograms=stale)
 
     def _left_hours(self) -> float:
         """Estimates how long the units that are left will take; for ever if more files arrive."""
@@ -334,4 +350,6 @@ class TrainingLoop:
                 f"the loss is not a number in the steps from {unit.first_step} on: {advice}, and "
                 "start a new model directory"
             )
-        self.log.add(counts, rows=unit.num_rows)
+        num_batches = -(-unit.num_rows // self._ledger.batch_rows)
+        joint_steps = -(-num_batches // self._cluster.num_workers)
+        self.log.add(counts, rows=unit.num_rows, joint_steps=joint_steps)

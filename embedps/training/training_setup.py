@@ -199,6 +199,7 @@ def set_up(
             cluster.strategy,
             unit_input,
             overlap=config.cluster.overlap,
+            sync=config.cluster.sync,
             clip=clip,
             logs=step_logs,
         )

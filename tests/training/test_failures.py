@@ -241,15 +241,22 @@ def test_run_outlives_workers_and_evaluator_that_are_killed_stopped_or_told_to_e
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("most", [0, 1])
-def test_bounded_run_does_not_wait_for_ever_for_a_lost_worker(tmp_path, dataset, programs, most):
+@pytest.mark.parametrize(
+    ("flag", "most"),
+    [("--max-staleness-steps=0", 0), ("--max-staleness-steps=1", 1), ("--sync=full", 0)],
+)
+def test_workers_that_wait_for_each_other_do_not_wait_for_ever_for_a_lost_one(
+    tmp_path, dataset, programs, flag, most
+):
     model_dir = tmp_path / "m"
-    few = (*LOCAL, "--eval=none", f"--max-staleness-steps={most}")
+    few = (*LOCAL, "--eval=none", flag)
     run = train(programs, dataset, model_dir, *few, f"--epochs={EPOCHS}")
     run.wait_for("delta")
     os.kill(pid_of(model_dir, "worker 0"), signal.SIGKILL)
     wait_until_joined(run, model_dir, "worker-0", 2)
     os.kill(pid_of(model_dir, "worker 1"), signal.SIGSTOP)
+    if flag == "--sync=full":
+        assert "worker 1 " in run.wait_for(" waits for rank ", secs=60)
     wait_until_joined(run, model_dir, "worker-1", 2)  # killed for its silence, and started again
     run.wait_for("delta")
     run.process.send_signal(signal.SIGTERM)

@@ -1,0 +1,254 @@
+"""Runs the units of a ledger on threads: what all schedulers do."""
+
+from __future__ import annotations
+
+import abc
+import concurrent.futures
+import enum
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import NamedTuple, Self, TypeAlias
+
+import tensorflow as tf
+
+from embedps.cluster.interface import Cluster, ScheduledCall
+from embedps.engine.unit_functions import UnitFunction
+from embedps.metrics import Counts
+from embedps.scheduling.ledger import Ledger, Unit
+
+TICK_SECS = 0.2
+_IDLE_SECS = 0.05  # from one look for new units to the next
+_RETRY_SECS = 1.0  # from a unit's failure to its next attempt
+
+OpenSteps: TypeAlias = Mapping[int, Sequence[int | None]]
+"""By step, for each rank the worker that brought its part; None if none has."""
+
+
+class OnFailure(enum.Enum):
+    """What follows from a unit's failure."""
+
+    STOP = enum.auto()
+    LEAVE_OUT = enum.auto()
+    TRY_AGAIN = enum.auto()
+
+
+class Wait(NamedTuple):
+    """Whom the workers wait for.
+
+    Attributes:
+      where: the step and the rank, which stay the same as long as the wait lasts.
+      why: what is known of the cause.
+    """
+
+    where: str
+    why: str
+
+
+class UnitInProgress(NamedTuple):
+    """A unit that was handed out and is not done.
+
+    Attributes:
+      unit: what is trained.
+      calls: the attempts at it, or the last attempt at each of its parts.
+      attempt: schedules an attempt; takes the index of the part.
+    """
+
+    unit: Unit
+    calls: list[ScheduledCall]
+    attempt: Callable[[int], ScheduledCall]
+
+
+class UnitThreads(abc.ABC):
+    """Runs units on threads, one unit after the other each, until none is left or the run stops.
+
+    If the ledger grows, they wait for more units instead.
+
+    Use it as a context manager; its exit waits for the units in progress. A unit that fails is
+    given back to the ledger, and stops all threads unless `on_failure` tells otherwise.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        ledger: Ledger,
+        function: UnitFunction,
+        *,
+        arguments: Callable[[Unit], tuple[tf.Tensor, ...]],
+        record: Callable[[Unit, Counts], None],
+        stop: threading.Event,
+        finish_secs: float = math.inf,
+        on_failure: Callable[[Unit, BaseException], OnFailure] = lambda *_: OnFailure.STOP,
+    ) -> None:
+        """Starts the threads.
+
+        Args:
+          cluster: where units run.
+          ledger: hands out the units; a unit is done after its counts are recorded.
+          function: runs a unit.
+          arguments: makes the function's arguments from a unit.
+          record: called with each unit's counts before the unit is done; may raise to refuse them.
+          stop: once set, no unit begins; `end` does the same for this scheduler alone.
+          finish_secs: the time after a stop before units in progress are given back.
+          on_failure: tells what follows when a unit fails.
+        """
+        self._cluster = cluster
+        self._ledger = ledger
+        self._function = function
+        self._arguments = arguments
+        self._record = record
+        self._stop = stop
+        self._ending = threading.Event()  # stops this scheduler alone
+        self._finish_secs = finish_secs
+        self._on_failure = on_failure
+        self._order = threading.Lock()
+        self._lock = threading.Lock()  # guards the four below
+        self._error: BaseException | None = None
+        self._stopped_at: float | None = None
+        self._in_progress: list[UnitInProgress] = []  # in the order in which they were handed out
+        self._rows_done = 0
+        self._secs_done = 0.0
+        num_threads = self._max_units()
+        self._pool = concurrent.futures.ThreadPoolExecutor(num_threads, "units")
+        self._threads = [self._pool.submit(self._run_units) for _ in range(num_threads)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.abandon()
+        self.end()
+        self._pool.shutdown()
+
+    @property
+    def error(self) -> BaseException | None:
+        """Returns why a unit failed; None if none failed."""
+        with self._lock:
+            return self._error
+
+    def wait(self, secs: float) -> bool:
+        """Waits until all threads are finished, or for so long; tells whether any still runs."""
+        return bool(concurrent.futures.wait(self._threads, timeout=secs).not_done)
+
+    def end(self) -> None:
+        """Stops beginning units."""
+        self._ending.set()
+
+    @property
+    def _is_stopped(self) -> bool:
+        return self._stop.is_set() or self._ending.is_set()
+
+    def abandon(self) -> None:
+        """Stops, and gives back the units in progress."""
+        with self._lock:
+            self._stopped_at = -math.inf
+        self.end()
+
+    def awaited(self, open_steps: Callable[[], OpenSteps]) -> Wait | None:
+        """Tells whom the workers wait for; None if they wait for nobody.
+
+        Args:
+          open_steps: gives the steps that have parts of some workers.
+        """
+        return None
+
+    @abc.abstractmethod
+    def _max_units(self) -> int:
+        """Returns how many units may be handed out at once."""
+
+    @abc.abstractmethod
+    def _start(self, unit: Unit) -> UnitInProgress:
+        """Schedules a unit."""
+
+    @abc.abstractmethod
+    def _await_counts(self, started: UnitInProgress) -> Counts | None:
+        """Waits until a unit is trained; returns None if the time to finish is over.
+
+        Raises:
+          Exception: the unit failed.
+        """
+
+    def _run_units(self) -> None:
+        """Runs one unit after the other."""
+        while not self._is_stopped:
+            with self._order:  # so that units are scheduled in the ledger's order
+                unit = self._ledger.take()
+                if unit is not None:
+                    try:
+                        started = self._start(unit)
+                    except BaseException as error:
+                        self._fail(unit, error)
+                        return
+                    with self._lock:
+                        self._in_progress.append(started)
+            if unit is None:
+                if not self._ledger.grows:
+                    return
+                self._ending.wait(_IDLE_SECS)
+                continue
+            try:
+                counts = self._await_counts(started)
+                self._leave(started)
+                if counts is None:
+                    self._ledger.give_back(unit)
+                    return
+                self._record(unit, counts)
+                self._ledger.done(unit)
+            except BaseException as error:
+                self._leave(started)
+                if not self._goes_on(unit, error):
+                    self._fail(unit, error)
+                    return
+            finally:
+                with self._lock:
+                    self._in_progress.remove(started)
+
+    def _leave(self, started: UnitInProgress) -> None:
+        """Drops attempts that are still queued: they need not run."""
+        for call in started.calls:
+            call.cancel()
+
+    def _goes_on(self, unit: Unit, error: BaseException) -> bool:
+        """Leaves a unit that failed out, or gives it back to be tried again; tells if it did."""
+        if self._is_stopped:
+            return False
+        outcome = self._on_failure(unit, error)
+        if outcome is OnFailure.LEAVE_OUT:
+            self._ledger.leave_out(unit)
+        elif outcome is OnFailure.TRY_AGAIN:
+            self._ledger.give_back(unit)
+            self._ending.wait(_RETRY_SECS)
+        return outcome is not OnFailure.STOP
+
+    def _is_over(self) -> bool:
+        """Tells whether the time to finish after a stop is over."""
+        if not self._is_stopped:
+            return False
+        now = time.monotonic()
+        with self._lock:
+            if self._error is not None:
+                return True
+            if self._stopped_at is None:
+                self._stopped_at = now
+            return now - self._stopped_at >= self._finish_secs  # both are infinite once abandoned
+
+    def _usual_secs(self, unit: Unit) -> float:
+        """Returns the usual time for a unit's rows; a file's last unit may have fewer rows."""
+        with self._lock:
+            return self._secs_done / max(1, self._rows_done) * unit.num_rows
+
+    def _fail(self, unit: Unit, error: BaseException) -> None:
+        self._ledger.give_back(unit)
+        with self._lock:
+            # The coordinator cancels the other units; their CancelledError is not the cause.
+            if self._error is None or isinstance(self._error, tf.errors.CancelledError):
+                self._error = error
+        self.end()

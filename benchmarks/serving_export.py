@@ -49,7 +49,7 @@ class _Format:
         )
 
 
-class _Export:
+class Export:
     """An export with the methods of a ServedModel that requests need."""
 
     def __init__(self, path: str) -> None:
@@ -79,7 +79,7 @@ class _Export:
 def main(arguments: Sequence[str]) -> int:
     """Serves until SIGTERM."""
     api = ModelApi()
-    api.models[NAME] = cast(Any, _Export(arguments[0]))
+    api.models[NAME] = cast(Any, Export(arguments[0]))
     server = GrpcServer(api, host="127.0.0.1", port=0, max_waiting=_MAX_WAITING)
     ended = threading.Event()
     with stop_signals(ended.set):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from benchmarks import open_loop, serving
+from benchmarks import open_loop, serving, serving_export
 from embedps.console import command_line
 from embedps.serving.server import messages
+from embedps.serving.server.grpc_server import GrpcServer
+from embedps.serving.server.model_api import ModelApi
+from embedps.serving.server.tensor_values import fill
 
 
 class Clock:
@@ -72,6 +77,35 @@ def test_commits_are_visible_from_the_first_answer_that_has_them() -> None:
     assert found["commits"] == 4
     assert (found["visible_ms"]["min"], found["visible_ms"]["max"]) == (500, 900)
     assert found["gate_ms_per_100k_rows"] == {"median": 5, "min": 4, "max": 6, "repeats": 2}
+
+
+def test_an_export_answers_as_the_server_does(tmp_path: Path) -> None:
+    specs = {"price": tf.TensorSpec([None], tf.float32), "item": tf.TensorSpec([None], tf.int64)}
+
+    @tf.function
+    def score(price: tf.Tensor, item: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"score": price + tf.cast(item, tf.float32)}
+
+    module = tf.Module()
+    signature = score.get_concrete_function(**specs)
+    tf.saved_model.save(module, str(tmp_path), signatures={"serving_default": signature})
+    api = ModelApi()
+    export = serving_export.Export(str(tmp_path))
+    api.models[serving.NAME] = export  # type: ignore[assignment]
+    server = GrpcServer(api, host="127.0.0.1", port=0, max_waiting=4)
+    server.start()
+    try:
+        request = messages.PredictRequest()
+        request.model_spec.name = serving.NAME
+        fill(request.inputs["price"], np.array([0.5, 1.5], np.float32))
+        fill(request.inputs["item"], np.array([2, 3]))
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            predict = channel.unary_unary(open_loop.PREDICT)
+            answer = messages.PredictResponse.FromString(predict(request.SerializeToString()))
+        assert tf.make_ndarray(answer.outputs["score"]).tolist() == [2.5, 4.5]
+    finally:
+        server.stop(5)
+        export.close()
 
 
 def test_sizes_and_rates_are_as_many() -> None:

@@ -40,6 +40,7 @@ def render(result: dict[str, Any]) -> str:
         "growth": _growth,
         "byte_limit": _byte_limit,
         "scaling": _scaling,
+        "collectives": _collectives,
         "checkpoint_pause": _pause,
         "checkpoint_cost": _cost,
         "checkpoint_encodings": _encodings,
@@ -209,6 +210,25 @@ def _encodings(result: dict[str, Any]) -> str:
     ]
     header = ["rows and optimizer slots", "MB", "of float32", "AUC", "minus AUC of never restored"]
     return model_tables.table(header, rows)
+
+
+def _collectives(result: dict[str, Any]) -> str:
+    rows = [
+        [
+            name,
+            f"{of['median']:,.0f}",
+            f"{of['min']:,.0f} to {of['max']:,.0f}",
+            f"{result['step_ms'][name]:.0f} ms",
+        ]
+        for name, of in result["examples_per_sec"].items()
+    ]
+    alone = ", ".join(f"{name} {ms:.1f} ms" for name, ms in result["collective_ms"].items())
+    config = result["config"]
+    header = ["exchange", "examples/s", "rounds", "a batch of each worker"]
+    return (
+        f"{model_tables.table(header, rows)}\n\nDLRM (W1) on {config['workers']} workers, batches "
+        f"of {config['batch']}. Each collective of a step alone: {alone}."
+    )
 
 
 def _scaling(result: dict[str, Any]) -> str:

@@ -2,7 +2,8 @@
 
 By default it trains in this process, and an evaluator in a second process scores the checkpoints.
 With --num-ps and --num-workers it starts a local cluster of processes. With TF_CONFIG set, it takes
-the role of this task in that cluster: the chief trains, workers and parameter servers serve.
+the role of this task in that cluster: the chief trains, workers and parameter servers serve. If
+TF_CONFIG has workers only, they train in step, under MultiWorkerMirroredStrategy.
 
 Run the same command again to resume from the last checkpoint. If a local cluster loses a parameter
 server, the command restarts itself and resumes. With TF_CONFIG the chief then ends with code 75 and
@@ -14,7 +15,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from embedps.console import command_line
 from embedps.console.shutdown import sigterm_exits
@@ -22,24 +23,38 @@ from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.errors import ClusterError, ServerLostError
 from embedps.run.config import TrainConfig
-from embedps.run.preparation import chief_task, open_dataset, prepare_directory
+from embedps.run.preparation import (
+    check_workers,
+    chief_task,
+    open_dataset,
+    prepare_directory,
+)
 from embedps.run.run_config import RunConfig
 from embedps.run.run_flags import RunFlags
-from embedps.run.tf_config import read_tf_config
+from embedps.run.tf_config import is_of_workers, read_tf_config
 from embedps.server import add_grace_flag, serve
 from embedps.storage.object_store import ObjectPath, local_dir
+
+if TYPE_CHECKING:  # it imports TensorFlow
+    from embedps.cluster.worker_cluster import WorkerCluster
 
 
 def main(arguments: Sequence[str], prog: str = "python -m embedps.train") -> NoReturn:
     """Trains, or serves as a task of TF_CONFIG; ends the process."""
     task = read_tf_config()
-    if task is not None and task["task"]["type"] in ("worker", "ps"):
+    workers = task if task is not None and is_of_workers(task) else None
+    if task is not None and workers is None and task["task"]["type"] in ("worker", "ps"):
         parser = command_line.Parser(prog=prog, add_help=False)
         add_grace_flag(parser)
         serve(grace_secs=parser.parse_known_args(arguments)[0].grace_secs)
     run = parse(arguments, prog)
-    chief_task(run.config)
+    if workers is None:
+        chief_task(run.config)
+    else:
+        check_workers(run.config)
     dataset = open_dataset(run.config)
+    if workers is not None:
+        train_in_step(workers, run, dataset)
     if run.config.cluster.mirrored:
         # Imported late, and called before the model's module can start TensorFlow.
         from embedps.cluster.replica_devices import make_replica_devices
@@ -56,7 +71,29 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.train") -> NoR
     os._exit(0 if scored else ClusterError.exit_code)
 
 
-def _train(recommender: Recommender, dataset: Dataset, config: TrainConfig) -> bool:
+def train_in_step(task: dict[str, Any], run: RunConfig, dataset: Dataset) -> NoReturn:
+    """Trains as a worker of a TF_CONFIG that has workers only; ends the process."""
+    # Imported late, as in `_train`; and called before the model's module can start TensorFlow.
+    from embedps.cluster.worker_cluster import WorkerCluster
+    from embedps.training.worker_follower import follow
+
+    with sigterm_exits(run.config.grace_secs / 2):
+        cluster = WorkerCluster(task, wait_secs=run.config.cluster.wait_secs)
+    recommender = run.recommender(dataset)
+    prepare_directory(run.config)
+    if cluster.follower is not None:
+        follow(recommender, dataset, run.config, cluster)
+    scored = _train(recommender, dataset, run.config, cluster)
+    sys.stdout.flush()
+    os._exit(0 if scored else ClusterError.exit_code)
+
+
+def _train(
+    recommender: Recommender,
+    dataset: Dataset,
+    config: TrainConfig,
+    workers: WorkerCluster | None = None,
+) -> bool:
     """Trains and prints the result; returns whether the evaluator could score it.
 
     If a server is lost, it restarts or ends the process.
@@ -73,11 +110,20 @@ def _train(recommender: Recommender, dataset: Dataset, config: TrainConfig) -> b
     try:
         # Before and after training there is nothing to save.
         with sigterm_exits(config.grace_secs / 2):
+            if workers is not None:
+                workers.call_on_loss(recovery.begin)
             trainer = Trainer(
-                recommender, dataset, config, recovered_from=loss, on_lost=recovery.begin
+                recommender,
+                dataset,
+                config,
+                workers,
+                recovered_from=loss,
+                on_lost=recovery.begin,
             )
             recovery.follow(trainer)
             result = trainer.fit()
+            if workers is not None:
+                workers.close()
             print(result, flush=True)
     except (ServerLostError, tf.errors.OpError) as error:
         lost = explain(error)

@@ -308,6 +308,20 @@ def test_server_must_be_told_its_task(monkeypatch, fails):
     assert "must be worker or ps but TF_CONFIG has 'chief'" in line
 
 
+@pytest.mark.parametrize(
+    "flags", [["--num-ps=1"], ["--eval=inline"], ["--overlap"], ["--num-workers=2"]]
+)
+def test_workers_in_step_are_not_told_what_they_do_not_have(
+    tmp_path, monkeypatch, dataset, fails, flags
+):
+    task = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(task))
+    code, line = fails(train_command.main, *train_flags(dataset.directory, tmp_path / "m", *flags))
+    assert code == 2
+    assert flags[0].split("=")[0] in line
+    assert "TF_CONFIG has workers only" in line
+
+
 def test_chief_of_a_cluster_without_servers_is_refused(tmp_path, monkeypatch, dataset, fails):
     chief = {"cluster": {"chief": ["localhost:1"]}, "task": {"type": "chief", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(chief))

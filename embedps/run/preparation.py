@@ -142,6 +142,34 @@ def chief_task(config: TrainConfig) -> dict[str, Any] | None:
     return task
 
 
+def check_workers(config: TrainConfig) -> None:
+    """Refuses what workers in step, those of a TF_CONFIG without servers, do not have.
+
+    Raises:
+      UsageError: the config asks for it.
+    """
+    cluster, eviction = config.cluster, config.eviction
+    asked = {
+        "--num-ps": cluster.num_ps,
+        "--num-workers": cluster.num_workers > 1,
+        "--num-shards": cluster.num_shards,
+        "--replicas": cluster.replicas > 1,
+        "--sync": cluster.is_in_step,
+        "--overlap": cluster.overlap,
+        "--max-staleness-steps": cluster.max_staleness_steps is not None,
+        "--watch": config.watch is not None,
+        "--eval inline": config.evaluation.mode == "inline",
+        "--max-server-bytes": eviction.max_server_bytes,
+        "--evicted-rows": eviction.evicted_rows is not None,
+        "--rates-batch-size": config.optimizer.rates_batch_size,
+    }
+    for flag, is_asked in asked.items():
+        if is_asked:
+            raise UsageError(
+                f"{flag} must be left out where TF_CONFIG has workers only: they train in step"
+            )
+
+
 def prepare_directory(config: TrainConfig) -> Path:
     """Makes the model directory of a run, and checks that it can be written.
 

@@ -36,3 +36,9 @@ def read_tf_config() -> dict[str, Any] | None:
             f"{task['type']} tasks, but is {task['index']}"
         )
     return config  # type: ignore[no-any-return]
+
+
+def is_of_workers(config: dict[str, Any]) -> bool:
+    """Tells whether TF_CONFIG lists workers only: they train in step, without servers."""
+    tasks = config["cluster"]
+    return [job for job in tasks if tasks[job]] == ["worker"]

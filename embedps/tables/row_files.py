@@ -79,6 +79,7 @@ class RowFiles:
         *,
         devices: Sequence[str],
         optimizer_slots: bool,
+        own: int | None = None,
     ) -> None:
         """Prepares to call the stores.
 
@@ -87,10 +88,12 @@ class RowFiles:
           stores: by group and shard.
           devices: each shard's device.
           optimizer_slots: whether to load optimizer slots too.
+          own: the shard to write and load; by default all.
         """
         self._groups = tuple(groups)
         self._stores = stores
         self._devices = tuple(devices)
+        self._shards = range(len(devices)) if own is None else range(own, own + 1)
         self._optimizer_slots = optimizer_slots
         self._write: dict[tuple[str, Encoding], _Write] = {}
         self._load: Callable[..., tf.Tensor] | None = None
@@ -141,7 +144,8 @@ class RowFiles:
             ) from error
         files = []
         for group, group_paths, group_infos in zip(self._groups, paths, infos, strict=True):
-            for shard, (path, infos_there) in enumerate(zip(group_paths, group_infos, strict=True)):
+            for shard, infos_there in zip(self._shards, group_infos, strict=True):
+                path = group_paths[shard]
                 info, admission_info = (each.numpy().tolist() for each in infos_there)
                 file = _shard_file(group.name, shard, path, info)
                 if admission_info:
@@ -274,8 +278,8 @@ class RowFiles:
             infos: _Infos = []
             for g, stores in enumerate(self._stores):
                 group_infos = []
-                for shard, store in enumerate(stores):
-                    path, cut = paths[g, shard], cuts[g, shard]
+                for shard in self._shards:
+                    store, path, cut = stores[shard], paths[g, shard], cuts[g, shard]
                     with tf.device(self._devices[shard]):
                         written = kernels.load().embedps_write_rows(
                             store,
@@ -309,11 +313,11 @@ class RowFiles:
             records = []
             for g, stores in enumerate(self._stores):
                 paths, sizes, sums = files[3 * g : 3 * g + 3]
-                for shard, store in enumerate(stores):
+                for shard in self._shards:
                     with tf.device(self._devices[shard]):
                         records.append(
                             op(
-                                store,
+                                stores[shard],
                                 paths,
                                 sizes,
                                 sums,

@@ -60,25 +60,34 @@ def make_scan(
       devices: each shard's.
     """
 
-    def of_shard(shard: int) -> list[list[Any]]:
-        found = []
-        for of_group in stores:  # one after the other: together they take one walk's share
-            with tf.device(devices[shard]):
-                outputs = kernels.load().embedps_scan_tables(of_group[shard])
-                found.append([output.numpy() for output in outputs])
-        return found
-
     def walk() -> dict[str, TableScan]:
         # No tf.function: TensorFlow would wait for every server to take it, a silent worker too.
         with concurrent.futures.ThreadPoolExecutor(len(devices)) as pool:
-            shards = list(pool.map(of_shard, range(len(devices))))
-        scans: dict[str, TableScan] = {}
-        for g, group in enumerate(groups):
-            for t, table in enumerate(group.tables):
-                scans[table.name] = _merge(t, [found[g] for found in shards])
-        return scans
+            shards = pool.map(
+                lambda shard: scan_shard(stores, shard, devices[shard]), range(len(devices))
+            )
+            return merge_scans(groups, list(shards))
 
     return walk
+
+
+def scan_shard(stores: Sequence[Sequence[tf.Tensor]], shard: int, device: str) -> _Outputs:
+    """Walks over the rows of one shard; gives each group's part of a scan."""
+    found = []
+    for of_group in stores:  # one after the other: together they take one walk's share
+        with tf.device(device):
+            outputs = kernels.load().embedps_scan_tables(of_group[shard])
+            found.append([output.numpy() for output in outputs])
+    return found
+
+
+def merge_scans(groups: Sequence[TableGroup], shards: Sequence[_Outputs]) -> dict[str, TableScan]:
+    """Merges what `scan_shard` gave for each shard."""
+    return {
+        table.name: _merge(t, [found[g] for found in shards])
+        for g, group in enumerate(groups)
+        for t, table in enumerate(group.tables)
+    }
 
 
 def _merge(t: int, shards: _Outputs) -> TableScan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from embedps.checkpoint.format.ledger_state import check_ledger
 from embedps.checkpoint.retention import KeepPolicy
 from embedps.cluster.interface import Cluster
 from embedps.cluster.replica_devices import make_mirrored_strategy
+from embedps.cluster.worker_cluster import WorkerCluster
 from embedps.data.dataset import Dataset
 from embedps.engine.checkpoint_restore import check_tables, dtype_changes, eviction_changes
 from embedps.engine.dense_optimizer import (
@@ -32,6 +34,7 @@ from embedps.engine.step_logs import StepLogs
 from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import ClipNorms, UnitFunction, make_train_unit
 from embedps.engine.variable_names import name_optimizer
+from embedps.engine.worker_unit import make_worker_unit
 from embedps.errors import UsageError
 from embedps.run.config import TrainConfig
 from embedps.run.eviction_config import EvictionConfig
@@ -44,6 +47,7 @@ from embedps.tables.byte_limits import ServerLimit
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.eviction import SizeLimit, find
 from embedps.tables.specs import TableSpec, event_secs_of
+from embedps.tables.worker_tables import WorkerTables
 from embedps.training.checkpoint_writer import CheckpointWriter
 from embedps.training.evicted_rows import EvictedRowsWriter
 
@@ -117,12 +121,19 @@ def set_up(
         raise UsageError("--replicas divides the steps of one process, not those of a cluster")
     # First: it divides the CPU, if TensorFlow has not started yet.
     mirrored = make_mirrored_strategy(replicas) if config.cluster.mirrored else None
+    workers = cluster if isinstance(cluster, WorkerCluster) else None
+    if workers is not None:
+        workers.check_same(0 if last is None else last.number)
     asked = config.optimizer
     tf.keras.utils.set_random_seed(config.seed)
     with cluster.scope():
         model = StepModel(recommender, dataset)
         network = model.network
-        check_step(model, cluster.strategy, on_servers=not local or replicas > 1)
+        check_step(
+            model,
+            cluster.strategy,
+            on_servers=not local or replicas > 1 or workers is not None,
+        )
         nan_where_missing = not check_missing(model, dataset)
         optimizer = make_dense_optimizer(
             model.optimizer or asked.dense_optimizer,
@@ -143,7 +154,11 @@ def set_up(
             reseed_generators(network, config.seed, last.step)
     _check_byte_limits(config, model.tables)
     event_ages = EventAges(dataset, ledger, event_secs_of(model.tables), shuffle=config.shuffle)
-    collection = EmbeddingCollection(
+    make_tables: Callable[..., EmbeddingCollection] = EmbeddingCollection
+    if workers is not None:
+        tf.random.set_seed(config.seed + workers.group.rank)  # of dropout
+        make_tables = functools.partial(WorkerTables, rank=workers.group.rank, workers=workers)
+    collection = make_tables(
         model.tables,
         model.features,
         devices=cluster.shard_devices,
@@ -165,6 +180,8 @@ def set_up(
         evicted=evicted,
     )
     set_dense_rate = rate_scaler(optimizer)
+    if workers is not None:
+        set_dense_rate = workers.rate_setter(set_dense_rate)
     examples_before = ledger.rows_done()
     changes: list[str] = []
     if last is not None:
@@ -181,7 +198,11 @@ def set_up(
     )
     clip = ClipNorms(rows=asked.row_clip_norm, dense=asked.dense_clip_norm)
     train_unit: UnitFunction
-    if replicas > 1:
+    if workers is not None:
+        train_unit = workers.led(
+            make_worker_unit(model, optimizer, collection, unit_input, workers.group, clip=clip)
+        )
+    elif replicas > 1:
         train_unit = make_replica_unit(
             model,
             optimizer,

@@ -1,0 +1,161 @@
+"""Runs units on the workers of TF_CONFIG, in step, under MultiWorkerMirroredStrategy.
+
+Each worker is a client of its own: it makes the model, reads its batches, has a copy of the
+network's variables and one shard of the rows. The first worker also has the ledger, and it writes
+manifests and scores.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from embedps import kernels
+from embedps.cluster.bind_address import check_listening, listen_at
+from embedps.cluster.embedded import EmbeddedCluster
+from embedps.cluster.worker_channel import Follower, Leader
+from embedps.console.shutdown import deadline
+from embedps.engine.unit_functions import UnitFunction
+from embedps.engine.worker_group import WorkerGroup
+from embedps.errors import ClusterError, ServerLostError, UsageError
+from embedps.metrics import Counts
+
+_NUMBERS = 7  # the place of a program that exchanges them, see WorkerGroup
+
+
+class WorkerCluster(EmbeddedCluster):
+    """The workers of TF_CONFIG; TensorFlow must not have started.
+
+    Attributes:
+      group: the workers, in a step.
+      leader: tells the others what to do; None if this worker is not the first.
+      follower: does what it is told; None if this worker is the first.
+    """
+
+    def __init__(
+        self,
+        task: dict[str, Any],
+        *,
+        wait_secs: float,
+        on_lost: Callable[[ClusterError], None] = lambda error: None,
+    ) -> None:
+        """Waits for all workers.
+
+        Args:
+          task: TF_CONFIG.
+          wait_secs: the longest wait for the others; then the process ends.
+          on_lost: called on another thread when another worker is gone.
+
+        Raises:
+          UsageError: there is one worker only.
+        """
+        addresses, rank = task["cluster"]["worker"], int(task["task"]["index"])
+        if len(addresses) < 2:
+            raise UsageError(
+                "workers in step must be two at least but TF_CONFIG has one: leave TF_CONFIG out"
+            )
+        kernels.load()  # before the library is loaded for its address alone
+        listen_at(addresses[rank])
+        with deadline(wait_secs, "the workers of TF_CONFIG to connect"):
+            strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        check_listening(addresses[rank])
+        super().__init__(num_shards=len(addresses))
+        # It formed the cluster. Variables are plain: each worker updates its copy by the same sums.
+        self.multi_worker = strategy
+        self.group = WorkerGroup(rank, len(addresses))
+        self._on_lost = on_lost
+        self._rate = 1.0
+        self.leader: Leader | None = None
+        self.follower: Follower | None = None
+        if rank:
+            self.follower = Follower(rank, wait_secs=wait_secs)
+            return
+        host = addresses[0].rsplit(":", 1)[0].strip("[]")
+        self.leader = Leader(
+            len(addresses),
+            host=host,
+            wait_secs=wait_secs,
+            on_lost=lambda error: self._on_lost(error),
+            # All must end: a worker that leaves takes its shard along.
+            on_notice=lambda: os.kill(os.getpid(), signal.SIGTERM),
+        )
+
+    def call_on_loss(self, on_lost: Callable[[ClusterError], None]) -> None:
+        """Replaces the function that is called when another worker is gone."""
+        self._on_lost = on_lost
+
+    def gather(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Gives all workers' numbers, by rank; all must call it, with as many."""
+        found = self.group.all_gather(tf.constant(np.array(numbers, np.int64)), key=_NUMBERS)
+        return tf.reshape(found, [self.group.size, -1]).numpy().tolist()  # type: ignore[no-any-return]
+
+    def check_same(self, number: int) -> None:
+        """Checks that all workers see the same last checkpoint; all must call it.
+
+        Raises:
+          UsageError: they do not.
+        """
+        found = [of[0] for of in self.gather([number])]
+        if len(set(found)) > 1:
+            raise UsageError(
+                "all workers of TF_CONFIG must share --model-dir, but the last checkpoints that "
+                f"they see, by worker, are {found}: use a directory that all can read and write"
+            )
+
+    def ask(self, stream: str, what: str, *args: Any, own: Callable[[], Any]) -> list[Any]:
+        """Makes all workers do something; see `Leader.ask`. A follower does its part alone."""
+        if self.leader is None:
+            return [own()]
+        return self.leader.ask(stream, what, *args, own=own)
+
+    def rate_setter(self, set_rate: Callable[[float], None]) -> Callable[[float], None]:
+        """Makes a function that sets the network's learning rate from the next unit on."""
+        self._set_rate = set_rate
+
+        def set_later(factor: float) -> None:
+            self._rate = factor
+
+        return set_later
+
+    def led(self, train_unit: UnitFunction) -> UnitFunction:
+        """Makes a unit's function one that trains on all workers.
+
+        Args:
+          train_unit: as `make_worker_unit` makes it.
+        """
+        self._train_unit = train_unit
+        if self.leader is None:
+            return train_unit
+        leader = self.leader
+
+        def train_on_all(*args: tf.Tensor) -> Counts:
+            rate = self._rate
+            leader.tell("units", "train", rate, [t.numpy() for t in args])
+            return self.train(rate, args)
+
+        return train_on_all
+
+    def train(self, rate: float, args: Sequence[Any]) -> Counts:
+        """Trains this worker's part of a unit.
+
+        Raises:
+          ServerLostError: another worker was lost meanwhile.
+        """
+        self._set_rate(rate)
+        try:
+            return self._train_unit(*args)
+        except tf.errors.OpError as error:
+            if "ollective" not in error.message:
+                raise
+            raise ServerLostError("another worker is lost") from error
+
+    def close(self) -> None:
+        """Lets the other workers end with this process."""
+        super().close()
+        if self.leader is not None:
+            self.leader.close()

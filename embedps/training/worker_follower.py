@@ -1,0 +1,70 @@
+"""Follows the first worker of TF_CONFIG: does its own part of what that one tells."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import NoReturn
+
+import tensorflow as tf
+
+from embedps.cluster.worker_cluster import WorkerCluster
+from embedps.console.shutdown import end_process
+from embedps.data.dataset import Dataset
+from embedps.engine.recommender import Recommender
+from embedps.engine.unit_functions import explain
+from embedps.errors import ServerLostError
+from embedps.run.config import TrainConfig
+from embedps.tables.worker_tables import WorkerTables
+from embedps.training.training_setup import set_up
+
+
+def follow(
+    recommender: Recommender, dataset: Dataset, config: TrainConfig, cluster: WorkerCluster
+) -> NoReturn:
+    """Trains this worker's part of each unit, and keeps its shard; ends the process.
+
+    Raises:
+      EmbedpsError: this worker cannot go on. The first worker then ends too.
+    """
+    follower = cluster.follower
+    if follower is None:
+        raise ValueError("the first worker leads")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: follower.notify())
+    setup = set_up(recommender, dataset, config, cluster, (), run_id=0)
+    tables = setup.collection
+    if not isinstance(tables, WorkerTables):
+        raise ValueError("workers in step have tables of their own kind")
+
+    def train(rate: float, args: list[object]) -> None:
+        try:
+            tf.nest.map_structure(lambda t: t.numpy(), cluster.train(rate, [*map(_tensor, args)]))
+        except tf.errors.OpError as error:
+            raise explain(error) from error
+
+    rank = cluster.group.rank
+    print(f"embedps: worker {rank} of {cluster.group.size} trains in step", flush=True)
+    try:
+        follower.serve(train, tables.answer, on_end=_end)
+    except ServerLostError as error:
+        end_process(_again(str(error)), error.exit_code)
+    threading.Event().wait()  # until `_end`
+    raise AssertionError
+
+
+def _tensor(value: object) -> tf.Tensor:
+    return tf.constant(value)
+
+
+def _end(was_told: bool) -> None:
+    """Ends the process once the first worker is gone."""
+    if was_told:
+        print("embedps: the run has ended", flush=True)
+        os._exit(0)
+    end_process(_again("worker 0 is lost"), ServerLostError.exit_code)
+
+
+def _again(what: str) -> str:
+    return f"{what}: run the same command on all workers to resume from the last checkpoint"

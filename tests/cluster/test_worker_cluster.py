@@ -1,0 +1,118 @@
+"""Workers of TF_CONFIG train in step as one process does, and end together."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.data.dataset import Dataset
+from embedps.errors import ServerLostError
+from tests.builders import ROOT, TINY_DLRM_FLAGS, latest, make_trainer, write_dataset
+from tests.tables.builders import rows_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
+
+_FLAGS = ("--batch-size=64", "--unit-rows=128", "--eval=none", "--wait-secs=200", *TINY_DLRM_FLAGS)
+_SECS = 300.0
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return write_dataset(tmp_path_factory.mktemp("data") / "set")
+
+
+@contextlib.contextmanager
+def started_workers(
+    dataset: Dataset, model_dir: Path, flags: Sequence[str] = ()
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """Two workers, with what they print in model_dir.N; ends them if they have not ended."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(2)]
+        for probe in probes:
+            probe.bind(("localhost", 0))
+        addresses = [f"localhost:{probe.getsockname()[1]}" for probe in probes]
+    command = [sys.executable, "-m", "embedps", "train", "--model=dlrm", *_FLAGS, *flags]
+    command += [f"--data={dataset.directory}", f"--model-dir={model_dir}"]
+    workers = []
+    for index in range(2):
+        task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+        with open(f"{model_dir}.{index}", "w") as output:
+            workers.append(
+                subprocess.Popen(
+                    command,
+                    cwd=ROOT,
+                    env=os.environ | {"TF_CONFIG": json.dumps(task)},
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+    try:
+        yield workers
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+
+
+def printed(model_dir: Path) -> list[str]:
+    return [Path(f"{model_dir}.{index}").read_text() for index in range(2)]
+
+
+def test_two_workers_give_the_bits_of_one_process_with_two_replicas(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    """The unit's last batches are short, so the workers' parts weigh differently."""
+    model_dir = tmp_path / "workers"
+    with started_workers(dataset, model_dir) as workers:
+        codes = [worker.wait(_SECS) for worker in workers]
+    assert codes == [0, 0], printed(model_dir)
+    # Restored in one process, which finds nothing to do.
+    options: dict[str, Any] = {"batch_size": 64, "unit_rows": 128}
+    restored = make_trainer(dataset, model_dir, **options)
+    assert restored.finished
+    assert latest(model_dir).num_shards == 2
+    alone = make_trainer(dataset, tmp_path / "alone", replicas=2, **options)
+    result = alone.fit()
+    both = rows_of(restored.collection, tmp_path / "both")
+    assert both == rows_of(alone.collection, tmp_path / "one")
+    for ours, theirs in zip(restored.network.variables, alone.network.variables, strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+    summary = json.loads((model_dir / "summary.json").read_text())
+    assert summary["examples"] == 3000
+    assert summary["training"]["auc"] == result.summary["training"]["auc"]
+
+
+def test_a_dead_worker_ends_all_and_the_run_resumes_without_it(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    model_dir = tmp_path / "model"
+    flags = ["--epochs=500", "--delta-steps=24"]
+    with started_workers(dataset, model_dir, flags) as workers:
+        deadline = time.monotonic() + _SECS
+        while not CheckpointDirectory(model_dir).numbers() and workers[0].poll() is None:
+            assert time.monotonic() < deadline, printed(model_dir)
+            workers[0].poll()
+        workers[1].send_signal(signal.SIGKILL)
+        assert workers[0].wait(_SECS) == ServerLostError.exit_code
+    assert "embedps: worker 1 is lost: run the same command again" in printed(model_dir)[0]
+    saved = latest(model_dir)
+    resumed = make_trainer(dataset, model_dir, batch_size=64, unit_rows=128, epochs=500)
+    with contextlib.closing(resumed):
+        assert resumed.saver.last == saved
+        assert len(rows_of(resumed.collection, tmp_path / "rows")) == sum(
+            resumed.collection.stats().rows.values()
+        )

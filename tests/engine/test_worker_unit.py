@@ -1,0 +1,117 @@
+"""A worker's unit trains as a process does; here a single worker, without collectives."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from embedps.data.dataset import Dataset
+from embedps.engine.dense_optimizer import make_dense_optimizer
+from embedps.engine.recommender import Recommender
+from embedps.engine.step_model import StepModel
+from embedps.engine.unit_functions import UnitFunction, make_train_unit
+from embedps.engine.worker_group import WorkerGroup
+from embedps.engine.worker_unit import make_worker_unit
+from embedps.tables import FeatureSpec, MinCount, TableSpec
+from embedps.tables.collection import EmbeddingCollection
+from tests.builders import NUMERICS, SumNetwork, make_mixed, write_dataset
+from tests.tables.builders import Rows, rows_of
+
+_numbers = itertools.count()
+
+
+class _Alone(WorkerGroup):
+    """A group of one, which gets what it sends."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1)
+
+    def all_gather(self, value: tf.Tensor, *, key: int) -> tf.Tensor:
+        return value
+
+    def all_to_all(self, values: tf.Tensor, *, key: int) -> tf.Tensor:
+        return values
+
+
+class _Normalized(SumNetwork):
+    """A network with moving statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._norm = tf.keras.layers.BatchNormalization()
+
+    def call(
+        self,
+        numerics: tf.Tensor,
+        embeddings: dict[str, tf.Tensor],
+        training: bool = False,
+    ) -> tf.Tensor:
+        known = tf.where(tf.math.is_nan(numerics), tf.zeros_like(numerics), numerics)
+        rows = self._norm(tf.concat([*embeddings.values()], axis=1), training=training)
+        return self._out(tf.concat([known, rows], axis=1))
+
+
+def _admitting() -> Recommender:
+    return Recommender(
+        tables=(TableSpec(name="ids", dim=3, admission=MinCount(count=2)),),
+        features=(
+            FeatureSpec(name="C3", table="ids"),
+            FeatureSpec(name="tags", table="ids", ragged=True, combiner="sum"),
+        ),
+        numerics=NUMERICS,
+        build=SumNetwork,
+    )
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return write_dataset(tmp_path_factory.mktemp("data") / "set", train=(300,), evaluation=(10,))
+
+
+def _train(
+    dataset: Dataset, recommender: Recommender, folder: Path, *, as_worker: bool
+) -> tuple[dict[str, np.ndarray], Rows, list[np.ndarray]]:
+    tf.keras.utils.set_random_seed(5)
+    model = StepModel(recommender, dataset)
+    optimizer = make_dense_optimizer("adam", 0.01, model.model)
+    collection = EmbeddingCollection(
+        model.tables,
+        model.features,
+        devices=["/device:CPU:0"],
+        container=f"worker-{next(_numbers)}",
+    )
+    unit_input = model.input(batch_rows=64, shuffle_rows=300)
+    unit: UnitFunction
+    if as_worker:
+        unit = make_worker_unit(model, optimizer, collection, unit_input, _Alone())
+    else:
+        strategy = tf.distribute.get_strategy()
+        unit = make_train_unit(model, optimizer, collection, strategy, unit_input, overlap=False)
+    path = str(dataset.absolute_path(dataset.split("train").files[0]))
+    numbers = [tf.constant(n, tf.int64) for n in (0, 300, 3, 0)]
+    counts = unit(tf.constant(path), *numbers, tf.constant(0.1))
+    weights = [v.numpy() for v in (*model.variables, *optimizer.variables())]
+    return {k: v.numpy() for k, v in counts.items()}, rows_of(collection, folder), weights
+
+
+@pytest.mark.parametrize(
+    "make",
+    [make_mixed, lambda: make_mixed(build=_Normalized), _admitting],
+    ids=["two dims and lists", "moving statistics", "admission"],
+)
+def test_a_single_worker_trains_as_a_process_does(dataset, tmp_path, make):
+    counts, rows, weights = _train(dataset, make(), tmp_path / "w", as_worker=True)
+    expected = _train(dataset, make(), tmp_path / "p", as_worker=False)
+    assert counts.keys() == expected[0].keys()
+    for name, value in expected[0].items():
+        np.testing.assert_allclose(counts[name], value, rtol=1e-6, err_msg=name)
+    assert rows.keys() == expected[1].keys()
+    for key, row in expected[1].items():
+        assert (rows[key].last_step, rows[key].frequency) == (row.last_step, row.frequency)
+        np.testing.assert_allclose(rows[key].embedding, row.embedding, rtol=1e-5, atol=1e-7)
+    for ours, theirs in zip(weights, expected[2], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)

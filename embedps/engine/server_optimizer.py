@@ -69,7 +69,9 @@ class KerasVariables(RemoteVariables):
         learning_rate, iterations = settings
         optimizer = self._optimizer
         mutex = tf.raw_ops.MutexV2(shared_name=self._lock_name)
-        lock = tf.raw_ops.MutexLock(mutex=mutex)
+        # Once the gradients are there: nothing may be waited for with the lock held.
+        with tf.control_dependencies([gradient for _, gradient in pairs]):
+            lock = tf.raw_ops.MutexLock(mutex=mutex)
         applied = []
         for variable, gradient in pairs:
             changed = [variable, *self._slots[id(variable)]]

@@ -28,6 +28,7 @@ from embedps.cluster.local_cluster import LocalCluster
 from embedps.data.dataset import Dataset
 from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.recommender import Recommender
+from embedps.engine.replica_unit import make_replica_unit
 from embedps.engine.step_logs import StepLogs
 from embedps.engine.step_model import StepModel
 from embedps.engine.sync_exchange import SyncMode
@@ -298,6 +299,36 @@ def check_attempts(directory: Path, cluster: LocalCluster, dataset: Dataset) -> 
             np.testing.assert_array_equal(ours, theirs)
         assert rows == expected[1]
         print(f"{attempts.__name__}: the same bits")
+    assert expected is not None
+    check_replicas(directory, dataset, begun, expected)
+
+
+def check_replicas(
+    directory: Path,
+    dataset: Dataset,
+    begun: Sequence[np.ndarray],
+    expected: tuple[list[np.ndarray], Rows],
+) -> None:
+    """One process that adds in the same order has the same bits."""
+    here = EmbeddedCluster(num_shards=2)
+    model = Trained(
+        make_dlrm(dataset, min_count=2),
+        dataset,
+        here,
+        sync="none",
+        name="replicas",
+        kind="adam",
+        batch_rows=40,
+    )
+    for variable, value in zip(model.variables(), begun, strict=True):
+        variable.assign(value)
+    reader = model.step.input(batch_rows=40, shuffle_rows=0)
+    unit = make_replica_unit(model.step, model.optimizer, model.collection, reader, num_replicas=2)
+    unit(*model.arguments(0, rows=(0, 600), first_step=0, after=-1)[:6])
+    for ours, theirs in zip(model.weights(), expected[0], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert rows_of(model.collection, directory / "replicas") == expected[1]
+    print("one process: the same bits")
 
 
 def check_state(cluster: Cluster, directory: Path) -> None:

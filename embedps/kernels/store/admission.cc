@@ -14,17 +14,21 @@ constexpr int64_t kBatchCounters = 32768;
 class CounterPrefetch {
  public:
   using Entry = StripeOrder::Entry;
-  // `counters` may be null.
+  // `counters` may be null. Begins with the directory; what the caller does next hides its wait.
   CounterPrefetch(const CounterMap* counters, const Entry* first, const Entry* last)
-      : counters_(counters), last_(last) {
+      : counters_(counters), first_(first), last_(last) {
     if (counters_ == nullptr) return;
     for (const Entry* e = first; e < std::min(last, first + kDirectories); ++e) {
       counters_->PrefetchDirectory(e->hash);
     }
-    for (const Entry* e = first; e < std::min(last, first + kPages); ++e) {
+  }
+  // Prefetches the first counters.
+  void Begin() const {
+    if (counters_ == nullptr) return;
+    for (const Entry* e = first_; e < std::min(last_, first_ + kPages); ++e) {
       counters_->PrefetchPage(e->hash);
     }
-    for (const Entry* e = first; e < std::min(last, first + kEntries); ++e) {
+    for (const Entry* e = first_; e < std::min(last_, first_ + kEntries); ++e) {
       counters_->PrefetchEntry(e->hash);
     }
   }
@@ -39,6 +43,7 @@ class CounterPrefetch {
  private:
   static constexpr int kEntries = 8, kPages = 16, kDirectories = 24;
   const CounterMap* const counters_;
+  const Entry* const first_;
   const Entry* const last_;
 };
 
@@ -123,6 +128,7 @@ void RowStore::ReadShown(int bin, const IdsByTable& batch,
   const bool is_full = max_rows > 0 && table_rows_[t].load(std::memory_order_relaxed) >= max_rows;
   const CounterPrefetch prefetch(counters_[bin].get(), absent.data(),
                                  absent.data() + absent.size());
+  prefetch.Begin();
   for (const StripeOrder::Entry& e : absent) {
     prefetch.Next(&e);
     const int64_t id = batch.ids[e.at];
@@ -174,8 +180,9 @@ void RowStore::Admit(const IdsByTable& batch, const ShownIds& shown, const Paral
                      int64_t admitted = 0, refused = 0;
                      std::lock_guard<std::mutex> lock(stripe.mutex);
                      PrefetchBin(last->bin);
-                     RowFinder finder(stripe, first, last);
                      const CounterPrefetch prefetch(counters, first, last);
+                     RowFinder finder(stripe, first, last);
+                     prefetch.Begin();
                      for (const auto* e = first; e < last; ++e) {
                        prefetch.Next(e);
                        const int64_t id = ids[e->at];

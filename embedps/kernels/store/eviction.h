@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <utility>
 
 #include "embedps/kernels/runtime/hash.h"
 #include "embedps/kernels/store/stripe.h"
@@ -32,11 +31,10 @@ struct EvictionConfig {
 
 // What a row is worth at a limit: the least goes first. A row counts as updated once from its
 // creation on. Otherwise a new row would be the worst by frequency until its first update.
-inline std::pair<uint32_t, uint32_t> WorthOf(EvictionOrder order, uint32_t last_step,
-                                             uint32_t frequency) {
+inline uint64_t WorthOf(EvictionOrder order, uint32_t last_step, uint32_t frequency) {
   frequency = std::max(frequency, 1u);
-  if (order == EvictionOrder::kLeastRecent) return {last_step, frequency};
-  return {frequency, last_step};
+  if (order == EvictionOrder::kLeastRecent) return uint64_t{last_step} << 32 | frequency;
+  return uint64_t{frequency} << 32 | last_step;
 }
 
 // Rows that a displacement compares. With 16 of them spread over a stripe, the row that goes is on
@@ -63,14 +61,14 @@ class Candidates {
   // Returns the worst live one, the first of several, or kNone.
   uint32_t Worst(EvictionOrder order) const {
     uint32_t worst = kNone;
-    std::pair<uint32_t, uint32_t> least;
+    uint64_t least = UINT64_MAX;  // more than any row's: a frequency has 29 bits
     for (uint32_t i = 0; i < count_; ++i) {
       const RowHeader* row = stripe_.Row(numbers_[i]);
-      if (!row->live) continue;
-      const auto worth = WorthOf(order, row->last_step, row->frequency);
-      if (worst != kNone && worth >= least) continue;
-      worst = numbers_[i];
-      least = worth;
+      const uint64_t worth =
+          row->live ? WorthOf(order, row->last_step, row->frequency) : UINT64_MAX;
+      // Selections, not branches: nothing predicts them.
+      worst = worth < least ? numbers_[i] : worst;
+      least = std::min(worth, least);
     }
     return worst;
   }
@@ -102,14 +100,16 @@ inline uint32_t WorstCandidate(EvictionOrder order, Stripe* stripe) {
 
 // Prefetches what the next three displacements of a stripe will read: the candidates of the third,
 // the index entry of the row that the second will probably remove, and what removing that of the
-// first reads. Each needs the memory that an earlier call prefetched.
-inline void PrefetchDisplacements(EvictionOrder order, uint64_t salt, const Stripe& stripe) {
-  const uint32_t used = stripe.used();
-  Candidates(stripe, (stripe.hand + 2) % used).Prefetch();
-  const uint32_t second = Candidates(stripe, (stripe.hand + 1) % used).Worst(order);
-  if (second != kNone) stripe.PrefetchEntry(RowHash(salt, stripe.Row(second)->id));
-  const uint32_t first = Candidates(stripe, stripe.hand).Worst(order);
-  if (first != kNone) stripe.PrefetchRemoval(RowHash(salt, stripe.Row(first)->id));
+// first reads. Each needs the memory that an earlier call prefetched. The first was the second of
+// the call before.
+inline void PrefetchDisplacements(EvictionOrder order, uint64_t salt, Stripe* stripe) {
+  const uint32_t used = stripe->used();
+  Candidates(*stripe, (stripe->hand + 2) % used).Prefetch();
+  const uint32_t first = stripe->next_displaced;
+  if (first != kNone) stripe->PrefetchRemoval(RowHash(salt, stripe->Row(first)->id));
+  const uint32_t second = Candidates(*stripe, (stripe->hand + 1) % used).Worst(order);
+  if (second != kNone) stripe->PrefetchEntry(RowHash(salt, stripe->Row(second)->id));
+  stripe->next_displaced = second;
 }
 
 }  // namespace embedps

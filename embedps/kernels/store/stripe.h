@@ -270,6 +270,7 @@ class Stripe {
     pending_removed = {};
     displaced_by_records = {};
     hand = 0;
+    next_displaced = kNone;
   }
 
   void ForgetTouches() {
@@ -304,6 +305,7 @@ class Stripe {
   std::vector<int64_t> pending_removed;
   std::vector<int64_t> displaced_by_records;  // ids without a place when records were loaded
   uint32_t hand = 0;                          // where the next choice of a row to displace begins
+  uint32_t next_displaced = kNone;            // the row that it will probably choose, to prefetch
 
  private:
   // Entries of ids whose hashes share `depth` bits, after the bits for the stripe and the position.

@@ -93,12 +93,12 @@ bool TableEviction::MakePlace(Stripe* stripe) {
     const uint32_t worst = WorstCandidate(config_.order, stripe);
     if (worst == kNone) return DisplaceElsewhere(stripe) && ChargeRow(*stripe, 0);
     Remove(stripe, worst, EvictionCause::kLimit);
-    PrefetchDisplacements(config_.order, salt_, *stripe);
+    PrefetchDisplacements(config_.order, salt_, stripe);
     return true;
   }
   if (ChargeRow(*stripe, 0)) return true;
   Remove(stripe, WorstCandidate(config_.order, stripe), EvictionCause::kLimit);
-  PrefetchDisplacements(config_.order, salt_, *stripe);
+  PrefetchDisplacements(config_.order, salt_, stripe);
   return true;
 }
 

@@ -1,0 +1,41 @@
+"""Runs whose workers train each step together: their bits, and what they resume with."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from tests.builders import make_trainer, write_dataset
+from tests.commands import SMALL, finish, summary_of, train
+from tests.training.test_replicas import FIELDS, assert_same_checkpoint
+
+pytestmark = pytest.mark.multiprocess
+
+FLAGS = (*SMALL, "--num-ps=2", "--eval=inline")
+
+
+@pytest.mark.slow
+def test_workers_in_step_train_the_bits_of_one_process_and_resume_in_another_mode(
+    tmp_path: Path,
+) -> None:
+    dataset = write_dataset(tmp_path / "set", train=(1200, 700))
+    num_rows = dataset.split("train").rows
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    for epochs in (1, 2):  # the second run resumes
+        flags = ("--num-workers=2", "--sync=full", f"--epochs={epochs}")
+        finish(train(dataset, ours, *FLAGS, *flags))
+    trainer = make_trainer(dataset, theirs, replicas=2, epochs=2, **FIELDS)
+    units = trainer.ledger.units_of(0)
+    trainer.fit()
+    assert_same_checkpoint(ours, theirs)
+    steps = {n: sum(math.ceil(unit.num_rows / (64 * n)) for unit in units) for n in (2, 3)}
+    in_step = summary_of(ours)
+    assert in_step["sync"] == {"mode": "full", "workers": 2, "joint_steps": steps[2]}
+    assert {w["most"] for w in in_step["staleness"].values()} == {0}
+
+    finish(train(dataset, ours, *FLAGS, "--num-workers=3", "--sync=dense", "--epochs=3"))
+    summary = summary_of(ours)
+    assert summary["sync"] == {"mode": "dense", "workers": 3, "joint_steps": steps[3]}
+    assert summary["examples"] == 3 * num_rows
+    assert summary["units"]["done"] == summary["units"]["attempts"] == 3 * len(units)
+    assert summary["units"]["repeated"] == 0

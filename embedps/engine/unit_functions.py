@@ -166,13 +166,13 @@ def make_train_unit(
         learning_rate: tf.Tensor,
     ) -> Counts:
         def begin(first: tf.Tensor, batch: Batch, k: int) -> StepInputs:
-            number = first_step + first + k
+            number = first + k
             rate = row_rate(number, learning_rate)
             return exchange.begin(batch.columns, number=number, learning_rate=rate)
 
         reader = unit_input.open(path, first_row, num_rows, seed)
         num_batches = -(-num_rows // unit_input.batch_rows)
-        return train_all(reader, num_batches, lambda i: functools.partial(begin, i))
+        return train_all(reader, num_batches, lambda i: functools.partial(begin, first_step + i))
 
     @tf.function
     def train_rank(

@@ -309,7 +309,7 @@ def test_server_must_be_told_its_task(monkeypatch, fails):
 
 
 @pytest.mark.parametrize(
-    "flags", [["--num-ps=1"], ["--eval=inline"], ["--overlap"], ["--num-workers=2"]]
+    "flags", [["--num-ps=1"], ["--sync=full"], ["--overlap"], ["--num-workers=2"]]
 )
 def test_workers_in_step_are_not_told_what_they_do_not_have(
     tmp_path, monkeypatch, dataset, fails, flags

@@ -150,7 +150,7 @@ class Follower:
 
     def serve(
         self,
-        train: Callable[..., Any],
+        run: Callable[..., Any],
         answer: Callable[[str, Sequence[Any]], Any],
         *,
         on_end: Callable[[bool], None],
@@ -158,7 +158,7 @@ class Follower:
         """Does what the first worker tells, until that one is gone.
 
         Args:
-          train: trains a unit, on this thread.
+          run: runs a unit's function, by its name, on this thread.
           answer: does what else is asked and gives the answer, on another thread.
           on_end: called on another thread when the first worker is gone; with whether it had said
             that this is the end.
@@ -170,8 +170,8 @@ class Follower:
         threading.Thread(target=self._await_end, args=(on_end,), name="end", daemon=True).start()
         with suppress(EOFError, OSError):
             while True:
-                _, args = self._from["units"].recv()
-                train(*args)
+                what, args = self._from["units"].recv()
+                run(what, *args)
 
     def _await_end(self, on_end: Callable[[bool], None]) -> None:
         told = False

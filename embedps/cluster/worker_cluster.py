@@ -25,7 +25,7 @@ from embedps.engine.worker_group import WorkerGroup
 from embedps.errors import ClusterError, ServerLostError, UsageError
 from embedps.metrics import Counts
 
-_NUMBERS = 7  # the place of a program that exchanges them, see WorkerGroup
+_NUMBERS, _SHOWN = 7, 9  # the places of a program that exchange, see WorkerGroup
 
 
 class WorkerCluster(EmbeddedCluster):
@@ -70,6 +70,7 @@ class WorkerCluster(EmbeddedCluster):
         self.group = WorkerGroup(rank, len(addresses))
         self._on_lost = on_lost
         self._rate = 1.0
+        self._functions: dict[str, UnitFunction] = {}
         self.leader: Leader | None = None
         self.follower: Follower | None = None
         if rank:
@@ -93,6 +94,14 @@ class WorkerCluster(EmbeddedCluster):
         """Gives all workers' numbers, by rank; all must call it, with as many."""
         found = self.group.all_gather(tf.constant(np.array(numbers, np.int64)), key=_NUMBERS)
         return tf.reshape(found, [self.group.size, -1]).numpy().tolist()  # type: ignore[no-any-return]
+
+    def show(self, values: tf.Tensor) -> tf.Tensor:
+        """Gives all workers' values, by rank, in a function of `led`.
+
+        Args:
+          values: float32 [n], n the same on all workers.
+        """
+        return self.group.all_to_all(tf.tile(values[None], [self.group.size, 1]), key=_SHOWN)
 
     def check_same(self, number: int) -> None:
         """Checks that all workers see the same last checkpoint; all must call it.
@@ -122,33 +131,34 @@ class WorkerCluster(EmbeddedCluster):
 
         return set_later
 
-    def led(self, train_unit: UnitFunction) -> UnitFunction:
-        """Makes a unit's function one that trains on all workers.
+    def led(self, name: str, function: UnitFunction) -> UnitFunction:
+        """Makes a unit's function one that runs on all workers.
 
         Args:
-          train_unit: as `make_worker_unit` makes it.
+          name: tells it from the others of the run.
+          function: exchanges by collectives.
         """
-        self._train_unit = train_unit
+        self._functions[name] = function
         if self.leader is None:
-            return train_unit
+            return function
         leader = self.leader
 
-        def train_on_all(*args: tf.Tensor) -> Counts:
+        def run_on_all(*args: tf.Tensor) -> Counts:
             rate = self._rate
-            leader.tell("units", "train", rate, [t.numpy() for t in args])
-            return self.train(rate, args)
+            leader.tell("units", name, rate, [t.numpy() for t in args])
+            return self.run(name, rate, args)
 
-        return train_on_all
+        return run_on_all
 
-    def train(self, rate: float, args: Sequence[Any]) -> Counts:
-        """Trains this worker's part of a unit.
+    def run(self, name: str, rate: float, args: Sequence[Any]) -> Counts:
+        """Runs this worker's part of a function of `led`.
 
         Raises:
           ServerLostError: another worker was lost meanwhile.
         """
         self._set_rate(rate)
         try:
-            return self._train_unit(*args)
+            return self._functions[name](*args)
         except tf.errors.OpError as error:
             if "ollective" not in error.message:
                 raise

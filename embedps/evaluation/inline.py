@@ -16,9 +16,11 @@ import tensorflow as tf
 
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.cluster.interface import Cluster
+from embedps.cluster.worker_cluster import WorkerCluster
 from embedps.data.dataset import Dataset
 from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import explain, make_eval_unit
+from embedps.errors import UsageError
 from embedps.evaluation.evaluator import (
     EVAL_BATCH_ROWS,
     Evaluation,
@@ -57,6 +59,9 @@ class InlineEvaluation:
           split: the name of the dataset's split to score.
           every_units: score after this many units of training, and at the end of each epoch; 0 is
             only at the end.
+
+        Raises:
+          UsageError: the model ranks candidates, which the cluster cannot encode.
         """
         self._model = model
         self._cluster = cluster
@@ -70,6 +75,13 @@ class InlineEvaluation:
             collection,
             model.input(batch_rows=EVAL_BATCH_ROWS, shuffle_rows=0),
         )
+        if isinstance(cluster, WorkerCluster):
+            if model.candidates:
+                raise UsageError(
+                    "--eval inline must be left out for a model that ranks candidates where "
+                    "TF_CONFIG has workers only: start `embedps evaluate` beside the run"
+                )
+            self._eval_unit = cluster.led("score", self._eval_unit)
 
     def next_pause(self, position: int, units_per_epoch: int) -> int:
         """Returns the first position after this one at which training pauses for a scoring."""

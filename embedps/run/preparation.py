@@ -158,7 +158,6 @@ def check_workers(config: TrainConfig) -> None:
         "--overlap": cluster.overlap,
         "--max-staleness-steps": cluster.max_staleness_steps is not None,
         "--watch": config.watch is not None,
-        "--eval inline": config.evaluation.mode == "inline",
         "--max-server-bytes": eviction.max_server_bytes,
         "--evicted-rows": eviction.evicted_rows is not None,
         "--rates-batch-size": config.optimizer.rates_batch_size,

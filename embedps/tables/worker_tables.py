@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+import tensorflow as tf
+
 from embedps.checkpoint.format.quantize import FLOAT32, Encoding
-from embedps.tables.collection import EmbeddingCollection
+from embedps.errors import UsageError
+from embedps.tables.activations import Ids
+from embedps.tables.collection import EmbeddingCollection, LookupResult
+from embedps.tables.ops import RoutedIds
 from embedps.tables.policy_counts import AdmissionStats
 from embedps.tables.row_files import RowFiles, ShardFile, StoredFile, WriteKind
 from embedps.tables.table_scan import TableScan, merge_scans, scan_shard
@@ -21,6 +26,9 @@ class Workers(Protocol):
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
         """Gives all workers' numbers, by rank; all must call it."""
+
+    def show(self, values: tf.Tensor) -> tf.Tensor:
+        """Gives all workers' values float32 [n] as [num workers, n]; all must call it."""
 
     def ask(self, stream: str, what: str, *args: Any, own: Callable[[], Any]) -> list[Any]:
         """Makes all workers do something, on the first; gives their answers, by rank."""
@@ -67,6 +75,53 @@ class WorkerTables(EmbeddingCollection):
                 max_pause_secs=max_pause_secs,
             )
         return self._own[what](self, *args)
+
+    def lookup(
+        self,
+        ids: Mapping[str, Ids],
+        *,
+        insert: bool,
+        step: tf.Tensor | None = None,
+        partial: bool = False,
+    ) -> LookupResult:
+        """Reads the rows of a batch that all workers have alike; see `EmbeddingCollection.lookup`.
+
+        Raises:
+          UsageError: it would create rows. Workers that train ask each other for their own ids.
+        """
+        if insert:
+            raise UsageError("workers in step create rows by `make_worker_unit` only")
+        result = self.route(ids, partial=partial)
+        own, widths = [], []
+        for g, routed in enumerate(result.routed):
+            widths.append(self.groups[g].dim + int(self.groups[g].gives_rates))
+            if not result.row_splits[g]:
+                continue
+            rows = self.lookup_shard(g, self._rank, *routed.request(self._rank), insert=False)
+            if self.groups[g].gives_rates:
+                rates = self.rates_of_shard(g, self._rank, *routed.request(self._rank))
+                rows = tf.concat([rows, rates[:, None]], 1)
+            own.append(_padded(tf.reshape(rows, [-1]), self._most(routed) * widths[g]))
+        shown = self._workers.show(tf.concat(own, 0))
+        first = tf.zeros([], tf.int32)
+        for g, (routed, width) in enumerate(zip(result.routed, widths, strict=True)):
+            shards = []
+            for shard in range(self.num_shards if result.row_splits[g] else 0):
+                length = tf.size(routed.shard_ids[shard]) * width
+                shards.append(tf.reshape(shown[shard, first : first + length], [-1, width]))
+            dim, rated = self.groups[g].dim, self.groups[g].gives_rates
+            result.rows.append([rows[:, :dim] for rows in shards])
+            result.rates.append([rows[:, dim] for rows in shards] if rated else [])
+            result.absent.append([])
+            if shards:
+                first += self._most(routed) * width
+        return result
+
+    @staticmethod
+    def _most(routed: RoutedIds) -> tf.Tensor:
+        """Gives the length to pad to: few different ones, since TensorFlow keeps each."""
+        longest = tf.reduce_max(tf.stack([tf.size(ids) for ids in routed.shard_ids]))
+        return -(-longest // 512) * 512
 
     def mark_clean(self) -> dict[tuple[str, int], int]:
         """Forgets which rows were touched; all workers call it, and each gets all cuts."""
@@ -184,6 +239,10 @@ class _WorkerFiles(RowFiles):
     def load_admission(self, group_files: Mapping[str, Sequence[StoredFile]]) -> int:
         """Loads this worker's counters; see `load`."""
         return _sum(self._workers.gather([super().load_admission(group_files)]))
+
+
+def _padded(values: tf.Tensor, length: tf.Tensor) -> tf.Tensor:
+    return tf.pad(values, [[0, length - tf.size(values)]])
 
 
 def _sum(counts: Sequence[Sequence[int]]) -> int:

@@ -200,7 +200,8 @@ def set_up(
     train_unit: UnitFunction
     if workers is not None:
         train_unit = workers.led(
-            make_worker_unit(model, optimizer, collection, unit_input, workers.group, clip=clip)
+            "train",
+            make_worker_unit(model, optimizer, collection, unit_input, workers.group, clip=clip),
         )
     elif replicas > 1:
         train_unit = make_replica_unit(

@@ -15,6 +15,7 @@ from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.engine.unit_functions import explain
 from embedps.errors import ServerLostError
+from embedps.evaluation.inline import InlineEvaluation
 from embedps.run.config import TrainConfig
 from embedps.tables.worker_tables import WorkerTables
 from embedps.training.training_setup import set_up
@@ -38,24 +39,24 @@ def follow(
     if not isinstance(tables, WorkerTables):
         raise ValueError("workers in step have tables of their own kind")
 
-    def train(rate: float, args: list[object]) -> None:
+    if config.evaluation.mode == "inline":
+        InlineEvaluation(setup.model, tables, dataset, cluster)
+
+    def run(name: str, rate: float, args: list[object]) -> None:
         try:
-            tf.nest.map_structure(lambda t: t.numpy(), cluster.train(rate, [*map(_tensor, args)]))
+            found = cluster.run(name, rate, [tf.constant(each) for each in args])
+            tf.nest.map_structure(lambda t: t.numpy(), found)
         except tf.errors.OpError as error:
             raise explain(error) from error
 
     rank = cluster.group.rank
     print(f"embedps: worker {rank} of {cluster.group.size} trains in step", flush=True)
     try:
-        follower.serve(train, tables.answer, on_end=_end)
+        follower.serve(run, tables.answer, on_end=_end)
     except ServerLostError as error:
         end_process(_again(str(error)), error.exit_code)
     threading.Event().wait()  # until `_end`
     raise AssertionError
-
-
-def _tensor(value: object) -> tf.Tensor:
-    return tf.constant(value)
 
 
 def _end(was_told: bool) -> None:

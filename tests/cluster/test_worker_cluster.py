@@ -77,7 +77,7 @@ def test_two_workers_give_the_bits_of_one_process_with_two_replicas(
 ) -> None:
     """The unit's last batches are short, so the workers' parts weigh differently."""
     model_dir = tmp_path / "workers"
-    with started_workers(dataset, model_dir) as workers:
+    with started_workers(dataset, model_dir, ["--eval=inline"]) as workers:
         codes = [worker.wait(_SECS) for worker in workers]
     assert codes == [0, 0], printed(model_dir)
     # Restored in one process, which finds nothing to do.
@@ -85,7 +85,7 @@ def test_two_workers_give_the_bits_of_one_process_with_two_replicas(
     restored = make_trainer(dataset, model_dir, **options)
     assert restored.finished
     assert latest(model_dir).num_shards == 2
-    alone = make_trainer(dataset, tmp_path / "alone", replicas=2, **options)
+    alone = make_trainer(dataset, tmp_path / "alone", replicas=2, eval="inline", **options)
     result = alone.fit()
     both = rows_of(restored.collection, tmp_path / "both")
     assert both == rows_of(alone.collection, tmp_path / "one")
@@ -93,6 +93,8 @@ def test_two_workers_give_the_bits_of_one_process_with_two_replicas(
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
     summary = json.loads((model_dir / "summary.json").read_text())
     assert summary["examples"] == 3000
+    for score in ("auc", "logloss"):
+        assert summary["evaluation"][score] == result.summary["evaluation"][score]
     assert summary["training"]["auc"] == result.summary["training"]["auc"]
 
 

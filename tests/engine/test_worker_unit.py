@@ -21,6 +21,7 @@ from embedps.tables.collection import EmbeddingCollection
 from tests.builders import NUMERICS, SumNetwork, make_mixed, write_dataset
 from tests.tables.builders import Rows, rows_of
 
+pytestmark = pytest.mark.slow
 _numbers = itertools.count()
 
 

@@ -1,0 +1,106 @@
+"""DLRM whose training steps sleep: `--model benchmarks.paced_dlrm --pace-ms 40`.
+
+Workers that share a machine's cores hold each other up, as workers on machines of their own do not.
+A worker that sleeps in each step uses no core meanwhile, so many workers fit on a few cores and are
+equally fast. `--first-pace-ms` paces worker 0 in another way, so that it can be the slow one. The
+values are those of `models.dlrm`, bit for bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from embedps.config_fields import MAX_SECS, option
+from embedps.data.dataset import Dataset
+from embedps.engine.recommender import Recommender
+from embedps.layers.embeddings import Embeddings
+from embedps.tables import ops
+from models import dlrm
+from models._columns import click_recommender, declare
+from models.networks.dlrm import DLRM
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(dlrm.Config):
+    """DLRM's options, and the pace."""
+
+    pace_ms: float = option(0.0, "sleep of each training step", least=0, most=1000 * MAX_SECS)
+    first_pace_ms: float = option(
+        0.0, "sleep of a training step of worker 0; 0: as the others", least=0, most=1000 * MAX_SECS
+    )
+
+
+class PacedDLRM(DLRM):
+    """DLRM that sleeps after the forward pass of a training step."""
+
+    def __init__(self, *arguments: Any, pace_ms: float, first_pace_ms: float, **more: Any) -> None:
+        """Makes the layers.
+
+        Args:
+          arguments, more: those of DLRM.
+          pace_ms: sleep of each training step.
+          first_pace_ms: sleep of a training step of worker 0.
+        """
+        super().__init__(*arguments, **more)
+        self._pace_us = round(1000 * pace_ms)
+        self._first_pace_us = round(1000 * first_pace_ms)
+
+    def logits(self, features: Mapping[str, Any], *, training: bool) -> tf.Tensor:
+        """Computes the logits of a batch, float32 [batch]; sleeps if it trains."""
+        logits = super().logits(features, training=training)
+        if not training or not (self._pace_us or self._first_pace_us):
+            return logits
+        with tf.control_dependencies([logits]):
+            is_first = tf.equal(ops.task_index(), 0)
+            slept = sleep(tf.where(is_first, self._first_pace_us, self._pace_us))
+        with tf.control_dependencies([slept]):
+            return tf.identity(logits)
+
+
+def sleep(microseconds: tf.Tensor) -> tf.Tensor:
+    """Sleeps in the graph and uses no core meanwhile; gives 0 when it is done.
+
+    Args:
+      microseconds: a scalar of any integer type.
+    """
+    # TensorFlow's only op that sleeps is a dataset. It sleeps before each element and before the
+    # end, and a dataset of one element is read to its end.
+    once = tf.raw_ops.TensorDataset(components=[tf.constant(0)], output_shapes=[[]])
+    slow = tf.raw_ops.SleepDataset(
+        input_dataset=once,
+        sleep_microseconds=tf.cast(microseconds, tf.int64) // 2,
+        output_types=[tf.int32],
+        output_shapes=[[]],
+    )
+    (done,) = tf.raw_ops.DatasetToSingleElement(
+        dataset=slow, output_types=[tf.int32], output_shapes=[[]]
+    )
+    return done
+
+
+def make(config: Config, dataset: Dataset) -> Recommender:
+    """Makes a paced DLRM over a dataset's columns.
+
+    Raises:
+      UsageError: the dataset has no categorical column.
+    """
+    features = declare(config, dataset.categorical)
+    return click_recommender(
+        "paced_dlrm",
+        config,
+        dataset,
+        lambda: PacedDLRM(
+            Embeddings(features),
+            label=dataset.label,
+            embedding_dim=config.embedding_dim,
+            bottom_mlp=config.bottom_mlp if dataset.numeric else None,
+            top_mlp=config.top_mlp,
+            compute_dtype=config.compute_dtype,
+            pace_ms=config.pace_ms,
+            first_pace_ms=config.first_pace_ms or config.pace_ms,
+        ),
+    )

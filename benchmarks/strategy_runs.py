@@ -1,0 +1,251 @@
+"""The runs of `benchmarks.strategies`: what is trained, on what, and what came of it.
+
+Each run is written down when it is made, with its command line, so that the same benchmark goes on
+after an interruption, and makes only the runs that are absent or were made in another way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report
+from embedps.data.dataset import Dataset
+from embedps.errors import EmbedpsError
+
+NUM_PS = 2
+SAMPLE = "criteo_kaggle_12768.tsv.gz"
+_MOST_UNIT_ROWS, _UNITS = 32768, 32
+_GENERATED_SEED = 1
+_LINE = re.compile(r"([\d,]+) examples, ([\d,]+)/s, ")
+ONE, MIRRORED = "one process", "mirrored"
+
+
+class StrategyError(EmbedpsError):
+    """A run failed; the message has the end of its output."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A way to train.
+
+    Attributes:
+      mode: "one process", "mirrored" (replicas of one process), or what --sync names.
+      workers: that train at the same time.
+      batch: of each worker.
+      slow: whether worker 0 takes twice as long.
+    """
+
+    mode: str
+    workers: int
+    batch: int
+    slow: bool = False
+
+    @property
+    def name(self) -> str:
+        """A title."""
+        text = f"{self.mode}, {self.workers} x {self.batch}"
+        return text + (", one slow" if self.slow else "")
+
+    @property
+    def total(self) -> int:
+        """Examples of all workers' batches."""
+        return self.workers * self.batch
+
+    def flags(self) -> list[str]:
+        """Gives the flags of `embedps train`."""
+        flags = [f"--batch-size={self.batch}"]
+        if self.mode == MIRRORED:
+            flags += [f"--replicas={self.workers}", "--mirrored"]
+        elif self.mode != ONE:
+            flags += [f"--num-ps={NUM_PS}", f"--num-workers={self.workers}"]
+            flags += [f"--sync={self.mode}"] if self.mode != "none" else []
+        return flags
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Data:
+    """A dataset to train on.
+
+    Attributes:
+      name: a title.
+      folder: of the dataset.
+      epochs: passes over it.
+    """
+
+    name: str
+    folder: Path
+    epochs: int
+
+    def unit_rows(self, largest_batch: int) -> int:
+        """Chooses rows per unit: whole batches of all workers, and many units if possible."""
+        rows = min(_MOST_UNIT_ROWS, Dataset.open(self.folder).split("train").rows // _UNITS)
+        return max(1, rows // largest_batch) * largest_batch
+
+
+def generated(work: Path, rows: int) -> Path:
+    """Writes the dataset of a generated click log, unless it is there."""
+    folder = work / f"generated-{rows}"
+    log = folder / "logs" / "clicks.tsv.gz"
+    if not (folder / "dataset" / "_dataset.json").is_file():
+        log.parent.mkdir(parents=True, exist_ok=True)
+        _run("pipelines.generate", f"--rows={rows}", f"--seed={_GENERATED_SEED}", f"--output={log}")
+        _run(
+            "pipelines.criteo", f"--input={log}", f"--output={folder / 'dataset'}", "--num-shards=8"
+        )
+    return folder / "dataset"
+
+
+def sample(work: Path, samples: Path) -> Path:
+    """Writes the dataset of the real sample, unless it is there."""
+    folder = work / "sample"
+    if not (folder / "_dataset.json").is_file():
+        _run(
+            "pipelines.criteo",
+            f"--input={samples / SAMPLE}",
+            f"--output={folder}",
+            "--num-shards=1",
+        )
+    return folder
+
+
+class Runs:
+    """Makes runs, and keeps what came of them in files."""
+
+    def __init__(self, work: Path, *, pace_ms: float, largest_batch: int) -> None:
+        """Notes how to make runs.
+
+        Args:
+          work: the folder of the files.
+          pace_ms: sleep of a step, times the number of workers, where they outnumber the cores.
+          largest_batch: of all workers together.
+        """
+        self._work, self._pace_ms, self._largest_batch = work, pace_ms, largest_batch
+
+    def pace_ms(self, cell: Cell) -> float:
+        """Gives the sleep of a step of each worker."""
+        cores = len(os.sched_getaffinity(0))
+        return self._pace_ms * cell.workers if cell.workers > cores else 0.0
+
+    def flags(self, data: Data, cell: Cell, seed: int) -> list[str]:
+        """Gives the flags of a run, but for paths and the pace of a slow worker."""
+        return [
+            *("--model=benchmarks.paced_dlrm", f"--seed={seed}", f"--epochs={data.epochs}"),
+            *(
+                f"--unit-rows={data.unit_rows(self._largest_batch)}",
+                f"--pace-ms={self.pace_ms(cell):g}",
+            ),
+            *cell.flags(),
+        ]
+
+    def known(self, data: Data, cell: Cell, seed: int) -> dict[str, Any] | None:
+        """Reads what came of a run; None if it was not made yet, or in another way."""
+        path = self._path(data, cell, seed)
+        if not path.is_file():
+            return None
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found if found["flags"] == self.flags(data, cell, seed) else None
+
+    def make(
+        self, data: Data, cell: Cell, seed: int, equal: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """Trains and scores.
+
+        Args:
+          data: to train on.
+          cell: how.
+          seed: of the shuffles and of the network.
+          equal: with a slow worker, what came of the run of equal workers.
+
+        Raises:
+          StrategyError: the run failed.
+        """
+        flags = self.flags(data, cell, seed)
+        more = []
+        if equal is not None:
+            step_ms = 1000 * cell.total / equal["examples_per_sec"]
+            more = [f"--first-pace-ms={self.pace_ms(cell) + step_ms:.1f}"]
+        load = os.getloadavg()[0]
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(dir=self._work) as folder:
+            output = _run(
+                "embedps.train",
+                *(f"--data={data.folder}", f"--model-dir={folder}/model", *flags, *more),
+                *("--eval=inline", "--log-secs=1", "--stats-secs=0", "--delta-secs=3600"),
+            )
+            summary = json.loads((Path(folder) / "model" / "summary.json").read_text())
+        found = {
+            "auc": summary["evaluation"]["auc"],
+            "examples_per_sec": round(speed(output) or summary["examples_per_sec"], 1),
+            "secs": round(time.monotonic() - began, 1),
+            "load_before": round(load, 2),
+            "more_flags": more,
+            "commit": report.environment()["commit"],
+            "flags": flags,
+        }
+        path = self._path(data, cell, seed)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found, indent=1) + "\n")
+        return found
+
+    def _path(self, data: Data, cell: Cell, seed: int) -> Path:
+        name = re.sub(r"\W+", "-", f"{data.name}, {cell.name}, seed {seed}")
+        return self._work / "runs" / f"{name}.json"
+
+
+def speed(output: str) -> float:
+    """Reads the speed from progress lines: of the later half of the examples.
+
+    The first half has the tracing in it, and the first touch of most rows. The last line may have
+    the scoring in it. It is 0 if the run was too short for such lines.
+    """
+    lines = [tuple(int(n.replace(",", "")) for n in found) for found in _LINE.findall(output)]
+    spans = [
+        (after - before, (after - before) / rate)
+        for (before, _), (after, rate) in zip([(0, 0), *lines], lines, strict=False)
+        if rate and 2 * before >= lines[-1][0]
+    ]
+    spans = spans[:-1] or spans
+    return sum(n for n, _ in spans) / sum(secs for _, secs in spans) if spans else 0.0
+
+
+def _run(module: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise StrategyError(f"{module} {' '.join(arguments)} failed: {done.stdout[-2000:]}")
+    return done.stdout
+
+
+def cells(workers: Sequence[int], *, total: int, batch: int) -> list[Cell]:
+    """Lists the ways to train, the most telling first.
+
+    Args:
+      workers: numbers of workers.
+      total: the batch of all workers, which is the same for each number of them.
+      batch: the batch per worker, which is the same for each number of them.
+    """
+    order = sorted(workers, key=lambda n: (abs(n - 4), n))
+    listed = []
+    for n, b in dict.fromkeys((each, b) for each in order for b in (total // each, batch)):
+        listed.append(Cell(mode=ONE, workers=1, batch=n * b))
+        listed += [Cell(mode=mode, workers=n, batch=b) for mode in ("none", "full", "dense")]
+        if n == 2:
+            listed.append(Cell(mode=MIRRORED, workers=n, batch=b))
+        elif n == max(order) and b == batch:
+            listed += [Cell(mode=mode, workers=n, batch=b, slow=True) for mode in ("none", "full")]
+    return list(dict.fromkeys(listed))

@@ -1,0 +1,54 @@
+"""The paced DLRM sleeps in training, and computes what DLRM computes."""
+
+import time
+
+import embedps  # noqa: F401  before TensorFlow: it chooses the Keras
+
+# isort: split
+import numpy as np
+import tensorflow as tf
+
+from benchmarks.paced_dlrm import PacedDLRM, sleep
+from embedps.data.unit_reader import NUMERICS
+from embedps.layers.embeddings import Embeddings
+from embedps.tables import FeatureSpec, TableSpec
+from models.networks.dlrm import DLRM
+
+
+def test_a_sleep_takes_as_long_as_it_says():
+    traced = tf.function(lambda: sleep(tf.constant(30_000)))
+    traced()
+    began = time.monotonic()
+    assert traced().numpy() == 0
+    assert time.monotonic() - began >= 0.03
+
+
+def test_a_paced_step_has_the_bits_of_dlrm():
+    table = TableSpec(name="C1", dim=8)
+    batch = {
+        NUMERICS: tf.random.stateless_uniform([16, 3], [1, 2]),
+        "C1": tf.range(16, dtype=tf.int64) % 5,
+        "label": tf.cast(tf.range(16) % 3 == 0, tf.float32),
+    }
+    found = []
+    for make, pace in ((DLRM, {}), (PacedDLRM, {"pace_ms": 2.0, "first_pace_ms": 1.0})):
+        tf.keras.utils.set_random_seed(7)
+        model = make(
+            Embeddings([FeatureSpec(name="C1", table=table)]),
+            label="label",
+            embedding_dim=8,
+            bottom_mlp=(16,),
+            top_mlp=(16,),
+            **pace,
+        )
+
+        @tf.function
+        def step(model=model):
+            with tf.GradientTape() as tape:
+                loss = model.compute_loss(batch, training=True)
+            return loss, tape.gradient(loss, model.trainable_variables)
+
+        found.append([value.numpy() for value in tf.nest.flatten(step())])
+    assert len(found[0]) > 8
+    for plain, paced in zip(*found, strict=True):
+        np.testing.assert_array_equal(plain, paced)

@@ -1,0 +1,76 @@
+"""The comparison of strategies: its ways to train, its arithmetic, and a short run."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks import strategies
+from benchmarks.strategy_runs import Cell, cells, speed
+from tests.builders import ROOT
+
+
+def test_each_way_has_one_process_of_the_same_total_batch():
+    ways = cells([2, 4, 8], total=2048, batch=512)
+    assert len(set(ways)) == len(ways)
+    ones = {way.batch for way in ways if way.mode == "one process"}
+    assert ones == {way.total for way in ways} == {1024, 2048, 4096}
+    for mode in ("none", "dense", "full"):
+        sizes = {(way.workers, way.batch) for way in ways if way.mode == mode and not way.slow}
+        assert sizes == {(2, 1024), (2, 512), (4, 512), (8, 256), (8, 512)}
+
+
+def test_the_speed_is_that_of_the_later_half():
+    lines = [(100, 10), (400, 10), (500, 100), (600, 50), (900, 10), (1000, 1)]
+    text = "\n".join(f"{n} examples, {rate}/s, AUC 0.7" for n, rate in lines)
+    # From 500 on, without the last line: 100 examples at 50 a second, 300 at 10.
+    assert speed(text) == pytest.approx(400 / (100 / 50 + 300 / 10))
+    assert speed("done: 9 examples, 5/s; see summary.json") == 0
+
+
+def test_checks_compare_runs_of_the_same_seed():
+    one = Cell(mode="one process", workers=1, batch=1024)
+    full, none = (Cell(mode=mode, workers=2, batch=512) for mode in ("full", "none"))
+    found = {}
+    for seed, (of_full, of_one) in enumerate([(0.75, 0.7501), (0.74, 0.7401)]):
+        found["generated", full, seed] = {"auc": of_full, "examples_per_sec": 70.0}
+        found["generated", one, seed] = {"auc": of_one, "examples_per_sec": 50.0}
+    found["generated", none, 1] = {"auc": 0.7, "examples_per_sec": 100.0}
+    auc, ratio = strategies.compare(found)
+    assert auc["value"] == pytest.approx(-1e-4)
+    assert (auc["seeds"], auc["holds"]) == (2, True)
+    assert (ratio["value"], ratio["seeds"], ratio["holds"]) == (0.7, 1, False)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_a_short_run_goes_on_where_it_ended(tmp_path):
+    output = tmp_path / "strategies.json"
+
+    def run(*more):
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "benchmarks.strategies", "--rows=60000", "--workers=2"),
+                *("--seeds=1", "--sample-epochs=0", "--total-batch=1024", "--batch-size=512"),
+                *(f"--work={tmp_path / 'work'}", f"--output={output}", *more),
+            ],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=560,
+        )
+        assert done.returncode == 0, done.stdout
+        return json.loads(output.read_text())
+
+    first = run("--minutes=0.0001")
+    assert first["absent_runs"] > 0
+    found = run()
+    assert found["absent_runs"] == 0
+    assert output.with_suffix(".png").stat().st_size > 10_000
+    again = run()
+    assert again["runs"] == found["runs"]
+    assert {row["mode"] for row in found["results"]} >= {"one process", "none", "dense", "full"}
+    for row in found["results"]:
+        assert 0.55 < row["auc"] < 0.85

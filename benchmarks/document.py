@@ -41,6 +41,7 @@ def render(result: dict[str, Any]) -> str:
         "byte_limit": _byte_limit,
         "scaling": _scaling,
         "collectives": _collectives,
+        "strategies": _strategies,
         "checkpoint_pause": _pause,
         "checkpoint_cost": _cost,
         "checkpoint_encodings": _encodings,
@@ -280,6 +281,34 @@ def _scaling(result: dict[str, Any]) -> str:
     header += [f"link use at {int(u):,} per worker" for u in uses]
     parts.append(model_tables.table(header, rows))
     return "\n\n".join(parts)
+
+
+def _strategies(result: dict[str, Any]) -> str:
+    rows = [
+        [
+            row["data"],
+            row["mode"] + (", one slow" if row["slow"] else ""),
+            f"{row['workers']} x {row['batch']}",
+            f"{row['auc']:.5f} ({row['auc_min']:.5f} to {row['auc_max']:.5f})",
+            "{median:,.0f} ({min:,.0f} to {max:,.0f})".format(**row["examples_per_sec"]),
+            str(row["examples_per_sec"]["repeats"]),
+        ]
+        for row in result["results"]
+    ]
+    header = ["data", "mode", "workers x batch", "AUC", "examples per second", "seeds"]
+    checks = [
+        [
+            check["data"],
+            check["way"],
+            check["what"],
+            f"{check['value']:.5f}" if "AUC" in check["what"] else f"{check['value']:.2f}",
+            f"{check['limit']:g}",
+            str(check["seeds"]),
+        ]
+        for check in result["checks"]
+    ]
+    of_checks = ["data", "way", "compared", "measured", "limit", "seeds"]
+    return model_tables.table(header, rows) + "\n\n" + model_tables.table(of_checks, checks)
 
 
 def _micro(result: dict[str, Any]) -> str:

@@ -7,10 +7,10 @@ one epoch of a generated click log, and some epochs of a real sample: the Criteo
 folder EMBEDPS_SAMPLES. The held-out AUC is that of the last epoch. The speed is that of the later
 half of the examples.
 
-Each seed is a round of all ways, so the speeds that are compared were measured near each other. The
-seed draws the shuffles and the network's initial values. Where workers outnumber the cores, each
-step sleeps (benchmarks/paced_dlrm.py). `none` and `full` also train with a worker that takes twice
-as long, at the largest number of workers.
+Each seed is a round of the ways that are compared, so their speeds are measured near each other.
+The seed draws the shuffles and the network's initial values. Where workers outnumber the cores,
+each step sleeps (benchmarks/paced_dlrm.py). At the largest number of workers, each mode also trains
+with a worker that takes twice as long.
 
 Each run is written into --work when it is made. The same command goes on after an interruption.
 With --minutes it begins no run after that time; the most telling runs come first.
@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import report
-from benchmarks.strategy_runs import ONE, Cell, Data, Runs, cells, generated, sample
+from benchmarks.strategy_runs import ONE, Cell, Data, Runs, generated, groups, sample
 from embedps.console import command_line
 from embedps.errors import UsageError
 
@@ -43,15 +43,24 @@ Found = Mapping[tuple[str, Cell, int], Mapping[str, Any]]
 
 
 def measure(
-    runs: Runs, datasets: Sequence[Data], ways: Sequence[Cell], seeds: int, minutes: float
+    runs: Runs,
+    datasets: Sequence[Data],
+    ways: Sequence[Sequence[Cell]],
+    seeds: int,
+    minutes: float,
 ) -> tuple[Found, int]:
-    """Makes the runs that are absent, round by round; returns them all, and how many are absent."""
+    """Makes the runs that are absent, group by group and there seed by seed.
+
+    Returns:
+      All runs, and how many are absent.
+    """
     end = time.monotonic() + 60 * minutes if minutes else float("inf")
     plan = [
         (data, cell, seed)
-        for seed in range(seeds)
+        for group in ways
         for data in datasets
-        for cell in ways
+        for seed in range(seeds)
+        for cell in group
         if not cell.slow or data.name == GENERATED
     ]
     found: dict[tuple[str, Cell, int], Mapping[str, Any]] = {}
@@ -238,8 +247,8 @@ def main(arguments: Sequence[str]) -> int:
     if samples and options.sample_epochs:
         folder = sample(work, Path(samples))
         datasets.append(Data(name=SAMPLE, folder=folder, epochs=options.sample_epochs))
-    ways = cells(options.workers, total=options.total_batch, batch=options.batch_size)
-    largest = max(way.total for way in ways)
+    ways = groups(options.workers, total=options.total_batch, batch=options.batch_size)
+    largest = max(way.total for group in ways for way in group)
     runs = Runs(work, pace_ms=options.pace_ms, largest_batch=largest)
     found, absent = measure(runs, datasets, ways, options.seeds, options.minutes)
     rows, checks = summarize(found), compare(found)

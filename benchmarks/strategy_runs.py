@@ -231,8 +231,8 @@ def _run(module: str, *arguments: str) -> str:
     return done.stdout
 
 
-def cells(workers: Sequence[int], *, total: int, batch: int) -> list[Cell]:
-    """Lists the ways to train, the most telling first.
+def groups(workers: Sequence[int], *, total: int, batch: int) -> list[list[Cell]]:
+    """Lists the ways to train: groups of ways to compare, the most telling first.
 
     Args:
       workers: numbers of workers.
@@ -240,12 +240,16 @@ def cells(workers: Sequence[int], *, total: int, batch: int) -> list[Cell]:
       batch: the batch per worker, which is the same for each number of them.
     """
     order = sorted(workers, key=lambda n: (abs(n - 4), n))
-    listed = []
+    listed: list[list[Cell]] = []
+    seen: set[Cell] = set()
     for n, b in dict.fromkeys((each, b) for each in order for b in (total // each, batch)):
-        listed.append(Cell(mode=ONE, workers=1, batch=n * b))
-        listed += [Cell(mode=mode, workers=n, batch=b) for mode in ("none", "full", "dense")]
+        modes = ("none", "full", "dense")
+        group = [Cell(mode=ONE, workers=1, batch=n * b)]
+        group += [Cell(mode=mode, workers=n, batch=b) for mode in modes]
         if n == 2:
-            listed.append(Cell(mode=MIRRORED, workers=n, batch=b))
-        elif n == max(order) and b == batch:
-            listed += [Cell(mode=mode, workers=n, batch=b, slow=True) for mode in ("none", "full")]
-    return list(dict.fromkeys(listed))
+            group.append(Cell(mode=MIRRORED, workers=n, batch=b))
+        if n == max(order) and b == batch:
+            group += [Cell(mode=mode, workers=n, batch=b, slow=True) for mode in modes]
+        listed.append([cell for cell in group if cell not in seen])
+        seen |= set(group)
+    return listed

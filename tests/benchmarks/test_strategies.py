@@ -7,12 +7,12 @@ import sys
 import pytest
 
 from benchmarks import strategies
-from benchmarks.strategy_runs import Cell, cells, speed
+from benchmarks.strategy_runs import Cell, groups, speed
 from tests.builders import ROOT
 
 
 def test_each_way_has_one_process_of_the_same_total_batch():
-    ways = cells([2, 4, 8], total=2048, batch=512)
+    ways = [way for group in groups([2, 4, 8], total=2048, batch=512) for way in group]
     assert len(set(ways)) == len(ways)
     ones = {way.batch for way in ways if way.mode == "one process"}
     assert ones == {way.total for way in ways} == {1024, 2048, 4096}

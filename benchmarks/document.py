@@ -308,7 +308,13 @@ def _strategies(result: dict[str, Any]) -> str:
         for check in result["checks"]
     ]
     of_checks = ["data", "way", "compared", "measured", "limit", "seeds"]
-    return model_tables.table(header, rows) + "\n\n" + model_tables.table(of_checks, checks)
+    loads = [run["load_before"] for run in result["runs"]]
+    note = (
+        f"The load of the machine before a run was {min(loads):.1f} to {max(loads):.1f}. "
+        f"{result['absent_runs']} runs of the command are still to be made."
+    )
+    parts = [model_tables.table(header, rows), model_tables.table(of_checks, checks), note]
+    return "\n\n".join(parts)
 
 
 def _micro(result: dict[str, Any]) -> str:

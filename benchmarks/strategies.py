@@ -275,7 +275,8 @@ def main(arguments: Sequence[str]) -> int:
             ],
         },
     )
-    plot(rows, options.output.with_suffix(".png"))
+    if rows:
+        plot(rows, options.output.with_suffix(".png"))
     return 0
 
 

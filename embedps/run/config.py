@@ -127,11 +127,17 @@ class TrainConfig:
         """Examples per step of all replicas."""
         return self.batch_size * self.cluster.replicas
 
-    @property
-    def rate_scale(self) -> float:
-        """What the learning rates are multiplied by for the batch size."""
+    def dense_rate_scale(self, num_workers: int) -> float:
+        """What the network's learning rate is multiplied by for the examples of an update."""
+        return self._rate_scale(num_workers if self.cluster.is_in_step else 1)
+
+    def row_rate_scale(self, num_workers: int) -> float:
+        """What the tables' learning rate is multiplied by for the examples of an update."""
+        return self._rate_scale(num_workers if self.cluster.sync == "full" else 1)
+
+    def _rate_scale(self, num_workers: int) -> float:
         meant = self.optimizer.rates_batch_size
-        return self.step_rows / meant if meant else 1.0
+        return num_workers * self.step_rows / meant if meant else 1.0
 
     def keep_policies(self) -> tuple[KeepPolicy, ...]:
         """Makes the policies that keep checkpoints; the newest two manifests always stay."""

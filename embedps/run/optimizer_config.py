@@ -53,8 +53,8 @@ class OptimizerConfig:
     )
     rates_batch_size: int = option(
         0,
-        "batch size that both learning rates are meant for: with another, they are multiplied by "
-        "the ratio of the two (Goyal et al. 2017); 0 takes them as they are",
+        "examples per update that both learning rates are meant for: with others, they are "
+        "multiplied by the ratio of the two (Goyal et al. 2017); 0 takes them as they are",
         least=0,
         most=MAX_COUNT,
     )

@@ -194,7 +194,8 @@ class TrainingLoop:
         factor = asked.rate_factor((unit.position + 0.5) / self._ledger.num_units)
         rate = self._effects.schedule(factor)
         if not self._setup.model.has_row_schedule:
-            rate *= asked.sparse_learning_rate * self._config.rate_scale
+            rate *= asked.sparse_learning_rate
+            rate *= self._config.row_rate_scale(self._cluster.num_workers)
         numbers = (unit.first_row, unit.num_rows, unit.seed, unit.first_step)
         return (
             tf.constant(unit.path),

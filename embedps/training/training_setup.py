@@ -137,7 +137,7 @@ def set_up(
         nan_where_missing = not check_missing(model, dataset)
         optimizer = make_dense_optimizer(
             model.optimizer or asked.dense_optimizer,
-            asked.dense_learning_rate * config.rate_scale,
+            asked.dense_learning_rate * config.dense_rate_scale(cluster.num_workers),
             model.model,
             weight_decay=asked.dense_weight_decay,
         )

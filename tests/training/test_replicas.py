@@ -12,6 +12,7 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.dense import read_dense
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
+from embedps.run.config import TrainConfig
 from embedps.run.summary import read_evaluations
 from tests import commands
 from tests.builders import latest, make_trainer, write_dataset
@@ -87,8 +88,20 @@ def test_run_resumes_with_other_replicas(dataset: Dataset, tmp_path: Path) -> No
 
 def test_learning_rates_are_of_the_examples_of_a_step(dataset: Dataset, tmp_path: Path) -> None:
     trainer = make_trainer(dataset, tmp_path, replicas=2, batch_size=64, rates_batch_size=256)
-    assert trainer._config.rate_scale == 0.5
+    assert trainer._config.dense_rate_scale(1) == trainer._config.row_rate_scale(1) == 0.5
     trainer.close()
+
+
+@pytest.mark.parametrize(
+    ("sync", "dense", "row"), [("none", 1, 1), ("dense", 3, 1), ("full", 3, 3)]
+)
+def test_learning_rates_are_of_the_examples_of_an_update_of_workers(
+    sync: str, dense: float, row: float
+) -> None:
+    config = TrainConfig.from_options(
+        data="d", model_dir="m", batch_size=64, rates_batch_size=64, num_ps=1, sync=sync
+    )
+    assert (config.dense_rate_scale(3), config.row_rate_scale(3)) == (dense, row)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,11 @@ def test_every_option_is_a_flag_and_a_key_and_a_key_of_its_groups_table(option, 
         given = [flag.replace("--", "--no-")]
     else:
         given = [f"{flag}={value}"]
-    needed = {"batch_size": ["--unit-rows=80000"], "eval_units": ["--eval=inline"]}
+    needed = {
+        "batch_size": ["--unit-rows=80000"],
+        "replicas": ["--unit-rows=600000"],
+        "eval_units": ["--eval=inline"],
+    }
     companions = needed.get(option.name, [])
     rest = [r for r in REQUIRED if not r.startswith(f"{flag}=")]
     expected = parse(TrainConfig, [*rest, *companions, *given])

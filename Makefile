@@ -23,7 +23,7 @@ unexport PYTHONPATH
 unexport PYTHONHOME
 
 .DELETE_ON_ERROR:
-.PHONY: help env kernels train test test-all lint format types sanitize docs bazel bench bench-micro lock clean check-tools
+.PHONY: help env kernels train test test-slow test-all lint format types sanitize docs bazel bench bench-micro lock clean check-tools
 .DEFAULT_GOAL := help
 
 help: ## say what there is
@@ -35,11 +35,13 @@ help: ## say what there is
 train: env kernels $(DATASET) ## generate click logs, write Parquet, train DLRM, print its scores
 	$(PY) -m embedps.train --model dlrm --data $(RUN)/dataset --model-dir $(RUN)/model $(TRAIN_FLAGS)
 
-test: env kernels ## run the quick tests, which train on a local cluster too (5 min on 2 cores)
+test: env kernels ## run the quick tests, which train on a local cluster too (12 min on 2 cores)
 	$(PYTEST) -m 'not slow' $(PYTEST_FLAGS)
 
-test-all: env kernels ## run every test (21 min on 2 cores; real samples: EMBEDPS_SAMPLES=DIR)
-	$(PYTEST) $(PYTEST_FLAGS)
+test-slow: env kernels ## run the tests that `make test` leaves out (25 min on 2 cores)
+	$(PYTEST) -m slow $(PYTEST_FLAGS)
+
+test-all: test test-slow ## run every test (real samples: EMBEDPS_SAMPLES=DIR)
 
 lint: env ## check style and imports: ruff, import-linter, clang-format
 	$(VENV)/bin/ruff check .

@@ -9,9 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embedps.data.dataset import ROW_GROUP_ROWS, Dataset
-from embedps.data.dataset_metadata import CategoricalFeature, DataFile, LabelColumn, Split
-from embedps.storage.file_io import checksum_file
+from embedps.data.dataset import ROW_GROUP_ROWS, Dataset, describe_file
+from embedps.data.dataset_metadata import CategoricalFeature, LabelColumn, Split
 
 
 def write_dataset(
@@ -23,15 +22,7 @@ def write_dataset(
         path = directory / name / "shard-00000-of-00001.parquet"
         path.parent.mkdir(parents=True)
         pq.write_table(table, path, row_group_size=ROW_GROUP_ROWS, compression="zstd")
-        size, checksum = checksum_file(path)
-        parts = pq.ParquetFile(path).metadata
-        file = DataFile(
-            path=str(path.relative_to(directory)),
-            rows=table.num_rows,
-            bytes=size,
-            xxh3_64=checksum,
-            row_groups=tuple(parts.row_group(i).num_rows for i in range(parts.num_row_groups)),
-        )
+        file = describe_file(directory, path)
         positives = int(np.count_nonzero(table[labels[0].name].to_numpy()))
         splits[name] = Split(rows=table.num_rows, positives=positives, files=(file,))
     schema = next(iter(tables.values())).schema

@@ -35,10 +35,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embedps.data.dataset import ROW_GROUP_ROWS, Dataset
+from embedps.data.dataset import ROW_GROUP_ROWS, Dataset, describe_file
 from embedps.data.dataset_metadata import CategoricalFeature, DataFile, NumericFeature, Split
 from embedps.splitmix import mix
-from embedps.storage.file_io import checksum_file
 
 DAYS = 180
 PLACES, SEGMENTS, FACTORS = 40, 2000, 4
@@ -172,7 +171,7 @@ def write_stream(directory: Path, events: int, *, seed: int = 1) -> dict[str, An
         path = directory / "train" / f"events-{len(files):05d}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, path, row_group_size=ROW_GROUP_ROWS, compression="lz4")
-        files.append(_describe(directory, path))
+        files.append(describe_file(directory, path))
         labels = table["click"].to_numpy() > 0
         bins = np.clip((logits + 8) * 256, 0, 4095).astype(np.int64)
         for kind in (0, 1):
@@ -213,15 +212,3 @@ def _auc(negatives: Ids, positives: Ids) -> float:
     """Computes the AUC of scores by the counts of each bin."""
     below = np.cumsum(negatives) - negatives / 2
     return float((positives * below).sum() / (positives.sum() * negatives.sum()))
-
-
-def _describe(directory: Path, path: Path) -> DataFile:
-    size, checksum = checksum_file(path)
-    parts = pq.ParquetFile(path).metadata
-    return DataFile(
-        path=str(path.relative_to(directory)),
-        rows=parts.num_rows,
-        bytes=size,
-        xxh3_64=checksum,
-        row_groups=tuple(parts.row_group(i).num_rows for i in range(parts.num_row_groups)),
-    )

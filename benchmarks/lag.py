@@ -22,14 +22,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-import xxhash
 
 from benchmarks import report
 from benchmarks.workload import W1, make_batches
 from embedps.checkpoint.follow import Reached, Rows, follow
 from embedps.console import command_line
-from embedps.data.dataset import Dataset
-from embedps.data.dataset_metadata import CategoricalFeature, DataFile, NumericFeature, Split
+from embedps.data.dataset import Dataset, describe_file
+from embedps.data.dataset_metadata import CategoricalFeature, NumericFeature, Split
 from embedps.errors import EmbedpsError
 
 TABLE = "row"
@@ -56,18 +55,7 @@ def write_dataset(folder: Path, num_rows: int) -> Dataset:
         table = pa.table(columns)
         path = folder / "train" / f"shard-{i:05d}-of-{NUM_FILES:05d}.parquet"
         pq.write_table(table, path, row_group_size=UNIT_ROWS, compression="zstd")
-        groups = pq.ParquetFile(path).metadata
-        files.append(
-            DataFile(
-                path=str(path.relative_to(folder)),
-                rows=per_file,
-                bytes=path.stat().st_size,
-                xxh3_64=xxhash.xxh3_64(path.read_bytes()).hexdigest(),
-                row_groups=tuple(
-                    groups.row_group(g).num_rows for g in range(groups.num_row_groups)
-                ),
-            )
-        )
+        files.append(describe_file(folder, path))
     Dataset(
         directory=folder,
         numeric=tuple(NumericFeature(name=name) for name in numerics),

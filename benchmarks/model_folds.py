@@ -14,10 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedps import load
-from embedps.data.dataset import Dataset
-from embedps.data.dataset_metadata import DataFile, Split
+from embedps.data.dataset import Dataset, describe_file
+from embedps.data.dataset_metadata import Split
 from embedps.metrics import histogram_auc
-from embedps.storage.file_io import checksum_file
 from embedps.train import parse
 from embedps.training.trainer import Trainer
 
@@ -56,15 +55,7 @@ def write_train(fold: Fold, directory: Path) -> Dataset:
     path.parent.mkdir(parents=True, exist_ok=True)
     table = fold.table.take(np.random.default_rng(1).permutation(fold.train))
     pq.write_table(table, path, row_group_size=32768, compression="zstd")
-    size, checksum = checksum_file(path)
-    groups = pq.ParquetFile(path).metadata
-    file = DataFile(
-        path=str(path.relative_to(directory)),
-        rows=table.num_rows,
-        bytes=size,
-        xxh3_64=checksum,
-        row_groups=tuple(groups.row_group(g).num_rows for g in range(groups.num_row_groups)),
-    )
+    file = describe_file(directory, path)
     positives = int(table[fold.dataset.label].to_numpy().sum())
     splits = {"train": Split(rows=table.num_rows, positives=positives, files=(file,))}
     dataset = dataclasses.replace(fold.dataset, directory=directory, splits=splits, transforms="")

@@ -25,7 +25,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-import xxhash
 
 import embedps
 from benchmarks import report
@@ -33,8 +32,8 @@ from benchmarks.model_folds import auc
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.console import command_line
-from embedps.data.dataset import Dataset
-from embedps.data.dataset_metadata import CategoricalFeature, DataFile, Split
+from embedps.data.dataset import Dataset, describe_file
+from embedps.data.dataset_metadata import CategoricalFeature, Split
 from embedps.errors import EmbedpsError
 
 HOURS_PER_FILE = 0.5
@@ -97,13 +96,7 @@ def write_dataset(directory: Path, table: pa.Table) -> Dataset:
     (directory / "train").mkdir(parents=True)
     path = directory / "train" / "shard-00000-of-00001.parquet"
     pq.write_table(table, path)
-    file = DataFile(
-        path=str(path.relative_to(directory)),
-        rows=table.num_rows,
-        bytes=path.stat().st_size,
-        xxh3_64=xxhash.xxh3_64(path.read_bytes()).hexdigest(),
-        row_groups=(table.num_rows,),
-    )
+    file = describe_file(directory, path)
     positives = int(table["label"].to_numpy().sum())
     Dataset(
         directory=directory,

@@ -16,12 +16,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import tensorflow as tf
-import xxhash
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.tools.replay import stream_table
-from embedps.data.dataset import Dataset
-from embedps.data.dataset_metadata import CategoricalFeature, DataFile, NumericFeature, Split
+from embedps.data.dataset import Dataset, describe_file
+from embedps.data.dataset_metadata import CategoricalFeature, NumericFeature, Split
 from embedps.engine.recommender import Recommender
 from embedps.errors import CheckpointError
 from embedps.tables import FeatureSpec, MinCount, TableSpec
@@ -91,18 +90,7 @@ def write_dataset(
             positives += int(np.sum(table["label"].to_numpy()))
             path = directory / name / f"shard-{i:05d}-of-{len(shards):05d}.parquet"
             pq.write_table(table, path, row_group_size=_ROW_GROUP_ROWS, compression="zstd")
-            groups = pq.ParquetFile(path).metadata
-            files.append(
-                DataFile(
-                    path=str(path.relative_to(directory)),
-                    rows=num_rows,
-                    bytes=path.stat().st_size,
-                    xxh3_64=xxhash.xxh3_64(path.read_bytes()).hexdigest(),
-                    row_groups=tuple(
-                        groups.row_group(g).num_rows for g in range(groups.num_row_groups)
-                    ),
-                )
-            )
+            files.append(describe_file(directory, path))
         splits[name] = Split(rows=sum(shards), positives=positives, files=tuple(files))
     Dataset(
         directory=directory,

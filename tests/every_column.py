@@ -10,13 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
-import xxhash
 
 import embedps
-from embedps.data.dataset import Dataset
+from embedps.data.dataset import Dataset, describe_file
 from embedps.data.dataset_metadata import (
     CategoricalFeature,
-    DataFile,
     LabelColumn,
     NumericFeature,
     Split,
@@ -66,13 +64,7 @@ def write_dataset(directory: Path, *, train: int = 2000, evaluation: int = 700) 
         path.parent.mkdir(parents=True)
         table = make_rows(rows, seed=rows)
         pq.write_table(table, path)
-        file = DataFile(
-            path=str(path.relative_to(directory)),
-            rows=rows,
-            bytes=path.stat().st_size,
-            xxh3_64=xxhash.xxh3_64(path.read_bytes()).hexdigest(),
-            row_groups=(rows,),
-        )
+        file = describe_file(directory, path)
         splits[name] = Split(rows=rows, positives=0, files=(file,))
     Dataset(
         directory=directory,

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import xxhash
 
-from embedps.data.dataset import Dataset
-from embedps.data.dataset_metadata import CategoricalFeature, DataFile, NumericFeature, Split
+from embedps.data.dataset import Dataset, describe_file
+from embedps.data.dataset_metadata import CategoricalFeature, NumericFeature, Split
 from pipelines.ingestion.table_schema import SCHEMAS, Table
 
 NAMES = tuple(sorted(path.stem for path in SCHEMAS.glob("*.toml")))
@@ -56,13 +55,7 @@ def write_dataset(name: str, directory: Path) -> Dataset:
         path.parent.mkdir(parents=True)
         arrays = [columns[field.name] for field in table.output_schema]
         pq.write_table(pa.table(arrays, table.output_schema), path, compression="zstd")
-        file = DataFile(
-            path=str(path.relative_to(directory)),
-            rows=num_rows,
-            bytes=path.stat().st_size,
-            xxh3_64=xxhash.xxh3_64(path.read_bytes()).hexdigest(),
-            row_groups=(num_rows,),
-        )
+        file = describe_file(directory, path)
         splits[split] = Split(rows=num_rows, positives=int(clicks.sum()), files=(file,))
     weight, timestamp = table.role("weight"), table.role("timestamp")
     Dataset(

@@ -30,7 +30,7 @@ from embedps.data.dataset_metadata import (
     get_field,
 )
 from embedps.errors import DatasetError
-from embedps.storage.file_io import write_bytes
+from embedps.storage.file_io import checksum_file, write_bytes
 
 FORMAT = "embedps.dataset"
 VERSION = 1
@@ -181,6 +181,21 @@ class Dataset:
                         f"{path}: its checksum must be {file.xxh3_64}, it is {digest.hexdigest()}: "
                         f"the file is damaged, make the dataset again"
                     )
+
+
+def describe_file(directory: Path, path: Path) -> DataFile:
+    """Reads a Parquet file of a dataset's directory once, for its entry in `_dataset.json`."""
+    import pyarrow.parquet as pq
+
+    size, checksum = checksum_file(path)
+    metadata = pq.read_metadata(path)
+    return DataFile(
+        path=str(path.relative_to(directory)),
+        rows=metadata.num_rows,
+        bytes=size,
+        xxh3_64=checksum,
+        row_groups=tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)),
+    )
 
 
 def _read_json(root: Path, path: Path) -> dict[str, Any]:

@@ -10,10 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
-import xxhash
 
-from embedps.data.dataset import RAGGED_TYPE, Dataset
-from embedps.data.dataset_metadata import CategoricalFeature, DataFile, Split
+from embedps.data.dataset import RAGGED_TYPE, Dataset, describe_file
+from embedps.data.dataset_metadata import CategoricalFeature, Split
 from embedps.engine.step_model import StepModel
 from embedps.errors import UsageError
 from models import din, sasrec
@@ -34,13 +33,7 @@ def write_dataset(directory: Path, rows: dict[str, list[dict[str, Any]]]) -> Dat
         path = directory / split / "shard-00000-of-00001.parquet"
         path.parent.mkdir(parents=True)
         pq.write_table(pa.Table.from_pylist(records, schema), path, row_group_size=10**6)
-        file = DataFile(
-            path=str(path.relative_to(directory)),
-            rows=len(records),
-            bytes=path.stat().st_size,
-            xxh3_64=xxhash.xxh3_64(path.read_bytes()).hexdigest(),
-            row_groups=(len(records),),
-        )
+        file = describe_file(directory, path)
         positives = sum(int(record["label"]) for record in records)
         splits[split] = Split(rows=len(records), positives=positives, files=(file,))
     Dataset(

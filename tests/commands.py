@@ -95,15 +95,17 @@ def wait_until_gone(text: str) -> None:
     assert processes_with(text) == {}
 
 
-def read_until(process: subprocess.Popen[str], text: str) -> str:
-    """Reads lines until one has a text."""
-    seen = []
+def read_until(process: subprocess.Popen[str], *texts: str) -> str:
+    """Reads lines until each text was in one, in any order."""
+    seen, missing = [], set(texts)
     assert process.stdout is not None
     for line in process.stdout:
         seen.append(line)
-        if text in line:
+        print(line, end="")  # for who reads why a test failed
+        missing -= {text for text in missing if text in line}
+        if not missing:
             return "".join(seen)
-    pytest.fail(f"ended with {process.wait()} before {text!r}: {''.join(seen)}")
+    pytest.fail(f"ended with {process.wait()} before {missing}: {''.join(seen)}")
 
 
 def tf_config(cluster: dict[str, Sequence[str]], job: str, index: int = 0) -> str:

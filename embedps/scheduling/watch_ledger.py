@@ -52,7 +52,7 @@ class WatchLedger(Ledger):
         self._queue_begins = self._first_arrived
         self._gone_steps, self._gone_rows = 0, 0  # of arrived units before the queue
         self._next_step = epochs * self.steps_per_epoch
-        self._arrived_rows = 0
+        self._arrived_rows, self._arrived_units = 0, 0
         self._left_out_rows = 0
         later = self._first_arrived - self.units_per_epoch
         self._arrived: list[tuple[list[int], int | None]] = [([0] * later, None)]
@@ -87,6 +87,7 @@ class WatchLedger(Ledger):
                 self._queue.append((path, first_row, num_rows, self._next_step))
                 self._next_step += self._steps(num_rows)
                 self._arrived_rows += num_rows
+            self._arrived_units += len(ranges)
             self._arrived.append((first_steps, arrival.event_ms))
             if self._next_step >= MAX_STEPS:
                 raise UsageError(
@@ -115,7 +116,7 @@ class WatchLedger(Ledger):
     @property
     def num_units(self) -> int:
         """Returns the number of units so far."""
-        return self._queue_begins + len(self._queue)
+        return self._first_arrived + self._arrived_units
 
     @property
     def num_rows(self) -> int:

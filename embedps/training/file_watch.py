@@ -200,10 +200,10 @@ class FileWatch:
                     return
                 finite = {n: v if math.isfinite(v) else None for n, v in scores.items()}
                 arrival = dataclasses.replace(arrival, scores=finite)
+        self._tell(_describe(arrival))  # first: its units may be done at once
         self._ledger.take_file(arrival)
         self._known.add(file.name)
         self._unreadable.pop(file.name, None)
-        self._tell(_describe(arrival))
         if arrival.rows:
             with self._lock:
                 self._points.append(arrival.scores)

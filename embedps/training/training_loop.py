@@ -89,6 +89,7 @@ class TrainingLoop:
         self._restarts = Restarts(setup.directory.path)
         self.log = TrainingLog(setup.directory.path, lambda: setup.model.accumulator(training=True))
         self._first_step = self._ledger.steps_done()
+        self._shown_units, self._shown_text = self._ledger.num_done, ""
         self._waits = WaitReport()
         self._tables = TableWatch(
             setup.collection,
@@ -317,15 +318,22 @@ class TrainingLoop:
             self._setup.collection.set_oldest_steps(oldest)
 
     def _show(self, line: ProgressLine, *, force: bool) -> None:
+        """Shows how many units are done, after the lines of the files that they are of."""
+        done, total = self._ledger.num_done, self._ledger.num_units
+        self._poll_files(line)
         text = self.log.show(
             step=self._ledger.steps_done(),
             rows=sum(self._setup.collection.stats().rows.values()),
             last=self._setup.writer.last,
         )
-        if text is not None and self._watch_files is not None:
+        # A unit's counts may have been shown just before it was done: then no text is new.
+        if text is None and (done == self._shown_units or not self._shown_text):
+            return
+        self._shown_units, self._shown_text = done, text or self._shown_text
+        text = self._shown_text
+        if self._watch_files is not None:
             text += f", {self._watch_files.num_waiting:,} files wait"
-        if text is not None:
-            line.update(self._ledger.num_done, text, total=self._ledger.num_units, force=force)
+        line.update(done, text, total=total, force=force)
 
     def _score(self, line: ProgressLine) -> None:
         scored = self.scoring.score_at_pause(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import json
 import tempfile
@@ -65,6 +66,23 @@ def test_files_come_after_the_epochs_in_order_of_arrival(tmp_path: Path) -> None
     assert ledger.num_rows == ledger.rows_done() == 2 * ROWS + 145
     assert ledger.steps_done() == 2 * STEPS + 15
     assert ledger.taken == ["b.parquet", "empty.parquet", "x/a.parquet"]
+
+
+def test_units_that_are_forgotten_stay_counted_at_every_moment(tmp_path: Path) -> None:
+    """Another thread reads the total while a unit that is done is dropped."""
+    totals = []
+
+    class Queue(collections.deque[Any]):
+        def popleft(self) -> Any:
+            left = super().popleft()
+            totals.append(ledger.num_units)
+            return left
+
+    ledger = make(tmp_path, epochs=1)
+    ledger._queue = Queue()
+    ledger.take_file(Arrival(path="a.parquet", row_groups=(60, 70)))
+    take_all(ledger)
+    assert totals == [UNITS + 2] * 2
 
 
 @given(data=st.data())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from embedps.scheduling.arrivals import Arrival, Arrivals
 from embedps.scheduling.ledger import LedgerOptions
 from embedps.scheduling.watch_ledger import SPLIT, WatchLedger
 from embedps.tables import TableSpec, TimeToLive
-from embedps.training import file_watch
+from embedps.training import file_watch, training_loop
 from embedps.training.file_watch import FileWatch
 from tests.builders import latest, make_config, make_mixed, write_dataset
 from tests.commands import SMALL, finish, read_until, summary_of, train
@@ -306,6 +307,49 @@ def test_a_run_goes_on_without_files_that_are_gone(
     assert manifest.ledger["watched"]["left_out_rows"] == 3 * 1500
     assert manifest.progress["examples"] == 3000 + 1500
     assert summary_of(tmp_path / "m")["examples"] == 4500
+
+
+def test_a_files_line_comes_before_those_of_its_units(
+    tmp_path: Path,
+    dataset: Dataset,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(training_loop, "_SLOW_POLL_SECS", 1e6)  # only a unit's line brings news
+    watched = Watched(tmp_path / "w", dataset)
+    fields = {"watch": str(watched.folder), "eval": "none", "log_secs": 1e-3}
+    trainer = embedps.Trainer(make_mixed(), dataset, make_config(dataset, tmp_path / "m", **fields))
+    ledger = trainer.ledger
+    assert isinstance(ledger, WatchLedger)
+    take_file, shown, trained = ledger.take_file, "", threading.Event()
+
+    def take_and_train(arrival: Arrival) -> None:
+        take_file(arrival)
+        until(has_shown_all)  # before the watch does anything more
+        trained.set()
+
+    def has_shown_all() -> bool:
+        nonlocal shown
+        shown += capsys.readouterr().out
+        return "units 9/9 " in shown
+
+    monkeypatch.setattr(ledger, "take_file", take_and_train)
+
+    def end() -> None:
+        try:
+            until(lambda: ledger.num_done == 6)
+            watched.put(dataset.paths("train")[0], "a.parquet")
+            assert trained.wait(60)
+        finally:
+            trainer._notices.end()
+
+    ender = threading.Thread(target=end)
+    ender.start()
+    trainer.fit()
+    ender.join()
+    lines = shown.splitlines()
+    (of_file,) = [i for i, x in enumerate(lines) if x.startswith("a.parquet: 1,500 examples, ")]
+    assert of_file < min(i for i, x in enumerate(lines) if re.match("units [789]/9 ", x))
 
 
 def test_event_time_goes_by_the_files(tmp_path: Path, dataset: Dataset) -> None:

@@ -352,6 +352,36 @@ def test_crash_repeats_what_was_in_progress_at_the_last_checkpoint_and_counts_it
     assert 0 <= repeated <= 128 * len(ledger["doing"])
 
 
+def test_last_unit_is_shown_though_its_counts_were_shown_before_it_was_done(
+    tmp_path, dataset, monkeypatch, capfd
+):
+    trainer = make_trainer(dataset, tmp_path, log_secs=1e-3, delta_secs=0.05)
+    log, ledger = trainer._loop.log, trainer.ledger
+    show, done = log.show, ledger.done
+    rows = dataset.split("train").rows
+    all_shown = threading.Event()
+
+    def show_and_tell(**state: Any) -> str | None:
+        recorded = log.result()[0]
+        text = show(**state)
+        if recorded == rows:
+            all_shown.set()
+        return text
+
+    def done_late(unit: Any) -> None:
+        if log.result()[0] == rows:
+            assert all_shown.wait(60)
+        done(unit)
+
+    monkeypatch.setattr(log, "show", show_and_tell)
+    monkeypatch.setattr(ledger, "done", done_late)
+    trainer.fit()
+    lines = [x for x in capfd.readouterr().out.splitlines() if x.startswith("units ")]
+    total = ledger.num_units
+    assert lines[-2].startswith(f"units {total - 1}/{total} ")
+    assert lines[-1].startswith(f"units {total}/{total} (100%) {rows:,} examples, ")
+
+
 def test_rerun_of_a_finished_run_changes_nothing(tmp_path, dataset):
     def files():
         written_anew = ("config.json", "summary.json")  # with the same content

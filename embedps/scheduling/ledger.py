@@ -91,7 +91,7 @@ class Ledger:
         self._returned: list[int] = []  # given back, to hand out again, sorted
         self._next = 0  # this position and all above were never handed out
         self._attempts: dict[int, int] = {}  # attempts over all runs, of units not done
-        self._begun: set[int] = set()  # positions that a worker began since they were handed out
+        self._begun: set[int] = set()  # positions that a worker began in this run, and not done
         self._num_attempts = 0
         self._pause: float = math.inf
         self._repeated = 0
@@ -191,11 +191,9 @@ class Ledger:
     def give_back(self, unit: Unit) -> None:
         """Takes back a unit that was not done; it will be handed out again.
 
-        If a worker had begun it, this counts as a repeat.
+        If a worker had begun it, its next attempt is a repeat.
         """
         with self._lock:
-            self._repeated += unit.position in self._begun
-            self._begun.discard(unit.position)
             bisect.insort(self._returned, unit.position)
 
     @property
@@ -251,7 +249,6 @@ class Ledger:
             "units_per_epoch": len(self._ranges),
             "prefix": self._prefix,
             "beyond": list(self._beyond),
-            # Units that were given back are counted in `repeated` already.
             **self._attempt_fields(sorted(self._begun)),
         }
 
@@ -262,12 +259,12 @@ class Ledger:
         not list as done. A run that restores both will visit these units again.
         """
         with self._lock:
-            known = {*state["beyond"], *self._returned}
+            listed = set(state["beyond"])
             return self._attempt_fields(
                 [
                     p
                     for p in range(state["prefix"], self._next)
-                    if p not in known and (p in self._begun or self._is_done(p))
+                    if p not in listed and (p in self._begun or self._is_done(p))
                 ]
             )
 

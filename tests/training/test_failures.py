@@ -274,6 +274,27 @@ def test_workers_that_wait_for_each_other_do_not_wait_for_ever_for_a_lost_one(
 
 
 @pytest.mark.slow
+def test_hybrid_run_goes_on_when_a_worker_and_then_a_server_is_killed(tmp_path, dataset, programs):
+    model_dir, few = tmp_path / "m", (*LOCAL, "--eval=none", "--sync=dense")
+    run = train(programs, dataset, model_dir, *few, f"--epochs={EPOCHS}")
+    run.wait_for("delta")
+    os.kill(pid_of(model_dir, "worker 1"), signal.SIGKILL)
+    wait_until_joined(run, model_dir, "worker-1", 2)
+    run.wait_for("delta")
+    os.kill(pid_of(model_dir, "ps 0"), signal.SIGKILL)
+    run.wait_for(": going on from checkpoint ")
+    run.wait_for("recovered: ")
+    run.wait_for("delta")
+    run.process.send_signal(signal.SIGTERM)
+    run.finish()
+    summary = summary_of(model_dir)
+    assert summary["sync"]["mode"] == "dense"
+    assert len(summary["recoveries"]) == 1
+    epochs = finish_in_one_process(programs, dataset, model_dir)
+    check(model_dir, dataset, programs, epochs=epochs, within_units=4)
+
+
+@pytest.mark.slow
 def test_unit_of_a_worker_that_is_slow_at_the_end_is_applied_once(tmp_path, dataset, programs):
     model_dir = tmp_path / "m"
     patient = (*LOCAL, "--server-timeout-secs=100", "--eval=none")

@@ -1,11 +1,13 @@
 """Runs whose workers train each step together: their bits, and what they resume with."""
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.builders import make_trainer, write_dataset
+from tests.builders import ROOT, make_trainer, write_dataset
 from tests.commands import SMALL, finish, summary_of, train
 from tests.training.test_replicas import FIELDS, assert_same_checkpoint
 
@@ -39,3 +41,16 @@ def test_workers_in_step_train_the_bits_of_one_process_and_resume_in_another_mod
     assert summary["examples"] == 3 * num_rows
     assert summary["units"]["done"] == summary["units"]["attempts"] == 3 * len(units)
     assert summary["units"]["repeated"] == 0
+
+
+@pytest.mark.slow
+def test_whatever_a_run_has_works_in_step(tmp_path: Path) -> None:
+    """Weights, labels, sequences, states, dropout, callbacks, policies, and files that arrive."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.training.sync_runs_program", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]

@@ -1,0 +1,219 @@
+"""Whole runs of workers in step, one after the other on a local cluster, for test_sync_runs.py.
+
+A program of its own: TensorFlow never leaves a cluster that it has connected to.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from benchmarks import row_visits
+from embedps.cluster.embedded import EmbeddedCluster
+from embedps.cluster.interface import Cluster
+from embedps.cluster.local_cluster import LocalCluster
+from embedps.data.dataset import Dataset
+from embedps.engine.recommender import Recommender
+from embedps.scheduling.watch_ledger import WatchLedger
+from embedps.tables import FeatureSpec, TableSpec
+from embedps.training.callbacks import RunControl
+from embedps.training.trainer import Trainer
+from tests import every_column, two_tasks
+from tests.builders import NUMERICS, make_dlrm, make_trainer, write_dataset
+from tests.training.test_replicas import FIELDS, assert_same_checkpoint, dense_of
+
+SERVERS = WORKERS = 2
+SHORT: dict[str, Any] = {**FIELDS, "batch_size": 32, "unit_rows": 200, "epochs": 2}
+"""Units end with steps of one part, and with short batches."""
+
+
+class Noted:
+    """A user's callback: notes the scores, lowers the rates, and may end the run."""
+
+    def __init__(self, stop_at: int = 0) -> None:
+        self._stop_at = stop_at
+        self.steps: list[int] = []
+        self.factors: list[float] = []
+
+    def on_evaluation(self, run: RunControl, entry: Mapping[str, Any]) -> None:
+        self.steps.append(entry["step"])
+        run.scale_learning_rates(0.5)
+        self.factors.append(run.rate_factor)
+        if len(self.steps) == self._stop_at:
+            run.stop("enough")
+
+
+class Attention(tf.keras.Model):
+    """Attends to the rows of the last tags, which are padded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._attend = tf.keras.layers.MultiHeadAttention(2, 3)
+        self._out = tf.keras.layers.Dense(1)
+
+    def call(self, numerics: tf.Tensor, embeddings: dict[str, tf.Tensor]) -> tf.Tensor:
+        tags = embeddings["tags"]
+        attended = tf.reduce_sum(self._attend(tags, tags), axis=1)
+        return self._out(tf.concat([embeddings["C1"], attended], axis=1))
+
+
+def make_attention() -> Recommender:
+    tags = FeatureSpec(
+        name="tags",
+        table=TableSpec(name="tags", dim=4),
+        ragged=True,
+        combiner="none",
+        max_length=3,
+    )
+    c1 = FeatureSpec(name="C1", table=TableSpec(name="C1", dim=3))
+    return Recommender(numerics=NUMERICS, features=(c1, tags), build=Attention)
+
+
+class Cases:
+    """Models whose runs in step have the bits of replicas: weights, several labels, sequences."""
+
+    def __init__(self, directory: Path) -> None:
+        self.every = every_column.write_dataset(directory / "every", train=600, evaluation=100)
+        self.clicks = write_dataset(directory / "clicks", train=(400, 230), evaluation=(200,))
+        self.visits = row_visits.write_dataset(
+            directory / "visits", train=(400, 230), evaluation=(100,)
+        )
+        self.models: dict[str, tuple[Recommender, Dataset, dict[str, Any]]] = {
+            "weights": (Recommender(build=every_column.EveryColumn), self.every, {}),
+            "sequences": (make_attention(), self.clicks, {}),
+            "normalized": (
+                two_tasks.make(two_tasks.Config(dropout=0.0), self.visits),
+                self.visits,
+                {"dense_optimizer": "adamw"},
+            ),
+        }
+
+    def train(self, name: str, model_dir: Path, cluster: Cluster, **fields: Any) -> Trainer:
+        recommender, dataset, own = self.models[name]
+        trainer = make_trainer(
+            dataset,
+            model_dir,
+            recommender=recommender,
+            cluster=cluster,
+            **(SHORT | own | fields),
+        )
+        trainer.fit()
+        return trainer
+
+
+def check_bits(cases: Cases, cluster: Cluster, directory: Path) -> None:
+    """Workers in step have the bits of replicas, which were trained before."""
+    for name in cases.models:
+        cases.train(name, directory / f"{name}-in-step", cluster, sync="full")
+        assert_same_checkpoint(directory / f"{name}-in-step", directory / f"{name}-replicas")
+        print(f"{name}: the same bits")
+
+
+def check_dropout(cases: Cases, cluster: Cluster, directory: Path) -> None:
+    """With dropout, runs differ: each worker draws masks of its own."""
+    model = two_tasks.make(two_tasks.Config(dropout=0.5), cases.visits)
+    found = []
+    for i in range(2):
+        trainer = make_trainer(
+            cases.visits,
+            directory / f"dropout-{i}",
+            recommender=model,
+            cluster=cluster,
+            sync="full",
+            **SHORT,
+        )
+        trainer.fit()
+        found.append(dense_of(directory / f"dropout-{i}"))
+    differ = [name for name, value in found[0].items() if not np.array_equal(value, found[1][name])]
+    assert any("kernel" in name for name in differ), differ
+    print("dropout: other masks in each run")
+
+
+def check_callbacks_and_policies(cases: Cases, cluster: Cluster, directory: Path) -> None:
+    """Callbacks get each score once, lower all workers' rates and end the run; limits hold."""
+    for sync in ("dense", "full"):
+        noted = Noted(stop_at=3)
+        model = make_dlrm(cases.clicks, min_count=2, max_table_rows=60, row_ttl_steps=30)
+        trainer = make_trainer(
+            cases.clicks,
+            directory / f"limits-{sync}",
+            recommender=model,
+            cluster=cluster,
+            callbacks=[noted],
+            sync=sync,
+            eval_units=2,
+            max_server_bytes=3_000_000,
+            **(SHORT | {"epochs": 50}),
+        )
+        summary = trainer.fit().summary
+        assert noted.factors[:3] == [0.5, 0.25, 0.125], noted.factors
+        assert noted.steps == sorted(set(noted.steps)), noted.steps
+        assert summary["finished"]
+        assert summary["units"]["done"] < summary["units"]["total"]
+        assert summary["units"]["repeated"] == 0
+        stats = trainer.collection.stats()
+        assert max(stats.rows.values()) <= 60, stats.rows
+        assert stats.memory_bytes <= SERVERS * 3_000_000
+        assert any(s.refused for s in trainer.collection.admission_stats().values())
+        print(f"{sync}: scores at steps {noted.steps}, rows {stats.rows}")
+
+
+def end_after(trainer: Trainer, ledger: WatchLedger, rows: int, over: threading.Event) -> None:
+    """Ends a run in good order, as Ctrl-C does, once so many rows are trained."""
+    while ledger.rows_done() < rows and not over.wait(0.05):
+        pass
+    trainer._notices.end()
+
+
+def check_watch(cases: Cases, cluster: Cluster, directory: Path) -> None:
+    """A file that arrives is trained by all workers, each row once."""
+    folder = directory / "arrivals"
+    folder.mkdir()
+    trainer = make_trainer(
+        cases.clicks,
+        directory / "watch",
+        cluster=cluster,
+        sync="full",
+        watch=str(folder),
+        **(SHORT | {"epochs": 1, "eval": "none"}),
+    )
+    ledger = trainer.ledger
+    assert isinstance(ledger, WatchLedger)
+    shutil.copy(cases.clicks.paths("train")[0], folder / ".whole")  # 400 rows
+    os.rename(folder / ".whole", folder / "arrived.parquet")
+    rows, over = cases.clicks.split("train").rows + 400, threading.Event()
+    ending = threading.Thread(target=end_after, args=(trainer, ledger, rows, over))
+    ending.start()
+    try:
+        trainer.fit()
+    finally:
+        over.set()
+        ending.join()
+    assert ledger.rows_done() == rows
+    assert ledger.num_repeated == 0
+    print(f"watch: {rows} rows")
+
+
+def main(directory: Path) -> None:
+    """Checks all of this."""
+    cases = Cases(directory)
+    here = EmbeddedCluster(num_shards=SERVERS)
+    for name in cases.models:
+        cases.train(name, directory / f"{name}-replicas", here, replicas=WORKERS)
+    with LocalCluster(num_ps=SERVERS, num_workers=WORKERS, log_dir=directory / "logs") as cluster:
+        check_bits(cases, cluster, directory)
+        check_dropout(cases, cluster, directory)
+        check_callbacks_and_policies(cases, cluster, directory)
+        check_watch(cases, cluster, directory)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -94,7 +94,6 @@ class Run:
         self.rounds: list[dict[str, Any]] = []
         self.verified_checkpoints = 0
         self._stream = stream
-        self.evicted_again = 0
         self._evicted_before = 0
         self.series: list[dict[str, int]] = []
         self._round = Round(
@@ -113,17 +112,15 @@ class Run:
         """Trains a round, and verifies the checkpoints that it left."""
         asked = dataclasses.replace(self._round, until_unit=self._stream.last_unit(number))
         found = task("train", asked)
-        again = found["rows_restored"] - self.rounds[-1]["rows"] if self.rounds else 0
-        if again < 0 or (again and "row_ttl_hours" not in self._round.policies):
+        if self.rounds and found["rows_restored"] != self.rounds[-1]["rows"]:
             raise EmbedpsError(
                 f"run {self.name}, round {number}: {found['rows_restored']:,} rows were restored, "
                 f"but the round before ended with {self.rounds[-1]['rows']:,}"
             )
-        self.evicted_again += again
         for look in found.pop("looks"):
             kept = {k: look[k] for k in ("units", "bytes", "rows", "counters", "resident_bytes")}
-            self.series.append({**kept, "evicted": self._evicted_before + look["evicted"] - again})
-        self._evicted_before += sum(found["evicted"].values()) - again
+            self.series.append({**kept, "evicted": self._evicted_before + look["evicted"]})
+        self._evicted_before += sum(found["evicted"].values())
         self.rounds.append(found)
         self._verify()
 
@@ -167,7 +164,6 @@ class Run:
             "most_bytes": max(each["bytes"] for each in self.series),
             "refused": sum(each["refused"] for each in self.rounds),
             "evicted": {c: sum(each["evicted"][c] for each in self.rounds) for c in causes},
-            "evicted_again": self.evicted_again,
             "repeated_units": self.rounds[-1]["repeated_units"],
             "verified_checkpoints": self.verified_checkpoints,
             "cpu_micros_per_example": report.spread(self.micros("cpu_secs")),

@@ -390,6 +390,13 @@ class EmbeddingCollection:
         """
         self._on_each_store(lambda store: kernels.load().embedps_sweep(store))
 
+    def hold_sweeps(self, held: bool) -> None:
+        """Holds the shards' own sweeps, or lets them go on where they were.
+
+        Returns once no row goes any more by age or norm.
+        """
+        self._on_each_store(lambda store: kernels.load().embedps_hold_sweeps(store, held=held))
+
     def eviction_stats(self) -> dict[str, dict[str, int]]:
         """Counts rows that went over all shards, by table and cause: age, norm, limit and hand."""
         return read_evictions(self.groups, self._stores, self.devices)

@@ -161,6 +161,10 @@ class WorkerTables(EmbeddingCollection):
         """Makes the copies that are being written fail."""
         self._ask("stop_copies")
 
+    def hold_sweeps(self, held: bool) -> None:
+        """Holds all workers' sweeps, or lets them go on where they were."""
+        self._ask("hold_sweeps", held)
+
     def set_oldest_steps(self, steps: Mapping[str, int]) -> None:
         """Sets, by table, the step before which rows are too old by their event time."""
         self._ask("set_oldest_steps", dict(steps))
@@ -189,6 +193,7 @@ class WorkerTables(EmbeddingCollection):
         "eviction_stats": EmbeddingCollection.eviction_stats,
         "admission_stats": EmbeddingCollection.admission_stats,
         "stop_copies": EmbeddingCollection.stop_copies,
+        "hold_sweeps": EmbeddingCollection.hold_sweeps,
         "set_oldest_steps": EmbeddingCollection.set_oldest_steps,
         "scan": _scan,
     }

@@ -128,8 +128,11 @@ class TrainingLoop:
             )
             self._score(line)  # a checkpoint that the previous run saved and did not score
             while not self.finished and not stop.is_set():
+                self._setup.collection.hold_sweeps(False)
                 self._train(line)
                 self._advance_event_clock()
+                # Who resumes would evict and count again what went after the last checkpoint.
+                self._setup.collection.hold_sweeps(True)
                 self._saves.save_last(final=self.finished, stop=stop)
                 self._notices.release_servers(finished=self._ledger.finished)
                 self._score(line)

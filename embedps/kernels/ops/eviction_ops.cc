@@ -100,6 +100,29 @@ class SweepOp : public OpKernel {
 };
 REGISTER_KERNEL_BUILDER(Name("EmbedpsSweep").Device(tensorflow::DEVICE_CPU), SweepOp);
 
+REGISTER_OP("EmbedpsHoldSweeps")
+    .Input("store: resource")
+    .Attr("held: bool")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc("Holds the store's own sweeps, or lets them go on. None is at work after a hold.");
+
+class HoldSweepsOp : public OpKernel {
+ public:
+  explicit HoldSweepsOp(OpKernelConstruction* c) : OpKernel(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("held", &held_));
+  }
+  void Compute(OpKernelContext* context) override {
+    StorePtr resource;
+    OP_REQUIRES_OK(context, FindStore(context, &resource));
+    resource->store.HoldSweeps(held_);
+  }
+
+ private:
+  bool held_;
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsHoldSweeps").Device(tensorflow::DEVICE_CPU), HoldSweepsOp);
+
 REGISTER_OP("EmbedpsEvictionStats")
     .Input("store: resource")
     .Output("evicted: int64")

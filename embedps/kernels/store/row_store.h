@@ -138,6 +138,11 @@ class RowStore {
   // `pause`, which it calls between slices, returns false.
   void Sweep(const Sweeper::Pause& pause);
 
+  // Holds the store's own sweeps, or lets them go on.
+  void HoldSweeps(bool held) {
+    if (sweeper_) sweeper_->Hold(held);
+  }
+
   // Whether a sweep could find enough rows that the last one did not.
   bool IsSweepDue() const;
 

@@ -176,6 +176,7 @@ void ExpectWholeRowsUnderEviction(const EvictionConfig& eviction,
   }
   traffic.Run([&] {
     for (int i = 0; i < rounds; ++i) {
+      store.HoldSweeps(i % 4 == 0);
       store.Sweep([] { return true; });
       store.SetOldestStep(i % 2, step.load() / 2);
       for (int t = 0; t < 2; ++t) {

@@ -38,16 +38,34 @@ void Sweeper::Run() {
     Waiter clock(this);
     Throttle throttle(Throttle::DefaultCores(), std::numeric_limits<double>::infinity(), is_busy_,
                       &clock);
+    if (!BeginSlice()) return;
     sweep_([&] {
+      EndSlice();
       throttle.Pause();
-      return !HasEnded();
+      return BeginSlice();
     });
+    EndSlice();
   }
 }
 
-bool Sweeper::HasEnded() {
+void Sweeper::Hold(bool held) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  held_ = held;
+  changed_.notify_all();
+  if (held) changed_.wait(lock, [this] { return !in_slice_; });
+}
+
+bool Sweeper::BeginSlice() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [this] { return !held_ || ended_; });
+  in_slice_ = !ended_;
+  return in_slice_;
+}
+
+void Sweeper::EndSlice() {
   std::lock_guard<std::mutex> lock(mutex_);
-  return ended_;
+  in_slice_ = false;
+  changed_.notify_all();
 }
 
 bool Sweeper::Wait(double secs) {

@@ -25,6 +25,10 @@ class Sweeper {
   Sweeper(const Sweeper&) = delete;
   Sweeper& operator=(const Sweeper&) = delete;
 
+  // Holds sweeps, or lets them go on where they were. When it returns from a hold, no slice is
+  // under way. Do not call it from a sweep.
+  void Hold(bool held);
+
  private:
   // A clock that wakes when the object ends.
   class Waiter : public ThrottleClock {
@@ -37,13 +41,14 @@ class Sweeper {
   };
 
   void Run();
-  bool HasEnded();
+  bool BeginSlice();  // waits while sweeps are held; returns false once the object ends
+  void EndSlice();
   bool Wait(double secs);  // returns false once the object ends
 
   const std::function<void(const Pause&)> sweep_;
   const std::function<bool()> is_due_, is_busy_;
   std::mutex mutex_;
-  bool ended_ = false;  // guarded by mutex_
+  bool ended_ = false, held_ = false, in_slice_ = false;  // guarded by mutex_
   std::condition_variable changed_;
   std::thread thread_;
 };

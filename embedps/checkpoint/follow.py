@@ -183,14 +183,18 @@ class Follower:
         self._seen = advance.manifest.number
 
     def _choose(self) -> Advance:
-        manifests = _readable(self._directory)
-        newest = manifests[-1]
-        if self.position is None:
-            return Advance(manifest=newest, saves=newest.chain, reset=True)
+        newest = self._directory.latest()
+        if newest is None:
+            raise _nothing(self._directory)
         # The newest manifest if its saves continue from here; else the first of a path to it.
+        # A path needs all manifests, of which an hour has thousands.
         saves = continuation(newest, self.position)
         if saves is not None:
             return Advance(manifest=newest, saves=saves, reset=False)
+        if self.position is None:
+            return Advance(manifest=newest, saves=newest.chain, reset=True)
+        manifests = _readable(self._directory)
+        newest = manifests[-1]
         ahead = shortest_path(manifests, self.position)
         saves = continuation(ahead[0], self.position) if ahead else None
         if saves is None or continuation(newest, position_of(ahead[-1])) is None:
@@ -276,6 +280,8 @@ def _readable(directory: CheckpointDirectory) -> list[Manifest]:
         if manifests and manifests[-1].number == numbers[-1]:
             return manifests
         if not numbers:
-            raise CheckpointError(
-                f"{directory.path} holds no manifest: nothing was committed there"
-            )
+            raise _nothing(directory)
+
+
+def _nothing(directory: CheckpointDirectory) -> CheckpointError:
+    return CheckpointError(f"{directory.path} holds no manifest: nothing was committed there")

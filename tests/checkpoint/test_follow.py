@@ -1,6 +1,7 @@
 """Following: every change once and in order, from any position, across bases and compactions."""
 
 import dataclasses
+import json
 import threading
 
 import numpy as np
@@ -189,6 +190,22 @@ def test_other_history_of_the_same_numbers_resets(tmp_path):
     cache.position = Position(history="f" * 16, number=cache.position.number)
     cache.catch_up(first.directory)
     assert cache.resets == 2
+
+
+def test_newest_that_continues_is_taken_whatever_the_others_are(tmp_path):
+    run = make_run(tmp_path)
+    with Follower(run.directory, holder="reader") as follower:
+        first = follower.next()
+        assert first is not None
+        follower.reached(first)
+        other, newest = (run.delta([Record("C1", 1, value)]).number for value in (2.0, 3.0))
+        path = run.directory.manifest_path(other)
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 99}))
+        with pytest.raises(CheckpointError, match="version is 99"):
+            run.directory.read(other)
+        advance = follower.next()
+        assert advance is not None
+        assert (advance.manifest.number, advance.reset) == (newest, False)
 
 
 def test_follower_waits_for_commits_and_ends_with_the_final_one(tmp_path):

@@ -107,7 +107,9 @@ class EvictedDirectory:
         ours = str(model_dir.absolute())
         try:
             theirs = self._owner()
-            taken = theirs is None and self.path.exists() and any(self.path.iterdir())
+            taken = (
+                theirs is None and self.path.exists() and any(map(_is_other, self.path.iterdir()))
+            )
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise CheckpointError(f"cannot read {self.path / _OWNER_NAME}: {error}") from error
         if taken:
@@ -150,3 +152,8 @@ class EvictedDirectory:
                 for folder in group.iterdir():
                     if folder.name.removeprefix(_FOLDER_PREFIX).isdecimal():
                         yield folder
+
+
+def _is_other(path: Path) -> bool:
+    """Whether a file is not what a claim left that was killed."""
+    return path.name != _OWNER_NAME + constants.TEMPORARY_SUFFIX

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from embedps.checkpoint.format.manifest import SaveKind
 from tests.tables.admission_twin import Counter
-from tests.tables.table_twin import FileRecords, Record, shard_of
+from tests.tables.stripe_twin import shard_of
+from tests.tables.table_twin import FileRecords, Record
 
 Fields = tuple[tuple[float, ...], tuple[float, ...], int, int]
 

@@ -12,7 +12,9 @@ from embedps.tables import (
     SGD,
     Adagrad,
     Chance,
+    Ftrl,
     Initializer,
+    LazyAdam,
     MinCount,
     MinNorm,
     RowwiseAdagrad,
@@ -21,15 +23,14 @@ from embedps.tables import (
     TimeToLive,
 )
 from embedps.tables.admission import Admission
+from embedps.tables.byte_limits import ServerLimit
 from embedps.tables.eviction import EvictionPolicy
 from tests.tables.admission_twin import CounterTwin
 from tests.tables.builders import constant
-from tests.tables.table_twin import (
-    BOOKKEEPING_BYTES,
+from tests.tables.stripe_twin import (
     COUNTER_PARTS,
-    FIRST_ROOM,
-    TABLE_BYTES,
-    row_bytes,
+    counted_bytes,
+    least_bytes,
     stripe_of,
 )
 
@@ -44,6 +45,7 @@ def crowded() -> list[int]:
     return list(itertools.islice(ids, 150))
 
 
+OPTIMIZERS = [SGD(), SGD(), RowwiseAdagrad(), Adagrad(), LazyAdam(), Ftrl(l1=0.3, l2=0.1)]
 SCATTERED = [*range(-20, 40), -(2**63), 2**63 - 1]
 
 
@@ -54,6 +56,7 @@ class Declarations:
       ids: that the trace uses.
       most_shards: that it restores onto.
       counters: a twin, by which counters expire.
+      keeps_evicted: whether evicted rows are written to files.
       long_steps: steps beyond those that follow each other, so that counters expire.
     """
 
@@ -65,10 +68,11 @@ class Declarations:
         self._expire_steps = expire_steps if self._admits else 0
         self.counters = CounterTwin(self._expire_steps)
         self.long_steps = [1500] if self._expire_steps else []
+        self.keeps_evicted = draw.random() < 0.4
         self._first = TableSpec(
             name=TABLE,
             dim=draw.choice([1, 2, 3]),
-            optimizer=draw.choice([SGD(), SGD(), RowwiseAdagrad(), Adagrad()]),
+            optimizer=draw.choice(OPTIMIZERS),
             initializer=draw.choice([constant(1.0), Initializer.uniform(1.5)]),
             seed=draw.choice([0, -5]),
             capacity=draw.choice([0, 0, 0, 0, 30]),
@@ -102,14 +106,27 @@ class Declarations:
             policies.append(MinNorm(norm=draw.choice([0.5, 1.0, 2.0])))
         if draw.random() < 0.6:
             rows = 0 if spec.capacity else draw.choice([0, 1, 5, 20, 90])
-            least = TABLE_BYTES + FIRST_ROOM * (row_bytes(spec) + BOOKKEEPING_BYTES)
-            room = draw.choice([0, 16, 40, 100]) * (row_bytes(spec) + BOOKKEEPING_BYTES)
+            room = draw.choice([0, 16, 40, 100]) * counted_bytes(spec)
             # More than a shard's least with counters, of whose part these traces fill little.
             parts = 1 if spec.admission is None else COUNTER_PARTS / (COUNTER_PARTS - 1)
-            of_shard = max(round((least + room) * parts) + 1, 0 if parts == 1 else LEAST_COUNTING)
+            of_shard = max(
+                round((least_bytes(spec) + room) * parts) + 1, 0 if parts == 1 else LEAST_COUNTING
+            )
             many = 0 if rows and draw.random() < 0.5 else self.most_shards * of_shard
-            order: Literal["least_recent", "least_frequent"]
-            order = "least_recent" if draw.random() < 0.5 else "least_frequent"
             if rows or many:
-                policies.append(SizeLimit(max_rows=rows, max_bytes=many, order=order))
+                policies.append(SizeLimit(max_rows=rows, max_bytes=many, order=_order(draw)))
         return policies
+
+    def draw_server(
+        self, draw: random.Random, spec: TableSpec, num_shards: int
+    ) -> ServerLimit | None:
+        """Declares the limit of the server that has all shards, or none."""
+        # What counters take of it depends on the pages of their maps, which no twin has.
+        if self._admits or draw.random() < 0.4:
+            return None
+        room = draw.choice([0, 16, 16, 48]) * counted_bytes(spec)
+        return ServerLimit(max_bytes=num_shards * least_bytes(spec) + room, order=_order(draw))
+
+
+def _order(draw: random.Random) -> Literal["least_recent", "least_frequent"]:
+    return "least_recent" if draw.random() < 0.5 else "least_frequent"

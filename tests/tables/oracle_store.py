@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from embedps import kernels
 from embedps.checkpoint.directory import CheckpointDirectory
@@ -17,9 +18,11 @@ from embedps.checkpoint.format.quantize import decode
 from embedps.constants import ADMISSION_FILE_PREFIX
 from embedps.storage.file_io import format_checksum
 from embedps.tables import TableSpec, admission
+from embedps.tables.byte_limits import ServerLimit
 from embedps.tables.eviction import store_attributes
 from tests.tables.admission_twin import Counter
-from tests.tables.table_twin import LEARNING_RATE, Record
+from tests.tables.stripe_twin import LEARNING_RATE, Floats
+from tests.tables.table_twin import Record, TwinEvicted
 
 GROUP, CONTAINER = "g", "oracle"
 _stores = itertools.count()
@@ -28,8 +31,25 @@ _stores = itertools.count()
 class Store:
     """A store without its own thread."""
 
-    def __init__(self, spec: TableSpec, num_shards: int) -> None:
+    def __init__(
+        self,
+        spec: TableSpec,
+        num_shards: int,
+        server: tuple[ServerLimit, str] | None,
+        *,
+        keeps_evicted: bool,
+    ) -> None:
+        """Makes an empty store.
+
+        Args:
+          spec: the table.
+          num_shards: that it has.
+          server: the limit of the server, and the name of the memory that its stores share.
+          keeps_evicted: whether evicted rows can be written to files.
+        """
         assert spec.initializer is not None
+        limit, memory = server or (None, "")
+        order = {} if limit is None else {"order": limit.order}
         self._ops = kernels.load()
         self._dim = spec.dim
         self._resource = self._ops.embedps_row_store(
@@ -49,8 +69,11 @@ class Store:
             max_rows=[-(-spec.capacity // num_shards)],
             absent_read_initial=[spec.absent == "initial"],
             **admission.store_attributes([spec.admission]),
-            **store_attributes([spec.eviction], num_shards=num_shards),
+            **store_attributes([spec.eviction], num_shards=num_shards, **order),
             sweeps_itself=False,
+            server_memory=memory,
+            max_server_bytes=limit.max_bytes if limit is not None else 0,
+            keeps_evicted=keeps_evicted,
         )
 
     # ---- in a step ---------------------------------------------------------------------------
@@ -146,6 +169,13 @@ class Store:
             )
         return cut, entries
 
+    def next_evicted_file(self, path: Path) -> int:
+        """Finishes the file of evicted rows and begins the next; returns the rows in it."""
+        made = self._ops.embedps_next_evicted_file(self._resource, str(path))
+        rows, lost, _ = made.info.numpy().tolist()
+        assert not lost, made.error
+        return int(rows)
+
     def load(
         self, directory: CheckpointDirectory, manifest: Manifest, shard: int, num_shards: int
     ) -> int:
@@ -160,21 +190,41 @@ class Store:
         return cut
 
 
-def read_records(path: Path) -> list[Record]:
+def read_records(path: Path, spec: TableSpec) -> list[Record]:
     """Reads a row file's records in order; what a removal holds besides its id does not matter."""
     with pa.OSFile(str(path)) as file:
         table = decode(path, pa.ipc.open_file(file).read_all())
-    floats = [
-        np.stack([*table[name].to_numpy(), np.zeros(table[name].type.list_size)])[:-1].tolist()
-        if name in table.column_names
-        else [()] * table.num_rows
-        for name in ("embedding", "accumulator")
-    ]
     columns = (table[name].to_pylist() for name in ("id", "removed", "last_step", "frequency"))
     return [
-        (id_, None if removed else (tuple(w), tuple(slots), last_step, frequency))
-        for id_, removed, last_step, frequency, w, slots in zip(*columns, *floats, strict=True)
+        (id_, None if removed else (w, slots, last_step, frequency))
+        for id_, removed, last_step, frequency, w, slots in zip(
+            *columns, *_read_floats(table, spec), strict=True
+        )
     ]
+
+
+def read_evicted(path: Path, spec: TableSpec) -> list[TwinEvicted]:
+    """Reads a file of evicted rows in order."""
+    table = pq.read_table(path, partitioning=None)
+    assert set(table["table"].to_pylist()) == {spec.name}
+    columns = ("id", "reason", "evicted_step", "last_step", "frequency")
+    lists = (table[name].to_pylist() for name in columns)
+    return [TwinEvicted(*row) for row in zip(*lists, *_read_floats(table, spec), strict=True)]
+
+
+def _read_floats(table: pa.Table, spec: TableSpec) -> tuple[list[Floats], list[Floats]]:
+    """Gives each record's embedding and its optimizer slots, one after the other."""
+
+    def read(names: Iterable[str]) -> list[Floats]:
+        parts = [_matrix(table[name]) for name in names]
+        whole = np.concatenate([np.zeros((table.num_rows, 0)), *parts], axis=1)
+        return list(map(tuple, whole.tolist()))
+
+    return read(["embedding"]), read(spec.optimizer.optimizer_slot_widths(spec.dim))
+
+
+def _matrix(column: pa.ChunkedArray) -> np.ndarray:
+    return np.stack([*column.to_numpy(), np.zeros(column.type.list_size)])[:-1]
 
 
 def read_counters(path: Path) -> dict[int, Counter | None]:

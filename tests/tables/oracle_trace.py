@@ -39,10 +39,13 @@ from tests.tables.chain_twin import (
 )
 from tests.tables.clock_twin import ClockTwin
 from tests.tables.oracle_declarations import TABLE, Declarations
+from tests.tables.oracle_evicted import EvictedFiles
 from tests.tables.oracle_store import GROUP, Store, read_counters, read_records
-from tests.tables.table_twin import TableTwin, shard_of
+from tests.tables.stripe_twin import shard_of
+from tests.tables.table_twin import ServerTwin, TableTwin
 
 LENGTH = 14
+_starts = itertools.count()
 HISTORY = "0123456789abcdef"
 Key = tuple[tuple[str, int], ...]  # the kinds and numbers of a chain's saves
 Outcome = tuple[Chain, tuple[int, int]]  # what is committed, and the step and units as of then
@@ -70,10 +73,14 @@ class Trace:
         self.at_commit = (0, 0)  # the step and the units that are done
         self.base: tuple[SaveSet, TwinSave] | None = None  # written beside the chain
         self.num_shards = self.declared.most_shards
+        self.server = self.declared.draw_server(draw, self.spec, self.num_shards)
+        self.server_twin: ServerTwin | None = None
+        folder.mkdir(exist_ok=True)
+        keeps = self.declared.keeps_evicted
+        self.evicted_files = EvictedFiles(folder, self.directory) if keeps else None
         if self._journal.exists():
             self._go_on_after_a_kill()
         else:
-            folder.mkdir()
             self._start()
 
     def run(self) -> None:
@@ -90,6 +97,8 @@ class Trace:
             if self.left % 3 == 0:
                 self.check()
         self.save()
+        self.did[self.spec.optimizer.kind] += 1
+        self._count_server()
 
     # ---- stores and twins --------------------------------------------------------------------
 
@@ -98,8 +107,14 @@ class Trace:
         n = self.num_shards
         self.step, self.units_done = self.at_commit
         self.base = None
-        self.stores = [Store(self.spec, n) for _ in range(n)]
-        self.twins = [TableTwin(self.spec, n, self.clock) for _ in range(n)]
+        keeps = self.declared.keeps_evicted
+        server = None if self.server is None else (self.server, f"memory/{next(_starts)}")
+        self.stores = [Store(self.spec, n, server, keeps_evicted=keeps) for _ in range(n)]
+        self.server_twin = None if self.server is None else ServerTwin(self.server)
+        self.twins = [
+            TableTwin(self.spec, n, self.clock, self.server_twin, keeps_evicted=keeps)
+            for _ in range(n)
+        ]
         self.cuts = [-1] * n  # of the last committed save
         newest = self.directory.latest()
         if newest is not None:
@@ -108,7 +123,13 @@ class Trace:
             for s, twin in enumerate(self.twins):
                 self._load(twin, s)
         self.last_cuts = list(self.cuts)
+        if self.evicted_files is not None:
+            self.evicted_files.begin(self.stores, self.twins, newest)
         self._set_oldest_step()
+
+    def _count_server(self) -> None:
+        if self.server_twin is not None and self.server_twin.refusals:
+            self.did["at_server_limit"] += 1
 
     def _load(self, twin: TableTwin, shard: int) -> None:
         n = self.num_shards
@@ -216,6 +237,8 @@ class Trace:
             assert store.evicted() == list(twin.evicted.values())
             assert store.admission() == (twin.admitted, twin.refused)
             assert not twin.max_rows or twin.num_rows <= twin.max_rows
+        if self.server_twin is not None:
+            assert self.server_twin.charged_bytes <= self.server_twin.limit.max_bytes
 
     # ---- on the disk -------------------------------------------------------------------------
 
@@ -235,6 +258,8 @@ class Trace:
         position = self.step, self.units_done
         self._write_journal(chain if commits else None, position)
         stored = self._write(kind, save, since=self.chain[-1].number if self.chain else None)
+        if self.evicted_files is not None and (commits or self.random.random() < 0.5):
+            self.did["evicted"] += self.evicted_files.finish(self.spec, number)
         if not commits:
             return
         old = () if kind == "base" else rebase(self._stored_chain(), self.base and self.base[0])
@@ -259,6 +284,8 @@ class Trace:
         if self.random.random() < 0.4:
             self.spec = self.declared.draw(self.random)
         self.num_shards = self.random.randint(1, self.declared.most_shards)
+        self.server = self.declared.draw_server(self.random, self.spec, self.num_shards)
+        self._count_server()
         self._write_journal()
         LeftoverSaves(self.directory).remove_uncommitted()
         self._start()
@@ -288,8 +315,16 @@ class Trace:
         after = (*self.chain, delta) if gone else self.chain
         kept = sum(len(rows) for rows in rows_by_file(after))
         self._write_journal(after, self.at_commit)
-        result = evict(self.directory, TABLE, selection)
+        files = self.evicted_files
+        result = evict(
+            self.directory,
+            TABLE,
+            selection,
+            evicted_rows=None if files is None else str(files.path),
+        )
         assert (result.removed, result.kept) == (gone, kept)
+        if files is not None:
+            files.check_tool(self.spec, self.chain, delta, step=self.at_commit[0])
         self.chain = after
         if gone:
             self._check_files(self._stored_chain()[-1], delta)
@@ -325,7 +360,7 @@ class Trace:
     def _check_files(self, stored: SaveSet, save: TwinSave) -> None:
         assert len(stored.files) == len(save.files)
         for entry, file in zip(stored.files, save.files, strict=True):
-            assert read_records(self.directory.file(entry)) == file.rows
+            assert read_records(self.directory.file(entry), self.spec) == file.rows
         counters = {}
         for entry in stored.admission:
             counters.update(read_counters(self.directory.file(entry)))

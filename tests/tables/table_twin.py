@@ -7,84 +7,48 @@ must hold.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from embedps.tables import Initializer, MinCount, MinNorm, SizeLimit, TableSpec, TimeToLive
+from embedps.tables import MinCount, MinNorm, SizeLimit, TableSpec, TimeToLive
+from embedps.tables.byte_limits import ServerLimit
 from embedps.tables.eviction import find
-from embedps.tables.specs import RowDtype
 from tests.kernels.twins import (
     first_slots,
-    initial_values,
-    mix64,
     round_to,
-    table_salt,
     update_stored,
 )
 from tests.tables.admission_twin import Counter, CounterTwin, admits_by_chance
 from tests.tables.clock_twin import ClockTwin
-
-STRIPES = 64
-CANDIDATES = 16
-FIRST_CHUNK_ROWS, CHUNK_ROWS = 16, 1024
-FIRST_ROOM = STRIPES * FIRST_CHUNK_ROWS
-TABLE_BYTES, BOOKKEEPING_BYTES = 65536, 40
-COUNTER_PARTS = 8  # counters have one of these parts of a byte limit
-LEARNING_RATE = 0.5
-CAUSES = ("age", "norm", "limit", "hand")
-Floats = tuple[float, ...]
-
-
-def row_bytes(spec: TableSpec) -> int:
-    """Of a row: its header, embedding and optimizer slots, the latter two at multiples of 4."""
-    num_floats = sum(spec.optimizer.optimizer_slot_widths(spec.dim).values())
-    parts = ((spec.row_dtype, spec.dim), (spec.slot_dtype, num_floats))
-    return 16 + sum(-(-n * (4 if dtype == "float32" else 2) // 4) * 4 for dtype, n in parts)
+from tests.tables.stripe_twin import (
+    CAUSES,
+    COUNTER_PARTS,
+    FIRST_CHUNK_ROWS,
+    FIRST_ROOM,
+    LEARNING_RATE,
+    STRIPES,
+    TABLE_BYTES,
+    Floats,
+    Stripe,
+    TwinRow,
+    counted_bytes,
+    first_embedding,
+    stripe_of,
+)
 
 
-@functools.cache
-def first_embedding(
-    name: str, initializer: Initializer, seed: int, dim: int, row_dtype: RowDtype, id_: int
-) -> Floats:
-    """Returns the embedding with which an id's row starts."""
-    spec = TableSpec(name=name, dim=dim, initializer=initializer, seed=seed)
-    return tuple(round_to(row_dtype, initial_values(spec, [id_])[0]).tolist())
-
-
-@functools.cache
-def row_hash(table: str, id_: int) -> int:
-    return int(mix64(np.asarray([id_], np.int64).astype(np.uint64) ^ table_salt(table))[0])
-
-
-def shard_of(table: str, id_: int, num_shards: int) -> int:
-    return (row_hash(table, id_) >> 32) * num_shards >> 32
-
-
-@functools.cache
-def stripe_of(table: str, id_: int) -> int:
-    one = 1 << 12
-    x = row_hash(table, id_) & (one - 1)
-    return STRIPES * x * (4 * one - x) // (3 * one * one)
-
-
-@dataclasses.dataclass
-class TwinRow:
-    """A row. Its floats are what memory holds."""
+@dataclasses.dataclass(frozen=True)
+class TwinEvicted:
+    """A row that went, as a file of evicted rows has it."""
 
     id: int
-    w: tuple[float, ...]
-    slots: tuple[float, ...]
+    cause: str
+    evicted_step: int
     last_step: int
     frequency: int
-    saved: bool = False  # a file has it
-
-    def worth(self, order: str) -> tuple[int, int]:
-        frequency = max(self.frequency, 1)
-        if order == "least_recent":
-            return self.last_step, frequency
-        return frequency, self.last_step
+    w: Floats
+    slots: Floats
 
 
 Record = tuple[int, tuple[Floats, Floats, int, int] | None]
@@ -99,72 +63,48 @@ class FileRecords:
     counters: dict[int, Counter | None] | None
 
 
-class Stripe:
-    """Rows by number, as the kernels give them."""
+class ServerTwin:
+    """A server with a byte limit, and the shards that it has.
 
-    def __init__(self) -> None:
-        self.rows: list[TwinRow | None] = []
-        self.numbers: dict[int, int] = {}  # by id
-        self.free: list[int] = []
-        self.room = 0
-        self.hand = 0
-        self.open: set[int] = set()
-        self.pending: set[int] = set()
-        self.open_removed: set[int] = set()
-        self.pending_removed: set[int] = set()
-        self.displaced_by_records: list[int] = []
+    Attributes:
+      limit: of all shards together.
+      shards: of the table.
+      refusals: how often a stripe got no memory.
+    """
+
+    def __init__(self, limit: ServerLimit) -> None:
+        self.limit = limit
+        self.refusals = 0
+        self.shards: list[TableTwin] = []
+
+    def has_room(self, more_bytes: int) -> bool:
+        has = self.charged_bytes + more_bytes <= self.limit.max_bytes
+        self.refusals += not has
+        return has
 
     @property
-    def needs_room(self) -> bool:
-        return not self.free and len(self.rows) == self.room
-
-    @property
-    def next_room(self) -> int:
-        if self.room >= CHUNK_ROWS:
-            return self.room + CHUNK_ROWS
-        return max(FIRST_CHUNK_ROWS, 2 * self.room)
-
-    def insert(self, row: TwinRow) -> int:
-        if self.free:
-            number = self.free.pop()
-            self.rows[number] = row
-        else:
-            if len(self.rows) == self.room:
-                self.room = self.next_room
-            number = len(self.rows)
-            self.rows.append(row)
-        self.numbers[row.id] = number
-        return number
-
-    def remove(self, number: int) -> TwinRow:
-        row = self.rows[number]
-        assert row is not None
-        self.rows[number] = None
-        del self.numbers[row.id]
-        self.free.append(number)
-        return row
-
-    def worst_candidate(self, order: str) -> int | None:
-        """Chooses as kernels/store/eviction.h does."""
-        used = len(self.rows)
-        if not self.numbers:
-            return None
-        count = min(CANDIDATES, used)
-        self.hand %= used
-        numbers = [(self.hand + i * (used // count)) % used for i in range(count)]
-        live = [n for n in numbers if self.rows[n] is not None]
-        while not live:
-            self.hand = (self.hand + 1) % used
-            live = [self.hand] if self.rows[self.hand] is not None else []
-        self.hand = (self.hand + 1) % used
-        return min(live, key=lambda n: self.rows[n].worth(order))  # type: ignore[union-attr]
+    def charged_bytes(self) -> int:
+        return sum(TABLE_BYTES + twin.room * counted_bytes(twin.spec) for twin in self.shards)
 
 
 class TableTwin:
     """One table on one shard."""
 
-    def __init__(self, spec: TableSpec, num_shards: int, clock: ClockTwin) -> None:
+    def __init__(
+        self,
+        spec: TableSpec,
+        num_shards: int,
+        clock: ClockTwin,
+        server: ServerTwin | None = None,
+        *,
+        keeps_evicted: bool = False,
+    ) -> None:
         self.spec = spec
+        self._server = server
+        if server is not None:
+            server.shards.append(self)
+        self._keeps_evicted = keeps_evicted
+        self.gone: list[TwinEvicted] = []  # since the last file of evicted rows
         self._first_slots = tuple(first_slots(spec).tolist())
         self.clock = clock
         self.units_done = 0
@@ -185,7 +125,7 @@ class TableTwin:
         self.ttl_steps = age.steps if age else 0
         self.ttl_secs = age.event_secs if age else 0
         self.min_norm = float(np.float32(norm.norm)) if norm else 0.0
-        self.order = limit.order if limit else "least_recent"
+        self.order = (limit or (server and server.limit) or SizeLimit(max_rows=1)).order
         self.capacity = -(-spec.capacity // num_shards)
         self.max_rows = -(-limit.max_rows // num_shards) if limit else 0
         max_bytes = limit.max_bytes // num_shards if limit else 0
@@ -193,9 +133,7 @@ class TableTwin:
             max_bytes -= max_bytes // COUNTER_PARTS
         self.num_rows = 0
         self.max_room = (
-            max(FIRST_ROOM, (max_bytes - TABLE_BYTES) // (row_bytes(spec) + BOOKKEEPING_BYTES))
-            if max_bytes
-            else 0
+            max(FIRST_ROOM, (max_bytes - TABLE_BYTES) // counted_bytes(spec)) if max_bytes else 0
         )
 
     @property
@@ -204,6 +142,11 @@ class TableTwin:
 
     def rows(self) -> dict[int, TwinRow]:
         return {row.id: row for s in self.stripes for row in s.rows if row is not None}
+
+    @property
+    def room(self) -> int:
+        """The rows that byte limits count."""
+        return sum(max(s.room, FIRST_CHUNK_ROWS) for s in self.stripes)
 
     def stripe(self, id_: int) -> Stripe:
         return self.stripes[stripe_of(self.spec.name, id_)]
@@ -318,7 +261,7 @@ class TableTwin:
             self.refused += 1
             return False
         # A table without policies does not note when a row was created.
-        created = self.now if self.spec.eviction else 0
+        created = self.now if self.spec.eviction or self._server is not None else 0
         number = stripe.insert(TwinRow(id_, self.first(id_), self._first_slots, created, 0))
         self.num_rows += 1
         stripe.open.add(number)
@@ -341,23 +284,32 @@ class TableTwin:
         return True
 
     def _has_room(self, stripe: Stripe, slack: int) -> bool:
-        if not self.max_room or not stripe.needs_room or stripe.room == 0:
+        if not stripe.needs_room or stripe.room == 0:
             return True
-        room = sum(max(s.room, FIRST_CHUNK_ROWS) for s in self.stripes)
-        return room + stripe.next_room - stripe.room <= self.max_room + slack
+        more = stripe.next_room - stripe.room
+        if self.max_room and self.room + more > self.max_room + slack:
+            return False
+        return self._server is None or self._server.has_room(more * counted_bytes(self.spec))
 
     def _displace(self, stripe: Stripe) -> None:
         number = stripe.worst_candidate(self.order)
         assert number is not None
         self._remove(stripe, number, "limit")
 
-    def _remove(self, stripe: Stripe, number: int, cause: str | None) -> None:
+    def _remove(
+        self, stripe: Stripe, number: int, cause: str | None, removed: set[int] | None = None
+    ) -> None:
         row = stripe.remove(number)
         if row.saved:
-            stripe.open_removed.add(row.id)
+            (stripe.open_removed if removed is None else removed).add(row.id)
         self.num_rows -= 1
-        if cause is not None:
-            self.evicted[cause] += 1
+        if cause is None:
+            return
+        self.evicted[cause] += 1
+        if self._keeps_evicted:
+            self.gone.append(
+                TwinEvicted(row.id, cause, self.now, row.last_step, row.frequency, row.w, row.slots)
+            )
 
     # ---- evictions ---------------------------------------------------------------------------
 
@@ -421,8 +373,8 @@ class TableTwin:
         return FileRecords(records, None if self.counters is None else dict(self.counters.counts))
 
     def load(self, records: Iterable[Record]) -> None:
-        """Loads the records of this shard; `finish_load` must follow."""
-        for id_, fields in records:
+        """Loads a file's records of this shard, by stripe; `finish_load` must follow."""
+        for id_, fields in sorted(records, key=lambda record: stripe_of(self.spec.name, record[0])):
             stripe = self.stripe(id_)
             number = stripe.numbers.get(id_)
             if fields is None:
@@ -439,17 +391,35 @@ class TableTwin:
                 frequency,
                 saved=True,
             )
-            self.steps = max(self.steps, last_step + 1)
             if number is not None:
                 stripe.rows[number] = row
-            elif self._has_room(stripe, self.max_room // 64 + FIRST_ROOM):
+            elif self._make_place_for(row, stripe):
                 stripe.insert(row)
                 self.num_rows += 1
             else:
-                raise AssertionError("these traces have no room for so many records")
+                continue
+            self.steps = max(self.steps, last_step + 1)
+
+    def _make_place_for(self, row: TwinRow, stripe: Stripe) -> bool:
+        """Makes place for a record, if it is not the worst."""
+        if self._has_room(stripe, self.max_room // 64 + FIRST_ROOM):
+            return True
+        worst = stripe.worst_candidate(self.order)
+        assert worst is not None
+        other = stripe.rows[worst]
+        assert other is not None
+        if other.worth(self.order) < row.worth(self.order):
+            self._remove(stripe, worst, "limit", stripe.displaced_by_records)
+            return True
+        self.evicted["limit"] += 1
+        stripe.displaced_by_records.add(row.id)
+        return False
 
     def finish_load(self) -> None:
         """Displaces what is beyond the limit once all is loaded."""
+        for stripe in self.stripes:
+            stripe.open_removed |= stripe.displaced_by_records - stripe.numbers.keys()
+            stripe.displaced_by_records.clear()
         i = 0
         while self.max_rows and self.num_rows > self.max_rows:
             if self.stripes[i].numbers:

@@ -1,10 +1,11 @@
 """Random traces of a table with all policies, against a plain-Python twin, row for row.
 
-A trace mixes training steps, repeated ones too, lookups, ticks of both clocks, sweeps, removals,
-evictions by the store and by the tool, cuts that are committed or not, bases beside the chain,
-compactions, restores onto other numbers of shards with other policies and dtypes, and kills at any
-step on the disk. Every read value, every record of every file in its order, and every count must be
-the twin's.
+A trace has one of the optimizers, and policies of all kinds. It mixes training steps, repeated ones
+too, lookups, ticks of both clocks, sweeps, removals, evictions by the store, by the tool and at
+limits of the table and of the server, cuts that are committed or not, files of evicted rows, bases
+beside the chain, compactions, restores onto other numbers of shards with other policies and dtypes,
+and kills at any step on the disk. Every read value, every record of every file in its order, and
+every count must be the twin's.
 """
 
 import json
@@ -31,6 +32,13 @@ DOES = {
     "compact": 0.2,
     "restore": 0.4,
     "killed": 0.04,
+    "evicted": 0.4,  # rows in files of evicted rows
+    "at_server_limit": 0.03,  # servers that gave a table no more memory
+    "sgd": 0.2,
+    "adagrad": 0.1,
+    "rowwise_adagrad": 0.1,
+    "lazy_adam": 0.1,
+    "ftrl": 0.1,
 }
 
 

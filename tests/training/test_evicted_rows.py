@@ -19,6 +19,7 @@ from embedps.errors import UsageError
 from embedps.tables.byte_limits import limited_bytes
 from tests.builders import ROOT, latest, make_mixed, make_trainer, write_dataset
 from tests.checkpoint.readers import read_chain
+from tests.forks import arm, is_killed
 from tests.tables.builders import constant, ids, make_collection, make_table, train
 
 LEAST = sum(limited_bytes(table, 0) for table in make_mixed().tables)
@@ -145,6 +146,19 @@ def test_a_directory_is_of_one_model_directory(tmp_path):
     (tmp_path / "other" / "x").touch()
     with pytest.raises(UsageError, match=r"other must be empty or have evicted rows of .*/a but"):
         EvictedDirectory(tmp_path / "other").claim(tmp_path / "a")
+
+
+def test_a_claim_that_was_killed_is_taken_up(tmp_path):
+    evicted = EvictedDirectory(tmp_path / "evicted")
+
+    def claim():
+        arm("io.rename:1")
+        evicted.claim(tmp_path / "a")
+
+    assert is_killed("a claim", claim)
+    assert list(evicted.path.iterdir())
+    evicted.claim(tmp_path / "a")
+    assert [path.name for path in evicted.path.iterdir()] == ["_model_dir.json"]
 
 
 PROGRAM = """

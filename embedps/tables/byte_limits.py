@@ -12,7 +12,10 @@ from embedps.tables.specs import TableSpec
 # As kernels/store/table_eviction.h counts them.
 _TABLE_BYTES = 65536  # of a table without rows
 _FIRST_ROWS = 1024  # there is memory for as many from the beginning
-_FREE_ROWS = 64 * 512  # that there is memory for: half a piece per stripe
+_STRIPES = 64
+_LEAST_PIECE, _MOST_PIECE = 16, 1024  # rows
+_PIECE_PARTS = 64  # a piece of each stripe is at most one of these parts of a limit
+_SERVER_STORES = 4  # that share a server's limit, about
 _BOOKKEEPING_BYTES = 40  # of a row, besides itself
 _HEADER_BYTES = 16
 
@@ -32,13 +35,28 @@ def limited_row_bytes(table: TableSpec) -> int:
     return row_bytes(table) + _BOOKKEEPING_BYTES
 
 
-def limited_bytes(table: TableSpec, rows: int) -> int:
+def limited_bytes(table: TableSpec, rows: int, max_bytes: int = 0) -> int:
     """Gives what a byte limit counts for a table of so many rows on a shard, on average.
 
     It counts memory for rows when it is taken, in pieces; so it is exact for no rows.
+
+    Args:
+      table: whose rows.
+      rows: how many.
+      max_bytes: the table's limit on the shard, which decides how large the pieces are.
     """
-    room = rows + min(rows // 3, _FREE_ROWS)
+    half_a_piece_each = _piece_rows(table, max_bytes) * _STRIPES // 2
+    room = rows + min(rows // 3, half_a_piece_each)
     return _TABLE_BYTES + max(room, _FIRST_ROWS) * limited_row_bytes(table)
+
+
+def _piece_rows(table: TableSpec, max_bytes: int) -> int:
+    """Gives the rows of a full piece, as TableEviction::ChunkBits does; 0 is no limit."""
+    of_limit = max_bytes // _PIECE_PARTS // _STRIPES // limited_row_bytes(table)
+    rows = _MOST_PIECE
+    while max_bytes and rows > max(of_limit, _LEAST_PIECE):
+        rows //= 2
+    return rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,6 +83,10 @@ class ServerLimit:
                 f"server_eviction_order must be {' or '.join(EVICTION_ORDERS)} but got "
                 f"{self.order!r}"
             )
+
+    def part(self, num_tables: int) -> int:
+        """Gives what decides how large the pieces of a table are, among so many on a server."""
+        return self.max_bytes // (_SERVER_STORES * num_tables)
 
     def check(self, tables: Sequence[TableSpec], devices: Sequence[str]) -> None:
         """Checks that each server has room for the first rows of each table.

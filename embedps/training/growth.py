@@ -101,7 +101,8 @@ def forecast_tables(
     for table in tables:
         size = find(table.eviction, SizeLimit)
         rows = [shard.tables[table.name].rows for shard in shards]
-        used = [limited_bytes(table, num_rows) for num_rows in rows]
+        of_shard = size.max_bytes // len(shards) if size else 0
+        used = [limited_bytes(table, num_rows, of_shard) for num_rows in rows]
         for name, limit, values, unit in (
             ("capacity", table.capacity, rows, 1),
             ("max_rows", size.max_rows if size else 0, rows, 1),
@@ -141,7 +142,10 @@ def forecast_servers(
     """
     found = []
     for i, (shards, growth) in enumerate(zip(servers, rows_per_hour, strict=True)):
-        used = sum(limited_bytes(t, shard.tables[t.name].rows) for t in tables for shard in shards)
+        part = limit.part(len(tables))
+        used = sum(
+            limited_bytes(t, shard.tables[t.name].rows, part) for t in tables for shard in shards
+        )
         per_hour = sum(growth[t.name] * limited_row_bytes(t) for t in tables)
         found.append(
             Forecast(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from tests.kernels.twins import initial_values, mix64, round_to, table_salt
 STRIPES = 64
 CANDIDATES = 16
 FIRST_CHUNK_ROWS, CHUNK_ROWS = 16, 1024
+CHUNK_PARTS = 64  # of a byte limit: at most one is a chunk of each stripe
+SERVER_STORES = 4  # that share a server's limit, about
 FIRST_ROOM = STRIPES * FIRST_CHUNK_ROWS
 TABLE_BYTES, BOOKKEEPING_BYTES = 65536, 40
 COUNTER_PARTS = 8  # counters have one of these parts of a byte limit
@@ -37,6 +40,21 @@ def counted_bytes(spec: TableSpec) -> int:
 def least_bytes(spec: TableSpec) -> int:
     """Of a shard without rows, as a byte limit counts it."""
     return TABLE_BYTES + FIRST_ROOM * counted_bytes(spec)
+
+
+def chunk_rows(spec: TableSpec, max_bytes: int) -> int:
+    """Of a full chunk, under a byte limit of a shard."""
+    of_limit = max_bytes // CHUNK_PARTS // STRIPES // counted_bytes(spec)
+    rows = CHUNK_ROWS
+    while rows > max(of_limit, FIRST_CHUNK_ROWS):
+        rows //= 2
+    return rows
+
+
+def room_slack(spec: TableSpec, max_room: int) -> int:
+    """Rows beyond a limit that there may be memory for while records are loaded."""
+    least = FIRST_ROOM + TABLE_BYTES // counted_bytes(spec)
+    return max_room // CHUNK_PARTS + 16 * math.isqrt(max_room) + least
 
 
 @functools.cache
@@ -85,7 +103,8 @@ class TwinRow:
 class Stripe:
     """Rows by number, as the kernels give them."""
 
-    def __init__(self) -> None:
+    def __init__(self, chunk_rows: int) -> None:
+        self.chunk_rows = chunk_rows
         self.rows: list[TwinRow | None] = []
         self.numbers: dict[int, int] = {}  # by id
         self.free: list[int] = []
@@ -103,8 +122,8 @@ class Stripe:
 
     @property
     def next_room(self) -> int:
-        if self.room >= CHUNK_ROWS:
-            return self.room + CHUNK_ROWS
+        if self.room >= self.chunk_rows:
+            return self.room + self.chunk_rows
         return max(FIRST_CHUNK_ROWS, 2 * self.room)
 
     def insert(self, row: TwinRow) -> int:

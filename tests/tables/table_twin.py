@@ -23,17 +23,21 @@ from tests.tables.admission_twin import Counter, CounterTwin, admits_by_chance
 from tests.tables.clock_twin import ClockTwin
 from tests.tables.stripe_twin import (
     CAUSES,
+    CHUNK_ROWS,
     COUNTER_PARTS,
     FIRST_CHUNK_ROWS,
     FIRST_ROOM,
     LEARNING_RATE,
+    SERVER_STORES,
     STRIPES,
     TABLE_BYTES,
     Floats,
     Stripe,
     TwinRow,
+    chunk_rows,
     counted_bytes,
     first_embedding,
+    room_slack,
     stripe_of,
 )
 
@@ -115,7 +119,6 @@ class TableTwin:
         )
         self.admitted = 0
         self.refused = 0
-        self.stripes = [Stripe() for _ in range(STRIPES)]
         self.steps = 0
         self.evicted = dict.fromkeys(CAUSES, 0)
         self.rejected = 0
@@ -129,6 +132,10 @@ class TableTwin:
         self.capacity = -(-spec.capacity // num_shards)
         self.max_rows = -(-limit.max_rows // num_shards) if limit else 0
         max_bytes = limit.max_bytes // num_shards if limit else 0
+        of_chunks = [max_bytes] if max_bytes else []
+        of_chunks += [server.limit.max_bytes // SERVER_STORES] if server else []
+        rows = min([chunk_rows(spec, each) for each in of_chunks], default=CHUNK_ROWS)
+        self.stripes = [Stripe(rows) for _ in range(STRIPES)]
         if self.counters is not None:
             max_bytes -= max_bytes // COUNTER_PARTS
         self.num_rows = 0
@@ -402,7 +409,7 @@ class TableTwin:
 
     def _make_place_for(self, row: TwinRow, stripe: Stripe) -> bool:
         """Makes place for a record, if it is not the worst."""
-        if self._has_room(stripe, self.max_room // 64 + FIRST_ROOM):
+        if self._has_room(stripe, room_slack(self.spec, self.max_room)):
             return True
         worst = stripe.worst_candidate(self.order)
         assert worst is not None

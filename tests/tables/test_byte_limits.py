@@ -6,10 +6,11 @@ import tensorflow as tf
 from embedps.errors import UsageError
 from embedps.tables import Adagrad, LazyAdam, RowwiseAdagrad, SizeLimit
 from embedps.tables.byte_limits import ServerLimit, limited_bytes
+from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.groups import group_tables
 from embedps.tables.new_store import make_store
 from embedps.tables.specs import FeatureSpec
-from tests.tables.builders import ids, look, make_collection, make_table
+from tests.tables.builders import group_files, ids, look, make_collection, make_table
 
 TABLES = (
     make_table("small", 4),
@@ -74,9 +75,8 @@ def test_a_bad_limit_gets_one_line(fields, message):
 @pytest.mark.parametrize("num_shards", [1, 2])
 def test_all_tables_stay_below_a_servers_limit(num_shards):
     limit = 4 << 20
-    collection = make_collection(
-        TABLES, num_shards=num_shards, server_limit=ServerLimit(max_bytes=limit)
-    )
+    server_limit = ServerLimit(max_bytes=limit)
+    collection = make_collection(TABLES, num_shards=num_shards, server_limit=server_limit)
     for first in range(0, 40_000, 4000):
         new = tf.range(first, first + 4000, dtype=tf.int64)
         look(collection, {"small": new, "adam": new, "half": new}, insert=True)
@@ -86,8 +86,37 @@ def test_all_tables_stay_below_a_servers_limit(num_shards):
         assert rows > 1000
         assert rows + evicted[name]["limit"] == 40_000
     assert limit * 0.9 < sum(
-        limited_bytes(t, s.rows[t.name]) for t in TABLES for s in collection.shard_stats()
+        limited_bytes(t, s.rows[t.name], server_limit.part(len(TABLES)))
+        for t in TABLES
+        for s in collection.shard_stats()
     )
+
+
+@pytest.mark.parametrize(
+    ("of", "before", "after"),
+    [("table", 1, 2), ("table", 2, 1), ("table", 2, 3), ("server", 1, 1), ("server", 2, 2)],
+)
+def test_rows_at_a_limit_come_back_on_another_number_of_shards(of, before, after, tmp_path):
+    limit = 8 << 20
+    policies = (SizeLimit(max_bytes=limit),) if of == "table" else ()
+    server_limit = ServerLimit(max_bytes=limit) if of == "server" else None
+    table = make_table("t", 9, optimizer=RowwiseAdagrad(), eviction=policies)
+
+    def make(num_shards: int) -> EmbeddingCollection:
+        return make_collection([table], num_shards=num_shards, server_limit=server_limit)
+
+    source = make(before)
+    for first in range(0, 200_000, 10_000):
+        new = tf.range(first, first + 10_000, dtype=tf.int64)
+        source.lookup({"t": new}, insert=True)
+    assert source.eviction_stats()["t"]["limit"] > 100_000
+    files = source.files.write("base", str(tmp_path), since={})
+    restored = make(after)
+    restored.files.load(group_files(files))
+    restored.mark_clean()
+    assert restored.stats().rows == source.stats().rows
+    assert restored.eviction_stats()["t"]["limit"] == 0
+    assert restored.stats().memory_bytes <= limit * 1.03
 
 
 def test_a_table_keeps_its_own_order_and_its_own_limit():

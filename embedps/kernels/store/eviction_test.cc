@@ -1,9 +1,13 @@
 // Tests which rows go by age, norm and limits, and that files hold what becomes of them.
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <memory>
 #include <set>
+#include <utility>
 #include <vector>
 
+#include "embedps/kernels/runtime/hash.h"
 #include "embedps/kernels/store/row_store.h"
 #include "embedps/kernels/store/row_store_testing.h"
 #include "embedps/kernels/testing/testing.h"
@@ -245,6 +249,109 @@ TEST(LoadingDisplacesWhatALowerLimitHasNoPlaceFor) {
   // The chain goes on with the removals.
   CutOnto(&store, CutKind::kDelta, since, &chain);
   EXPECT_TRUE(chain == BaseOf(&store));
+}
+
+// The shards of a table that share a byte limit.
+class LimitedShards {
+ public:
+  LimitedShards(int num_shards, int dim, int64_t max_bytes) : part_(max_bytes / num_shards) {
+    RowStoreConfig config = MakeConfig(dim, 1, OptimizerKind::kRowwiseAdagrad);
+    config.tables[0].eviction.max_bytes = part_;
+    for (int i = 0; i < num_shards; ++i) stores_.push_back(std::make_unique<RowStore>(config));
+  }
+
+  // Trains new ids only, until each shard has displaced as many rows as it holds. Returns a base
+  // and deltas.
+  std::vector<RowColumns> Fill() {
+    std::vector<RowColumns> chain;
+    std::vector<int64_t> cuts(stores_.size(), -1);
+    int64_t next = 0;
+    for (uint32_t save = 0; save < 6; ++save) {
+      for (size_t i = 0; i < stores_.size(); ++i) {
+        const CutKind kind = save == 0 ? CutKind::kBase : CutKind::kDelta;
+        for (RowColumns& each : RecordsOf(stores_[i].get(), kind, cuts[i], &cuts[i])) {
+          chain.push_back(std::move(each));
+        }
+      }
+      const int64_t bytes = part_ * static_cast<int64_t>(stores_.size());
+      const int64_t last = next + bytes / (60 + 4 * stores_[0]->config().dim) * 2 / 5;
+      for (; next < last; next += 1000) {
+        std::vector<std::vector<int64_t>> ids(stores_.size());
+        for (int64_t id = next; id < next + 1000; ++id) ids[ShardOf(id)].push_back(id);
+        for (size_t i = 0; i < stores_.size(); ++i) {
+          Lookup(stores_[i].get(), Batch{ids[i]});
+          if (save < 5) Update(stores_[i].get(), Batch{ids[i]}, 1, 1, save + 1);
+        }
+      }
+    }
+    for (size_t i = 0; i < stores_.size(); ++i) {
+      EXPECT_TRUE(Evicted(*stores_[i], EvictionCause::kLimit) > NumRows(*stores_[i], 0));
+      for (RowColumns& each : RecordsOf(stores_[i].get(), CutKind::kDelta, cuts[i], &cuts[i])) {
+        chain.push_back(std::move(each));
+      }
+    }
+    return chain;
+  }
+
+  void Load(const std::vector<RowColumns>& chain) {
+    const int n = static_cast<int>(stores_.size());
+    for (const RowColumns& columns : chain) {
+      for (int i = 0; i < n; ++i) stores_[i]->Load(columns, {0}, i, n, true, SerialFor);
+    }
+    for (const auto& store : stores_) store->MarkClean();
+  }
+
+  Rows AllRows() const {
+    Rows rows;
+    for (const auto& store : stores_) rows.merge(BaseOf(store.get()));
+    return rows;
+  }
+  int64_t Displaced() const {
+    int64_t displaced = 0;
+    for (const auto& store : stores_) displaced += Evicted(*store, EvictionCause::kLimit);
+    return displaced;
+  }
+  int64_t MostBytes() const {
+    int64_t most = 0;
+    for (const auto& store : stores_) most = std::max(most, store->Stats().memory_bytes);
+    return most;
+  }
+  // What a shard may take while records are read.
+  int64_t MaxBytes() const {
+    const int64_t row = 60 + 4 * stores_[0]->config().dim;
+    const double rows = static_cast<double>(part_ / row);
+    return part_ + part_ / 64 + (static_cast<int64_t>(16 * std::sqrt(rows)) + 1024) * row + 65536;
+  }
+
+ private:
+  int ShardOf(int64_t id) const {
+    return embedps::ShardOf(RowHash(TableSalt("t0"), id), static_cast<int>(stores_.size()));
+  }
+
+  const int64_t part_;
+  std::vector<std::unique_ptr<RowStore>> stores_;
+};
+
+TEST(WhatShardsHoldAtAByteLimitHasAPlaceOnAnyOthers) {
+  struct Case {
+    int dim;
+    int64_t max_bytes;
+  };
+  for (const Case& each :
+       {Case{1, 1 << 20}, Case{4, 3 << 20}, Case{9, 8 << 20}, Case{64, 8 << 20}}) {
+    for (const int from : {1, 3}) {
+      LimitedShards source(from, each.dim, each.max_bytes);
+      const std::vector<RowColumns> chain = source.Fill();
+      const Rows rows = source.AllRows();
+      for (const int to : {1, 2, 3, 5}) {
+        LimitedShards restored(to, each.dim, each.max_bytes);
+        restored.Load(chain);
+        EXPECT_EQ(restored.Displaced(), 0);
+        EXPECT_TRUE(restored.AllRows() == rows);
+        EXPECT_TRUE(restored.MostBytes() <= restored.MaxBytes());
+      }
+    }
+  }
 }
 
 }  // namespace

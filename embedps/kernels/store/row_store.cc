@@ -17,7 +17,8 @@ constexpr Clock::duration kBusy =
     std::chrono::seconds(1);          // how long a lookup or update counts as use
 constexpr uint32_t kSliceRows = 256;  // rows to copy while holding a stripe's lock
 constexpr size_t kCompactAheadBytes = 4 << 20;
-constexpr uint32_t kAheadRows = 16;  // rows to prefetch before a delta copies them
+constexpr uint32_t kAheadRows = 16;   // rows to prefetch before a delta copies them
+constexpr int64_t kServerStores = 4;  // that share a server's limit, about
 
 }  // namespace
 
@@ -30,10 +31,10 @@ RowStore::RowStore(RowStoreConfig config)
       admitted_(config_.tables.size()),
       refused_(config_.tables.size()),
       lookup_counts_(config_.tables.size()) {
-  const int chunk_bits = config_.compact ? kCompactChunkBits : kChunkBits;
   if (config_.compact) pool_->SetMostAheadBytes(kCompactAheadBytes);
   for (const TableConfig& table : config_.tables) {
     salts_.push_back(TableSalt(table.name));
+    const int chunk_bits = ChunkBits(table);
     for (int i = 0; i < kStripes; ++i)
       stripes_.push_back(std::make_unique<Stripe>(layout_.row_bytes(), pool_, chunk_bits));
   }
@@ -68,6 +69,19 @@ RowStore::RowStore(RowStoreConfig config)
         std::make_unique<Sweeper>([this](const Sweeper::Pause& pause) { Sweep(pause); },
                                   [this] { return IsSweepDue(); }, [this] { return IsBusy(); });
   }
+}
+
+int RowStore::ChunkBits(const TableConfig& table) const {
+  int bits = config_.compact ? kCompactChunkBits : kChunkBits;
+  if (table.eviction.max_bytes > 0) {
+    bits = std::min(bits, TableEviction::ChunkBits(table.eviction.max_bytes, layout_));
+  }
+  if (config_.server_memory) {
+    // Other stores share the limit too.
+    const int64_t part = config_.server_memory->max_bytes() / (kServerStores * num_tables());
+    bits = std::min(bits, TableEviction::ChunkBits(part, layout_));
+  }
+  return bits;
 }
 
 RowStore::~RowStore() {

@@ -225,6 +225,7 @@ class RowStore {
 
  private:
   Stripe& stripe(int table, uint64_t row_hash) const;
+  int ChunkBits(const TableConfig& table) const;
   // Prefetches what the visit of a bin begins with; -1 is none.
   void PrefetchBin(int bin) const;
   // Creates the row of an absent id, with initial values. Returns kNone if the table is full. The

@@ -22,7 +22,9 @@ inline constexpr int kChunkBits = 10;
 inline constexpr uint32_t kChunkRows = 1u << kChunkBits;
 // Of a compact store: half a chunk per stripe stays empty, and 64 stripes of 26 tables are many.
 inline constexpr int kCompactChunkBits = 6;
-inline constexpr uint32_t kFirstChunkRows = 16;  // the first chunk begins with as many
+inline constexpr int kFirstChunkBits = 4;
+// The first chunk begins with as many rows.
+inline constexpr uint32_t kFirstChunkRows = 1u << kFirstChunkBits;
 inline constexpr int kSegmentBits = 12;
 inline constexpr uint32_t kSegmentEntries = 1u << kSegmentBits;
 inline constexpr uint32_t kMaxStripeRows = (1u << 24) - 2;

@@ -1,6 +1,7 @@
 #include "embedps/kernels/store/table_eviction.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "embedps/kernels/runtime/hash.h"
@@ -15,6 +16,7 @@ constexpr int64_t kNormSweepSteps = 256;  // steps between two looks at the norm
 constexpr int64_t kCounterParts = 8;      // counters have one of these parts of a byte limit
 constexpr int64_t kLeastCounterBytes = kStripes * int64_t{512};
 constexpr int64_t kFirstRoom = int64_t{kStripes} * kFirstChunkRows;
+constexpr int64_t kChunkParts = 64;  // a chunk of each stripe is one of these parts of a limit
 constexpr int64_t kNoLimit = int64_t{1} << 62;  // leaves room to add
 
 // Bytes that a byte limit counts for a row.
@@ -22,7 +24,21 @@ int64_t CountedBytes(const RowLayout& layout) {
   return static_cast<int64_t>(layout.row_bytes()) + TableEviction::kBookkeepingBytes;
 }
 
-int64_t Slack(int64_t limit) { return limit / 64 + kFirstRoom; }
+// How many rows more than a limit a table may have while records are loaded: stripes load one after
+// the other, so some may have grown before others have shrunk.
+int64_t RowSlack(int64_t max_rows) { return max_rows / 64 + kFirstRoom; }
+
+// How many rows more than its limit a table may have memory for while records are loaded. What
+// other shards held within their limits needs more here:
+// - half a chunk per stripe, where full chunks were;
+// - what a shard gets beyond its part: the hash spreads rows evenly, but not exactly;
+// - the most that each stripe had in the course of a chain, as no other takes its chunks. That is
+//   about 10 times the root of the rows, and what is beyond the part is below 6 times it;
+// - what each shard counts without rows.
+int64_t RoomSlack(int64_t limit, const RowLayout& layout) {
+  return limit / kChunkParts + 16 * static_cast<int64_t>(std::sqrt(static_cast<double>(limit))) +
+         kFirstRoom + TableEviction::kTableBytes / CountedBytes(layout);
+}
 
 }  // namespace
 
@@ -35,6 +51,13 @@ int64_t TableEviction::LeastBytes(const RowLayout& layout, const AdmissionConfig
   if (admission.kind != AdmissionConfig::Kind::kMinCount) return least;
   return std::max(least * kCounterParts / (kCounterParts - 1) + 1,
                   kCounterParts * kLeastCounterBytes);
+}
+
+int TableEviction::ChunkBits(int64_t max_bytes, const RowLayout& layout) {
+  const int64_t rows = max_bytes / kChunkParts / kStripes / CountedBytes(layout);
+  int bits = kFirstChunkBits;
+  while (bits < kChunkBits && rows >> (bits + 1) > 0) ++bits;
+  return bits;
 }
 
 int64_t TableEviction::CounterBytes(const EvictionConfig& config,
@@ -76,11 +99,12 @@ bool TableEviction::AtRowLimit(int64_t slack_rows) const {
          rows_->load(std::memory_order_relaxed) > config_.max_rows + slack_rows;
 }
 
-bool TableEviction::ChargeRow(const Stripe& stripe, int64_t slack_rows) {
+bool TableEviction::ChargeRow(const Stripe& stripe, bool is_record) {
   // The first rows of every stripe are charged from the beginning.
   if (!limits_bytes() || !stripe.NeedsRoom() || stripe.room() == 0) return true;
   const int64_t more = stripe.NextRoom() - stripe.room();
-  if (room_.fetch_add(more, std::memory_order_relaxed) + more <= max_room_ + slack_rows &&
+  const int64_t slack = is_record ? RoomSlack(max_room_, layout_) : 0;
+  if (room_.fetch_add(more, std::memory_order_relaxed) + more <= max_room_ + slack &&
       (server_memory_ == nullptr || server_memory_->Charge(more * CountedBytes(layout_)))) {
     return true;
   }
@@ -91,12 +115,12 @@ bool TableEviction::ChargeRow(const Stripe& stripe, int64_t slack_rows) {
 bool TableEviction::MakePlace(Stripe* stripe) {
   if (AtRowLimit(0)) {
     const uint32_t worst = WorstCandidate(config_.order, stripe);
-    if (worst == kNone) return DisplaceElsewhere(stripe) && ChargeRow(*stripe, 0);
+    if (worst == kNone) return DisplaceElsewhere(stripe) && ChargeRow(*stripe, false);
     Remove(stripe, worst, EvictionCause::kLimit);
     PrefetchDisplacements(config_.order, salt_, stripe);
     return true;
   }
-  if (ChargeRow(*stripe, 0)) return true;
+  if (ChargeRow(*stripe, false)) return true;
   Remove(stripe, WorstCandidate(config_.order, stripe), EvictionCause::kLimit);
   PrefetchDisplacements(config_.order, salt_, stripe);
   return true;
@@ -104,7 +128,7 @@ bool TableEviction::MakePlace(Stripe* stripe) {
 
 bool TableEviction::MakePlaceForRecord(int64_t id, uint32_t last_step, uint32_t frequency,
                                        Stripe* stripe) {
-  if (!AtRowLimit(Slack(config_.max_rows)) && ChargeRow(*stripe, Slack(max_room_))) return true;
+  if (!AtRowLimit(RowSlack(config_.max_rows)) && ChargeRow(*stripe, true)) return true;
   const uint32_t worst = WorstCandidate(config_.order, stripe);
   if (worst != kNone) {
     const RowHeader* row = stripe->Row(worst);

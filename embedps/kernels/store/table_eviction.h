@@ -39,6 +39,11 @@ class TableEviction {
   // The same, with its first counters.
   static int64_t LeastBytes(const RowLayout& layout, const AdmissionConfig& admission);
 
+  // Returns the bits of a chunk's number of rows under a byte limit of a table. The last chunk of a
+  // stripe is half empty on average; all of them are at most a 64th of the limit, or have
+  // kFirstChunkRows.
+  static int ChunkBits(int64_t max_bytes, const RowLayout& layout);
+
   // Returns the part of the table's byte limit that counters have; 0 if there is no limit.
   static int64_t CounterBytes(const EvictionConfig& config, const AdmissionConfig& admission);
 
@@ -66,10 +71,10 @@ class TableEviction {
   // row.
   bool MakePlace(Stripe* stripe);
 
-  // The same while records are loaded. The limits are a sixty-fourth and kFirstRoom rows higher
-  // then: stripes load one after the other, so some may have grown before others have shrunk. The
-  // next delta removes what is displaced, unless a later record brings it back. Returns false if
-  // the record itself is the worst: it has no place.
+  // The same while records are loaded. The table's limits are higher then, so that what another
+  // number of shards held within its byte limit has a place (see RoomSlack). The next delta removes
+  // what is displaced, unless a later record brings it back. Returns false if the record itself is
+  // the worst: it has no place.
   bool MakePlaceForRecord(int64_t id, uint32_t last_step, uint32_t frequency, Stripe* stripe);
 
   // Displaces rows until their number is within the limit, once all records are loaded: of each
@@ -101,8 +106,9 @@ class TableEviction {
  private:
   void SweepSlice(Stripe* stripe, uint32_t first, uint32_t now);
   bool AtRowLimit(int64_t slack_rows) const;
-  // Charges the memory for the next row of a stripe; returns false at the byte limit.
-  bool ChargeRow(const Stripe& stripe, int64_t slack_rows);
+  // Charges the memory for the next row of a stripe; returns false at the byte limits, of which the
+  // table's is higher while records are loaded.
+  bool ChargeRow(const Stripe& stripe, bool is_record);
   // Removes a row of a locked stripe; the next delta has its removal.
   void Remove(Stripe* stripe, uint32_t number, EvictionCause cause) {
     Remove(stripe, number, cause, &stripe->open_removed);

@@ -41,17 +41,29 @@ inline uint64_t WorthOf(EvictionOrder order, uint32_t last_step, uint32_t freque
 // average among the worst 6%.
 inline constexpr uint32_t kCandidates = 16;
 
+// Returns a row number that may be too large by less than a few, from the first on again.
+inline uint32_t Wrap(uint32_t number, uint32_t used) {
+  return number < used ? number : number % used;
+}
+
 // The row numbers that a displacement compares: at equal distances, from a hand on, which is below
 // the number of rows that the stripe has used.
 class Candidates {
  public:
   Candidates(const Stripe& stripe, uint32_t hand)
       : stripe_(stripe), count_(std::min(kCandidates, stripe.used())) {
-    const uint32_t used = stripe.used(), distance = used / count_;
+    const uint32_t used = stripe.used(), distance = Distance(used);
     for (uint32_t i = 0; i < count_; ++i) {
       const uint32_t number = hand + i * distance;
       numbers_[i] = number < used ? number : number - used;
     }
+  }
+
+  // Whether a row number below `used` is among the candidates from a hand on.
+  static bool Has(uint32_t number, uint32_t hand, uint32_t used) {
+    const uint32_t ahead = number >= hand ? number - hand : number + used - hand;
+    const uint32_t distance = Distance(used);
+    return ahead < kCandidates * distance && ahead % distance == 0;
   }
 
   [[gnu::always_inline]] void Prefetch() const {
@@ -74,6 +86,8 @@ class Candidates {
   }
 
  private:
+  static uint32_t Distance(uint32_t used) { return used < kCandidates ? 1 : used / kCandidates; }
+
   const Stripe& stripe_;
   const uint32_t count_;
   uint32_t numbers_[kCandidates];
@@ -86,30 +100,53 @@ inline uint32_t WorstCandidate(EvictionOrder order, Stripe* stripe) {
   const uint32_t used = stripe->used();
   if (stripe->live() == 0) return kNone;
   uint32_t& hand = stripe->hand;
-  hand %= used;
+  hand = Wrap(hand, used);
   const Candidates candidates(*stripe, hand);
   candidates.Prefetch();
   uint32_t worst = candidates.Worst(order);
   while (worst == kNone) {
-    hand = (hand + 1) % used;
+    stripe->displacements.in_visit = 0;
+    hand = Wrap(hand + 1, used);
     if (stripe->Row(hand)->live) worst = hand;
   }
-  hand = (hand + 1) % used;
+  hand = Wrap(hand + 1, used);
   return worst;
 }
 
-// Prefetches what the next three displacements of a stripe will read: the candidates of the third,
-// the index entry of the row that the second will probably remove, and what removing that of the
-// first reads. Each needs the memory that an earlier call prefetched. The first was the second of
-// the call before.
-inline void PrefetchDisplacements(EvictionOrder order, uint64_t salt, Stripe* stripe) {
+// Begins a visit of a stripe, during which the caller holds its lock, and changes rows by
+// displacements and inserts only.
+inline void BeginDisplacements(Stripe* stripe) { stripe->displacements.in_visit = 0; }
+
+// Returns what WorstCandidate returns, and moves the hand likewise, within a visit. Two
+// displacements ago the choice was found already, and it stands if the rows that were replaced
+// since are not among its candidates.
+inline uint32_t NextDisplaced(EvictionOrder order, Stripe* stripe) {
+  const Stripe::Displacements& known = stripe->displacements;
+  const uint32_t used = stripe->used(), hand = stripe->hand;
+  if (known.in_visit < 2 || known.next == kNone || Candidates::Has(known.changed[0], hand, used) ||
+      Candidates::Has(known.changed[1], hand, used)) {
+    return WorstCandidate(order, stripe);
+  }
+  stripe->hand = Wrap(hand + 1, used);
+  return known.next;
+}
+
+// Notes that a row was displaced. Finds what the next displacements will choose and prefetches what
+// they will read: the candidates of the third, the index entry of the row that the second will
+// remove, and what removing that of the first reads. Each needs the memory that an earlier call
+// prefetched. The first was the second of the call before.
+inline void PrepareDisplacements(EvictionOrder order, uint64_t salt, uint32_t displaced,
+                                 Stripe* stripe) {
+  Stripe::Displacements& known = stripe->displacements;
   const uint32_t used = stripe->used();
-  Candidates(*stripe, (stripe->hand + 2) % used).Prefetch();
-  const uint32_t first = stripe->next_displaced;
-  if (first != kNone) stripe->PrefetchRemoval(RowHash(salt, stripe->Row(first)->id));
-  const uint32_t second = Candidates(*stripe, (stripe->hand + 1) % used).Worst(order);
-  if (second != kNone) stripe->PrefetchEntry(RowHash(salt, stripe->Row(second)->id));
-  stripe->next_displaced = second;
+  Candidates(*stripe, Wrap(stripe->hand + 2, used)).Prefetch();
+  known.next = known.second;
+  if (known.next != kNone) stripe->PrefetchRemoval(RowHash(salt, stripe->Row(known.next)->id));
+  known.second = Candidates(*stripe, Wrap(stripe->hand + 1, used)).Worst(order);
+  if (known.second != kNone) stripe->PrefetchEntry(RowHash(salt, stripe->Row(known.second)->id));
+  known.changed[0] = known.changed[1];
+  known.changed[1] = displaced;
+  ++known.in_visit;
 }
 
 }  // namespace embedps

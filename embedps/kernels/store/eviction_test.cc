@@ -117,6 +117,38 @@ TEST(FrequentRowsStayAtALimitByFrequency) {
   EXPECT_EQ(NumRows(store, 0), 1000);
 }
 
+// A choice that is found ahead, within a batch, is the one that a look at all candidates gives.
+TEST(ABatchDisplacesWhatItsIdsDisplaceOneByOne) {
+  for (const EvictionOrder order : {EvictionOrder::kLeastRecent, EvictionOrder::kLeastFrequent}) {
+    for (const int64_t max_rows : {100, 1000, 2200, 20'000}) {
+      EvictionConfig eviction;
+      eviction.max_rows = max_rows;
+      eviction.order = order;
+      RowStore batches(WithEviction(eviction)), singles(WithEviction(eviction));
+      const Batch first{Range(0, max_rows)};
+      for (RowStore* store : {&batches, &singles}) Lookup(store, first);
+      for (int64_t step = 1; step < 9; ++step) {
+        Batch batch{Range(step * max_rows, step * max_rows + max_rows / 2)};
+        // A batch visits stripe by stripe. An empty one displaces in another.
+        std::stable_sort(batch.ids.begin(), batch.ids.end(), [](int64_t a, int64_t b) {
+          const auto stripe = [](int64_t id) { return StripeOf(RowHash(TableSalt("t0"), id)); };
+          return stripe(a) < stripe(b);
+        });
+        Lookup(&batches, batch);
+        for (const int64_t id : batch.ids) Lookup(&singles, Batch{{id}});
+        std::vector<int64_t> some;
+        for (const int64_t id : batch.ids) {
+          if (Mix64(id) % 3 == 0) some.push_back(id);
+        }
+        for (RowStore* store : {&batches, &singles}) {
+          Update(store, Batch{some}, 1, 1, static_cast<uint32_t>(step));
+        }
+        EXPECT_TRUE(BaseOf(&batches) == BaseOf(&singles));
+      }
+    }
+  }
+}
+
 TEST(ALimitBelowTheStripesDisplacesInOthers) {
   EvictionConfig eviction;
   eviction.max_rows = 3;

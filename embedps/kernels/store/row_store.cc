@@ -132,6 +132,7 @@ void RowStore::LookUp(const IdsByTable& batch, bool insert, const ShownIds* show
                      const int t = bin / kStripes;
                      const bool admits = HasAdmission(config_.tables[t]);
                      std::lock_guard<std::mutex> lock(stripe.mutex);
+                     BeginDisplacements(&stripe);
                      PrefetchBin(last->bin);
                      RowFinder finder(stripe, first, last);
                      // Admission decides about them. It keeps its memory from bin to bin.

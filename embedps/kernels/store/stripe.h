@@ -272,7 +272,7 @@ class Stripe {
     pending_removed = {};
     displaced_by_records = {};
     hand = 0;
-    next_displaced = kNone;
+    displacements = {};
   }
 
   void ForgetTouches() {
@@ -307,7 +307,15 @@ class Stripe {
   std::vector<int64_t> pending_removed;
   std::vector<int64_t> displaced_by_records;  // ids without a place when records were loaded
   uint32_t hand = 0;                          // where the next choice of a row to displace begins
-  uint32_t next_displaced = kNone;            // the row that it will probably choose, to prefetch
+
+  // What a displacement finds out for the next ones (eviction.h).
+  struct Displacements {
+    uint32_t next = kNone;                 // the row that the next one chooses, if nothing changes
+    uint32_t second = kNone;               // and the one after it
+    uint32_t changed[2] = {kNone, kNone};  // the rows that the last two displaced
+    int in_visit = 0;  // since when only displacements and inserts in their places changed rows
+  };
+  Displacements displacements;
 
  private:
   // Entries of ids whose hashes share `depth` bits, after the bits for the stripe and the position.

@@ -113,16 +113,14 @@ bool TableEviction::ChargeRow(const Stripe& stripe, bool is_record) {
 }
 
 bool TableEviction::MakePlace(Stripe* stripe) {
-  if (AtRowLimit(0)) {
-    const uint32_t worst = WorstCandidate(config_.order, stripe);
-    if (worst == kNone) return DisplaceElsewhere(stripe) && ChargeRow(*stripe, false);
-    Remove(stripe, worst, EvictionCause::kLimit);
-    PrefetchDisplacements(config_.order, salt_, stripe);
+  if (!AtRowLimit(0) && ChargeRow(*stripe, false)) {
+    BeginDisplacements(stripe);  // the row gets another place
     return true;
   }
-  if (ChargeRow(*stripe, false)) return true;
-  Remove(stripe, WorstCandidate(config_.order, stripe), EvictionCause::kLimit);
-  PrefetchDisplacements(config_.order, salt_, stripe);
+  const uint32_t worst = NextDisplaced(config_.order, stripe);
+  if (worst == kNone) return DisplaceElsewhere(stripe) && ChargeRow(*stripe, false);
+  Remove(stripe, worst, EvictionCause::kLimit);
+  PrepareDisplacements(config_.order, salt_, worst, stripe);
   return true;
 }
 

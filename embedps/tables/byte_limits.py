@@ -7,10 +7,12 @@ from typing import Literal
 
 from embedps.constants import EVICTION_ORDERS
 from embedps.errors import UsageError
+from embedps.tables.admission import MinCount
 from embedps.tables.specs import TableSpec
 
 # As kernels/store/table_eviction.h counts them.
 _TABLE_BYTES = 65536  # of a table without rows
+_COUNTING_BYTES = 64 * 512  # of a table that counts, without counters
 _FIRST_ROWS = 1024  # there is memory for as many from the beginning
 _STRIPES = 64
 _LEAST_PIECE, _MOST_PIECE = 16, 1024  # rows
@@ -59,6 +61,12 @@ def _piece_rows(table: TableSpec, max_bytes: int) -> int:
     return rows
 
 
+def least_bytes(table: TableSpec) -> int:
+    """Gives what a server's limit counts for a table without rows and counters."""
+    counts = isinstance(table.admission, MinCount)
+    return limited_bytes(table, 0) + (_COUNTING_BYTES if counts else 0)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerLimit:
     """A limit of the bytes of all tables on a parameter server together.
@@ -89,7 +97,7 @@ class ServerLimit:
         return self.max_bytes // (_SERVER_STORES * num_tables)
 
     def check(self, tables: Sequence[TableSpec], devices: Sequence[str]) -> None:
-        """Checks that each server has room for the first rows of each table.
+        """Checks that each server has room for the first rows and counters of each table.
 
         Args:
           tables: of the collection.
@@ -99,7 +107,7 @@ class ServerLimit:
           UsageError: one has not.
         """
         shards = max(Counter(devices).values())
-        least = shards * sum(limited_bytes(table, 0) for table in tables)
+        least = shards * sum(least_bytes(table) for table in tables)
         if self.max_bytes < least:
             raise UsageError(
                 f"max_server_bytes must be at least {least} for {len(tables)} tables with "

@@ -4,8 +4,8 @@ import pytest
 import tensorflow as tf
 
 from embedps.errors import UsageError
-from embedps.tables import Adagrad, LazyAdam, RowwiseAdagrad, SizeLimit
-from embedps.tables.byte_limits import ServerLimit, limited_bytes
+from embedps.tables import Adagrad, LazyAdam, MinCount, RowwiseAdagrad, SizeLimit
+from embedps.tables.byte_limits import ServerLimit, least_bytes, limited_bytes
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.groups import group_tables
 from embedps.tables.new_store import make_store
@@ -17,23 +17,24 @@ TABLES = (
     make_table("adam", 5, optimizer=LazyAdam(), slot_dtype="bfloat16"),
     make_table("half", 7, optimizer=Adagrad(), row_dtype="float16"),
 )
+COUNTING = (*TABLES, make_table("counting", 6, admission=MinCount(count=2)))
 
 
 def least(num_shards: int = 1) -> int:
-    return num_shards * sum(limited_bytes(table, 0) for table in TABLES)
+    return num_shards * sum(least_bytes(table) for table in COUNTING)
 
 
 def test_the_least_limit_is_that_of_all_tables_of_a_server():
-    make_collection(TABLES, server_limit=ServerLimit(max_bytes=least()))
+    make_collection(COUNTING, server_limit=ServerLimit(max_bytes=least()))
     with pytest.raises(
         UsageError,
-        match=f"max_server_bytes must be at least {least(2)} for 3 tables with 2 shards on a "
+        match=f"max_server_bytes must be at least {least(2)} for 4 tables with 2 shards on a "
         f"server but got {least(2) - 1}$",
     ):
-        make_collection(TABLES, num_shards=2, server_limit=ServerLimit(max_bytes=least(2) - 1))
+        make_collection(COUNTING, num_shards=2, server_limit=ServerLimit(max_bytes=least(2) - 1))
 
 
-@pytest.mark.parametrize("table", TABLES, ids=lambda t: t.name)
+@pytest.mark.parametrize("table", COUNTING, ids=lambda t: t.name)
 def test_the_kernels_agree_on_the_least_limit(table):
     (group,) = group_tables([table], [FeatureSpec(name="f", table=table)])
 
@@ -51,7 +52,7 @@ def test_the_kernels_agree_on_the_least_limit(table):
             keeps_evicted=False,
         )
 
-    of_table = limited_bytes(table, 0)
+    of_table = least_bytes(table)
     make(of_table)
     with pytest.raises(UsageError, match=f"must be at least {of_table} for the tables up to here"):
         make(of_table - 1)

@@ -153,8 +153,10 @@ class RowStoreOp : public OpKernel {
         }));
     const tensorflow::core::RefCountPtr<ServerMemoryResource> release(found);
     config->server_memory = found->memory;
-    const int64_t least =
-        static_cast<int64_t>(config->tables.size()) * TableEviction::LeastBytes(LayoutOf(*config));
+    int64_t least = 0;
+    for (const TableConfig& table : config->tables) {
+      least += TableEviction::LeastServerBytes(LayoutOf(*config), table.admission);
+    }
     const int64_t taken = found->memory->charged_bytes();
     if (taken + least <= max_server_bytes_) return absl::OkStatus();
     return absl::InvalidArgumentError(

@@ -88,15 +88,17 @@ class OutgoingCounters {
 void RowStore::MakeCounters() {
   for (size_t t = 0; t < config_.tables.size(); ++t) {
     const AdmissionConfig& admission = config_.tables[t].admission;
-    budgets_.push_back(std::make_unique<CounterBudget>(
-        TableEviction::CounterBytes(config_.tables[t].eviction, admission),
-        config_.server_memory.get()));
+    const bool counts = admission.kind == AdmissionConfig::Kind::kMinCount;
+    budgets_.push_back(counts
+                           ? std::make_unique<CounterBudget>(
+                                 TableEviction::CounterBytes(config_.tables[t].eviction, admission),
+                                 config_.server_memory.get())
+                           : nullptr);
     for (int k = 0; k < kStripes; ++k) {
-      counters_.push_back(
-          admission.kind == AdmissionConfig::Kind::kMinCount
-              ? std::make_unique<CounterMap>(salts_[t], admission.expire_steps, budgets_[t].get())
-              : nullptr);
-      if (counters_.back() != nullptr) budgets_[t]->bytes += sizeof(CounterMap);
+      counters_.push_back(counts ? std::make_unique<CounterMap>(salts_[t], admission.expire_steps,
+                                                                budgets_[t].get())
+                                 : nullptr);
+      if (counts) budgets_[t]->Charge(sizeof(CounterMap));
     }
   }
 }

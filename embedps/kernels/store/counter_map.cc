@@ -148,16 +148,9 @@ CounterMap::Page* CounterMap::AddPage() {
   return pages_.back().get();
 }
 
-bool CounterMap::HasBudget(int64_t more) const {
-  const int64_t bytes = budget_->bytes.load(std::memory_order_relaxed) + more;
-  return (budget_->most_bytes == 0 || bytes <= budget_->most_bytes) &&
-         (budget_->server_memory == nullptr || budget_->server_memory->HasRoom(more));
-}
-
 void CounterMap::Charge(int64_t more) {
   bytes_ += more;
-  budget_->bytes.fetch_add(more, std::memory_order_relaxed);
-  if (budget_->server_memory != nullptr) budget_->server_memory->Take(more);
+  budget_->Charge(more);
 }
 
 void CounterMap::Forget(Page* page, uint32_t num) {
@@ -206,7 +199,7 @@ void CounterMap::MakeRoom(uint64_t hash, uint32_t now) {
   const uint32_t entries = splits ? 2 * CapacityFor(kept / 2) : CapacityFor(kept);
   uint32_t capacity = CapacityFor(kept);
   const int64_t more = (int64_t{entries} - page->capacity) * static_cast<int64_t>(sizeof(Entry));
-  if (more > 0 && !HasBudget(more)) {
+  if (more > 0 && !budget_->HasRoom(more)) {
     capacity = page->capacity;
     if (IsFull(kept + 1, capacity)) Forget(page, capacity / 8 + 1);
   } else if (splits) {

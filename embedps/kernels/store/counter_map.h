@@ -2,6 +2,7 @@
 #ifndef EMBEDPS_KERNELS_STORE_COUNTER_MAP_H_
 #define EMBEDPS_KERNELS_STORE_COUNTER_MAP_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -23,13 +24,46 @@ struct CounterRecord {
   uint32_t last_step;  // of the last example, rounded down to a tick
 };
 
-// The memory of one table's counters, over its stripes.
-struct CounterBudget {
-  explicit CounterBudget(int64_t most, ServerMemory* server = nullptr)
-      : most_bytes(most), server_memory(server) {}
-  const int64_t most_bytes;           // 0 is no limit
-  ServerMemory* const server_memory;  // null if the server has no limit
-  std::atomic<int64_t> bytes{0};
+// The bytes of a table's maps and their first pages. These have a place under any limit.
+inline constexpr int64_t kLeastCounterBytes = kStripes * int64_t{512};
+
+// The memory of one table's counters, over its stripes. The server's limit is charged
+// kLeastCounterBytes from the beginning.
+class CounterBudget {
+ public:
+  explicit CounterBudget(int64_t most_bytes, ServerMemory* server_memory = nullptr)
+      : most_bytes_(most_bytes), server_memory_(server_memory) {
+    if (server_memory_ != nullptr) server_memory_->Take(kLeastCounterBytes);
+  }
+  ~CounterBudget() {
+    if (server_memory_ != nullptr) server_memory_->Release(kLeastCounterBytes);
+  }
+  CounterBudget(const CounterBudget&) = delete;
+  CounterBudget& operator=(const CounterBudget&) = delete;
+
+  int64_t most_bytes() const { return most_bytes_; }
+  int64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
+
+  bool HasRoom(int64_t more) const {
+    const int64_t now = bytes();
+    return (most_bytes_ == 0 || now + more <= most_bytes_) &&
+           (server_memory_ == nullptr ||
+            server_memory_->HasRoom(ServerBytes(now + more) - ServerBytes(now)));
+  }
+
+  // Charges bytes that HasRoom found, or a first page; releases less than 0.
+  void Charge(int64_t more) {
+    const int64_t before = bytes_.fetch_add(more, std::memory_order_relaxed);
+    if (server_memory_ == nullptr) return;
+    server_memory_->Take(ServerBytes(before + more) - ServerBytes(before));
+  }
+
+ private:
+  static int64_t ServerBytes(int64_t bytes) { return std::max(bytes, kLeastCounterBytes); }
+
+  const int64_t most_bytes_;           // 0 is no limit
+  ServerMemory* const server_memory_;  // null if the server has no limit
+  std::atomic<int64_t> bytes_{0};
 };
 
 // The caller holds the stripe's lock during each call. Takes at most 17.8 bytes per counter once a
@@ -150,7 +184,6 @@ class CounterMap {
   Page* AddPage();
   // Empties the worst `num` of a page's entries.
   void Forget(Page* page, uint32_t num);
-  bool HasBudget(int64_t more) const;
   void Charge(int64_t more);
   static void Place(Page* page, const Entry& entry, uint64_t hash);
   // Gives a page empty entries and returns the ones before.

@@ -175,9 +175,9 @@ TEST(AtItsBudgetForgetsThoseThatNoExampleShowedForLongest) {
       if (id % 1000 == 0) counters.Show(HashOf(hot), hot, 1, 200, static_cast<uint32_t>(id) << 4);
     }
   }
-  EXPECT_EQ(budget.bytes.load(), counters.MemoryBytes());
-  EXPECT_TRUE(counters.MemoryBytes() <= budget.most_bytes + 2048);
-  EXPECT_TRUE(counters.MemoryBytes() > budget.most_bytes / 2);
+  EXPECT_EQ(budget.bytes(), counters.MemoryBytes());
+  EXPECT_TRUE(counters.MemoryBytes() <= budget.most_bytes() + 2048);
+  EXPECT_TRUE(counters.MemoryBytes() > budget.most_bytes() / 2);
   EXPECT_EQ(counters.Count(HashOf(-1), -1, 0), 100u);
   const Counts found = CopyOf(&counters);
   EXPECT_EQ(static_cast<int64_t>(found.size()), counters.size());

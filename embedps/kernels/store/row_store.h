@@ -62,7 +62,7 @@ struct RowStoreConfig {
   bool sweeps_itself = false;  // a thread calls Sweep
   bool compact = false;        // little room for growth: rows come from files only
   // Whose limit holds for all stores of the server together; null if there is none. It has room for
-  // the LeastBytes of each table.
+  // the LeastServerBytes of each table.
   std::shared_ptr<ServerMemory> server_memory;
   // Opens the files of evicted rows; null if these are dropped.
   EvictedRows::OpenFile open_evicted_file;
@@ -264,7 +264,7 @@ class RowStore {
   PagePool own_pool_;
   PagePool* const pool_;                                 // for the stripes' rows and indexes
   std::vector<std::unique_ptr<Stripe>> stripes_;         // kStripes per table
-  std::vector<std::unique_ptr<CounterBudget>> budgets_;  // of each table
+  std::vector<std::unique_ptr<CounterBudget>> budgets_;  // of each table; null without counters
   // By stripe, under its lock; null if the table has no counters.
   std::vector<std::unique_ptr<CounterMap>> counters_;
   std::vector<std::atomic<int64_t>> table_rows_;          // live rows of each table

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "embedps/kernels/runtime/hash.h"
+#include "embedps/kernels/store/counter_map.h"
 #include "embedps/kernels/store/row_store.h"
 
 namespace embedps {
@@ -14,7 +15,6 @@ constexpr uint32_t kSliceRows = 256;      // rows to visit while holding a strip
 constexpr int64_t kSweepsPerTtl = 16;     // so a row goes at most a sixteenth of its time too late
 constexpr int64_t kNormSweepSteps = 256;  // steps between two looks at the norms
 constexpr int64_t kCounterParts = 8;      // counters have one of these parts of a byte limit
-constexpr int64_t kLeastCounterBytes = kStripes * int64_t{512};
 constexpr int64_t kFirstRoom = int64_t{kStripes} * kFirstChunkRows;
 constexpr int64_t kChunkParts = 64;  // a chunk of each stripe is one of these parts of a limit
 constexpr int64_t kNoLimit = int64_t{1} << 62;  // leaves room to add
@@ -51,6 +51,11 @@ int64_t TableEviction::LeastBytes(const RowLayout& layout, const AdmissionConfig
   if (admission.kind != AdmissionConfig::Kind::kMinCount) return least;
   return std::max(least * kCounterParts / (kCounterParts - 1) + 1,
                   kCounterParts * kLeastCounterBytes);
+}
+
+int64_t TableEviction::LeastServerBytes(const RowLayout& layout, const AdmissionConfig& admission) {
+  const bool counts = admission.kind == AdmissionConfig::Kind::kMinCount;
+  return LeastBytes(layout) + (counts ? kLeastCounterBytes : 0);
 }
 
 int TableEviction::ChunkBits(int64_t max_bytes, const RowLayout& layout) {

@@ -38,6 +38,8 @@ class TableEviction {
   static int64_t LeastBytes(const RowLayout& layout);
   // The same, with its first counters.
   static int64_t LeastBytes(const RowLayout& layout, const AdmissionConfig& admission);
+  // Returns what a server's limit counts for a table without rows and counters.
+  static int64_t LeastServerBytes(const RowLayout& layout, const AdmissionConfig& admission);
 
   // Returns the bits of a chunk's number of rows under a byte limit of a table. The last chunk of a
   // stripe is half empty on average; all of them are at most a 64th of the limit, or have

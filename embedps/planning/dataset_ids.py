@@ -26,6 +26,7 @@ from embedps.tables.row_hashes import row_hashes, shards_of
 
 _SCAN_ROWS = 32768
 _SAMPLED_UNITS = 8
+_GROWTH_POINTS = 16
 
 Progress = Callable[[int], None]
 """Gets the number of rows that were read since the last call."""
@@ -39,20 +40,24 @@ class TableRows:
       rows: how many there are.
       exact: whether they were counted; otherwise they are estimated.
       hashes: their row hashes, or a random part of them; None if only their number is known.
+      growth: shares of the examples, ascending, and the shares of the rows that they have.
     """
 
     rows: int
     exact: bool
     hashes: NDArray[np.uint64] | None
+    growth: tuple[Sequence[float], Sequence[float]] = ((0.0, 1.0), (0.0, 1.0))
 
-    def by_shard(self, num_shards: int, capacity: int = 0) -> NDArray[np.float64]:
-        """Divides the rows over shards; each shard holds its part of a capacity at most."""
+    def by_shard(self, num_shards: int) -> NDArray[np.float64]:
+        """Divides the rows over shards."""
         if self.hashes is None or not len(self.hashes):
-            rows = np.full(num_shards, self.rows / num_shards)
-        else:
-            counts = np.bincount(shards_of(self.hashes, num_shards), minlength=num_shards)
-            rows = counts * (self.rows / len(self.hashes))
-        return np.minimum(rows, -(-capacity // num_shards)) if capacity else rows
+            return np.full(num_shards, self.rows / num_shards)
+        counts = np.bincount(shards_of(self.hashes, num_shards), minlength=num_shards)
+        return np.asarray(counts * (self.rows / len(self.hashes)))
+
+    def share_after(self, share: float) -> float:
+        """Gives the share of the rows that a share of the examples has."""
+        return float(np.interp(share, *self.growth))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,7 +101,16 @@ def count_rows(
 ) -> dict[str, TableRows]:
     """Counts the distinct ids that each table is asked for in the training split."""
     sketches = {table.name: DistinctSketch() for group in groups for table in group.tables}
-    reader = model.input(batch_rows=_SCAN_ROWS, shuffle_rows=0)
+    part = max(1, dataset.split("train").rows // _GROWTH_POINTS)
+    read, ends = 0, [0]
+    counts = {name: [0] for name in sketches}
+
+    def note_growth() -> None:
+        ends.append(read)
+        for name, sketch in sketches.items():
+            counts[name].append(sketch.count)
+
+    reader = model.input(batch_rows=min(_SCAN_ROWS, part), shuffle_rows=0)
     for path in dataset.paths("train"):
         handle = reader.open(str(path), 0, -1)
         while (batch := reader.next(handle)).num_rows.numpy():
@@ -104,12 +118,25 @@ def count_rows(
             for group in groups:
                 for name, hashes in _distinct(group, columns).items():
                     sketches[name].add(hashes.view(np.int64))
+            read += int(batch.num_rows)
+            if read - ends[-1] >= part:
+                note_growth()
             progress(int(batch.num_rows))
+    note_growth()
     return {
         # A sketch keeps hashes of what it is given; what it is given are row hashes.
-        name: TableRows(rows=sketch.count, exact=sketch.exact, hashes=unmix(sketch.hashes))
+        name: TableRows(
+            rows=sketch.count,
+            exact=sketch.exact,
+            hashes=unmix(sketch.hashes),
+            growth=(_shares(ends), _shares(counts[name])),
+        )
         for name, sketch in sketches.items()
     }
+
+
+def _shares(counts: Sequence[int]) -> list[float]:
+    return [count / max(counts[-1], 1) for count in counts]
 
 
 def sample_steps(

@@ -31,7 +31,7 @@ class MemoryCurve:
           group: whose table it is.
           most_rows: that will be asked for; beyond a million, memory grows in proportion.
         """
-        table = dataclasses.replace(group.tables[0], capacity=0, admission=None)
+        table = dataclasses.replace(group.tables[0], capacity=0, admission=None, eviction=())
         collection = EmbeddingCollection(
             [table],
             [FeatureSpec(name="ids", table=table)],

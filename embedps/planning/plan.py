@@ -19,10 +19,13 @@ from embedps.planning import dataset_ids, speed
 from embedps.planning.dataset_ids import StepIds, TableRows
 from embedps.planning.memory import MemoryCurve, spare_bytes
 from embedps.planning.plan_config import PlanConfig
+from embedps.planning.row_limits import HeldRows, hold_rows
 from embedps.planning.speed import Machines, MeasuredStep
 from embedps.planning.step_traffic import ServerStep, place_variables, predict
 from embedps.run.config import TrainConfig
+from embedps.tables.byte_limits import ServerLimit
 from embedps.tables.groups import TableGroup, group_tables
+from embedps.tables.specs import TableSpec
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
 SERVERS = (1, 2, 4, 8, 16, 32, 64)
@@ -36,8 +39,10 @@ class TablePlan:
     Attributes:
       name: of the table.
       dim: floats per embedding.
-      rows: at the end of an epoch.
-      exact: whether rows were counted; otherwise they are estimated, or admission lowers them.
+      rows: at the end of an epoch, within the limits of the table and of the server.
+      exact: whether rows were counted; otherwise they are estimated, or limits or policies lower
+        them.
+      displaced: rows beyond the limits, which others displaced or the capacity refused.
       table_bytes: memory of its rows and its index.
       ids_per_step: distinct ids that a step looks up.
     """
@@ -46,6 +51,7 @@ class TablePlan:
     dim: int
     rows: int
     exact: bool
+    displaced: int
     table_bytes: int
     ids_per_step: float
 
@@ -57,6 +63,7 @@ class ServersPlan:
     Attributes:
       num_ps: how many.
       rows: of all tables.
+      displaced: rows beyond the limits.
       table_bytes: memory of all tables, and of pages that are ready for more rows.
       memory_bytes: of the server's process; 0 if it was not measured what it needs besides tables.
       bytes_in, bytes_out: per step of one worker.
@@ -64,6 +71,7 @@ class ServersPlan:
 
     num_ps: int
     rows: list[int]
+    displaced: list[int]
     table_bytes: list[int]
     memory_bytes: list[int]
     bytes_in: list[int]
@@ -97,6 +105,7 @@ class Plan:
       examples: of the training split.
       examples_per_step: mean.
       calls: gRPC calls per step and server.
+      max_server_bytes: the limit that all tables of a server share; 0 is no limit.
       tables: of the model.
       servers: for several numbers of servers.
       needed_ps: the fewest servers whose memory holds the tables.
@@ -108,6 +117,7 @@ class Plan:
     examples: int
     examples_per_step: float
     calls: float
+    max_server_bytes: int
     tables: list[TablePlan]
     servers: list[ServersPlan]
     needed_ps: int | None
@@ -129,7 +139,7 @@ def make_plan(
 
     Raises:
       DatasetError: a file of the dataset cannot be read.
-      UsageError: the model cannot be trained on the dataset.
+      UsageError: the model cannot be trained on the dataset, or not under the limit of a server.
     """
     sizes: list[int] = []
 
@@ -142,6 +152,9 @@ def make_plan(
     variables: list[tf.Variable] = []
     with tf.variable_creator_scope(created):
         model = StepModel(recommender, dataset)
+    limit_bytes = config.eviction.max_server_bytes
+    if limit_bytes:
+        ServerLimit(max_bytes=limit_bytes).check(model.tables, ["server"])
     groups = group_tables(model.tables, model.features)
     rows, steps = _read_ids(model, groups, dataset, config, asked)
     measured = _measure(recommender, dataset, config, asked)
@@ -149,23 +162,10 @@ def make_plan(
     curves = [
         MemoryCurve(group, max(rows[table.name].rows for table in group.tables)) for group in groups
     ]
-    tables = [
-        TablePlan(
-            name=table.name,
-            dim=table.dim,
-            rows=int(rows[table.name].by_shard(1, table.capacity)[0]),
-            exact=rows[table.name].exact and table.admission is None,
-            table_bytes=round(
-                float(curve.bytes_of(rows[table.name].by_shard(1, table.capacity))[0])
-            ),
-            ids_per_step=steps.by_table[table.name],
-        )
-        for group, curve in zip(groups, curves, strict=True)
-        for table in group.tables
-    ]
+    tables = _plan_tables(groups, curves, rows, steps, limit_bytes)
     base = next((step.base_bytes for step in measured if step.num_ps), 0)
     servers = [
-        _plan_servers(n, groups, curves, rows, steps, network, base)
+        _plan_servers(n, groups, curves, rows, steps, network, base, limit_bytes)
         for n in sorted({*SERVERS, *([config.cluster.num_ps] if config.cluster.num_ps else [])})
     ]
     limit = asked.server_memory_gib * 2**30
@@ -177,6 +177,7 @@ def make_plan(
         examples=examples,
         examples_per_step=per_step,
         calls=predict("calls", ServerStep(ids=0, row_floats=0, network_floats=0)),
+        max_server_bytes=limit_bytes,
         tables=tables,
         servers=servers,
         needed_ps=fits[0] if fits else None,
@@ -259,6 +260,45 @@ def _measure(
     ]
 
 
+def _hold_rows(
+    num_ps: int, groups: Sequence[TableGroup], rows: Mapping[str, TableRows], limit_bytes: int
+) -> dict[str, HeldRows]:
+    tables = [table for group in groups for table in group.tables]
+    counted = [rows[table.name] for table in tables]
+    held = hold_rows(tables, counted, num_ps=num_ps, max_server_bytes=limit_bytes)
+    return {table.name: of_table for table, of_table in zip(tables, held, strict=True)}
+
+
+def _plan_tables(
+    groups: Sequence[TableGroup],
+    curves: Sequence[MemoryCurve],
+    rows: Mapping[str, TableRows],
+    steps: StepIds,
+    limit_bytes: int,
+) -> list[TablePlan]:
+    held = _hold_rows(1, groups, rows, limit_bytes)
+
+    def plan(table: TableSpec, curve: MemoryCurve) -> TablePlan:
+        of_table = held[table.name]
+        displaced = round(of_table.displaced[0])
+        counted = rows[table.name].exact and table.admission is None and not table.eviction
+        return TablePlan(
+            name=table.name,
+            dim=table.dim,
+            rows=int(of_table.rows[0]),
+            exact=counted and not displaced,
+            displaced=displaced,
+            table_bytes=round(curve.bytes_of(of_table.sized)[0]),
+            ids_per_step=steps.by_table[table.name],
+        )
+
+    return [
+        plan(table, curve)
+        for group, curve in zip(groups, curves, strict=True)
+        for table in group.tables
+    ]
+
+
 def _plan_servers(
     num_ps: int,
     groups: Sequence[TableGroup],
@@ -267,25 +307,29 @@ def _plan_servers(
     steps: StepIds,
     network: _Network,
     base_bytes: int,
+    limit_bytes: int,
 ) -> ServersPlan:
-    num_rows: NDArray[np.float64] = np.zeros(num_ps)
+    held = _hold_rows(num_ps, groups, rows, limit_bytes)
     table_bytes: NDArray[np.float64] = np.zeros(num_ps)
     ids: NDArray[np.float64] = np.zeros(num_ps)
     floats: NDArray[np.float64] = np.zeros(num_ps)
     for g, (group, curve) in enumerate(zip(groups, curves, strict=True)):
-        of_group = [rows[t.name].by_shard(num_ps, t.capacity) for t in group.tables]
-        used = sum((curve.bytes_of(each) for each in of_group), np.zeros(num_ps))
-        num_rows += sum(of_group, np.zeros(num_ps))
+        used = sum((curve.bytes_of(held[t.name].sized) for t in group.tables), np.zeros(num_ps))
         table_bytes += used + np.array([spare_bytes(each) for each in used])
         ids += steps.by_shard(g, num_ps)
         floats += steps.by_shard(g, num_ps) * group.dim * network.wire_share
+    if limit_bytes:  # the stores of a server share what they have ready, and it counts
+        table_bytes = np.minimum(table_bytes, limit_bytes)
     exchanged = [
         ServerStep(ids=ids[i], row_floats=floats[i], network_floats=held)
         for i, held in enumerate(network.floats_by_server(num_ps))
     ]
     return ServersPlan(
         num_ps=num_ps,
-        rows=[round(x) for x in num_rows],
+        rows=[round(x) for x in sum((each.rows for each in held.values()), np.zeros(num_ps))],
+        displaced=[
+            round(x) for x in sum((each.displaced for each in held.values()), np.zeros(num_ps))
+        ],
         table_bytes=[round(x) for x in table_bytes],
         memory_bytes=[round(x) + base_bytes for x in table_bytes] if base_bytes else [],
         bytes_in=[round(predict("bytes_in", step)) for step in exchanged],

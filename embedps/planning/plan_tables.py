@@ -15,6 +15,8 @@ def print_plan(plan: Plan, asked: PlanConfig, console: Console) -> None:
     """Prints a plan's tables, servers and workers."""
     console.print(_tables(plan))
     console.print(_servers(plan))
+    if plan.max_server_bytes:
+        console.print(_limit(plan))
     memory = f"{asked.server_memory_gib:g} GiB"
     if plan.needed_ps is None:
         console.print(f"no planned number of servers of {memory} holds the tables")
@@ -72,6 +74,19 @@ def _servers(plan: Plan) -> Table:
             _fullest(each.bytes_out, "{:,.0f}"),
         )
     return table
+
+
+def _limit(plan: Plan) -> str:
+    first = plan.servers[0]
+    held, displaced = sum(first.rows), sum(first.displaced)
+    text = f"max_server_bytes {format_bytes(plan.max_server_bytes)}: "
+    if not displaced:
+        return text + "no row is displaced"
+    text += f"{first.num_ps} server holds {held:,} rows and displaces {displaced:,}; "
+    fits = [each.num_ps for each in plan.servers if not sum(each.displaced)]
+    if not fits:
+        return text + "no planned number of servers holds all"
+    return text + f"{fits[0]} servers hold all"
 
 
 def _fullest(values: list[int], form: str) -> str:

@@ -37,10 +37,8 @@ def limited_row_bytes(table: TableSpec) -> int:
     return row_bytes(table) + _BOOKKEEPING_BYTES
 
 
-def limited_bytes(table: TableSpec, rows: int, max_bytes: int = 0) -> int:
-    """Gives what a byte limit counts for a table of so many rows on a shard, on average.
-
-    It counts memory for rows when it is taken, in pieces; so it is exact for no rows.
+def places(table: TableSpec, rows: int, max_bytes: int = 0) -> int:
+    """Gives the rows for which a table of so many rows on a shard has memory, on average.
 
     Args:
       table: whose rows.
@@ -48,8 +46,16 @@ def limited_bytes(table: TableSpec, rows: int, max_bytes: int = 0) -> int:
       max_bytes: the table's limit on the shard, which decides how large the pieces are.
     """
     half_a_piece_each = _piece_rows(table, max_bytes) * _STRIPES // 2
-    room = rows + min(rows // 3, half_a_piece_each)
-    return _TABLE_BYTES + max(room, _FIRST_ROWS) * limited_row_bytes(table)
+    return max(rows + min(rows // 3, half_a_piece_each), _FIRST_ROWS)
+
+
+def limited_bytes(table: TableSpec, rows: int, max_bytes: int = 0) -> int:
+    """Gives what a byte limit counts for a table of so many rows on a shard, on average.
+
+    It counts memory for rows when it is taken, in pieces; so it is exact for no rows. The arguments
+    are as of `places`.
+    """
+    return _TABLE_BYTES + places(table, rows, max_bytes) * limited_row_bytes(table)
 
 
 def _piece_rows(table: TableSpec, max_bytes: int) -> int:

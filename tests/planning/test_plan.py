@@ -17,16 +17,19 @@ from rich.console import Console
 
 from embedps.cluster.local_cluster import LocalCluster
 from embedps.data.dataset import Dataset
+from embedps.errors import UsageError
 from embedps.planning.plan import Plan, WorkersPlan, make_plan
 from embedps.planning.plan_config import PlanConfig
 from embedps.planning.plan_tables import print_plan
 from embedps.planning.speed import MeasuredStep, unit_arguments
 from embedps.planning.step_traffic import place_variables
 from embedps.run.config import TrainConfig
+from embedps.tables import SizeLimit, TableSpec
+from embedps.tables.byte_limits import limited_bytes, limited_row_bytes
 from embedps.training.trainer import Trainer
 from embedps.training.training_setup import TrainingSetup, set_up
 from models import dlrm
-from tests.builders import ROOT, write_dataset
+from tests.builders import ROOT, make_mixed, write_dataset
 
 MODEL = dlrm.Config(embedding_dim=8, bottom_mlp=(64, 32), top_mlp=(64,))
 WITHIN = 0.10
@@ -134,6 +137,74 @@ def count(cluster: LocalCluster) -> np.ndarray:
     return counts
 
 
+def shown(plan: Plan, asked: PlanConfig) -> str:
+    console = Console(width=100, record=True, file=io.StringIO())
+    print_plan(plan, asked, console)
+    return console.export_text()
+
+
+@pytest.mark.parametrize("rows", [0, 1500, 9000])
+def test_rows_and_bytes_follow_the_limit_of_a_server(folder, dataset, rows):
+    least = sum(limited_bytes(table, 0) for table in make_mixed().tables)
+    (table,) = (table for table in make_mixed().tables if table.name == "row")
+    limit = least + rows * limited_row_bytes(table)
+    config = run_config(folder, f"limit-{rows}", max_server_bytes=limit)
+    asked = PlanConfig(measure=False)
+    plan = make_plan(make_mixed(), dataset, config, asked)
+    trainer = Trainer(make_mixed(), dataset, config)
+    trainer.fit()
+    stats, displaced = trainer.collection.stats(), trainer.collection.eviction_stats()
+    for each in plan.tables:
+        assert_within(each.rows, stats.rows[each.name])
+        assert_within(each.table_bytes, stats.table_bytes[each.name])
+    of_one = plan.servers[0]
+    held = sum(stats.rows.values())
+    assert_within(of_one.rows, [held])
+    assert_within(of_one.table_bytes, [stats.memory_bytes])
+    assert of_one.table_bytes[0] <= limit
+    # Each id of `row` comes once, so what was displaced does not return.
+    (of_row,) = (each for each in plan.tables if each.name == "row")
+    assert_within(of_row.displaced, displaced["row"]["limit"])
+    text = shown(plan, asked)
+    assert f"1 server holds {of_one.rows[0]:,} rows and displaces {of_one.displaced[0]:,}; " in text
+    fits = next(of.num_ps for of in plan.servers if not sum(of.displaced))
+    assert f"{fits} servers hold all" in text
+
+
+def test_a_server_limit_that_is_not_reached_changes_nothing(folder, dataset, plan):
+    config = run_config(folder, "unused", max_server_bytes=2**30)
+    asked = PlanConfig(measure=False)
+    made = make_plan(dlrm.make(MODEL, dataset), dataset, config, asked)
+    assert made.tables == plan.tables
+    assert made.servers == plan.servers
+    assert "max_server_bytes 1.0 GiB: no row is displaced" in shown(made, asked)
+
+
+def test_a_server_limit_below_the_first_rows_is_refused(folder, dataset):
+    config = run_config(folder, "unused", max_server_bytes=1000)
+    with pytest.raises(UsageError, match=r"max_server_bytes must be at least .* but got 1000"):
+        make_plan(make_mixed(), dataset, config, PlanConfig(measure=False))
+
+
+def test_rows_and_bytes_follow_a_tables_own_limits(folder, dataset):
+    least = 65536 + 1024 * limited_row_bytes(TableSpec(name="row", dim=3))
+    for size in (SizeLimit(max_rows=2000), SizeLimit(max_bytes=least + 300_000)):
+        recommender = make_mixed()
+        tables = tuple(
+            dataclasses.replace(t, eviction=(size,)) if t.name == "row" else t
+            for t in recommender.tables
+        )
+        recommender = dataclasses.replace(recommender, tables=tables)
+        config = run_config(folder, f"own-{size.max_rows}")
+        plan = make_plan(recommender, dataset, config, PlanConfig(measure=False))
+        trainer = Trainer(recommender, dataset, config)
+        trainer.fit()
+        stats = trainer.collection.stats()
+        for each in plan.tables:
+            assert_within(each.rows, stats.rows[each.name])
+            assert_within(each.table_bytes, stats.table_bytes[each.name])
+
+
 def test_without_a_scan_the_datasets_counts_are_taken(folder, dataset):
     asked = PlanConfig(measure=False, scan=False)
     made = make_plan(dlrm.make(MODEL, dataset), dataset, run_config(folder, "unused"), asked)
@@ -158,9 +229,7 @@ def test_figures_of_clusters_that_were_not_run_are_marked_as_predictions(plan):
     )
     local = {"1 PS + 1 worker": 51_200.0}
     whole = dataclasses.replace(plan, measured=[measured], local=local, workers=[workers])
-    console = Console(width=100, record=True, file=io.StringIO())
-    print_plan(whole, PlanConfig(), console)
-    parts = re.split(r"\n(?=\S.*\n┏)", console.export_text())
+    parts = re.split(r"\n(?=\S.*\n┏)", shown(whole, PlanConfig()))
     titles = {part.splitlines()[0].strip(): part for part in parts}
     (servers,) = (part for title, part in titles.items() if title.startswith("predictions: the fu"))
     assert re.search(r"│ 64 ", servers)

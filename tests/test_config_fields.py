@@ -202,6 +202,7 @@ def test_run_with_the_largest_numbers_trains(tmp_path, small):
         num_workers=1,
         num_shards=2,
         replicas=1,
+        backup_workers=0,
         reduce_factor=0.999,
         min_delta=1e308,
     )

@@ -347,6 +347,13 @@ def test_a_bound_of_staleness_does_not_go_with_overlapping_steps(tmp_path, datas
         (["--num-ps=1", "--overlap"], "leave one of them out"),
         (["--num-ps=1", "--max-staleness-steps=0"], "leave one of them out"),
         ([], "--sync full needs parameter servers"),
+        (["--on-lost-worker=continue"], "--sync full needs parameter servers"),
+        (["--num-ps=1", "--num-workers=2", "--backup-workers=1"], "give --on-lost-worker continue"),
+        (
+            ["--num-ps=1", "--num-workers=2", "--on-lost-worker=continue", "--backup-workers=2"],
+            "--backup-workers must be less than the 2 workers but is 2",
+        ),
+        (["--num-ps=1", "--sync=none", "--on-lost-worker=continue"], "--sync none waits for"),
     ],
 )
 def test_steps_of_all_workers_are_refused_where_they_mean_nothing(

@@ -59,6 +59,7 @@ def check_cluster(cluster: Cluster, config: TrainConfig) -> None:
         cluster lacks.
     """
     _check_sync(config, num_ps=cluster.num_ps)
+    config.cluster.parts_needed(cluster.num_workers)
     has: dict[str, float] = {
         "num_ps": cluster.num_ps,
         "num_workers": cluster.num_workers,

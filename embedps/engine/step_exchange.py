@@ -96,6 +96,18 @@ class RowUpdate(NamedTuple):
     absent: tf.Tensor | None
 
 
+class Gradients(NamedTuple):
+    """Holds what a server got of a step, on that server.
+
+    Attributes:
+      rows: those that have gradients.
+      update: of the server's variables, as `RemoteVariables.updates` makes it.
+    """
+
+    rows: list[RowUpdate]
+    update: list[tf.Tensor | None]
+
+
 class StepExchange(Protocol):
     """Gets a training step's inputs and applies its gradients.
 
@@ -215,7 +227,8 @@ class RemoteExchange:
     """Exchanges with parameter servers: three messages per step and server.
 
     Each loop iteration costs three more: the start of the iteration and of its body, and the end.
-    Classes that inherit this one say what becomes of a step on a server: `_enter` and `_apply`.
+    Classes that inherit this one say what becomes of a step on servers: `_enter`, and `_apply` or
+    `_apply_everywhere`.
 
     Attributes:
       logs_all: whether each server logs each step, even if it has nothing that learns.
@@ -345,7 +358,7 @@ class RemoteExchange:
         """Sends the gradients; servers update the variables with the ops that Keras would call."""
         updates = self._variables.updates(gradients, inputs.read, inputs.changes)
         absent = inputs.lookup.absent
-        logged = []
+        found = {}
         for device, shards in self._on.items():
             parts = [*(row_gradients[g][shard] for g, shard in shards), *updates.get(device, [])]
             known = [part for part in parts if part is not None]
@@ -373,13 +386,24 @@ class RemoteExchange:
                     )
                     if gradient is not None
                 ]
-                logged.append(self._apply(device, inputs, rows, there[len(shards) :]))
+            found[device] = Gradients(rows, there[len(shards) :])
+        logged = self._apply_everywhere(inputs, found)
         first = next(iter(self._on))  # has the gate
         self._step_logs.leave(inputs.sent[first].worker, logged)
 
     def _enter(self, device: str, request: Request) -> tf.Tensor:
         """Begins a step on a server, the current device; gives how many it had applied before."""
         return ops.steps_seen(self._logs[device], request.number)
+
+    def _apply_everywhere(
+        self, inputs: StepInputs, found: Mapping[str, Gradients]
+    ) -> list[tf.Operation]:
+        """Applies a step on the servers that have gradients of it."""
+        applied = []
+        for device, (rows, update) in found.items():
+            with tf.device(device):
+                applied.append(self._apply(device, inputs, rows, update))
+        return applied
 
     def _apply(
         self,
@@ -396,20 +420,21 @@ class RemoteExchange:
           rows: the server's rows that have gradients.
           update: of the server's variables.
         """
-        is_new = ops.step_is_new(self._logs[device], inputs.sent[device].number)
-        applied = self._update_rows(rows, inputs.sent[device], is_new=is_new)
+        number, learning_rate, *_ = inputs.sent[device]
+        is_new = ops.step_is_new(self._logs[device], number)
+        applied = self._update_rows(rows, learning_rate, step=number, is_new=is_new)
         applied += self._variables.update(device, update, is_new=is_new)
         return self._log_step(device, inputs, applied)
 
     def _update_rows(
         self,
         rows: Sequence[RowUpdate],
-        request: Request,
+        learning_rate: tf.Tensor,
         *,
-        step: tf.Tensor | None = None,
+        step: tf.Tensor,
         is_new: tf.Tensor,
     ) -> list[tf.Operation]:
-        """Updates rows on the current device; by default they get the request's step number."""
+        """Updates rows on the current device; they get the step's number."""
         return [
             self._collection.update_shard(
                 each.group,
@@ -417,8 +442,8 @@ class RemoteExchange:
                 each.ids,
                 each.splits,
                 each.gradients,
-                learning_rate=request.learning_rate,
-                step=request.number if step is None else step,
+                learning_rate=learning_rate,
+                step=step,
                 is_new=is_new,
                 examples=each.examples,
                 absent=each.absent,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -18,6 +18,22 @@ from embedps.tables import ops
 
 Staleness: TypeAlias = dict[int, dict[int, int]]
 """By worker, by staleness, the number of its steps; a step counts once for each server."""
+
+
+class Groups(Protocol):
+    """Watches the groups in which parts of steps are applied; see `group_watch.GroupWatch`."""
+
+    def num_closed(self) -> int:
+        """Counts the groups that closed."""
+
+    def last_groups(self) -> dict[int, np.ndarray]:
+        """Lists the last groups: by index the numbers of their parts. The last one is open."""
+
+    def poll(self) -> None:
+        """Applies what has closed, if no group has since the last call."""
+
+    def forget(self, workers: Iterable[int]) -> None:
+        """Lets no group wait for workers that do not answer, until they do."""
 
 
 class StepLogs:
@@ -29,7 +45,10 @@ class StepLogs:
 
     Attributes:
       most_stale: the largest staleness, in steps; None is no bound.
+      groups: where workers take steps together without waiting for all; None elsewhere.
     """
+
+    groups: Groups | None = None
 
     def __init__(self, container: str, *, most_stale: int | None = None) -> None:
         """Has no logs yet.
@@ -100,6 +119,8 @@ class StepLogs:
 
     def forget(self, workers: Iterable[int]) -> None:
         """Lets no step wait for those of lost workers."""
+        if self.groups is not None:
+            self.groups.forget(workers)
         for worker in workers if self.most_stale is not None else ():
             device, log = self._gate()
             with tf.device(device):

@@ -42,7 +42,7 @@ def make_sync_exchange(
     wire_dtype: tf.DType,
     logs: StepLogs | None = None,
 ) -> RemoteExchange:
-    """Makes the exchange of steps that several workers take together.
+    """Makes the exchange of steps that several workers take together, each waiting for all.
 
     Args:
       sync: what they update together; not "none".
@@ -51,13 +51,22 @@ def make_sync_exchange(
     Raises:
       UsageError: the tables and variables are not on parameter servers.
     """
+    check_servers(sync, collection)
+    make = FullExchange if sync == "full" else DenseExchange
+    return make(network, optimizer, collection, state=state, wire_dtype=wire_dtype, logs=logs)
+
+
+def check_servers(sync: SyncMode, collection: EmbeddingCollection) -> None:
+    """Checks that there are servers, which add up what workers send.
+
+    Raises:
+      UsageError: there are none.
+    """
     if not collection.devices[0].startswith("/job:ps"):
         raise UsageError(
             f"sync {sync!r} adds up what workers send at parameter servers, but there are none: "
             "train with servers and workers, or with sync 'none'"
         )
-    make = FullExchange if sync == "full" else DenseExchange
-    return make(network, optimizer, collection, state=state, wire_dtype=wire_dtype, logs=logs)
 
 
 class FullExchange(RemoteExchange):
@@ -88,9 +97,11 @@ class FullExchange(RemoteExchange):
             rows=rows,
             dense=[update[i] for i in summed],
         )
-        number = request.number - _part_of(request).rank
-        applied = self._update_rows(step.rows, request, step=number, is_new=step.is_complete)
-        merged = _replaced(update, summed, step.dense)
+        number = request.number - part_of(request).rank
+        applied = self._update_rows(
+            step.rows, request.learning_rate, step=number, is_new=step.is_complete
+        )
+        merged = replaced(update, summed, step.dense)
         applied += self._variables.update(device, merged, is_new=step.is_complete)
         with tf.control_dependencies(applied):
             return ops.step_taken(self._logs[device], step.is_complete, step.turn)
@@ -117,8 +128,9 @@ class DenseExchange(RemoteExchange):
         update: Sequence[tf.Tensor | None],
     ) -> tf.Operation:
         request = inputs.sent[device]
-        is_new = ops.step_is_new(self._logs[device], request.number)
-        updated = self._update_rows(rows, request, is_new=is_new)
+        number, learning_rate, *_ = request
+        is_new = ops.step_is_new(self._logs[device], number)
+        updated = self._update_rows(rows, learning_rate, step=number, is_new=is_new)
         logged = self._log_step(device, inputs, updated)
         if device not in self._network_logs:
             return logged
@@ -131,7 +143,7 @@ class DenseExchange(RemoteExchange):
             rows=(),
             dense=[update[i] for i in summed],
         )
-        merged = _replaced(update, summed, step.dense)
+        merged = replaced(update, summed, step.dense)
         applied = self._variables.update(device, merged, is_new=step.is_complete)
         with tf.control_dependencies([logged, *applied]):
             return ops.step_taken(log, step.is_complete, step.turn)
@@ -155,7 +167,7 @@ def _add_part(
     dense: Sequence[tf.Tensor],
 ) -> _SummedStep:
     """Adds a part on the current device, a server; gives the step's sum if that completes it."""
-    part = _part_of(request)
+    part = part_of(request)
     found = ops.add_part(
         log,
         request.number,
@@ -164,16 +176,30 @@ def _add_part(
         num_rows=part.num_rows,
         worker=request.worker,
         seen=seen,
-        ids=[each.ids for each in rows],
-        splits=[each.splits for each in rows],
-        gradients=[each.gradients for each in rows],
-        counts={
+        **part_tensors(rows, dense),
+    )
+    return _SummedStep(found.is_complete, found.turn, *merged_of(found, rows, dense))
+
+
+def part_tensors(rows: Sequence[RowUpdate], dense: Sequence[tf.Tensor]) -> dict[str, Any]:
+    """Makes the arguments by which ops take the tensors of a part; see `ops.add_part`."""
+    return {
+        "ids": [each.ids for each in rows],
+        "splits": [each.splits for each in rows],
+        "gradients": [each.gradients for each in rows],
+        "counts": {
             i: (each.examples, each.absent)
             for i, each in enumerate(rows)
             if each.examples is not None and each.absent is not None
         },
-        dense=[tf.cast(t, tf.float32) if t.dtype.is_floating else t for t in dense],
-    )
+        "dense": [tf.cast(t, tf.float32) if t.dtype.is_floating else t for t in dense],
+    }
+
+
+def merged_of(
+    found: Any, rows: Sequence[RowUpdate], dense: Sequence[tf.Tensor]
+) -> tuple[list[RowUpdate], list[tf.Tensor]]:
+    """Gives the sums that an op returned for such arguments: of rows, and of dense tensors."""
     examples, absent = iter(found.merged_examples), iter(found.merged_absent)
     merged = [
         each._replace(
@@ -185,23 +211,23 @@ def _add_part(
         )
         for i, each in enumerate(rows)
     ]
-    sums = [tf.cast(t, d.dtype) for t, d in zip(found.merged_dense, dense, strict=True)]
-    return _SummedStep(found.is_complete, found.turn, merged, sums)
+    return merged, [tf.cast(t, d.dtype) for t, d in zip(found.merged_dense, dense, strict=True)]
 
 
 def _await_step(log: tf.Tensor, request: Request) -> tf.Tensor:
     """Waits on the current device, a server, until a part's step may begin."""
-    part = _part_of(request)
+    part = part_of(request)
     return ops.await_step(log, request.number, after=part.after)
 
 
-def _part_of(request: Request) -> StepPart:
+def part_of(request: Request) -> StepPart:
+    """Gives the part of a request that must have one."""
     if request.part is None:
         raise ValueError("a step that several workers take together must say which part it is")
     return request.part
 
 
-def _replaced(
+def replaced(
     update: Sequence[tf.Tensor | None], at: Sequence[int], values: Sequence[tf.Tensor]
 ) -> list[tf.Tensor | None]:
     """Returns an update with other values at some indexes."""

@@ -11,11 +11,13 @@ from tensorflow.python.distribute.coordinator import cluster_coordinator
 
 from embedps.console.tf_logging import op_error_text
 from embedps.data.unit_reader import Batch, UnitReader
-from embedps.engine.step_exchange import StepInputs, make_step_exchange
+from embedps.engine.group_exchange import GroupExchange, make_group_exchange
+from embedps.engine.group_watch import GroupWatch
+from embedps.engine.step_exchange import StepExchange, StepInputs, make_step_exchange
 from embedps.engine.step_logs import StepLogs
 from embedps.engine.step_model import StepModel
 from embedps.engine.sync_exchange import SyncMode, make_sync_exchange
-from embedps.engine.unit_parts import StepPart, rank_of_unit, rank_seed
+from embedps.engine.unit_parts import StepPart, rank_of_unit, rank_seed, whole_step
 from embedps.errors import DatasetError, ServerLostError, UsageError
 from embedps.metrics import Counts
 from embedps.tables.collection import EmbeddingCollection
@@ -62,6 +64,7 @@ def make_train_unit(
     clip: ClipNorms = NO_CLIP,
     logs: StepLogs | None = None,
     sync: SyncMode = "none",
+    needed: int | None = None,
 ) -> UnitFunction:
     """Makes the function that trains on a unit.
 
@@ -86,14 +89,16 @@ def make_train_unit(
       clip: limits the gradients of a step.
       logs: get the parameter servers' logs; by default nobody reads them.
       sync: what workers update together, in steps that each has a part of.
+      needed: how many parts of the present state a step waits for, if sync is not "none"; None
+        waits for all workers.
 
     Returns:
       A tf.function of (path string, first_row, num_rows, seed, first_step: int64 scalars,
       learning_rate float32 scalar; a factor if the model has a schedule) that returns the
-      Counts of the predictions made before each update. If sync is not "none", it has three more
-      int64 scalars: rank, num_ranks and after. It then trains on a rank's part of the unit, as
-      `unit_parts` divides it, and begins once the step `after` is applied, or at once if that is
-      negative. Each rank of a unit gets the same other arguments.
+      Counts of the predictions made before each update. If a step waits for all workers, it has
+      three more int64 scalars: rank, num_ranks and after. It then trains on a rank's part of the
+      unit, as `unit_parts` divides it, and begins once the step `after` is applied, or at once if
+      that is negative. Each rank of a unit gets the same other arguments.
 
     Raises:
       UsageError: steps overlap, or there are no servers, with a sync that is not "none".
@@ -104,9 +109,11 @@ def make_train_unit(
             "is applied"
         )
     row_rate = model.row_rates()
-    make_exchange = (
-        make_step_exchange if sync == "none" else functools.partial(make_sync_exchange, sync)
-    )
+    make_exchange: Callable[..., StepExchange] = make_step_exchange
+    if needed is not None:
+        make_exchange = functools.partial(make_group_exchange, sync, needed)
+    elif sync != "none":
+        make_exchange = functools.partial(make_sync_exchange, sync)
     exchange = make_exchange(
         model.model,
         optimizer,
@@ -115,6 +122,11 @@ def make_train_unit(
         wire_dtype=tf.as_dtype(model.recommender.wire_dtype),
         logs=logs,
     )
+
+    waits_for_all = sync != "none" and needed is None
+    group = exchange if isinstance(exchange, GroupExchange) else None
+    if group is not None and logs is not None:
+        logs.groups = GroupWatch(group, strategy)
 
     def train_step(batch: Batch, inputs: StepInputs) -> Counts:
         with exchange.computing(inputs), tf.GradientTape() as tape:
@@ -168,11 +180,16 @@ def make_train_unit(
         def begin(first: tf.Tensor, batch: Batch, k: int) -> StepInputs:
             number = first + k
             rate = row_rate(number, learning_rate)
-            return exchange.begin(batch.columns, number=number, learning_rate=rate)
+            part = None if group is None else whole_step(batch.num_rows)
+            return exchange.begin(batch.columns, number=number, learning_rate=rate, part=part)
 
         reader = unit_input.open(path, first_row, num_rows, seed)
         num_batches = -(-num_rows // unit_input.batch_rows)
-        return train_all(reader, num_batches, lambda i: functools.partial(begin, first_step + i))
+        member = None if group is None else group.enter_unit()
+        counts = train_all(reader, num_batches, lambda i: functools.partial(begin, first_step + i))
+        if group is not None:
+            strategy.run(group.leave_unit, args=(member, first_step + num_batches - 1))
+        return counts
 
     @tf.function
     def train_rank(
@@ -205,7 +222,7 @@ def make_train_unit(
         reader = unit_input.open(path, own.first_row, own.num_rows, rank_seed(seed, rank))
         return train_all(reader, own.num_batches, lambda i: functools.partial(begin, i))
 
-    return train_unit if sync == "none" else train_rank  # type: ignore[no-any-return]
+    return train_rank if waits_for_all else train_unit  # type: ignore[no-any-return]
 
 
 def make_eval_unit(

@@ -32,6 +32,12 @@ class StepPart(NamedTuple):
     after: tf.Tensor
 
 
+def whole_step(num_rows: tf.Tensor) -> StepPart:
+    """Makes the part of a step that has no other ranks, and waits for none."""
+    zero, one = tf.zeros([], tf.int64), tf.ones([], tf.int64)
+    return StepPart(rank=zero, num_parts=one, num_rows=num_rows, after=-one)
+
+
 class RankOfUnit(NamedTuple):
     """Says which part of a unit a rank has. All are int64 scalars.
 

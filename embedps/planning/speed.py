@@ -142,7 +142,9 @@ def measure_step(
             config,
             model_dir=str(Path(folder) / "model"),
             epochs=_EPOCHS,
-            cluster=dataclasses.replace(config.cluster, sync="none"),  # units run one by one here
+            cluster=dataclasses.replace(  # units run one by one here
+                config.cluster, sync="none", on_lost_worker="repeat", backup_workers=0
+            ),
         )
         with _cluster(num_ps, num_workers, folder) as cluster:
             say(f"measuring a step in {where}: building it")

@@ -17,6 +17,9 @@ MAX_SHARDS = 1024
 SyncMode: TypeAlias = Literal["none", "dense", "full"]
 """What the workers of a step update together."""
 
+OnLostWorker: TypeAlias = Literal["repeat", "continue"]
+"""What a step does whose worker is lost: it is repeated, or goes on with the others."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
@@ -63,6 +66,18 @@ class ClusterConfig:
         "the network and the rows, dense is the network alone, none is nothing: each worker's "
         "step is its own",
     )
+    on_lost_worker: OnLostWorker = option(
+        "repeat",
+        "with --sync, what the others do if a worker is lost: repeat waits until its part is "
+        "trained again, so that each step has a part of all; continue goes on with those left",
+    )
+    backup_workers: int = option(
+        0,
+        "with --on-lost-worker continue, a step does not wait for this many slowest workers; what "
+        "they bring late is in a later step",
+        least=0,
+        most=MAX_LOCAL_TASKS - 1,
+    )
     max_staleness_steps: int | None = option(
         None,
         "on a cluster, let a step begin only if it and the steps under way will each meet the "
@@ -107,6 +122,18 @@ class ClusterConfig:
                 f"--sync {self.sync} begins a step once the one before it is applied, --overlap "
                 "before that: leave one of them out"
             )
+        if self.in_groups and not self.is_in_step:
+            raise UsageError(
+                "--on-lost-worker continue says what workers in step do, and --sync none waits for "
+                "nobody: give --sync full or dense, or leave it out"
+            )
+        if self.backup_workers and not self.in_groups:
+            raise UsageError(
+                f"--backup-workers {self.backup_workers} lets steps go on without some workers, "
+                "and --on-lost-worker repeat waits for all: give --on-lost-worker continue"
+            )
+        if self.num_ps:
+            self.parts_needed(self.num_workers)
         if self.is_in_step and self.max_staleness_steps is not None:
             raise UsageError(
                 f"--sync {self.sync} trains steps of all workers together, and "
@@ -117,3 +144,21 @@ class ClusterConfig:
     def is_in_step(self) -> bool:
         """Whether the workers train each step together."""
         return self.sync != "none"
+
+    @property
+    def in_groups(self) -> bool:
+        """Whether workers in step go on without those that are lost or slow."""
+        return self.on_lost_worker == "continue"
+
+    def parts_needed(self, num_workers: int) -> int | None:
+        """Gives how many workers' parts a step waits for; None if for all, whatever happens.
+
+        Raises:
+          UsageError: it would wait for nobody.
+        """
+        if self.backup_workers >= num_workers:
+            raise UsageError(
+                f"--backup-workers must be less than the {num_workers} workers but is "
+                f"{self.backup_workers}: give fewer, or more workers"
+            )
+        return num_workers - self.backup_workers if self.in_groups else None

@@ -129,15 +129,19 @@ class TrainConfig:
 
     def dense_rate_scale(self, num_workers: int) -> float:
         """What the network's learning rate is multiplied by for the examples of an update."""
-        return self._rate_scale(num_workers if self.cluster.is_in_step else 1)
+        return self._rate_scale(self._parts(num_workers) if self.cluster.is_in_step else 1)
 
     def row_rate_scale(self, num_workers: int) -> float:
         """What the tables' learning rate is multiplied by for the examples of an update."""
-        return self._rate_scale(num_workers if self.cluster.sync == "full" else 1)
+        return self._rate_scale(self._parts(num_workers) if self.cluster.sync == "full" else 1)
 
-    def _rate_scale(self, num_workers: int) -> float:
+    def _parts(self, num_workers: int) -> int:
+        """Counts the batches that a step of all workers waits for."""
+        return self.cluster.parts_needed(num_workers) or num_workers
+
+    def _rate_scale(self, num_parts: int) -> float:
         meant = self.optimizer.rates_batch_size
-        return num_workers * self.step_rows / meant if meant else 1.0
+        return num_parts * self.step_rows / meant if meant else 1.0
 
     def keep_policies(self) -> tuple[KeepPolicy, ...]:
         """Makes the policies that keep checkpoints; the newest two manifests always stay."""

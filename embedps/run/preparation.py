@@ -155,6 +155,7 @@ def check_workers(config: TrainConfig) -> None:
         "--num-shards": cluster.num_shards,
         "--replicas": cluster.replicas > 1,
         "--sync": cluster.is_in_step,
+        "--on-lost-worker": cluster.in_groups,
         "--overlap": cluster.overlap,
         "--max-staleness-steps": cluster.max_staleness_steps is not None,
         "--watch": config.watch is not None,

@@ -189,8 +189,15 @@ class TrainingLoop:
     def sync(self) -> dict[str, Any]:
         """Tells which steps workers trained together, and how many this run has."""
         mode = self._config.cluster.sync
-        together = {"workers": self._cluster.num_workers, "joint_steps": self.log.joint_steps}
+        together = {"workers": self._cluster.num_workers, "joint_steps": self._joint_steps()}
+        if self._config.cluster.in_groups:
+            together["backup_workers"] = self._config.cluster.backup_workers
         return {"mode": mode, **(together if self._config.cluster.is_in_step else {})}
+
+    def _joint_steps(self) -> int:
+        """Counts the steps that workers took together in this run."""
+        groups = self._setup.step_logs.groups
+        return self.log.joint_steps if groups is None else groups.num_closed()
 
     def unit_arguments(self, unit: Unit) -> tuple[tf.Tensor, ...]:
         """Makes the arguments of a unit's training function."""
@@ -212,7 +219,8 @@ class TrainingLoop:
         """Trains until the units are done, or until a pause for scoring."""
         error: BaseException | None = None
         self._ledger.pause_at(self.scoring.next_pause(self._ledger))
-        schedule = GangScheduler if self._config.cluster.is_in_step else Scheduler
+        asked = self._config.cluster
+        schedule = GangScheduler if asked.is_in_step and not asked.in_groups else Scheduler
         with schedule(
             self._cluster,
             self._ledger,
@@ -256,6 +264,8 @@ class TrainingLoop:
             if time.monotonic() - polled >= _SLOW_POLL_SECS:
                 polled = time.monotonic()
                 self._poll_slowly(line)
+                if running and self._setup.step_logs.groups is not None:
+                    self._setup.step_logs.groups.poll()
                 for news in self._waits.news(scheduler.awaited(self._setup.step_logs.open_steps)):
                     line.say(news)
             self._notices.poll(say=line.say, save_now=self._saves.hurry)
@@ -302,7 +312,7 @@ class TrainingLoop:
         stale = staleness_histograms(self._setup.step_logs.staleness())
         found = points(report)
         if self._config.cluster.is_in_step:
-            found = {**found, "train/joint_steps": float(self.log.joint_steps)}
+            found = {**found, "train/joint_steps": float(self._joint_steps())}
         self.log.write(found, step=step, texts=texts(report), histograms=stale)
 
     def _left_hours(self) -> float:

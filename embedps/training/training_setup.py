@@ -222,6 +222,7 @@ def set_up(
             unit_input,
             overlap=config.cluster.overlap,
             sync=config.cluster.sync,
+            needed=config.cluster.parts_needed(cluster.num_workers),
             clip=clip,
             logs=step_logs,
         )

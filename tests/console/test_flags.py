@@ -69,6 +69,8 @@ def test_every_option_is_a_flag_and_a_key_and_a_key_of_its_groups_table(option, 
         "batch_size": ["--unit-rows=80000"],
         "replicas": ["--unit-rows=600000"],
         "eval_units": ["--eval=inline"],
+        "on_lost_worker": ["--sync=full"],
+        "backup_workers": ["--sync=full", "--on-lost-worker=continue"],
     }
     companions = needed.get(option.name, [])
     rest = [r for r in REQUIRED if not r.startswith(f"{flag}=")]

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,10 @@ class Line(tf.keras.Model):
         self.b = self.add_weight(name="b", shape=[], initializer="zeros")
 
     def compute_loss(self, features: dict[str, Any], training: bool = False) -> tf.Tensor:
-        found = self.embeddings(features)
+        return self.loss_of(self.embeddings(features), features)
+
+    def loss_of(self, found: dict[str, tf.Tensor], features: dict[str, Any]) -> tf.Tensor:
+        """Computes the loss of a batch with its rows."""
         w, pair = tf.unstack(self.w), found["row"]
         one = found["C1"][:, 0] if "C1" in found else tf.ones_like(features["label"])
         line = (one * w[0] + (pair[:, 0] * w[1] + pair[:, 1] * w[2])) + self.b
@@ -95,9 +98,12 @@ class Twin:
 
     def step(self, parts: Sequence[dict[str, np.ndarray]], sync: str) -> None:
         """Applies the parts' sums in order of rank."""
-        total = F(sum(len(part["label"]) for part in parts))
-        shares = [F(len(part["label"])) / total for part in parts]
-        weights, biases, of_rows = zip(*(self.gradients(part) for part in parts), strict=True)
+        self.apply([len(part["label"]) for part in parts], map(self.gradients, parts), sync)
+
+    def apply(self, sizes: Sequence[int], gradients: Iterable[tuple[Any, ...]], sync: str) -> None:
+        """Applies the sums of parts' gradients, in the order given."""
+        shares = [F(size) / F(sum(sizes)) for size in sizes]
+        weights, biases, of_rows = zip(*gradients, strict=True)
         self.weights = self.weights - F(RATE) * in_order(shares, weights)
         self.bias = self.bias - F(RATE) * in_order(shares, biases)
         for name, rows in self.rows.items():
@@ -134,6 +140,7 @@ class Trained:
         name: str,
         kind: str = "sgd",
         batch_rows: int = BATCH,
+        needed: int | None = None,
     ) -> None:
         tf.keras.utils.set_random_seed(5)
         with cluster.scope():
@@ -143,7 +150,7 @@ class Trained:
             self.step.tables,
             self.step.features,
             devices=cluster.shard_devices,
-            container=f"test-{name}-{sync}",
+            container=f"test-{name}-{sync}-{needed}",
         )
         self.logs = StepLogs(self.collection.container)
         self.cluster = cluster
@@ -157,6 +164,7 @@ class Trained:
             overlap=False,
             logs=self.logs,
             sync=sync,
+            needed=needed,
         )
 
     def arguments(

@@ -295,6 +295,35 @@ def test_hybrid_run_goes_on_when_a_worker_and_then_a_server_is_killed(tmp_path, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "more", [("--num-workers=2",), ("--num-workers=3", "--backup-workers=1")], ids=["all", "backup"]
+)
+def test_steps_go_on_without_a_worker_that_is_killed_or_stopped(tmp_path, dataset, programs, more):
+    """It rejoins; each row is visited, and each update is applied once."""
+    model_dir = tmp_path / "m"
+    # Inline scores end an epoch before the next begins: two visits of a row in one step are one
+    # update, and would count as one.
+    flags = (*LOCAL, "--eval=inline", "--sync=full", "--on-lost-worker=continue", *more)
+    run = train(programs, dataset, model_dir, *flags, f"--epochs={EPOCHS}")
+    run.wait_for("delta")
+    os.kill(pid_of(model_dir, "worker 0"), signal.SIGKILL)
+    wait_until_joined(run, model_dir, "worker-0", 2)
+    os.kill(pid_of(model_dir, "worker 1"), signal.SIGSTOP)
+    wait_until_joined(run, model_dir, "worker-1", 2)  # killed for its silence, and started again
+    run.wait_for("delta")
+    run.process.send_signal(signal.SIGTERM)
+    run.finish()
+    summary = summary_of(model_dir)
+    assert summary["worker_restarts"] == 2
+    assert summary["recoveries"] == []
+    workers = int(more[0][-1])
+    assert summary["sync"]["workers"] == workers
+    assert all(worker["histogram"]["0"] for worker in summary["staleness"].values())
+    epochs = finish_in_one_process(programs, dataset, model_dir)
+    check(model_dir, dataset, programs, epochs=epochs, within_units=2 * 4, within_rows=0)
+
+
+@pytest.mark.slow
 def test_unit_of_a_worker_that_is_slow_at_the_end_is_applied_once(tmp_path, dataset, programs):
     model_dir = tmp_path / "m"
     patient = (*LOCAL, "--server-timeout-secs=100", "--eval=none")

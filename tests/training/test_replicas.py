@@ -107,6 +107,21 @@ def test_learning_rates_are_of_the_examples_of_an_update_of_workers(
     assert (config.dense_rate_scale(3), config.row_rate_scale(3)) == (dense, row)
 
 
+def test_learning_rates_do_not_count_backup_workers() -> None:
+    config = TrainConfig.from_options(
+        data="d",
+        model_dir="m",
+        batch_size=64,
+        rates_batch_size=64,
+        num_ps=1,
+        num_workers=3,
+        sync="full",
+        on_lost_worker="continue",
+        backup_workers=1,
+    )
+    assert (config.dense_rate_scale(3), config.row_rate_scale(3)) == (2, 2)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -54,3 +54,35 @@ def test_whatever_a_run_has_works_in_step(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+
+
+@pytest.mark.slow
+def test_run_resumes_with_other_backup_workers_and_when_it_waits_for_all(tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "set", train=(1200, 700))
+    units = make_trainer(dataset, tmp_path / "units", epochs=1, **FIELDS).ledger.units_of(0)
+    parts = sum(math.ceil(unit.num_rows / 64) for unit in units)
+    run = tmp_path / "run"
+    goes_on = "--on-lost-worker=continue"
+    ways = (
+        ("--num-workers=2", "--sync=full"),
+        ("--num-workers=3", "--sync=full", goes_on, "--backup-workers=1"),
+        ("--num-workers=2", "--sync=dense", goes_on),
+        ("--num-workers=3", "--sync=full", goes_on, "--backup-workers=2"),
+        ("--num-workers=2", "--sync=full"),
+    )
+    for epochs, flags in enumerate(ways, 1):
+        finish(train(dataset, run, *FLAGS, *flags, f"--epochs={epochs}"))
+        summary = summary_of(run)
+        assert summary["examples"] == epochs * dataset.split("train").rows
+        assert summary["units"]["done"] == epochs * len(units)
+        assert summary["units"]["repeated"] == 0
+        workers = int(flags[0][-1])
+        sync = summary["sync"]
+        assert (sync["mode"], sync["workers"]) == (flags[1][len("--sync=") :], workers)
+        assert parts / workers <= sync["joint_steps"] <= parts
+        if sync["mode"] == "full":  # each part is applied once, on each of two servers
+            stale = summary["staleness"].values()
+            assert sum(n for worker in stale for n in worker["histogram"].values()) == 2 * parts
+        backups = [flag for flag in flags if flag.startswith("--backup-workers=")]
+        if goes_on in flags:
+            assert sync["backup_workers"] == sum(int(flag[-1]) for flag in backups)

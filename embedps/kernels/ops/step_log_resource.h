@@ -6,18 +6,15 @@
 #include <string>
 #include <vector>
 
+#include "embedps/kernels/ops/part_tensors.h"
 #include "embedps/kernels/ops/store_resource.h"
+#include "embedps/kernels/runtime/group_sums.h"
 #include "embedps/kernels/runtime/step_gate.h"
+#include "embedps/kernels/runtime/step_groups.h"
 #include "embedps/kernels/runtime/step_log.h"
 #include "embedps/kernels/runtime/step_sums.h"
 
 namespace embedps {
-
-// What a worker computed of its part of a step.
-struct StepPart {
-  int64_t num_rows = 0;                     // of its batch
-  std::vector<tensorflow::Tensor> tensors;  // as EmbedpsAddPart gets them
-};
 
 class StepLogResource : public tensorflow::ResourceBase {
  public:
@@ -26,6 +23,8 @@ class StepLogResource : public tensorflow::ResourceBase {
   StepLog log;
   StepGate gate;
   StepSums<StepPart> sums{&log};
+  GroupSums<StepPart> group_sums{&log};
+  StepGroups groups{&log};
 };
 
 using LogPtr = tensorflow::core::RefCountPtr<StepLogResource>;

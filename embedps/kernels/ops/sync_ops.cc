@@ -9,21 +9,17 @@
 #include <utility>
 #include <vector>
 
-#include "embedps/kernels/lookup/parts.h"
 #include "embedps/kernels/ops/cancellable_wait.h"
 #include "embedps/kernels/ops/step_log_resource.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/resource_handle.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
 namespace embedps {
 namespace {
 
-using tensorflow::DataType;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
-using tensorflow::TensorShape;
 using tensorflow::shape_inference::InferenceContext;
 
 REGISTER_OP("EmbedpsAwaitStep")
@@ -67,27 +63,6 @@ class AwaitStepOp : public tensorflow::AsyncOpKernel {
 };
 REGISTER_KERNEL_BUILDER(Name("EmbedpsAwaitStep").Device(tensorflow::DEVICE_CPU), AwaitStepOp);
 
-// An attempt's right to apply a step. If the attempt ends before it has, the right passes on.
-class StepTurn : public tensorflow::ResourceBase {
- public:
-  StepTurn(StepLogResource* log, uint32_t step) : log_(log), step_(step) { log->Ref(); }
-  ~StepTurn() override {
-    if (!applied_) log_->sums.Abandoned(step_);
-  }
-  std::string DebugString() const override { return "embedps turn to apply a step"; }
-
-  void Applied() {
-    if (applied_) return;
-    applied_ = true;
-    log_->sums.Applied(step_);
-  }
-
- private:
-  const LogPtr log_;
-  const uint32_t step_;
-  bool applied_ = false;
-};
-
 REGISTER_OP("EmbedpsAddPart")
     .Input("log: resource")
     .Input("part: int64")
@@ -116,23 +91,9 @@ REGISTER_OP("EmbedpsAddPart")
     .Output("merged_dense: dense_types")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      int num_stores, num_counted;
-      TF_RETURN_IF_ERROR(c->GetAttr("num_stores", &num_stores));
-      TF_RETURN_IF_ERROR(c->GetAttr("num_counted", &num_counted));
       c->set_output(0, c->Scalar());
       c->set_output(1, c->Scalar());
-      int out = 2, in = 7;
-      const auto vector = c->Vector(InferenceContext::kUnknownDim);
-      for (int i = 0; i < num_stores; ++i, ++in) c->set_output(out++, vector);
-      for (int i = 0; i < num_stores; ++i, ++in) c->set_output(out++, c->input(in));
-      for (int i = 0; i < num_stores; ++i, ++in) {
-        tensorflow::shape_inference::ShapeHandle gradients;
-        TF_RETURN_IF_ERROR(c->WithRank(c->input(in), 2, &gradients));
-        c->set_output(out++, c->Matrix(InferenceContext::kUnknownDim, c->Dim(gradients, 1)));
-      }
-      for (int i = 0; i < 2 * num_counted; ++i, ++in) c->set_output(out++, vector);
-      for (; in < c->num_inputs(); ++in) c->set_output(out++, c->input(in));
-      return absl::OkStatus();
+      return SetPartShapes(c, 7, 2);
     })
     .Doc(
         "Adds a worker's part of a step, unless the step has that part or was applied. "
@@ -145,15 +106,7 @@ REGISTER_OP("EmbedpsAddPart")
 class AddPartOp : public tensorflow::AsyncOpKernel {
  public:
   explicit AddPartOp(OpKernelConstruction* c) : AsyncOpKernel(c) {
-    OP_REQUIRES_OK(c, c->GetAttr("num_stores", &num_stores_));
-    OP_REQUIRES_OK(c, c->GetAttr("num_counted", &num_counted_));
-    OP_REQUIRES_OK(c, c->GetAttr("counted", &counted_));
-    OP_REQUIRES(c, static_cast<int>(counted_.size()) == num_counted_,
-                absl::InvalidArgumentError("EmbedpsAddPart: counted must have num_counted stores"));
-    for (const int store : counted_) {
-      OP_REQUIRES(c, store >= 0 && store < num_stores_,
-                  absl::InvalidArgumentError("EmbedpsAddPart: counted must be stores"));
-    }
+    OP_REQUIRES_OK(c, tensors_.Init(c));
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
@@ -167,13 +120,7 @@ class AddPartOp : public tensorflow::AsyncOpKernel {
     OP_REQUIRES_OK_ASYNC(context, ReadScalar(context, 4, "num_rows", &part.num_rows), done);
     OP_REQUIRES_OK_ASYNC(context, ReadScalar(context, 5, "worker", &entry.worker), done);
     OP_REQUIRES_OK_ASYNC(context, ReadScalar(context, 6, "seen", &entry.seen), done);
-    OP_REQUIRES_ASYNC(context, part.num_rows >= 1,
-                      absl::InvalidArgumentError("num_rows must be at least 1 but is " +
-                                                 std::to_string(part.num_rows)),
-                      done);
-    for (int i = kScalars; i < context->num_inputs(); ++i)
-      part.tensors.push_back(context->input(i));
-    OP_REQUIRES_OK_ASYNC(context, CheckRows(part.tensors), done);
+    OP_REQUIRES_OK_ASYNC(context, tensors_.Read(context, kScalars, &part), done);
     StepLogResource* resource = found.get();
     StepSums<StepPart>* sums = &resource->sums;
     const auto wait = CancellableWait::Start(context, done, std::move(found),
@@ -183,7 +130,7 @@ class AddPartOp : public tensorflow::AsyncOpKernel {
     int64_t ticket;
     const Status added = sums->Add(
         rank, num_parts, entry, std::move(part),
-        [this, context, done, wait, resource, step](const StepSums<StepPart>::Parts& parts) {
+        [this, context, done, wait, resource, step](const PartTensors::Parts& parts) {
           if (!wait->End()) {
             if (!parts.empty()) resource->sums.Abandoned(step);
             return;
@@ -204,188 +151,23 @@ class AddPartOp : public tensorflow::AsyncOpKernel {
 
  private:
   static constexpr int kScalars = 7;
-  enum { kIds, kSplits, kGradients, kExamples, kAbsent };
 
-  // The index of a store's tensor among those of a part; `kExamples` and `kAbsent` of the i-th that
-  // is counted.
-  int At(int kind, int i) const {
-    return std::min(kind, 3) * num_stores_ + std::max(kind - 3, 0) * num_counted_ + i;
-  }
-  int FirstDense() const { return 3 * num_stores_ + 2 * num_counted_; }
-
-  absl::Status CheckRows(const std::vector<Tensor>& tensors) const {
-    for (int i = 0; i < num_stores_; ++i) {
-      const Tensor& ids = tensors[At(kIds, i)];
-      const Tensor& splits = tensors[At(kSplits, i)];
-      const Tensor& gradients = tensors[At(kGradients, i)];
-      const auto wrong = [i](const std::string& what, const Tensor& got) {
-        return absl::InvalidArgumentError("store " + std::to_string(i) + ": " + what +
-                                          " but got shape " + got.shape().DebugString());
-      };
-      if (ids.dims() != 1) return wrong("ids must be of rank 1", ids);
-      if (splits.dims() != 1 || splits.NumElements() < 1) {
-        return wrong("splits must be [num_tables + 1]", splits);
-      }
-      const int64_t num_ids = ids.NumElements();
-      if (gradients.dims() != 2 || gradients.dim_size(0) != num_ids) {
-        return wrong("gradients must be [" + std::to_string(num_ids) + ", dim]", gradients);
-      }
-      const int32_t* at = splits.flat<int32_t>().data();
-      const int64_t n = splits.NumElements();
-      if (at[0] != 0 || at[n - 1] != num_ids || !std::is_sorted(at, at + n)) {
-        return absl::InvalidArgumentError("store " + std::to_string(i) +
-                                          ": splits must rise from 0 to " +
-                                          std::to_string(num_ids) + ", the number of ids");
-      }
-    }
-    for (int i = 0; i < num_counted_; ++i) {
-      const int64_t num_ids = tensors[At(kIds, counted_[i])].NumElements();
-      for (const int kind : {kExamples, kAbsent}) {
-        if (tensors[At(kind, i)].NumElements() != num_ids) {
-          return absl::InvalidArgumentError("examples and absent must be [" +
-                                            std::to_string(num_ids) + "], as many as ids");
-        }
-      }
-    }
-    return absl::OkStatus();
-  }
-
-  // All parts of a step must have the tensors of one graph.
-  absl::Status CheckAlike(const StepSums<StepPart>::Parts& parts) const {
-    const std::vector<Tensor>& first = parts[0]->tensors;
-    for (const auto& part : parts) {
-      bool alike = part->tensors.size() == first.size();
-      for (size_t i = 0; alike && i < first.size(); ++i) {
-        const Tensor &one = first[i], &other = part->tensors[i];
-        alike = one.dtype() == other.dtype() && one.dims() == other.dims();
-        const int kind =
-            static_cast<int>(i) < 3 * num_stores_ ? static_cast<int>(i) / num_stores_ : -1;
-        if (kind == kSplits) alike = alike && one.shape() == other.shape();
-        if (kind == kGradients) alike = alike && one.dim_size(1) == other.dim_size(1);
-        if (static_cast<int>(i) >= FirstDense()) alike = alike && one.shape() == other.shape();
-      }
-      if (!alike) {
-        return absl::InvalidArgumentError(
-            "the parts of a step must have tensors of the same shapes");
-      }
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status SetOwn(OpKernelContext* context) {
-    Tensor* is_complete;
-    TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &is_complete));
-    is_complete->scalar<bool>()() = false;
-    Tensor* turn;
-    TF_RETURN_IF_ERROR(context->allocate_output(1, {}, &turn));
-    for (int i = 0; i < FirstDense(); ++i) {
-      const Tensor& own = context->input(kScalars + i);
-      TensorShape shape = own.shape();
-      const bool is_splits = i >= At(kSplits, 0) && i < At(kGradients, 0);
-      if (!is_splits) shape.set_dim(0, 0);
-      Tensor* out;
-      TF_RETURN_IF_ERROR(context->allocate_output(2 + i, shape, &out));
-      if (is_splits) out->flat<int32_t>().setZero();
-    }
-    for (int i = kScalars + FirstDense(); i < context->num_inputs(); ++i) {
-      context->set_output(i - kScalars + 2, context->input(i));
-    }
-    return absl::OkStatus();
+  absl::Status SetOwn(OpKernelContext* context) const {
+    TF_RETURN_IF_ERROR(PartTensors::SetTurn(context, nullptr));
+    return tensors_.SetOwn(context, kScalars, 2);
   }
 
   absl::Status SetMerged(OpKernelContext* context, StepLogResource* resource, uint32_t step,
-                         const StepSums<StepPart>::Parts& parts) {
+                         const PartTensors::Parts& parts) const {
     // Before anything can fail: an error gives the turn back.
-    const auto handle = tensorflow::ResourceHandle::MakeRefCountingHandle(
-        new StepTurn(resource, step), context->device()->name(), {}, {});
-    TF_RETURN_IF_ERROR(CheckAlike(parts));
-    Tensor* is_complete;
-    TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &is_complete));
-    is_complete->scalar<bool>()() = true;
-    Tensor* turn;
-    TF_RETURN_IF_ERROR(context->allocate_output(1, {}, &turn));
-    turn->scalar<tensorflow::ResourceHandle>()() = handle;
-    std::vector<int64_t> num_rows;
-    for (const auto& part : parts) num_rows.push_back(part->num_rows);
-    const std::vector<float> weights = PartWeights(num_rows);
-    for (int i = 0; i < num_stores_; ++i) {
-      TF_RETURN_IF_ERROR(SetRows(context, parts, weights, i));
-    }
-    for (int i = FirstDense(); i < static_cast<int>(parts[0]->tensors.size()); ++i) {
-      TF_RETURN_IF_ERROR(SetDense(context, parts, weights, i));
-    }
-    return absl::OkStatus();
+    auto* turn = new StepTurn(
+        resource, [resource, step] { resource->sums.Applied(step); },
+        [resource, step] { resource->sums.Abandoned(step); });
+    TF_RETURN_IF_ERROR(PartTensors::SetTurn(context, turn));
+    return tensors_.SetMerged(context, parts, 2);
   }
 
-  absl::Status SetRows(OpKernelContext* context, const StepSums<StepPart>::Parts& parts,
-                       const std::vector<float>& weights, int store) {
-    const ParallelFor parallel = DeviceThreads(context);
-    const auto at = std::find(counted_.begin(), counted_.end(), store);
-    const int counted = at == counted_.end() ? -1 : static_cast<int>(at - counted_.begin());
-    std::vector<RowPart> rows;
-    for (const auto& part : parts) {
-      const std::vector<Tensor>& tensors = part->tensors;
-      RowPart row;
-      row.ids = tensors[At(kIds, store)].flat<int64_t>().data();
-      row.num_ids = tensors[At(kIds, store)].NumElements();
-      row.splits = tensors[At(kSplits, store)].flat<int32_t>().data();
-      row.gradients = tensors[At(kGradients, store)].flat<float>().data();
-      if (counted >= 0) {
-        row.examples = tensors[At(kExamples, counted)].flat<int32_t>().data();
-        row.absent = tensors[At(kAbsent, counted)].flat<uint8_t>().data();
-      }
-      rows.push_back(row);
-    }
-    const int num_tables =
-        static_cast<int>(parts[0]->tensors[At(kSplits, store)].NumElements()) - 1;
-    const int64_t dim = parts[0]->tensors[At(kGradients, store)].dim_size(1);
-    const MergedIds merged = MergeIds(rows, num_tables, parallel);
-    const auto num_ids = static_cast<int64_t>(merged.ids.size());
-    Tensor *ids, *splits, *gradients;
-    TF_RETURN_IF_ERROR(context->allocate_output(2 + At(kIds, store), {num_ids}, &ids));
-    TF_RETURN_IF_ERROR(context->allocate_output(2 + At(kSplits, store), {num_tables + 1}, &splits));
-    TF_RETURN_IF_ERROR(
-        context->allocate_output(2 + At(kGradients, store), {num_ids, dim}, &gradients));
-    std::copy(merged.ids.begin(), merged.ids.end(), ids->flat<int64_t>().data());
-    std::copy(merged.splits.begin(), merged.splits.end(), splits->flat<int32_t>().data());
-    SumRows(rows, weights, merged, static_cast<int>(dim), parallel,
-            gradients->flat<float>().data());
-    if (counted < 0) return absl::OkStatus();
-    Tensor *examples, *absent;
-    TF_RETURN_IF_ERROR(context->allocate_output(2 + At(kExamples, counted), {num_ids}, &examples));
-    TF_RETURN_IF_ERROR(context->allocate_output(2 + At(kAbsent, counted), {num_ids}, &absent));
-    SumCounts(rows, merged, examples->flat<int32_t>().data(), absent->flat<uint8_t>().data());
-    return absl::OkStatus();
-  }
-
-  absl::Status SetDense(OpKernelContext* context, const StepSums<StepPart>::Parts& parts,
-                        const std::vector<float>& weights, int at) {
-    Tensor* out;
-    const Tensor& first = parts[0]->tensors[at];
-    TF_RETURN_IF_ERROR(context->allocate_output(2 + at, first.shape(), &out));
-    if (first.dtype() == tensorflow::DT_INT32) {
-      AddUp<int32_t>(parts, at, out);
-    } else if (first.dtype() == tensorflow::DT_INT64) {
-      AddUp<int64_t>(parts, at, out);
-    } else {
-      std::vector<const float*> values;
-      for (const auto& part : parts) values.push_back(part->tensors[at].flat<float>().data());
-      SumDense(values, weights, first.NumElements(), DeviceThreads(context),
-               out->flat<float>().data());
-    }
-    return absl::OkStatus();
-  }
-
-  // Whole numbers have no weights.
-  template <typename T>
-  static void AddUp(const StepSums<StepPart>::Parts& parts, int at, Tensor* out) {
-    auto sum = out->flat<T>();
-    sum.setZero();
-    for (const auto& part : parts) sum += part->tensors[at].flat<T>();
-  }
-
-  int num_stores_, num_counted_;
-  std::vector<int> counted_;
+  PartTensors tensors_;
 };
 REGISTER_KERNEL_BUILDER(Name("EmbedpsAddPart").Device(tensorflow::DEVICE_CPU), AddPartOp);
 

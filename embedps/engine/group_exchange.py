@@ -1,0 +1,300 @@
+"""Exchanges steps that workers take together without waiting for the slowest or for lost ones.
+
+Each worker trains units of its own and sends its part of a step, as in sync_exchange.py. The parts
+that are applied together are a group. The first server decides which parts these are, so they are
+the same on all servers:
+
+    worker ── ids ──► server ── rows, variables ──► worker
+           ── gradients ──► each server holds the part
+           once all hold it: the part joins the group that is open on the first server
+           the group closes: each server adds up its parts, in the order of their numbers, and
+           updates once
+
+A part is fresh if its worker read the state with all groups that are closed. A group closes once it
+has `needed` fresh parts, or one of each worker that is there: so the workers that a step does not
+wait for are backup workers (Chen et al. 2016, arXiv:1604.00981). Chen et al. drop what comes late.
+Here it is in the group that is open then, and its worker goes on at once. So no example is lost; a
+late part is a step stale, or more, and counts as such.
+
+A worker is there from the beginning of a unit to its end, or until it is lost. A part is numbered
+by its unit and batch, and the first attempt at it counts; so each part is applied once, whoever is
+lost. A fresh part's worker applies the group on each server that has not. If all of them are lost,
+the client does (`GroupWatch`); groups are applied in order, so the next ones wait for that.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from embedps.engine.step_exchange import Gradients, RemoteExchange, Request, RowUpdate, StepInputs
+from embedps.engine.step_logs import StepLogs
+from embedps.engine.sync_exchange import (
+    SyncMode,
+    check_servers,
+    merged_of,
+    part_of,
+    part_tensors,
+    replaced,
+)
+from embedps.tables import group_ops, ops
+from embedps.tables.collection import EmbeddingCollection
+from embedps.tables.group_ops import Group
+
+
+def make_group_exchange(
+    sync: SyncMode,
+    needed: int,
+    network: tf.keras.Model,
+    optimizer: Any,
+    collection: EmbeddingCollection,
+    *,
+    state: Sequence[tf.Variable] = (),
+    wire_dtype: tf.DType,
+    logs: StepLogs | None = None,
+) -> GroupExchange:
+    """Makes the exchange of steps that workers take together without waiting for all.
+
+    Args:
+      sync: what they update together; not "none".
+      needed: how many fresh parts a step waits for.
+      network: as `make_step_exchange` takes it, and what follows.
+
+    Raises:
+      UsageError: the tables and variables are not on parameter servers.
+    """
+    check_servers(sync, collection)
+    make = FullGroups if sync == "full" else DenseGroups
+    exchange = make(network, optimizer, collection, state=state, wire_dtype=wire_dtype, logs=logs)
+    exchange.needed = needed
+    return exchange
+
+
+class _Sent(NamedTuple):
+    """Says which tensors a server gets of a part.
+
+    Attributes:
+      rows: the group and shard of each, and whether it has counts.
+      summed: dtype and shape by index in the update of the server's variables.
+      size: of that update.
+    """
+
+    rows: list[tuple[int, int, bool]]
+    summed: dict[int, tuple[tf.DType, tf.TensorShape]]
+    size: int
+
+
+class GroupExchange(RemoteExchange):
+    """Applies the parts of steps in groups.
+
+    Attributes:
+      needed: how many fresh parts a step waits for.
+    """
+
+    needed = 1
+    _group_logs: Mapping[str, tf.Tensor]
+
+    def __init__(self, *parts: Any, **options: Any) -> None:
+        super().__init__(*parts, **options)
+        self._sent: dict[str, _Sent] = {}
+
+    @property
+    def first_log(self) -> tuple[str, tf.Tensor]:
+        """Returns the device and the log of the server that has the groups."""
+        return next(iter(self._group_logs.items()))
+
+    def num_applied(self) -> int:
+        """Counts, eagerly, the groups that all servers have applied."""
+        counts = []
+        for device, log in self._group_logs.items():
+            with tf.device(device):
+                counts.append(int(group_ops.await_groups(log, tf.zeros([], tf.int64))))
+        return min(counts)
+
+    def enter_unit(self) -> tf.Tensor:
+        """Lets the worker in, in a unit's graph; returns its membership, for `leave_unit`."""
+        device, log = self.first_log
+        worker = ops.task_index()
+        with tf.device(device):
+            needed = tf.constant(self.needed, tf.int64)
+            num_closed, member = group_ops.enter_groups(log, worker, needed=needed)
+        for device, log in self._group_logs.items():
+            with tf.device(device):
+                group_ops.await_groups(log, num_closed)
+        return member
+
+    def leave_unit(self, member: tf.Tensor, last: tf.Tensor) -> None:
+        """Lets the worker out once all its parts are applied; `last` is the last one's number."""
+        device, log = self.first_log
+        with tf.device(device):
+            group = group_ops.leave_groups(log, last, member)
+        self.apply(group)
+
+    def apply(self, group: Group) -> None:
+        """Applies a group on each server that has not, without a part of the caller's own."""
+        read = {}
+        for device in self._variables.devices:
+            with tf.device(device):
+                read[device] = self._variables.read(device)
+        unknown = [None] * len(self._variables.weights(read))
+        changes = [None] * sum(map(self._variables.num_exact, self._variables.devices))
+        settings = self._variables.updates(unknown, read, changes)
+        for device, sent in self._sent.items():
+            with tf.device(device):
+                rows = [self._no_rows(*each) for each in sent.rows]
+                update = settings.get(device, [None] * sent.size)
+                zeros = [tf.zeros(shape, dtype) for dtype, shape in sent.summed.values()]
+                self._take(device, group, rows, replaced(update, list(sent.summed), zeros))
+
+    def _apply_everywhere(
+        self, inputs: StepInputs, found: Mapping[str, Gradients]
+    ) -> list[tf.Operation]:
+        """Sends a part; returns once its group is applied, or for a late part the last one."""
+        held = []
+        for device, (rows, update) in found.items():
+            with tf.device(device):
+                held += self._hold(device, inputs, rows, update)
+        first, log = self.first_log
+        request = inputs.sent[first]
+        with tf.control_dependencies(held), tf.device(first):
+            seen = self._seen(first, inputs)
+            group = group_ops.join_group(log, request.number, worker=request.worker, seen=seen)
+        taken = []
+        for device, (rows, update) in found.items():
+            if device in self._group_logs:
+                with tf.device(device):
+                    taken.append(self._take(device, group, self._grouped(rows), update))
+        return taken
+
+    def _hold_part(
+        self,
+        device: str,
+        inputs: StepInputs,
+        rows: Sequence[RowUpdate],
+        update: Sequence[tf.Tensor | None],
+    ) -> tf.Operation:
+        """Keeps a part on the current device, a server."""
+        request = inputs.sent[device]
+        summed = self._variables.summed(device, update)
+        dense = {i: value for i, value in enumerate(update) if value is not None and i in summed}
+        self._sent[device] = _Sent(
+            [(each.group, each.shard, each.absent is not None) for each in rows],
+            {i: (value.dtype, value.shape) for i, value in dense.items()},
+            len(update),
+        )
+        return group_ops.hold_part(
+            self._group_logs[device],
+            request.number,
+            num_rows=part_of(request).num_rows,
+            worker=request.worker,
+            seen=self._seen(device, inputs),
+            learning_rate=request.learning_rate,
+            **part_tensors(rows, list(dense.values())),
+        )
+
+    def _take(
+        self,
+        device: str,
+        group: Group,
+        rows: Sequence[RowUpdate],
+        update: Sequence[tf.Tensor | None],
+    ) -> tf.Operation:
+        """Applies a group on the current device, a server, unless that has."""
+        log = self._group_logs[device]
+        summed = list(self._sent[device].summed)
+        dense = [update[i] for i in summed]
+        found = group_ops.take_group(log, group, **part_tensors(rows, dense))
+        merged, sums = merged_of(found, rows, dense)
+        is_new = found.is_complete
+        applied = self._update_rows(merged, found.learning_rate, step=found.step, is_new=is_new)
+        applied += self._variables.update(device, replaced(update, summed, sums), is_new=is_new)
+        with tf.control_dependencies(applied):
+            return ops.step_taken(log, is_new, found.turn)
+
+    def _no_rows(self, group: int, shard: int, has_counts: bool) -> RowUpdate:
+        """Makes the gradients of no rows."""
+        tables = self._collection.groups[group]
+        return RowUpdate(
+            group,
+            shard,
+            tf.zeros([0], tf.int64),
+            tf.zeros([len(tables.tables) + 1], tf.int32),
+            tf.zeros([0, tables.dim]),
+            tf.zeros([0], tf.int32) if has_counts else None,
+            tf.zeros([0], tf.uint8) if has_counts else None,
+        )
+
+    def _grouped(self, rows: Sequence[RowUpdate]) -> Sequence[RowUpdate]:
+        """Returns those of a part's rows that its group updates."""
+        return rows
+
+    def _seen(self, device: str, inputs: StepInputs) -> tf.Tensor:
+        """Returns how many parts a server had applied, by the groups' log."""
+        return inputs.seen[device]
+
+    @abc.abstractmethod
+    def _hold(
+        self,
+        device: str,
+        inputs: StepInputs,
+        rows: Sequence[RowUpdate],
+        update: Sequence[tf.Tensor | None],
+    ) -> list[tf.Operation]:
+        """Keeps on the current device what its group applies, and applies the rest."""
+
+
+class FullGroups(GroupExchange):
+    """Updates rows and network by the groups' sums."""
+
+    logs_all = True
+
+    def __init__(self, *parts: Any, **options: Any) -> None:
+        super().__init__(*parts, **options)
+        self._group_logs = self._step_logs.share()
+
+    def _hold(
+        self,
+        device: str,
+        inputs: StepInputs,
+        rows: Sequence[RowUpdate],
+        update: Sequence[tf.Tensor | None],
+    ) -> list[tf.Operation]:
+        return [self._hold_part(device, inputs, rows, update)]
+
+
+class DenseGroups(GroupExchange):
+    """Updates rows by each part at once, and the network by the groups' sums."""
+
+    def __init__(self, *parts: Any, **options: Any) -> None:
+        super().__init__(*parts, **options)
+        self._group_logs = self._step_logs.make_shared(self._variables.devices)
+
+    def _enter(self, device: str, request: Request) -> tf.Tensor:
+        """Counts the parts of both logs, or of the one that there is."""
+        logs = [log[device] for log in (self._logs, self._group_logs) if device in log]
+        return tf.stack([ops.steps_seen(log, request.number) for log in logs])
+
+    def _seen(self, device: str, inputs: StepInputs) -> tf.Tensor:
+        return inputs.seen[device][-1]
+
+    def _grouped(self, rows: Sequence[RowUpdate]) -> Sequence[RowUpdate]:
+        return ()
+
+    def _hold(
+        self,
+        device: str,
+        inputs: StepInputs,
+        rows: Sequence[RowUpdate],
+        update: Sequence[tf.Tensor | None],
+    ) -> list[tf.Operation]:
+        number, learning_rate, *_ = inputs.sent[device]
+        is_new = ops.step_is_new(self._logs[device], number)
+        updated = self._update_rows(rows, learning_rate, step=number, is_new=is_new)
+        of_rows = inputs._replace(seen={device: inputs.seen[device][0]})
+        logged = self._log_step(device, of_rows, updated)
+        if device not in self._group_logs:
+            return [logged]
+        return [logged, self._hold_part(device, inputs, (), update)]

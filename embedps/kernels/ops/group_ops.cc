@@ -1,0 +1,412 @@
+// Ops of steps that do not wait for their slowest workers: one server decides which parts are
+// applied together, and each server then applies their sum once.
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "embedps/kernels/ops/cancellable_wait.h"
+#include "embedps/kernels/ops/step_log_resource.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/resource_handle.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace embedps {
+namespace {
+
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::shape_inference::InferenceContext;
+
+absl::Status FindResource(OpKernelContext* context, LogPtr* log) {
+  return tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 0), log);
+}
+
+absl::Status SetVector(OpKernelContext* context, int output, const std::vector<int64_t>& values) {
+  Tensor* out;
+  TF_RETURN_IF_ERROR(context->allocate_output(output, {static_cast<int64_t>(values.size())}, &out));
+  std::copy(values.begin(), values.end(), out->flat<int64_t>().data());
+  return absl::OkStatus();
+}
+
+// A worker that is in a unit. It leaves when the unit ends, or when the attempt ends before that.
+class GroupMember : public tensorflow::ResourceBase {
+ public:
+  GroupMember(StepLogResource* log, int64_t worker) : log_(log), worker_(worker) { log->Ref(); }
+  ~GroupMember() override { Leave(); }
+  std::string DebugString() const override { return "embedps worker of a group"; }
+
+  void Leave() {
+    if (has_left_) return;
+    has_left_ = true;
+    log_->groups.Leave(worker_);
+  }
+
+ private:
+  const LogPtr log_;
+  const int64_t worker_;
+  bool has_left_ = false;
+};
+
+REGISTER_OP("EmbedpsEnterGroups")
+    .Input("log: resource")
+    .Input("worker: int64")
+    .Input("needed: int64")
+    .Output("num_closed: int64")
+    .Output("member: resource")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      c->set_output(1, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(
+        "Lets a worker take part in steps as long as the member lives. `needed` fresh parts close "
+        "a group. Returns how many groups are closed.");
+
+class EnterGroupsOp : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    LogPtr found;
+    OP_REQUIRES_OK(context, FindResource(context, &found));
+    int64_t worker = 0, needed = 0;
+    OP_REQUIRES_OK(context, ReadScalar(context, 1, "worker", &worker));
+    OP_REQUIRES_OK(context, ReadScalar(context, 2, "needed", &needed));
+    OP_REQUIRES(
+        context, needed >= 1,
+        absl::InvalidArgumentError("needed must be at least 1 but is " + std::to_string(needed)));
+    Tensor *num_closed, *member;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {}, &num_closed));
+    OP_REQUIRES_OK(context, context->allocate_output(1, {}, &member));
+    num_closed->scalar<int64_t>()() = found->groups.Enter(worker, needed);
+    member->scalar<tensorflow::ResourceHandle>()() =
+        tensorflow::ResourceHandle::MakeRefCountingHandle(new GroupMember(found.get(), worker),
+                                                          context->device()->name(), {}, {});
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsEnterGroups").Device(tensorflow::DEVICE_CPU), EnterGroupsOp);
+
+REGISTER_OP("EmbedpsAwaitGroups")
+    .Input("log: resource")
+    .Input("num_groups: int64")
+    .Output("num_applied: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc("Waits until so many groups are applied. Returns how many are.");
+
+// Takes no thread while it waits.
+class AwaitGroupsOp : public tensorflow::AsyncOpKernel {
+ public:
+  using AsyncOpKernel::AsyncOpKernel;
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    LogPtr found;
+    OP_REQUIRES_OK_ASYNC(context, FindResource(context, &found), done);
+    int64_t num_groups = 0;
+    OP_REQUIRES_OK_ASYNC(context, ReadScalar(context, 1, "num_groups", &num_groups), done);
+    Tensor* num_applied;
+    OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, {}, &num_applied), done);
+    StepLogResource* resource = found.get();
+    const auto wait =
+        CancellableWait::Start(context, done, std::move(found),
+                               [resource](int64_t ticket) { resource->group_sums.Cancel(ticket); });
+    if (wait == nullptr) return;
+    wait->SetTicket(resource->group_sums.Await(num_groups, [done, wait, resource, num_applied] {
+      if (!wait->End()) return;
+      num_applied->scalar<int64_t>()() = resource->group_sums.NumApplied();
+      done();
+    }));
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsAwaitGroups").Device(tensorflow::DEVICE_CPU), AwaitGroupsOp);
+
+REGISTER_OP("EmbedpsHoldPart")
+    .Input("log: resource")
+    .Input("part: int64")
+    .Input("num_rows: int64")
+    .Input("worker: int64")
+    .Input("seen: int64")
+    .Input("learning_rate: float")
+    .Input("ids: num_stores * int64")
+    .Input("splits: num_stores * int32")
+    .Input("gradients: num_stores * float")
+    .Input("examples: num_counted * int32")
+    .Input("absent: num_counted * uint8")
+    .Input("dense: dense_types")
+    .Attr("num_stores: int >= 0")
+    .Attr("num_counted: int >= 0")
+    .Attr("counted: list(int)")
+    .Attr("dense_types: list({float, int32, int64}) >= 0")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc("Keeps a part until its group is taken, unless it has it or the part was applied.");
+
+class HoldPartOp : public tensorflow::OpKernel {
+ public:
+  explicit HoldPartOp(OpKernelConstruction* c) : OpKernel(c) {
+    OP_REQUIRES_OK(c, tensors_.Init(c));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    LogPtr found;
+    StepLog::Entry entry;
+    StepPart part;
+    OP_REQUIRES_OK(context, FindLog(context, &found, &entry.step));
+    OP_REQUIRES_OK(context, ReadScalar(context, 2, "num_rows", &part.num_rows));
+    OP_REQUIRES_OK(context, ReadScalar(context, 3, "worker", &entry.worker));
+    OP_REQUIRES_OK(context, ReadScalar(context, 4, "seen", &entry.seen));
+    OP_REQUIRES_OK(context, ReadScalar(context, 5, "learning_rate", &part.learning_rate));
+    OP_REQUIRES_OK(context, tensors_.Read(context, 6, &part));
+    found->group_sums.Hold(entry, std::move(part));
+  }
+
+ private:
+  PartTensors tensors_;
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsHoldPart").Device(tensorflow::DEVICE_CPU), HoldPartOp);
+
+// An op that gives the group of a part once it is closed. Takes no thread while it waits.
+class GroupOp : public tensorflow::AsyncOpKernel {
+ public:
+  using AsyncOpKernel::AsyncOpKernel;
+
+ protected:
+  // Ends the op with the group that `ask` gives its callback; `ask` returns the ticket.
+  template <typename Ask>
+  static void EndWithGroup(OpKernelContext* context, DoneCallback done, LogPtr found, Ask ask) {
+    StepGroups* groups = &found->groups;
+    const auto wait = CancellableWait::Start(context, done, std::move(found),
+                                             [groups](int64_t ticket) { groups->Cancel(ticket); });
+    if (wait == nullptr) return;
+    wait->SetTicket(ask(groups, [context, done, wait](const StepGroups::Group& group) {
+      if (!wait->End()) return;
+      Tensor* index;
+      absl::Status status = context->allocate_output(0, {}, &index);
+      if (status.ok()) {
+        index->scalar<int64_t>()() = group.index;
+        status = SetVector(context, 1, group.parts);
+      }
+      if (!status.ok()) context->SetStatus(status);
+      done();
+    }));
+  }
+};
+
+absl::Status GroupShapes(InferenceContext* c) {
+  c->set_output(0, c->Scalar());
+  c->set_output(1, c->Vector(InferenceContext::kUnknownDim));
+  return absl::OkStatus();
+}
+
+REGISTER_OP("EmbedpsJoinGroup")
+    .Input("log: resource")
+    .Input("part: int64")
+    .Input("worker: int64")
+    .Input("seen: int64")
+    .Output("index: int64")
+    .Output("parts: int64")
+    .SetIsStateful()
+    .SetShapeFn(GroupShapes)
+    .Doc(
+        "Adds a part to the open group. If the part is fresh, waits until the group closes, and "
+        "returns it; else returns the last group that closed, -1 if none has, without its parts.");
+
+class JoinGroupOp : public GroupOp {
+ public:
+  using GroupOp::GroupOp;
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    LogPtr found;
+    uint32_t part;
+    int64_t worker = 0, seen = 0;
+    OP_REQUIRES_OK_ASYNC(context, FindLog(context, &found, &part), done);
+    OP_REQUIRES_OK_ASYNC(context, ReadScalar(context, 2, "worker", &worker), done);
+    OP_REQUIRES_OK_ASYNC(context, ReadScalar(context, 3, "seen", &seen), done);
+    EndWithGroup(context, done, std::move(found),
+                 [part, worker, seen](StepGroups* groups, StepGroups::Closed closed) {
+                   return groups->Join(part, worker, seen, std::move(closed));
+                 });
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsJoinGroup").Device(tensorflow::DEVICE_CPU), JoinGroupOp);
+
+REGISTER_OP("EmbedpsLeaveGroups")
+    .Input("log: resource")
+    .Input("part: int64")
+    .Input("member: resource")
+    .Output("index: int64")
+    .Output("parts: int64")
+    .SetIsStateful()
+    .SetShapeFn(GroupShapes)
+    .Doc(
+        "Ends a worker's membership, waits until the group of a part, its last, is closed, and "
+        "returns that group; -1 if it was applied long ago.");
+
+class LeaveGroupsOp : public GroupOp {
+ public:
+  using GroupOp::GroupOp;
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    LogPtr found;
+    uint32_t part;
+    OP_REQUIRES_OK_ASYNC(context, FindLog(context, &found, &part), done);
+    const auto member = tensorflow::HandleFromInput(context, 2).GetResource<GroupMember>();
+    OP_REQUIRES_OK_ASYNC(context, member.status(), done);
+    (*member)->Leave();
+    EndWithGroup(context, done, std::move(found),
+                 [part](StepGroups* groups, StepGroups::Closed closed) {
+                   return groups->Await(part, std::move(closed));
+                 });
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsLeaveGroups").Device(tensorflow::DEVICE_CPU), LeaveGroupsOp);
+
+REGISTER_OP("EmbedpsTakeGroup")
+    .Input("log: resource")
+    .Input("index: int64")
+    .Input("parts: int64")
+    .Input("ids: num_stores * int64")
+    .Input("splits: num_stores * int32")
+    .Input("gradients: num_stores * float")
+    .Input("examples: num_counted * int32")
+    .Input("absent: num_counted * uint8")
+    .Input("dense: dense_types")
+    .Attr("num_stores: int >= 0")
+    .Attr("num_counted: int >= 0")
+    .Attr("counted: list(int)")
+    .Attr("dense_types: list({float, int32, int64}) >= 0")
+    .Output("is_complete: bool")
+    .Output("turn: resource")
+    .Output("step: int64")
+    .Output("learning_rate: float")
+    .Output("merged_ids: num_stores * int64")
+    .Output("merged_splits: num_stores * int32")
+    .Output("merged_gradients: num_stores * float")
+    .Output("merged_examples: num_counted * int32")
+    .Output("merged_absent: num_counted * uint8")
+    .Output("merged_dense: dense_types")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      for (int i = 0; i < 4; ++i) c->set_output(i, c->Scalar());
+      return SetPartShapes(c, 3, 4);
+    })
+    .Doc(
+        "Waits until a group is applied or, if this call got its parts, until it must apply it: "
+        "is_complete. Then the caller "
+        "applies the merged parts, as of EmbedpsAddPart, with the step and the learning rate of "
+        "the first of them, and calls EmbedpsStepTaken with the turn. Otherwise merged_* are empty "
+        "rows and the caller's own dense tensors.");
+
+class TakeGroupOp : public tensorflow::AsyncOpKernel {
+ public:
+  explicit TakeGroupOp(OpKernelConstruction* c) : AsyncOpKernel(c) {
+    OP_REQUIRES_OK(c, tensors_.Init(c));
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    LogPtr found;
+    OP_REQUIRES_OK_ASYNC(context, FindResource(context, &found), done);
+    int64_t index = 0;
+    OP_REQUIRES_OK_ASYNC(context, ReadScalar(context, 1, "index", &index), done);
+    const auto numbers = context->input(2).flat<int64_t>();
+    const std::vector<int64_t> parts(numbers.data(), numbers.data() + numbers.size());
+    StepLogResource* resource = found.get();
+    const auto wait =
+        CancellableWait::Start(context, done, std::move(found),
+                               [resource](int64_t ticket) { resource->group_sums.Cancel(ticket); });
+    if (wait == nullptr) return;
+    const int64_t step = parts.empty() ? 0 : parts[0];
+    int64_t ticket;
+    const Status taken = resource->group_sums.Take(
+        index, parts,
+        [this, context, done, wait, resource, step](const PartTensors::Parts& parts) {
+          if (!wait->End()) {
+            if (!parts.empty()) resource->group_sums.Abandoned();
+            return;
+          }
+          const absl::Status status = Set(context, resource, step, parts);
+          if (!status.ok()) context->SetStatus(status);
+          done();
+        },
+        &ticket);
+    if (taken.ok()) {
+      wait->SetTicket(ticket);
+    } else if (wait->End()) {
+      context->SetStatus(ToTensorFlow(taken));
+      done();
+    }
+  }
+
+ private:
+  absl::Status Set(OpKernelContext* context, StepLogResource* resource, int64_t step,
+                   const PartTensors::Parts& parts) const {
+    StepTurn* turn = nullptr;
+    if (!parts.empty()) {
+      turn = new StepTurn(
+          resource, [resource] { resource->group_sums.Applied(); },
+          [resource] { resource->group_sums.Abandoned(); });
+    }
+    TF_RETURN_IF_ERROR(PartTensors::SetTurn(context, turn));
+    Tensor *number, *learning_rate;
+    TF_RETURN_IF_ERROR(context->allocate_output(2, {}, &number));
+    TF_RETURN_IF_ERROR(context->allocate_output(3, {}, &learning_rate));
+    number->scalar<int64_t>()() = step;
+    learning_rate->scalar<float>()() = parts.empty() ? 0 : parts[0]->learning_rate;
+    return parts.empty() ? tensors_.SetOwn(context, 3, 4) : tensors_.SetMerged(context, parts, 4);
+  }
+
+  PartTensors tensors_;
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsTakeGroup").Device(tensorflow::DEVICE_CPU), TakeGroupOp);
+
+REGISTER_OP("EmbedpsForgetWorker")
+    .Input("log: resource")
+    .Input("worker: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc("Lets no group wait for a worker until it brings a part.");
+
+class ForgetWorkerOp : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    LogPtr found;
+    OP_REQUIRES_OK(context, FindResource(context, &found));
+    int64_t worker = 0;
+    OP_REQUIRES_OK(context, ReadScalar(context, 1, "worker", &worker));
+    found->groups.Forget(worker);
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsForgetWorker").Device(tensorflow::DEVICE_CPU), ForgetWorkerOp);
+
+REGISTER_OP("EmbedpsLastGroups")
+    .Input("log: resource")
+    .Output("indexes: int64")
+    .Output("sizes: int64")
+    .Output("parts: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::UnknownShape)
+    .Doc("Lists the last groups, of which the last is open: indexes, numbers of parts, and parts.");
+
+class LastGroupsOp : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    LogPtr found;
+    OP_REQUIRES_OK(context, FindResource(context, &found));
+    std::vector<int64_t> indexes, sizes, parts;
+    for (const StepGroups::Group& group : found->groups.Last()) {
+      indexes.push_back(group.index);
+      sizes.push_back(static_cast<int64_t>(group.parts.size()));
+      parts.insert(parts.end(), group.parts.begin(), group.parts.end());
+    }
+    OP_REQUIRES_OK(context, SetVector(context, 0, indexes));
+    OP_REQUIRES_OK(context, SetVector(context, 1, sizes));
+    OP_REQUIRES_OK(context, SetVector(context, 2, parts));
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsLastGroups").Device(tensorflow::DEVICE_CPU), LastGroupsOp);
+
+}  // namespace
+}  // namespace embedps

@@ -1,0 +1,270 @@
+"""Steps that do not wait for slow or lost workers, beside NumPy, for test_group_exchange.py.
+
+A program of its own, as sync_program.py. Each batch waits in the model until the test releases it,
+so the parts arrive in the order of a script.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow.parquet as pq
+import tensorflow as tf
+
+from benchmarks import row_visits
+from embedps.cluster.interface import ScheduledCall
+from embedps.cluster.local_cluster import LocalCluster
+from embedps.engine.recommender import Recommender
+from embedps.tables import ops
+from tests.engine.sync_program import BATCH, RATE, START, Line, Trained, Twin, wait_for
+from tests.tables.builders import rows_of
+
+UNITS = {"A": 0, "B": 8, "C": 16}  # of 8 rows, by name the first
+NUM_BATCHES = 4
+SERVER = "/job:ps/replica:0/task:0"
+SCRIPT = ["A0", "B0", "C0", "A1", "C1", "B1", "B2", "A2", "C2", "C3", "A3", "B3"]
+
+
+class Gates:
+    """Holds each batch, named by its first row, between its read and its gradients."""
+
+    def __init__(self, name: str) -> None:
+        with tf.device(SERVER):
+            self._arrived, self._open = (
+                ops.step_log(container="test-gates", shared_name=f"{name}-{kind}")
+                for kind in ("arrived", "open")
+            )
+
+    def hold(self, row: tf.Tensor) -> tf.Tensor:
+        """Waits in a worker's graph."""
+        zero = tf.zeros([], tf.int64)
+        with tf.device(SERVER):
+            arrived = ops.step_applied(self._arrived, row, worker=zero, seen=zero)
+            with tf.control_dependencies([arrived]):
+                return ops.await_step(self._open, row, after=row)
+
+    def await_arrival(self, row: int) -> None:
+        with tf.device(SERVER):
+            wait_for(lambda: not ops.step_is_new(self._arrived, tf.constant(row, tf.int64)))
+
+    def release(self, row: int) -> None:
+        zero = tf.zeros([], tf.int64)
+        with tf.device(SERVER):
+            ops.step_applied(self._open, tf.constant(row, tf.int64), worker=zero, seen=zero)
+
+
+class GatedLine(Line):
+    """The line, whose batches wait."""
+
+    def __init__(self, gates: Gates) -> None:
+        super().__init__(("row",))
+        self._gates = gates
+
+    def compute_loss(self, features: dict[str, Any], training: bool = False) -> tf.Tensor:
+        if not training:
+            return super().compute_loss(features, training)
+        found = self.embeddings(features)
+        read = [found["row"], tf.identity(self.w), tf.identity(self.b)]
+        with tf.control_dependencies(read):
+            row = tf.identity(tf.cast(features["row"][0], tf.int64))
+        with tf.control_dependencies([self._gates.hold(row)]):
+            label = tf.identity(features["label"])
+        return self.loss_of(found, {"label": label})
+
+
+class Groups:
+    """Says, in Python, what becomes of the parts: beside NumPy's values of the model."""
+
+    def __init__(self, columns: dict[str, np.ndarray], needed: int, sync: str) -> None:
+        self.twin = Twin(("row",))
+        self.groups: list[list[int]] = []
+        self.staleness: dict[int, int] = {}
+        self._columns, self._needed, self._sync = columns, needed, sync
+        self._inside = set(UNITS)
+        self._fresh: set[str] = set()
+        self._open: list[tuple[int, Any]] = []
+        self._seen = dict.fromkeys(UNITS, 0)
+        self._next = dict.fromkeys(UNITS, -1)
+        self._states = dict.fromkeys(UNITS, self.twin)
+        for name in UNITS:
+            self._begin(name)
+
+    def waiting(self) -> list[str]:
+        """The batches that have read and are not released."""
+        return [f"{u}{self._next[u]}" for u in self._inside - self._fresh]
+
+    def release(self, name: str) -> None:
+        """A batch gives its part."""
+        unit, k = name[0], int(name[1])
+        assert self._next[unit] == k
+        first = UNITS[unit] + k * BATCH
+        part = {key: column[first : first + BATCH] for key, column in self._columns.items()}
+        for key in part["row"].tolist():
+            self.twin.rows["row"].setdefault(key, np.full(2, START, np.float32))
+        gradients = self._states[unit].gradients(part)
+        self._open.append((first // BATCH, gradients))
+        applied = sum(map(len, self.groups))
+        if self._sync == "dense":  # rows at once
+            for key, gradient in gradients[2]["row"].items():
+                self.twin.rows["row"][key] -= np.float32(RATE) * gradient
+            gradients[2]["row"] = {}
+        self._stale = applied - self._seen[unit]
+        self.staleness[self._stale] = self.staleness.get(self._stale, 0) + 1
+        if self._stale:
+            self._begin(unit)
+        else:
+            self._fresh.add(unit)
+        self._close()
+
+    def _begin(self, unit: str) -> None:
+        self._next[unit] += 1
+        if self._next[unit] == NUM_BATCHES:
+            self._inside.remove(unit)
+        self._seen[unit] = sum(map(len, self.groups))
+        self._states[unit] = copy.deepcopy(self.twin)
+
+    def _close(self) -> None:
+        while self._open and len(self._fresh) >= min(self._needed, len(self._inside)):
+            numbers, gradients = zip(*sorted(self._open, key=lambda each: each[0]), strict=True)
+            self.twin.apply([BATCH] * len(numbers), gradients, "full")
+            self.groups.append(list(numbers))
+            self._open, released, self._fresh = [], self._fresh, set()
+            for unit in released:
+                self._begin(unit)
+
+
+def check_script(
+    directory: Path, cluster: LocalCluster, sync: Literal["dense", "full"], needed: int
+) -> None:
+    """Parts that come in a scripted order have NumPy's values; late ones are in the next group."""
+    name = f"{sync}-{needed}"
+    dataset = row_visits.write_dataset(directory / name, train=(24,), evaluation=(4,))
+    table = pq.read_table(dataset.absolute_path(dataset.split("train").files[0]))
+    columns = {key: table[key].to_numpy() for key in ("row", "label")}
+    gates = Gates(name)
+    model = Trained(
+        Recommender(build=lambda: GatedLine(gates)),
+        dataset,
+        cluster,
+        sync=sync,
+        name="groups",
+        needed=needed,
+    )
+    calls = start(model, UNITS)
+    twin = Groups(columns, needed, sync)
+    script = SCRIPT if needed == 2 else [f"{u}{k}" for k in range(NUM_BATCHES) for u in "CAB"]
+    for batch in script:
+        for each in twin.waiting():
+            gates.await_arrival(UNITS[each[0]] + int(each[1]) * BATCH)
+        row = UNITS[batch[0]] + int(batch[1]) * BATCH
+        gates.release(row)
+        await_part(model, row // BATCH)
+        twin.release(batch)
+    for call in calls.values():
+        cluster.fetch(call)
+    assert [group.tolist() for group in last_groups(model)] == [*twin.groups, []]
+    w, bias = (v.numpy() for v in model.step.model.trainable_variables)
+    np.testing.assert_array_equal(w, twin.twin.weights)
+    np.testing.assert_array_equal(bias, twin.twin.bias)
+    found = rows_of(model.collection, directory / f"rows-{name}")
+    assert {key: row.embedding for (_, key), row in found.items()} == {
+        key: tuple(value.tolist()) for key, value in twin.twin.rows["row"].items()
+    }
+    assert int(model.optimizer.iterations) == len(twin.groups)
+    if sync == "full":
+        counted: dict[int, int] = {}
+        for of_worker in model.logs.staleness().values():
+            for stale, steps in of_worker.items():
+                counted[stale] = counted.get(stale, 0) + steps
+        assert counted == {k: n * cluster.num_ps for k, n in twin.staleness.items()}
+        # Rows get the number of their group's first part.
+        first = {part: group[0] for group in twin.groups for part in group}
+        assert all(row.last_step == first[key // BATCH] for (_, key), row in found.items())
+    print(f"{name}: groups {twin.groups}, staleness {twin.staleness}", flush=True)
+
+
+def start(model: Trained, units: Iterable[str]) -> dict[str, ScheduledCall]:
+    """Gives each unit to a worker."""
+    arguments = {
+        u: model.arguments(0, rows=(UNITS[u], 8), first_step=UNITS[u] // BATCH, after=-1)[:6]
+        for u in units
+    }
+    return {u: model.cluster.schedule(model.unit, arguments[u]) for u in units}
+
+
+def last_groups(model: Trained) -> list[np.ndarray]:
+    assert model.logs.groups is not None
+    return list(model.logs.groups.last_groups().values())
+
+
+def await_part(model: Trained, number: int) -> None:
+    """Waits until a part is in a group."""
+    wait_for(lambda: any(number in group for group in last_groups(model)))
+
+
+def check_lost(directory: Path, cluster: LocalCluster, how: signal.Signals) -> None:
+    """A step goes on without a worker that is killed or hangs; its unit is trained elsewhere."""
+    dataset = row_visits.write_dataset(directory / how.name, train=(24,), evaluation=(4,))
+    gates = Gates(how.name)
+    model = Trained(
+        Recommender(build=lambda: GatedLine(gates)),
+        dataset,
+        cluster,
+        sync="full",
+        name=how.name,
+        needed=3,
+    )
+    calls = start(model, UNITS)
+    for row in UNITS.values():
+        gates.await_arrival(row)
+    for row in (UNITS["A"], UNITS["B"]):
+        gates.release(row)
+        await_part(model, row // BATCH)
+    assert len(last_groups(model)) == 1  # two parts wait for the third
+    lost = calls["C"].worker
+    assert lost is not None
+    os.kill(cluster.processes.pid("worker", lost), how)
+    began = time.monotonic()
+    if how == signal.SIGSTOP:
+        wait_for(lambda: lost in cluster.unresponsive_workers())
+        model.logs.forget({lost})
+    wait_for(lambda: len(last_groups(model)) > 1)
+    secs = time.monotonic() - began
+    for row in range(0, 24, BATCH):
+        gates.release(row)
+    for call in calls.values():
+        cluster.fetch(call)
+    groups = last_groups(model)
+    assert groups[0].tolist() == [0, 4]
+    assert sorted(part for group in groups for part in group) == list(range(12))  # each once
+    assert int(model.optimizer.iterations) == len(groups) - 1
+    found = rows_of(model.collection, directory / f"rows-{how.name}")
+    assert {key: row.frequency for (_, key), row in found.items()} == dict.fromkeys(range(24), 1)
+    print(f"{how.name}: the others went on after {secs:.2f} s, groups {groups}", flush=True)
+
+
+def main(directory: Path) -> None:
+    """Checks all of this with three workers on two servers."""
+    cluster = LocalCluster(
+        num_ps=2, num_workers=3, log_dir=directory / "logs", server_timeout_secs=3
+    )
+    try:
+        for sync in ("full", "dense"):
+            check_script(directory, cluster, sync, 2)
+        check_script(directory, cluster, "full", 3)
+        for how in (signal.SIGKILL, signal.SIGSTOP):
+            check_lost(directory, cluster, how)
+    finally:
+        cluster.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,21 @@
+"""Steps that do not wait for slow or lost workers: NumPy's sums, and nobody is waited for."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.builders import ROOT
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_steps_go_on_without_workers_that_are_late_or_lost(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.engine.group_program", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "embedps/kernels/runtime/simd.h"
 
@@ -11,6 +12,7 @@ namespace {
 
 constexpr double kMaxCode = 127;
 constexpr double kUlp = 1.0 / (1 << 24);  // half a unit in the last place of 1.0f
+constexpr float kRounding = 3 << 22;      // a small float plus this is an integer
 constexpr float kUnderflow = 1e-30f;      // more than what products lose that are almost 0
 
 typedef float Floats __attribute__((vector_size(64), aligned(64), may_alias));
@@ -29,26 +31,54 @@ CodedQuery::CodedQuery(const float* values, int dim) : values(values), dim(dim) 
   norm = RoundedUp(std::sqrt(squares));
 }
 
-void EncodeVector(const float* vector, int dim, int lane, const BlockCodes& codes) {
-  float most = 0;
-  bool is_finite = true;
-  for (int i = 0; i < dim; ++i) {
-    is_finite &= std::isfinite(vector[i]);
-    most = std::max(most, std::abs(vector[i]));
+EMBEDPS_SIMD void EncodeVector(const float* __restrict vector, int dim, int lane,
+                               const BlockCodes& codes) {
+  // Each sum has parts that do not wait for each other.
+  constexpr int kParts = 8;
+  const int whole = dim / kParts * kParts;
+  float sizes[kParts] = {}, zeros[kParts] = {};
+  for (int i = 0; i < whole; i += kParts) {
+    for (int part = 0; part < kParts; ++part) {
+      const float size = std::abs(vector[i + part]);
+      sizes[part] = size > sizes[part] ? size : sizes[part];
+      zeros[part] += 0 * vector[i + part];
+    }
   }
+  for (int i = whole; i < dim; ++i) {
+    sizes[0] = std::max(sizes[0], std::abs(vector[i]));
+    zeros[0] += 0 * vector[i];
+  }
+  const float most = *std::max_element(sizes, sizes + kParts);
+  bool is_finite = true;
+  for (const float zero : zeros) is_finite &= zero == 0;
   const float scale = static_cast<float>(most / kMaxCode);
   const bool is_coded = is_finite && scale >= std::numeric_limits<float>::min();
-  double left = 0, squares = 0;
-  for (int i = 0; i < dim; ++i) {
-    const double code = is_coded ? std::nearbyint(vector[i] / static_cast<double>(scale)) : 0;
+  // Any codes would do: the bound has what they leave.
+  const float inverse = is_coded ? static_cast<float>(kMaxCode / most) : 0.0f;
+  double left[kParts] = {}, squares[kParts] = {};
+  for (int i = 0; i < whole; i += kParts) {
+    int8_t near[kParts];
+    for (int part = 0; part < kParts; ++part) {
+      const float code = is_coded ? (vector[i + part] * inverse + kRounding) - kRounding : 0;
+      const double value = vector[i + part], error = value - code * static_cast<double>(scale);
+      near[part] = static_cast<int8_t>(code);
+      left[part] += error * error;
+      squares[part] += value * value;
+    }
+    for (int part = 0; part < kParts; ++part)
+      codes.numbers[(i + part) * kLanes + lane] = near[part];
+  }
+  for (int i = whole; i < dim; ++i) {
+    const float code = is_coded ? (vector[i] * inverse + kRounding) - kRounding : 0;
+    const double value = vector[i], error = value - code * static_cast<double>(scale);
     codes.numbers[i * kLanes + lane] = static_cast<int8_t>(code);
-    const double error = vector[i] - (is_coded ? code * scale : 0);
-    left += error * error;
-    squares += static_cast<double>(vector[i]) * vector[i];
+    left[0] += error * error;
+    squares[0] += value * value;
   }
   // The sums of products, q . x and q . n, round by (dim + 8) units of |q| |x| at most.
-  const double error = std::sqrt(left);
-  const double rounding = 4 * (dim + 8) * kUlp * (std::sqrt(squares) + error);
+  const double error = std::sqrt(std::accumulate(left, left + kParts, 0.0));
+  const double length = std::sqrt(std::accumulate(squares, squares + kParts, 0.0));
+  const double rounding = 4 * (dim + 8) * kUlp * (length + error);
   codes.scales[lane] = is_coded ? scale : 0;
   codes.errors[lane] =
       is_finite ? RoundedUp(error + rounding) : std::numeric_limits<float>::infinity();

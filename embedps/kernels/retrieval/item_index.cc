@@ -80,16 +80,8 @@ struct ItemIndex::Block {
   static size_t Floats(int dim) { return static_cast<size_t>(kLanes) * (dim + 2); }
   static size_t Bytes(int dim) { return sizeof(float) * Floats(dim) + kLanes * dim; }
 
-  explicit Block(int dim) {
-    memory.reset(static_cast<float*>(std::aligned_alloc(64, Bytes(dim))));
-    if (memory == nullptr) throw std::bad_alloc();
-    std::memset(memory.get(), 0, Bytes(dim));
-    values = memory.get();
-    codes.scales = values + kLanes * dim;
-    codes.errors = codes.scales + kLanes;
-    codes.numbers = reinterpret_cast<int8_t*>(values + Floats(dim));
-  }
-  Block(const Block& other, int dim) : Block(dim) {
+  explicit Block(int dim) : Block(Allocate(dim), dim) { std::memset(memory.get(), 0, Bytes(dim)); }
+  Block(const Block& other, int dim) : Block(Allocate(dim), dim) {
     live = other.live;
     std::copy(other.ids, other.ids + kLanes, ids);
     std::memcpy(memory.get(), other.memory.get(), Bytes(dim));
@@ -100,6 +92,17 @@ struct ItemIndex::Block {
     ids[lane] = id;
     for (int i = 0; i < dim; ++i) values[i * kLanes + lane] = vector[i];
     EncodeVector(vector, dim, lane, codes);
+  }
+
+  static float* Allocate(int dim) {
+    float* memory = static_cast<float*>(std::aligned_alloc(64, Bytes(dim)));
+    if (memory == nullptr) throw std::bad_alloc();
+    return memory;
+  }
+  Block(float* allocated, int dim) : values(allocated), memory(allocated) {
+    codes.scales = values + kLanes * dim;
+    codes.errors = codes.scales + kLanes;
+    codes.numbers = reinterpret_cast<int8_t*>(values + Floats(dim));
   }
 
   uint64_t live = 0;  // a bit per lane

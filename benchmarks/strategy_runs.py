@@ -27,7 +27,7 @@ SAMPLE = "criteo_kaggle_12768.tsv.gz"
 _MOST_UNIT_ROWS, _UNITS = 32768, 32
 _GENERATED_SEED = 1
 _LINE = re.compile(r"([\d,]+) examples, ([\d,]+)/s, ")
-ONE, MIRRORED = "one process", "mirrored"
+ONE, MIRRORED, BACKUP = "one process", "mirrored", "backup worker"
 
 
 class StrategyError(EmbedpsError):
@@ -39,7 +39,8 @@ class Cell:
     """A way to train.
 
     Attributes:
-      mode: "one process", "mirrored" (replicas of one process), or what --sync names.
+      mode: "one process", "mirrored" (replicas of one process), what --sync names, or "backup
+        worker" (full, whose steps do not wait for one of the workers).
       workers: that train at the same time.
       batch: of each worker.
       slow: whether worker 0 takes twice as long.
@@ -68,8 +69,17 @@ class Cell:
             flags += [f"--replicas={self.workers}", "--mirrored"]
         elif self.mode != ONE:
             flags += [f"--num-ps={NUM_PS}", f"--num-workers={self.workers}"]
-            flags += [f"--sync={self.mode}"] if self.mode != "none" else []
+            if self.mode == BACKUP:
+                flags += ["--sync=full", "--on-lost-worker=continue", "--backup-workers=1"]
+            elif self.mode != "none":
+                flags.append(f"--sync={self.mode}")
         return flags
+
+    @property
+    def equal(self) -> Cell:
+        """The way whose steps a slow worker's are twice as long as: of equal workers."""
+        mode = "full" if self.mode == BACKUP else self.mode
+        return dataclasses.replace(self, mode=mode, slow=False)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -249,7 +259,8 @@ def groups(workers: Sequence[int], *, total: int, batch: int) -> list[list[Cell]
         if n == 2:
             group.append(Cell(mode=MIRRORED, workers=n, batch=b))
         if n == max(order) and b == batch:
-            group += [Cell(mode=mode, workers=n, batch=b, slow=True) for mode in modes]
+            slow = (*modes, BACKUP)
+            group += [Cell(mode=mode, workers=n, batch=b, slow=True) for mode in slow]
         listed.append([cell for cell in group if cell not in seen])
         seen |= set(group)
     return listed

@@ -37,7 +37,11 @@ def test_checks_compare_runs_of_the_same_seed():
         found["generated", full, seed] = {"auc": of_full, "examples_per_sec": 70.0}
         found["generated", one, seed] = {"auc": of_one, "examples_per_sec": 50.0}
     found["generated", none, 1] = {"auc": 0.7, "examples_per_sec": 100.0}
-    auc, ratio = strategies.compare(found)
+    slow = Cell(mode="backup worker", workers=2, batch=512, slow=True)
+    found["generated", slow, 1] = {"auc": 0.7, "examples_per_sec": 65.0}
+    auc, ratio, backup = strategies.compare(found)
+    assert backup["value"] == pytest.approx(65 / 70)
+    assert (backup["limit"], backup["holds"]) == (0.9, True)
     assert auc["value"] == pytest.approx(-1e-4)
     assert (auc["seeds"], auc["holds"]) == (2, True)
     assert (ratio["value"], ratio["seeds"], ratio["holds"]) == (0.7, 1, False)

@@ -66,12 +66,14 @@ class StepIds:
 
     Attributes:
       num_steps: how many steps were sampled.
+      num_units: of how many units.
       num_rows: how many examples they have in all.
       hashes: by group, the row hashes of all steps' distinct ids.
       by_table: mean number of distinct ids per step.
     """
 
     num_steps: int
+    num_units: int
     num_rows: int
     hashes: tuple[NDArray[np.uint64], ...]
     by_table: Mapping[str, float]
@@ -160,7 +162,8 @@ def sample_steps(
     hashes: list[list[NDArray[np.uint64]]] = [[] for _ in groups]
     by_table = {table.name: 0 for group in groups for table in group.tables}
     steps = rows = 0
-    for k in np.unique(np.linspace(0, len(units) - 1, _SAMPLED_UNITS).astype(int)):
+    sampled = np.unique(np.linspace(0, len(units) - 1, _SAMPLED_UNITS).astype(int))
+    for k in sampled:
         unit = units[k]
         handle = reader.open(unit.path, unit.first_row, unit.num_rows, unit.seed)
         while (batch := reader.next(handle)).num_rows.numpy():
@@ -174,6 +177,7 @@ def sample_steps(
             progress(int(batch.num_rows))
     return StepIds(
         num_steps=steps,
+        num_units=len(sampled),
         num_rows=rows,
         hashes=tuple(np.concatenate(parts) for parts in hashes),
         by_table={name: count / max(steps, 1) for name, count in by_table.items()},

@@ -22,6 +22,8 @@ from embedps.planning.plan_config import PlanConfig
 from embedps.planning.row_limits import HeldRows, hold_rows
 from embedps.planning.speed import Machines, MeasuredStep
 from embedps.planning.step_traffic import ServerStep, place_variables, predict
+from embedps.planning.sync_modes import ModePlan, calls_of, plan_modes, speed_of
+from embedps.run.cluster_config import SyncMode
 from embedps.run.config import TrainConfig
 from embedps.tables.byte_limits import ServerLimit
 from embedps.tables.groups import TableGroup, group_tables
@@ -104,7 +106,8 @@ class Plan:
     Attributes:
       examples: of the training split.
       examples_per_step: mean.
-      calls: gRPC calls per step and server.
+      sync: what the workers of a step update together.
+      calls: gRPC calls per step of a worker, at each server.
       max_server_bytes: the limit that all tables of a server share; 0 is no limit.
       tables: of the model.
       servers: for several numbers of servers.
@@ -112,10 +115,12 @@ class Plan:
       workers: on machines of their own: all predictions.
       local: examples per second on this machine, as they were measured.
       measured: the steps that were measured.
+      modes: what each mode costs on the run's own cluster; empty if the run has no servers.
     """
 
     examples: int
     examples_per_step: float
+    sync: SyncMode
     calls: float
     max_server_bytes: int
     tables: list[TablePlan]
@@ -124,6 +129,7 @@ class Plan:
     workers: list[WorkersPlan]
     local: dict[str, float]
     measured: list[MeasuredStep]
+    modes: list[ModePlan]
 
 
 def make_plan(
@@ -172,11 +178,16 @@ def make_plan(
     fits = [s.num_ps for s in servers if max(s.memory_bytes or s.table_bytes) <= limit]
     examples = dataset.split("train").rows
     per_step = steps.num_rows / max(steps.num_steps, 1)
-    workers, local = _plan_workers(servers, fits, measured, asked, examples, per_step)
+    cluster = config.cluster
+    workers, local = _plan_workers(
+        servers, fits, measured, asked, examples, per_step, sync=cluster.sync
+    )
+    unit_steps = steps.num_steps / max(steps.num_units, 1)
     return Plan(
         examples=examples,
         examples_per_step=per_step,
-        calls=predict("calls", ServerStep(ids=0, row_floats=0, network_floats=0)),
+        sync=cluster.sync,
+        calls=calls_of(cluster.sync, cluster.num_workers, unit_steps),
         max_server_bytes=limit_bytes,
         tables=tables,
         servers=servers,
@@ -184,6 +195,19 @@ def make_plan(
         workers=workers,
         local=local,
         measured=measured,
+        modes=[
+            mode
+            for of in servers
+            if of.num_ps == cluster.num_ps
+            for mode in plan_modes(
+                cluster,
+                bytes_in=max(of.bytes_in),
+                bytes_out=max(of.bytes_out),
+                examples_per_step=per_step,
+                unit_steps=unit_steps,
+                examples_per_sec=local.get(speed.name_of(of.num_ps, cluster.num_workers), 0.0),
+            )
+        ],
     )
 
 
@@ -344,6 +368,8 @@ def _plan_workers(
     asked: PlanConfig,
     examples: int,
     per_step: float,
+    *,
+    sync: SyncMode,
 ) -> tuple[list[WorkersPlan], dict[str, float]]:
     """Predicts speeds on machines of their own, and on this one."""
     if not measured:
@@ -366,7 +392,7 @@ def _plan_workers(
                 worker_bytes=max(sum(of.bytes_in), sum(of.bytes_out)),
                 server_bytes=max(*of.bytes_in, *of.bytes_out),
             )
-            rate = found.steps_per_sec * per_step
+            rate = found.steps_per_sec * per_step * speed_of(sync, num_workers)
             if best is None or rate > best.examples_per_sec * 1.001:
                 best = WorkersPlan(
                     num_workers=num_workers,

@@ -22,6 +22,8 @@ def print_plan(plan: Plan, asked: PlanConfig, console: Console) -> None:
         console.print(f"no planned number of servers of {memory} holds the tables")
     else:
         console.print(f"parameter servers of {memory} that hold the tables: {plan.needed_ps}")
+    if plan.modes:
+        console.print(_modes(plan))
     if plan.local:
         console.print(_local(plan))
         console.print(_workers(plan, asked))
@@ -99,8 +101,33 @@ def _skew(values: list[int]) -> str:
     return f" ({max(values) * len(values) / max(sum(values), 1):.2f}x)"
 
 
+def _modes(plan: Plan) -> Table:
+    table = _right(
+        "modes of the run's cluster; calls and bytes at a server per step of a worker",
+        "--sync",
+        "rows' update",
+        "network's",
+        "calls",
+        "bytes in",
+        "bytes out",
+        "examples/s here",
+    )
+    for each in plan.modes:
+        how = "measured" if each.is_measured else "predicted"
+        table.add_row(
+            each.sync,
+            f"{each.row_examples:,.0f} examples",
+            f"{each.network_examples:,.0f}",
+            f"{each.calls:.1f}",
+            f"{each.bytes_in:,}",
+            f"{each.bytes_out:,}",
+            f"{each.examples_per_sec:,.0f} {how}" if each.examples_per_sec else "",
+        )
+    return table
+
+
 def _local(plan: Plan) -> Table:
-    table = _right("measured on this machine", "processes", "examples/s", "an epoch")
+    table = _right("measured on this machine, --sync none", "processes", "examples/s", "an epoch")
     for name, rate in plan.local.items():
         table.add_row(name, f"{rate:,.0f}", epoch_text(plan.examples / rate))
     return table
@@ -110,7 +137,7 @@ def _workers(plan: Plan, asked: PlanConfig) -> Table:
     cores = asked.cores or plan.measured[-1].cores
     table = _right(
         f"predictions: each task on a machine like this one, {cores} cores, "
-        f"{asked.link_gbits:g} Gbit/s",
+        f"{asked.link_gbits:g} Gbit/s, --sync {plan.sync}",
         "workers",
         "servers",
         "examples/s",

@@ -2,8 +2,9 @@
 
 A step sends a server its ids, and gets rows and the network's variables; then it sends the
 gradients of both (engine/step_exchange.py). So bytes are linear in ids, in floats of rows and in
-floats of the network. `python -m benchmarks.scaling` counts them at sockets and fits the
-coefficients; docs/performance.md has its errors.
+floats of the network. Calls are so many per step, and so many per unit that a worker has a part of.
+`python -m benchmarks.scaling` counts them at sockets and fits the coefficients;
+docs/performance.md has its errors. In every mode of `--sync` they are the same.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ TERMS = {
         "per float of the network",
     ),
     "bytes_out": ("per step", "per float of a row", "per float of the network"),
-    "calls": ("per step",),
+    "calls": ("per step", "per unit of a worker"),
 }
 
 MODEL: Mapping[str, Sequence[float]] = {
     "bytes_in": (2500.0, 8.03, 4.0, 4.005),
     "bytes_out": (2500.0, 4.005, 4.005),
-    "calls": (5.5,),
+    "calls": (3.8, 25.0),
 }
 
 
@@ -39,16 +40,18 @@ class ServerStep:
       ids: distinct ids.
       row_floats: of the ids' rows; a bfloat16 counts as half of a float.
       network_floats: of the variables that the server holds, counted in the same way.
+      unit_steps: how many steps the worker takes per unit; only calls depend on it.
     """
 
     ids: float
     row_floats: float
     network_floats: float
+    unit_steps: float = 16.0
 
     def terms(self, what: str) -> list[float]:
         """Returns the terms of the linear model of `what`; `TERMS` names them."""
         if what == "calls":
-            return [1.0]  # independent of tables and variables
+            return [1.0, 1 / self.unit_steps]  # independent of tables and variables
         ids = [self.ids] if what == "bytes_in" else []
         return [1.0, *ids, self.row_floats, self.network_floats]
 

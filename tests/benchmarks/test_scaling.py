@@ -53,7 +53,7 @@ def test_a_full_link_is_of_the_fullest_server():
     # 13-512-256-64-16 and, of 3 vectors' pairs and the bottom's 16, 19-512-256-1.
     widths = [(13, 512), (512, 256), (256, 64), (64, 16), (19, 512), (512, 256), (256, 1)]
     assert sizes == [n for a, b in widths for n in (a * b, b)]
-    model = {"bytes_in": [0, 0, 0, 4.0], "bytes_out": [0, 0, 4.0], "calls": [1.0]}
+    model = {"bytes_in": [0, 0, 0, 4.0], "bytes_out": [0, 0, 4.0], "calls": [1.0, 0.0]}
     full = scaling.project(model, point, rates=(1000.0,))
     most = max(sum(sizes[i] for i in of) for of in place_variables(sizes, 16))
     limit = 25e9 / 8 / (64 * 4 * most) * 64

@@ -1,13 +1,15 @@
 """The comparison of strategies: its ways to train, its arithmetic, and a short run."""
 
 import json
+import statistics
 import subprocess
 import sys
 
 import pytest
 
-from benchmarks import strategies
+from benchmarks import report, strategies
 from benchmarks.strategy_runs import Cell, groups, speed
+from embedps.planning.sync_modes import SPEEDS
 from tests.builders import ROOT
 
 
@@ -78,3 +80,16 @@ def test_a_short_run_goes_on_where_it_ended(tmp_path):
     assert {row["mode"] for row in found["results"]} >= {"one process", "none", "dense", "full"}
     for row in found["results"]:
         assert 0.55 < row["auc"] < 0.85
+
+
+@pytest.mark.parametrize("sync", ["dense", "full"])
+def test_a_plans_speed_of_a_mode_is_near_what_was_measured(sync):
+    """One share for any number of workers: so it may be 0.25 off."""
+    result = json.loads((report.RESULTS / "strategies.json").read_text())
+    measured = [
+        check["value"]
+        for check in result["checks"]
+        if check["what"] == "speed by none's" and check["way"].startswith(f"{sync},")
+    ]
+    assert measured
+    assert SPEEDS[sync] == pytest.approx(statistics.median(measured), abs=0.25)

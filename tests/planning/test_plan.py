@@ -23,6 +23,8 @@ from embedps.planning.plan_config import PlanConfig
 from embedps.planning.plan_tables import print_plan
 from embedps.planning.speed import MeasuredStep, unit_arguments
 from embedps.planning.step_traffic import place_variables
+from embedps.planning.sync_modes import SPEEDS, calls_of, plan_modes, speed_of
+from embedps.run.cluster_config import ClusterConfig
 from embedps.run.config import TrainConfig
 from embedps.tables import SizeLimit, TableSpec
 from embedps.tables.byte_limits import limited_bytes, limited_row_bytes
@@ -94,7 +96,8 @@ def test_rows_bytes_and_messages_of_each_server_are_those_of_a_run(folder):
 
 def check_cluster(folder: Path) -> None:
     """Compares a plan with what 2 parameter servers and 2 workers then have and send."""
-    dataset, config = Dataset.open(folder / "data"), run_config(folder, "cluster")
+    dataset = Dataset.open(folder / "data")
+    config = run_config(folder, "cluster", num_ps=2, num_workers=2)
     plan = make_plan(dlrm.make(MODEL, dataset), dataset, config, PlanConfig(measure=False))
     planned = next(of for of in plan.servers if of.num_ps == 2)
     with LocalCluster(num_ps=2, num_workers=2) as cluster:
@@ -228,14 +231,62 @@ def test_figures_of_clusters_that_were_not_run_are_marked_as_predictions(plan):
         num_workers=64, num_ps=1, examples_per_sec=1e6, epoch_secs=1.0, limit="workers"
     )
     local = {"1 PS + 1 worker": 51_200.0}
-    whole = dataclasses.replace(plan, measured=[measured], local=local, workers=[workers])
+    modes = plan_modes(
+        ClusterConfig(num_ps=1, num_workers=2),
+        bytes_in=1,
+        bytes_out=1,
+        examples_per_step=512.0,
+        unit_steps=4.0,
+        examples_per_sec=51_200.0,
+    )
+    whole = dataclasses.replace(
+        plan, measured=[measured], local=local, workers=[workers], modes=modes
+    )
     parts = re.split(r"\n(?=\S.*\n┏)", shown(whole, PlanConfig()))
     titles = {part.splitlines()[0].strip(): part for part in parts}
     (servers,) = (part for title, part in titles.items() if title.startswith("predictions: the fu"))
     assert re.search(r"│ 64 ", servers)
     (own,) = (part for title, part in titles.items() if title.startswith("predictions: each task"))
     assert "1,000,000" in own
-    assert "51,200" in titles["measured on this machine"]
+    assert "51,200" in titles["measured on this machine, --sync none"]
+    (of_modes,) = (part for title, part in titles.items() if title.startswith("modes of the run"))
+    assert "51,200 measured" in of_modes
+    for sync in ("dense", "full"):
+        assert f"{51_200 * SPEEDS[sync]:,.0f} predicted" in of_modes
+
+
+def test_modes_of_a_cluster_are_planned_by_what_they_update(folder, dataset):
+    config = run_config(folder, "unused", num_ps=2, num_workers=4, sync="full")
+    made = make_plan(dlrm.make(MODEL, dataset), dataset, config, PlanConfig(measure=False))
+    none, dense, full = made.modes
+    one = made.examples_per_step
+    assert [(m.row_examples / one, m.network_examples / one) for m in made.modes] == [
+        (1, 1),
+        (1, 4),
+        (4, 4),
+    ]
+    (of,) = (each for each in made.servers if each.num_ps == 2)
+    assert {(m.bytes_in, m.bytes_out) for m in made.modes} == {
+        (max(of.bytes_in), max(of.bytes_out))
+    }
+    # A unit of 4 steps, of which a worker in step has one.
+    assert made.calls == full.calls == dense.calls == calls_of("none", 1, 1.0)
+    assert none.calls < full.calls
+    assert {m.examples_per_sec for m in made.modes} == {0.0}
+
+
+def test_speeds_of_modes_that_were_not_run_are_predictions():
+    modes = plan_modes(
+        ClusterConfig(num_ps=2, num_workers=4, sync="dense"),
+        bytes_in=5,
+        bytes_out=4,
+        examples_per_step=512.0,
+        unit_steps=16.0,
+        examples_per_sec=1000.0,
+    )
+    assert {m.sync: m.examples_per_sec for m in modes} == {k: 1000 * v for k, v in SPEEDS.items()}
+    assert [m.sync for m in modes if m.is_measured] == ["none"]
+    assert speed_of("full", 1) == 1.0  # one worker waits for nobody
 
 
 def test_each_variable_is_placed_where_the_least_is():

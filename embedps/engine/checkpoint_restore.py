@@ -13,8 +13,9 @@ from embedps.checkpoint.format.dense import dense_names, read_dense
 from embedps.checkpoint.format.manifest import Manifest, SaveSet
 from embedps.errors import CorruptCheckpointError, DimMismatchError
 from embedps.tables.collection import EmbeddingCollection
-from embedps.tables.row_files import StagedFiles, StoredFile
+from embedps.tables.row_files import StoredFile
 from embedps.tables.specs import TableSpec
+from embedps.tables.staged_files import StagedFiles
 
 
 def describe_tables(collection: EmbeddingCollection) -> list[dict[str, Any]]:
@@ -119,27 +120,22 @@ def load_rows(
     taken = 0
     for save in saves:
         records = collection.files.load(_row_files(directory, save))
-        _check_records(directory, save, records)
+        _check_records(directory, [save], records)
         taken += records
     return taken
 
 
 def stage_rows(
     collection: EmbeddingCollection, directory: CheckpointDirectory, saves: Sequence[SaveSet]
-) -> list[StagedFiles]:
+) -> StagedFiles:
     """Reads and checks what `load_rows` would load. The tables stay unchanged.
-
-    Returns:
-      What to apply, in order.
 
     Raises:
       CorruptCheckpointError: a file is absent, or not what was written.
       DimMismatchError: a save is of other tables.
     """
-    staged = []
-    for save in saves:
-        staged.append(collection.files.stage(_row_files(directory, save)))
-        _check_records(directory, save, staged[-1].records)
+    staged = collection.files.stage([_row_files(directory, save) for save in saves])
+    _check_records(directory, saves, staged.records)
     return staged
 
 
@@ -153,12 +149,13 @@ def _row_files(directory: CheckpointDirectory, save: SaveSet) -> dict[str, list[
     return files
 
 
-def _check_records(directory: CheckpointDirectory, save: SaveSet, records: int) -> None:
-    if records != save.rows + save.removed:
+def _check_records(directory: CheckpointDirectory, saves: Sequence[SaveSet], records: int) -> None:
+    rows, removed = sum(s.rows for s in saves), sum(s.removed for s in saves)
+    if records != rows + removed:
+        names = ", ".join(f"{save.kind}-{save.number}" for save in saves)
         raise CorruptCheckpointError(
-            f"{directory.path}/{save.kind}-{save.number} must give its {save.rows} rows and "
-            f"{save.removed} removals to the shards, but they took {records} records: "
-            "restore with the tables it was written with"
+            f"{directory.path}/{names} must give {rows} rows and {removed} removals to the shards, "
+            f"but they took {records} records: restore with the tables it was written with"
         )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from embedps import kernels
@@ -190,6 +191,32 @@ class EmbeddingCollection:
             result.rows.append(rows)
             result.rates.append(rates)
             result.absent.append(absent)
+        return result
+
+    def lookup_staged(
+        self, ids: Mapping[str, Ids], staged: Sequence[Sequence[tf.Tensor]]
+    ) -> LookupResult:
+        """Reads rows as a partial `lookup` without insert would if staged files were applied.
+
+        Args:
+          ids: as in `lookup`.
+          staged: `StagedFiles.handles`. Their stores must be in this process.
+        """
+        result = self.route(ids, partial=True)
+        for g, routed in enumerate(result.routed):
+            store, dim = self._stores[g], self.groups[g].dim
+            rows, rates = [], []
+            for shard, device in enumerate(self.devices if result.row_splits[g] else ()):
+                request = routed.request(shard)
+                with tf.device(device):
+                    rows.append(
+                        ops.lookup_staged(store[shard], staged[g][shard], *request, dim=dim)
+                    )
+                    if self.groups[g].gives_rates:
+                        rates.append(self.rates_of_shard(g, shard, *request))
+            result.rows.append(rows)
+            result.rates.append(rates)
+            result.absent.append([])
         return result
 
     def route(
@@ -429,22 +456,20 @@ class EmbeddingCollection:
         Returns:
           How many rows were removed.
         """
-        for group, stores in zip(self.groups, self._stores, strict=True):
-            for index, spec in enumerate(group.tables):
-                if spec.name != table:
-                    continue
-                removed = 0
-                for shard, store in enumerate(stores):
-                    with tf.device(self.devices[shard]):
-                        removed += int(
-                            kernels.load().embedps_evict(
-                                store, before_step, max_frequency, table=index
-                            )
-                        )
-                return removed
-        raise UsageError(
-            f"there is no table {table!r}: the tables are {[t.name for t in self.tables]}"
+        removed = self._on_each_shard(
+            table,
+            lambda store, index: kernels.load().embedps_evict(
+                store, before_step, max_frequency, table=index
+            ),
         )
+        return sum(map(int, removed))
+
+    def ids(self, table: str) -> npt.NDArray[np.int64]:
+        """Lists the ids of a table's rows, in no order."""
+        found = self._on_each_shard(
+            table, lambda store, index: kernels.load().embedps_row_ids(store, table=index)
+        )
+        return np.concatenate([each.numpy() for each in found])
 
     def set_oldest_steps(self, steps: Mapping[str, int]) -> None:
         """Sets, by table, the step before which rows are too old by their event time."""
@@ -482,6 +507,20 @@ class EmbeddingCollection:
 
     def _names(self) -> list[tuple[str, int]]:
         return [(group.name, i) for group in self.groups for i in range(self.num_shards)]
+
+    def _on_each_shard(self, table: str, call: Callable[[tf.Tensor, int], T]) -> list[T]:
+        """Calls with a table's store and its index there, on each shard."""
+        for group, stores in zip(self.groups, self._stores, strict=True):
+            for index, spec in enumerate(group.tables):
+                if spec.name == table:
+                    results = []
+                    for shard, store in enumerate(stores):
+                        with tf.device(self.devices[shard]):
+                            results.append(call(store, index))
+                    return results
+        raise UsageError(
+            f"there is no table {table!r}: the tables are {[t.name for t in self.tables]}"
+        )
 
     def _on_each_store(self, call: Callable[[tf.Tensor], T]) -> list[T]:
         results = []

@@ -98,6 +98,24 @@ def lookup(
     return kernels.load().embedps_lookup(store, ids, splits, dim=dim, insert=insert)
 
 
+def lookup_staged(
+    store: tf.Tensor, staged: tf.Tensor, ids: tf.Tensor, splits: tf.Tensor, *, dim: int
+) -> tf.Tensor:
+    """Reads rows as `lookup` without insert will once staged records are applied.
+
+    Args:
+      store: a resource, as `row_store` returns.
+      staged: of `StagedFiles.handles`.
+      ids: as in `lookup`.
+      splits: as in `lookup`.
+      dim: the group's dim.
+
+    Returns:
+      float32 [n, dim].
+    """
+    return kernels.load().embedps_lookup_staged(store, staged, ids, splits, dim=dim)
+
+
 def lookup_shown(
     store: tf.Tensor,
     ids: tf.Tensor,

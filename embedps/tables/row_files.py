@@ -14,6 +14,7 @@ from embedps.constants import admission_file_name, shard_file_name
 from embedps.errors import CheckpointError, CorruptCheckpointError, DimMismatchError
 from embedps.storage.file_io import format_checksum
 from embedps.tables.groups import TableGroup, stem_of
+from embedps.tables.staged_files import StagedFiles
 
 WriteKind: TypeAlias = Literal["base", "delta", "copy"]
 _Infos: TypeAlias = list[list[tuple[tf.Tensor, tf.Tensor]]]
@@ -46,27 +47,6 @@ class ShardFile(NamedTuple):
     def stored(self) -> StoredFile:
         """The file as `RowFiles.load` takes it."""
         return StoredFile(self.path, self.bytes, self.xxh3_64)
-
-
-class StagedFiles:
-    """Records of files that were read and checked; `apply` loads them.
-
-    Attributes:
-      records: how many the shards will take.
-    """
-
-    def __init__(
-        self, parts: Sequence[tuple[str, tf.Tensor, tf.Tensor]], records: Sequence[tf.Tensor]
-    ) -> None:
-        """Takes each shard's device, its store, and the records that were staged for it."""
-        self._parts = tuple(parts)
-        self.records = int(np.sum([each.numpy() for each in records]))
-
-    def apply(self) -> None:
-        """Loads the records: rows overwrite, removals remove."""
-        for device, store, staged in self._parts:
-            with tf.device(device):
-                kernels.load().embedps_apply_rows(store, staged)
 
 
 class RowFiles:
@@ -188,24 +168,26 @@ class RowFiles:
             )
         return self._load_by(self._load, group_files)
 
-    def stage(self, group_files: Mapping[str, Sequence[StoredFile]]) -> StagedFiles:
-        """Reads, checks and decodes what `load` would load; the rows stay unchanged.
+    def stage(self, cuts: Sequence[Mapping[str, Sequence[StoredFile]]]) -> StagedFiles:
+        """Reads, checks and decodes what calls of `load` would load; the rows stay unchanged.
 
         `StagedFiles.apply` then takes milliseconds per 100,000 records. Optimizer slots are left
-        out.
+        out. Memory is that of the last record of each id.
 
         Args:
-          group_files: as in `load`.
+          cuts: in order, the files of each as in `load`.
 
         Raises:
           CorruptCheckpointError: a file is absent or damaged; names path, field, expected and
             found.
           DimMismatchError: a file has rows of another shape, or of a group that does not exist.
         """
-        parts, records = [], []
-        arguments = self._arguments(group_files)
+        handles: list[list[tf.Tensor]] = []
+        records = 0
+        arguments = self._arguments([each for cut in cuts for each in cut.items()])
         with _file_errors():
             for g, stores in enumerate(self._stores):
+                handles.append([])
                 for shard, store in enumerate(stores):
                     with tf.device(self._devices[shard]):
                         staged, count = kernels.load().embedps_stage_rows(
@@ -214,9 +196,9 @@ class RowFiles:
                             shard=shard,
                             num_shards=len(self._devices),
                         )
-                    parts.append((self._devices[shard], store, staged))
-                    records.append(count)
-        return StagedFiles(parts, records)
+                    handles[g].append(staged)
+                    records += int(count)
+        return StagedFiles(self._groups, self._devices, self._stores, handles, records)
 
     def load_admission(self, group_files: Mapping[str, Sequence[StoredFile]]) -> int:
         """Loads counters of ids without a row, after the rows of the same checkpoint.
@@ -240,14 +222,16 @@ class RowFiles:
     def _load_by(
         self, load: Callable[..., tf.Tensor], group_files: Mapping[str, Sequence[StoredFile]]
     ) -> int:
-        arguments = self._arguments(group_files)
+        arguments = self._arguments([*group_files.items()])
         with _file_errors():
             return int(np.sum(load(*arguments).numpy()))
 
-    def _arguments(self, group_files: Mapping[str, Sequence[StoredFile]]) -> list[tf.Tensor]:
+    def _arguments(
+        self, group_files: Sequence[tuple[str, Sequence[StoredFile]]]
+    ) -> list[tf.Tensor]:
         """Makes the paths, sizes and checksums of each group's files."""
         of_groups: list[list[StoredFile]] = [[] for _ in self._groups]
-        for name, files in group_files.items():
+        for name, files in group_files:
             for group in self._groups_like(name):
                 of_groups[group].extend(files)
         arguments: list[tf.Tensor] = []

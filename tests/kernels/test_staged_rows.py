@@ -60,7 +60,7 @@ def test_staged_files_give_the_rows_of_a_load(num_shards: int, tmp_path: Path) -
     for part in parts:
         records = loaded.files.load(group_files(part))
         before = values(applied)
-        staged = applied.files.stage(group_files(part))
+        staged = applied.files.stage([group_files(part)])
         assert staged.records == records
         for name, value in values(applied).items():
             np.testing.assert_array_equal(value, before[name])
@@ -68,28 +68,59 @@ def test_staged_files_give_the_rows_of_a_load(num_shards: int, tmp_path: Path) -
         for name, value in values(applied).items():
             np.testing.assert_array_equal(value, values(loaded)[name])
         assert applied.stats().rows == loaded.stats().rows
+        again = applied.files.stage([group_files(part)]).changes("a")
+        assert len(again.set) > len(again.differing) == 0
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_staged_rows_are_looked_up_before_they_are_applied(num_shards: int, tmp_path: Path) -> None:
+    base, *deltas = written(tmp_path, num_shards=2)
+    collection, loaded = frozen(num_shards), frozen(num_shards)
+    for part in (base, *deltas):
+        loaded.files.load(group_files(part))
+    collection.files.stage([group_files(base)]).apply()
+    before = values(collection)
+    staged = collection.files.stage([group_files(part) for part in deltas])  # both at once
+    batch = {name: ids(*range(SPAN)) for name in ("a", "b")}
+    found = collection.combine(collection.lookup_staged(batch, staged.handles))
+    for name, value in values(loaded).items():
+        np.testing.assert_array_equal(found[name], value)
+        np.testing.assert_array_equal(values(collection)[name], before[name])
+        assert not np.array_equal(value, before[name])
+    for name in ("a", "b"):
+        changes, ours, theirs = staged.changes(name), collection.ids(name), loaded.ids(name)
+        assert (np.diff(changes.set) > 0).all()
+        assert (np.diff(changes.removed) > 0).all()
+        left = np.setdiff1d(np.union1d(ours, changes.set), changes.removed)
+        np.testing.assert_array_equal(left, np.sort(theirs))
+        assert name == "b" or len(changes.removed) > 0
+        moved = (before[name] != values(loaded)[name]).any(axis=1)
+        np.testing.assert_array_equal(changes.differing, np.flatnonzero(moved))
+    staged.apply()
+    for name, value in values(loaded).items():
+        np.testing.assert_array_equal(values(collection)[name], value)
 
 
 def test_a_damaged_file_is_not_staged(tmp_path: Path) -> None:
     base, delta, _ = written(tmp_path, num_shards=1)
     applied = frozen()
-    applied.files.stage(group_files(base)).apply()
+    applied.files.stage([group_files(base)]).apply()
     path = Path(delta[0].path)
     whole = path.read_bytes()
     path.write_bytes(whole[:-9] + bytes(9))
     before = values(applied)
     with pytest.raises(CorruptCheckpointError, match=r"shard-0-of-1\.arrow"):
-        applied.files.stage(group_files(delta))
+        applied.files.stage([group_files(delta)])
     for name, value in values(applied).items():
         np.testing.assert_array_equal(value, before[name])
     other = make_collection([make_table("a", 5, optimizer=Adagrad())], trainable=False)
     with pytest.raises(DimMismatchError, match="dim"):
-        other.files.stage({other.groups[0].name: group_files(base)["dim4-adagrad"]})
+        other.files.stage([{other.groups[0].name: group_files(base)["dim4-adagrad"]}])
 
 
 def test_staged_rows_are_applied_to_their_own_tables(tmp_path: Path) -> None:
     base, *_ = written(tmp_path, num_shards=1)
-    staged = frozen().files.stage(group_files(base))
+    staged = frozen().files.stage([group_files(base)])
     other = make_collection([make_table("a", 4, optimizer=Adagrad())], trainable=False)
     with pytest.raises(tf.errors.InvalidArgumentError, match="other tables or another dim"):
-        kernels.load().embedps_apply_rows(other._stores[0][0], staged._parts[0][2])
+        kernels.load().embedps_apply_rows(other._stores[0][0], staged.handles[0][0])

@@ -10,9 +10,9 @@
 #include "embedps/kernels/files/row_file.h"
 #include "embedps/kernels/files/row_file_reader.h"
 #include "embedps/kernels/ops/file_op.h"
+#include "embedps/kernels/ops/staged_resource.h"
 #include "embedps/kernels/ops/store_resource.h"
 #include "embedps/kernels/runtime/constants.h"
-#include "embedps/kernels/store/staged_rows.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -205,15 +205,7 @@ REGISTER_OP("EmbedpsStageRows")
     .Doc(
         "Reads, checks, decodes and orders what EmbedpsLoadRows would load without optimizer "
         "slots, and changes nothing. EmbedpsApplyRows takes `staged`, which lives as long as its "
-        "tensor. records: how many there are.");
-
-class StagedResource : public tensorflow::ResourceBase {
- public:
-  explicit StagedResource(StagedRows staged) : rows(std::move(staged)) {}
-  std::string DebugString() const override { return "embedps staged rows"; }
-
-  StagedRows rows;
-};
+        "tensor, and has the last record of each id. records: how many the files have.");
 
 class StageRowsOp : public RowReaderOp {
  public:
@@ -238,31 +230,6 @@ class StageRowsOp : public RowReaderOp {
   }
 };
 REGISTER_KERNEL_BUILDER(Name("EmbedpsStageRows").Device(tensorflow::DEVICE_CPU), StageRowsOp);
-
-REGISTER_OP("EmbedpsApplyRows")
-    .Input("store: resource")
-    .Input("staged: resource")
-    .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
-    .Doc("Loads the records that EmbedpsStageRows read for this store. It reads no files.");
-
-class ApplyRowsOp : public tensorflow::OpKernel {
- public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* context) override {
-    StorePtr resource;
-    OP_REQUIRES_OK(context, FindStore(context, &resource));
-    tensorflow::core::RefCountPtr<StagedResource> staged;
-    OP_REQUIRES_OK(context, tensorflow::LookupResource(
-                                context, tensorflow::HandleFromInput(context, 1), &staged));
-    OP_REQUIRES(
-        context, resource->store.CanApply(staged->rows),
-        absl::InvalidArgumentError("staged must be of group '" + resource->store.config().group +
-                                   "' but has other tables or another dim"));
-    resource->store.Apply(staged->rows, DeviceThreads(context));
-  }
-};
-REGISTER_KERNEL_BUILDER(Name("EmbedpsApplyRows").Device(tensorflow::DEVICE_CPU), ApplyRowsOp);
 
 REGISTER_OP("EmbedpsLoadAdmission")
     .Input("store: resource")

@@ -178,5 +178,36 @@ class ScanTablesOp : public AsyncOpKernel {
 };
 REGISTER_KERNEL_BUILDER(Name("EmbedpsScanTables").Device(tensorflow::DEVICE_CPU), ScanTablesOp);
 
+REGISTER_OP("EmbedpsRowIds")
+    .Input("store: resource")
+    .Attr("table: int >= 0")
+    .Output("ids: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+      return absl::OkStatus();
+    })
+    .Doc("Lists the ids of a table's rows, in no order.");
+
+class RowIdsOp : public OpKernel {
+ public:
+  explicit RowIdsOp(OpKernelConstruction* c) : OpKernel(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("table", &table_));
+  }
+  void Compute(OpKernelContext* context) override {
+    StorePtr resource;
+    OP_REQUIRES_OK(context, FindStore(context, &resource));
+    OP_REQUIRES_OK(context, CheckTable(resource->store, table_));
+    const std::vector<int64_t> ids = resource->store.Ids(table_);
+    Tensor* out;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {static_cast<int64_t>(ids.size())}, &out));
+    std::copy(ids.begin(), ids.end(), out->flat<int64_t>().data());
+  }
+
+ private:
+  int table_;
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsRowIds").Device(tensorflow::DEVICE_CPU), RowIdsOp);
+
 }  // namespace
 }  // namespace embedps

@@ -445,6 +445,30 @@ void RowStore::LoadRecord(const RowColumns& columns, int64_t i, int table, uint6
   }
 }
 
+void RowStore::LookupStaged(const IdsByTable& batch, const StagedRows& staged,
+                            const ParallelFor& parallel, float* embeddings) {
+  Lookup(batch, /*insert=*/false, parallel, embeddings);
+  const int dim = config_.dim;
+  const RowColumns& from = staged.columns();
+  for (int t = 0; t < num_tables(); ++t) {
+    const int64_t first = batch.splits[t];
+    parallel(batch.splits[t + 1] - first, 200 + dim, [&](int64_t begin, int64_t end) {
+      for (int64_t i = first + begin; i < first + end; ++i) {
+        const int64_t id = batch.ids[i];
+        const int64_t at = staged.Find(t, RowHash(salts_[t], id), id);
+        if (at < 0) continue;
+        float* out = embeddings + i * dim;
+        if (from.removed[at]) {
+          ReadAbsent(t, id, out);
+        } else {
+          std::copy_n(&from.embedding[at * dim], dim, out);
+          RoundInPlace(config_.row_dtype, dim, out);
+        }
+      }
+    });
+  }
+}
+
 int64_t RowStore::MarkClean() {
   std::lock_guard<std::mutex> cut_lock(cut_mutex_);
   ++last_cut_;

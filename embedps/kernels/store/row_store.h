@@ -194,6 +194,10 @@ class RowStore {
     LoadInOrder(staged.columns(), staged.order(), /*optimizer_slots=*/false, parallel);
   }
 
+  // Reads rows as Lookup without `insert` will once `staged`, which CanApply, is applied.
+  void LookupStaged(const IdsByTable& batch, const StagedRows& staged, const ParallelFor& parallel,
+                    float* embeddings);
+
   // Loads counters of `tables` after the rows of the same checkpoint, and after MarkClean. Ignores
   // those of ids that have a row. Returns how many records belong to this shard.
   int64_t LoadCounters(const CounterColumns& columns, const std::vector<std::string>& tables,
@@ -219,6 +223,9 @@ class RowStore {
 
   // Visits all rows of a table in small slices, and calls `pause` after each.
   TableScan Scan(int table, const std::function<void()>& pause) const;
+
+  // Lists the ids of a table's rows, in no order.
+  std::vector<int64_t> Ids(int table) const;
 
   // Whether rows were looked up or updated in the last second.
   bool IsBusy() const;

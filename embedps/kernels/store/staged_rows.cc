@@ -13,23 +13,58 @@ StagedRows::StagedRows(std::vector<uint64_t> table_salts, int dim, int shard, in
     : table_salts_(std::move(table_salts)), dim_(dim), shard_(shard), num_shards_(num_shards) {}
 
 int64_t StagedRows::Add(const RowColumns& columns, const std::vector<int>& tables) {
-  const int64_t before = columns_.num_rows;
+  int64_t taken = 0;
   for (int64_t i = 0; i < columns.num_rows; ++i) {
     const int t = tables[columns.table[i]];
     if (t < 0) continue;
     const uint64_t hash = RowHash(table_salts_[t], columns.id[i]);
     if (ShardOf(hash, num_shards_) != shard_) continue;
-    hashes_.push_back(hash);
-    columns_.table.push_back(static_cast<int16_t>(t));
-    columns_.id.push_back(columns.id[i]);
-    const float* row = &columns.embedding[i * dim_];
-    columns_.embedding.insert(columns_.embedding.end(), row, row + dim_);
-    columns_.last_step.push_back(columns.last_step[i]);
-    columns_.frequency.push_back(columns.frequency[i]);
-    columns_.removed.push_back(columns.removed[i]);
-    ++columns_.num_rows;
+    ++taken;
+    const int64_t n = columns_.num_rows;
+    if (2 * (n + 1) > static_cast<int64_t>(places_.size())) MakePlaces();
+    int64_t& place = places_[PlaceOf(t, hash, columns.id[i])];
+    if (place < 0) {
+      place = n;
+      Append(static_cast<int16_t>(t), hash, columns.id[i]);
+    }
+    Set(place, columns, i);
   }
-  return columns_.num_rows - before;
+  return taken;
+}
+
+void StagedRows::Append(int16_t table, uint64_t hash, int64_t id) {
+  hashes_.push_back(hash);
+  columns_.table.push_back(table);
+  columns_.id.push_back(id);
+  const size_t n = ++columns_.num_rows;
+  columns_.embedding.resize(n * dim_);
+  columns_.last_step.resize(n);
+  columns_.frequency.resize(n);
+  columns_.removed.resize(n);
+}
+
+void StagedRows::Set(int64_t i, const RowColumns& from, int64_t at) {
+  std::copy_n(&from.embedding[at * dim_], dim_, &columns_.embedding[i * dim_]);
+  columns_.last_step[i] = from.last_step[at];
+  columns_.frequency[i] = from.frequency[at];
+  columns_.removed[i] = from.removed[at];
+}
+
+size_t StagedRows::PlaceOf(int table, uint64_t hash, int64_t id) const {
+  const size_t mask = places_.size() - 1;
+  size_t at = (hash >> kStripeBits) & mask;  // files have stripe after stripe
+  while (places_[at] >= 0 &&
+         (columns_.id[places_[at]] != id || columns_.table[places_[at]] != table)) {
+    at = (at + 1) & mask;
+  }
+  return at;
+}
+
+void StagedRows::MakePlaces() {
+  places_.assign(std::max<size_t>(64, 2 * places_.size()), -1);
+  for (int64_t i = 0; i < columns_.num_rows; ++i) {
+    places_[PlaceOf(columns_.table[i], hashes_[i], columns_.id[i])] = i;
+  }
 }
 
 void StagedRows::Finish() {
@@ -44,7 +79,15 @@ void StagedRows::Finish() {
   std::vector<int64_t> next(starts.begin(), starts.end() - 1), from(n);
   for (int64_t i = 0; i < n; ++i) from[next[bin_of(i)]++] = i;
   order_.entries.resize(n);
-  for (int64_t to = 0; to < n; ++to) order_.entries[to] = {hashes_[from[to]], to};
+  std::vector<int64_t>& moved = next;  // where each record is then
+  moved.resize(n);
+  for (int64_t to = 0; to < n; ++to) {
+    order_.entries[to] = {hashes_[from[to]], to};
+    moved[from[to]] = to;
+  }
+  for (int64_t& place : places_) {
+    if (place >= 0) place = moved[place];
+  }
   std::vector<uint64_t>().swap(hashes_);
   // Each column is read from front to back when it is applied.
   const auto permute = [&from, n](auto* column, int64_t width) {
@@ -61,6 +104,10 @@ void StagedRows::Finish() {
   permute(&columns_.last_step, 1);
   permute(&columns_.frequency, 1);
   permute(&columns_.removed, 1);
+}
+
+std::pair<int64_t, int64_t> StagedRows::RangeOf(int table) const {
+  return {order_.starts[table * kStripes], order_.starts[(table + 1) * kStripes]};
 }
 
 }  // namespace embedps

@@ -1,5 +1,6 @@
 #include "embedps/kernels/store/staged_rows.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -51,6 +52,54 @@ TEST(StagedRecordsGiveTheRowsOfALoad) {
     EXPECT_EQ(adds, loads);
     EXPECT_TRUE(num_shards > 1 || NumRows(applied, 0) > 300);
   }
+}
+
+TEST(AStagedLookupReadsWhatAnAppliedOneWill) {
+  RowStoreConfig config = MakeConfig(kDim, 2);
+  config.tables[1].absent_reads_initial = true;
+  config.tables[1].initializer = {InitializerConfig::Kind::kUniform, -1, 1};
+  for (const FloatDtype dtype : {FloatDtype::kFloat32, FloatDtype::kBfloat16}) {
+    config.row_dtype = dtype;
+    RowStore store(config);
+    store.Load(MakeRecords(700, 1), kTables, 0, 1, false, SerialFor);
+    StagedRows staged = store.Stage(0, 1);
+    for (const uint64_t seed : {2, 3}) staged.Add(MakeRecords(700, seed), kTables);
+    staged.Finish();
+    const Batch batch{Range(0, 600), Range(100, 550)};  // records, rows, and ids without either
+    std::vector<float> ahead(batch.ids.size() * kDim);
+    store.LookupStaged(batch.view(), staged, SerialFor, ahead.data());
+    EXPECT_TRUE(ahead != Lookup(&store, batch, /*insert=*/false));
+    store.Apply(staged, SerialFor);
+    EXPECT_TRUE(ahead == Lookup(&store, batch, /*insert=*/false));
+  }
+}
+
+TEST(OfAnIdOnlyTheLastRecordIsStaged) {
+  RowStore store(MakeConfig(kDim, 2));
+  StagedRows staged = store.Stage(0, 1);
+  int64_t records = 0;
+  for (uint64_t seed = 0; seed < 20; ++seed) records += staged.Add(MakeRecords(700, seed), kTables);
+  staged.Finish();
+  EXPECT_TRUE(records > 9 * staged.columns().num_rows);
+  store.Apply(staged, SerialFor);
+  size_t num_live = 0;
+  for (int t = 0; t < 2; ++t) {
+    const auto [first, last] = staged.RangeOf(t);
+    EXPECT_EQ(last - first, 500);
+    std::vector<int64_t> ids, live;
+    for (int64_t i = first; i < last; ++i) {
+      ids.push_back(staged.columns().id[i]);
+      if (!staged.columns().removed[i]) live.push_back(ids.back());
+    }
+    std::sort(ids.begin(), ids.end());
+    EXPECT_TRUE(ids == Range(0, 500));
+    std::vector<int64_t> stored = store.Ids(t);
+    std::sort(stored.begin(), stored.end());
+    std::sort(live.begin(), live.end());
+    EXPECT_TRUE(stored == live);
+    num_live += live.size();
+  }
+  EXPECT_TRUE(num_live > 500 && num_live < 1000);
 }
 
 TEST(StagedRecordsAreOfTheirTables) {

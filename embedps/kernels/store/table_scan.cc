@@ -77,4 +77,17 @@ TableScan RowStore::Scan(int table, const std::function<void()>& pause) const {
   return scan;
 }
 
+std::vector<int64_t> RowStore::Ids(int table) const {
+  std::vector<int64_t> ids;
+  for (int i = 0; i < kStripes; ++i) {
+    const Stripe& stripe = *stripes_[table * kStripes + i];
+    std::lock_guard<std::mutex> lock(stripes_[table * kStripes + i]->mutex);
+    for (uint32_t number = 0; number < stripe.used(); ++number) {
+      const RowHeader& row = *stripe.Row(number);
+      if (row.live) ids.push_back(row.id);
+    }
+  }
+  return ids;
+}
+
 }  // namespace embedps

@@ -59,10 +59,17 @@ class ItemCatalog:
         """Gives those keys whose columns are known."""
         return keys if self.takes_any else keys[np.isin(keys, self.declared)]
 
-    def using(self, changed: Mapping[str, Ids]) -> Ids:
-        """Gives the keys of declared items that take a row of those that changed, by table."""
+    def using(self, changed: Mapping[str, Ids], *, own: bool) -> Ids:
+        """Gives the keys of declared items that take a row which changed.
+
+        Args:
+          changed: the rows' ids by table.
+          own: whether the row of an item's identifier counts too.
+        """
         uses = np.zeros(len(self.declared), np.bool_)
         for feature in self._features:
+            if feature.name == self._identifier and not own:
+                continue
             ids = changed.get(feature.table_name, np.zeros(0, np.int64))
             column = self._columns[feature.name]
             if isinstance(column, tf.RaggedTensor):

@@ -3,64 +3,52 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.format.manifest import SaveSet
-from embedps.engine.checkpoint_restore import load_rows
 from embedps.engine.row_padding import pad
 from embedps.engine.step_model import StepModel
 from embedps.errors import UsageError
 from embedps.serving.inputs import rows_of
 from embedps.serving.server.item_catalog import ItemCatalog
 from embedps.serving.server.item_index import Ids, ItemIndex
-from embedps.serving.server.row_changes import RowChanges
-from embedps.tables.collection import EmbeddingCollection, LookupResult
+from embedps.tables.collection import EmbeddingCollection
+from embedps.tables.staged_files import StagedFiles
 
 _CHANGE_BATCHES = 32
 _NONE: Ids = np.zeros(0, np.int64)
 
 
 class ItemEncoder:
-    """Computes items' vectors as of the served manifest and some saves after it.
+    """Computes items' vectors as of the served manifest and what is staged after it.
 
-    The saves' rows are in tables of their own, and the network's new values in variables of their
-    own. So nothing that answers requests changes.
+    The network's new values are in variables of their own. So nothing that answers requests
+    changes.
 
     Attributes:
       dim: of the vectors.
     """
 
-    def __init__(
-        self, model: StepModel, collection: EmbeddingCollection, directory: CheckpointDirectory
-    ) -> None:
+    def __init__(self, model: StepModel, collection: EmbeddingCollection) -> None:
         """Traces the item tower.
 
         Args:
           model: whose candidates are encoded.
           collection: the rows that are served.
-          directory: of the checkpoints.
 
         Raises:
           UsageError: the candidates' vectors have no fixed length.
         """
         (self._candidates,) = model.candidates
-        self._embeddings, self._served, self._directory = model.embeddings, collection, directory
-        self._newer = EmbeddingCollection(
-            model.tables,
-            model.features,
-            devices=collection.devices,
-            container=f"{collection.container}-newer",
-            trainable=False,
-        )
-        self._tables = [table.name for table in collection.tables]
-        changed = [tf.TensorSpec([None], tf.int64)] * len(self._tables)
+        self._embeddings, self._collection = model.embeddings, collection
+        self._nothing = collection.files.stage([])
+        self._staged = self._nothing.handles
+        specs = tf.nest.map_structure(lambda each: tf.TensorSpec([], each.dtype), self._staged)
         function = tf.function(
-            self._encoded, input_signature=[self._candidates.column_specs, changed]
+            self._encoded, input_signature=[self._candidates.column_specs, specs]
         )
         self._encode = function.get_concrete_function()
         # The tower's variables, and those that take their place.
@@ -75,33 +63,18 @@ class ItemEncoder:
                 f"known length but have shape {shape}: give its tower an output of fixed width"
             )
         self.dim = int(shape[1])
-        self._changed = [tf.constant(_NONE)] * len(self._tables)
 
-    def advance(
-        self,
-        saves: Sequence[SaveSet],
-        changes: Mapping[str, RowChanges],
-        values: Sequence[tuple[tf.Variable, Any]],
-    ) -> bool:
-        """Takes what leads from the served manifest to the next; the files must have been checked.
+    def advance(self, staged: StagedFiles, values: Sequence[tuple[tf.Variable, Any]]) -> bool:
+        """Takes what leads from the served manifest to the next.
 
         Args:
-          saves: in order; those of the call before no longer count.
-          changes: what they change in the tables that items depend on.
+          staged: the rows that change; those of the call before no longer count.
           values: the network's variables with their new values.
 
         Returns:
           Whether the network encodes items otherwise than before.
-
-        Raises:
-          CorruptCheckpointError: a file is absent, or differs from what was written.
         """
-        self._newer.clear()
-        load_rows(self._newer, self._directory, saves)
-        self._changed = [
-            tf.constant(np.sort(changes[name].ids) if name in changes else _NONE)
-            for name in self._tables
-        ]
+        self._staged = staged.handles
         is_new = False
         for variable, value in values:
             own = self._own.get(variable.ref())
@@ -110,6 +83,10 @@ class ItemEncoder:
             if own is not None:
                 own.assign(value)
         return is_new
+
+    def forget(self) -> None:
+        """Frees what is staged, once it is applied."""
+        self._staged = self._nothing.handles
 
     def encode(
         self, index: ItemIndex, catalog: ItemCatalog, keys: Ids, removed: Ids, *, rate: float = 0
@@ -127,7 +104,7 @@ class ItemEncoder:
         ids, vectors = [_NONE], [tf.zeros([0, self.dim])]
         for part, columns in catalog.batches(keys):
             ids.append(part)
-            vectors.append(self._encode(columns, self._changed))
+            vectors.append(self._encode(columns, self._staged))
             done += len(part)
             if len(ids) > _CHANGE_BATCHES:  # vectors are not kept twice
                 index = index.changed(np.concatenate(ids), tf.concat(vectors, axis=0), removed)
@@ -137,50 +114,12 @@ class ItemEncoder:
                 time.sleep(early)
         return index.changed(np.concatenate(ids), tf.concat(vectors, axis=0), removed)
 
-    def close(self) -> None:
-        """Frees the rows."""
-        self._newer.drop()
-
-    def _encoded(self, batch: dict[str, Any], changed: Sequence[tf.Tensor]) -> tf.Tensor:
+    def _encoded(self, batch: dict[str, Any], staged: Sequence[Sequence[tf.Tensor]]) -> tf.Tensor:
         rows = rows_of(next(iter(batch.values())))
         # In whole lanes: the bits do not depend on the batch.
         batch = {name: pad(value, rows) for name, value in batch.items()}
         features = {feature.name for feature in self._embeddings.features}
         ids = {name: value for name, value in batch.items() if name in features}
-        served = self._served.lookup(ids, insert=False, partial=True)
-        newer = self._newer.lookup(ids, insert=False, partial=True)
-        found = served._replace(rows=self._newest(served, newer, changed))
-        with self._embeddings.providing(self._served.combine(found)):
+        found = self._collection.lookup_staged(ids, staged)
+        with self._embeddings.providing(self._collection.combine(found)):
             return self._candidates.tower(batch)[:rows]
-
-    def _newest(
-        self, served: LookupResult, newer: LookupResult, changed: Sequence[tf.Tensor]
-    ) -> list[list[tf.Tensor]]:
-        """Takes the newer row of each id that changed, by group and shard."""
-        by_table = dict(zip(self._tables, changed, strict=True))
-        rows = []
-        for g, group in enumerate(self._served.groups):
-            routed, tables = served.routed[g], [by_table[table.name] for table in group.tables]
-            rows.append(
-                [
-                    tf.where(_among(ids, splits, tables)[:, None], new, old)
-                    for ids, splits, old, new in zip(
-                        routed.shard_ids,
-                        routed.shard_splits,
-                        served.rows[g],
-                        newer.rows[g],
-                        strict=True,
-                    )
-                ]
-            )
-        return rows
-
-
-def _among(ids: tf.Tensor, splits: tf.Tensor, changed: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Tells which ids, by table ids[splits[t]:splits[t + 1]], are among those that changed."""
-    parts = []
-    for t, sorted_ids in enumerate(changed):
-        own = ids[splits[t] : splits[t + 1]]
-        first = tf.searchsorted(sorted_ids, own, side="left")
-        parts.append(first < tf.searchsorted(sorted_ids, own, side="right"))
-    return tf.concat(parts, axis=0)

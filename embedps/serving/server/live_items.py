@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.format.manifest import SaveSet
 from embedps.engine.step_model import StepModel
 from embedps.errors import UsageError
 from embedps.serving.server.item_catalog import ItemCatalog
@@ -21,10 +19,10 @@ from embedps.serving.server.item_search import ItemSearch
 from embedps.serving.server.ivf_index import Floats
 from embedps.serving.server.made_columns import of_examples
 from embedps.serving.server.ranking import Ranking
-from embedps.serving.server.row_changes import RowChanges, read_changes
 from embedps.serving.server.tensor_values import Array
 from embedps.serving.server.top_k_format import SEEN, TopKFormat, TopKRequest
 from embedps.tables.collection import EmbeddingCollection
+from embedps.tables.staged_files import StagedFiles
 
 QUERY = "query"  # the prediction that is a query's vector
 _NONE: Ids = np.zeros(0, np.int64)
@@ -47,8 +45,6 @@ class LiveItems:
         self,
         model: StepModel,
         collection: EmbeddingCollection,
-        directory: CheckpointDirectory,
-        chain: Sequence[SaveSet],
         queries: Callable[[], Floats],
         ranking: Ranking,
     ) -> None:
@@ -57,8 +53,6 @@ class LiveItems:
         Args:
           model: for which `ranks_items` holds.
           collection: its rows.
-          directory: of the checkpoints.
-          chain: the saves that the rows are of.
           queries: computes a sample of queries, float32 [queries, dim].
           ranking: how items are ranked.
 
@@ -67,9 +61,9 @@ class LiveItems:
             vectors have no fixed length.
         """
         (candidates,) = model.candidates
-        self._directory, self._ranking = directory, ranking
+        self._ranking = ranking
         self._catalog = ItemCatalog(candidates, model.features)
-        self._by_row = ranking.items == "rows" and self._catalog.table is not None
+        self._table = self._catalog.table if ranking.items == "rows" else None
         columns = model.columns_of(model.output_inputs(QUERY))
         missing_id = model.recommender.missing_id
         self.format = TopKFormat(
@@ -83,11 +77,10 @@ class LiveItems:
             columns = dataclasses.replace(columns, id_lists=(*columns.id_lists, SEEN))
         self.examples = of_examples(self.format, columns, missing_id=missing_id)
         keys = self._catalog.declared
-        if self._by_row:
-            changes = self._of_items(read_changes(directory, chain, self._catalog.tables))
-            keys = self._catalog.known(changes.set)
+        if self._table is not None:
+            keys = self._catalog.known(collection.ids(self._table))
         keys = np.unique(keys)
-        self._encoder = ItemEncoder(model, collection, directory)
+        self._encoder = ItemEncoder(model, collection)
         shape = queries().shape[1:]
         if shape != (self._encoder.dim,):
             raise UsageError(
@@ -115,46 +108,49 @@ class LiveItems:
         return self._catalog.id_dtype
 
     def prepare(
-        self, saves: Sequence[SaveSet], values: Sequence[tuple[tf.Variable, Any]]
+        self, staged: StagedFiles, values: Sequence[tuple[tf.Variable, Any]]
     ) -> Callable[[], None]:
-        """Encodes what saves change, beside the vectors that are ranked.
+        """Encodes what changes, beside the vectors that are ranked.
 
         If the network encodes items otherwise than before, that is all of them.
 
         Args:
-          saves: that lead to the next manifest; the files must have been checked.
+          staged: the rows that lead to the next manifest.
           values: the network's variables with their values there.
 
         Returns:
           A function that takes the new vectors, which must not run beside `best`.
-
-        Raises:
-          CorruptCheckpointError: a file is absent, or differs from what was written.
         """
-        changes = read_changes(self._directory, saves, self._catalog.tables)
-        is_new = self._encoder.advance(saves, changes, values)
+        changes = {name: staged.changes(name) for name in self._catalog.tables}
+        is_new = self._encoder.advance(staged, values)
         search = self._search
-        keys, removed, added = search.keys, _NONE, _NONE
-        if self._by_row:
-            of_items = self._of_items(changes)
-            removed, added = of_items.removed, self._catalog.known(of_items.set)
+        keys, removed, changed = search.keys, _NONE, _NONE
+        if self._table is not None:
+            own = changes[self._table]
+            removed, known = own.removed, self._catalog.known(own.set)
             # NumPy's union1d of a million takes more than a second.
-            fresh = added[~_among(added, keys)]
+            is_fresh = ~_among(known, keys)
+            changed = known[is_fresh | _among(known, own.differing)]
             keys = keys[~_among(keys, removed)]
-            keys = np.sort(np.concatenate([keys, fresh]), kind="stable")
+            keys = np.sort(np.concatenate([keys, known[is_fresh]]), kind="stable")
         if is_new:
             rate = self._ranking.encode_rate
             empty = ItemIndex(self._encoder.dim)
             index = self._encoder.encode(empty, self._catalog, keys, _NONE, rate=rate)
             state = search.replaced(keys, index)
         else:
-            using = self._catalog.using({name: each.ids for name, each in changes.items()})
-            using = using[_among(using, keys) & ~_among(using, added)]
-            changed = np.concatenate([added, using])
+            differing = {name: each.differing for name, each in changes.items()}
+            using = self._catalog.using(differing, own=self._table is None)
+            using = using[_among(using, keys) & ~_among(using, changed)]
+            changed = np.concatenate([changed, using])
             index = self._encoder.encode(search.index, self._catalog, changed, removed)
             state = search.changed(keys, index, changed, removed)
 
-        return lambda: search.take(state)
+        def take() -> None:
+            search.take(state)
+            self._encoder.forget()
+
+        return take
 
     def refresh(self) -> None:
         """Takes what was built beside; not beside `prepare` and what it returned."""
@@ -177,12 +173,8 @@ class LiveItems:
         return {"ids": self._catalog.identifiers(keys), "scores": scores}
 
     def close(self) -> None:
-        """Frees the rows that it encodes with."""
+        """Waits until nothing is built any more."""
         self._search.close()
-        self._encoder.close()
-
-    def _of_items(self, changes: Mapping[str, RowChanges]) -> RowChanges:
-        return changes[str(self._catalog.table)]
 
 
 def _among(ids: Ids, ascending: Ids) -> npt.NDArray[np.bool_]:

@@ -102,14 +102,9 @@ class LiveModel(LoadedModel):
             self.items = self._load_items(dataset, ranking)
 
     def _load_items(self, dataset: Dataset, ranking: Ranking) -> LiveItems:
-        chain, sample = self.manifest.chain, _sample(dataset, self.columns)
+        sample = _sample(dataset, self.columns)
         items = LiveItems(
-            self._model,
-            self._collection,
-            self._directory,
-            chain,
-            lambda: self.predict(sample)[QUERY],
-            ranking,
+            self._model, self._collection, lambda: self.predict(sample)[QUERY], ranking
         )
         form = items.format.query
 
@@ -203,12 +198,11 @@ class LiveModel(LoadedModel):
         found = read_values(directory, manifest, self._model.named_variables)
         values = [tf.constant(value) for _, value in found]
         staged = stage_rows(self._collection, directory, advance.saves)
-        take = None if self.items is None else self.items.prepare(advance.saves, found)
+        take = None if self.items is None else self.items.prepare(staged, found)
 
         def apply() -> None:
             self._is_whole = False
-            for save in staged:
-                save.apply()
+            staged.apply()
             self._assign(*values)
             if take is not None:
                 take()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from embedps.planning.dataset_ids import TableRows
 from embedps.tables.admission import MinCount
-from embedps.tables.byte_limits import ServerLimit, limited_bytes, places
+from embedps.tables.byte_limits import STRIPES, ServerLimit, limited_bytes, places
 from embedps.tables.eviction import SizeLimit, find
 from embedps.tables.specs import TableSpec
 
@@ -98,12 +99,27 @@ class _Shards:
     def hold(self, grown: NDArray[np.float64]) -> HeldRows:
         """Gives the rows of shards that had so many when they took their last memory."""
         room = np.array([places(self.table, int(rows), self._pieces_by) for rows in grown])
-        rows = np.minimum(self.kept, room)
+        rows = np.where(grown < self.kept, _placed(self.kept, room), self.kept)
         sized = [
             _most_rows(lambda n, most=most: places(self.table, n) <= most)  # type: ignore[misc]
             for most in room
         ]
         return HeldRows(rows=rows, sized=np.minimum(self.kept, sized), displaced=self._asked - rows)
+
+
+def _placed(rows: NDArray[np.float64], room: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Gives how many of so many rows have a place where each stripe has its part of the room.
+
+    The hash spreads rows over stripes as Poisson's law does; here by the normal one.
+    """
+    mean = rows / STRIPES
+    spread = np.sqrt(np.maximum(mean, 1e-9))
+    beyond = mean - room / STRIPES
+    distance = beyond / spread
+    share = np.array([(1 + math.erf(d / math.sqrt(2))) / 2 for d in distance])
+    density = np.exp(-(distance**2) / 2) / math.sqrt(2 * math.pi)
+    placed = STRIPES * (mean - beyond * share - spread * density)
+    return np.asarray(np.minimum(placed, np.minimum(rows, room)))
 
 
 def _most_rows(fits: Callable[[int], bool]) -> int:

@@ -14,7 +14,7 @@ from embedps.tables.specs import TableSpec
 _TABLE_BYTES = 65536  # of a table without rows
 _COUNTING_BYTES = 64 * 512  # of a table that counts, without counters
 _FIRST_ROWS = 1024  # there is memory for as many from the beginning
-_STRIPES = 64
+STRIPES = 64
 _LEAST_PIECE, _MOST_PIECE = 16, 1024  # rows
 _PIECE_PARTS = 64  # a piece of each stripe is at most one of these parts of a limit
 _SERVER_STORES = 4  # that share a server's limit, about
@@ -45,7 +45,7 @@ def places(table: TableSpec, rows: int, max_bytes: int = 0) -> int:
       rows: how many.
       max_bytes: the table's limit on the shard, which decides how large the pieces are.
     """
-    half_a_piece_each = _piece_rows(table, max_bytes) * _STRIPES // 2
+    half_a_piece_each = _piece_rows(table, max_bytes) * STRIPES // 2
     return max(rows + min(rows // 3, half_a_piece_each), _FIRST_ROWS)
 
 
@@ -60,7 +60,7 @@ def limited_bytes(table: TableSpec, rows: int, max_bytes: int = 0) -> int:
 
 def _piece_rows(table: TableSpec, max_bytes: int) -> int:
     """Gives the rows of a full piece, as TableEviction::ChunkBits does; 0 is no limit."""
-    of_limit = max_bytes // _PIECE_PARTS // _STRIPES // limited_row_bytes(table)
+    of_limit = max_bytes // _PIECE_PARTS // STRIPES // limited_row_bytes(table)
     rows = _MOST_PIECE
     while max_bytes and rows > max(of_limit, _LEAST_PIECE):
         rows //= 2

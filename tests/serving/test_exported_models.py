@@ -33,6 +33,7 @@ from models import (
 from tests import every_column, shipped
 from tests.builders import SumNetwork, latest, make_mixed, make_trainer, write_dataset
 from tests.models import planted_interactions
+from tests.processors import SUMS_IN_ORDER
 from tests.serving.builders import Tensors, ask, evaluated, examples, split_of, tensors
 from tests.serving.warm_up_replay import replay
 
@@ -115,7 +116,10 @@ def test_every_model_gives_the_evaluators_predictions(tmp_path: Path) -> None:
                     if not np.array_equal(ours, rows):
                         where = (name, loader, request, output_name)
                         differing[where] = float(np.abs(ours - rows).max())
-    assert differing == {}
+    if SUMS_IN_ORDER:
+        assert differing == {}
+    else:
+        assert all(difference < 1e-6 for difference in differing.values()), differing
 
 
 @pytest.mark.slow

@@ -54,7 +54,7 @@ def build_target(test: Path, compiler: str) -> Path:
 
 
 def _newest(source: Path) -> float:
-    return max(path.stat().st_mtime for path in [source, *build.headers()])
+    return max(path.stat().st_mtime for path in build.included(source))
 
 
 def fuzz(name: str, command: list[str], folder: str, secs: int) -> bool:

@@ -11,6 +11,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 LIBRARY = HERE / "_embedps.so"
 _STAMP = HERE / "_build" / "digest"
+_INCLUDE = re.compile(r'^\s*#\s*include\s+"(embedps/[^"]+)"', re.MULTILINE)
 _COMMON_FLAGS = (
     "-O3",
     "-g1",
@@ -112,17 +114,35 @@ def digest() -> str:
     h = hashlib.sha256()
     for path in sorted([*headers(), *library_sources(), Path(__file__)]):
         h.update(path.relative_to(HERE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    for name in ("tensorflow", "pyarrow"):
-        h.update(f"{name} {importlib.metadata.version(name)}\n".encode())
-    h.update(sys.platform.encode())
+    h.update(_wheels().encode())
     return h.hexdigest()
 
 
+def _wheels() -> str:
+    """Names the platform and the wheels whose headers the kernels include."""
+    names = ("tensorflow", "pyarrow")
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in names]
+    return "\n".join([*versions, sys.platform])
+
+
+def included(source: Path) -> list[Path]:
+    """Lists a source and the headers of all rooms that it includes, directly or by others."""
+    found, new = set(), {source}
+    while new:
+        found |= new
+        names = {name for path in new for name in _INCLUDE.findall(path.read_text())}
+        new = {path for name in names if (path := ROOT / name).exists()} - found
+    return sorted(found)
+
+
 def _file_digest(source: Path, command: list[str]) -> str:
-    """Computes the digest of one source, all headers and the command, to find stale objects."""
-    h = hashlib.sha256(repr(command).encode())
-    for path in [source, *headers()]:
-        h.update(path.read_bytes())
+    """Computes the digest of one source, its headers, the command and the wheels' versions.
+
+    The command counts without the checkout's own folder: a copied checkout keeps its objects.
+    """
+    h = hashlib.sha256(f"{repr(command).replace(str(ROOT), '')}\0{_wheels()}\0".encode())
+    for path in included(source):
+        h.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return h.hexdigest()
 
 

@@ -13,7 +13,8 @@ each step sleeps (benchmarks/paced_dlrm.py). At the largest number of workers, e
 with a worker that takes twice as long, and so does `--sync full` with a backup worker.
 
 Each run is written into --work when it is made. The same command goes on after an interruption.
-With --minutes it begins no run after that time; the most telling runs come first.
+With --minutes it begins no run after that time; the most telling runs come first. With --ways it
+makes some runs now, and the result has all that were made.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ def measure(
     ways: Sequence[Sequence[Cell]],
     seeds: int,
     minutes: float,
+    wanted: Sequence[str],
 ) -> tuple[Found, int]:
-    """Makes the runs that are absent, group by group and there seed by seed.
+    """Makes the wanted runs that are absent, group by group and there seed by seed.
 
     Returns:
       All runs, and how many are absent.
@@ -70,7 +72,8 @@ def measure(
     for k, (data, cell, seed) in enumerate(plan):
         known = runs.known(data, cell, seed)
         equal = found.get((data.name, cell.equal, seed))
-        if known is None and time.monotonic() < end and (equal or not cell.slow):
+        is_wanted = any(text in f"{data.name}, {cell.name}" for text in wanted)
+        if known is None and is_wanted and time.monotonic() < end and (equal or not cell.slow):
             known = runs.make(data, cell, seed, equal if cell.slow else None)
             print(
                 f"{k + 1}/{len(plan)} {data.name}, {cell.name}, seed {seed}: AUC "
@@ -227,6 +230,13 @@ def main(arguments: Sequence[str]) -> int:
         "--pace-ms", type=float, default=12.0, help="per worker, if paced (default: 12)"
     )
     parser.add_argument("--minutes", type=float, default=0.0, help="0: no limit (default: 0)")
+    parser.add_argument(
+        "--ways",
+        nargs="+",
+        default=[""],
+        metavar="TEXT",
+        help='make only the runs whose names have one of these, as "full, 8 x" (default: all)',
+    )
     parser.add_argument("--work", type=Path, default=Path("build/strategies"), help="for the runs")
     parser.add_argument(
         "--output", type=report.output_file, default=report.RESULTS / "strategies.json"
@@ -249,7 +259,7 @@ def main(arguments: Sequence[str]) -> int:
     ways = groups(options.workers, total=options.total_batch, batch=options.batch_size)
     largest = max(way.total for group in ways for way in group)
     runs = Runs(work, pace_ms=options.pace_ms, largest_batch=largest)
-    found, absent = measure(runs, datasets, ways, options.seeds, options.minutes)
+    found, absent = measure(runs, datasets, ways, options.seeds, options.minutes, options.ways)
     rows, checks = summarize(found), compare(found)
     show(rows, checks)
     if absent:

@@ -1,5 +1,6 @@
 """Objects are compiled again when what they are made of changes, and only then."""
 
+import importlib.metadata
 import subprocess
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def test_a_changed_header_makes_only_its_sources_stale(
 def test_a_new_wheel_makes_all_sources_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     source = build.library_sources()[0]
     before = build._file_digest(source, ["g++"])
-    monkeypatch.setattr(build.importlib.metadata, "version", lambda name: "0.0")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.0")
     assert build._file_digest(source, ["g++"]) != before
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -74,9 +74,19 @@ class StagedFiles:
             differing=np.sort(ids[np.concatenate(differs)]),
         )
 
+    def show(self) -> None:
+        """Makes lookups without insert read as if `apply` had run; not beside them.
+
+        So the rows of all records change at once, and `apply` may run beside lookups.
+        """
+        self._on_each_store(kernels.load().embedps_show_rows)
+
     def apply(self) -> None:
         """Loads the records: rows overwrite, removals remove."""
+        self._on_each_store(kernels.load().embedps_apply_rows)
+
+    def _on_each_store(self, op: Callable[[tf.Tensor, tf.Tensor], object]) -> None:
         for stores, handles in zip(self._stores, self.handles, strict=True):
             for device, store, staged in zip(self._devices, stores, handles, strict=True):
                 with tf.device(device):
-                    kernels.load().embedps_apply_rows(store, staged)
+                    op(store, staged)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +100,33 @@ def test_staged_rows_are_looked_up_before_they_are_applied(num_shards: int, tmp_
     staged.apply()
     for name, value in values(loaded).items():
         np.testing.assert_array_equal(values(collection)[name], value)
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_shown_rows_are_looked_up_before_and_while_they_are_applied(
+    num_shards: int, tmp_path: Path
+) -> None:
+    base, *deltas = written(tmp_path, num_shards=2)
+    collection, loaded = frozen(num_shards), frozen(num_shards)
+    collection.files.stage([group_files(base)]).apply()
+    loaded.files.load(group_files(base))
+    for part in deltas:
+        loaded.files.load(group_files(part))
+        want, rows = values(loaded), collection.stats().rows
+        staged = collection.files.stage([group_files(part)])
+        staged.show()
+        for name, value in values(collection).items():
+            np.testing.assert_array_equal(value, want[name])
+        assert collection.stats().rows == rows != loaded.stats().rows
+        thread = threading.Thread(target=staged.apply)
+        thread.start()
+        while thread.is_alive():
+            for name, value in values(collection).items():
+                np.testing.assert_array_equal(value, want[name])
+        thread.join()
+        for name, value in values(collection).items():
+            np.testing.assert_array_equal(value, want[name])
+        assert collection.stats().rows == loaded.stats().rows
 
 
 def test_a_damaged_file_is_not_staged(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 // Ops on records that EmbedpsStageRows read for a store.
 #include <algorithm>
-#include <cstring>
-#include <vector>
+#include <memory>
 
+#include "embedps/kernels/ops/file_op.h"
 #include "embedps/kernels/ops/staged_resource.h"
 #include "embedps/kernels/ops/store_resource.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -31,21 +31,47 @@ absl::Status FindStaged(OpKernelContext* context, StorePtr* store, StagedPtr* st
                                     "' but has other tables or another dim");
 }
 
-REGISTER_OP("EmbedpsApplyRows")
+REGISTER_OP("EmbedpsShowRows")
     .Input("store: resource")
     .Input("staged: resource")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
-    .Doc("Loads the records that EmbedpsStageRows read for this store. It reads no files.");
+    .Doc(
+        "Makes lookups without insert read the records that EmbedpsStageRows read for this store, "
+        "until EmbedpsApplyRows has applied them. No lookup may run meanwhile.");
 
-class ApplyRowsOp : public OpKernel {
+class ShowRowsOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* context) override {
     StorePtr store;
     StagedPtr staged;
     OP_REQUIRES_OK(context, FindStaged(context, &store, &staged));
-    store->store.Apply(staged->rows, DeviceThreads(context));
+    StagedResource* const held = staged.release();
+    const auto release = [held](const StagedRows*) { held->Unref(); };
+    store->store.Show(std::shared_ptr<const StagedRows>(&held->rows, release));
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("EmbedpsShowRows").Device(tensorflow::DEVICE_CPU), ShowRowsOp);
+
+REGISTER_OP("EmbedpsApplyRows")
+    .Input("store: resource")
+    .Input("staged: resource")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(
+        "Loads the records that EmbedpsStageRows read for this store, by a nice thread. It reads "
+        "no files.");
+
+class ApplyRowsOp : public FileOp {
+ public:
+  explicit ApplyRowsOp(OpKernelConstruction* c) : FileOp(c) { niceness_ = kFileNiceness; }
+  absl::Status Work(OpKernelContext* context) override {
+    StorePtr store;
+    StagedPtr staged;
+    TF_RETURN_IF_ERROR(FindStaged(context, &store, &staged));
+    store->store.Apply(staged->rows, SerialFor);
+    return absl::OkStatus();
   }
 };
 REGISTER_KERNEL_BUILDER(Name("EmbedpsApplyRows").Device(tensorflow::DEVICE_CPU), ApplyRowsOp);
@@ -127,30 +153,11 @@ class StagedIdsOp : public OpKernel {
     std::copy(columns.id.begin() + first, columns.id.begin() + last, ids->flat<int64_t>().data());
     std::copy(columns.removed.begin() + first, columns.removed.begin() + last,
               removed->flat<bool>().data());
-    Compare(staged->rows, ids->flat<int64_t>().data(), last - first, DeviceThreads(context),
-            &store->store, differs->flat<bool>().data());
+    store->store.CompareStaged(table_, staged->rows, DeviceThreads(context),
+                               differs->flat<bool>().data());
   }
 
  private:
-  // Tells of each of a table's ids whether its row will be read as other bits than now.
-  void Compare(const StagedRows& staged, const int64_t* ids, int64_t num_ids,
-               const ParallelFor& parallel, RowStore* store, bool* differs) const {
-    constexpr int64_t kAtOnce = 4096;
-    const int dim = store->config().dim;
-    std::vector<float> now(kAtOnce * dim), then(kAtOnce * dim);
-    std::vector<int32_t> splits(store->num_tables() + 1);
-    for (int64_t first = 0; first < num_ids; first += kAtOnce) {
-      const int64_t count = std::min(kAtOnce, num_ids - first);
-      std::fill(splits.begin() + table_ + 1, splits.end(), static_cast<int32_t>(count));
-      const IdsByTable batch{ids + first, count, splits.data()};
-      store->Lookup(batch, /*insert=*/false, parallel, now.data());
-      store->LookupStaged(batch, staged, parallel, then.data());
-      for (int64_t i = 0; i < count; ++i) {
-        differs[first + i] = std::memcmp(&now[i * dim], &then[i * dim], dim * sizeof(float)) != 0;
-      }
-    }
-  }
-
   int table_;
 };
 REGISTER_KERNEL_BUILDER(Name("EmbedpsStagedIds").Device(tensorflow::DEVICE_CPU), StagedIdsOp);

@@ -1,6 +1,7 @@
 #include "embedps/kernels/store/row_store.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "embedps/kernels/runtime/hash.h"
@@ -18,6 +19,7 @@ constexpr Clock::duration kBusy =
 constexpr uint32_t kSliceRows = 256;  // rows to copy while holding a stripe's lock
 constexpr size_t kCompactAheadBytes = 4 << 20;
 constexpr uint32_t kAheadRows = 16;   // rows to prefetch before a delta copies them
+constexpr int kAheadRecords = 8;      // of files, whose rows are prefetched before they are loaded
 constexpr int64_t kServerStores = 4;  // that share a server's limit, about
 
 }  // namespace
@@ -111,7 +113,10 @@ void RowStore::InitialEmbedding(int table, int64_t id, float* embedding) const {
 
 void RowStore::Lookup(const IdsByTable& batch, bool insert, const ParallelFor& parallel,
                       float* embeddings) {
+  // Before the rows: what they do not have yet is in it, even if it is applied meanwhile.
+  const std::shared_ptr<const StagedRows> shown = insert ? nullptr : Shown();
   LookUp(batch, insert, nullptr, parallel, embeddings);
+  if (shown != nullptr) ReadStaged(batch, *shown, parallel, embeddings);
 }
 
 void RowStore::LookupShown(const IdsByTable& batch, const ShownIds& shown,
@@ -396,10 +401,10 @@ void RowStore::LoadInOrder(const RowColumns& columns, const RecordOrder& order,
                Stripe& s = *stripes_[bin];
                std::lock_guard<std::mutex> lock(s.mutex);
                s.Reserve(last - first);
-               constexpr int kAhead = 8;
                for (const auto* r = first; r < last; ++r) {
-                 if (last - r > 2 * kAhead) s.PrefetchEntry(r[2 * kAhead].hash);
-                 if (last - r > kAhead) s.PrefetchRow(s.PrefetchChunk(r[kAhead].hash));
+                 if (last - r > 2 * kAheadRecords) s.PrefetchEntry(r[2 * kAheadRecords].hash);
+                 if (last - r > kAheadRecords)
+                   s.PrefetchRow(s.PrefetchChunk(r[kAheadRecords].hash));
                  LoadRecord(columns, r->at, t, r->hash, optimizer_slots, &s);
                }
              }
@@ -445,28 +450,77 @@ void RowStore::LoadRecord(const RowColumns& columns, int64_t i, int table, uint6
   }
 }
 
+void RowStore::Show(std::shared_ptr<const StagedRows> staged) {
+  const std::lock_guard<std::mutex> lock(shown_mutex_);
+  shown_ = std::move(staged);
+}
+
+std::shared_ptr<const StagedRows> RowStore::Shown() const {
+  const std::lock_guard<std::mutex> lock(shown_mutex_);
+  return shown_;
+}
+
+void RowStore::Apply(const StagedRows& staged, const ParallelFor& parallel) {
+  LoadInOrder(staged.columns(), staged.order(), /*optimizer_slots=*/false, parallel);
+  if (Shown().get() == &staged) Show(nullptr);
+}
+
 void RowStore::LookupStaged(const IdsByTable& batch, const StagedRows& staged,
                             const ParallelFor& parallel, float* embeddings) {
   Lookup(batch, /*insert=*/false, parallel, embeddings);
-  const int dim = config_.dim;
-  const RowColumns& from = staged.columns();
+  ReadStaged(batch, staged, parallel, embeddings);
+}
+
+void RowStore::ReadStaged(const IdsByTable& batch, const StagedRows& staged,
+                          const ParallelFor& parallel, float* embeddings) const {
+  if (staged.columns().num_rows == 0) return;
   for (int t = 0; t < num_tables(); ++t) {
     const int64_t first = batch.splits[t];
-    parallel(batch.splits[t + 1] - first, 200 + dim, [&](int64_t begin, int64_t end) {
+    parallel(batch.splits[t + 1] - first, 200 + config_.dim, [&](int64_t begin, int64_t end) {
       for (int64_t i = first + begin; i < first + end; ++i) {
         const int64_t id = batch.ids[i];
         const int64_t at = staged.Find(t, RowHash(salts_[t], id), id);
-        if (at < 0) continue;
-        float* out = embeddings + i * dim;
-        if (from.removed[at]) {
-          ReadAbsent(t, id, out);
-        } else {
-          std::copy_n(&from.embedding[at * dim], dim, out);
-          RoundInPlace(config_.row_dtype, dim, out);
-        }
+        if (at >= 0) ReadRecord(t, staged, at, embeddings + i * config_.dim);
       }
     });
   }
+}
+
+void RowStore::ReadRecord(int t, const StagedRows& staged, int64_t at, float* out) const {
+  const RowColumns& from = staged.columns();
+  if (from.removed[at]) return ReadAbsent(t, from.id[at], out);
+  std::copy_n(&from.embedding[at * config_.dim], config_.dim, out);
+  RoundInPlace(config_.row_dtype, config_.dim, out);
+}
+
+void RowStore::CompareStaged(int table, const StagedRows& staged, const ParallelFor& parallel,
+                             bool* differs) const {
+  const RecordOrder& order = staged.order();
+  const int64_t first_record = staged.RangeOf(table).first;
+  parallel(kStripes, 200 * (1 + order.entries.size() / kStripes), [&](int64_t begin, int64_t end) {
+    std::vector<float> now(config_.dim), then(config_.dim);
+    for (int64_t bin = table * kStripes + begin; bin < table * kStripes + end; ++bin) {
+      const auto* last = order.entries.data() + order.starts[bin + 1];
+      Stripe& stripe = *stripes_[bin];
+      const std::lock_guard<std::mutex> lock(stripe.mutex);
+      for (const auto* r = order.entries.data() + order.starts[bin]; r < last; ++r) {
+        if (last - r > 2 * kAheadRecords) stripe.PrefetchEntry(r[2 * kAheadRecords].hash);
+        if (last - r > kAheadRecords) {
+          stripe.PrefetchRow(stripe.PrefetchChunk(r[kAheadRecords].hash));
+        }
+        const int64_t id = staged.columns().id[r->at];
+        const uint32_t number = stripe.Find(r->hash, id);
+        if (number == kNone) {
+          ReadAbsent(table, id, now.data());
+        } else {
+          layout_.ReadEmbedding(*stripe.Row(number), now.data());
+        }
+        ReadRecord(table, staged, r->at, then.data());
+        differs[r->at - first_record] =
+            std::memcmp(now.data(), then.data(), config_.dim * sizeof(float)) != 0;
+      }
+    }
+  });
 }
 
 int64_t RowStore::MarkClean() {
@@ -501,6 +555,7 @@ void RowStore::Clear() {
   }
   for (const auto& eviction : evictions_) eviction->Reset();
   steps_.store(0, std::memory_order_relaxed);
+  Show(nullptr);
 }
 
 bool RowStore::IsBusy() const {

@@ -189,14 +189,22 @@ class RowStore {
     return staged.dim() == config_.dim && staged.table_salts() == salts_;
   }
 
+  // From now on Lookup without `insert` and UpdateRates read as if `staged`, which CanApply, were
+  // applied, until Apply has applied it beside them. So all rows change at once, however many they
+  // are. Not beside lookups.
+  void Show(std::shared_ptr<const StagedRows> staged);
+
   // Loads staged records, which takes a fraction of Load's time.
-  void Apply(const StagedRows& staged, const ParallelFor& parallel) {
-    LoadInOrder(staged.columns(), staged.order(), /*optimizer_slots=*/false, parallel);
-  }
+  void Apply(const StagedRows& staged, const ParallelFor& parallel);
 
   // Reads rows as Lookup without `insert` will once `staged`, which CanApply, is applied.
   void LookupStaged(const IdsByTable& batch, const StagedRows& staged, const ParallelFor& parallel,
                     float* embeddings);
+
+  // Tells of each staged record of a table, in their order, whether its row will be read as other
+  // bits than now.
+  void CompareStaged(int table, const StagedRows& staged, const ParallelFor& parallel,
+                     bool* differs) const;
 
   // Loads counters of `tables` after the rows of the same checkpoint, and after MarkClean. Ignores
   // those of ids that have a row. Returns how many records belong to this shard.
@@ -261,6 +269,11 @@ class RowStore {
   void LoadRecord(const RowColumns& columns, int64_t i, int table, uint64_t hash,
                   bool optimizer_slots, Stripe* stripe);
   void NoteStep(uint32_t step);
+  std::shared_ptr<const StagedRows> Shown() const;
+  void ReadStaged(const IdsByTable& batch, const StagedRows& staged, const ParallelFor& parallel,
+                  float* embeddings) const;
+  // Writes what an id reads as once its staged record is applied.
+  void ReadRecord(int table, const StagedRows& staged, int64_t at, float* out) const;
   void CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pending,
                  OutgoingRows* outgoing);
 
@@ -285,6 +298,8 @@ class RowStore {
   std::atomic<int64_t> rejected_inserts_{0};
   std::atomic<int64_t> skipped_updates_{0};
   std::atomic<int64_t> copies_stopped_{0};
+  mutable std::mutex shown_mutex_;
+  std::shared_ptr<const StagedRows> shown_;  // see Show; guarded by shown_mutex_
 
   std::mutex cut_mutex_;  // held during a cut; guards the two below
   uint32_t last_cut_ =

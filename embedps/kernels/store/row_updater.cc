@@ -50,20 +50,26 @@ void RowUpdater::ApplyRounded(uint64_t row_hash, const float* gradient, RowHeade
 }
 
 void RowStore::UpdateRates(const IdsByTable& batch, const ParallelFor& parallel, float* rates) {
+  const std::shared_ptr<const StagedRows> shown = Shown();
   const StripeOrder order(batch, salts_, parallel);
-  const float steps = static_cast<float>(steps_.load(std::memory_order_relaxed));
-  order.ForEachBin(parallel, 100,
-                   [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
-                     Stripe& stripe = *stripes_[bin];
-                     std::lock_guard<std::mutex> lock(stripe.mutex);
-                     PrefetchBin(last->bin);
-                     RowFinder finder(stripe, first, last);
-                     for (const auto* e = first; e < last; ++e) {
-                       const uint32_t number = finder.Next(e, batch.ids[e->at]);
-                       const float updates = number == kNone ? 0.0f : stripe.Row(number)->frequency;
-                       rates[e->at] = (std::min(updates, steps) + 1) / (steps + 2);
-                     }
-                   });
+  int64_t known = steps_.load(std::memory_order_relaxed);
+  if (shown != nullptr) known = std::max(known, shown->steps());
+  const float steps = static_cast<float>(known);
+  order.ForEachBin(
+      parallel, 100, [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
+        Stripe& stripe = *stripes_[bin];
+        std::lock_guard<std::mutex> lock(stripe.mutex);
+        PrefetchBin(last->bin);
+        RowFinder finder(stripe, first, last);
+        for (const auto* e = first; e < last; ++e) {
+          const int64_t id = batch.ids[e->at];
+          const uint32_t number = finder.Next(e, id);
+          float updates = number == kNone ? 0.0f : stripe.Row(number)->frequency;
+          const int64_t at = shown == nullptr ? -1 : shown->Find(bin / kStripes, e->hash, id);
+          if (at >= 0) updates = shown->UpdatesOf(at);
+          rates[e->at] = (std::min(updates, steps) + 1) / (steps + 2);
+        }
+      });
 }
 
 }  // namespace embedps

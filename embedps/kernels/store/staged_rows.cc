@@ -50,6 +50,10 @@ void StagedRows::Set(int64_t i, const RowColumns& from, int64_t at) {
   columns_.removed[i] = from.removed[at];
 }
 
+float StagedRows::UpdatesOf(int64_t at) const {
+  return columns_.removed[at] ? 0.0f : std::min(columns_.frequency[at], kMaxFrequency);
+}
+
 size_t StagedRows::PlaceOf(int table, uint64_t hash, int64_t id) const {
   const size_t mask = places_.size() - 1;
   size_t at = (hash >> kStripeBits) & mask;  // files have stripe after stripe
@@ -84,6 +88,7 @@ void StagedRows::Finish() {
   for (int64_t to = 0; to < n; ++to) {
     order_.entries[to] = {hashes_[from[to]], to};
     moved[from[to]] = to;
+    if (!columns_.removed[to]) steps_ = std::max(steps_, int64_t{columns_.last_step[to]} + 1);
   }
   for (int64_t& place : places_) {
     if (place >= 0) place = moved[place];

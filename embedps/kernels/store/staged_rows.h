@@ -48,6 +48,10 @@ class StagedRows {
   int64_t Find(int table, uint64_t hash, int64_t id) const {
     return places_.empty() ? -1 : places_[PlaceOf(table, hash, id)];
   }
+  // How many updates the row of a record has had once it is applied.
+  float UpdatesOf(int64_t at) const;
+  // The last step that updated a row, plus 1.
+  int64_t steps() const { return steps_; }
   // The records of a table, as a range of the columns.
   std::pair<int64_t, int64_t> RangeOf(int table) const;
 
@@ -65,6 +69,7 @@ class StagedRows {
   std::vector<int64_t> places_;
   RowColumns columns_;
   RecordOrder order_;
+  int64_t steps_ = 0;
 };
 
 }  // namespace embedps

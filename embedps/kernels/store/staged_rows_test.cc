@@ -1,7 +1,10 @@
 #include "embedps/kernels/store/staged_rows.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <memory>
+#include <thread>
 #include <vector>
 
 #include "embedps/kernels/runtime/hash.h"
@@ -71,6 +74,84 @@ TEST(AStagedLookupReadsWhatAnAppliedOneWill) {
     EXPECT_TRUE(ahead != Lookup(&store, batch, /*insert=*/false));
     store.Apply(staged, SerialFor);
     EXPECT_TRUE(ahead == Lookup(&store, batch, /*insert=*/false));
+  }
+}
+
+std::vector<float> RatesOf(RowStore* store, const Batch& batch) {
+  std::vector<float> rates(batch.ids.size());
+  store->UpdateRates(batch.view(), SerialFor, rates.data());
+  return rates;
+}
+
+TEST(ShownRecordsReadAsAppliedOnesBesideTheApply) {
+  RowStoreConfig config = MakeConfig(kDim, 2);
+  config.tables[1].absent_reads_initial = true;
+  config.tables[1].initializer = {InitializerConfig::Kind::kUniform, -1, 1};
+  RowStore store(config), applied(config);
+  const Batch batch{Range(0, 600), Range(100, 550)};
+  std::atomic<bool> ended{false};
+  std::atomic<int64_t> wrong{0}, lookups{0};
+  for (uint64_t turn = 1; turn < 6; ++turn) {
+    // Records that a table has already are shown, too.
+    const auto staged = std::make_shared<StagedRows>(store.Stage(0, 1));
+    for (const uint64_t seed : {turn, turn + 1}) staged->Add(MakeRecords(700, seed), kTables);
+    staged->Finish();
+    applied.Apply(*staged, SerialFor);
+    const std::vector<float> want = Lookup(&applied, batch, /*insert=*/false);
+    const std::vector<float> want_rates = RatesOf(&applied, batch);
+    const Rows before = BaseOf(&store);
+    EXPECT_TRUE(Lookup(&store, batch, /*insert=*/false) != want);
+    EXPECT_TRUE(RatesOf(&store, batch) != want_rates);
+    store.Show(staged);
+    EXPECT_TRUE(BaseOf(&store) == before);
+    ended = false;
+    std::thread reader([&] {
+      while (!ended) {
+        wrong += Lookup(&store, batch, /*insert=*/false) != want;
+        wrong += RatesOf(&store, batch) != want_rates;
+        ++lookups;
+      }
+    });
+    for (const int64_t some = lookups; lookups < some + 3;) std::this_thread::yield();
+    store.Apply(*staged, SerialFor);
+    for (const int64_t some = lookups; lookups < some + 3;) std::this_thread::yield();
+    ended = true;
+    reader.join();
+    EXPECT_EQ(wrong.load(), 0);
+    EXPECT_EQ(staged.use_count(), 1);  // nothing reads it any more
+    EXPECT_TRUE(BaseOf(&store) == BaseOf(&applied));
+  }
+}
+
+TEST(StagedRecordsAreComparedWithTheRows) {
+  RowStoreConfig config = MakeConfig(kDim, 2);
+  config.tables[1].absent_reads_initial = true;
+  config.tables[1].initializer = {InitializerConfig::Kind::kUniform, -1, 1};
+  for (const FloatDtype dtype : {FloatDtype::kFloat32, FloatDtype::kBfloat16}) {
+    config.row_dtype = dtype;
+    RowStore store(config);
+    store.Load(MakeRecords(700, 1), kTables, 0, 1, false, SerialFor);
+    StagedRows staged = store.Stage(0, 1);
+    for (const uint64_t seed : {2, 1}) staged.Add(MakeRecords(700, seed), kTables);
+    staged.Finish();
+    for (int t = 0; t < 2; ++t) {
+      const auto [first, last] = staged.RangeOf(t);
+      std::vector<int64_t> ids(staged.columns().id.begin() + first,
+                               staged.columns().id.begin() + last);
+      const Batch batch = t == 0 ? Batch{ids, {}} : Batch{{}, ids};
+      std::vector<float> then(ids.size() * kDim);
+      store.LookupStaged(batch.view(), staged, SerialFor, then.data());
+      const std::vector<float> now = Lookup(&store, batch, /*insert=*/false);
+      std::vector<uint8_t> differs(ids.size());
+      store.CompareStaged(t, staged, SerialFor, reinterpret_cast<bool*>(differs.data()));
+      int64_t num_different = 0;
+      for (size_t i = 0; i < ids.size(); ++i) {
+        const bool differ = !std::equal(&now[i * kDim], &now[i * kDim] + kDim, &then[i * kDim]);
+        EXPECT_EQ(differs[i] != 0, differ);
+        num_different += differ;
+      }
+      EXPECT_TRUE(num_different > 10 && num_different < static_cast<int64_t>(ids.size()));
+    }
   }
 }
 

@@ -85,9 +85,10 @@ class ItemSearch:
             self._since.append(changed)
         return dataclasses.replace(self._state, keys=keys, index=index, side=side)
 
-    def take(self, state: _State) -> None:
-        """Searches in a state from now on."""
-        self._state = state
+    def take(self, state: _State) -> _State:
+        """Searches in a state from now on; gives the one before, which takes a while to free."""
+        before, self._state = self._state, state
+        return before
 
     def refresh(self) -> None:
         """Takes an IVF that was built, or begins to build one; not beside the other changes."""

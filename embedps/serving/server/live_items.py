@@ -146,8 +146,11 @@ class LiveItems:
             index = self._encoder.encode(search.index, self._catalog, changed, removed)
             state = search.changed(keys, index, changed, removed)
 
+        before: object = None
+
         def take() -> None:
-            search.take(state)
+            nonlocal before
+            before = search.take(state)  # goes with this function, when requests do not wait
             self._encoder.forget()
 
         return take

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,6 +30,19 @@ from embedps.serving.server.request_reader import RequestReader
 from embedps.serving.server.requests import Request, RequestFormat, pad
 
 _WARM_UP_ROWS = (1, 100)
+
+
+@dataclasses.dataclass(frozen=True)
+class PreparedChange:
+    """What leads to a manifest, read and checked.
+
+    Attributes:
+      take: makes the model that of the manifest; not beside `score`, `encode` and `rank`.
+      settle: moves the rows into the tables after that, beside them, before the next `prepare`.
+    """
+
+    take: Callable[[], None]
+    settle: Callable[[], None]
 
 
 class LiveModel(LoadedModel):
@@ -147,7 +161,7 @@ class LiveModel(LoadedModel):
         return {QUERY: self._query_spec}
 
     def score(self, request: Request) -> Answer:
-        """Scores records; not while `prepare`'s function runs."""
+        """Scores records; not beside `PreparedChange.take`."""
         self._check_whole()
         # In NumPy: in the function, it would be ten operations per column.
         padded = pad(request)
@@ -156,13 +170,13 @@ class LiveModel(LoadedModel):
         return Answer(number=self.manifest.number, outputs=outputs)
 
     def encode(self, request: Request) -> Answer:
-        """Computes the vectors of queries; not while `prepare`'s function runs."""
+        """Computes the vectors of queries; not beside `PreparedChange.take`."""
         self._check_whole()
         vectors = self._queried(request.arguments(), rows=request.rows).numpy()
         return Answer(number=self.manifest.number, outputs={QUERY: vectors})
 
     def rank(self, request: Request) -> Answer:
-        """Finds the best items of queries; not while `prepare`'s function runs."""
+        """Finds the best items of queries; not beside `PreparedChange.take`."""
         self._check_whole()
         if self.items is None:
             raise invalid("the model ranks no items")
@@ -177,14 +191,11 @@ class LiveModel(LoadedModel):
         queries = self._queried(parts.query.arguments(), rows=parts.query.rows)
         return Answer(number=self.manifest.number, outputs=items.best(queries, parts))
 
-    def prepare(self, advance: Advance) -> Callable[[], None]:
+    def prepare(self, advance: Advance) -> PreparedChange:
         """Reads and checks what leads to a manifest; nothing changes yet.
 
         Args:
           advance: no reset.
-
-        Returns:
-          A function that applies it. It must not run beside `score`.
 
         Raises:
           CorruptCheckpointError: a file is absent, or differs from what was written.
@@ -198,21 +209,21 @@ class LiveModel(LoadedModel):
         found = read_values(directory, manifest, self._model.named_variables)
         values = [tf.constant(value) for _, value in found]
         staged = stage_rows(self._collection, directory, advance.saves)
-        take = None if self.items is None else self.items.prepare(staged, found)
+        take_items = None if self.items is None else self.items.prepare(staged, found)
 
-        def apply() -> None:
+        def take() -> None:
             self._is_whole = False
-            staged.apply()
+            staged.show()
             self._assign(*values)
-            if take is not None:
-                take()
+            if take_items is not None:
+                take_items()
             self.manifest, self.number = manifest, manifest.number
             self._is_whole = True
 
-        return apply
+        return PreparedChange(take=take, settle=staged.apply)
 
     def refresh(self) -> None:
-        """Takes what was built beside; not beside `prepare` and what it returned."""
+        """Takes what was built beside; not beside `prepare` and its change."""
         if self.items is not None:
             self.items.refresh()
 

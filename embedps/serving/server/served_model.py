@@ -16,7 +16,7 @@ from embedps.checkpoint.follow import Advance, Follower
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.errors import CheckpointError, CorruptCheckpointError, UsageError
 from embedps.serving.server.batcher import Answer, Batcher
-from embedps.serving.server.live_model import LiveModel
+from embedps.serving.server.live_model import LiveModel, PreparedChange
 from embedps.serving.server.request_error import RequestError
 from embedps.serving.server.requests import Request
 
@@ -286,6 +286,7 @@ class ServedModel:
 
     def _move(self, advance: Advance) -> None:
         applied_rows = 0
+        change: PreparedChange | None = None
         if advance.reset:
             fresh = self._make(advance.manifest)
 
@@ -298,18 +299,24 @@ class ServedModel:
             del before
             _settle()
         else:
-            apply = self._model.prepare(advance)
+            change = prepared = self._model.prepare(advance)
 
             def timed() -> float:
                 began = time.monotonic()
-                apply()
+                prepared.take()
                 return time.monotonic() - began
 
             secs = self._between(timed)
             applied_rows = sum(save.rows + save.removed for save in advance.saves)
+        self._standing = self._stand(secs, applied_rows)
+        if change is not None:
+            change.settle()
+            stats = self._model.collection.stats()
+            self._standing = dataclasses.replace(
+                self._standing, rows=dict(stats.rows), row_bytes=stats.memory_bytes
+            )
         self._reached = advance
         self._follower.reached(advance)
-        self._standing = self._stand(secs, applied_rows)
 
     def _between(self, change: Callable[[], T]) -> T:
         """Runs a change while no request is answered."""

@@ -155,8 +155,7 @@ class Follower:
             raise CheckpointError("a Follower must be open (`with follower:`) to call `next`")
         while max(self._directory.numbers(), default=-1) > self._seen:
             advance = self._choose()
-            leased = self._lease.take(advance.manifest.number)
-            if leased is not None:
+            if self._lease.hold(advance.manifest.number):
                 return advance
         return None
 

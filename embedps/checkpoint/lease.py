@@ -64,7 +64,7 @@ def write_lease(
 ) -> Lease:
     """Writes a lease: takes, moves or renews the lease of that name.
 
-    It does not check that the manifest still exists; `lease_latest` and `lease_manifest` do.
+    It does not check that the manifest still exists; `lease_latest` and `hold_manifest` do.
     """
     now = time.time() if now is None else now
     lease = Lease(
@@ -113,7 +113,7 @@ def lease_latest(
     return None
 
 
-def lease_manifest(
+def hold_manifest(
     directory: CheckpointDirectory,
     name: str,
     number: int,
@@ -121,13 +121,13 @@ def lease_manifest(
     expire_secs: float,
     holder: str = "",
     now: float | None = None,
-) -> Manifest | None:
-    """Leases one manifest and reads it; if it was removed, releases the lease and returns None."""
+) -> bool:
+    """Leases one manifest, unless it was removed; tells whether it is leased."""
     write_lease(directory, name, number, expire_secs=expire_secs, holder=holder, now=now)
-    if not directory.manifest_path(number).exists():
-        release_lease(directory, name)
-        return None
-    return directory.read(number)
+    if directory.manifest_path(number).exists():
+        return True
+    release_lease(directory, name)
+    return False
 
 
 class LeaseRenewer:
@@ -147,16 +147,20 @@ class LeaseRenewer:
 
     def take(self, number: int) -> Manifest | None:
         """Moves the lease to a manifest and reads it; returns None if the manifest was removed."""
+        return self._directory.read(number) if self.hold(number) else None
+
+    def hold(self, number: int) -> bool:
+        """Moves the lease to a manifest; tells whether it is leased: not if it was removed."""
         with self._lock:
-            found = lease_manifest(
+            held = hold_manifest(
                 self._directory,
                 self._name,
                 number,
                 expire_secs=self._expire_secs,
                 holder=self._holder,
             )
-            self._number = number if found is not None else None
-            return found
+            self._number = number if held else None
+            return held
 
     def take_latest(self) -> Manifest | None:
         """Moves the lease to the newest manifest and reads it; returns None before any commit."""

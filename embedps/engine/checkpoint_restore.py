@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.checkpoint.format.dense import dense_names, read_dense
+from embedps.checkpoint.format.dense import read_dense, read_named
 from embedps.checkpoint.format.manifest import Manifest, SaveSet
 from embedps.errors import CorruptCheckpointError, DimMismatchError
 from embedps.tables.collection import EmbeddingCollection
@@ -220,7 +220,8 @@ def read_values(
     if manifest.dense is None:
         raise DimMismatchError(f"manifest {manifest.number} has no dense variables")
     path = directory.file(manifest.dense)
-    stored = dense_names(path)
+    # The network alone is a third of what the file has with Adam's state.
+    stored, arrays = read_named(path, variables.keys())
     advice = "use the network it was written with, or start a new model directory"
     if len(stored) < len(variables) or (whole and len(stored) > len(variables)):
         whose = "the network and its optimizer have" if whole else "the network has"
@@ -230,8 +231,8 @@ def read_values(
     rest = [name for name in stored if name not in variables]
     absent = [name for name in variables if name not in set(stored)]
     other = dict(zip(absent, rest, strict=False))
-    # The network alone is a third of what the file has with Adam's state.
-    arrays = read_dense(path, [other.get(name, name) for name in variables])
+    if other:
+        arrays |= read_dense(path, other.values())
     values = []
     for name, variable in variables.items():
         array = arrays[other.get(name, name)]

@@ -77,6 +77,20 @@ def read_bytes(path: Path) -> bytes:
         return file.read()
 
 
+def names_in(directory: Path) -> list[str]:
+    """Lists the names in a directory, local or of an object store; none if it is absent.
+
+    Raises:
+      OSError: it cannot be listed.
+    """
+    if isinstance(directory, ObjectPath):
+        return [each.name for each in directory.iterdir()]
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 def open_arrow(path: Path) -> pa.NativeFile:
     """Opens a file for Arrow's readers; a local one is mapped.
 

@@ -51,13 +51,14 @@ def write_dense(path: Path, arrays: Mapping[str, np.ndarray], *, root: Path) -> 
         return FileEntry.of(path.relative_to(root).as_posix(), file.digest, rows=len(arrays))
 
 
-def dense_names(path: Path) -> list[str]:
-    """Reads the names of a dense file's variables, in order.
+def read_named(path: Path, names: Collection[str]) -> tuple[list[str], dict[str, np.ndarray]]:
+    """Reads the names of a dense file's variables, in order, and the arrays of those in `names`.
 
     Raises:
-      CorruptCheckpointError: it is absent, or not a dense file.
+      CorruptCheckpointError: as `read_dense` does.
     """
-    return [name for name, _ in _read(path, ())]
+    found = _read(path, names)
+    return [name for name, _ in found], {n: array for n, array in found if array is not None}
 
 
 def read_dense(path: Path, names: Collection[str] | None = None) -> dict[str, np.ndarray]:

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from embedps.checkpoint.format.dense import SCHEMA, dense_names, read_dense, write_dense
+from embedps.checkpoint.format.dense import SCHEMA, read_dense, read_named, write_dense
 from embedps.errors import CheckpointError, CorruptCheckpointError
 from embedps.storage import file_io
 
@@ -45,10 +45,13 @@ def test_some_variables_are_read_alone(tmp_path):
     arrays = {name: np.full(3, place, np.float32) for place, name in enumerate("cab")}
     write(tmp_path, arrays)
     path = tmp_path / "dense-1" / "dense.arrow"
-    assert dense_names(path) == ["c", "a", "b"]
-    found = read_dense(path, ["b", "c", "absent"])
-    assert list(found) == ["c", "b"]
-    assert all(same_bits(found[name], arrays[name]) for name in found)
+    for found in (
+        read_dense(path, ["b", "c", "absent"]),
+        read_named(path, ["b", "c", "absent"])[1],
+    ):
+        assert list(found) == ["c", "b"]
+        assert all(same_bits(found[name], arrays[name]) for name in found)
+    assert read_named(path, ())[0] == ["c", "a", "b"]
 
 
 def test_nan_and_infinity_keep_their_bits(tmp_path):

@@ -14,7 +14,7 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import SaveSet
 from embedps.checkpoint.format.quantize import FLOAT32, Encoding
 from embedps.checkpoint.format.rows import RowFile
-from embedps.checkpoint.lease import lease_manifest, read_leases
+from embedps.checkpoint.lease import hold_manifest, read_leases
 from embedps.checkpoint.retention import KeepNewest, collect_garbage
 from embedps.checkpoint.tools import compact as compact_module
 from embedps.checkpoint.tools import replay
@@ -183,7 +183,7 @@ def test_new_base_that_came_meanwhile_wins(tmp_path, monkeypatch):
 
 def test_old_chain_goes_with_the_next_collection_unless_leased(tmp_path):
     run = make_run(tmp_path)
-    assert lease_manifest(run.directory, "reader", 2, expire_secs=60) is not None
+    assert hold_manifest(run.directory, "reader", 2, expire_secs=60)
     assert compact(run.directory) is not None
     assert [lease.name for lease in read_leases(run.directory)] == ["reader"]
     collect_garbage(run.directory, [KeepNewest(1)])

@@ -22,7 +22,8 @@ class GraphCall:
           function: the concrete function.
           small: its arguments of a small batch.
         """
-        self._function = function
+        self._function = function  # which frees the graph when it goes
+        self._captured = function.captured_inputs
         self._may_run_alone = True
         try:
             self(small, rows=1)
@@ -36,8 +37,10 @@ class GraphCall:
           arguments: of the function.
           rows: of the batch.
         """
-        tensors = map(tf.constant, arguments)
+        # The function's own call would bind the arguments to its signature first.
+        run = self._function.inference_fn.call_preflattened
+        tensors = [*map(tf.constant, arguments), *self._captured]
         if rows > _MAX_ROWS_ALONE or not self._may_run_alone:
-            return self._function(*tensors)
+            return run(tensors)
         with context.function_executor_type("SINGLE_THREADED_EXECUTOR"):
-            return self._function(*tensors)
+            return run(tensors)

@@ -2,16 +2,16 @@
 
 It trains two towers of 64 floats over --items items, serves them, and asks for the best 100 items
 of one user at a time, by an open loop (benchmarks.open_loop). First each request compares all
-items, then an IVF finds candidates. Beside the exact search, an eviction removes items, and another
-run trains on: it brings items back and changes others. Each manifest's time is from its commit
-until a request is answered with it. An answer is of one manifest, so from then on what it adds is
-found, and what it removes is not.
+items, then an IVF finds candidates. Beside the exact search, a commit comes every --commit-secs
+seconds: --commits of each of --changes items, one in fifty of them new. They were written before
+(benchmarks.serving_run): a trainer has cores of its own. Then an eviction removes items. Each
+manifest's time is from its commit until a request is answered with it. An answer is of one
+manifest, so from then on what it adds is found, and what it removes is not.
 """
 
 from __future__ import annotations
 
 import shlex
-import subprocess
 import sys
 import tempfile
 import threading
@@ -23,17 +23,22 @@ from typing import Any
 import grpc
 import numpy as np
 import numpy.typing as npt
+
+import embedps
+
+# isort: split
 import tensorflow as tf
 
 from benchmarks import open_loop, report
-from benchmarks.serving import Server, running
+from benchmarks.serving import Server, counts, running
+from benchmarks.serving_run import Commits, write_commits
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.tools.evict import Selection, evict
 from embedps.console import command_line
 from embedps.console.command_line import number
-from embedps.run.run_config import read_run
 from embedps.serving.server import messages
 from embedps.serving.server.tensor_values import fill
+from models import two_tower
 from pipelines.ingestion.interactions import Options, make_dataset
 
 DIM, K, ITEMS_PER_USER = 64, 100, 20
@@ -62,8 +67,8 @@ def write_interactions(folder: Path, items: int) -> None:
         (folder / f"{name}.txt").write_text("\n".join(lines) + "\n")
 
 
-def prepare(folder: Path, items: int) -> None:
-    """Makes a dataset and trains on it."""
+def prepare(folder: Path, items: int, changes: Sequence[int]) -> None:
+    """Makes a dataset, trains on it, and writes the commits that are to come."""
     write_interactions(folder, items)
     make_dataset(
         Options(
@@ -73,25 +78,18 @@ def prepare(folder: Path, items: int) -> None:
             max_history=1,
         )
     )
-    train(folder, epochs=1)
-
-
-def train(folder: Path, *, epochs: int) -> None:
-    """Trains up to a number of epochs; a run resumes the one before."""
-    flags = {
-        "data": folder / "set",
-        "model-dir": folder / "model",
-        "model": "two_tower",
-        "embedding-dim": DIM,
-        "epochs": epochs,
-        "eval": "none",
-        "delta-secs": 2,
-        "keep-secs": 3600,
-        "sparse-learning-rate": 0.1,
-        "rebase": "one-shot",
-    }
-    command = ["-m", "embedps.train", *(f"--{name}={value}" for name, value in flags.items())]
-    subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
+    config = embedps.TrainConfig.from_options(
+        data=str(folder / "set"),
+        model_dir=str(folder / "model"),
+        model="two_tower",
+        eval="none",
+        max_read_cost=1e9,
+        keep_secs=1e6,
+        sparse_learning_rate=0.1,
+    )
+    trainer = embedps.Trainer.from_config(config, two_tower.Config(embedding_dim=DIM))
+    trainer.fit()
+    write_commits(trainer, folder, ["item"], changes, rows=items, first_id=0)
 
 
 class Watch:
@@ -134,31 +132,35 @@ class Watch:
         self._channel.close()
 
 
-def follow(server: Server, folder: Path) -> dict[str, Any]:
+def follow(server: Server, folder: Path, every_secs: float) -> dict[str, Any]:
     """Measures how long changes take until they are found."""
     directory = CheckpointDirectory(folder / "model")
     watch = Watch(server.grpc)
     _, before = watch.best()
+    commits = Commits(folder)
+    waits: dict[int, float] = {}
+    while len(commits):
+        time.sleep(every_secs)
+        number = commits.commit()
+        waits[number] = directory.read(number).wall_time
+    watch.until(max(waits))
+    _, after = watch.best()
+    by_size: dict[int, list[float]] = {}
+    for number, secs in visible_secs(watch.seen, waits).items():
+        rows = sum(s.rows for s in directory.read(number).chain if s.number == number)
+        by_size.setdefault(rows, []).append(secs)
     norm = 0.5
     while (removed := evict(directory, "item", Selection(below_norm=norm))).manifest is None:
         norm *= 1.1  # until it is more than that of some
     removal = removed.manifest
     watch.until(removal.number)
-    train(folder, epochs=read_run(folder / "model").config.epochs + 1)
-    watch.until(max(directory.numbers()))
-    _, after = watch.best()
     watch.close()
-    waits = visible_secs(
-        watch.seen,
-        {n: directory.read(n).wall_time for n in directory.numbers() if n > removal.number},
-    )
-    rows = [sum(s.rows for s in directory.read(n).chain if s.number == n) for n in waits]
     return {
+        "commit_secs": every_secs,
+        "added_or_changed_secs": {rows: report.spread(secs) for rows, secs in by_size.items()},
+        "best_items_that_changed": len(np.setdiff1d(after, before)),
         "removed": removed.removed,
         "removed_secs": round(watch.seen[removal.number] - removal.wall_time, 3),
-        "rows_per_delta": int(np.median(rows)),
-        "added_or_changed_secs": report.spread([*waits.values()]),
-        "best_items_that_changed": len(np.setdiff1d(after, before)),
     }
 
 
@@ -178,7 +180,9 @@ def main(arguments: Sequence[str]) -> int:
         folder = options.work or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "model").exists():
-            prepare(folder, options.items)
+            prepare(
+                folder, options.items, [n for n in options.changes for _ in range(options.commits)]
+            )
         users = np.random.default_rng(1).integers(options.items // ITEMS_PER_USER, size=_DIFFERENT)
         requests = [make_request(int(user)) for user in users]
         where = [f"--model-dir={folder / 'model'}", f"--name={_NAME}"]
@@ -191,8 +195,9 @@ def main(arguments: Sequence[str]) -> int:
                     **load.summary(options.rate),
                     **server.memory(),
                 }
-                if name == "exact" and options.follow == "yes":
-                    found["following"] = follow(server, folder) | server.memory()
+                if name == "exact" and (folder / "later").exists():
+                    found["following"] = follow(server, folder, options.commit_secs)
+                    found["following"] |= server.memory()
             print(found, flush=True)
     report.write(
         options.output,
@@ -212,12 +217,20 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> command_line.Parser:
     parser = command_line.Parser(prog="python -m benchmarks.retrieval_serving", description=__doc__)
     number_of = number(int, least=1000, most=10**8)
+    secs = number(float, above=0, most=3600)
     parser.add_argument("--items", type=number_of, default=1_000_000, metavar="N")
     parser.add_argument("--rate", type=number(float, above=0, most=1e6), default=10.0, metavar="X")
-    parser.add_argument("--secs", type=number(float, above=0, most=3600), default=30.0, metavar="X")
+    parser.add_argument("--secs", type=secs, default=30.0, metavar="X")
     parser.add_argument(
-        "--follow", choices=("yes", "no"), default="yes", help="train on, and time the changes"
+        "--changes",
+        type=counts,
+        default=[10_000, 100_000, 300_000],
+        metavar="N",
+        help="items that commits change, one size after another (default: 10000,100000,300000)",
     )
+    several = number(int, least=0, most=1000)
+    parser.add_argument("--commits", type=several, default=5, metavar="N", help="of each size")
+    parser.add_argument("--commit-secs", type=secs, default=2.0, metavar="X", help="between two")
     parser.add_argument("--work", type=Path, metavar="DIR", help="keeps the dataset and the model")
     parser.add_argument(
         "--output", type=report.output_file, default=report.RESULTS / "retrieval_serving.json"

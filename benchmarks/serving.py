@@ -251,8 +251,9 @@ def _make(folder: Path, options: Any) -> Path:
     return folder
 
 
-def _counts(given: str) -> list[int]:
-    read = number(int, least=1, most=65536)
+def counts(given: str) -> list[int]:
+    """Reads numbers with commas between them, for argparse."""
+    read = number(int, least=1, most=10**9)
     return [read(part) for part in given.split(",")]
 
 
@@ -261,8 +262,8 @@ def _parser() -> command_line.Parser:
     count = number(int, least=1, most=10**9)
     secs = number(float, least=0, most=86400)
     for flag, kind, default, text in (
-        ("--sizes", _counts, [1, 100, 1000], "candidates per request, one after another"),
-        ("--rates", _counts, [300, 100, 20], "requests per second, for each of --sizes"),
+        ("--sizes", counts, [1, 100, 1000], "candidates per request, one after another"),
+        ("--rates", counts, [300, 100, 20], "requests per second, for each of --sizes"),
         ("--secs", secs, 20.0, "how long to ask each time"),
         ("--rows", count, 1_300_000, "rows of the tables"),
         ("--changes", count, 100_000, "rows that a commit changes"),

@@ -53,20 +53,43 @@ def make(folder: Path, *, rows: int, commits: int, changes: int) -> None:
         ids = tf.range(FIRST_ID + first, FIRST_ID + min(each, first + _CHUNK), dtype=tf.int64)
         trainer.collection.lookup(dict.fromkeys(COLUMNS, ids), insert=True, partial=True)
     trainer.fit()
+    write_commits(trainer, folder, COLUMNS, [changes] * commits, rows=each, first_id=FIRST_ID)
+
+
+def write_commits(
+    trainer: embedps.Trainer,
+    folder: Path,
+    columns: Sequence[str],
+    changes: Sequence[int],
+    *,
+    rows: int,
+    first_id: int,
+) -> None:
+    """Writes commits that are to come, after those of a trainer that has ended.
+
+    Args:
+      trainer: of the run in FOLDER/model.
+      folder: whose FOLDER/later gets the manifests.
+      columns: of one id per record, whose rows change.
+      changes: of each commit, how many rows it changes.
+      rows: of each column.
+      first_id: of each column; the others follow it.
+    """
     last = trainer.saver.last
     if last is None:
         raise RuntimeError("the run committed nothing")
     rng = np.random.default_rng(0)
     directory, later = (CheckpointDirectory(folder / name) for name in ("model", "later"))
     later.manifests_dir.mkdir(parents=True)
-    changed = changes // len(COLUMNS)
-    new = changed // _NEW_SHARE
-    for turn in range(commits):
+    for turn, all_changed in enumerate(changes):
+        changed = all_changed // len(columns)
+        new = changed // _NEW_SHARE
         ids = {}
-        for name in COLUMNS:
-            old = rng.choice(each, changed - new, replace=False)
-            added = np.arange(each + turn * new, each + (turn + 1) * new)
-            ids[name] = tf.constant(FIRST_ID + np.concatenate([old, added]))
+        for name in columns:
+            old = rng.choice(rows, changed - new, replace=False)
+            added = np.arange(rows, rows + new)
+            ids[name] = tf.constant(first_id + np.concatenate([old, added]))
+        rows += new
         found = trainer.collection.lookup(ids, insert=True, partial=True)
         gradients: list[list[tf.Tensor | None]] = [
             [tf.random.normal(tf.shape(shard)) for shard in shards] for shards in found.rows

@@ -290,10 +290,11 @@ def _strategies(result: dict[str, Any]) -> str:
             row["mode"] + (", one slow" if row["slow"] else ""),
             f"{row['workers']} x {row['batch']}",
             f"{row['auc']:.5f} ({row['auc_min']:.5f} to {row['auc_max']:.5f})",
-            "{median:,.0f} ({min:,.0f} to {max:,.0f})".format(**row["examples_per_sec"]),
-            str(row["examples_per_sec"]["repeats"]),
+            "{median:,.0f} ({min:,.0f} to {max:,.0f})".format(**speed) if speed else "-",
+            str(row["seeds"]),
         ]
         for row in result["results"]
+        for speed in [row["examples_per_sec"]]
     ]
     header = ["data", "mode", "workers x batch", "AUC", "examples per second", "seeds"]
     checks = [

@@ -8,18 +8,23 @@ folder EMBEDPS_SAMPLES. The held-out AUC is that of the last epoch. The speed is
 half of the examples.
 
 Each seed is a round of the ways that are compared, so their speeds are measured near each other.
-The seed draws the shuffles and the network's initial values. Where workers outnumber the cores,
-each step sleeps (benchmarks/paced_dlrm.py). At the largest number of workers, each mode also trains
-with a worker that takes twice as long, and so does `--sync full` with a backup worker.
+The seed draws the shuffles and the network's initial values.
+
+Workers that outnumber the cores hold each other up. Their speeds are compared on a shorter log,
+where each step sleeps (benchmarks/paced_dlrm.py) and the cores are idle for most of the time. On
+that log, at the largest number of workers, each mode also trains with a worker that takes twice as
+long, and so does `--sync full` with a backup worker.
 
 Each run is written into --work when it is made. The same command goes on after an interruption.
 With --minutes it begins no run after that time; the most telling runs come first. With --ways it
-makes some runs now, and the result has all that were made.
+makes some runs now, and the result has all that were made. With --busy it keeps no speeds of the
+runs that it makes: the AUC does not depend on what else the machine does.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import os
 import statistics
 import sys
@@ -36,7 +41,7 @@ from benchmarks.strategy_runs import BACKUP, ONE, Cell, Data, Runs, generated, g
 from embedps.console import command_line
 from embedps.errors import UsageError
 
-GENERATED, SAMPLE = "generated", "criteo kaggle"
+GENERATED, PACED, SAMPLE = "generated", "generated, paced", "criteo kaggle"
 AUC_LIMIT, DENSE_LIMIT, FULL_LIMIT, BACKUP_LIMIT = 2e-4, 0.9, 0.75, 0.9
 
 Found = Mapping[tuple[str, Cell, int], Mapping[str, Any]]
@@ -66,18 +71,20 @@ def measure(
         for data in datasets
         for seed in range(seeds)
         for cell in group
-        if not cell.slow or data.name == GENERATED
+        if data.has(cell)
     ]
     found: dict[tuple[str, Cell, int], Mapping[str, Any]] = {}
     for k, (data, cell, seed) in enumerate(plan):
         known = runs.known(data, cell, seed)
         equal = found.get((data.name, cell.equal, seed))
-        is_wanted = any(text in f"{data.name}, {cell.name}" for text in wanted)
+        name = f"{data.name}, {cell.name}"
+        is_wanted = any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted)
         if known is None and is_wanted and time.monotonic() < end and (equal or not cell.slow):
             known = runs.make(data, cell, seed, equal if cell.slow else None)
+            rate = known["examples_per_sec"]
             print(
                 f"{k + 1}/{len(plan)} {data.name}, {cell.name}, seed {seed}: AUC "
-                f"{known['auc']:.5f}, {known['examples_per_sec']:,.0f}/s, {known['secs']:.0f} s",
+                f"{known['auc']:.5f}, {_rate(rate)}/s, {known['secs']:.0f} s",
                 flush=True,
             )
         if known is not None:
@@ -91,6 +98,7 @@ def summarize(found: Found) -> list[dict[str, Any]]:
     for data, cell in dict.fromkeys((data, cell) for data, cell, _ in found):
         of = [run for (d, c, _), run in found.items() if (d, c) == (data, cell)]
         aucs = [run["auc"] for run in of]
+        rates = [run["examples_per_sec"] for run in of if run["examples_per_sec"]]
         rows.append(
             {
                 "data": data,
@@ -98,7 +106,8 @@ def summarize(found: Found) -> list[dict[str, Any]]:
                 "auc": statistics.mean(aucs),
                 "auc_min": min(aucs),
                 "auc_max": max(aucs),
-                "examples_per_sec": report.spread([run["examples_per_sec"] for run in of]),
+                "seeds": len(of),
+                "examples_per_sec": report.spread(rates) if rates else None,
             }
         )
     return rows
@@ -108,14 +117,14 @@ def compare(found: Found) -> list[dict[str, Any]]:
     """Checks what the modes promise, by runs of the same seeds."""
     checks = []
     for data, cell in dict.fromkeys((data, cell) for data, cell, _ in found):
-        if cell.mode == BACKUP and (pairs := _pairs(found, data, cell, cell.equal)):
-            what = "speed by full's without a slow worker"
-            checks.append(_speed(data, cell, pairs, what, BACKUP_LIMIT))
+        if cell.mode == BACKUP:
+            pairs, what = _pairs(found, data, cell, cell.equal), "speed by full's, all equal"
+            checks += _speeds(data, cell, pairs, what, BACKUP_LIMIT)
         if cell.mode not in ("full", "dense") or cell.slow:
             continue
         one = Cell(mode=ONE, workers=1, batch=cell.total)
         none = dataclasses.replace(cell, mode="none")
-        if cell.mode == "full" and (pairs := _pairs(found, data, cell, one)):
+        if cell.mode == "full" and data != PACED and (pairs := _pairs(found, data, cell, one)):
             difference = statistics.mean(a["auc"] - b["auc"] for a, b in pairs)
             checks.append(
                 {
@@ -126,16 +135,25 @@ def compare(found: Found) -> list[dict[str, Any]]:
                     "holds": abs(difference) <= AUC_LIMIT,
                 }
             )
-        if data == GENERATED and (pairs := _pairs(found, data, cell, none)):
+        if data != SAMPLE:
+            pairs = _pairs(found, data, cell, none)
             limit = FULL_LIMIT if cell.mode == "full" else DENSE_LIMIT
-            checks.append(_speed(data, cell, pairs, "speed by none's", limit))
+            checks += _speeds(data, cell, pairs, "speed by none's", limit)
     return checks
 
 
-def _speed(data: str, cell: Cell, pairs: Pairs, what: str, limit: float) -> dict[str, Any]:
-    ratio = statistics.median(a["examples_per_sec"] / b["examples_per_sec"] for a, b in pairs)
-    about = _about(data, cell, len(pairs))
-    return {"what": what, **about, "value": ratio, "limit": limit, "holds": ratio >= limit}
+def _speeds(data: str, cell: Cell, pairs: Pairs, what: str, limit: float) -> list[dict[str, Any]]:
+    """Compares the speeds of pairs; gives no check if none has both."""
+    rates = [(a["examples_per_sec"], b["examples_per_sec"]) for a, b in pairs]
+    ratios = [a / b for a, b in rates if a and b]
+    if not ratios:
+        return []
+    ratio, about = statistics.median(ratios), _about(data, cell, len(ratios))
+    return [{"what": what, **about, "value": ratio, "limit": limit, "holds": ratio >= limit}]
+
+
+def _rate(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:,.0f}"
 
 
 def _pairs(found: Found, data: str, cell: Cell, other: Cell) -> Pairs:
@@ -160,7 +178,7 @@ def show(rows: Sequence[Mapping[str, Any]], checks: Sequence[Mapping[str, Any]])
             row["mode"] + slow,
             f"{row['workers']} x {row['batch']}",
             f"{row['auc']:.5f} ({row['auc_min']:.5f} to {row['auc_max']:.5f})",
-            f"{row['examples_per_sec']['median']:,.0f}",
+            _rate((row["examples_per_sec"] or {}).get("median")),
         )
     console = Console(width=120)
     console.print(table)
@@ -193,9 +211,10 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
             ]
             style = {"fmt": "osD^v"[k % 5], "markersize": 4, "capsize": 2, "label": mode}
             panels[0].errorbar(totals, aucs, spread, **style)
-            speeds = [row["examples_per_sec"] for row in of]
+            timed = [row for row in of if row["examples_per_sec"]]
+            speeds = [row["examples_per_sec"] for row in timed]
             panels[1].errorbar(
-                [row["workers"] for row in of],
+                [row["workers"] for row in timed],
                 [s["median"] for s in speeds],
                 [
                     [s["median"] - s["min"] for s in speeds],
@@ -221,21 +240,30 @@ def main(arguments: Sequence[str]) -> int:
     parser = command_line.Parser(prog="python -m benchmarks.strategies", description=__doc__)
     count = command_line.number(int, least=1)
     parser.add_argument("--rows", type=count, default=2_000_000, help="generated (default: 2M)")
+    parser.add_argument(
+        "--paced-rows", type=count, default=500_000, help="of the shorter log (default: 500k)"
+    )
     parser.add_argument("--workers", type=count, nargs="+", default=[2, 4, 8])
     parser.add_argument("--seeds", type=count, default=4, help="rounds (default: 4)")
     parser.add_argument("--total-batch", type=count, default=2048, help="default: 2048")
     parser.add_argument("--batch-size", type=count, default=512, help="per worker (default: 512)")
     parser.add_argument("--sample-epochs", type=int, default=5, help="0: no sample (default: 5)")
     parser.add_argument(
-        "--pace-ms", type=float, default=12.0, help="per worker, if paced (default: 12)"
+        "--pace-ms",
+        type=float,
+        default=100.0,
+        help="sleep of a paced step, times the number of workers (default: 100)",
     )
     parser.add_argument("--minutes", type=float, default=0.0, help="0: no limit (default: 0)")
     parser.add_argument(
         "--ways",
         nargs="+",
-        default=[""],
-        metavar="TEXT",
-        help='make only the runs whose names have one of these, as "full, 8 x" (default: all)',
+        default=["*"],
+        metavar="PATTERN",
+        help='make only the runs with such names, as "generated, full, *" (default: all)',
+    )
+    parser.add_argument(
+        "--busy", action="store_true", help="other work runs beside: keep no speeds of new runs"
     )
     parser.add_argument("--work", type=Path, default=Path("build/strategies"), help="for the runs")
     parser.add_argument(
@@ -253,12 +281,14 @@ def main(arguments: Sequence[str]) -> int:
     work: Path = options.work.absolute()
     work.mkdir(parents=True, exist_ok=True)
     datasets = [Data(name=GENERATED, folder=generated(work, options.rows), epochs=1)]
+    paced = generated(work, options.paced_rows)
+    datasets.append(Data(name=PACED, folder=paced, epochs=1, paced=True))
     if samples and options.sample_epochs:
         folder = sample(work, Path(samples))
         datasets.append(Data(name=SAMPLE, folder=folder, epochs=options.sample_epochs))
     ways = groups(options.workers, total=options.total_batch, batch=options.batch_size)
     largest = max(way.total for group in ways for way in group)
-    runs = Runs(work, pace_ms=options.pace_ms, largest_batch=largest)
+    runs = Runs(work, pace_ms=options.pace_ms, largest_batch=largest, busy=options.busy)
     found, absent = measure(runs, datasets, ways, options.seeds, options.minutes, options.ways)
     rows, checks = summarize(found), compare(found)
     show(rows, checks)
@@ -269,10 +299,10 @@ def main(arguments: Sequence[str]) -> int:
         options.output,
         {
             "benchmark": "strategies",
-            "command": f"python -m benchmarks.strategies --rows {options.rows} --workers {workers} "
-            f"--seeds {options.seeds} --total-batch {options.total_batch} "
-            f"--batch-size {options.batch_size} --sample-epochs {options.sample_epochs} "
-            f"--pace-ms {options.pace_ms:g}",
+            "command": f"python -m benchmarks.strategies --rows {options.rows} "
+            f"--paced-rows {options.paced_rows} --workers {workers} --seeds {options.seeds} "
+            f"--total-batch {options.total_batch} --batch-size {options.batch_size} "
+            f"--sample-epochs {options.sample_epochs} --pace-ms {options.pace_ms:g}",
             "environment": environment,
             "seeds": list(range(options.seeds)),
             "absent_runs": absent,

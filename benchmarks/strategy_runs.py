@@ -90,14 +90,25 @@ class Data:
       name: a title.
       folder: of the dataset.
       epochs: passes over it.
+      paced: whether each step sleeps, so that workers that outnumber the cores are equally fast.
     """
 
     name: str
     folder: Path
     epochs: int
+    paced: bool = False
+
+    def has(self, cell: Cell) -> bool:
+        """Tells whether a way is trained on it: paced ones are of more workers than cores."""
+        on_servers = cell.mode not in (ONE, MIRRORED)
+        if self.paced:
+            return on_servers and cell.workers > len(os.sched_getaffinity(0))
+        return not cell.slow
 
     def unit_rows(self, largest_batch: int) -> int:
         """Chooses rows per unit: whole batches of all workers, and many units if possible."""
+        if self.paced:
+            return largest_batch  # the progress that is shown is that of units
         rows = min(_MOST_UNIT_ROWS, Dataset.open(self.folder).split("train").rows // _UNITS)
         return max(1, rows // largest_batch) * largest_batch
 
@@ -131,20 +142,21 @@ def sample(work: Path, samples: Path) -> Path:
 class Runs:
     """Makes runs, and keeps what came of them in files."""
 
-    def __init__(self, work: Path, *, pace_ms: float, largest_batch: int) -> None:
+    def __init__(self, work: Path, *, pace_ms: float, largest_batch: int, busy: bool) -> None:
         """Notes how to make runs.
 
         Args:
           work: the folder of the files.
-          pace_ms: sleep of a step, times the number of workers, where they outnumber the cores.
+          pace_ms: sleep of a paced step, times the number of workers.
           largest_batch: of all workers together.
+          busy: the machine has other work, so the speeds of new runs are not kept.
         """
         self._work, self._pace_ms, self._largest_batch = work, pace_ms, largest_batch
+        self._busy = busy
 
-    def pace_ms(self, cell: Cell) -> float:
+    def pace_ms(self, data: Data, cell: Cell) -> float:
         """Gives the sleep of a step of each worker."""
-        cores = len(os.sched_getaffinity(0))
-        return self._pace_ms * cell.workers if cell.workers > cores else 0.0
+        return self._pace_ms * cell.workers if data.paced else 0.0
 
     def flags(self, data: Data, cell: Cell, seed: int) -> list[str]:
         """Gives the flags of a run, but for paths and the pace of a slow worker."""
@@ -152,7 +164,7 @@ class Runs:
             *("--model=benchmarks.paced_dlrm", f"--seed={seed}", f"--epochs={data.epochs}"),
             *(
                 f"--unit-rows={data.unit_rows(self._largest_batch)}",
-                f"--pace-ms={self.pace_ms(cell):g}",
+                f"--pace-ms={self.pace_ms(data, cell):g}",
             ),
             *cell.flags(),
         ]
@@ -183,7 +195,7 @@ class Runs:
         more = []
         if equal is not None:
             step_ms = 1000 * cell.total / equal["examples_per_sec"]
-            more = [f"--first-pace-ms={self.pace_ms(cell) + step_ms:.1f}"]
+            more = [f"--first-pace-ms={self.pace_ms(data, cell) + step_ms:.1f}"]
         load = os.getloadavg()[0]
         began = time.monotonic()
         with tempfile.TemporaryDirectory(dir=self._work) as folder:
@@ -193,9 +205,10 @@ class Runs:
                 *("--eval=inline", "--log-secs=1", "--stats-secs=0", "--delta-secs=3600"),
             )
             summary = json.loads((Path(folder) / "model" / "summary.json").read_text())
+        rate = None if self._busy else round(speed(output) or summary["examples_per_sec"], 1)
         found = {
             "auc": summary["evaluation"]["auc"],
-            "examples_per_sec": round(speed(output) or summary["examples_per_sec"], 1),
+            "examples_per_sec": rate,
             "secs": round(time.monotonic() - began, 1),
             "load_before": round(load, 2),
             "more_flags": more,

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from benchmarks import report, strategies
-from benchmarks.strategy_runs import Cell, groups, speed
+from benchmarks.strategy_runs import Cell, Data, groups, speed
 from embedps.planning.sync_modes import SPEEDS
 from tests.builders import ROOT
 
@@ -29,6 +29,17 @@ def test_the_speed_is_that_of_the_later_half():
     # From 500 on, without the last line: 100 examples at 50 a second, 300 at 10.
     assert speed(text) == pytest.approx(400 / (100 / 50 + 300 / 10))
     assert speed("done: 9 examples, 5/s; see summary.json") == 0
+
+
+def test_ways_are_paced_where_workers_outnumber_the_cores(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    whole, paced = (Data(name="a", folder=tmp_path, epochs=1, paced=p) for p in (False, True))
+    ways = [way for group in groups([2, 4], total=2048, batch=512) for way in group]
+    assert {way for way in ways if whole.has(way)} == {way for way in ways if not way.slow}
+    on_paced = [way for way in ways if paced.has(way)]
+    assert {(way.workers, way.batch) for way in on_paced} == {(4, 512)}
+    assert {way.mode for way in on_paced if way.slow} == {"none", "dense", "full", "backup worker"}
+    assert {way.mode for way in on_paced if not way.slow} == {"none", "dense", "full"}
 
 
 def test_checks_compare_runs_of_the_same_seed():
@@ -58,7 +69,13 @@ def test_a_short_run_goes_on_where_it_ended(tmp_path):
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "benchmarks.strategies", "--rows=60000", "--workers=2"),
-                *("--seeds=1", "--sample-epochs=0", "--total-batch=1024", "--batch-size=512"),
+                *(
+                    "--seeds=1",
+                    "--sample-epochs=0",
+                    "--paced-rows=8192",
+                    "--total-batch=1024",
+                    "--batch-size=512",
+                ),
                 *(f"--work={tmp_path / 'work'}", f"--output={output}", *more),
             ],
             cwd=ROOT,

@@ -89,6 +89,16 @@ class Cases:
         self.models: dict[str, tuple[Recommender, Dataset, dict[str, Any]]] = {
             "weights": (Recommender(build=every_column.EveryColumn), self.every, {}),
             "sequences": (make_attention(), self.clicks, {}),
+            "rounded": (
+                make_dlrm(
+                    self.clicks,
+                    compute_dtype="bfloat16",
+                    row_dtype="bfloat16",
+                    wire_dtype="float32",
+                ),
+                self.clicks,
+                {},
+            ),
             "normalized": (
                 two_tasks.make(two_tasks.Config(dropout=0.0), self.visits),
                 self.visits,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders import ROOT, make_trainer, write_dataset
-from tests.commands import SMALL, finish, summary_of, train
+from tests.commands import SMALL, evaluations_of, finish, start, summary_of, train
 from tests.training.test_replicas import FIELDS, assert_same_checkpoint
 
 pytestmark = pytest.mark.multiprocess
@@ -41,6 +41,27 @@ def test_workers_in_step_train_the_bits_of_one_process_and_resume_in_another_mod
     assert summary["examples"] == 3 * num_rows
     assert summary["units"]["done"] == summary["units"]["attempts"] == 3 * len(units)
     assert summary["units"]["repeated"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sync", ["dense", "full"])
+def test_sidecar_ends_a_run_that_gets_no_better_and_the_best_is_exported(
+    tmp_path: Path, sync: str
+) -> None:
+    dataset = write_dataset(tmp_path / "set", train=(1200, 700))
+    run = tmp_path / "run"
+    flags = (*SMALL, "--num-ps=2", "--num-workers=2", f"--sync={sync}", "--eval=sidecar")
+    patience = ("--stop-patience=2", "--reduce-patience=1", "--min-delta=0.2", "--keep-best=1")
+    out = finish(train(dataset, run, *flags, *patience, "--delta-secs=0.5", "--epochs=400"))
+    summary = summary_of(run)
+    assert summary["units"]["done"] < summary["units"]["total"], out
+    assert summary["sync"]["mode"] == sync
+    scores = evaluations_of(run)
+    assert len(scores) >= 3
+    assert scores == sorted(scores, key=lambda entry: entry["step"])
+    exported = tmp_path / "exported"
+    finish(start("embedps.export", f"--model-dir={run}", f"--output={exported}"))
+    assert list(exported.glob("*/saved_model.pb"))
 
 
 @pytest.mark.slow

@@ -1,20 +1,23 @@
 """Counts bytes and RPCs per training step and shard: `python -m benchmarks.scaling`.
 
 One worker trains DLRM over 1, 2, 4 and 8 parameter-server processes of this machine, with various
-numbers of tables, dims and batch sizes. At each parameter server the kernel counts the bytes of its
-TCP connections (`ss -ti`), and gRPC counts the calls that the server serves and makes
-(GRPC_TRACE=http). The linear model of embedps/planning, fitted here on 1 and 2 parameter servers
-only, must predict 4 and 8.
-The model then tells at which rate the network limits a large cluster.
+numbers of tables, dims, batch sizes and steps per unit; 2 and 4 workers train it in the modes of
+`--sync`. At each parameter server the kernel counts the bytes of its TCP connections (`ss -ti`),
+and gRPC counts the calls that the server serves and makes (GRPC_TRACE=http). All counts are per
+step of one worker. The linear model of embedps/planning, fitted here on one worker and 1 and 2
+parameter servers only, must predict 4 and 8, and each mode of `--sync`. The model then tells at
+which rate the network limits a large cluster.
 
-Bytes do not depend on the speed or load of the machine. Calls depend on it slightly, because health
-checks go by the clock.
+Health checks go by the clock. They are counted while nothing trains, and left out. So counts do not
+depend on the speed or load of the machine.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
+import multiprocessing
 import os
 import re
 import subprocess
@@ -22,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +42,10 @@ from embedps.cluster.coordinator import CoordinatorCluster
 from embedps.cluster.local_cluster import LocalCluster
 from embedps.console import command_line, tf_logging
 from embedps.planning.step_traffic import TERMS, ServerStep, place_variables, predict
+from embedps.run.cluster_config import OnLostWorker, SyncMode
 
 _UNITS = 4  # the first is not counted
-_STEPS_PER_UNIT = 16
+_IDLE_SECS = 3.0  # counts health checks alone
 _FITTED = (1, 2)
 _TOLERANCE = 0.10
 
@@ -51,12 +56,27 @@ _CALL = re.compile(rb"HDR:SVR::status: 200|HDR:CLI::path:")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Point:
-    """A model to train and the number of parameter servers."""
+    """A model to train, and how.
+
+    Attributes:
+      num_ps: parameter servers.
+      tables: of the model.
+      dim: of each.
+      batch: examples of a worker's step.
+      sync: what the workers of a step update together.
+      on_lost_worker: "continue" lets them take steps in groups.
+      num_workers: that train.
+      unit_steps: of each worker, per unit that it has a part of.
+    """
 
     num_ps: int
     tables: int = 26
     dim: int = 16
     batch: int = 2048
+    sync: SyncMode = "none"
+    on_lost_worker: OnLostWorker = "repeat"
+    num_workers: int = 1
+    unit_steps: int = 16
 
     def workload(self) -> workload.Workload:
         """Returns W1 with the point's tables and dim."""
@@ -68,12 +88,23 @@ class Point:
         )
 
 
+_MODES: tuple[SyncMode, ...] = ("dense", "full")
+_GROUPS: tuple[tuple[int, SyncMode], ...] = ((1, "full"), (2, "full"), (2, "dense"), (4, "full"))
 POINTS = (
     *(Point(num_ps=n) for n in (1, 2, 4, 8)),
     *(Point(num_ps=n, batch=512) for n in (1, 2, 4, 8)),
     *(Point(num_ps=n, dim=64) for n in (1, 2, 8)),
     *(Point(num_ps=n, tables=8) for n in (1, 2, 4)),
     Point(num_ps=4, tables=8, dim=64, batch=512),
+    *(Point(num_ps=n, batch=512, unit_steps=steps) for n in (1, 4) for steps in (4, 64)),
+    *(Point(num_ps=2, num_workers=2, sync=mode) for mode in _MODES),
+    *(Point(num_ps=2, num_workers=2, sync=mode, batch=512, unit_steps=4) for mode in _MODES),
+    *(Point(num_ps=4, num_workers=2, sync=mode, tables=8, dim=64, batch=512) for mode in _MODES),
+    *(Point(num_ps=1, num_workers=4, sync=mode, batch=512) for mode in _MODES),
+    *(
+        Point(num_ps=n, num_workers=2, sync=mode, on_lost_worker="continue", batch=512)
+        for n, mode in _GROUPS
+    ),
 )
 
 
@@ -87,6 +118,7 @@ class Shard:
       floats: floats of the network's variables on the shard's server.
       bytes_in, bytes_out: TCP payload.
       calls: gRPC calls, served and made.
+      unit_steps: of a worker, per unit.
     """
 
     ids: float
@@ -95,12 +127,16 @@ class Shard:
     bytes_in: float
     bytes_out: float
     calls: float
+    unit_steps: int = 16
 
     @property
     def step(self) -> ServerStep:
         """What the scaling model counts by."""
         return ServerStep(
-            ids=self.ids, row_floats=self.ids * self.dim, network_floats=float(self.floats)
+            ids=self.ids,
+            row_floats=self.ids * self.dim,
+            network_floats=float(self.floats),
+            unit_steps=self.unit_steps,
         )
 
 
@@ -110,54 +146,89 @@ def distinct_ids(ids: npt.NDArray[np.int64], batch: int) -> float:
     return float(np.mean([sum(len(np.unique(f[k : k + batch])) for f in ids) for k in batches]))
 
 
-def measure(points: Sequence[Point]) -> list[dict[str, Any]]:
+def read_known(path: Path) -> dict[Point, dict[str, Any]]:
+    """Reads the points that were counted before, each with the commit at which it was."""
+    if not path.is_file():
+        return {}
+    file = json.loads(path.read_text())
+    before = {"commit": file["environment"]["commit"]}
+    found = {Point(**result["point"]): before | result for result in file["counts"]}
+    return {point: result | {"point": dataclasses.asdict(point)} for point, result in found.items()}
+
+
+def measure(points: Sequence[Point], commit: str) -> list[dict[str, Any]]:
     """Measures the shards of each point."""
-    results = []
+    clusters: dict[tuple[int, int], list[Point]] = {}
+    for point in points:
+        clusters.setdefault((point.num_ps, point.num_workers), []).append(point)
+    spawn = multiprocessing.get_context("spawn")
+    # A process per cluster: TensorFlow never leaves one that it has connected to.
+    with ProcessPoolExecutor(1, spawn, max_tasks_per_child=1) as pool:
+        counted = pool.map(_measure_cluster, clusters.values())
+        shards = itertools.chain.from_iterable(counted)
+        return [
+            {
+                "point": dataclasses.asdict(point),
+                "commit": commit,
+                "shards": [dataclasses.asdict(shard) for shard in of_point],
+            }
+            for point, of_point in zip(itertools.chain(*clusters.values()), shards, strict=True)
+        ]
+
+
+def _measure_cluster(points: Sequence[Point]) -> list[list[Shard]]:
+    """Measures the shards of each point of one cluster."""
     os.environ.update(_GRPC_TRACE)  # the started processes log every call
     tf_logging.silence_native_stderr()  # hides the calls of this process
-    for num_ps in dict.fromkeys(p.num_ps for p in points):
-        with tempfile.TemporaryDirectory() as logs:
-            cluster = LocalCluster(num_ps=num_ps, num_workers=1, log_dir=Path(logs))
-            try:
-                for point in (p for p in points if p.num_ps == num_ps):
-                    shards = _measure(point, cluster, cluster.processes, Path(logs))
-                    results.append(
-                        {
-                            "point": dataclasses.asdict(point),
-                            "shards": [dataclasses.asdict(s) for s in shards],
-                        }
-                    )
-                    print(f"counted {point}", flush=True)
-            finally:
-                cluster.close()
-    return results
+    first, found = points[0], []
+    with tempfile.TemporaryDirectory() as logs:
+        cluster = LocalCluster(
+            num_ps=first.num_ps, num_workers=first.num_workers, log_dir=Path(logs)
+        )
+        try:
+            for point in points:
+                found.append(_measure(point, cluster, cluster.processes, Path(logs)))
+                print(f"counted {point}", flush=True)
+        finally:
+            cluster.close()
+    return found
 
 
 def _measure(
     point: Point, cluster: CoordinatorCluster, processes: local_processes.LocalProcesses, logs: Path
 ) -> list[Shard]:
-    rows = _STEPS_PER_UNIT * point.batch
+    rows = point.unit_steps * point.batch * point.num_workers
     work = point.workload()
     batches = workload.make_batches(work, rows)
     with workload.files(work, batches) as folder:
-        program = Embedps(protocol.read_work(folder, {"shuffle": False}), cluster)
+        settings = {
+            "shuffle": False,
+            "sync": point.sync,
+            "on_lost_worker": point.on_lost_worker,
+            "steps_per_unit": point.unit_steps,
+        }
+        program = Embedps(protocol.read_work(folder, settings), cluster)
         variant = protocol.Variant(task="train", kind="rowwise_adagrad", batch=point.batch)
         run = program.prepare(variant)
         run(0.0)
-        before = _count(point.num_ps, processes, logs)
+        before, began = _count(point.num_ps, processes, logs), time.monotonic()
         for _ in range(_UNITS - 1):
             run(0.0)
-        after = _count(point.num_ps, processes, logs)
-    steps = (_UNITS - 1) * _STEPS_PER_UNIT
+        after, ended = _count(point.num_ps, processes, logs), time.monotonic()
+        time.sleep(_IDLE_SECS)
+        idle = _count(point.num_ps, processes, logs) - after
+        idle *= (ended - began) / (time.monotonic() - ended)
+    steps = (_UNITS - 1) * point.unit_steps * point.num_workers
     ids = distinct_ids(batches.ids, point.batch) / point.num_ps
     shards = []
-    for shard, counts in enumerate((after - before) / steps):
+    for shard, counts in enumerate((after - before - idle) / steps):
         own = [v for v in program.network.trainable_variables if f"task:{shard}/" in v.device]
         shards.append(
             Shard(
                 ids=ids,
                 dim=point.dim,
                 floats=sum(int(np.prod(v.shape)) for v in own),
+                unit_steps=point.unit_steps,
                 bytes_in=counts[0],
                 bytes_out=counts[1],
                 calls=counts[2],
@@ -189,7 +260,7 @@ def fit(results: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
     fitted = [
         Shard(**shard)
         for result in results
-        if result["point"]["num_ps"] in _FITTED
+        if _is_fitted(Point(**result["point"]))
         for shard in result["shards"]
     ]
     model = {}
@@ -201,6 +272,11 @@ def fit(results: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
     return model
 
 
+def _is_fitted(point: Point) -> bool:
+    """Tells whether the model is fitted on a point; it must predict all others."""
+    return point.num_ps in _FITTED and point.sync == "none"
+
+
 def errors(
     results: Sequence[dict[str, Any]], model: Mapping[str, Sequence[float]]
 ) -> list[dict[str, Any]]:
@@ -208,7 +284,8 @@ def errors(
     rows = []
     for result in results:
         shards = [Shard(**shard) for shard in result["shards"]]
-        row: dict[str, Any] = {**result["point"], "fitted": result["point"]["num_ps"] in _FITTED}
+        point = Point(**result["point"])
+        row: dict[str, Any] = {**dataclasses.asdict(point), "fitted": _is_fitted(point)}
         for what in TERMS:
             counted = float(np.mean([getattr(s, what) for s in shards]))
             predicted = float(np.mean([predict(what, s.step, model) for s in shards]))
@@ -248,6 +325,7 @@ def project(
         ids=distinct_ids(batches.ids, point.batch) / LARGE_PS,
         dim=point.dim,
         floats=fullest,
+        unit_steps=point.unit_steps,
         bytes_in=0,
         bytes_out=0,
         calls=0,
@@ -272,14 +350,16 @@ def project(
 def show(rows: Sequence[dict[str, Any]]) -> None:
     """Prints counts and predictions."""
     table = Table(title="Per step of one worker, at each parameter server (mean of the shards)")
-    for column in ("PS", "tables", "dim", "batch", "bytes in", "bytes out", "calls"):
+    numbers = ("num_ps", "num_workers", "sync", "tables", "dim", "batch", "unit_steps")
+    names = ("PS", "workers", "--sync", "tables", "dim", "batch", "steps/unit")
+    for column in (*names, "bytes in", "bytes out", "calls"):
         table.add_column(column, justify="right")
     for row in rows:
-        cells = [str(row[k]) for k in ("num_ps", "tables", "dim", "batch")]
+        cells = [str(row[k]) for k in numbers]
         for what in TERMS:
             of = row[what]
             mark = "" if row["fitted"] else f" ({of['error']:+.1%})"
-            cells.append(f"{of['counted']:,.0f}{mark}")
+            cells.append(f"{of['counted']:,.{int(what == 'calls')}f}{mark}")
         table.add_row(*cells)
     Console(width=120).print(table)
 
@@ -288,28 +368,36 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the command line."""
     parser = command_line.Parser(prog="python -m benchmarks.scaling", description=__doc__)
     parser.add_argument(
+        "--keep-known",
+        action="store_true",
+        help="count only the points that --output lacks; the speed of the machine does not matter",
+    )
+    parser.add_argument(
         "--output", type=report.output_file, default=report.RESULTS / "scaling.json"
     )
     options = parser.parse_args(arguments)
     environment = report.environment()
-    results = measure(POINTS)
+    known = read_known(options.output) if options.keep_known else {}
+    new = measure([point for point in POINTS if point not in known], environment["commit"])
+    counted = known | {Point(**result["point"]): result for result in new}
+    results = [counted[point] for point in POINTS]
     model = fit(results)
     rows = errors(results, model)
     show(rows)
-    new = [row[what] for row in rows if not row["fitted"] for what in TERMS]
-    off = max(abs(of["error"]) for of in new)
-    print(f"predicted at 4 and 8 parameter servers within {off:.1%}; limit: {_TOLERANCE:.0%}")
+    predicted = [row[what] for row in rows if not row["fitted"] for what in TERMS]
+    off = max(abs(of["error"]) for of in predicted)
+    print(f"predicted all points it was not fitted on within {off:.1%}; limit: {_TOLERANCE:.0%}")
     report.write(
         options.output,
         {
             "benchmark": "scaling",
-            "command": "python -m benchmarks.scaling",
+            "command": "python -m benchmarks.scaling" + " --keep-known" * options.keep_known,
             "environment": environment,
-            "config": {"steps_per_point": (_UNITS - 1) * _STEPS_PER_UNIT, "fitted_on_ps": _FITTED},
+            "config": {"units_per_point": _UNITS - 1, "fitted_on_ps": _FITTED},
             "model": {w: dict(zip(TERMS[w], model[w], strict=True)) for w in TERMS},
             "points": rows,
             "largest_error": off,
-            "largest_shard_error": max(of["worst_shard_error"] for of in new),
+            "largest_shard_error": max(of["worst_shard_error"] for of in predicted),
             "large": [
                 project(model, Point(num_ps=LARGE_PS, batch=batch, dim=dim), (50e3, 100e3, 200e3))
                 for dim in (16, 64)

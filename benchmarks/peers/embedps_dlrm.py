@@ -1,7 +1,8 @@
 """Measures embedps itself: the trainer's own unit function, embedded or on a local cluster.
 
-Settings: num_ps (0 is embedded), num_workers, shuffle, overlap. It reads and shuffles its examples
-from Parquet while it trains, as in a run; the peers have theirs in memory. The rows of all examples
+Settings: num_ps (0 is embedded), num_workers, shuffle, overlap, sync, on_lost_worker,
+steps_per_unit (of each worker that has a part of the unit). It reads and shuffles its examples from
+Parquet while it trains, as in a run; the peers have theirs in memory. The rows of all examples
 exist before the measurement, because the peers' tables have a row for every id from the start.
 """
 
@@ -9,8 +10,11 @@ from __future__ import annotations
 
 import atexit
 import collections
+import dataclasses
 import itertools
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import embedps  # noqa: F401  before TensorFlow: it chooses the Keras
@@ -23,15 +27,20 @@ from benchmarks.peers import embedps_files, protocol
 from embedps.cluster.embedded import EmbeddedCluster
 from embedps.cluster.interface import Cluster
 from embedps.cluster.local_cluster import LocalCluster
+from embedps.data.dataset_metadata import DataFile, Split
 from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.step_model import StepModel
-from embedps.engine.unit_functions import make_train_unit
+from embedps.engine.unit_functions import UnitFunction, make_train_unit
 from embedps.run.cluster_config import ClusterConfig
+from embedps.scheduling.gang_scheduler import GangScheduler
+from embedps.scheduling.ledger import Ledger, LedgerOptions, Unit
 from embedps.tables.collection import EmbeddingCollection
 from models import dlrm
 
 _STEPS_PER_UNIT = 16
 _INSERT_ROWS = 32768
+_FILE = "batches.parquet"
+_EPOCHS = 1000  # more than a measurement trains
 _containers = itertools.count()
 
 
@@ -95,9 +104,15 @@ class Embedps:
     def _train(
         self, variant: protocol.Variant, model: StepModel, collection: EmbeddingCollection
     ) -> protocol.Measure:
+        settings = self._work.settings
+        sync = settings.get("sync", "none")
+        in_groups = settings.get("on_lost_worker") == "continue"
+        in_step = sync != "none" and not in_groups
+        num_ranks = self._cluster.num_workers if in_step else 1
+        unit_steps = num_ranks * settings.get("steps_per_unit", _STEPS_PER_UNIT)
         rows = len(self._work.labels)
-        unit_rows = min(rows, _STEPS_PER_UNIT * variant.batch)
-        shuffle = self._work.settings.get("shuffle", True)
+        unit_rows = min(rows, unit_steps * variant.batch)
+        shuffle = settings.get("shuffle", True)
         dense = "sgd" if variant.kind == "sgd" else "adagrad"
         with self._cluster.scope():
             self.network = model.network
@@ -108,31 +123,83 @@ class Embedps:
             collection,
             self._cluster.strategy,
             model.input(batch_rows=variant.batch, shuffle_rows=unit_rows if shuffle else 0),
-            overlap=self._work.settings.get("overlap", ClusterConfig.overlap),
+            overlap=settings.get("overlap", ClusterConfig.overlap),
+            sync=sync,
+            needed=self._cluster.num_workers if in_groups else None,
         )
-        path = tf.constant(str(self._work.folder / "batches.parquet"))
-        numbers = itertools.count()
         units_per_sec = 1.0
-
-        def schedule() -> Any:
-            unit = next(numbers)
-            first = unit * unit_rows % (rows - unit_rows + 1)
-            of_unit = (first, unit_rows, unit, unit * _STEPS_PER_UNIT)
-            arguments = [tf.constant(n, tf.int64) for n in of_unit]
-            return self._cluster.schedule(train_unit, (path, *arguments, tf.constant(0.01)))
+        if in_step:
+            run = self._run_in_step(train_unit, unit_rows, variant.batch)
+        else:
+            run = self._run_alone(train_unit, unit_rows, unit_steps)
 
         def measure(secs: float) -> dict[str, float]:
             nonlocal units_per_sec
-            units = max(self._cluster.num_workers, round(secs * units_per_sec))
+            units = max(self._cluster.num_workers // num_ranks, round(secs * units_per_sec))
             began = time.perf_counter()
-            running: collections.deque[Any] = collections.deque(schedule() for _ in range(units))
-            while running:
-                self._cluster.fetch(running.popleft())
+            run(units)
             took = time.perf_counter() - began
             units_per_sec = units / took
             return {"examples": units * unit_rows, "secs": took}
 
         return measure
+
+    def _run_alone(
+        self, train_unit: UnitFunction, unit_rows: int, unit_steps: int
+    ) -> Callable[[int], None]:
+        """Returns what trains so many units, each on one worker."""
+        path = tf.constant(str(self._work.folder / _FILE))
+        numbers = itertools.count()
+
+        def schedule() -> Any:
+            unit = next(numbers)
+            first = unit * unit_rows % (len(self._work.labels) - unit_rows + 1)
+            of_unit = (first, unit_rows, unit, unit * unit_steps)
+            arguments = [tf.constant(n, tf.int64) for n in of_unit]
+            return self._cluster.schedule(train_unit, (path, *arguments, tf.constant(0.01)))
+
+        def run(units: int) -> None:
+            running = collections.deque(schedule() for _ in range(units))
+            while running:
+                self._cluster.fetch(running.popleft())
+
+        return run
+
+    def _run_in_step(
+        self, train_unit: UnitFunction, unit_rows: int, batch_rows: int
+    ) -> Callable[[int], None]:
+        """Returns what trains so many units, each on all workers together."""
+        rows = len(self._work.labels) // unit_rows * unit_rows
+        file = DataFile(path=_FILE, rows=rows, bytes=0, xxh3_64="", row_groups=(rows,))
+        dataset = dataclasses.replace(
+            describe(self._work.num_numerics, len(self._names)),
+            directory=self._work.folder,
+            splits={"train": Split(rows=rows, positives=0, files=(file,))},
+        )
+        options = LedgerOptions(batch_rows=batch_rows, unit_rows=unit_rows, shuffle=False)
+        ledger = Ledger(dataset, options, epochs=_EPOCHS)
+
+        def arguments(unit: Unit) -> tuple[tf.Tensor, ...]:
+            of_unit = (unit.first_row, unit.num_rows, unit.seed, unit.first_step)
+            numbers = (tf.constant(n, tf.int64) for n in of_unit)
+            return (tf.constant(unit.path), *numbers, tf.constant(0.01))
+
+        def run(units: int) -> None:
+            ledger.pause_at(ledger.num_done + units)
+            with GangScheduler(
+                self._cluster,
+                ledger,
+                train_unit,
+                arguments=arguments,
+                record=lambda *_: None,
+                stop=threading.Event(),
+            ) as scheduler:
+                while scheduler.wait(60):
+                    pass
+            if scheduler.error is not None:
+                raise scheduler.error
+
+        return run
 
     def _lookup(
         self, variant: protocol.Variant, model: StepModel, collection: EmbeddingCollection

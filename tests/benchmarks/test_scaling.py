@@ -9,7 +9,7 @@ from benchmarks.scaling import Point, Shard
 from embedps.planning.step_traffic import MODEL, place_variables
 
 
-def counted(num_ps, ids, dim, sizes):
+def counted(num_ps, ids, dim, sizes, unit_steps=16, **how):
     """What the design says crosses the wire: ids, rows, gradients, and the network both ways."""
     shards = []
     for server in range(num_ps):
@@ -20,22 +20,31 @@ def counted(num_ps, ids, dim, sizes):
                 ids=of,
                 dim=dim,
                 floats=sum(own),
+                unit_steps=unit_steps,
                 bytes_in=2000 + 8 * of + 4 * of * dim + 4 * sum(own),
                 bytes_out=3000 + 4 * of * dim + 4 * sum(own),
-                calls=10,
+                calls=3 + 20 / unit_steps,
             )
         )
-    point = dataclasses.asdict(Point(num_ps=num_ps, dim=dim))
+    point = dataclasses.asdict(Point(num_ps=num_ps, dim=dim, unit_steps=unit_steps, **how))
     return {"point": point, "shards": [dataclasses.asdict(s) for s in shards]}
 
 
 def test_the_model_finds_what_crosses_and_predicts_other_shards():
     sizes = [6656, 512, 131072, 256, 1024, 16]
-    few = [counted(n, ids, dim, sizes) for n in (1, 2) for ids in (900, 4000) for dim in (16, 64)]
-    many = [counted(n, 7000, 32, sizes) for n in (4, 8)]
+    few = [
+        counted(n, ids, dim, sizes, unit_steps)
+        for n in (1, 2)
+        for ids in (900, 4000)
+        for dim in (16, 64)
+        for unit_steps in (4, 16)
+    ]
+    in_step = counted(2, 900, 16, sizes, 8, sync="full", num_workers=2)
+    many = [in_step, *(counted(n, 7000, 32, sizes) for n in (4, 8))]
     model = scaling.fit([*few, *many])
     np.testing.assert_allclose(model["bytes_in"], [2000, 8, 4, 4], rtol=1e-6)
     np.testing.assert_allclose(model["bytes_out"], [3000, 4, 4], rtol=1e-6)
+    np.testing.assert_allclose(model["calls"], [3, 20], rtol=1e-6)
     for row in scaling.errors(many, model):
         assert not row["fitted"]
         for what in ("bytes_in", "bytes_out", "calls"):

@@ -19,6 +19,7 @@ class GroupWatch:
         """Takes what has the groups; its unit function must be traced before `poll`."""
         self._exchange = exchange
         self._open = 0  # the group that was open at the last poll
+        self._awaited: list[int] = []  # the workers that it waited for then
 
         @tf.function(input_signature=[tf.TensorSpec([], tf.int64), tf.TensorSpec([None], tf.int64)])
         def apply(index: tf.Tensor, parts: tf.Tensor) -> None:
@@ -32,18 +33,20 @@ class GroupWatch:
 
     def last_groups(self) -> dict[int, np.ndarray]:
         """Lists the last groups: by index the numbers of their parts. The last one is open."""
-        device, log = self._exchange.first_log
-        with tf.device(device):
-            return group_ops.last_groups(log)
+        return self._look().parts
 
     def poll(self) -> None:
         """Applies what has closed, if no group has since the last call."""
-        groups = self.last_groups()
+        groups, self._awaited = self._look()
         open_now = max(groups)
         if open_now == self._open:
             for index in range(self._exchange.num_applied(), open_now):
                 self._apply(tf.constant(index, tf.int64), tf.constant(groups[index], tf.int64))
         self._open = open_now
+
+    def awaited(self) -> tuple[int, list[int]]:
+        """Tells, as of the last poll, the open group and the workers that it waits for."""
+        return self._open, self._awaited
 
     def forget(self, workers: Iterable[int]) -> None:
         """Lets no group wait for workers that do not answer, until they do."""
@@ -51,3 +54,8 @@ class GroupWatch:
         for worker in workers:
             with tf.device(device):
                 group_ops.forget_worker(log, worker)
+
+    def _look(self) -> group_ops.LastGroups:
+        device, log = self._exchange.first_log
+        with tf.device(device):
+            return group_ops.last_groups(log)

@@ -32,6 +32,9 @@ class Groups(Protocol):
     def poll(self) -> None:
         """Applies what has closed, if no group has since the last call."""
 
+    def awaited(self) -> tuple[int, list[int]]:
+        """Tells, as of the last poll, the open group and the workers that it waits for."""
+
     def forget(self, workers: Iterable[int]) -> None:
         """Lets no group wait for workers that do not answer, until they do."""
 

@@ -17,16 +17,16 @@ import concurrent.futures
 import math
 import threading
 import time
-from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
 
 from embedps.cluster.interface import ScheduledCall
+from embedps.engine.step_logs import StepLogs
 from embedps.engine.unit_parts import last_step
 from embedps.metrics import Counts
 from embedps.scheduling.ledger import Unit
-from embedps.scheduling.unit_threads import TICK_SECS, OpenSteps, UnitInProgress, UnitThreads, Wait
+from embedps.scheduling.unit_threads import TICK_SECS, UnitInProgress, UnitThreads, Wait
 
 _UNITS_AT_ONCE = 2  # one running, one queued behind it
 # A unit is stuck if none of its parts began for this time, and this multiple of the usual time for
@@ -45,14 +45,14 @@ class GangScheduler(UnitThreads):
 
     _last_end = -math.inf  # when a unit was done last
 
-    def awaited(self, open_steps: Callable[[], OpenSteps]) -> Wait | None:
+    def awaited(self, logs: StepLogs) -> Wait | None:
         """Tells which rank all others wait for."""
         with self._lock:
             first = self._in_progress[0] if self._in_progress else None
         if first is None:
             return None
         calls = list(first.calls)
-        for step, workers in sorted(open_steps().items())[:1]:
+        for step, workers in sorted(logs.open_steps().items())[:1]:
             for rank, (worker, call) in enumerate(zip(workers, calls, strict=False)):
                 if worker is None:
                     why = self._why(call) or f"worker {call.worker} has not sent its part"

@@ -6,9 +6,10 @@ import concurrent.futures
 import time
 
 from embedps.cluster.interface import ScheduledCall
+from embedps.engine.step_logs import StepLogs
 from embedps.metrics import Counts
 from embedps.scheduling.ledger import Unit
-from embedps.scheduling.unit_threads import TICK_SECS, UnitInProgress, UnitThreads
+from embedps.scheduling.unit_threads import TICK_SECS, UnitInProgress, UnitThreads, Wait
 
 _UNITS_PER_WORKER = 2  # one running, one queued behind it
 # A unit is a straggler after this time, and this multiple of the usual time for its rows.
@@ -27,6 +28,18 @@ class Scheduler(UnitThreads):
     recorded, and the counts of the others are dropped. Servers apply each step
     only once: see engine/step_exchange.py.
     """
+
+    def awaited(self, logs: StepLogs) -> Wait | None:
+        """Tells which workers the others wait for, if steps are applied in groups."""
+        if logs.groups is None:
+            return None
+        index, workers = logs.groups.awaited()
+        if not workers:
+            return None
+        lost = self._cluster.lost_workers()
+        whys = ("does not answer" if each in lost else "has not sent its part" for each in workers)
+        told = (f"worker {each} {why}" for each, why in zip(workers, whys, strict=True))
+        return Wait(f"joint step {index} waits", " and ".join(told))
 
     def _max_units(self) -> int:
         return _UNITS_PER_WORKER * self._cluster.num_workers

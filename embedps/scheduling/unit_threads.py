@@ -8,13 +8,14 @@ import enum
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from types import TracebackType
-from typing import NamedTuple, Self, TypeAlias
+from typing import NamedTuple, Self
 
 import tensorflow as tf
 
 from embedps.cluster.interface import Cluster, ScheduledCall
+from embedps.engine.step_logs import StepLogs
 from embedps.engine.unit_functions import UnitFunction
 from embedps.metrics import Counts
 from embedps.scheduling.ledger import Ledger, Unit
@@ -22,9 +23,6 @@ from embedps.scheduling.ledger import Ledger, Unit
 TICK_SECS = 0.2
 _IDLE_SECS = 0.05  # from one look for new units to the next
 _RETRY_SECS = 1.0  # from a unit's failure to its next attempt
-
-OpenSteps: TypeAlias = Mapping[int, Sequence[int | None]]
-"""By step, for each rank the worker that brought its part; None if none has."""
 
 
 class OnFailure(enum.Enum):
@@ -39,7 +37,7 @@ class Wait(NamedTuple):
     """Whom the workers wait for.
 
     Attributes:
-      where: the step and the rank, which stay the same as long as the wait lasts.
+      where: the step, which stays the same as long as the wait lasts.
       why: what is known of the cause.
     """
 
@@ -152,13 +150,9 @@ class UnitThreads(abc.ABC):
             self._stopped_at = -math.inf
         self.end()
 
-    def awaited(self, open_steps: Callable[[], OpenSteps]) -> Wait | None:
-        """Tells whom the workers wait for; None if they wait for nobody.
-
-        Args:
-          open_steps: gives the steps that have parts of some workers.
-        """
-        return None
+    @abc.abstractmethod
+    def awaited(self, logs: StepLogs) -> Wait | None:
+        """Tells whom the workers wait for; None if they wait for nobody."""
 
     @abc.abstractmethod
     def _max_units(self) -> int:

@@ -29,6 +29,18 @@ class Group(NamedTuple):
     parts: tf.Tensor
 
 
+class LastGroups(NamedTuple):
+    """Holds what a server knows of the last groups.
+
+    Attributes:
+      parts: by index the numbers of a group's parts. The last group is open.
+      awaited: the workers without a fresh part in it, if others wait with theirs.
+    """
+
+    parts: dict[int, np.ndarray]
+    awaited: list[int]
+
+
 def enter_groups(
     log: tf.Tensor, worker: tf.Tensor, *, needed: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -128,12 +140,14 @@ def forget_worker(log: tf.Tensor, worker: int) -> tf.Operation:
     return kernels.load().embedps_forget_worker(log, tf.constant(worker, tf.int64))
 
 
-def last_groups(log: tf.Tensor) -> dict[int, np.ndarray]:
-    """Lists the last groups, eagerly: by index the numbers of their parts. The last one is open."""
+def last_groups(log: tf.Tensor) -> LastGroups:
+    """Reads the last groups, eagerly."""
     found = kernels.load().embedps_last_groups(log)
     ends = np.cumsum(found.sizes.numpy())[:-1]
-    return dict(
-        zip(found.indexes.numpy().tolist(), np.split(found.parts.numpy(), ends), strict=True)
+    parts = np.split(found.parts.numpy(), ends)
+    return LastGroups(
+        dict(zip(found.indexes.numpy().tolist(), parts, strict=True)),
+        found.awaited.numpy().tolist(),
     )
 
 

@@ -266,7 +266,7 @@ class TrainingLoop:
                 self._poll_slowly(line)
                 if running and self._setup.step_logs.groups is not None:
                     self._setup.step_logs.groups.poll()
-                for news in self._waits.news(scheduler.awaited(self._setup.step_logs.open_steps)):
+                for news in self._waits.news(scheduler.awaited(self._setup.step_logs)):
                     line.say(news)
             self._notices.poll(say=line.say, save_now=self._saves.hurry)
             if self._effects.stopping:

@@ -3,6 +3,9 @@
 A unit of 10 rows has 5 batches of 2; with 2 workers its last step is the third, number 4.
 """
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from embedps.cluster.call_queue import CallQueue
@@ -148,9 +151,10 @@ def test_all_parts_of_a_stuck_unit_are_attempted_again():
 def test_rank_that_all_wait_for_is_named():
     run = make_run(units=1)
     parts: dict[int, list[int | None]] = {}
+    logs: Any = SimpleNamespace(open_steps=lambda: parts)
 
     def told() -> tuple[str, str] | None:
-        return run.schedule.awaited(lambda: parts)
+        return run.schedule.awaited(logs)
 
     with run.schedule:
         first, second = run.cluster.attempts(2)

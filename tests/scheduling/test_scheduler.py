@@ -1,6 +1,8 @@
 """The scheduler with slow, hung and lost workers, on a fake cluster that the test controls."""
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -36,6 +38,30 @@ def test_unit_of_a_worker_that_is_silent_is_done_by_another_and_recorded_once():
     assert run.ledger.num_repeated == 1
     assert run.ledger.num_attempts == 4
     assert len(run.cluster.scheduled) == 4
+
+
+def test_workers_that_an_open_group_waits_for_are_named():
+    run = ScheduledRun(units=1, num_workers=3)
+    awaited: tuple[int, list[int]] = (4, [])
+    logs: Any = SimpleNamespace(groups=SimpleNamespace(awaited=lambda: awaited))
+
+    def told() -> tuple[str, str] | None:
+        return run.schedule.awaited(logs)
+
+    with run.schedule:
+        (attempt,) = run.cluster.attempts(1)
+        assert told() is None
+        awaited = (4, [2])
+        assert told() == ("joint step 4 waits", "worker 2 has not sent its part")
+        awaited = (5, [0, 2])
+        run.cluster.lost.add(0)
+        why = "worker 0 does not answer and worker 2 has not sent its part"
+        assert told() == ("joint step 5 waits", why)
+        logs.groups = None  # steps are not taken together
+        assert told() is None
+        attempt.start(0)
+        attempt.end({})
+        run.wait()
 
 
 def test_queued_unit_is_left_to_the_queue_though_a_worker_is_silent():

@@ -256,8 +256,6 @@ def test_workers_that_wait_for_each_other_do_not_wait_for_ever_for_a_lost_one(
     os.kill(pid_of(model_dir, "worker 0"), signal.SIGKILL)
     wait_until_joined(run, model_dir, "worker-0", 2)
     os.kill(pid_of(model_dir, "worker 1"), signal.SIGSTOP)
-    if flag == "--sync=full":
-        assert "worker 1 " in run.wait_for(" waits for rank ", secs=60)
     wait_until_joined(run, model_dir, "worker-1", 2)  # killed for its silence, and started again
     run.wait_for("delta")
     run.process.send_signal(signal.SIGTERM)

@@ -385,9 +385,12 @@ REGISTER_OP("EmbedpsLastGroups")
     .Output("indexes: int64")
     .Output("sizes: int64")
     .Output("parts: int64")
+    .Output("awaited: int64")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::UnknownShape)
-    .Doc("Lists the last groups, of which the last is open: indexes, numbers of parts, and parts.");
+    .Doc(
+        "Lists the last groups, of which the last is open: indexes, numbers of parts, and parts; "
+        "and the workers for which those wait that have a fresh part in the open group.");
 
 class LastGroupsOp : public tensorflow::OpKernel {
  public:
@@ -404,6 +407,7 @@ class LastGroupsOp : public tensorflow::OpKernel {
     OP_REQUIRES_OK(context, SetVector(context, 0, indexes));
     OP_REQUIRES_OK(context, SetVector(context, 1, sizes));
     OP_REQUIRES_OK(context, SetVector(context, 2, parts));
+    OP_REQUIRES_OK(context, SetVector(context, 3, found->groups.Awaited()));
   }
 };
 REGISTER_KERNEL_BUILDER(Name("EmbedpsLastGroups").Device(tensorflow::DEVICE_CPU), LastGroupsOp);

@@ -72,6 +72,7 @@ class StepGroups {
       waits = seen >= num_closed_parts_;
       if (!waits) return;
       ++num_fresh_;
+      if (at != workers_.end()) at->second.fresh_in = index_;
       ticket = next_ticket_++;
       waiting_.push_back({ticket, closed});
     });
@@ -112,6 +113,16 @@ class StepGroups {
     return found;
   }
 
+  // Lists the workers that have no fresh part in the open group, if others wait for theirs.
+  std::vector<int64_t> Awaited() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<int64_t> found;
+    for (const auto& [worker, known] : workers_) {
+      if (num_fresh_ && !known.is_lost && known.fresh_in != index_) found.push_back(worker);
+    }
+    return found;
+  }
+
  private:
   // Many more than can close before all servers have applied them: a worker waits for that.
   static constexpr size_t kKept = 1024;
@@ -119,6 +130,7 @@ class StepGroups {
   struct Worker {
     int64_t units = 0;  // that it is in; more than one if an attempt outlives the next one's start
     bool is_lost = false;
+    int64_t fresh_in = -1;  // the last group that got a fresh part of it
   };
   struct Waiting {
     int64_t ticket;

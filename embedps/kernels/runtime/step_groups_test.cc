@@ -42,6 +42,7 @@ TEST(GroupClosesWithItsLastFreshPartAndALatePartIsInTheNext) {
   EXPECT_EQ(late.parts, Numbers({}));
   groups.Join(21, 0, 2, Into(&first));
   EXPECT_EQ(first.index, 0);  // the late part does not count
+  EXPECT_EQ(groups.Awaited(), Numbers({1, 2}));
   groups.Join(31, 2, 2, Into(&third));
   EXPECT_EQ(third.index, 1);
   EXPECT_EQ(third.parts, Numbers({21, 30, 31}));
@@ -66,8 +67,12 @@ TEST(GroupWaitsForNoMoreWorkersThanThereAre) {
   groups.Forget(1);  // it hangs
   EXPECT_EQ(second.parts, Numbers({3}));
   EXPECT_EQ(Join(&groups, 9, 1, 2).index, 2);  // it is back, late
+  EXPECT_EQ(groups.Awaited(), Numbers({}));    // nobody waits yet
   groups.Join(4, 0, 3, Into(&first));
   EXPECT_EQ(first.index, 1);  // and waited for again
+  EXPECT_EQ(groups.Awaited(), Numbers({1}));
+  groups.Forget(1);
+  EXPECT_EQ(groups.Awaited(), Numbers({}));
 }
 
 TEST(LastWorkerThatLeavesClosesWhatIsLateAndAwaitsIt) {

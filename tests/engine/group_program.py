@@ -7,6 +7,7 @@ so the parts arrive in the order of a script.
 from __future__ import annotations
 
 import copy
+import math
 import os
 import signal
 import sys
@@ -251,6 +252,61 @@ def check_lost(directory: Path, cluster: LocalCluster, how: signal.Signals) -> N
     print(f"{how.name}: the others went on after {secs:.2f} s, groups {groups}", flush=True)
 
 
+def check_all_lost(directory: Path, cluster: LocalCluster) -> None:
+    """The client applies a group whose only worker is killed; all others wait for that."""
+    dataset = row_visits.write_dataset(directory / "all-lost", train=(24,), evaluation=(4,))
+    table = pq.read_table(dataset.absolute_path(dataset.split("train").files[0]))
+    part = {key: table[key].to_numpy()[:BATCH] for key in ("row", "label")}  # A's first
+    gates = Gates("all-lost")
+    model = Trained(
+        Recommender(build=lambda: GatedLine(gates)),
+        dataset,
+        cluster,
+        sync="full",
+        name="all-lost",
+        needed=2,
+    )
+    groups = model.logs.groups
+    assert groups is not None
+    calls = start(model, "AC")
+    for unit in "AC":
+        gates.await_arrival(UNITS[unit])
+    gates.release(UNITS["A"])
+    await_part(model, 0)
+    groups.poll()
+    assert groups.awaited() == (0, [calls["C"].worker])
+    lost, began = calls["A"].worker, calls["A"].started_at
+    assert lost is not None
+    os.kill(cluster.processes.pid("worker", lost), signal.SIGKILL)
+    wait_for(lambda: len(last_groups(model)) == 2)  # it leaves, and the other has given nothing
+    gates.release(UNITS["C"])
+    await_part(model, UNITS["C"] // BATCH)  # late, so its worker waits for the group before
+    wait_for(lambda: began < calls["A"].started_at < math.inf)  # A begins again, and waits too
+    groups.poll()
+    assert groups.awaited() == (1, [])
+    assert int(model.optimizer.iterations) == 0
+    groups.poll()
+    assert int(model.optimizer.iterations) == 1
+    twin = Twin(("row",))
+    twin.apply([BATCH], [twin.gradients(part)], "full")
+    w, bias = (v.numpy() for v in model.step.model.trainable_variables)
+    np.testing.assert_array_equal(w, twin.weights)
+    np.testing.assert_array_equal(bias, twin.bias)
+    found = rows_of(model.collection, directory / "rows-applied")
+    assert all(found["row", key].embedding == tuple(v) for key, v in twin.rows["row"].items())
+    for row in (*range(0, 8, BATCH), *range(16, 24, BATCH)):
+        gates.release(row)
+    for call in calls.values():
+        cluster.fetch(call)
+    parts = sorted(part for group in last_groups(model) for part in group)
+    assert parts == [0, 1, 2, 3, 8, 9, 10, 11]  # each once
+    assert int(model.optimizer.iterations) == len(last_groups(model)) - 1
+    found = rows_of(model.collection, directory / "rows-all-lost")
+    expected = dict.fromkeys((*range(8), *range(16, 24)), 1)
+    assert {key: row.frequency for (_, key), row in found.items()} == expected
+    print(f"all lost: groups {last_groups(model)}", flush=True)
+
+
 def main(directory: Path) -> None:
     """Checks all of this with three workers on two servers."""
     cluster = LocalCluster(
@@ -262,6 +318,7 @@ def main(directory: Path) -> None:
         check_script(directory, cluster, "full", 3)
         for how in (signal.SIGKILL, signal.SIGSTOP):
             check_lost(directory, cluster, how)
+        check_all_lost(directory, cluster)
     finally:
         cluster.close()
 

@@ -54,9 +54,12 @@ def written(folder: Path, *, num_shards: int) -> list[list]:
     return parts
 
 
+@pytest.mark.parametrize("num_writers", [1, 2])
 @pytest.mark.parametrize("num_shards", [1, 3])
-def test_staged_files_give_the_rows_of_a_load(num_shards: int, tmp_path: Path) -> None:
-    parts = written(tmp_path, num_shards=2)
+def test_staged_files_give_the_rows_of_a_load(
+    num_shards: int, num_writers: int, tmp_path: Path
+) -> None:
+    parts = written(tmp_path, num_shards=num_writers)
     loaded, applied = frozen(num_shards), frozen(num_shards)
     for part in parts:
         records = loaded.files.load(group_files(part))

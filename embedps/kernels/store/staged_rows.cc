@@ -94,6 +94,7 @@ void StagedRows::Finish() {
     if (place >= 0) place = moved[place];
   }
   std::vector<uint64_t>().swap(hashes_);
+  if (std::is_sorted(from.begin(), from.end())) return;  // as one shard's file is written
   // Each column is read from front to back when it is applied.
   const auto permute = [&from, n](auto* column, int64_t width) {
     std::remove_reference_t<decltype(*column)> ordered(n * width);
@@ -102,7 +103,6 @@ void StagedRows::Finish() {
     }
     column->swap(ordered);
   };
-  if (n == 0) return;
   permute(&columns_.table, 1);
   permute(&columns_.id, 1);
   permute(&columns_.embedding, dim_);

@@ -108,8 +108,9 @@ class LiveModel(LoadedModel):
         function = tf.function(scored, input_signature=self.format.signature())
         self._scored = function.get_concrete_function()
         self._call = GraphCall(self._scored, pad(self.format.zeros(1)).arguments())
+        self._variables = self._model.named_variables  # to find their names takes 2 ms
         self._assign = self._make_assign()
-        self._assign(*self._model.named_variables.values())
+        self._assign(*self._variables.values())
         for rows in _WARM_UP_ROWS:
             self.score(self.format.zeros(rows))
         if ranks_items(self._model):
@@ -134,7 +135,7 @@ class LiveModel(LoadedModel):
 
     def _make_assign(self) -> Callable[..., None]:
         """Makes a function that sets the network's variables, in one call."""
-        variables = list(self._model.named_variables.values())
+        variables = list(self._variables.values())
 
         def assign(*values: tf.Tensor) -> None:
             for variable, value in zip(variables, values, strict=True):
@@ -206,7 +207,7 @@ class LiveModel(LoadedModel):
         check_signature(manifest, self._signature)
         if manifest.dense is not None:
             directory.check_content(manifest, (manifest.dense,))
-        found = read_values(directory, manifest, self._model.named_variables)
+        found = read_values(directory, manifest, self._variables)
         values = [tf.constant(value) for _, value in found]
         staged = stage_rows(self._collection, directory, advance.saves)
         take_items = None if self.items is None else self.items.prepare(staged, found)

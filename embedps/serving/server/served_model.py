@@ -242,6 +242,11 @@ class ServedModel:
     def _is_refused(self, number: int | None) -> bool:
         return self._refusal is not None and self._refusal.number == number
 
+    def _refuses_after(self, number: int) -> bool:
+        """Tells whether a newer manifest than one that can be served is refused."""
+        newest = None if self._refusal is None else self._refusal.number
+        return newest is not None and newest > number
+
     def _refuse(self, newest: int | None, error: Exception) -> None:
         said = " ".join((str(error) or type(error).__name__).split())
         refusal = Refusal(number=newest, message=said)
@@ -308,6 +313,8 @@ class ServedModel:
 
             secs = self._between(timed)
             applied_rows = sum(save.rows + save.removed for save in advance.saves)
+        if not self._refuses_after(advance.manifest.number):
+            self._refusal = None
         self._standing = self._stand(secs, applied_rows)
         if change is not None:
             change.settle()

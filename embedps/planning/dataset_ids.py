@@ -78,6 +78,11 @@ class StepIds:
     hashes: tuple[NDArray[np.uint64], ...]
     by_table: Mapping[str, float]
 
+    @property
+    def unit_steps(self) -> float:
+        """Returns the mean number of steps of a unit."""
+        return self.num_steps / max(self.num_units, 1)
+
     def by_shard(self, group: int, num_shards: int) -> NDArray[np.float64]:
         """Gives the mean number of a group's distinct ids per step on each shard."""
         counts = np.bincount(shards_of(self.hashes[group], num_shards), minlength=num_shards)

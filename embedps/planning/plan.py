@@ -182,12 +182,11 @@ def make_plan(
     workers, local = _plan_workers(
         servers, fits, measured, asked, examples, per_step, sync=cluster.sync
     )
-    unit_steps = steps.num_steps / max(steps.num_units, 1)
     return Plan(
         examples=examples,
         examples_per_step=per_step,
         sync=cluster.sync,
-        calls=calls_of(cluster.sync, cluster.num_workers, unit_steps),
+        calls=calls_of(cluster.sync, cluster.num_workers, steps.unit_steps),
         max_server_bytes=limit_bytes,
         tables=tables,
         servers=servers,
@@ -204,7 +203,7 @@ def make_plan(
                 bytes_in=max(of.bytes_in),
                 bytes_out=max(of.bytes_out),
                 examples_per_step=per_step,
-                unit_steps=unit_steps,
+                unit_steps=steps.unit_steps,
                 examples_per_sec=local.get(speed.name_of(of.num_ps, cluster.num_workers), 0.0),
             )
         ],
@@ -345,7 +344,9 @@ def _plan_servers(
     if limit_bytes:  # the stores of a server share what they have ready, and it counts
         table_bytes = np.minimum(table_bytes, limit_bytes)
     exchanged = [
-        ServerStep(ids=ids[i], row_floats=floats[i], network_floats=held)
+        ServerStep(
+            ids=ids[i], row_floats=floats[i], network_floats=held, unit_steps=steps.unit_steps
+        )
         for i, held in enumerate(network.floats_by_server(num_ps))
     ]
     return ServersPlan(

@@ -2,7 +2,8 @@
 
 A step sends a server its ids, and gets rows and the network's variables; then it sends the
 gradients of both (engine/step_exchange.py). So bytes are linear in ids, in floats of rows and in
-floats of the network. Calls are so many per step, and so many per unit that a worker has a part of.
+floats of the network. Calls are so many per step, and so many per unit that a worker has a part of;
+each call has bytes of its own.
 `python -m benchmarks.scaling` counts them at sockets and fits the coefficients;
 docs/performance.md has its errors. In every mode of `--sync` they are the same.
 """
@@ -20,14 +21,20 @@ TERMS = {
         "per distinct id",
         "per float of a gradient's row",
         "per float of the network",
+        "per unit of a worker",
     ),
-    "bytes_out": ("per step", "per float of a row", "per float of the network"),
+    "bytes_out": (
+        "per step",
+        "per float of a row",
+        "per float of the network",
+        "per unit of a worker",
+    ),
     "calls": ("per step", "per unit of a worker"),
 }
 
 MODEL: Mapping[str, Sequence[float]] = {
-    "bytes_in": (2500.0, 8.03, 4.0, 4.005),
-    "bytes_out": (2500.0, 4.005, 4.005),
+    "bytes_in": (600.0, 8.03, 4.0, 4.005, 6000.0),
+    "bytes_out": (1700.0, 4.005, 4.005, 2800.0),
     "calls": (3.8, 25.0),
 }
 
@@ -40,7 +47,7 @@ class ServerStep:
       ids: distinct ids.
       row_floats: of the ids' rows; a bfloat16 counts as half of a float.
       network_floats: of the variables that the server holds, counted in the same way.
-      unit_steps: how many steps the worker takes per unit; only calls depend on it.
+      unit_steps: how many steps the worker takes per unit.
     """
 
     ids: float
@@ -50,10 +57,11 @@ class ServerStep:
 
     def terms(self, what: str) -> list[float]:
         """Returns the terms of the linear model of `what`; `TERMS` names them."""
+        per_unit = 1 / self.unit_steps
         if what == "calls":
-            return [1.0, 1 / self.unit_steps]  # independent of tables and variables
+            return [1.0, per_unit]  # independent of tables and variables
         ids = [self.ids] if what == "bytes_in" else []
-        return [1.0, *ids, self.row_floats, self.network_floats]
+        return [1.0, *ids, self.row_floats, self.network_floats, per_unit]
 
 
 def predict(what: str, step: ServerStep, model: Mapping[str, Sequence[float]] = MODEL) -> float:

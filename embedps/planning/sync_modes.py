@@ -1,7 +1,7 @@
 """What each mode of `--sync` costs: bytes, calls and speed, beside those of steps that do not wait.
 
 A part of a step sends what a step of its own sends. But a unit is divided among all workers, so a
-worker has fewer steps per unit, and the calls that begin and end its part of a unit weigh more.
+worker has fewer steps per unit, and what begins and ends its part of a unit weighs more.
 """
 
 from __future__ import annotations
@@ -57,8 +57,17 @@ def calls_of(sync: SyncMode, num_workers: int, unit_steps: float) -> float:
       num_workers: of the cluster.
       unit_steps: batches per unit.
     """
-    own = unit_steps if sync == "none" else max(1.0, unit_steps / num_workers)
-    return predict("calls", ServerStep(ids=0, row_floats=0, network_floats=0, unit_steps=own))
+    return _fixed("calls", own_steps(sync, num_workers, unit_steps))
+
+
+def own_steps(sync: SyncMode, num_workers: int, unit_steps: float) -> float:
+    """Gives how many steps of a unit a worker takes that has a part of it."""
+    return unit_steps if sync == "none" else max(1.0, unit_steps / num_workers)
+
+
+def _fixed(what: str, unit_steps: float) -> float:
+    """Predicts what a step exchanges besides ids, rows and variables."""
+    return predict(what, ServerStep(ids=0, row_floats=0, network_floats=0, unit_steps=unit_steps))
 
 
 def plan_modes(
@@ -74,21 +83,26 @@ def plan_modes(
 
     Args:
       cluster: the planned one, which has servers.
-      bytes_in: per step of a worker, of the fullest server.
+      bytes_in: per step of a worker in mode none, of the fullest server.
       bytes_out: the same.
       examples_per_step: of a worker.
       unit_steps: batches per unit.
       examples_per_sec: measured on the cluster in mode none; 0 if it was not.
     """
     together = examples_per_step * cluster.num_workers
+
+    def more(what: str, sync: SyncMode) -> int:
+        own = own_steps(sync, cluster.num_workers, unit_steps)
+        return round(_fixed(what, own) - _fixed(what, unit_steps))
+
     return [
         ModePlan(
             sync=sync,
             row_examples=together if sync == "full" else examples_per_step,
             network_examples=examples_per_step if sync == "none" else together,
             calls=calls_of(sync, cluster.num_workers, unit_steps),
-            bytes_in=bytes_in,
-            bytes_out=bytes_out,
+            bytes_in=bytes_in + more("bytes_in", sync),
+            bytes_out=bytes_out + more("bytes_out", sync),
             examples_per_sec=examples_per_sec * speed_of(sync, cluster.num_workers),
             is_measured=sync == "none" and examples_per_sec > 0,
         )

@@ -21,8 +21,8 @@ def counted(num_ps, ids, dim, sizes, unit_steps=16, **how):
                 dim=dim,
                 floats=sum(own),
                 unit_steps=unit_steps,
-                bytes_in=2000 + 8 * of + 4 * of * dim + 4 * sum(own),
-                bytes_out=3000 + 4 * of * dim + 4 * sum(own),
+                bytes_in=2000 + 8 * of + 4 * of * dim + 4 * sum(own) + 6000 / unit_steps,
+                bytes_out=3000 + 4 * of * dim + 4 * sum(own) + 5000 / unit_steps,
                 calls=3 + 20 / unit_steps,
             )
         )
@@ -42,8 +42,8 @@ def test_the_model_finds_what_crosses_and_predicts_other_shards():
     in_step = counted(2, 900, 16, sizes, 8, sync="full", num_workers=2)
     many = [in_step, *(counted(n, 7000, 32, sizes) for n in (4, 8))]
     model = scaling.fit([*few, *many])
-    np.testing.assert_allclose(model["bytes_in"], [2000, 8, 4, 4], rtol=1e-6)
-    np.testing.assert_allclose(model["bytes_out"], [3000, 4, 4], rtol=1e-6)
+    np.testing.assert_allclose(model["bytes_in"], [2000, 8, 4, 4, 6000], rtol=1e-6)
+    np.testing.assert_allclose(model["bytes_out"], [3000, 4, 4, 5000], rtol=1e-6)
     np.testing.assert_allclose(model["calls"], [3, 20], rtol=1e-6)
     for row in scaling.errors(many, model):
         assert not row["fitted"]
@@ -62,7 +62,7 @@ def test_a_full_link_is_of_the_fullest_server():
     # 13-512-256-64-16 and, of 3 vectors' pairs and the bottom's 16, 19-512-256-1.
     widths = [(13, 512), (512, 256), (256, 64), (64, 16), (19, 512), (512, 256), (256, 1)]
     assert sizes == [n for a, b in widths for n in (a * b, b)]
-    model = {"bytes_in": [0, 0, 0, 4.0], "bytes_out": [0, 0, 4.0], "calls": [1.0, 0.0]}
+    model = {"bytes_in": [0, 0, 0, 4.0, 0], "bytes_out": [0, 0, 4.0, 0], "calls": [1.0, 0.0]}
     full = scaling.project(model, point, rates=(1000.0,))
     most = max(sum(sizes[i] for i in of) for of in place_variables(sizes, 16))
     limit = 25e9 / 8 / (64 * 4 * most) * 64

@@ -159,8 +159,11 @@ class GroupExchange(RemoteExchange):
                 held += self._hold(device, inputs, rows, update)
         first, log = self.first_log
         request = inputs.sent[first]
-        with tf.control_dependencies(held), tf.device(first):
+        with tf.device(first):
+            # Outside of the wait below: an op that takes a value from inside has its edges by that
+            # value alone, and they go where the graph is simplified.
             seen = self._seen(first, inputs)
+        with tf.control_dependencies(held), tf.device(first):
             group = group_ops.join_group(log, request.number, worker=request.worker, seen=seen)
         taken = []
         for device, (rows, update) in found.items():

@@ -24,6 +24,7 @@ from benchmarks import row_visits
 from embedps.cluster.interface import ScheduledCall
 from embedps.cluster.local_cluster import LocalCluster
 from embedps.engine.recommender import Recommender
+from embedps.engine.sync_exchange import SyncMode
 from embedps.tables import ops
 from tests.engine.sync_program import BATCH, RATE, START, Line, Trained, Twin, wait_for
 from tests.tables.builders import rows_of
@@ -192,13 +193,33 @@ def check_script(
     print(f"{name}: groups {twin.groups}, staleness {twin.staleness}", flush=True)
 
 
+def check_order(directory: Path, cluster: LocalCluster) -> None:
+    """A part joins a group only once all servers hold it, by edges that no optimizer takes out."""
+    dataset = row_visits.write_dataset(directory / "order", train=(24,), evaluation=(4,))
+    line = Recommender(build=lambda: Line(("row",)))
+    modes: tuple[SyncMode, ...] = ("dense", "full")
+    for sync in modes:
+        model = Trained(line, dataset, cluster, sync=sync, name="order", needed=1)
+        unit: Any = model.unit  # a tf.function
+        with cluster.scope():
+            graph = unit.get_concrete_function(*arguments_of(model, "A")).graph
+        loop = next(op for op in graph.get_operations() if op.type == "While")
+        body = graph._get_function(loop.get_attr("body").name).graph
+        joins = [op for op in body.get_operations() if op.type == "EmbedpsJoinGroup"]
+        assert joins
+        for join in joins:
+            held = {op.device for op in join.control_inputs if op.type == "EmbedpsHoldPart"}
+            assert len(held) == cluster.num_ps, (sync, held)
+
+
+def arguments_of(model: Trained, unit: str) -> tuple[tf.Tensor, ...]:
+    first = UNITS[unit]
+    return model.arguments(0, rows=(first, 8), first_step=first // BATCH, after=-1)[:6]
+
+
 def start(model: Trained, units: Iterable[str]) -> dict[str, ScheduledCall]:
     """Gives each unit to a worker."""
-    arguments = {
-        u: model.arguments(0, rows=(UNITS[u], 8), first_step=UNITS[u] // BATCH, after=-1)[:6]
-        for u in units
-    }
-    return {u: model.cluster.schedule(model.unit, arguments[u]) for u in units}
+    return {u: model.cluster.schedule(model.unit, arguments_of(model, u)) for u in units}
 
 
 def last_groups(model: Trained) -> list[np.ndarray]:
@@ -307,12 +328,18 @@ def check_all_lost(directory: Path, cluster: LocalCluster) -> None:
     print(f"all lost: groups {last_groups(model)}", flush=True)
 
 
-def main(directory: Path) -> None:
-    """Checks all of this with three workers on two servers."""
+def main(directory: Path, *, only_order: bool) -> None:
+    """Checks all of this with three workers on two servers; or the order, which needs one."""
     cluster = LocalCluster(
-        num_ps=2, num_workers=3, log_dir=directory / "logs", server_timeout_secs=3
+        num_ps=2,
+        num_workers=1 if only_order else 3,
+        log_dir=directory / "logs",
+        server_timeout_secs=3,
     )
     try:
+        check_order(directory, cluster)
+        if only_order:
+            return
         for sync in ("full", "dense"):
             check_script(directory, cluster, sync, 2)
         check_script(directory, cluster, "full", 3)
@@ -324,4 +351,4 @@ def main(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), only_order="order" in sys.argv[2:])

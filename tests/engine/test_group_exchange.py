@@ -9,10 +9,11 @@ from tests.builders import ROOT
 
 
 @pytest.mark.multiprocess
-@pytest.mark.slow
-def test_steps_go_on_without_workers_that_are_late_or_lost(tmp_path):
+@pytest.mark.parametrize("checks", [["order"], pytest.param([], marks=pytest.mark.slow)], ids=str)
+def test_steps_go_on_without_workers_that_are_late_or_lost(tmp_path, checks):
+    """In short, only that a part joins a group once all servers hold it."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.group_program", str(tmp_path)],
+        [sys.executable, "-m", "tests.engine.group_program", str(tmp_path), *checks],
         cwd=ROOT,
         capture_output=True,
         text=True,

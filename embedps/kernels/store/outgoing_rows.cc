@@ -6,7 +6,17 @@
 namespace embedps {
 namespace {
 
-constexpr int64_t kBatchRows = 32768;  // records per batch
+// A batch has so many bytes, or rows, whichever comes first. Memory for it is a constant part of
+// what a server needs beside its tables.
+constexpr int64_t kBatchBytes = 1 << 20;
+constexpr int64_t kMaxBatchRows = 32768;
+
+int64_t BatchRows(const RowLayout& layout) {
+  constexpr int64_t kBookkeeping =
+      sizeof(int16_t) + sizeof(int64_t) + 2 * sizeof(uint32_t) + sizeof(uint8_t);
+  const int64_t floats = layout.dim + layout.slot_floats;
+  return std::min(kMaxBatchRows, kBatchBytes / (kBookkeeping + floats * int64_t{sizeof(float)}));
+}
 
 }  // namespace
 
@@ -14,10 +24,22 @@ OutgoingRows::OutgoingRows(const RowLayout& layout, std::vector<OptimizerSlot> o
                            const RowSink& sink)
     : layout_(layout), optimizer_slots_(std::move(optimizer_slots)), sink_(sink) {
   columns_.optimizer_slots.resize(optimizer_slots_.size());
+  // Vectors that grow leave the memory of before behind. Pages that no record reaches stay
+  // untouched.
+  const int64_t rows = BatchRows(layout_);
+  columns_.table.reserve(rows);
+  columns_.id.reserve(rows);
+  columns_.embedding.reserve(rows * layout_.dim);
+  for (size_t s = 0; s < optimizer_slots_.size(); ++s) {
+    columns_.optimizer_slots[s].reserve(rows * optimizer_slots_[s].width);
+  }
+  columns_.last_step.reserve(rows);
+  columns_.frequency.reserve(rows);
+  columns_.removed.reserve(rows);
 }
 
 void OutgoingRows::Reserve(uint32_t num_records) {
-  if (columns_.num_rows + num_records > kBatchRows) (void)Flush();
+  if (columns_.num_rows > 0 && columns_.num_rows + num_records > BatchRows(layout_)) (void)Flush();
   const int64_t rows = columns_.num_rows + num_records;
   if (rows > static_cast<int64_t>(columns_.id.size())) Resize(rows);
 }

@@ -147,11 +147,13 @@ def _byte_limit(result: dict[str, Any]) -> str:
     cases = result["results"]["cases"]
     limits = sorted({case["max_bytes"] for case in cases})
     rows = []
-    for stream, dim in dict.fromkeys((case["stream"], case["dim"]) for case in cases):
-        of = {c["max_bytes"]: c for c in cases if (c["stream"], c["dim"]) == (stream, dim)}
+    for key in dict.fromkeys((case["stream"], case["tables"], case["dim"]) for case in cases):
+        of = {c["max_bytes"]: c for c in cases if (c["stream"], c["tables"], c["dim"]) == key}
+        stream, tables, dim = key
         ratios = (f"{of[limit]['ratio']:.3f} x" if limit in of else "" for limit in limits)
-        rows.append([f"{stream.replace('_', ' ')}, dim {dim}", *ratios])
-    return model_tables.table(["stream", *(f"{limit >> 20} MiB" for limit in limits)], rows)
+        rows.append([stream.replace("_", " "), str(tables), str(dim), *ratios])
+    heads = ["stream", "tables", "dim", *(f"{limit >> 20} MiB" for limit in limits)]
+    return model_tables.table(heads, rows)
 
 
 def _pause(result: dict[str, Any]) -> str:

@@ -27,3 +27,12 @@ def test_a_case_fills_its_tables_and_tells_the_peak(num_tables):
     assert case["evicted"] > case["rows"] > 20_000
     assert case["ratio"] == round(case["peak_bytes"] / (4 << 20), 4)
     assert case["counted_bytes"] <= 4 << 20
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(("stream", "num_tables"), [("new", 1), ("sweeps", 2)])
+def test_resident_memory_stays_within_3_percent_of_a_limit(stream, num_tables):
+    case = byte_limit.in_a_process(stream, 32 << 20, 64, 4, num_tables)
+    assert case["evicted"] > case["rows"] > 50_000
+    assert case["ratio"] <= 1.03

@@ -238,19 +238,21 @@ def _scaling(result: dict[str, Any]) -> str:
     names = {"bytes_in": "bytes in", "bytes_out": "bytes out", "calls": "calls"}
     rows = []
     for point in result["points"]:
-        cells = [str(point[k]) for k in ("num_ps", "tables", "dim", "batch")]
+        numbers = ("num_ps", "num_workers", "sync", "tables", "dim", "batch", "unit_steps")
+        cells = [str(point[k]) for k in numbers]
         for what in names:
-            of = point[what]
-            text = f"{of['counted']:,.0f}"
+            of, digits = point[what], int(what == "calls")
+            text = f"{of['counted']:,.{digits}f}"
             if not point["fitted"]:
-                text += f" (predicted {of['predicted']:,.0f}, {of['error']:+.1%})"
+                text += f" (predicted {of['predicted']:,.{digits}f}, {of['error']:+.1%})"
             cells.append(text)
         rows.append(cells)
-    parts = [model_tables.table(["PS", "tables", "dim", "batch", *names.values()], rows)]
+    header = ["PS", "workers", "--sync", "tables", "dim", "batch", "steps", *names.values()]
+    parts = [model_tables.table(header, rows)]
     parts.append(
-        "Predictions at 4 and 8 parameter servers are within "
+        "Steps are per unit; counts are per step of one worker. Predictions are within "
         f"{result['largest_error']:.1%} ({result['largest_shard_error']:.1%} for the worst single "
-        "shard). The model, fitted on 1 and 2 parameter servers:"
+        "shard). The model, fitted on 1 and 2 parameter servers and `--sync none`:"
     )
     rows = [
         [names[what], " + ".join(f"{value:,.2f} {term}" for term, value in terms.items())]

@@ -21,10 +21,6 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::shape_inference::InferenceContext;
 
-absl::Status FindResource(OpKernelContext* context, LogPtr* log) {
-  return tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 0), log);
-}
-
 absl::Status SetVector(OpKernelContext* context, int output, const std::vector<int64_t>& values) {
   Tensor* out;
   TF_RETURN_IF_ERROR(context->allocate_output(output, {static_cast<int64_t>(values.size())}, &out));
@@ -72,7 +68,7 @@ class EnterGroupsOp : public tensorflow::OpKernel {
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* context) override {
     LogPtr found;
-    OP_REQUIRES_OK(context, FindResource(context, &found));
+    OP_REQUIRES_OK(context, FindLog(context, &found));
     int64_t worker = 0, needed = 0;
     OP_REQUIRES_OK(context, ReadScalar(context, 1, "worker", &worker));
     OP_REQUIRES_OK(context, ReadScalar(context, 2, "needed", &needed));
@@ -98,27 +94,24 @@ REGISTER_OP("EmbedpsAwaitGroups")
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc("Waits until so many groups are applied. Returns how many are.");
 
-// Takes no thread while it waits.
 class AwaitGroupsOp : public tensorflow::AsyncOpKernel {
  public:
   using AsyncOpKernel::AsyncOpKernel;
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     LogPtr found;
-    OP_REQUIRES_OK_ASYNC(context, FindResource(context, &found), done);
+    OP_REQUIRES_OK_ASYNC(context, FindLog(context, &found), done);
     int64_t num_groups = 0;
     OP_REQUIRES_OK_ASYNC(context, ReadScalar(context, 1, "num_groups", &num_groups), done);
     Tensor* num_applied;
     OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, {}, &num_applied), done);
-    StepLogResource* resource = found.get();
-    const auto wait =
-        CancellableWait::Start(context, done, std::move(found),
-                               [resource](int64_t ticket) { resource->group_sums.Cancel(ticket); });
-    if (wait == nullptr) return;
-    wait->SetTicket(resource->group_sums.Await(num_groups, [done, wait, resource, num_applied] {
-      if (!wait->End()) return;
-      num_applied->scalar<int64_t>()() = resource->group_sums.NumApplied();
-      done();
-    }));
+    GroupSums<StepPart>* sums = &found->group_sums;
+    EndWithAnswer(
+        context, done, std::move(found), sums,
+        [sums, num_groups](auto begin) { return sums->Await(num_groups, begin); },
+        [sums, num_applied] {
+          num_applied->scalar<int64_t>()() = sums->NumApplied();
+          return absl::OkStatus();
+        });
   }
 };
 REGISTER_KERNEL_BUILDER(Name("EmbedpsAwaitGroups").Device(tensorflow::DEVICE_CPU), AwaitGroupsOp);
@@ -168,32 +161,21 @@ class HoldPartOp : public tensorflow::OpKernel {
 };
 REGISTER_KERNEL_BUILDER(Name("EmbedpsHoldPart").Device(tensorflow::DEVICE_CPU), HoldPartOp);
 
-// An op that gives the group of a part once it is closed. Takes no thread while it waits.
-class GroupOp : public tensorflow::AsyncOpKernel {
- public:
-  using AsyncOpKernel::AsyncOpKernel;
-
- protected:
-  // Ends the op with the group that `ask` gives its callback; `ask` returns the ticket.
-  template <typename Ask>
-  static void EndWithGroup(OpKernelContext* context, DoneCallback done, LogPtr found, Ask ask) {
-    StepGroups* groups = &found->groups;
-    const auto wait = CancellableWait::Start(context, done, std::move(found),
-                                             [groups](int64_t ticket) { groups->Cancel(ticket); });
-    if (wait == nullptr) return;
-    wait->SetTicket(ask(groups, [context, done, wait](const StepGroups::Group& group) {
-      if (!wait->End()) return;
-      Tensor* index;
-      absl::Status status = context->allocate_output(0, {}, &index);
-      if (status.ok()) {
+// Ends an op with the group of a part once it is closed; `ask(groups, closed)` returns the ticket.
+template <typename Ask>
+void EndWithGroup(OpKernelContext* context, const tensorflow::AsyncOpKernel::DoneCallback& done,
+                  LogPtr found, const Ask& ask) {
+  StepGroups* groups = &found->groups;
+  EndWithAnswer(
+      context, done, std::move(found), groups,
+      [groups, &ask](auto closed) { return ask(groups, closed); },
+      [context](const StepGroups::Group& group) {
+        Tensor* index;
+        TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &index));
         index->scalar<int64_t>()() = group.index;
-        status = SetVector(context, 1, group.parts);
-      }
-      if (!status.ok()) context->SetStatus(status);
-      done();
-    }));
-  }
-};
+        return SetVector(context, 1, group.parts);
+      });
+}
 
 absl::Status GroupShapes(InferenceContext* c) {
   c->set_output(0, c->Scalar());
@@ -214,9 +196,9 @@ REGISTER_OP("EmbedpsJoinGroup")
         "Adds a part to the open group. If the part is fresh, waits until the group closes, and "
         "returns it; else returns the last group that closed, -1 if none has, without its parts.");
 
-class JoinGroupOp : public GroupOp {
+class JoinGroupOp : public tensorflow::AsyncOpKernel {
  public:
-  using GroupOp::GroupOp;
+  using AsyncOpKernel::AsyncOpKernel;
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     LogPtr found;
     uint32_t part;
@@ -225,8 +207,8 @@ class JoinGroupOp : public GroupOp {
     OP_REQUIRES_OK_ASYNC(context, ReadScalar(context, 2, "worker", &worker), done);
     OP_REQUIRES_OK_ASYNC(context, ReadScalar(context, 3, "seen", &seen), done);
     EndWithGroup(context, done, std::move(found),
-                 [part, worker, seen](StepGroups* groups, StepGroups::Closed closed) {
-                   return groups->Join(part, worker, seen, std::move(closed));
+                 [part, worker, seen](StepGroups* groups, auto closed) {
+                   return groups->Join(part, worker, seen, closed);
                  });
   }
 };
@@ -244,9 +226,9 @@ REGISTER_OP("EmbedpsLeaveGroups")
         "Ends a worker's membership, waits until the group of a part, its last, is closed, and "
         "returns that group; -1 if it was applied long ago.");
 
-class LeaveGroupsOp : public GroupOp {
+class LeaveGroupsOp : public tensorflow::AsyncOpKernel {
  public:
-  using GroupOp::GroupOp;
+  using AsyncOpKernel::AsyncOpKernel;
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     LogPtr found;
     uint32_t part;
@@ -255,9 +237,7 @@ class LeaveGroupsOp : public GroupOp {
     OP_REQUIRES_OK_ASYNC(context, member.status(), done);
     (*member)->Leave();
     EndWithGroup(context, done, std::move(found),
-                 [part](StepGroups* groups, StepGroups::Closed closed) {
-                   return groups->Await(part, std::move(closed));
-                 });
+                 [part](StepGroups* groups, auto closed) { return groups->Await(part, closed); });
   }
 };
 REGISTER_KERNEL_BUILDER(Name("EmbedpsLeaveGroups").Device(tensorflow::DEVICE_CPU), LeaveGroupsOp);
@@ -306,54 +286,40 @@ class TakeGroupOp : public tensorflow::AsyncOpKernel {
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     LogPtr found;
-    OP_REQUIRES_OK_ASYNC(context, FindResource(context, &found), done);
+    OP_REQUIRES_OK_ASYNC(context, FindLog(context, &found), done);
     int64_t index = 0;
     OP_REQUIRES_OK_ASYNC(context, ReadScalar(context, 1, "index", &index), done);
     const auto numbers = context->input(2).flat<int64_t>();
     const std::vector<int64_t> parts(numbers.data(), numbers.data() + numbers.size());
-    StepLogResource* resource = found.get();
-    const auto wait =
-        CancellableWait::Start(context, done, std::move(found),
-                               [resource](int64_t ticket) { resource->group_sums.Cancel(ticket); });
-    if (wait == nullptr) return;
     const int64_t step = parts.empty() ? 0 : parts[0];
-    int64_t ticket;
-    const Status taken = resource->group_sums.Take(
-        index, parts,
-        [this, context, done, wait, resource, step](const PartTensors::Parts& parts) {
-          if (!wait->End()) {
-            if (!parts.empty()) resource->group_sums.Abandoned();
-            return;
-          }
-          const absl::Status status = Set(context, resource, step, parts);
-          if (!status.ok()) context->SetStatus(status);
-          done();
+    StepLogResource* resource = found.get();
+    GroupSums<StepPart>* sums = &resource->group_sums;
+    EndWithAnswer(
+        context, done, std::move(found), sums,
+        [&](auto decided) -> absl::StatusOr<int64_t> {
+          int64_t ticket;
+          TF_RETURN_IF_ERROR(ToTensorFlow(sums->Take(index, parts, decided, &ticket)));
+          return ticket;
         },
-        &ticket);
-    if (taken.ok()) {
-      wait->SetTicket(ticket);
-    } else if (wait->End()) {
-      context->SetStatus(ToTensorFlow(taken));
-      done();
-    }
+        [=](const PartTensors::Parts& parts) { return Set(context, resource, step, parts); },
+        [sums](const PartTensors::Parts& parts) {
+          if (!parts.empty()) sums->Abandoned();
+        });
   }
 
  private:
   absl::Status Set(OpKernelContext* context, StepLogResource* resource, int64_t step,
                    const PartTensors::Parts& parts) const {
-    StepTurn* turn = nullptr;
-    if (!parts.empty()) {
-      turn = new StepTurn(
-          resource, [resource] { resource->group_sums.Applied(); },
-          [resource] { resource->group_sums.Abandoned(); });
-    }
-    TF_RETURN_IF_ERROR(PartTensors::SetTurn(context, turn));
+    GroupSums<StepPart>* sums = &resource->group_sums;
+    TF_RETURN_IF_ERROR(tensors_.SetSums(
+        context, parts, resource, [sums] { sums->Applied(); }, [sums] { sums->Abandoned(); }, 3,
+        4));
     Tensor *number, *learning_rate;
     TF_RETURN_IF_ERROR(context->allocate_output(2, {}, &number));
     TF_RETURN_IF_ERROR(context->allocate_output(3, {}, &learning_rate));
     number->scalar<int64_t>()() = step;
     learning_rate->scalar<float>()() = parts.empty() ? 0 : parts[0]->learning_rate;
-    return parts.empty() ? tensors_.SetOwn(context, 3, 4) : tensors_.SetMerged(context, parts, 4);
+    return absl::OkStatus();
   }
 
   PartTensors tensors_;
@@ -372,7 +338,7 @@ class ForgetWorkerOp : public tensorflow::OpKernel {
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* context) override {
     LogPtr found;
-    OP_REQUIRES_OK(context, FindResource(context, &found));
+    OP_REQUIRES_OK(context, FindLog(context, &found));
     int64_t worker = 0;
     OP_REQUIRES_OK(context, ReadScalar(context, 1, "worker", &worker));
     found->groups.Forget(worker);
@@ -397,7 +363,7 @@ class LastGroupsOp : public tensorflow::OpKernel {
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* context) override {
     LogPtr found;
-    OP_REQUIRES_OK(context, FindResource(context, &found));
+    OP_REQUIRES_OK(context, FindLog(context, &found));
     std::vector<int64_t> indexes, sizes, parts;
     for (const StepGroups::Group& group : found->groups.Last()) {
       indexes.push_back(group.index);

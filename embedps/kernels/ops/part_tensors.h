@@ -107,50 +107,18 @@ class PartTensors {
     return CheckRows(part->tensors);
   }
 
-  // Sets the outputs to no rows and the op's own dense tensors.
-  absl::Status SetOwn(OpKernelContext* context, int first_input, int first_output) const {
-    for (int i = 0; i < FirstDense(); ++i) {
-      tensorflow::TensorShape shape = context->input(first_input + i).shape();
-      const bool is_splits = i >= At(kSplits, 0) && i < At(kGradients, 0);
-      if (!is_splits) shape.set_dim(0, 0);
-      Tensor* out;
-      TF_RETURN_IF_ERROR(context->allocate_output(first_output + i, shape, &out));
-      if (is_splits) out->flat<int32_t>().setZero();
-    }
-    for (int i = FirstDense(); i < context->num_inputs() - first_input; ++i) {
-      context->set_output(first_output + i, context->input(first_input + i));
-    }
-    return absl::OkStatus();
-  }
-
-  // Sets the outputs to the sums over the parts.
-  absl::Status SetMerged(OpKernelContext* context, const Parts& parts, int first_output) const {
-    TF_RETURN_IF_ERROR(CheckAlike(parts));
-    std::vector<int64_t> num_rows;
-    for (const auto& part : parts) num_rows.push_back(part->num_rows);
-    const std::vector<float> weights = PartWeights(num_rows);
-    for (int i = 0; i < num_stores_; ++i) {
-      TF_RETURN_IF_ERROR(SetRows(context, parts, weights, first_output, i));
-    }
-    for (int i = FirstDense(); i < static_cast<int>(parts[0]->tensors.size()); ++i) {
-      TF_RETURN_IF_ERROR(SetDense(context, parts, weights, first_output, i));
-    }
-    return absl::OkStatus();
-  }
-
-  // Sets the first two outputs: whether the caller must apply the sums, and its turn to do so.
-  static absl::Status SetTurn(OpKernelContext* context, StepTurn* turn) {
-    tensorflow::ResourceHandle handle;
-    if (turn != nullptr) {
-      handle = tensorflow::ResourceHandle::MakeRefCountingHandle(turn, context->device()->name(),
-                                                                 {}, {});
-    }
-    Tensor *is_complete, *out;
-    TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &is_complete));
-    is_complete->scalar<bool>()() = turn != nullptr;
-    TF_RETURN_IF_ERROR(context->allocate_output(1, {}, &out));
-    out->scalar<tensorflow::ResourceHandle>()() = handle;
-    return absl::OkStatus();
+  // Sets the first two outputs: whether the caller must apply the sums of parts, and its turn to do
+  // so, which calls `applied` or `abandoned`. Then sets the sums or, if there are no parts, no rows
+  // and the op's own dense tensors.
+  absl::Status SetSums(OpKernelContext* context, const Parts& parts, tensorflow::ResourceBase* kept,
+                       std::function<void()> applied, std::function<void()> abandoned,
+                       int first_input, int first_output) const {
+    // Before anything can fail: an error gives the turn back.
+    TF_RETURN_IF_ERROR(SetTurn(
+        context,
+        parts.empty() ? nullptr : new StepTurn(kept, std::move(applied), std::move(abandoned))));
+    return parts.empty() ? SetOwn(context, first_input, first_output)
+                         : SetMerged(context, parts, first_output);
   }
 
  private:
@@ -197,6 +165,51 @@ class PartTensors {
         }
       }
     }
+    return absl::OkStatus();
+  }
+
+  // Sets the outputs to no rows and the op's own dense tensors.
+  absl::Status SetOwn(OpKernelContext* context, int first_input, int first_output) const {
+    for (int i = 0; i < FirstDense(); ++i) {
+      tensorflow::TensorShape shape = context->input(first_input + i).shape();
+      const bool is_splits = i >= At(kSplits, 0) && i < At(kGradients, 0);
+      if (!is_splits) shape.set_dim(0, 0);
+      Tensor* out;
+      TF_RETURN_IF_ERROR(context->allocate_output(first_output + i, shape, &out));
+      if (is_splits) out->flat<int32_t>().setZero();
+    }
+    for (int i = FirstDense(); i < context->num_inputs() - first_input; ++i) {
+      context->set_output(first_output + i, context->input(first_input + i));
+    }
+    return absl::OkStatus();
+  }
+
+  // Sets the outputs to the sums over the parts.
+  absl::Status SetMerged(OpKernelContext* context, const Parts& parts, int first_output) const {
+    TF_RETURN_IF_ERROR(CheckAlike(parts));
+    std::vector<int64_t> num_rows;
+    for (const auto& part : parts) num_rows.push_back(part->num_rows);
+    const std::vector<float> weights = PartWeights(num_rows);
+    for (int i = 0; i < num_stores_; ++i) {
+      TF_RETURN_IF_ERROR(SetRows(context, parts, weights, first_output, i));
+    }
+    for (int i = FirstDense(); i < static_cast<int>(parts[0]->tensors.size()); ++i) {
+      TF_RETURN_IF_ERROR(SetDense(context, parts, weights, first_output, i));
+    }
+    return absl::OkStatus();
+  }
+
+  static absl::Status SetTurn(OpKernelContext* context, StepTurn* turn) {
+    tensorflow::ResourceHandle handle;
+    if (turn != nullptr) {
+      handle = tensorflow::ResourceHandle::MakeRefCountingHandle(turn, context->device()->name(),
+                                                                 {}, {});
+    }
+    Tensor *is_complete, *out;
+    TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &is_complete));
+    is_complete->scalar<bool>()() = turn != nullptr;
+    TF_RETURN_IF_ERROR(context->allocate_output(1, {}, &out));
+    out->scalar<tensorflow::ResourceHandle>()() = handle;
     return absl::OkStatus();
   }
 

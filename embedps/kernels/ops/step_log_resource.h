@@ -29,10 +29,14 @@ class StepLogResource : public tensorflow::ResourceBase {
 
 using LogPtr = tensorflow::core::RefCountPtr<StepLogResource>;
 
+// Reads input 0, a log.
+inline absl::Status FindLog(tensorflow::OpKernelContext* context, LogPtr* log) {
+  return tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 0), log);
+}
+
 // Reads input 0, a log, and input 1, the number of a step.
 inline absl::Status FindLog(tensorflow::OpKernelContext* context, LogPtr* log, uint32_t* step) {
-  TF_RETURN_IF_ERROR(
-      tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 0), log));
+  TF_RETURN_IF_ERROR(FindLog(context, log));
   int64_t number = 0;
   TF_RETURN_IF_ERROR(ReadScalar(context, 1, "step", &number));
   TF_RETURN_IF_ERROR(CheckStep(number));

@@ -123,7 +123,6 @@ REGISTER_OP("EmbedpsStepEnter")
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc("Waits until a worker's step may begin: none then meets more than `most` others.");
 
-// Takes no thread while it waits.
 class StepEnterOp : public tensorflow::AsyncOpKernel {
  public:
   explicit StepEnterOp(OpKernelConstruction* c) : AsyncOpKernel(c) {
@@ -131,21 +130,14 @@ class StepEnterOp : public tensorflow::AsyncOpKernel {
   }
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     LogPtr found;
-    OP_REQUIRES_OK_ASYNC(
-        context, LookupResource(context, tensorflow::HandleFromInput(context, 0), &found), done);
+    OP_REQUIRES_OK_ASYNC(context, FindLog(context, &found), done);
     int64_t worker = 0;
     OP_REQUIRES_OK_ASYNC(context, ReadScalar(context, 1, "worker", &worker), done);
     StepGate* gate = &found->gate;
-    const auto wait = CancellableWait::Start(context, done, std::move(found),
-                                             [gate](int64_t ticket) { gate->Cancel(ticket); });
-    if (wait == nullptr) return;
-    wait->SetTicket(gate->Enter(worker, most_, [done, wait, gate, worker] {
-      if (wait->End()) {
-        done();
-      } else {  // was cancelled as it began
-        gate->Leave(worker);
-      }
-    }));
+    EndWithAnswer(
+        context, done, std::move(found), gate,
+        [this, gate, worker](auto begin) { return gate->Enter(worker, most_, begin); },
+        [] { return absl::OkStatus(); }, [gate, worker] { gate->Leave(worker); });
   }
 
  private:
@@ -165,8 +157,7 @@ class StepLeaveOp : public OpKernel {
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* context) override {
     LogPtr resource;
-    OP_REQUIRES_OK(context,
-                   LookupResource(context, tensorflow::HandleFromInput(context, 0), &resource));
+    OP_REQUIRES_OK(context, FindLog(context, &resource));
     int64_t worker = 0;
     OP_REQUIRES_OK(context, ReadScalar(context, 1, "worker", &worker));
     resource->gate.Leave(worker);
@@ -186,8 +177,7 @@ class StalenessOp : public OpKernel {
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* context) override {
     LogPtr resource;
-    OP_REQUIRES_OK(context,
-                   LookupResource(context, tensorflow::HandleFromInput(context, 0), &resource));
+    OP_REQUIRES_OK(context, FindLog(context, &resource));
     const std::vector<std::array<int64_t, 3>> found = resource->log.Staleness();
     Tensor* staleness;
     OP_REQUIRES_OK(

@@ -33,7 +33,6 @@ REGISTER_OP("EmbedpsAwaitStep")
         "Waits until the log has step `after`, unless that is negative or the log has `step`. "
         "Returns how many steps the log then has.");
 
-// Takes no thread while it waits.
 class AwaitStepOp : public tensorflow::AsyncOpKernel {
  public:
   using AsyncOpKernel::AsyncOpKernel;
@@ -46,19 +45,19 @@ class AwaitStepOp : public tensorflow::AsyncOpKernel {
     Tensor* seen;
     OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, {}, &seen), done);
     StepLog* log = &found->log;
-    if (after < 0 || log->Has(step) || log->Has(static_cast<uint32_t>(after))) {
-      seen->scalar<int64_t>()() = log->Count();
-      done();
-      return;
-    }
-    const auto wait = CancellableWait::Start(context, done, std::move(found),
-                                             [log](int64_t ticket) { log->Cancel(ticket); });
-    if (wait == nullptr) return;
-    wait->SetTicket(log->WhenAdded(static_cast<uint32_t>(after), [done, wait, log, seen] {
-      if (!wait->End()) return;
-      seen->scalar<int64_t>()() = log->Count();
-      done();
-    }));
+    EndWithAnswer(
+        context, done, std::move(found), log,
+        [log, after, step](auto added) -> int64_t {
+          if (after >= 0 && !log->Has(step)) {
+            return log->WhenAdded(static_cast<uint32_t>(after), added);
+          }
+          added();
+          return -1;
+        },
+        [log, seen] {
+          seen->scalar<int64_t>()() = log->Count();
+          return absl::OkStatus();
+        });
   }
 };
 REGISTER_KERNEL_BUILDER(Name("EmbedpsAwaitStep").Device(tensorflow::DEVICE_CPU), AwaitStepOp);
@@ -123,49 +122,27 @@ class AddPartOp : public tensorflow::AsyncOpKernel {
     OP_REQUIRES_OK_ASYNC(context, tensors_.Read(context, kScalars, &part), done);
     StepLogResource* resource = found.get();
     StepSums<StepPart>* sums = &resource->sums;
-    const auto wait = CancellableWait::Start(context, done, std::move(found),
-                                             [sums](int64_t ticket) { sums->Cancel(ticket); });
-    if (wait == nullptr) return;
     const auto step = static_cast<uint32_t>(entry.step - rank);
-    int64_t ticket;
-    const Status added = sums->Add(
-        rank, num_parts, entry, std::move(part),
-        [this, context, done, wait, resource, step](const PartTensors::Parts& parts) {
-          if (!wait->End()) {
-            if (!parts.empty()) resource->sums.Abandoned(step);
-            return;
-          }
-          const absl::Status status =
-              parts.empty() ? SetOwn(context) : SetMerged(context, resource, step, parts);
-          if (!status.ok()) context->SetStatus(status);
-          done();
+    const auto applied = [sums, step] { sums->Applied(step); };
+    const auto abandoned = [sums, step] { sums->Abandoned(step); };
+    EndWithAnswer(
+        context, done, std::move(found), sums,
+        [&](auto decided) -> absl::StatusOr<int64_t> {
+          int64_t ticket;
+          TF_RETURN_IF_ERROR(
+              ToTensorFlow(sums->Add(rank, num_parts, entry, std::move(part), decided, &ticket)));
+          return ticket;
         },
-        &ticket);
-    if (added.ok()) {
-      wait->SetTicket(ticket);
-    } else if (wait->End()) {
-      context->SetStatus(ToTensorFlow(added));
-      done();
-    }
+        [=](const PartTensors::Parts& parts) {
+          return tensors_.SetSums(context, parts, resource, applied, abandoned, kScalars, 2);
+        },
+        [abandoned](const PartTensors::Parts& parts) {
+          if (!parts.empty()) abandoned();
+        });
   }
 
  private:
   static constexpr int kScalars = 7;
-
-  absl::Status SetOwn(OpKernelContext* context) const {
-    TF_RETURN_IF_ERROR(PartTensors::SetTurn(context, nullptr));
-    return tensors_.SetOwn(context, kScalars, 2);
-  }
-
-  absl::Status SetMerged(OpKernelContext* context, StepLogResource* resource, uint32_t step,
-                         const PartTensors::Parts& parts) const {
-    // Before anything can fail: an error gives the turn back.
-    auto* turn = new StepTurn(
-        resource, [resource, step] { resource->sums.Applied(step); },
-        [resource, step] { resource->sums.Abandoned(step); });
-    TF_RETURN_IF_ERROR(PartTensors::SetTurn(context, turn));
-    return tensors_.SetMerged(context, parts, 2);
-  }
 
   PartTensors tensors_;
 };
@@ -206,8 +183,7 @@ class OpenStepsOp : public tensorflow::OpKernel {
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* context) override {
     LogPtr resource;
-    OP_REQUIRES_OK(context,
-                   LookupResource(context, tensorflow::HandleFromInput(context, 0), &resource));
+    OP_REQUIRES_OK(context, FindLog(context, &resource));
     const std::vector<std::array<int64_t, 3>> found = resource->sums.Open();
     Tensor* parts;
     OP_REQUIRES_OK(context,

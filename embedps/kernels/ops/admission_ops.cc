@@ -16,7 +16,6 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
 
 // Reads input 3, the examples of each id of a batch, and input `at_step`.
 absl::Status ReadShown(OpKernelContext* context, int at_step, const IdsByTable& batch,
@@ -45,13 +44,8 @@ REGISTER_OP("EmbedpsLookupShown")
     .Output("absent: uint8")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle ids;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &ids));
-      int64_t dim;
-      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
-      c->set_output(0, c->Matrix(c->Dim(ids, 0), dim));
-      c->set_output(1, ids);
-      return absl::OkStatus();
+      c->set_output(1, c->input(1));
+      return SetRowsShape(c, 1);
     })
     .Doc(
         "Reads a training step's rows. examples: how many of the step's examples show each id. An "
@@ -66,17 +60,15 @@ class LookupShownOp : public OpKernel {
   void Compute(OpKernelContext* context) override {
     StorePtr resource;
     OP_REQUIRES_OK(context, FindStore(context, &resource));
-    RowStore& store = resource->store;
-    OP_REQUIRES_OK(context, CheckDim(store, dim_));
     IdsByTable batch;
-    OP_REQUIRES_OK(context, ReadBatch(context, 1, store, &batch));
+    float* rows;
+    OP_REQUIRES_OK(context, BeginLookup(context, 1, resource->store, dim_, &batch, &rows));
     ShownIds shown;
     OP_REQUIRES_OK(context, ReadShown(context, 4, batch, &shown));
-    Tensor *rows, *absent;
-    OP_REQUIRES_OK(context, context->allocate_output(0, {batch.num_ids, dim_}, &rows));
+    Tensor* absent;
     OP_REQUIRES_OK(context, context->allocate_output(1, {batch.num_ids}, &absent));
     shown.absent = absent->flat<uint8_t>().data();
-    store.LookupShown(batch, shown, DeviceThreads(context), rows->flat<float>().data());
+    resource->store.LookupShown(batch, shown, DeviceThreads(context), rows);
   }
 
  private:

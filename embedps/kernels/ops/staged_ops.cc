@@ -84,14 +84,7 @@ REGISTER_OP("EmbedpsLookupStaged")
     .Attr("dim: int >= 1")
     .Output("rows: float")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle ids;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 1, &ids));
-      int64_t dim;
-      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
-      c->set_output(0, c->Matrix(c->Dim(ids, 0), dim));
-      return absl::OkStatus();
-    })
+    .SetShapeFn([](InferenceContext* c) { return SetRowsShape(c, 2); })
     .Doc("Reads rows as EmbedpsLookup without insert will once `staged` is applied.");
 
 class LookupStagedOp : public OpKernel {
@@ -103,13 +96,10 @@ class LookupStagedOp : public OpKernel {
     StorePtr store;
     StagedPtr staged;
     OP_REQUIRES_OK(context, FindStaged(context, &store, &staged));
-    OP_REQUIRES_OK(context, CheckDim(store->store, dim_));
     IdsByTable batch;
-    OP_REQUIRES_OK(context, ReadBatch(context, 2, store->store, &batch));
-    Tensor* rows;
-    OP_REQUIRES_OK(context, context->allocate_output(0, {batch.num_ids, dim_}, &rows));
-    store->store.LookupStaged(batch, staged->rows, DeviceThreads(context),
-                              rows->flat<float>().data());
+    float* rows;
+    OP_REQUIRES_OK(context, BeginLookup(context, 2, store->store, dim_, &batch, &rows));
+    store->store.LookupStaged(batch, staged->rows, DeviceThreads(context), rows);
   }
 
  private:

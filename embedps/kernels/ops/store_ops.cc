@@ -230,14 +230,7 @@ REGISTER_OP("EmbedpsLookup")
     .Attr("insert: bool")
     .Output("rows: float")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle ids;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &ids));
-      int64_t dim;
-      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
-      c->set_output(0, c->Matrix(c->Dim(ids, 0), dim));
-      return absl::OkStatus();
-    })
+    .SetShapeFn([](InferenceContext* c) { return SetRowsShape(c, 1); })
     .Doc("Reads rows. Creates absent rows if insert; else they read as their table declares.");
 
 class LookupOp : public OpKernel {
@@ -249,13 +242,10 @@ class LookupOp : public OpKernel {
   void Compute(OpKernelContext* context) override {
     StorePtr resource;
     OP_REQUIRES_OK(context, FindStore(context, &resource));
-    RowStore& store = resource->store;
-    OP_REQUIRES_OK(context, CheckDim(store, dim_));
     IdsByTable batch;
-    OP_REQUIRES_OK(context, ReadBatch(context, 1, store, &batch));
-    Tensor* rows;
-    OP_REQUIRES_OK(context, context->allocate_output(0, {batch.num_ids, dim_}, &rows));
-    store.Lookup(batch, insert_, DeviceThreads(context), rows->flat<float>().data());
+    float* rows;
+    OP_REQUIRES_OK(context, BeginLookup(context, 1, resource->store, dim_, &batch, &rows));
+    resource->store.Lookup(batch, insert_, DeviceThreads(context), rows);
   }
 
  private:

@@ -9,6 +9,7 @@
 #include "embedps/kernels/ops/tf_util.h"
 #include "embedps/kernels/store/row_store.h"
 #include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/shape_inference.h"
 
 namespace embedps {
 
@@ -110,6 +111,27 @@ inline absl::Status CheckDim(const RowStore& store, int dim) {
   return absl::InvalidArgumentError("group '" + store.config().group + "' stores dim " +
                                     std::to_string(store.config().dim) + " but the lookup wants " +
                                     std::to_string(dim));
+}
+
+// Gives output 0, the rows of a lookup, the shape [n, dim]; input `at` has the n ids.
+inline absl::Status SetRowsShape(tensorflow::shape_inference::InferenceContext* c, int at) {
+  tensorflow::shape_inference::ShapeHandle ids;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(at), 1, &ids));
+  int64_t dim;
+  TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+  c->set_output(0, c->Matrix(c->Dim(ids, 0), dim));
+  return absl::OkStatus();
+}
+
+// Reads the batch of a lookup, inputs `at` and `at` + 1, and makes output 0: its rows [n, dim].
+inline absl::Status BeginLookup(tensorflow::OpKernelContext* context, int at, const RowStore& store,
+                                int dim, IdsByTable* batch, float** rows) {
+  TF_RETURN_IF_ERROR(CheckDim(store, dim));
+  TF_RETURN_IF_ERROR(ReadBatch(context, at, store, batch));
+  tensorflow::Tensor* out;
+  TF_RETURN_IF_ERROR(context->allocate_output(0, {batch->num_ids, dim}, &out));
+  *rows = out->flat<float>().data();
+  return absl::OkStatus();
 }
 
 }  // namespace embedps

@@ -30,47 +30,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from embedps.engine.step_exchange import Gradients, RemoteExchange, Request, RowUpdate, StepInputs
-from embedps.engine.step_logs import StepLogs
-from embedps.engine.sync_exchange import (
-    SyncMode,
-    check_servers,
-    merged_of,
-    part_of,
-    part_tensors,
-    replaced,
-)
+from embedps.engine.step_exchange import Gradients, Request, RowUpdate, StepInputs
+from embedps.engine.sync_exchange import SummedExchange, part_of, replaced
 from embedps.tables import group_ops, ops
-from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.group_ops import Group
-
-
-def make_group_exchange(
-    sync: SyncMode,
-    needed: int,
-    network: tf.keras.Model,
-    optimizer: Any,
-    collection: EmbeddingCollection,
-    *,
-    state: Sequence[tf.Variable] = (),
-    wire_dtype: tf.DType,
-    logs: StepLogs | None = None,
-) -> GroupExchange:
-    """Makes the exchange of steps that workers take together without waiting for all.
-
-    Args:
-      sync: what they update together; not "none".
-      needed: how many fresh parts a step waits for.
-      network: as `make_step_exchange` takes it, and what follows.
-
-    Raises:
-      UsageError: the tables and variables are not on parameter servers.
-    """
-    check_servers(sync, collection)
-    make = FullGroups if sync == "full" else DenseGroups
-    exchange = make(network, optimizer, collection, state=state, wire_dtype=wire_dtype, logs=logs)
-    exchange.needed = needed
-    return exchange
 
 
 class _Sent(NamedTuple):
@@ -79,26 +42,21 @@ class _Sent(NamedTuple):
     Attributes:
       rows: the group and shard of each, and whether it has counts.
       summed: dtype and shape by index in the update of the server's variables.
-      size: of that update.
     """
 
     rows: list[tuple[int, int, bool]]
     summed: dict[int, tuple[tf.DType, tf.TensorShape]]
-    size: int
 
 
-class GroupExchange(RemoteExchange):
-    """Applies the parts of steps in groups.
+class GroupExchange(SummedExchange):
+    """Applies the parts of steps in groups."""
 
-    Attributes:
-      needed: how many fresh parts a step waits for.
-    """
-
-    needed = 1
     _group_logs: Mapping[str, tf.Tensor]
 
-    def __init__(self, *parts: Any, **options: Any) -> None:
+    def __init__(self, *parts: Any, needed: int, **options: Any) -> None:
+        """Takes what `RemoteExchange` does, and how many fresh parts a step waits for."""
         super().__init__(*parts, **options)
+        self._needed = needed
         self._sent: dict[str, _Sent] = {}
 
     @property
@@ -119,7 +77,7 @@ class GroupExchange(RemoteExchange):
         device, log = self.first_log
         worker = ops.task_index()
         with tf.device(device):
-            needed = tf.constant(self.needed, tf.int64)
+            needed = tf.constant(self._needed, tf.int64)
             num_closed, member = group_ops.enter_groups(log, worker, needed=needed)
         for device, log in self._group_logs.items():
             with tf.device(device):
@@ -145,9 +103,9 @@ class GroupExchange(RemoteExchange):
         for device, sent in self._sent.items():
             with tf.device(device):
                 rows = [self._no_rows(*each) for each in sent.rows]
-                update = settings.get(device, [None] * sent.size)
                 zeros = [tf.zeros(shape, dtype) for dtype, shape in sent.summed.values()]
-                self._take(device, group, rows, replaced(update, list(sent.summed), zeros))
+                update = replaced(settings.get(device, []), list(sent.summed), zeros)
+                self._take(device, group, rows, update)
 
     def _apply_everywhere(
         self, inputs: StepInputs, found: Mapping[str, Gradients]
@@ -181,12 +139,10 @@ class GroupExchange(RemoteExchange):
     ) -> tf.Operation:
         """Keeps a part on the current device, a server."""
         request = inputs.sent[device]
-        summed = self._variables.summed(device, update)
-        dense = {i: value for i, value in enumerate(update) if value is not None and i in summed}
+        part = self._part_tensors(device, rows, update)
         self._sent[device] = _Sent(
             [(each.group, each.shard, each.absent is not None) for each in rows],
-            {i: (value.dtype, value.shape) for i, value in dense.items()},
-            len(update),
+            {i: (v.dtype, v.shape) for i, v in self._variables.summed(device, update).items()},
         )
         return group_ops.hold_part(
             self._group_logs[device],
@@ -195,7 +151,7 @@ class GroupExchange(RemoteExchange):
             worker=request.worker,
             seen=self._seen(device, inputs),
             learning_rate=request.learning_rate,
-            **part_tensors(rows, list(dense.values())),
+            **part,
         )
 
     def _take(
@@ -207,15 +163,16 @@ class GroupExchange(RemoteExchange):
     ) -> tf.Operation:
         """Applies a group on the current device, a server, unless that has."""
         log = self._group_logs[device]
-        summed = list(self._sent[device].summed)
-        dense = [update[i] for i in summed]
-        found = group_ops.take_group(log, group, **part_tensors(rows, dense))
-        merged, sums = merged_of(found, rows, dense)
-        is_new = found.is_complete
-        applied = self._update_rows(merged, found.learning_rate, step=found.step, is_new=is_new)
-        applied += self._variables.update(device, replaced(update, summed, sums), is_new=is_new)
-        with tf.control_dependencies(applied):
-            return ops.step_taken(log, is_new, found.turn)
+        found = group_ops.take_group(log, group, **self._part_tensors(device, rows, update))
+        return self._apply_sum(
+            device,
+            log,
+            found,
+            rows,
+            update,
+            learning_rate=found.learning_rate,
+            step=found.step,
+        )
 
     def _no_rows(self, group: int, shard: int, has_counts: bool) -> RowUpdate:
         """Makes the gradients of no rows."""
@@ -252,6 +209,7 @@ class GroupExchange(RemoteExchange):
 class FullGroups(GroupExchange):
     """Updates rows and network by the groups' sums."""
 
+    sync = "full"
     logs_all = True
 
     def __init__(self, *parts: Any, **options: Any) -> None:
@@ -270,6 +228,8 @@ class FullGroups(GroupExchange):
 
 class DenseGroups(GroupExchange):
     """Updates rows by each part at once, and the network by the groups' sums."""
+
+    sync = "dense"
 
     def __init__(self, *parts: Any, **options: Any) -> None:
         super().__init__(*parts, **options)
@@ -293,11 +253,8 @@ class DenseGroups(GroupExchange):
         rows: Sequence[RowUpdate],
         update: Sequence[tf.Tensor | None],
     ) -> list[tf.Operation]:
-        number, learning_rate, *_ = inputs.sent[device]
-        is_new = ops.step_is_new(self._logs[device], number)
-        updated = self._update_rows(rows, learning_rate, step=number, is_new=is_new)
         of_rows = inputs._replace(seen={device: inputs.seen[device][0]})
-        logged = self._log_step(device, of_rows, updated)
+        logged = self._apply(device, of_rows, rows, ())
         if device not in self._group_logs:
             return [logged]
         return [logged, self._hold_part(device, inputs, (), update)]

@@ -145,19 +145,19 @@ class RemoteVariables:
             updates[device] = [*(sums[i] for i in indices), *settings, *of_state]
         return updates
 
-    def summed(self, device: str, update: Sequence[tf.Tensor | None]) -> list[int]:
-        """Lists the indexes of what parts of a step add up, in a server's part of `updates`.
+    def summed(self, device: str, update: Sequence[tf.Tensor | None]) -> dict[int, tf.Tensor]:
+        """Gives what parts of a step add up, by its index in a server's part of `updates`.
 
         These are gradients and changes of the network's state. The rest are settings, of which all
         parts have the same.
         """
         first_of_state = len(update) - self.num_exact(device)
         num_gradients = len(self._on.get(device, []))
-        return [
-            i
+        return {
+            i: each
             for i, each in enumerate(update)
             if each is not None and not num_gradients <= i < first_of_state
-        ]
+        }
 
     def update(
         self, device: str, update: Sequence[tf.Tensor | None], *, is_new: tf.Tensor

@@ -17,12 +17,11 @@ attempt at any part updates.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import tensorflow as tf
 
 from embedps.engine.step_exchange import RemoteExchange, Request, RowUpdate, StepInputs
-from embedps.engine.step_logs import StepLogs
 from embedps.engine.unit_parts import StepPart
 from embedps.errors import UsageError
 from embedps.tables import ops
@@ -32,46 +31,136 @@ SyncMode: TypeAlias = Literal["none", "dense", "full"]
 """What workers update together: nothing, the network, or the network and the rows."""
 
 
-def make_sync_exchange(
-    sync: SyncMode,
-    network: tf.keras.Model,
-    optimizer: Any,
-    collection: EmbeddingCollection,
-    *,
-    state: Sequence[tf.Variable] = (),
-    wire_dtype: tf.DType,
-    logs: StepLogs | None = None,
-) -> RemoteExchange:
-    """Makes the exchange of steps that several workers take together, each waiting for all.
+class SummedExchange(RemoteExchange):
+    """Has servers add up what workers send, and applies the sums.
 
-    Args:
-      sync: what they update together; not "none".
-      network: as `make_step_exchange` takes it, and what follows.
-
-    Raises:
-      UsageError: the tables and variables are not on parameter servers.
+    Attributes:
+      sync: what workers update together.
     """
-    check_servers(sync, collection)
-    make = FullExchange if sync == "full" else DenseExchange
-    return make(network, optimizer, collection, state=state, wire_dtype=wire_dtype, logs=logs)
+
+    sync: SyncMode
+
+    def __init__(
+        self, network: tf.keras.Model, optimizer: Any, collection: EmbeddingCollection, **more: Any
+    ) -> None:
+        """Takes what `RemoteExchange` does.
+
+        Raises:
+          UsageError: the tables and variables are not on parameter servers.
+        """
+        if not collection.devices[0].startswith("/job:ps"):
+            raise UsageError(
+                f"sync {self.sync!r} adds up what workers send at parameter servers, but there are "
+                "none: train with servers and workers, or with sync 'none'"
+            )
+        super().__init__(network, optimizer, collection, **more)
+
+    def _part_tensors(
+        self, device: str, rows: Sequence[RowUpdate], update: Sequence[tf.Tensor | None]
+    ) -> dict[str, Any]:
+        """Makes the arguments by which ops take the tensors of a part; see `ops.add_part`."""
+        dense = self._variables.summed(device, update).values()
+        return {
+            "ids": [each.ids for each in rows],
+            "splits": [each.splits for each in rows],
+            "gradients": [each.gradients for each in rows],
+            "counts": {
+                i: (each.examples, each.absent)
+                for i, each in enumerate(rows)
+                if each.examples is not None and each.absent is not None
+            },
+            "dense": [tf.cast(t, tf.float32) if t.dtype.is_floating else t for t in dense],
+        }
+
+    def _apply_sum(
+        self,
+        device: str,
+        log: tf.Tensor,
+        found: Any,
+        rows: Sequence[RowUpdate],
+        update: Sequence[tf.Tensor | None],
+        *,
+        learning_rate: tf.Tensor,
+        step: tf.Tensor,
+        after: Sequence[tf.Operation] = (),
+    ) -> tf.Operation:
+        """Applies a sum on a server, the current device, if the caller must.
+
+        Args:
+          device: the server's.
+          log: of the steps whose parts are added up.
+          found: what an op returned for the arguments that `_part_tensors` made.
+          rows: of the caller's own part.
+          update: of the server's variables, of that part.
+          learning_rate: of the tables.
+          step: the number that the rows get.
+          after: what must be done before the step counts as applied.
+        """
+        is_new = found.is_complete
+        examples, absent = iter(found.merged_examples), iter(found.merged_absent)
+        merged = [
+            each._replace(
+                ids=found.merged_ids[i],
+                splits=found.merged_splits[i],
+                gradients=found.merged_gradients[i],
+                examples=None if each.examples is None else next(examples),
+                absent=None if each.absent is None else next(absent),
+            )
+            for i, each in enumerate(rows)
+        ]
+        applied = self._update_rows(merged, learning_rate, step=step, is_new=is_new)
+        summed = self._variables.summed(device, update)
+        sums = [
+            tf.cast(t, own.dtype)
+            for own, t in zip(summed.values(), found.merged_dense, strict=True)
+        ]
+        merged_update = replaced(update, list(summed), sums)
+        applied += self._variables.update(device, merged_update, is_new=is_new)
+        with tf.control_dependencies([*after, *applied]):
+            return ops.step_taken(log, is_new, found.turn)
 
 
-def check_servers(sync: SyncMode, collection: EmbeddingCollection) -> None:
-    """Checks that there are servers, which add up what workers send.
+class PartExchange(SummedExchange):
+    """Waits for all parts of a step."""
 
-    Raises:
-      UsageError: there are none.
-    """
-    if not collection.devices[0].startswith("/job:ps"):
-        raise UsageError(
-            f"sync {sync!r} adds up what workers send at parameter servers, but there are none: "
-            "train with servers and workers, or with sync 'none'"
+    def _add_part(
+        self,
+        device: str,
+        log: tf.Tensor,
+        inputs: StepInputs,
+        rows: Sequence[RowUpdate],
+        update: Sequence[tf.Tensor | None],
+        after: Sequence[tf.Operation] = (),
+    ) -> tf.Operation:
+        """Adds a part on the current device, a server; applies the sum if that completes it."""
+        request = inputs.sent[device]
+        part = part_of(request)
+        found = ops.add_part(
+            log,
+            request.number,
+            num_parts=part.num_parts,
+            rank=part.rank,
+            num_rows=part.num_rows,
+            worker=request.worker,
+            seen=inputs.seen[device],
+            **self._part_tensors(device, rows, update),
+        )
+        return self._apply_sum(
+            device,
+            log,
+            found,
+            rows,
+            update,
+            learning_rate=request.learning_rate,
+            step=request.number - part.rank,
+            after=after,
         )
 
 
-class FullExchange(RemoteExchange):
+class FullExchange(PartExchange):
     """Updates rows and network once per step, by the sum of its parts."""
 
+    sync = "full"
     logs_all = True
 
     def __init__(self, *parts: Any, **options: Any) -> None:
@@ -88,27 +177,13 @@ class FullExchange(RemoteExchange):
         rows: Sequence[RowUpdate],
         update: Sequence[tf.Tensor | None],
     ) -> tf.Operation:
-        request = inputs.sent[device]
-        summed = self._variables.summed(device, update)
-        step = _add_part(
-            self._logs[device],
-            request,
-            seen=inputs.seen[device],
-            rows=rows,
-            dense=[update[i] for i in summed],
-        )
-        number = request.number - part_of(request).rank
-        applied = self._update_rows(
-            step.rows, request.learning_rate, step=number, is_new=step.is_complete
-        )
-        merged = replaced(update, summed, step.dense)
-        applied += self._variables.update(device, merged, is_new=step.is_complete)
-        with tf.control_dependencies(applied):
-            return ops.step_taken(self._logs[device], step.is_complete, step.turn)
+        return self._add_part(device, self._logs[device], inputs, rows, update)
 
 
-class DenseExchange(RemoteExchange):
+class DenseExchange(PartExchange):
     """Updates rows by each part at once, and the network once per step by the sum of its parts."""
+
+    sync = "dense"
 
     def __init__(self, *parts: Any, **options: Any) -> None:
         super().__init__(*parts, **options)
@@ -127,91 +202,11 @@ class DenseExchange(RemoteExchange):
         rows: Sequence[RowUpdate],
         update: Sequence[tf.Tensor | None],
     ) -> tf.Operation:
-        request = inputs.sent[device]
-        number, learning_rate, *_ = request
-        is_new = ops.step_is_new(self._logs[device], number)
-        updated = self._update_rows(rows, learning_rate, step=number, is_new=is_new)
-        logged = self._log_step(device, inputs, updated)
+        logged = super()._apply(device, inputs, rows, ())
         if device not in self._network_logs:
             return logged
         log = self._network_logs[device]
-        summed = self._variables.summed(device, update)
-        step = _add_part(
-            log,
-            request,
-            seen=inputs.seen[device],
-            rows=(),
-            dense=[update[i] for i in summed],
-        )
-        merged = replaced(update, summed, step.dense)
-        applied = self._variables.update(device, merged, is_new=step.is_complete)
-        with tf.control_dependencies([logged, *applied]):
-            return ops.step_taken(log, step.is_complete, step.turn)
-
-
-class _SummedStep(NamedTuple):
-    """Holds the sum of a step's parts, to be applied if `is_complete`."""
-
-    is_complete: tf.Tensor
-    turn: tf.Tensor
-    rows: list[RowUpdate]
-    dense: list[tf.Tensor]
-
-
-def _add_part(
-    log: tf.Tensor,
-    request: Request,
-    *,
-    seen: tf.Tensor,
-    rows: Sequence[RowUpdate],
-    dense: Sequence[tf.Tensor],
-) -> _SummedStep:
-    """Adds a part on the current device, a server; gives the step's sum if that completes it."""
-    part = part_of(request)
-    found = ops.add_part(
-        log,
-        request.number,
-        num_parts=part.num_parts,
-        rank=part.rank,
-        num_rows=part.num_rows,
-        worker=request.worker,
-        seen=seen,
-        **part_tensors(rows, dense),
-    )
-    return _SummedStep(found.is_complete, found.turn, *merged_of(found, rows, dense))
-
-
-def part_tensors(rows: Sequence[RowUpdate], dense: Sequence[tf.Tensor]) -> dict[str, Any]:
-    """Makes the arguments by which ops take the tensors of a part; see `ops.add_part`."""
-    return {
-        "ids": [each.ids for each in rows],
-        "splits": [each.splits for each in rows],
-        "gradients": [each.gradients for each in rows],
-        "counts": {
-            i: (each.examples, each.absent)
-            for i, each in enumerate(rows)
-            if each.examples is not None and each.absent is not None
-        },
-        "dense": [tf.cast(t, tf.float32) if t.dtype.is_floating else t for t in dense],
-    }
-
-
-def merged_of(
-    found: Any, rows: Sequence[RowUpdate], dense: Sequence[tf.Tensor]
-) -> tuple[list[RowUpdate], list[tf.Tensor]]:
-    """Gives the sums that an op returned for such arguments: of rows, and of dense tensors."""
-    examples, absent = iter(found.merged_examples), iter(found.merged_absent)
-    merged = [
-        each._replace(
-            ids=found.merged_ids[i],
-            splits=found.merged_splits[i],
-            gradients=found.merged_gradients[i],
-            examples=None if each.examples is None else next(examples),
-            absent=None if each.absent is None else next(absent),
-        )
-        for i, each in enumerate(rows)
-    ]
-    return merged, [tf.cast(t, d.dtype) for t, d in zip(found.merged_dense, dense, strict=True)]
+        return self._add_part(device, log, inputs, (), update, after=[logged])
 
 
 def _await_step(log: tf.Tensor, request: Request) -> tf.Tensor:

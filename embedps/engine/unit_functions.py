@@ -11,12 +11,12 @@ from tensorflow.python.distribute.coordinator import cluster_coordinator
 
 from embedps.console.tf_logging import op_error_text
 from embedps.data.unit_reader import Batch, UnitReader
-from embedps.engine.group_exchange import GroupExchange, make_group_exchange
+from embedps.engine.group_exchange import DenseGroups, FullGroups, GroupExchange
 from embedps.engine.group_watch import GroupWatch
 from embedps.engine.step_exchange import StepExchange, StepInputs, make_step_exchange
 from embedps.engine.step_logs import StepLogs
 from embedps.engine.step_model import StepModel
-from embedps.engine.sync_exchange import SyncMode, make_sync_exchange
+from embedps.engine.sync_exchange import DenseExchange, FullExchange, SyncMode
 from embedps.engine.unit_parts import StepPart, rank_of_unit, rank_seed, whole_step
 from embedps.errors import DatasetError, ServerLostError, UsageError
 from embedps.metrics import Counts
@@ -111,9 +111,11 @@ def make_train_unit(
     row_rate = model.row_rates()
     make_exchange: Callable[..., StepExchange] = make_step_exchange
     if needed is not None:
-        make_exchange = functools.partial(make_group_exchange, sync, needed)
+        make_exchange = functools.partial(
+            FullGroups if sync == "full" else DenseGroups, needed=needed
+        )
     elif sync != "none":
-        make_exchange = functools.partial(make_sync_exchange, sync)
+        make_exchange = FullExchange if sync == "full" else DenseExchange
     exchange = make_exchange(
         model.model,
         optimizer,

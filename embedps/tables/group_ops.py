@@ -7,13 +7,13 @@ until they are applied. All ops run on the current device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from embedps import kernels
+from embedps.tables import ops
 
 
 class Group(NamedTuple):
@@ -92,7 +92,7 @@ def hold_part(
         worker=worker,
         seen=seen,
         learning_rate=learning_rate,
-        **_inputs(**tensors),
+        **ops.part_inputs(**tensors),
     )
 
 
@@ -131,7 +131,7 @@ def take_group(log: tf.Tensor, group: Group, **tensors: Any) -> Any:
       As `ops.add_part`, and the `step` and the `learning_rate` of the group's first part.
     """
     return kernels.load().embedps_take_group(
-        log=log, index=group.index, parts=group.parts, **_inputs(**tensors)
+        log=log, index=group.index, parts=group.parts, **ops.part_inputs(**tensors)
     )
 
 
@@ -149,22 +149,3 @@ def last_groups(log: tf.Tensor) -> LastGroups:
         dict(zip(found.indexes.numpy().tolist(), parts, strict=True)),
         found.awaited.numpy().tolist(),
     )
-
-
-def _inputs(
-    *,
-    ids: Sequence[tf.Tensor],
-    splits: Sequence[tf.Tensor],
-    gradients: Sequence[tf.Tensor],
-    counts: Mapping[int, tuple[tf.Tensor, tf.Tensor]],
-    dense: Sequence[tf.Tensor],
-) -> dict[str, Any]:
-    return {
-        "ids": list(ids),
-        "splits": list(splits),
-        "gradients": list(gradients),
-        "examples": [examples for examples, _ in counts.values()],
-        "absent": [absent for _, absent in counts.values()],
-        "counted": list(counts),
-        "dense": list(dense),
-    }

@@ -400,11 +400,7 @@ def add_part(
     num_rows: tf.Tensor,
     worker: tf.Tensor,
     seen: tf.Tensor,
-    ids: Sequence[tf.Tensor],
-    splits: Sequence[tf.Tensor],
-    gradients: Sequence[tf.Tensor],
-    counts: Mapping[int, tuple[tf.Tensor, tf.Tensor]],
-    dense: Sequence[tf.Tensor],
+    **tensors: Any,
 ) -> Any:
     """Adds a part of a step that several workers take together.
 
@@ -419,15 +415,11 @@ def add_part(
       num_rows: of the part's batch, int64 scalar; floats are weighted by it.
       worker: as in `step_applied`.
       seen: as in `step_applied`.
-      ids: per store int64 [n], ordered by table, each id once per table.
-      splits: per store int32 [num_tables + 1].
-      gradients: per store float32 [n, dim].
-      counts: by index of a store that admits ids, the `examples` and `absent` of `admit`.
-      dense: float32, int32 or int64 of any shapes. Whole numbers are summed without weights.
+      tensors: as `part_inputs` takes them.
 
     Returns:
       is_complete, a bool scalar; the turn to apply the step; and with the names and structures of
-      the arguments, `merged_ids`, `merged_splits`, `merged_gradients`, `merged_examples`,
+      the tensors, `merged_ids`, `merged_splits`, `merged_gradients`, `merged_examples`,
       `merged_absent` and `merged_dense`. If not is_complete, there are no ids, and the dense
       tensors are the caller's own.
     """
@@ -439,14 +431,36 @@ def add_part(
         num_rows=num_rows,
         worker=worker,
         seen=seen,
-        ids=list(ids),
-        splits=list(splits),
-        gradients=list(gradients),
-        examples=[examples for examples, _ in counts.values()],
-        absent=[absent for _, absent in counts.values()],
-        counted=list(counts),
-        dense=list(dense),
+        **part_inputs(**tensors),
     )
+
+
+def part_inputs(
+    *,
+    ids: Sequence[tf.Tensor],
+    splits: Sequence[tf.Tensor],
+    gradients: Sequence[tf.Tensor],
+    counts: Mapping[int, tuple[tf.Tensor, tf.Tensor]],
+    dense: Sequence[tf.Tensor],
+) -> dict[str, Any]:
+    """Makes the inputs by which ops take the tensors of a part of a step.
+
+    Args:
+      ids: per store int64 [n], ordered by table, each id once per table.
+      splits: per store int32 [num_tables + 1].
+      gradients: per store float32 [n, dim].
+      counts: by index of a store that admits ids, the `examples` and `absent` of `admit`.
+      dense: float32, int32 or int64 of any shapes. Whole numbers are summed without weights.
+    """
+    return {
+        "ids": list(ids),
+        "splits": list(splits),
+        "gradients": list(gradients),
+        "examples": [examples for examples, _ in counts.values()],
+        "absent": [absent for _, absent in counts.values()],
+        "counted": list(counts),
+        "dense": list(dense),
+    }
 
 
 def step_taken(log: tf.Tensor, is_complete: tf.Tensor, turn: tf.Tensor) -> tf.Operation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,13 @@ UNEVEN = ((100, 100, 37), (250,), (1,), (64, 64, 64, 64, 3), (999,))
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
-def make_rows(num_rows: int, *, seed: int, first_row: int = 0) -> pa.Table:
-    """Examples whose clicks follow from their ids; `row` is unique and `tags` a ragged list."""
+def make_rows(
+    num_rows: int, *, seed: int, first_row: int = 0, bare: Container[int] = ()
+) -> pa.Table:
+    """Examples whose clicks follow from their ids; `row` is unique and `tags` a ragged list.
+
+    The `tags` of rows in `bare` are empty.
+    """
     rng = np.random.default_rng(seed)
     effects = np.random.default_rng(7)
     logits = np.full(num_rows, -0.5)
@@ -50,7 +55,8 @@ def make_rows(num_rows: int, *, seed: int, first_row: int = 0) -> pa.Table:
         ids = ((rank + 1).astype(np.uint64) * _PRIME).astype(np.int64)  # of all 64 bits
         columns[name] = np.where(rng.random(num_rows) < 0.05, -1, ids)
     columns["row"] = np.arange(first_row, first_row + num_rows)
-    columns["tags"] = [rng.integers(0, 30, n).tolist() for n in rng.integers(0, 4, num_rows)]
+    tags = [rng.integers(0, 30, n).tolist() for n in rng.integers(0, 4, num_rows)]
+    columns["tags"] = [[] if first_row + i in bare else each for i, each in enumerate(tags)]
     columns["label"] = (rng.random(num_rows) < 1 / (1 + np.exp(-logits))).astype(np.float32)
     types = {"label": pa.float32(), "row": pa.int64(), "tags": pa.list_(pa.int64())}
     types |= dict.fromkeys(NUMERICS, pa.float32()) | dict.fromkeys(CARDINALITIES, pa.int64())
@@ -65,14 +71,15 @@ def write_dataset(
     evaluation: Sequence[int] = (1000,),
     row_group_rows: int = 500,
     seed: int = 0,
+    untagged: Iterable[int] = (),
 ) -> Dataset:
-    """A dataset of shards of so many rows."""
-    splits, first = {}, 0
+    """A dataset of shards of so many rows; some, by the numbers that rows carry, have no tags."""
+    splits, first, bare = {}, 0, frozenset(untagged)
     for name, shards in (("train", train), ("eval", evaluation)):
         (directory / name).mkdir(parents=True)
         files, positives = [], 0
         for i, num_rows in enumerate(shards):
-            table = make_rows(num_rows, seed=1000 * seed + first, first_row=first)
+            table = make_rows(num_rows, seed=1000 * seed + first, first_row=first, bare=bare)
             first += num_rows
             positives += int(np.sum(table["label"].to_numpy()))
             path = directory / name / f"shard-{i:05d}-of-{len(shards):05d}.parquet"

@@ -331,8 +331,12 @@ class _WorkerStep:
 
 
 def _longest(lengths: tf.Tensor) -> tf.Tensor:
-    """Gives each group's length of lists: few different ones, see `WorkerGroup.all_to_all`."""
-    return -(-tf.reduce_max(lengths, axis=[0, 1]) // _MULTIPLE) * _MULTIPLE
+    """Gives each group's length of lists: few different ones, see `WorkerGroup.all_to_all`.
+
+    It is never 0: TensorFlow's all-to-all ends the process if there is nothing to send.
+    """
+    most = tf.maximum(tf.reduce_max(lengths, axis=[0, 1]), 1)
+    return -(-most // _MULTIPLE) * _MULTIPLE
 
 
 def _known(value: tf.Tensor | None) -> list[tf.Tensor]:

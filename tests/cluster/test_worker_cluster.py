@@ -19,13 +19,16 @@ import pytest
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.data.dataset import Dataset
+from embedps.engine.recommender import Recommender
 from embedps.errors import ServerLostError
+from tests import tagged
 from tests.builders import ROOT, TINY_DLRM_FLAGS, latest, make_trainer, write_dataset
 from tests.tables.builders import rows_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 
-_FLAGS = ("--batch-size=64", "--unit-rows=128", "--eval=none", "--wait-secs=200", *TINY_DLRM_FLAGS)
+_FLAGS = ("--batch-size=64", "--unit-rows=128", "--eval=none", "--wait-secs=200")
+_DLRM = ("--model=dlrm", *TINY_DLRM_FLAGS)
 _SECS = 300.0
 
 
@@ -36,7 +39,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 @contextlib.contextmanager
 def started_workers(
-    dataset: Dataset, model_dir: Path, flags: Sequence[str] = ()
+    dataset: Dataset, model_dir: Path, flags: Sequence[str] = (), model: Sequence[str] = _DLRM
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """Two workers, with what they print in model_dir.N; ends them if they have not ended."""
     with contextlib.ExitStack() as stack:
@@ -44,7 +47,7 @@ def started_workers(
         for probe in probes:
             probe.bind(("localhost", 0))
         addresses = [f"localhost:{probe.getsockname()[1]}" for probe in probes]
-    command = [sys.executable, "-m", "embedps", "train", "--model=dlrm", *_FLAGS, *flags]
+    command = [sys.executable, "-m", "embedps", "train", *model, *_FLAGS, *flags]
     command += [f"--data={dataset.directory}", f"--model-dir={model_dir}"]
     workers = []
     for index in range(2):
@@ -76,12 +79,54 @@ def test_two_workers_give_the_bits_of_one_process_with_two_replicas(
     dataset: Dataset, tmp_path: Path
 ) -> None:
     """The unit's last batches are short, so the workers' parts weigh differently."""
+    check_bits(dataset, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch_size", "unit_rows"),
+    [((150,), 64, 150), ((50,), 64, 128), ((7, 1), 1, 3)],
+    ids=["a short batch of the first worker", "no row for the second worker", "a row each"],
+)
+def test_workers_with_few_rows_give_the_bits_of_replicas(
+    tmp_path: Path, rows: tuple[int, ...], batch_size: int, unit_rows: int
+) -> None:
+    few = write_dataset(tmp_path / "set", train=rows, evaluation=(1,))
+    check_bits(few, tmp_path, batch_size=batch_size, unit_rows=unit_rows)
+
+
+@pytest.mark.parametrize("only_tags", [False, True])
+def test_workers_without_ids_of_a_table_give_the_bits_of_replicas(
+    tmp_path: Path, only_tags: bool
+) -> None:
+    """First neither worker has an id, then the first has none, and then the second."""
+    untagged = [*range(192), *range(320, 384)]
+    bare = write_dataset(tmp_path / "set", train=(600,), evaluation=(50,), untagged=untagged)
+    check_bits(
+        bare,
+        tmp_path,
+        model=("--model=tests.tagged", *(["--only-tags"] if only_tags else [])),
+        recommender=tagged.make(tagged.Config(only_tags=only_tags), bare),
+    )
+
+
+def check_bits(
+    dataset: Dataset,
+    tmp_path: Path,
+    *,
+    model: Sequence[str] = _DLRM,
+    recommender: Recommender | None = None,
+    batch_size: int = 64,
+    unit_rows: int = 128,
+) -> None:
+    """Trains two workers, and two replicas of one process; compares all that comes of them."""
     model_dir = tmp_path / "workers"
-    with started_workers(dataset, model_dir, ["--eval=inline"]) as workers:
+    flags = (f"--batch-size={batch_size}", f"--unit-rows={unit_rows}", "--eval=inline")
+    with started_workers(dataset, model_dir, flags, model) as workers:
         codes = [worker.wait(_SECS) for worker in workers]
     assert codes == [0, 0], printed(model_dir)
+    options: dict[str, Any] = {"batch_size": batch_size, "unit_rows": unit_rows}
+    options["recommender"] = recommender
     # Restored in one process, which finds nothing to do.
-    options: dict[str, Any] = {"batch_size": 64, "unit_rows": 128}
     restored = make_trainer(dataset, model_dir, **options)
     assert restored.finished
     assert latest(model_dir).num_shards == 2
@@ -92,7 +137,7 @@ def test_two_workers_give_the_bits_of_one_process_with_two_replicas(
     for ours, theirs in zip(restored.network.variables, alone.network.variables, strict=True):
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
     summary = json.loads((model_dir / "summary.json").read_text())
-    assert summary["examples"] == 3000
+    assert summary["examples"] == dataset.split("train").rows
     for score in ("auc", "logloss"):
         assert summary["evaluation"][score] == result.summary["evaluation"][score]
     assert summary["training"]["auc"] == result.summary["training"]["auc"]

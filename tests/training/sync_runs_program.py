@@ -26,7 +26,7 @@ from embedps.scheduling.watch_ledger import WatchLedger
 from embedps.tables import FeatureSpec, TableSpec
 from embedps.training.callbacks import RunControl
 from embedps.training.trainer import Trainer
-from tests import every_column, two_tasks
+from tests import every_column, tagged, two_tasks
 from tests.builders import NUMERICS, make_dlrm, make_trainer, write_dataset
 from tests.training.test_replicas import FIELDS, assert_same_checkpoint, dense_of
 
@@ -78,7 +78,10 @@ def make_attention() -> Recommender:
 
 
 class Cases:
-    """Models whose runs in step have the bits of replicas: weights, several labels, sequences."""
+    """Models whose runs in step have the bits of replicas: weights, several labels, sequences.
+
+    In "no tags", at first no batch has an id, then that of one rank has none.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.every = every_column.write_dataset(directory / "every", train=600, evaluation=100)
@@ -86,9 +89,16 @@ class Cases:
         self.visits = row_visits.write_dataset(
             directory / "visits", train=(400, 230), evaluation=(100,)
         )
+        bare = write_dataset(
+            directory / "bare",
+            train=(400, 230),
+            evaluation=(100,),
+            untagged=[*range(200), *range(400, 500)],
+        )
         self.models: dict[str, tuple[Recommender, Dataset, dict[str, Any]]] = {
             "weights": (Recommender(build=every_column.EveryColumn), self.every, {}),
             "sequences": (make_attention(), self.clicks, {}),
+            "no tags": (tagged.make(tagged.Config(only_tags=True), bare), bare, {}),
             "rounded": (
                 make_dlrm(
                     self.clicks,
@@ -176,6 +186,56 @@ def check_callbacks_and_policies(cases: Cases, cluster: Cluster, directory: Path
         print(f"{sync}: scores at steps {noted.steps}, rows {stats.rows}")
 
 
+def check_modes(cases: Cases, cluster: Cluster, directory: Path) -> None:
+    """A run resumes in one mode after the other, with its scores, rates and callbacks."""
+    goes_on = {"on_lost_worker": "continue", "backup_workers": 1}
+    modes: list[dict[str, Any]] = [
+        {"sync": "none"},
+        {"sync": "full"},
+        {"sync": "dense"},
+        {"sync": "full", **goes_on},
+        {"sync": "none"},
+        {"sync": "dense", **goes_on},
+    ]
+    rows, steps = cases.clicks.split("train").rows, list[int]()
+
+    def resume(epochs: int, noted: Noted, **mode: Any) -> dict[str, Any]:
+        return (
+            make_trainer(
+                cases.clicks,
+                directory / "modes",
+                cluster=cluster,
+                callbacks=[noted],
+                eval_units=2,
+                **(SHORT | {"epochs": epochs} | mode),
+            )
+            .fit()
+            .summary
+        )
+
+    for epochs, mode in enumerate(modes, 1):
+        noted = Noted()
+        summary = resume(epochs, noted, **mode)
+        assert noted.steps[: len(steps)] == steps, (noted.steps, steps)  # those of before, again
+        assert len(noted.steps) == 2 * epochs, noted.steps
+        steps = noted.steps
+        assert steps == sorted(set(steps)), steps
+        assert summary["learning_rate_factor"] == 0.5 ** len(steps)
+        assert summary["sync"]["mode"] == mode["sync"]
+        assert summary["examples"] == epochs * rows
+        assert summary["units"]["done"] == summary["units"]["attempts"]
+        assert summary["units"]["repeated"] == 0
+        assert summary["evaluation"]["step"] == steps[-1]
+    noted = Noted(stop_at=len(steps) + 1)
+    assert resume(50, noted, sync="full")["stopped_early"] == "enough"
+    assert len(noted.steps) == len(steps) + 1
+    again = Noted(stop_at=len(steps) + 1)
+    summary = resume(50, again, sync="dense")  # what is stopped stays so in another mode
+    assert summary["finished"]
+    assert again.steps == noted.steps
+    print(f"modes: scores at steps {noted.steps}")
+
+
 def end_after(trainer: Trainer, ledger: WatchLedger, rows: int, over: threading.Event) -> None:
     """Ends a run in good order, as Ctrl-C does, once so many rows are trained."""
     while ledger.rows_done() < rows and not over.wait(0.05):
@@ -222,6 +282,7 @@ def main(directory: Path) -> None:
         check_bits(cases, cluster, directory)
         check_dropout(cases, cluster, directory)
         check_callbacks_and_policies(cases, cluster, directory)
+        check_modes(cases, cluster, directory)
         check_watch(cases, cluster, directory)
 
 

@@ -181,7 +181,7 @@ void RowStore::Admit(const IdsByTable& batch, const ShownIds& shown, const Paral
                      CounterMap* counters = counters_[bin].get();
                      int64_t admitted = 0, refused = 0;
                      std::lock_guard<std::mutex> lock(stripe.mutex);
-                     BeginDisplacements(&stripe);
+                     const TableEviction::Visit visit(evictions_[t].get(), &stripe);
                      PrefetchBin(last->bin);
                      const CounterPrefetch prefetch(counters, first, last);
                      RowFinder finder(stripe, first, last);

@@ -66,16 +66,22 @@ class Candidates {
     return ahead < kCandidates * distance && ahead % distance == 0;
   }
 
-  [[gnu::always_inline]] void Prefetch() const {
-    for (uint32_t i = 0; i < count_; ++i) __builtin_prefetch(stripe_.Row(numbers_[i]));
+  // Prefetches them and those of the next hands, `hands` in all. Except at the end of a chunk, the
+  // next hand's candidates are the rows after them.
+  [[gnu::always_inline]] void Prefetch(uint32_t hands) const {
+    for (uint32_t i = 0; i < count_; ++i) {
+      const char* row = reinterpret_cast<const char*>(stripe_.Row(numbers_[i]));
+      for (uint32_t k = 0; k < hands; ++k) __builtin_prefetch(row + k * stripe_.row_bytes());
+    }
   }
 
-  // Returns the worst live one, the first of several, or kNone.
+  // Returns the worst live one, the first of several, or kNone. Prefetches those of the next hand.
   uint32_t Worst(EvictionOrder order) const {
     uint32_t worst = kNone;
     uint64_t least = UINT64_MAX;  // more than any row's: a frequency has 29 bits
     for (uint32_t i = 0; i < count_; ++i) {
       const RowHeader* row = stripe_.Row(numbers_[i]);
+      __builtin_prefetch(reinterpret_cast<const char*>(row) + stripe_.row_bytes());
       const uint64_t worth =
           row->live ? WorthOf(order, row->last_step, row->frequency) : UINT64_MAX;
       // Selections, not branches: nothing predicts them.
@@ -102,7 +108,7 @@ inline uint32_t WorstCandidate(EvictionOrder order, Stripe* stripe) {
   uint32_t& hand = stripe->hand;
   hand = Wrap(hand, used);
   const Candidates candidates(*stripe, hand);
-  candidates.Prefetch();
+  candidates.Prefetch(1);
   uint32_t worst = candidates.Worst(order);
   while (worst == kNone) {
     stripe->displacements.in_visit = 0;
@@ -114,8 +120,14 @@ inline uint32_t WorstCandidate(EvictionOrder order, Stripe* stripe) {
 }
 
 // Begins a visit of a stripe, during which the caller holds its lock, and changes rows by
-// displacements and inserts only.
-inline void BeginDisplacements(Stripe* stripe) { stripe->displacements.in_visit = 0; }
+// displacements and inserts only. If the last visit displaced rows, this one will too: prefetches
+// what its first displacement compares.
+inline void BeginDisplacements(Stripe* stripe) {
+  if (stripe->displacements.in_visit > 0) {
+    Candidates(*stripe, Wrap(stripe->hand, stripe->used())).Prefetch(3);
+  }
+  stripe->displacements.in_visit = 0;
+}
 
 // Returns what WorstCandidate returns, and moves the hand likewise, within a visit. Two
 // displacements ago the choice was found already, and it stands if the rows that were replaced
@@ -132,18 +144,19 @@ inline uint32_t NextDisplaced(EvictionOrder order, Stripe* stripe) {
 }
 
 // Notes that a row was displaced. Finds what the next displacements will choose and prefetches what
-// they will read: the candidates of the third, the index entry of the row that the second will
-// remove, and what removing that of the first reads. Each needs the memory that an earlier call
-// prefetched. The first was the second of the call before.
+// they will use: the candidates of the third, and the row that the second will remove, where a new
+// one will be, with its index entry. Each needs the memory that an earlier call prefetched. The
+// first was the second of the call before.
 inline void PrepareDisplacements(EvictionOrder order, uint64_t salt, uint32_t displaced,
                                  Stripe* stripe) {
   Stripe::Displacements& known = stripe->displacements;
   const uint32_t used = stripe->used();
-  Candidates(*stripe, Wrap(stripe->hand + 2, used)).Prefetch();
   known.next = known.second;
-  if (known.next != kNone) stripe->PrefetchRemoval(RowHash(salt, stripe->Row(known.next)->id));
   known.second = Candidates(*stripe, Wrap(stripe->hand + 1, used)).Worst(order);
-  if (known.second != kNone) stripe->PrefetchEntry(RowHash(salt, stripe->Row(known.second)->id));
+  if (known.second != kNone) {
+    stripe->PrefetchEntry(RowHash(salt, stripe->Row(known.second)->id));
+    stripe->PrefetchRow(known.second);
+  }
   known.changed[0] = known.changed[1];
   known.changed[1] = displaced;
   ++known.in_visit;

@@ -119,10 +119,17 @@ TEST(FrequentRowsStayAtALimitByFrequency) {
 
 // A choice that is found ahead, within a batch, is the one that a look at all candidates gives.
 TEST(ABatchDisplacesWhatItsIdsDisplaceOneByOne) {
+  struct Case {
+    int64_t max_rows;
+    bool in_bytes;
+  };
   for (const EvictionOrder order : {EvictionOrder::kLeastRecent, EvictionOrder::kLeastFrequent}) {
-    for (const int64_t max_rows : {100, 1000, 2200, 20'000}) {
+    for (const auto& [max_rows, in_bytes] :
+         {Case{100, false}, Case{1000, false}, Case{2200, false}, Case{20'000, false},
+          Case{2200, true}, Case{20'000, true}}) {
       EvictionConfig eviction;
-      eviction.max_rows = max_rows;
+      (in_bytes ? eviction.max_bytes : eviction.max_rows) =
+          in_bytes ? 65536 + 72 * max_rows : max_rows;
       eviction.order = order;
       RowStore batches(WithEviction(eviction)), singles(WithEviction(eviction));
       const Batch first{Range(0, max_rows)};
@@ -145,6 +152,8 @@ TEST(ABatchDisplacesWhatItsIdsDisplaceOneByOne) {
         }
         EXPECT_TRUE(BaseOf(&batches) == BaseOf(&singles));
       }
+      EXPECT_TRUE(Evicted(batches, EvictionCause::kLimit) > max_rows);
+      EXPECT_EQ(Evicted(batches, EvictionCause::kLimit), Evicted(singles, EvictionCause::kLimit));
     }
   }
 }

@@ -137,7 +137,7 @@ void RowStore::LookUp(const IdsByTable& batch, bool insert, const ShownIds* show
                      const int t = bin / kStripes;
                      const bool admits = HasAdmission(config_.tables[t]);
                      std::lock_guard<std::mutex> lock(stripe.mutex);
-                     BeginDisplacements(&stripe);
+                     const TableEviction::Visit visit(evictions_[t].get(), &stripe);
                      PrefetchBin(last->bin);
                      RowFinder finder(stripe, first, last);
                      // Admission decides about them. It keeps its memory from bin to bin.
@@ -165,12 +165,13 @@ void RowStore::LookUp(const IdsByTable& batch, bool insert, const ShownIds* show
 
 uint32_t RowStore::InsertRow(int t, uint64_t hash, int64_t id, Stripe* stripe) {
   const TableConfig& table = config_.tables[t];
-  const int64_t rows = table_rows_[t].fetch_add(1, std::memory_order_relaxed);
-  uint32_t number = kNone;
-  if ((table.max_rows == 0 || rows < table.max_rows) &&
-      (!evictions_[t]->displaces() || evictions_[t]->MakePlace(stripe))) {
-    number = stripe->Insert(hash, id, salts_[t]);
+  bool has_place = table.max_rows == 0 && evictions_[t]->Displace(stripe);
+  if (!has_place) {
+    const int64_t rows = table_rows_[t].fetch_add(1, std::memory_order_relaxed);
+    has_place = (table.max_rows == 0 || rows < table.max_rows) &&
+                (!evictions_[t]->displaces() || evictions_[t]->MakePlace(stripe));
   }
+  const uint32_t number = has_place ? stripe->Insert(hash, id, salts_[t]) : kNone;
   if (number == kNone) {
     table_rows_[t].fetch_sub(1, std::memory_order_relaxed);
     rejected_inserts_.fetch_add(1, std::memory_order_relaxed);

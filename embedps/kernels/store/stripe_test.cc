@@ -82,6 +82,36 @@ TEST(RowsAreFoundThroughEveryGrowthOfTheIndexAndEveryRemoval) {
   }
 }
 
+TEST(RowsOfFewHomesAreFoundAfterEveryRemoval) {
+  // Their probe sequences are long, and wrap in each size of the index.
+  std::vector<int64_t> ids;
+  for (int64_t id = 0; ids.size() < 300; ++id) {
+    const uint64_t home = Hash(id) >> kStripeBits & (kSegmentEntries - 1);
+    if (StripeOf(Hash(id)) == 0 && (home + 16) % kSegmentEntries < 32) ids.push_back(id);
+  }
+  PagePool pool;
+  Stripe stripe(kRowBytes, &pool);
+  std::unordered_map<int64_t, uint32_t> numbers;  // the plain twin
+  uint64_t random = 1;
+  for (int i = 0; i < 6000; ++i) {
+    random = Mix64(random);
+    const int64_t changed = ids[random % ids.size()];
+    const auto found = numbers.find(changed);
+    if (found == numbers.end()) {
+      numbers[changed] = stripe.Insert(Hash(changed), changed, kSalt);
+    } else {
+      stripe.RemoveRow(Hash(changed), found->second, kSalt);
+      numbers.erase(found);
+    }
+    if (i % 20 > 0) continue;
+    for (const int64_t id : ids) {
+      const auto expected = numbers.find(id);
+      EXPECT_EQ(stripe.Find(Hash(id), id), expected == numbers.end() ? kNone : expected->second);
+    }
+  }
+  EXPECT_TRUE(numbers.size() > 100);
+}
+
 TEST(AnIndexThatWasReservedHoldsItsRowsAsOneThatGrew) {
   const std::vector<int64_t> ids = IdsOfAStripe(30000);
   for (const size_t count : {1, 6, 7, 12, 3000, 3200, 3277, 6144, 6145, 30000}) {

@@ -117,14 +117,35 @@ bool TableEviction::ChargeRow(const Stripe& stripe, bool is_record) {
   return false;
 }
 
-bool TableEviction::MakePlace(Stripe* stripe) {
-  if (!AtRowLimit(0) && ChargeRow(*stripe, false)) {
-    BeginDisplacements(stripe);  // the row gets another place
+bool TableEviction::IsFull(const Stripe& stripe) const {
+  if (config_.max_rows > 0 && rows_->load(std::memory_order_relaxed) >= config_.max_rows) {
     return true;
   }
+  if (!limits_bytes() || !stripe.NeedsRoom() || stripe.room() == 0) return false;
+  const int64_t more = stripe.NextRoom() - stripe.room();
+  return room_.load(std::memory_order_relaxed) + more > max_room_ ||
+         (server_memory_ != nullptr && !server_memory_->HasRoom(more * CountedBytes(layout_)));
+}
+
+bool TableEviction::Displace(Stripe* stripe) { return IsFull(*stripe) && DisplaceWorst(stripe); }
+
+bool TableEviction::MakePlace(Stripe* stripe) {
+  if (!AtRowLimit(0) && ChargeRow(*stripe, false)) {
+    stripe->displacements.in_visit = 0;  // the row gets another place
+    return true;
+  }
+  if (DisplaceWorst(stripe)) {
+    rows_->fetch_sub(1, std::memory_order_relaxed);
+    return true;
+  }
+  return DisplaceElsewhere(stripe) && ChargeRow(*stripe, false);
+}
+
+bool TableEviction::DisplaceWorst(Stripe* stripe) {
   const uint32_t worst = NextDisplaced(config_.order, stripe);
-  if (worst == kNone) return DisplaceElsewhere(stripe) && ChargeRow(*stripe, false);
-  Remove(stripe, worst, EvictionCause::kLimit);
+  if (worst == kNone) return false;
+  RemoveUncounted(stripe, worst, EvictionCause::kLimit, &stripe->open_removed);
+  ++stripe->displacements.uncounted;
   PrepareDisplacements(config_.order, salt_, worst, stripe);
   return true;
 }
@@ -141,7 +162,7 @@ bool TableEviction::MakePlaceForRecord(int64_t id, uint32_t last_step, uint32_t 
       return true;
     }
   }
-  counts_[static_cast<int>(EvictionCause::kLimit)].fetch_add(1, std::memory_order_relaxed);
+  Count(EvictionCause::kLimit, 1);
   Stripe::ListRemoval(id, &stripe->displaced_by_records);
   return false;
 }
@@ -242,13 +263,18 @@ int64_t TableEviction::Evict(uint32_t step, uint32_t max_frequency) {
 
 void TableEviction::Remove(Stripe* stripe, uint32_t number, EvictionCause cause,
                            std::vector<int64_t>* removed) {
+  RemoveUncounted(stripe, number, cause, removed);
+  rows_->fetch_sub(1, std::memory_order_relaxed);
+  Count(cause, 1);
+}
+
+void TableEviction::RemoveUncounted(Stripe* stripe, uint32_t number, EvictionCause cause,
+                                    std::vector<int64_t>* removed) {
   const RowHeader* row = stripe->Row(number);
   const int64_t id = row->id;
   if (on_evicted_) on_evicted_(*row, cause);
   if (row->saved) Stripe::ListRemoval(id, removed);
-  stripe->Remove(RowHash(salt_, id), id, salt_);
-  rows_->fetch_sub(1, std::memory_order_relaxed);
-  counts_[static_cast<int>(cause)].fetch_add(1, std::memory_order_relaxed);
+  stripe->RemoveRow(RowHash(salt_, id), number, salt_);
 }
 
 void TableEviction::Reset() {
@@ -283,7 +309,7 @@ int64_t RowStore::Remove(int table, const int64_t* ids, int64_t num_ids) {
       continue;
     }
     if (s.Row(number)->saved) Stripe::ListRemoval(ids[i], &s.open_removed);
-    s.Remove(hash, ids[i], salts_[table]);
+    s.RemoveRow(hash, number, salts_[table]);
     ++removed;
   }
   table_rows_[table].fetch_sub(removed, std::memory_order_relaxed);

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "embedps/kernels/store/admission.h"
@@ -20,6 +21,26 @@ namespace embedps {
 
 class TableEviction {
  public:
+  // A visit of a stripe, during which the caller holds its lock, and changes rows by displacements
+  // and inserts only. Counts at its end what it displaced: if each row did, cores that visit other
+  // stripes would wait for each other.
+  class Visit {
+   public:
+    Visit(TableEviction* eviction, Stripe* stripe) : eviction_(eviction), stripe_(stripe) {
+      BeginDisplacements(stripe_);
+    }
+    ~Visit() {
+      const int displaced = std::exchange(stripe_->displacements.uncounted, 0);
+      if (displaced > 0) eviction_->Count(EvictionCause::kLimit, displaced);
+    }
+    Visit(const Visit&) = delete;
+    Visit& operator=(const Visit&) = delete;
+
+   private:
+    TableEviction* const eviction_;
+    Stripe* const stripe_;
+  };
+
   // Bytes that a byte limit counts for each row besides the row itself: its share of the index, and
   // of lists. It may be in those of touched rows, with 5 bytes in the open one and 4 in the pending
   // one, and a row that it displaced in those of removed ids, with 8 to 12 and 8.
@@ -67,9 +88,14 @@ class TableEviction {
   // Returns the share of rows and index in what is charged for a row.
   static double PoolShare(const RowLayout& layout);
 
-  // Makes a place for a new row in a stripe that the caller has locked; the row is already counted
-  // in `rows`. At a limit it displaces the worst of the stripe's candidates, or if the stripe has
-  // no row, of the next stripe's that has one and is not locked. Returns false if there is no such
+  // At a limit, makes a place for a new row in a stripe that the caller visits: displaces the worst
+  // of the stripe's candidates. `rows` stays as it is. Returns false below the limits, and if the
+  // stripe has no row; then MakePlace may make one.
+  bool Displace(Stripe* stripe);
+
+  // Makes a place for a new row in a stripe that the caller visits; the row is already counted in
+  // `rows`. At a limit it displaces the worst of the stripe's candidates, or if the stripe has no
+  // row, of the next stripe's that has one and is not locked. Returns false if there is no such
   // row.
   bool MakePlace(Stripe* stripe);
 
@@ -108,6 +134,13 @@ class TableEviction {
  private:
   void SweepSlice(Stripe* stripe, uint32_t first, uint32_t now);
   bool AtRowLimit(int64_t slack_rows) const;
+  // Whether a new row of a stripe passes a limit. Only reads: at a limit every new row asks, and
+  // each write would make the other cores wait.
+  bool IsFull(const Stripe& stripe) const;
+  bool DisplaceWorst(Stripe* stripe);
+  void Count(EvictionCause cause, int64_t rows) {
+    counts_[static_cast<int>(cause)].fetch_add(rows, std::memory_order_relaxed);
+  }
   // Charges the memory for the next row of a stripe; returns false at the byte limits, of which the
   // table's is higher while records are loaded.
   bool ChargeRow(const Stripe& stripe, bool is_record);
@@ -116,6 +149,8 @@ class TableEviction {
     Remove(stripe, number, cause, &stripe->open_removed);
   }
   void Remove(Stripe* stripe, uint32_t number, EvictionCause cause, std::vector<int64_t>* removed);
+  void RemoveUncounted(Stripe* stripe, uint32_t number, EvictionCause cause,
+                       std::vector<int64_t>* removed);
   bool DisplaceElsewhere(const Stripe* full);
 
   const EvictionConfig config_;

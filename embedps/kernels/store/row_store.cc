@@ -7,6 +7,7 @@
 #include "embedps/kernels/runtime/hash.h"
 #include "embedps/kernels/store/outgoing_rows.h"
 #include "embedps/kernels/store/row_updater.h"
+#include "embedps/kernels/store/sort_ids.h"
 #include "embedps/kernels/store/stripe.h"
 
 namespace embedps {
@@ -268,10 +269,7 @@ void RowStore::CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pend
     *open = *pending;
   };
   merge(&rows, &open, [num_rows](auto* numbers) { SortRows(num_rows, numbers); });
-  merge(&removed, &open_removed, [](auto* ids) {
-    std::sort(ids->begin(), ids->end());
-    ids->erase(std::unique(ids->begin(), ids->end()), ids->end());
-  });
+  merge(&removed, &open_removed, [](auto* ids) { SortIds(ids); });
   if (!open.empty() || !open_removed.empty()) {
     std::lock_guard<std::mutex> lock(stripe.mutex);
     stripe.pending.swap(open);

@@ -164,6 +164,9 @@ bool RowStore::CountShown(int bin, uint64_t hash, int64_t id, int32_t examples, 
 void RowStore::Admit(const IdsByTable& batch, const ShownIds& shown, const ParallelFor& parallel) {
   std::vector<int64_t> ids;
   std::vector<int32_t> at, splits = {0};
+  const int64_t num_absent = std::count(shown.absent, shown.absent + batch.num_ids, 1);
+  ids.reserve(num_absent);
+  at.reserve(num_absent);
   for (int t = 0; t < num_tables(); ++t) {
     for (int32_t i = batch.splits[t]; i < batch.splits[t + 1]; ++i) {
       if (!shown.absent[i]) continue;

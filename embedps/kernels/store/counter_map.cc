@@ -124,13 +124,35 @@ void CounterMap::Remove(Page* page, Entry* found) {
   --page->used;
 }
 
-void CounterMap::Place(Page* page, const Entry& entry, uint64_t hash) {
-  uint32_t at = Home(*page, hash);
-  while (!page->entries[at].empty()) {
-    if (++at == page->capacity) at = 0;
+void CounterMap::Place(const Entry* entries, uint32_t num, Page* page) const {
+  // A counting sort by home. Most probes for an empty place would be a branch predicted wrongly.
+  thread_local std::vector<uint32_t> homes, places;
+  homes.resize(num);
+  places.assign(page->capacity, 0);
+  for (uint32_t i = 0; i < num; ++i) {
+    homes[i] = Home(*page, HashOf(entries[i].id));
+    ++places[homes[i]];
   }
-  page->entries[at] = entry;
-  ++page->used;
+  uint32_t end = 0;
+  for (uint32_t home = 0; home < page->capacity; ++home) {
+    const uint32_t first = std::max(home, end);
+    end = first + std::exchange(places[home], first);
+  }
+  Entry* to = page->entries.get();
+  for (uint32_t i = 0; i < num; ++i) {
+    const uint32_t place = places[homes[i]]++;
+    if (place < page->capacity) to[place] = entries[i];
+  }
+  if (end > page->capacity) {  // the last ones go to the first empty places
+    uint32_t at = 0;
+    for (uint32_t i = num; i-- > 0;) {
+      if (places[homes[i]] <= page->capacity) continue;
+      --places[homes[i]];
+      while (!to[at].empty()) ++at;
+      to[at] = entries[i];
+    }
+  }
+  page->used = num;
 }
 
 std::unique_ptr<CounterMap::Entry[]> CounterMap::Renew(Page* page, uint32_t capacity) {
@@ -153,16 +175,15 @@ void CounterMap::Charge(int64_t more) {
   budget_->Charge(more);
 }
 
-void CounterMap::Forget(Page* page, uint32_t num) {
+uint32_t CounterMap::Forget(Entry* entries, uint32_t used, uint32_t num) {
   // Most are equal: a tick is many steps long. Chance chooses among equals, with another draw each
   // time. Otherwise the same places would be emptied again and again, and the others would fill
   // up to long probe sequences.
   const uint64_t draw = Mix64(++num_forgets_);
   std::vector<std::pair<uint64_t, uint32_t>> worths;  // and the entry
-  worths.reserve(page->used);
-  for (uint32_t at = 0; at < page->capacity; ++at) {
-    const Entry& entry = page->entries[at];
-    if (entry.empty()) continue;
+  worths.reserve(used);
+  for (uint32_t at = 0; at < used; ++at) {
+    const Entry& entry = entries[at];
     // Removed counters that a cut still has to give go last: a restore could bring them back.
     const uint64_t worth =
         uint64_t{entry.count == 0} << 29 | uint64_t{entry.tick} << 8 | entry.count;
@@ -171,10 +192,13 @@ void CounterMap::Forget(Page* page, uint32_t num) {
   }
   std::nth_element(worths.begin(), worths.begin() + num, worths.end());
   for (uint32_t i = 0; i < num; ++i) {
-    Entry& entry = page->entries[worths[i].second];
+    Entry& entry = entries[worths[i].second];
     size_ -= entry.count != 0;
     entry = Entry{};
   }
+  return static_cast<uint32_t>(
+      std::remove_if(entries, entries + used, [](const Entry& entry) { return entry.empty(); }) -
+      entries);
 }
 
 void CounterMap::MakeRoom(uint64_t hash, uint32_t now) {
@@ -185,15 +209,16 @@ void CounterMap::MakeRoom(uint64_t hash, uint32_t now) {
     return;
   }
   Page* page = PageOf(hash);
+  // Moves what stays to the front, without branches: nothing predicts which entries are empty.
+  Entry* entries_before = page->entries.get();
   uint32_t kept = 0;
   for (uint32_t at = 0; at < page->capacity; ++at) {
-    Entry* entry = &page->entries[at];
-    if (entry->count != 0 ? !Expired(entry->tick, now) : entry->listed()) {
-      ++kept;
-    } else {
-      size_ -= entry->count != 0;
-      *entry = Entry{};
-    }
+    const Entry entry = entries_before[at];
+    const bool counts = entry.count != 0;
+    const bool stays = counts ? !Expired(entry.tick, now) : entry.listed();
+    entries_before[kept] = entry;
+    kept += stays;
+    size_ -= counts & !stays;
   }
   const bool splits = kept >= kMaxPageCounters;
   const uint32_t entries = splits ? 2 * CapacityFor(kept / 2) : CapacityFor(kept);
@@ -201,35 +226,34 @@ void CounterMap::MakeRoom(uint64_t hash, uint32_t now) {
   const int64_t more = (int64_t{entries} - page->capacity) * static_cast<int64_t>(sizeof(Entry));
   if (more > 0 && !budget_->HasRoom(more)) {
     capacity = page->capacity;
-    if (IsFull(kept + 1, capacity)) Forget(page, capacity / 8 + 1);
+    if (IsFull(kept + 1, capacity)) kept = Forget(entries_before, kept, capacity / 8 + 1);
   } else if (splits) {
-    return Split(page, hash);
+    return Split(page, kept, hash);
   }
-  const uint32_t old_capacity = page->capacity;
   const auto old = Renew(page, capacity);
-  for (uint32_t at = 0; at < old_capacity; ++at) {
-    if (!old[at].empty()) Place(page, old[at], HashOf(old[at].id));
-  }
+  Place(old.get(), kept, page);
 }
 
-void CounterMap::Split(Page* page, uint64_t hash) {
+void CounterMap::Split(Page* page, uint32_t used, uint64_t hash) {
   const size_t step = size_t{1} << page->depth++;
   Page* other = AddPage();
   other->depth = page->depth;
   other->cut = page->cut;
   other->touched = page->touched;
-  const auto moves = [&](const Entry& entry) { return (Bits(HashOf(entry.id)) & step) != 0; };
+  thread_local std::vector<Entry> moving;
+  moving.resize(used);
   uint32_t kept = 0, moved = 0;
-  const uint32_t old_capacity = page->capacity;
-  for (uint32_t at = 0; at < old_capacity; ++at) {
-    const Entry& entry = page->entries[at];
-    if (!entry.empty()) ++(moves(entry) ? moved : kept);
+  for (uint32_t at = 0; at < used; ++at) {
+    const Entry entry = page->entries[at];
+    const bool moves = (Bits(HashOf(entry.id)) & step) != 0;
+    page->entries[kept] = moving[moved] = entry;
+    kept += !moves;
+    moved += moves;
   }
   const auto old = Renew(page, CapacityFor(kept));
   Renew(other, CapacityFor(moved));
-  for (uint32_t at = 0; at < old_capacity; ++at) {
-    if (!old[at].empty()) Place(moves(old[at]) ? other : page, old[at], HashOf(old[at].id));
-  }
+  Place(old.get(), kept, page);
+  Place(moving.data(), moved, other);
   if (step == directory_.size()) {
     directory_.resize(2 * step);
     std::copy_n(directory_.begin(), step, directory_.begin() + step);
@@ -244,12 +268,15 @@ bool CounterMap::NextPage(uint32_t number, bool drop_pending, bool all, size_t* 
                           const Visit& visit) {
   for (; *at < pages_.size(); ++*at) {
     Page& page = *pages_[*at];
+    const Page& next = *pages_[std::min(*at + 1, pages_.size() - 1)];
     if (page.cut == number) continue;  // it was split from one that this cut has visited
     page.cut = number;
     if (!page.touched && !all) continue;
     page.touched = false;
     for (uint32_t i = 0; i < page.capacity; ++i) {
       Entry& entry = page.entries[i];
+      if (i < next.capacity) __builtin_prefetch(&next.entries[i], 1);
+      if (!all && !entry.listed()) continue;  // most; a listed entry is not empty
       if (entry.empty()) continue;
       entry.pending = entry.open | (entry.pending & !drop_pending);
       entry.open = 0;

@@ -180,12 +180,14 @@ class CounterMap {
   Entry* Add(uint64_t hash, int64_t id, uint32_t now, Entry* end, Page** page);
   void Remove(Page* page, Entry* found);
   void MakeRoom(uint64_t hash, uint32_t now);
-  void Split(Page* page, uint64_t hash);
+  // Splits a page whose first `used` entries are those in use.
+  void Split(Page* page, uint32_t used, uint64_t hash);
   Page* AddPage();
-  // Empties the worst `num` of a page's entries.
-  void Forget(Page* page, uint32_t num);
+  // Removes the worst `num` of entries. Returns how many are left; they are the first.
+  uint32_t Forget(Entry* entries, uint32_t used, uint32_t num);
   void Charge(int64_t more);
-  static void Place(Page* page, const Entry& entry, uint64_t hash);
+  // Places entries into an empty page.
+  void Place(const Entry* entries, uint32_t num, Page* page) const;
   // Gives a page empty entries and returns the ones before.
   std::unique_ptr<Entry[]> Renew(Page* page, uint32_t capacity);
 

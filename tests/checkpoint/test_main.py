@@ -242,7 +242,7 @@ def test_directory_that_may_not_be_read_is_one_line(directory, capsys, monkeypat
     def refuse(path):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
-    monkeypatch.setattr(Path, "iterdir", refuse)
+    monkeypatch.setattr(os, "listdir", refuse)
     assert main(["inspect", str(directory.path)]) == 1
     err = capsys.readouterr().err
     assert err == f"embedps: {directory.manifests_dir}: Permission denied\n"

@@ -1,15 +1,16 @@
-"""DLRM whose training steps sleep: `--model benchmarks.paced_dlrm --pace-ms 40`.
+"""DLRM whose training steps take a set time at least: `--model benchmarks.paced_dlrm --pace-ms 40`.
 
 Workers that share a machine's cores hold each other up, as workers on machines of their own do not.
-A worker that sleeps in each step uses no core meanwhile, so many workers fit on a few cores and are
-equally fast. `--first-pace-ms` paces worker 0 in another way, so that it can be the slow one. The
-values are those of `models.dlrm`, bit for bit.
+So a step gives its gradients only when so much time has passed since it had its batch. Meanwhile it
+computes, and then it uses no core. Many workers fit on a few cores and are equally fast, if the
+time is longer than what all of them compute for a step. `--first-pace-ms` paces worker 0 in another
+way, so that it can be the slow one. The values are those of `models.dlrm`, bit for bit.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -28,37 +29,50 @@ from models.networks.dlrm import DLRM
 class Config(dlrm.Config):
     """DLRM's options, and the pace."""
 
-    pace_ms: float = option(0.0, "sleep of each training step", least=0, most=1000 * MAX_SECS)
+    pace_ms: float = option(0.0, "least time of a training step", least=0, most=1000 * MAX_SECS)
     first_pace_ms: float = option(
-        0.0, "sleep of a training step of worker 0; 0: as the others", least=0, most=1000 * MAX_SECS
+        0.0, "the same of worker 0; 0: as the others", least=0, most=1000 * MAX_SECS
     )
 
 
 class PacedDLRM(DLRM):
-    """DLRM that sleeps after the forward pass of a training step."""
+    """DLRM whose training steps give their gradients after a time."""
 
     def __init__(self, *arguments: Any, pace_ms: float, first_pace_ms: float, **more: Any) -> None:
         """Makes the layers.
 
         Args:
           arguments, more: those of DLRM.
-          pace_ms: sleep of each training step.
-          first_pace_ms: sleep of a training step of worker 0.
+          pace_ms: from the batch to the gradients.
+          first_pace_ms: the same of worker 0.
         """
         super().__init__(*arguments, **more)
         self._pace_us = round(1000 * pace_ms)
         self._first_pace_us = round(1000 * first_pace_ms)
 
     def logits(self, features: Mapping[str, Any], *, training: bool) -> tf.Tensor:
-        """Computes the logits of a batch, float32 [batch]; sleeps if it trains."""
-        logits = super().logits(features, training=training)
+        """Computes the logits of a batch, float32 [batch]; paces the gradients if it trains."""
         if not training or not (self._pace_us or self._first_pace_us):
-            return logits
-        with tf.control_dependencies([logits]):
+            return super().logits(features, training=training)
+        with tf.control_dependencies(tf.nest.flatten(dict(features))):
             is_first = tf.equal(ops.task_index(), 0)
             slept = sleep(tf.where(is_first, self._first_pace_us, self._pace_us))
-        with tf.control_dependencies([slept]):
-            return tf.identity(logits)
+
+        @tf.custom_gradient
+        def paced(*vectors: tf.Tensor) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(vectors)
+                logits = self.combine(vectors, features)
+
+            def gradient(upstream: tf.Tensor, variables: Sequence[tf.Variable]) -> Any:
+                found = tape.gradient(logits, [*vectors, *variables], upstream)
+                with tf.control_dependencies([slept, *found]):
+                    found = [tf.identity(each) for each in found]
+                return found[: len(vectors)], found[len(vectors) :]
+
+            return logits, gradient
+
+        return paced(*self.embeddings(features).values())
 
 
 def sleep(microseconds: tf.Tensor) -> tf.Tensor:

@@ -11,7 +11,7 @@ Each seed is a round of the ways that are compared, so their speeds are measured
 The seed draws the shuffles and the network's initial values.
 
 Workers that outnumber the cores hold each other up. Their speeds are compared on a shorter log,
-where each step sleeps (benchmarks/paced_dlrm.py) and the cores are idle for most of the time. On
+where each step takes a set time (benchmarks/paced_dlrm.py) and the cores are idle for most of it. On
 that log, at the largest number of workers, each mode also trains with a worker that takes twice as
 long, and so does `--sync full` with a backup worker.
 
@@ -252,7 +252,7 @@ def main(arguments: Sequence[str]) -> int:
         "--pace-ms",
         type=float,
         default=100.0,
-        help="sleep of a paced step, times the number of workers (default: 100)",
+        help="least time of a paced step, times the number of workers (default: 100)",
     )
     parser.add_argument("--minutes", type=float, default=0.0, help="0: no limit (default: 0)")
     parser.add_argument(

@@ -90,7 +90,7 @@ class Data:
       name: a title.
       folder: of the dataset.
       epochs: passes over it.
-      paced: whether each step sleeps, so that workers that outnumber the cores are equally fast.
+      paced: whether each step takes a set time, so that workers that outnumber the cores are equally fast.
     """
 
     name: str
@@ -147,7 +147,7 @@ class Runs:
 
         Args:
           work: the folder of the files.
-          pace_ms: sleep of a paced step, times the number of workers.
+          pace_ms: least time of a paced step, times the number of workers.
           largest_batch: of all workers together.
           busy: the machine has other work, so the speeds of new runs are not kept.
         """
@@ -155,7 +155,7 @@ class Runs:
         self._busy = busy
 
     def pace_ms(self, data: Data, cell: Cell) -> float:
-        """Gives the sleep of a step of each worker."""
+        """Gives the least time of a step of each worker."""
         return self._pace_ms * cell.workers if data.paced else 0.0
 
     def flags(self, data: Data, cell: Cell, seed: int) -> list[str]:

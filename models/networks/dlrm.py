@@ -57,7 +57,11 @@ class DLRM(ClickModel):
             numbers are ignored.
           training: has no effect.
         """
-        vectors = list(self.embeddings(features).values())
+        return self.combine(list(self.embeddings(features).values()), features)
+
+    def combine(self, vectors: Sequence[tf.Tensor], features: Mapping[str, Any]) -> tf.Tensor:
+        """Computes the logits of a batch from its embeddings, float32 [batch, dim] each."""
+        vectors = list(vectors)
         direct = vectors  # what the top MLP takes besides the dot products
         if self._bottom is not None:
             numerics = features[NUMERICS]

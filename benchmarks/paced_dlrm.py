@@ -57,22 +57,32 @@ class PacedDLRM(DLRM):
         with tf.control_dependencies(tf.nest.flatten(dict(features))):
             is_first = tf.equal(ops.task_index(), 0)
             slept = sleep(tf.where(is_first, self._first_pace_us, self._pace_us))
+        embeddings = list(self.embeddings(features).values())
+        weights = self._given_weights()
 
         @tf.custom_gradient
-        def paced(*vectors: tf.Tensor) -> Any:
+        def paced(*inputs: tf.Tensor) -> Any:
+            vectors = inputs[: len(embeddings)]
             with tf.GradientTape() as tape:
-                tape.watch(vectors)
+                tape.watch([*vectors, *weights])
                 logits = self.combine(vectors, features)
 
-            def gradient(upstream: tf.Tensor, variables: Sequence[tf.Variable]) -> Any:
-                found = tape.gradient(logits, [*vectors, *variables], upstream)
-                with tf.control_dependencies([slept, *found]):
-                    found = [tf.identity(each) for each in found]
-                return found[: len(vectors)], found[len(vectors) :]
+            def gradient(upstream: tf.Tensor, variables: Sequence[tf.Variable] = ()) -> Any:
+                found = tape.gradient(logits, [*vectors, *weights, *variables], upstream)
+                with tf.control_dependencies([slept, *(g for g in found if g is not None)]):
+                    found = [g if g is None else tf.identity(g) for g in found]
+                return (found[: len(inputs)], found[len(inputs) :]) if variables else found
 
             return logits, gradient
 
-        return paced(*self.embeddings(features).values())
+        return paced(*embeddings, *weights)
+
+    def _given_weights(self) -> list[tf.Tensor]:
+        """Lists the tensors that a worker's layers read instead of their variables."""
+        read = [
+            (tf.convert_to_tensor(v), tf.convert_to_tensor(v)) for v in self.trainable_variables
+        ]
+        return [first for first, second in read if first is second]
 
 
 def sleep(microseconds: tf.Tensor) -> tf.Tensor:

@@ -11,9 +11,9 @@ Each seed is a round of the ways that are compared, so their speeds are measured
 The seed draws the shuffles and the network's initial values.
 
 Workers that outnumber the cores hold each other up. Their speeds are compared on a shorter log,
-where each step takes a set time (benchmarks/paced_dlrm.py) and the cores are idle for most of it. On
-that log, at the largest number of workers, each mode also trains with a worker that takes twice as
-long, and so does `--sync full` with a backup worker.
+where each step takes a set time (benchmarks/paced_dlrm.py) and the cores are mostly idle. On that
+log, at the largest number of workers, each mode also trains with a worker that takes twice as long,
+and so does `--sync full` with a backup worker.
 
 Each run is written into --work when it is made. The same command goes on after an interruption.
 With --minutes it begins no run after that time; the most telling runs come first. With --ways it

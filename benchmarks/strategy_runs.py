@@ -90,7 +90,8 @@ class Data:
       name: a title.
       folder: of the dataset.
       epochs: passes over it.
-      paced: whether each step takes a set time, so that workers that outnumber the cores are equally fast.
+      paced: whether each step takes a set time, so that workers that outnumber the cores are
+        equally fast.
     """
 
     name: str

@@ -106,10 +106,12 @@ class Data:
             return on_servers and cell.workers > len(os.sched_getaffinity(0))
         return not cell.slow
 
-    def unit_rows(self, largest_batch: int) -> int:
+    def unit_rows(self, cell: Cell, largest_batch: int) -> int:
         """Chooses rows per unit: whole batches of all workers, and many units if possible."""
         if self.paced:
-            return largest_batch  # the progress that is shown is that of units
+            # Progress is shown by units, so they are short: 4 steps of all workers, or some of one
+            # worker where none waits for others.
+            return largest_batch if cell.mode == "none" else 4 * largest_batch
         rows = min(_MOST_UNIT_ROWS, Dataset.open(self.folder).split("train").rows // _UNITS)
         return max(1, rows // largest_batch) * largest_batch
 
@@ -164,7 +166,7 @@ class Runs:
         return [
             *("--model=benchmarks.paced_dlrm", f"--seed={seed}", f"--epochs={data.epochs}"),
             *(
-                f"--unit-rows={data.unit_rows(self._largest_batch)}",
+                f"--unit-rows={data.unit_rows(cell, self._largest_batch)}",
                 f"--pace-ms={self.pace_ms(data, cell):g}",
             ),
             *cell.flags(),

@@ -109,9 +109,9 @@ class Data:
     def unit_rows(self, cell: Cell, largest_batch: int) -> int:
         """Chooses rows per unit: whole batches of all workers, and many units if possible."""
         if self.paced:
-            # Progress is shown by units, so they are short: 4 steps of all workers, or some of one
-            # worker where none waits for others.
-            return largest_batch if cell.mode == "none" else 4 * largest_batch
+            # Progress is shown by units, so they are short: some steps of one worker, or 4 of all
+            # workers where they share a unit.
+            return largest_batch if cell.mode in ("none", BACKUP) else 4 * largest_batch
         rows = min(_MOST_UNIT_ROWS, Dataset.open(self.folder).split("train").rows // _UNITS)
         return max(1, rows // largest_batch) * largest_batch
 

@@ -125,7 +125,7 @@ class Embedps:
             model.input(batch_rows=variant.batch, shuffle_rows=unit_rows if shuffle else 0),
             overlap=settings.get("overlap", ClusterConfig.overlap),
             sync=sync,
-            needed=self._cluster.num_workers if in_groups else None,
+            backup_workers=0 if in_groups else None,
         )
         units_per_sec = 1.0
         if in_step:

@@ -11,8 +11,8 @@ the same on all servers:
            updates once
 
 A part is fresh if its worker read the state with all groups that are closed. A group closes once it
-has `needed` fresh parts, or one of each worker that is there: so the workers that a step does not
-wait for are backup workers (Chen et al. 2016, arXiv:1604.00981). Chen et al. drop what comes late.
+has a fresh part of each worker that is there, but for the `backup_workers` slowest (Chen et al.
+2016, arXiv:1604.00981). Chen et al. drop what comes late.
 Here it is in the group that is open then, and its worker goes on at once. So no example is lost; a
 late part is a step stale, or more, and counts as such.
 
@@ -53,10 +53,10 @@ class GroupExchange(SummedExchange):
 
     _group_logs: Mapping[str, tf.Tensor]
 
-    def __init__(self, *parts: Any, needed: int, **options: Any) -> None:
-        """Takes what `RemoteExchange` does, and how many fresh parts a step waits for."""
+    def __init__(self, *parts: Any, backup_workers: int, **options: Any) -> None:
+        """Takes what `RemoteExchange` does, and how many workers a step does not wait for."""
         super().__init__(*parts, **options)
-        self._needed = needed
+        self._backup_workers = backup_workers
         self._sent: dict[str, _Sent] = {}
 
     @property
@@ -77,8 +77,8 @@ class GroupExchange(SummedExchange):
         device, log = self.first_log
         worker = ops.task_index()
         with tf.device(device):
-            needed = tf.constant(self._needed, tf.int64)
-            num_closed, member = group_ops.enter_groups(log, worker, needed=needed)
+            backup_workers = tf.constant(self._backup_workers, tf.int64)
+            num_closed, member = group_ops.enter_groups(log, worker, backup_workers=backup_workers)
         for device, log in self._group_logs.items():
             with tf.device(device):
                 group_ops.await_groups(log, num_closed)

@@ -64,7 +64,7 @@ def make_train_unit(
     clip: ClipNorms = NO_CLIP,
     logs: StepLogs | None = None,
     sync: SyncMode = "none",
-    needed: int | None = None,
+    backup_workers: int | None = None,
 ) -> UnitFunction:
     """Makes the function that trains on a unit.
 
@@ -89,8 +89,8 @@ def make_train_unit(
       clip: limits the gradients of a step.
       logs: get the parameter servers' logs; by default nobody reads them.
       sync: what workers update together, in steps that each has a part of.
-      needed: how many parts of the present state a step waits for, if sync is not "none"; None
-        waits for all workers.
+      backup_workers: how many of the workers a step does not wait for, if sync is not "none"; None
+        waits for all, and for a lost one until its part is trained again.
 
     Returns:
       A tf.function of (path string, first_row, num_rows, seed, first_step: int64 scalars,
@@ -110,9 +110,9 @@ def make_train_unit(
         )
     row_rate = model.row_rates()
     make_exchange: Callable[..., StepExchange] = make_step_exchange
-    if needed is not None:
+    if backup_workers is not None:
         make_exchange = functools.partial(
-            FullGroups if sync == "full" else DenseGroups, needed=needed
+            FullGroups if sync == "full" else DenseGroups, backup_workers=backup_workers
         )
     elif sync != "none":
         make_exchange = FullExchange if sync == "full" else DenseExchange
@@ -125,7 +125,7 @@ def make_train_unit(
         logs=logs,
     )
 
-    waits_for_all = sync != "none" and needed is None
+    waits_for_all = sync != "none" and backup_workers is None
     group = exchange if isinstance(exchange, GroupExchange) else None
     if group is not None and logs is not None:
         logs.groups = GroupWatch(group, strategy)

@@ -42,20 +42,21 @@ class LastGroups(NamedTuple):
 
 
 def enter_groups(
-    log: tf.Tensor, worker: tf.Tensor, *, needed: tf.Tensor
+    log: tf.Tensor, worker: tf.Tensor, *, backup_workers: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Lets a worker take part in steps.
 
     Args:
       log: of the server with the groups.
       worker: the index of the worker's task, int64 scalar.
-      needed: how many fresh parts close a group, int64 scalar.
+      backup_workers: how many of the workers that take part a group does not wait for, int64
+        scalar.
 
     Returns:
       How many groups are closed, an int64 scalar; and the membership, a resource. The worker leaves
       when it is destroyed: at the latest when the function ends, whatever ends it.
     """
-    found = kernels.load().embedps_enter_groups(log, worker, needed)
+    found = kernels.load().embedps_enter_groups(log, worker, backup_workers)
     return found.num_closed, found.member
 
 

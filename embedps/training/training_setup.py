@@ -222,7 +222,7 @@ def set_up(
             unit_input,
             overlap=config.cluster.overlap,
             sync=config.cluster.sync,
-            needed=config.cluster.parts_needed(cluster.num_workers),
+            backup_workers=config.cluster.backup_workers if config.cluster.in_groups else None,
             clip=clip,
             logs=step_logs,
         )

@@ -85,11 +85,11 @@ class GatedLine(Line):
 class Groups:
     """Says, in Python, what becomes of the parts: beside NumPy's values of the model."""
 
-    def __init__(self, columns: dict[str, np.ndarray], needed: int, sync: str) -> None:
+    def __init__(self, columns: dict[str, np.ndarray], backup_workers: int, sync: str) -> None:
         self.twin = Twin(("row",))
         self.groups: list[list[int]] = []
         self.staleness: dict[int, int] = {}
-        self._columns, self._needed, self._sync = columns, needed, sync
+        self._columns, self._backup_workers, self._sync = columns, backup_workers, sync
         self._inside = set(UNITS)
         self._fresh: set[str] = set()
         self._open: list[tuple[int, Any]] = []
@@ -134,7 +134,10 @@ class Groups:
         self._states[unit] = copy.deepcopy(self.twin)
 
     def _close(self) -> None:
-        while self._open and len(self._fresh) >= min(self._needed, len(self._inside)):
+        while self._open:
+            inside = len(self._inside)
+            if len(self._fresh) < max(inside - self._backup_workers, min(1, inside)):
+                return
             numbers, gradients = zip(*sorted(self._open, key=lambda each: each[0]), strict=True)
             self.twin.apply([BATCH] * len(numbers), gradients, "full")
             self.groups.append(list(numbers))
@@ -144,10 +147,10 @@ class Groups:
 
 
 def check_script(
-    directory: Path, cluster: LocalCluster, sync: Literal["dense", "full"], needed: int
+    directory: Path, cluster: LocalCluster, sync: Literal["dense", "full"], backup_workers: int
 ) -> None:
     """Parts that come in a scripted order have NumPy's values; late ones are in the next group."""
-    name = f"{sync}-{needed}"
+    name = f"{sync}-{backup_workers}"
     dataset = row_visits.write_dataset(directory / name, train=(24,), evaluation=(4,))
     table = pq.read_table(dataset.absolute_path(dataset.split("train").files[0]))
     columns = {key: table[key].to_numpy() for key in ("row", "label")}
@@ -158,11 +161,11 @@ def check_script(
         cluster,
         sync=sync,
         name="groups",
-        needed=needed,
+        backup_workers=backup_workers,
     )
     calls = start(model, UNITS)
-    twin = Groups(columns, needed, sync)
-    script = SCRIPT if needed == 2 else [f"{u}{k}" for k in range(NUM_BATCHES) for u in "CAB"]
+    twin = Groups(columns, backup_workers, sync)
+    script = SCRIPT if backup_workers else [f"{u}{k}" for k in range(NUM_BATCHES) for u in "CAB"]
     for batch in script:
         for each in twin.waiting():
             gates.await_arrival(UNITS[each[0]] + int(each[1]) * BATCH)
@@ -199,7 +202,7 @@ def check_order(directory: Path, cluster: LocalCluster) -> None:
     line = Recommender(build=lambda: Line(("row",)))
     modes: tuple[SyncMode, ...] = ("dense", "full")
     for sync in modes:
-        model = Trained(line, dataset, cluster, sync=sync, name="order", needed=1)
+        model = Trained(line, dataset, cluster, sync=sync, name="order", backup_workers=2)
         unit: Any = model.unit  # a tf.function
         with cluster.scope():
             graph = unit.get_concrete_function(*arguments_of(model, "A")).graph
@@ -242,7 +245,7 @@ def check_lost(directory: Path, cluster: LocalCluster, how: signal.Signals) -> N
         cluster,
         sync="full",
         name=how.name,
-        needed=3,
+        backup_workers=0,
     )
     calls = start(model, UNITS)
     for row in UNITS.values():
@@ -285,7 +288,7 @@ def check_all_lost(directory: Path, cluster: LocalCluster) -> None:
         cluster,
         sync="full",
         name="all-lost",
-        needed=2,
+        backup_workers=0,
     )
     groups = model.logs.groups
     assert groups is not None
@@ -341,8 +344,8 @@ def main(directory: Path, *, only_order: bool) -> None:
         if only_order:
             return
         for sync in ("full", "dense"):
-            check_script(directory, cluster, sync, 2)
-        check_script(directory, cluster, "full", 3)
+            check_script(directory, cluster, sync, 1)
+        check_script(directory, cluster, "full", 0)
         for how in (signal.SIGKILL, signal.SIGSTOP):
             check_lost(directory, cluster, how)
         check_all_lost(directory, cluster)

@@ -140,7 +140,7 @@ class Trained:
         name: str,
         kind: str = "sgd",
         batch_rows: int = BATCH,
-        needed: int | None = None,
+        backup_workers: int | None = None,
     ) -> None:
         tf.keras.utils.set_random_seed(5)
         with cluster.scope():
@@ -150,7 +150,7 @@ class Trained:
             self.step.tables,
             self.step.features,
             devices=cluster.shard_devices,
-            container=f"test-{name}-{sync}-{needed}",
+            container=f"test-{name}-{sync}-{backup_workers}",
         )
         self.logs = StepLogs(self.collection.container)
         self.cluster = cluster
@@ -164,7 +164,7 @@ class Trained:
             overlap=False,
             logs=self.logs,
             sync=sync,
-            needed=needed,
+            backup_workers=backup_workers,
         )
 
     def arguments(

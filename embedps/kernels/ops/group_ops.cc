@@ -50,7 +50,7 @@ class GroupMember : public tensorflow::ResourceBase {
 REGISTER_OP("EmbedpsEnterGroups")
     .Input("log: resource")
     .Input("worker: int64")
-    .Input("needed: int64")
+    .Input("backup_workers: int64")
     .Output("num_closed: int64")
     .Output("member: resource")
     .SetIsStateful()
@@ -60,8 +60,8 @@ REGISTER_OP("EmbedpsEnterGroups")
       return absl::OkStatus();
     })
     .Doc(
-        "Lets a worker take part in steps as long as the member lives. `needed` fresh parts close "
-        "a group. Returns how many groups are closed.");
+        "Lets a worker take part in steps as long as the member lives. A group does not wait for "
+        "`backup_workers` of those that take part. Returns how many groups are closed.");
 
 class EnterGroupsOp : public tensorflow::OpKernel {
  public:
@@ -69,16 +69,16 @@ class EnterGroupsOp : public tensorflow::OpKernel {
   void Compute(OpKernelContext* context) override {
     LogPtr found;
     OP_REQUIRES_OK(context, FindLog(context, &found));
-    int64_t worker = 0, needed = 0;
+    int64_t worker = 0, backup_workers = 0;
     OP_REQUIRES_OK(context, ReadScalar(context, 1, "worker", &worker));
-    OP_REQUIRES_OK(context, ReadScalar(context, 2, "needed", &needed));
-    OP_REQUIRES(
-        context, needed >= 1,
-        absl::InvalidArgumentError("needed must be at least 1 but is " + std::to_string(needed)));
+    OP_REQUIRES_OK(context, ReadScalar(context, 2, "backup_workers", &backup_workers));
+    OP_REQUIRES(context, backup_workers >= 0,
+                absl::InvalidArgumentError("backup_workers must be at least 0 but is " +
+                                           std::to_string(backup_workers)));
     Tensor *num_closed, *member;
     OP_REQUIRES_OK(context, context->allocate_output(0, {}, &num_closed));
     OP_REQUIRES_OK(context, context->allocate_output(1, {}, &member));
-    num_closed->scalar<int64_t>()() = found->groups.Enter(worker, needed);
+    num_closed->scalar<int64_t>()() = found->groups.Enter(worker, backup_workers);
     member->scalar<tensorflow::ResourceHandle>()() =
         tensorflow::ResourceHandle::MakeRefCountingHandle(new GroupMember(found.get(), worker),
                                                           context->device()->name(), {}, {});

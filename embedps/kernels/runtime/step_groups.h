@@ -17,8 +17,9 @@
 namespace embedps {
 
 // Thread-safe. A part joins the group that is open. It is fresh if its worker had read a state with
-// all groups that are closed. The group closes once it has as many fresh parts as are needed, or as
-// there are workers. So a late part is in the next group, and nobody waits for it.
+// all groups that are closed. The group closes once it has a fresh part of each worker that is there,
+// but for the backup workers: the slowest ones, as many as are said. So a late part is in the next
+// group, and nobody waits for it.
 class StepGroups {
  public:
   struct Group {
@@ -30,11 +31,11 @@ class StepGroups {
   // The log has the parts that are applied, and outlives this.
   explicit StepGroups(const StepLog* log) : log_(log) {}
 
-  // A worker begins a unit; `needed` is how many fresh parts close a group. Returns the number of
-  // groups that are closed.
-  int64_t Enter(int64_t worker, int64_t needed) {
+  // A worker begins a unit; a group does not wait for `backup_workers` of those that are there.
+  // Returns the number of groups that are closed.
+  int64_t Enter(int64_t worker, int64_t backup_workers) {
     std::lock_guard<std::mutex> lock(mutex_);
-    needed_ = needed;
+    backup_workers_ = backup_workers;
     Worker& known = workers_[worker];
     ++known.units;
     known.is_lost = false;
@@ -151,7 +152,9 @@ class StepGroups {
       change();
       const auto present = std::count_if(workers_.begin(), workers_.end(),
                                          [](const auto& each) { return !each.second.is_lost; });
-      if (open_.empty() || num_fresh_ < std::min<int64_t>(needed_, present)) return;
+      const int64_t awaited = present - backup_workers_;
+      // A late part alone waits for a fresh one, as long as somebody can bring that.
+      if (open_.empty() || num_fresh_ < std::max<int64_t>(awaited, present > 0)) return;
       std::sort(open_.begin(), open_.end());
       group = {index_++, std::move(open_)};
       open_.clear();
@@ -170,7 +173,7 @@ class StepGroups {
   const StepLog* const log_;
   mutable std::mutex mutex_;
   std::map<int64_t, Worker> workers_;
-  int64_t needed_ = 1;
+  int64_t backup_workers_ = 0;
   int64_t index_ = 0;                               // of the open group
   std::vector<int64_t> open_;                       // its parts
   int64_t num_fresh_ = 0;                           // of them

@@ -29,7 +29,7 @@ Answer Join(StepGroups* groups, uint32_t number, int64_t worker, int64_t seen) {
 TEST(GroupClosesWithItsLastFreshPartAndALatePartIsInTheNext) {
   StepLog log;
   StepGroups groups(&log);
-  for (int64_t worker = 0; worker < 3; ++worker) EXPECT_EQ(groups.Enter(worker, 2), 0);
+  for (int64_t worker = 0; worker < 3; ++worker) EXPECT_EQ(groups.Enter(worker, 1), 0);
   Answer first, second, third;
   EXPECT_TRUE(groups.Join(20, 0, 0, Into(&first)) >= 0);
   EXPECT_EQ(first.index, -2);
@@ -52,16 +52,16 @@ TEST(GroupClosesWithItsLastFreshPartAndALatePartIsInTheNext) {
 TEST(GroupWaitsForNoMoreWorkersThanThereAre) {
   StepLog log;
   StepGroups groups(&log);
-  groups.Enter(0, 3);
+  groups.Enter(0, 0);
   Answer alone, first, second;
   groups.Join(1, 0, 0, Into(&alone));
   EXPECT_EQ(alone.parts, Numbers({1}));
-  EXPECT_EQ(groups.Enter(1, 3), 1);
+  EXPECT_EQ(groups.Enter(1, 0), 1);
   groups.Join(2, 0, 1, Into(&first));
   EXPECT_EQ(first.index, -2);
   groups.Leave(1);
   EXPECT_EQ(first.parts, Numbers({2}));
-  groups.Enter(1, 3);
+  groups.Enter(1, 0);
   groups.Join(3, 0, 2, Into(&second));
   EXPECT_EQ(second.index, -2);
   groups.Forget(1);  // it hangs
@@ -73,6 +73,21 @@ TEST(GroupWaitsForNoMoreWorkersThanThereAre) {
   EXPECT_EQ(groups.Awaited(), Numbers({1}));
   groups.Forget(1);
   EXPECT_EQ(groups.Awaited(), Numbers({}));
+}
+
+TEST(GroupDoesNotWaitForTheSlowestOfThoseThatAreThere) {
+  StepLog log;
+  StepGroups groups(&log);
+  for (int64_t worker = 0; worker < 3; ++worker) groups.Enter(worker, 1);
+  Answer first, second;
+  groups.Join(1, 0, 0, Into(&first));
+  EXPECT_EQ(first.index, -2);
+  groups.Leave(1);  // its unit ends: of the other two, worker 2 is the slowest
+  EXPECT_EQ(first.parts, Numbers({1}));
+  groups.Enter(1, 1);
+  groups.Join(2, 0, 1, Into(&first));
+  groups.Join(3, 1, 1, Into(&second));
+  EXPECT_EQ(second.parts, Numbers({2, 3}));
 }
 
 TEST(LastWorkerThatLeavesClosesWhatIsLateAndAwaitsIt) {
@@ -99,8 +114,8 @@ TEST(LastWorkerThatLeavesClosesWhatIsLateAndAwaitsIt) {
 TEST(PartThatJoinedOrWasAppliedChangesNothing) {
   StepLog log;
   StepGroups groups(&log);
-  groups.Enter(0, 2);
-  groups.Enter(1, 2);
+  groups.Enter(0, 0);
+  groups.Enter(1, 0);
   Answer first, second;
   groups.Join(1, 0, 0, Into(&first));
   EXPECT_EQ(Join(&groups, 1, 1, 0).index, -1);  // another attempt, which must not wait
@@ -114,8 +129,8 @@ TEST(PartThatJoinedOrWasAppliedChangesNothing) {
 TEST(WaitThatIsCancelledLeavesThePart) {
   StepLog log;
   StepGroups groups(&log);
-  groups.Enter(0, 2);
-  groups.Enter(1, 2);
+  groups.Enter(0, 0);
+  groups.Enter(1, 0);
   Answer first, second;
   groups.Cancel(groups.Join(1, 0, 0, Into(&first)));
   groups.Join(2, 1, 0, Into(&second));
@@ -126,9 +141,9 @@ TEST(WaitThatIsCancelledLeavesThePart) {
 TEST(AnAttemptThatOutlivesTheNextOnesStartDoesNotTakeItOut) {
   StepLog log;
   StepGroups groups(&log);
-  groups.Enter(0, 2);
-  groups.Enter(1, 2);
-  groups.Enter(1, 2);  // its next unit, while the last one's attempt is being cancelled
+  groups.Enter(0, 0);
+  groups.Enter(1, 0);
+  groups.Enter(1, 0);  // its next unit, while the last one's attempt is being cancelled
   groups.Leave(1);
   Answer first;
   groups.Join(1, 0, 0, Into(&first));

@@ -229,18 +229,18 @@ class Runs:
 
 
 def speed(output: str) -> float:
-    """Reads the speed from progress lines: of the later half of the examples.
+    """Reads the speed from progress lines: of the examples from a half to 0.85 of all.
 
-    The first half has the tracing in it, and the first touch of most rows. The last line may have
-    the scoring in it. It is 0 if the run was too short for such lines.
+    The first half has the tracing in it, and the first touch of most rows. In the last part, one
+    worker after another has no more units, and one that is slow ends alone. It is 0 if the run was
+    too short for such lines.
     """
     lines = [tuple(int(n.replace(",", "")) for n in found) for found in _LINE.findall(output)]
     spans = [
         (after - before, (after - before) / rate)
         for (before, _), (after, rate) in zip([(0, 0), *lines], lines, strict=False)
-        if rate and 2 * before >= lines[-1][0]
+        if rate and lines[-1][0] / 2 <= before and after <= 0.85 * lines[-1][0]
     ]
-    spans = spans[:-1] or spans
     return sum(n for n, _ in spans) / sum(secs for _, secs in spans) if spans else 0.0
 
 

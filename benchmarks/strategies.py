@@ -12,8 +12,8 @@ The seed draws the shuffles and the network's initial values.
 
 Workers that outnumber the cores hold each other up. Their speeds are compared on a shorter log,
 where each step takes a set time (benchmarks/paced_dlrm.py) and the cores are mostly idle. On that
-log, at the largest number of workers, each mode also trains with a worker that takes twice as long,
-and so does `--sync full` with a backup worker.
+log, at the largest number of workers, `--sync full` trains with a backup worker too, and each way
+also with a worker that takes twice as long.
 
 Each run is written into --work when it is made. The same command goes on after an interruption.
 With --minutes it begins no run after that time; the most telling runs come first. With --ways it
@@ -117,9 +117,13 @@ def compare(found: Found) -> list[dict[str, Any]]:
     """Checks what the modes promise, by runs of the same seeds."""
     checks = []
     for data, cell in dict.fromkeys((data, cell) for data, cell, _ in found):
-        if cell.mode == BACKUP:
-            pairs, what = _pairs(found, data, cell, cell.equal), "speed by full's, all equal"
-            checks += _speeds(data, cell, pairs, what, BACKUP_LIMIT)
+        if cell.mode == BACKUP and cell.slow:
+            for other in (dataclasses.replace(cell, slow=False), cell.equal):
+                pairs, what = (
+                    _pairs(found, data, cell, other),
+                    f"speed by {other.mode}'s, all equal",
+                )
+                checks += _speeds(data, cell, pairs, what, BACKUP_LIMIT)
         if cell.mode not in ("full", "dense") or cell.slow:
             continue
         one = Cell(mode=ONE, workers=1, batch=cell.total)

@@ -104,7 +104,7 @@ class Data:
         on_servers = cell.mode not in (ONE, MIRRORED)
         if self.paced:
             return on_servers and cell.workers > len(os.sched_getaffinity(0))
-        return not cell.slow
+        return not cell.slow and cell.mode != BACKUP
 
     def unit_rows(self, cell: Cell, largest_batch: int) -> int:
         """Chooses rows per unit: whole batches of all workers, and many units if possible."""
@@ -275,6 +275,7 @@ def groups(workers: Sequence[int], *, total: int, batch: int) -> list[list[Cell]
         if n == 2:
             group.append(Cell(mode=MIRRORED, workers=n, batch=b))
         if n == max(order) and b == batch:
+            group.append(Cell(mode=BACKUP, workers=n, batch=b))
             slow = (*modes, BACKUP)
             group += [Cell(mode=mode, workers=n, batch=b, slow=True) for mode in slow]
         listed.append([cell for cell in group if cell not in seen])

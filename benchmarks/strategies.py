@@ -119,10 +119,8 @@ def compare(found: Found) -> list[dict[str, Any]]:
     for data, cell in dict.fromkeys((data, cell) for data, cell, _ in found):
         if cell.mode == BACKUP and cell.slow:
             for other in (dataclasses.replace(cell, slow=False), cell.equal):
-                pairs, what = (
-                    _pairs(found, data, cell, other),
-                    f"speed by {other.mode}'s, all equal",
-                )
+                pairs = _pairs(found, data, cell, other)
+                what = f"speed by {other.mode}'s, all equal"
                 checks += _speeds(data, cell, pairs, what, BACKUP_LIMIT)
         if cell.mode not in ("full", "dense") or cell.slow:
             continue

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from embedps.planning.step_traffic import ServerStep, predict
 from embedps.run.cluster_config import ClusterConfig, SyncMode
 
-SPEEDS: Mapping[SyncMode, float] = {"none": 1.0, "dense": 0.88, "full": 0.9}
+SPEEDS: Mapping[SyncMode, float] = {"none": 1.0, "dense": 1.0, "full": 0.98}
 """Examples per second of equal workers, as a share of those of mode none.
 
-Means of what `python -m benchmarks.strategies` measured with 2 and with 4 workers on one machine,
-1.0 to 1.1 and 0.7 to 0.8; docs/performance.md has its results.
+Medians of what `python -m benchmarks.strategies` measured with 2 and with 8 workers on one machine,
+0.95 to 1.03; docs/performance.md has its results.
 """
 
 

@@ -196,6 +196,9 @@ def examine(training: Training, *, num_rows: int, epochs: int) -> dict[str, Any]
         "fewest_visits_of_a_row": int(counts.min()),
         "most_visits_of_a_row": int(counts.max()),
         "recoveries": summary["recoveries"],
+        "worker_restarts": summary["worker_restarts"],
+        # Those of the last client.
+        "steps_by_worker": {w: each["steps"] for w, each in summary["staleness"].items()},
         "auc": summary["evaluation"]["auc"],
         "manifests_verified": len(directory.numbers()),
     }

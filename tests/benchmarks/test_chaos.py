@@ -28,6 +28,8 @@ def test_rows_are_visited_and_the_auc_stays_while_processes_are_killed(tmp_path)
     found = json.loads(output.read_text())
     assert len(found["results"]["chaos"]["done_to_it"]) >= 2, done.stdout
     assert found["results"]["calm"]["repeated_visits"] == 0
+    assert found["results"]["calm"]["worker_restarts"] == 0
+    assert found["results"]["calm"]["steps_by_worker"].keys() == {"0", "1"}
     assert found["results"]["chaos"]["fewest_visits_of_a_row"] >= 6
     for result in found["results"].values():
         assert sum(result["exit_codes"].values()) == result["starts"]

@@ -17,9 +17,9 @@
 namespace embedps {
 
 // Thread-safe. A part joins the group that is open. It is fresh if its worker had read a state with
-// all groups that are closed. The group closes once it has a fresh part of each worker that is there,
-// but for the backup workers: the slowest ones, as many as are said. So a late part is in the next
-// group, and nobody waits for it.
+// all groups that are closed. The group closes once it has a fresh part of each worker that is
+// there, but for the backup workers: the slowest ones, as many as are said. So a late part is in
+// the next group, and nobody waits for it.
 class StepGroups {
  public:
   struct Group {

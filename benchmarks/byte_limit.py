@@ -3,9 +3,9 @@
 Each case is a process of its own, with malloc as a parameter server has it. It has one table of a
 limited number of bytes, or two tables under one limit of the server, and a stream of steps; each
 step looks ids up, and updates their rows. After every few steps it writes a delta to a file. A
-thread reads the process' anonymous memory every few milliseconds. The peak is compared with the
-memory before the tables, when an equal stream has run through a small table of the same process:
-that is TensorFlow's own, with the buffers of steps and of files.
+thread reads the process' anonymous memory every few milliseconds. Before, an equal stream runs
+through as many small tables of the same process. Its peak is TensorFlow's own, with the buffers of
+steps and of files. The peak of the limited tables is compared with it.
 
 Streams:
 
@@ -18,6 +18,7 @@ Streams:
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -47,9 +48,16 @@ from embedps.tables.eviction import EvictionPolicy, store_attributes
 STREAMS = ("new", "zipf", "alternating", "sweeps", "rare_saves")
 _BATCH_IDS = 16384
 _SAMPLE_SECS = 0.004
-_WARM_ROWS = 100_000
+_SMALL_ROWS = 50_000
+_SMALL_STEPS = 100
 
 Ids = npt.NDArray[np.int64]
+
+
+@functools.cache
+def gradients(dim: int) -> npt.NDArray[np.float32]:
+    """Gives a step's gradients. They are not memory of a table, so all tables share them."""
+    return np.full((_BATCH_IDS, dim), 0.1, np.float32)
 
 
 class EvictingTable:
@@ -61,7 +69,7 @@ class EvictingTable:
         self._dim = dim
         self._cut = -1
         self._step = 0
-        self._gradients = np.full((_BATCH_IDS, dim), 0.1, np.float32)
+        self._gradients = gradients(dim)
         self.store = ops.row_store(
             container="byte-limit",
             shared_name=name,
@@ -164,6 +172,7 @@ def run_case(
     """Runs a stream in this process; returns its peak. Several tables share a server's limit."""
     keep_freed_memory()
     capacity = max_bytes // (16 + 4 * dim + 4 + 24)
+    steps = turnovers * capacity // _BATCH_IDS
     per_save = max(1, (3 if stream == "rare_saves" else 1) * capacity // _BATCH_IDS)
     if stream not in ("rare_saves", "sweeps"):
         per_save = max(1, per_save // 3)
@@ -180,11 +189,14 @@ def run_case(
                     table.save("delta", folder)
 
     with tempfile.TemporaryDirectory(prefix="embedps-byte-limit-") as name:
-        small = EvictingTable("small", [SizeLimit(max_rows=_WARM_ROWS)], dim)
-        for saves in range(4):
-            play([small], 4 * (saves + 1), Path(name))
-            small.save("delta", Path(name))
-        before = report.anonymous_bytes()
+        small = [
+            EvictingTable(f"small{i}", [SizeLimit(max_rows=_SMALL_ROWS)], dim)
+            for i in range(num_tables)
+        ]
+        peak = PeakMemory()
+        peak.start()
+        play(small, _SMALL_STEPS, Path(name))
+        own = peak.end()
         peak = PeakMemory()
         peak.start()
         if num_tables == 1:
@@ -194,18 +206,18 @@ def run_case(
                 EvictingTable(f"table{i}", [], dim, max_server_bytes=max_bytes)
                 for i in range(num_tables)
             ]
-        play(tables, turnovers * capacity // _BATCH_IDS, Path(name))
+        play(tables, steps, Path(name))
         found = [table.counts() for table in tables]
         for table in tables:
             table.save("base", Path(name))
-    added = peak.end() - before
+    added = peak.end() - own
     return {
         "stream": stream,
         "dim": dim,
         "max_bytes": max_bytes,
         "peak_bytes": added,
         "ratio": round(added / max_bytes, 4),
-        "resident_before": before,
+        "own_bytes": own,
         "tables": num_tables,
         **{name: sum(counts[name] for counts in found) for name in found[0]},
     }

@@ -149,7 +149,8 @@ class EvictionConfig:
     )
     max_table_bytes: int = option(
         0,
-        "at this many bytes of a table, new rows displace others; 0: no limit",
+        "at this many bytes of a table, new rows displace others; at least 73,728 and 1,024 rows "
+        "of it per parameter server; 0: no limit",
         least=0,
         most=MAX_INT64,
     )

@@ -16,7 +16,6 @@ from embedps.tables.specs import FeatureSpec
 
 _MOST_ROWS = 1 << 20
 _STEPS_PER_DOUBLING = 4
-_LISTED_ROW_BYTES = 4  # a row that the next checkpoint writes is in a list of row numbers
 _SPARE_SHARE, _LEAST_SPARE, _MOST_SPARE = 16, 8 << 20, 64 << 20  # kernels/store/page_pool.cc
 _containers = itertools.count()
 
@@ -42,14 +41,14 @@ class MemoryCurve:
         try:
             for target in _targets(min(most_rows, _MOST_ROWS)):
                 ids = tf.range(rows[-1], target, dtype=tf.int64)
+                # The rows stay in the lists of what the next checkpoint writes, as in a run.
                 collection.lookup({"ids": ids}, insert=True)
-                collection.mark_clean()
                 rows.append(target)
                 sizes.append(collection.stats().table_bytes[table.name])
         finally:
             collection.drop()
         self._rows = np.array(rows, np.float64)
-        self._sizes = np.array(sizes, np.float64) + _LISTED_ROW_BYTES * self._rows
+        self._sizes = np.array(sizes, np.float64)
         half = float(np.interp(rows[-1] / 2, self._rows, self._sizes))
         self._more_row_bytes = 2 * (self._sizes[-1] - half) / max(rows[-1], 1)
 

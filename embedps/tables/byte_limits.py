@@ -11,7 +11,7 @@ from embedps.tables.admission import MinCount
 from embedps.tables.specs import TableSpec
 
 # As kernels/store/table_eviction.h counts them.
-_TABLE_BYTES = 65536  # of a table without rows
+_TABLE_BYTES = 64 * 1152  # of a table without rows
 _COUNTING_BYTES = 64 * 512  # of a table that counts, without counters
 _FIRST_ROWS = 1024  # there is memory for as many from the beginning
 STRIPES = 64
@@ -81,7 +81,8 @@ class ServerLimit:
     table.
 
     Attributes:
-      max_bytes: of each server, index and bookkeeping included.
+      max_bytes: of each server, index and bookkeeping included; at least the sum of least_bytes of
+        its tables, once per shard on it.
       order: of the tables that have no SizeLimit: the worst row is the one "least_recent"ly
         updated, or the "least_frequent"ly.
     """

@@ -64,7 +64,7 @@ AGE = TimeToLive(steps=10)
             lambda: make_collection(
                 [make_table(eviction=(SizeLimit(max_bytes=200_000),))], num_shards=2
             ),
-            "^table 't': max_bytes must be at least 143360 per parameter server but is 100000$",
+            "^table 't': max_bytes must be at least 151552 per parameter server but is 100000$",
         ),
     ],
 )

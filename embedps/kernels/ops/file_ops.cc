@@ -1,5 +1,4 @@
 // Ops that write a store's rows to checkpoint files.
-#include <algorithm>
 #include <memory>
 #include <string>
 
@@ -9,7 +8,6 @@
 #include "embedps/kernels/ops/file_op.h"
 #include "embedps/kernels/ops/store_resource.h"
 #include "embedps/kernels/runtime/constants.h"
-#include "embedps/kernels/runtime/process_memory.h"
 #include "embedps/kernels/runtime/throttle.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -23,12 +21,6 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::tstring;
 using tensorflow::shape_inference::InferenceContext;
-
-bool LimitsBytes(const RowStoreConfig& config) {
-  return config.server_memory != nullptr ||
-         std::any_of(config.tables.begin(), config.tables.end(),
-                     [](const TableConfig& table) { return table.eviction.max_bytes > 0; });
-}
 
 // Returns the path of the admission file beside a row file.
 std::string AdmissionPath(const std::string& path) {
@@ -128,12 +120,6 @@ class WriteRowsOp : public FileOp {
       TF_RETURN_IF_ERROR(Output(context, 1, cut, info));
     }
     TF_RETURN_IF_ERROR(ToTensorFlow(writer->Finish(&info)));
-    writer.reset();
-    // The lists of rows lie between the buffers of steps. As they come and go, buffers move to new
-    // pages, and malloc keeps the old ones. This thread is nice: it must not hold malloc's locks.
-    if (LimitsBytes(store.config())) {
-      context->device()->tensorflow_cpu_worker_threads()->workers->Schedule(ReturnFreedMemory);
-    }
     return Output(context, 0, cut, info);
   }
 

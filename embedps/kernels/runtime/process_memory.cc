@@ -5,10 +5,6 @@
 #include <algorithm>
 #include <fstream>
 
-#ifdef __GLIBC__
-#include <malloc.h>
-#endif
-
 namespace embedps {
 namespace {
 
@@ -60,12 +56,6 @@ ProcessMemory ReadProcessMemory(const std::string& root) {
     }
   }
   return memory;
-}
-
-void ReturnFreedMemory() {
-#ifdef __GLIBC__
-  ::malloc_trim(0);
-#endif
 }
 
 }  // namespace embedps

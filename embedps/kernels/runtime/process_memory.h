@@ -17,9 +17,6 @@ struct ProcessMemory {
 // Reads /proc and /sys below `root`, which is empty except in tests.
 ProcessMemory ReadProcessMemory(const std::string& root = "");
 
-// Gives the pages of freed memory back to the kernel, if the C library can.
-void ReturnFreedMemory();
-
 }  // namespace embedps
 
 #endif  // EMBEDPS_KERNELS_RUNTIME_PROCESS_MEMORY_H_

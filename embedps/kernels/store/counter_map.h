@@ -36,7 +36,7 @@ class CounterBudget {
     if (server_memory_ != nullptr) server_memory_->Take(kLeastCounterBytes);
   }
   ~CounterBudget() {
-    if (server_memory_ != nullptr) server_memory_->Release(kLeastCounterBytes);
+    if (server_memory_ != nullptr) server_memory_->Take(-kLeastCounterBytes);
   }
   CounterBudget(const CounterBudget&) = delete;
   CounterBudget& operator=(const CounterBudget&) = delete;

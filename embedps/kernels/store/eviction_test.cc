@@ -187,6 +187,38 @@ TEST(MemoryStaysBelowAByteLimit) {
   EXPECT_TRUE(NumRows(store, 0) > 30'000);
 }
 
+// Steps that fill the table several times between saves, after which all its rows are saved and go
+// again: the lists have all that they can have.
+TEST(MemoryStaysBelowEveryByteLimitFromTheLeastOn) {
+  for (const int dim : {1, 8, 64}) {
+    for (const int times : {1, 2, 5, 40}) {
+      RowStoreConfig config = MakeConfig(dim, 1);
+      EvictionConfig& eviction = config.tables[0].eviction;
+      eviction.max_bytes = times * TableEviction::LeastBytes(LayoutOf(config));
+      RowStore store(config);
+      Rows chain;
+      int64_t since = CutOnto(&store, CutKind::kBase, -1, &chain);
+      int64_t first = 0;
+      uint32_t step = 1;
+      for (int save = 0; save < 4; ++save) {
+        for (int64_t end = first + 3000 * times; first < end; first += 500) {
+          const Batch batch{Range(first, first + 500)};
+          Lookup(&store, batch);
+          Update(&store, batch, 1, 1, step++);
+          EXPECT_TRUE(store.Stats().memory_bytes <= eviction.max_bytes);
+        }
+        since = CutOnto(&store, CutKind::kDelta, since, &chain);
+        EXPECT_TRUE(store.Stats().memory_bytes <= eviction.max_bytes);
+        store.Evict(0, save % 2 == 0 ? step : 0, 1 << 20);
+        EXPECT_TRUE(store.Stats().memory_bytes <= eviction.max_bytes);
+      }
+      CutOnto(&store, CutKind::kDelta, since, &chain);
+      EXPECT_TRUE(chain == BaseOf(&store));
+      EXPECT_TRUE(NumRows(store, 0) >= 500);
+    }
+  }
+}
+
 TEST(MemoryStaysBelowAByteLimitHoweverManyRowsGoBetweenSaves) {
   EvictionConfig eviction;
   eviction.max_bytes = 4 << 20;
@@ -361,7 +393,8 @@ class LimitedShards {
   int64_t MaxBytes() const {
     const int64_t row = 60 + 4 * stores_[0]->config().dim;
     const double rows = static_cast<double>(part_ / row);
-    return part_ + part_ / 64 + (static_cast<int64_t>(16 * std::sqrt(rows)) + 1024) * row + 65536;
+    return part_ + part_ / 64 + (static_cast<int64_t>(16 * std::sqrt(rows)) + 1024) * row +
+           TableEviction::kTableBytes;
   }
 
  private:

@@ -46,20 +46,17 @@ char* PagePool::Allocate(size_t bytes) {
   bytes = RoundUp(bytes, 64);
   std::lock_guard<std::mutex> lock(mutex_);
   used_bytes_ += bytes;
-  if (auto& pieces = freed_[bytes]; !pieces.empty()) {
-    char* piece = pieces.back();
-    pieces.pop_back();
-    return piece;
-  }
+  if (char* piece = TakeFreed(bytes)) return piece;
   largest_piece_ = std::max(largest_piece_, bytes);
   while (current_ < regions_.size() &&
          regions_[current_].bytes - regions_[current_].allocated < bytes) {
-    ++current_;
+    LeaveRegion(&regions_[current_++]);
   }
   if (current_ == regions_.size()) AddRegion(bytes);
   Region& region = regions_[current_];
   char* piece = region.begin + region.allocated;
   region.allocated += bytes;
+  allocated_bytes_ += bytes;
   if (used_bytes_ >= kTouchFromBytes) {
     if (!toucher_.joinable()) toucher_ = std::thread([this] { TouchAhead(); });
     if (AheadBytes() < TargetAheadBytes()) changed_.notify_one();
@@ -71,7 +68,38 @@ void PagePool::Free(char* piece, size_t bytes) {
   bytes = RoundUp(bytes, 64);
   std::lock_guard<std::mutex> lock(mutex_);
   used_bytes_ -= bytes;
-  freed_[bytes].push_back(piece);
+  AddFreed(piece, bytes);
+}
+
+// Takes a freed piece of the same size. What grew leaves smaller pieces of itself that no other
+// needs, so the blocks of lists are cut from these.
+char* PagePool::TakeFreed(size_t bytes) {
+  auto found = freed_.find(bytes);
+  if (found == freed_.end() && bytes <= kBlockBytes) found = freed_.upper_bound(bytes);
+  if (found == freed_.end()) return nullptr;
+  const size_t found_bytes = found->first;
+  FreePiece* const piece = found->second;
+  found->second = piece->next;
+  if (piece->next == nullptr) freed_.erase(found);
+  char* const taken = reinterpret_cast<char*>(piece);
+  if (found_bytes > bytes) AddFreed(taken + bytes, found_bytes - bytes);
+  return taken;
+}
+
+void PagePool::AddFreed(char* piece, size_t bytes) {
+  FreePiece*& first = freed_[bytes];
+  auto* freed = reinterpret_cast<FreePiece*>(piece);
+  freed->next = first;
+  first = freed;
+}
+
+// Pages at a region's end that were touched ahead are not left behind.
+void PagePool::LeaveRegion(Region* region) {
+  if (region->touched <= region->allocated) return;
+  const size_t bytes = region->touched - region->allocated;
+  AddFreed(region->begin + region->allocated, bytes);
+  region->allocated += bytes;
+  allocated_bytes_ += bytes;
 }
 
 void PagePool::SetMostBytes(size_t bytes) {
@@ -122,7 +150,8 @@ size_t PagePool::AheadBytes() const {
 }
 
 size_t PagePool::TargetAheadBytes() const {
-  const size_t left = most_bytes_ - std::min(most_bytes_, used_bytes_);
+  const size_t taken = allocated_bytes_ + elsewhere_.load(std::memory_order_relaxed);
+  const size_t left = most_bytes_ - std::min(most_bytes_, taken);
   const size_t share = std::clamp(used_bytes_ / kAheadShare, kMinAheadBytes, kMaxAheadBytes);
   return std::min({left, most_ahead_bytes_, share});
 }
@@ -152,6 +181,7 @@ void PagePool::TouchAhead() {
     TouchPages(begin + first, begin + last);
     lock.lock();
     regions_[i].touched = last;
+    if (i < current_) LeaveRegion(&regions_[i]);
   }
 }
 

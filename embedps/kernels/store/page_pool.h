@@ -2,6 +2,7 @@
 #ifndef EMBEDPS_KERNELS_STORE_PAGE_POOL_H_
 #define EMBEDPS_KERNELS_STORE_PAGE_POOL_H_
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -20,6 +21,7 @@ namespace embedps {
 class PagePool {
  public:
   static constexpr size_t kTouchFromBytes = 8 << 20;  // a smaller pool has no thread
+  static constexpr size_t kBlockBytes = 128;          // of a list's blocks (block_list.h)
 
   PagePool() = default;
   ~PagePool();
@@ -27,15 +29,19 @@ class PagePool {
   PagePool& operator=(const PagePool&) = delete;
 
   // Returns `bytes` of memory at a multiple of 64, with any content. They are valid until Free, or
-  // as long as the pool.
+  // as long as the pool. A block, or a smaller piece, may be a part of a larger one that was freed.
   char* Allocate(size_t bytes);
 
   // Frees a piece that Allocate(bytes) returned.
   void Free(char* piece, size_t bytes);
 
-  // Sets how many bytes the pieces will have at most: it touches no pages ahead of these, and asks
-  // for no huge pages where one would be more than a hundredth. Called before Allocate.
+  // Sets how many bytes of pieces, freed ones included, there will be at most: it touches no pages
+  // ahead of these, and asks for no huge pages where one would be more than a hundredth. Called
+  // before Allocate.
   void SetMostBytes(size_t bytes);
+
+  // Counts bytes that something else takes of this most; less than 0 if it gives them back.
+  void AddElsewhere(int64_t bytes) { elsewhere_.fetch_add(bytes, std::memory_order_relaxed); }
 
   // Sets how many bytes of pages it touches ahead at most. Called before Allocate.
   void SetMostAheadBytes(size_t bytes);
@@ -53,7 +59,14 @@ class PagePool {
     size_t touched;    // from the beginning; less than `allocated` if the thread is behind
   };
 
+  struct FreePiece {
+    FreePiece* next;
+  };
+
   void AddRegion(size_t min_bytes);
+  char* TakeFreed(size_t bytes);
+  void AddFreed(char* piece, size_t bytes);
+  void LeaveRegion(Region* region);
   // Bytes that are touched but not allocated: how many there are, and how many there should be.
   size_t AheadBytes() const;
   size_t TargetAheadBytes() const;
@@ -63,13 +76,40 @@ class PagePool {
   std::vector<Region> regions_;
   size_t current_ = 0;  // the region to allocate from
   size_t used_bytes_ = 0;
+  size_t allocated_bytes_ = 0;  // of all regions
   size_t largest_piece_ = 0;
   size_t most_bytes_ = SIZE_MAX;
   size_t most_ahead_bytes_ = SIZE_MAX;
-  std::map<size_t, std::vector<char*>> freed_;  // by size
+  std::map<size_t, FreePiece*> freed_;  // by size, each in a list
   bool ended_ = false;
   std::condition_variable changed_;
+  std::atomic<int64_t> elsewhere_{0};
   std::thread toucher_;
+};
+
+// Allocates from a pool, which outlives what is allocated, for the vectors of a store.
+template <typename T>
+class PoolAllocator {
+ public:
+  using value_type = T;
+
+  explicit PoolAllocator(PagePool* pool) : pool_(pool) {}
+  template <typename U>
+  explicit PoolAllocator(const PoolAllocator<U>& other) : pool_(other.pool()) {}
+
+  T* allocate(size_t count) { return reinterpret_cast<T*>(pool_->Allocate(count * sizeof(T))); }
+  void deallocate(T* values, size_t count) {
+    pool_->Free(reinterpret_cast<char*>(values), count * sizeof(T));
+  }
+
+  PagePool* pool() const { return pool_; }
+  friend bool operator==(const PoolAllocator& a, const PoolAllocator& b) {
+    return a.pool_ == b.pool_;
+  }
+  friend bool operator!=(const PoolAllocator& a, const PoolAllocator& b) { return !(a == b); }
+
+ private:
+  PagePool* pool_;
 };
 
 }  // namespace embedps

@@ -46,6 +46,32 @@ TEST(WhatIsGivenBackIsGivenOutAgain) {
   EXPECT_EQ(pool.SpareBytes(), int64_t{0});
 }
 
+TEST(BlocksAreCutFromLargerPiecesThatWereFreed) {
+  constexpr size_t kBlocks = 8;
+  PagePool pool;
+  char* const piece = pool.Allocate(kBlocks * PagePool::kBlockBytes);
+  pool.Free(piece, kBlocks * PagePool::kBlockBytes);
+  std::set<char*> blocks;
+  for (size_t i = 0; i < kBlocks; ++i) blocks.insert(pool.Allocate(PagePool::kBlockBytes));
+  EXPECT_EQ(blocks.size(), kBlocks);
+  EXPECT_EQ(*blocks.begin(), piece);
+  EXPECT_EQ(*blocks.rbegin(), piece + (kBlocks - 1) * PagePool::kBlockBytes);
+  EXPECT_EQ(pool.SpareBytes(), int64_t{0});
+  EXPECT_TRUE(blocks.count(pool.Allocate(PagePool::kBlockBytes)) == 0);
+}
+
+TEST(NoPagesAreTouchedAheadOfWhatIsTakenElsewhere) {
+  constexpr size_t kPiece = 64 << 10, kTaken = PagePool::kTouchFromBytes + (4 << 20);
+  PagePool pool;
+  pool.SetMostBytes(2 * kTaken);
+  pool.AddElsewhere(kTaken);
+  for (size_t taken = 0; taken < kTaken; taken += kPiece) pool.Allocate(kPiece);
+  EXPECT_EQ(pool.SpareBytes(), int64_t{0});
+  pool.AddElsewhere(-static_cast<int64_t>(kTaken));
+  pool.Allocate(kPiece);
+  while (pool.SpareBytes() == 0) std::this_thread::yield();
+}
+
 TEST(PagesAreTouchedBeforeTheyAreAllocated) {
   constexpr size_t kPiece = 64 << 10;
   PagePool pool;

@@ -63,7 +63,7 @@ RowStore::RowStore(RowStoreConfig config)
     if (most_bytes != SIZE_MAX) most_bytes += evictions_[t]->MostPoolBytes();
   }
   if (config_.server_memory) {
-    config_.server_memory->AddStore(TableEviction::PoolShare(layout_));
+    config_.server_memory->AddStore(TableEviction::PoolShare(layout_), HeapBytes());
   } else if (most_bytes > 0) {
     pool_->SetMostBytes(most_bytes);
   }
@@ -88,7 +88,10 @@ int RowStore::ChunkBits(const TableConfig& table) const {
 }
 
 RowStore::~RowStore() {
-  if (config_.server_memory) config_.server_memory->RemoveStore();
+  if (!config_.server_memory) return;
+  sweeper_.reset();
+  for (const auto& stripe : stripes_) stripe->Clear();  // other stores may use its memory
+  config_.server_memory->RemoveStore(HeapBytes());
 }
 
 RowFileSchema RowStore::FileSchema() const {
@@ -249,31 +252,35 @@ void RowStore::CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pend
                          OutgoingRows* outgoing) {
   // Take the open list. A row stays listed until it is copied: the copy contains earlier changes,
   // and later changes list the row again. So slices of rows can be copied one by one.
-  std::vector<uint32_t> rows, open;
-  std::vector<int64_t> removed, open_removed;
+  BlockList<uint32_t> pending(pool_), open(pool_);
+  BlockList<int64_t> pending_removed(pool_), open_removed(pool_);
   uint32_t num_rows;
   {
     std::lock_guard<std::mutex> lock(stripe.mutex);
-    rows.swap(stripe.pending);
-    removed.swap(stripe.pending_removed);
-    open.swap(stripe.open);
-    open_removed.swap(stripe.open_removed);
+    pending.Swap(&stripe.pending);
+    pending_removed.Swap(&stripe.pending_removed);
+    open.Swap(&stripe.open);
+    open_removed.Swap(&stripe.open_removed);
     num_rows = stripe.used();
   }
   // Sort without the lock, or lookups would wait. Only cuts use the pending lists.
   const auto merge = [drop_pending](auto* pending, auto* open, const auto& sort) {
-    if (drop_pending) pending->clear();
-    pending->insert(pending->end(), open->begin(), open->end());
-    sort(pending);
-    pending->shrink_to_fit();
-    *open = *pending;
+    auto values = pending->Take();
+    if (drop_pending) values.clear();
+    const auto opened = open->Take();
+    values.insert(values.end(), opened.begin(), opened.end());
+    sort(&values);
+    pending->Append(values);
+    return values;
   };
-  merge(&rows, &open, [num_rows](auto* numbers) { SortRows(num_rows, numbers); });
-  merge(&removed, &open_removed, [](auto* ids) { SortIds(ids); });
-  if (!open.empty() || !open_removed.empty()) {
+  const std::vector<uint32_t> rows =
+      merge(&pending, &open, [num_rows](auto* numbers) { SortRows(num_rows, numbers); });
+  std::vector<int64_t> removed =
+      merge(&pending_removed, &open_removed, [](auto* ids) { SortIds(ids); });
+  if (!rows.empty() || !removed.empty()) {
     std::lock_guard<std::mutex> lock(stripe.mutex);
-    stripe.pending.swap(open);
-    stripe.pending_removed.swap(open_removed);
+    stripe.pending.Swap(&pending);
+    stripe.pending_removed.Swap(&pending_removed);
   }
   if (kind == CutKind::kDelta) {
     num_rows = static_cast<uint32_t>(rows.size());
@@ -533,10 +540,9 @@ int64_t RowStore::MarkClean() {
     std::lock_guard<std::mutex> lock(s.mutex);
     s.ForgetTouches();
     const uint64_t salt = salts_[i / kStripes];
-    for (const int64_t id : s.displaced_by_records) {
-      if (s.Find(RowHash(salt, id), id) == kNone) s.open_removed.push_back(id);
+    for (const int64_t id : s.displaced_by_records.Take()) {
+      if (s.Find(RowHash(salt, id), id) == kNone) s.open_removed.Append(id);
     }
-    std::vector<int64_t>().swap(s.displaced_by_records);
     if (counters_[i] != nullptr) counters_[i]->ForgetTouches();
   }
   for (const auto& eviction : evictions_) eviction->DisplaceSurplus();

@@ -241,6 +241,8 @@ class RowStore {
  private:
   Stripe& stripe(int table, uint64_t row_hash) const;
   int ChunkBits(const TableConfig& table) const;
+  // Of the stripes, outside of the pool.
+  int64_t HeapBytes() const { return static_cast<int64_t>(stripes_.size() * sizeof(Stripe)); }
   // Prefetches what the visit of a bin begins with; -1 is none.
   void PrefetchBin(int bin) const;
   // Creates the row of an absent id, with initial values. Returns kNone if the table is full. The

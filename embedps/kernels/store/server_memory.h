@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <mutex>
 
@@ -11,8 +12,8 @@
 
 namespace embedps {
 
-// Counts the bytes that tables take, and has the pages for their rows. The tables of all stores
-// take memory from it as they grow, each for itself. What a table has taken it keeps.
+// Counts the bytes that tables take, and has the pages for all but their counters. The tables of
+// all stores take memory from it as they grow, each for itself. What a table has taken it keeps.
 class ServerMemory {
  public:
   explicit ServerMemory(int64_t max_bytes) : max_bytes_(max_bytes) {}
@@ -30,23 +31,30 @@ class ServerMemory {
     return false;
   }
 
-  // Charges bytes that were found to be within the limit a moment ago; releases less than 0.
-  void Take(int64_t bytes) { charged_.fetch_add(bytes, std::memory_order_relaxed); }
+  // Charges bytes outside of the pool that were found to be within the limit a moment ago; releases
+  // less than 0.
+  void Take(int64_t bytes) {
+    charged_.fetch_add(bytes, std::memory_order_relaxed);
+    pool_.AddElsewhere(bytes);
+  }
   bool HasRoom(int64_t bytes) const { return charged_bytes() + bytes <= max_bytes_; }
 
   void Release(int64_t bytes) { charged_.fetch_sub(bytes, std::memory_order_relaxed); }
 
   // Adds a store, before it takes memory. `pool_share` is the share of rows and index in what is
   // charged for one of its rows; by the least of them the pool knows when to touch no page ahead.
-  void AddStore(double pool_share) {
+  // `bytes` is what the store takes outside of the pool.
+  void AddStore(double pool_share, int64_t bytes) {
     std::lock_guard<std::mutex> lock(mutex_);
     ++num_stores_;
     pool_share_ = std::min(pool_share_, pool_share);
     pool_.SetMostBytes(static_cast<size_t>(pool_share_ * static_cast<double>(max_bytes_)));
+    pool_.AddElsewhere(bytes);
   }
-  void RemoveStore() {
+  void RemoveStore(int64_t bytes) {
     std::lock_guard<std::mutex> lock(mutex_);
     --num_stores_;
+    pool_.AddElsewhere(-bytes);
   }
   int num_stores() const {
     std::lock_guard<std::mutex> lock(mutex_);

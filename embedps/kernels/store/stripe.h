@@ -6,12 +6,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
 
 #include "embedps/kernels/runtime/hash.h"
+#include "embedps/kernels/store/block_list.h"
 #include "embedps/kernels/store/page_pool.h"
 
 namespace embedps {
@@ -73,7 +73,8 @@ inline void SortRows(uint32_t limit, std::vector<uint32_t>* numbers) {
   }
 }
 
-// The rows of one stripe of one table. `mutex` guards everything except the constants.
+// The rows of one stripe of one table. `mutex` guards everything except the constants. All that
+// grows lies in the pool, which outlives the stripe.
 //
 // The index consists of segments of at most 4096 entries, which a directory finds (Fagin et al.,
 // Extendible Hashing, 1979). A full segment is split alone, so an insert rehashes the rows of at
@@ -81,7 +82,17 @@ inline void SortRows(uint32_t limit, std::vector<uint32_t>* numbers) {
 class Stripe {
  public:
   Stripe(size_t row_bytes, PagePool* pool, int chunk_bits = kChunkBits)
-      : row_bytes_(row_bytes), chunk_bits_(chunk_bits), pool_(pool) {}
+      : open(pool),
+        open_removed(pool),
+        pending(pool),
+        pending_removed(pool),
+        displaced_by_records(pool),
+        row_bytes_(row_bytes),
+        chunk_bits_(chunk_bits),
+        pool_(pool),
+        directory_(PoolAllocator<Segment*>(pool)),
+        segments_(PoolAllocator<Segment*>(pool)),
+        chunks_(PoolAllocator<char*>(pool)) {}
 
   std::mutex mutex;
 
@@ -209,17 +220,8 @@ class Stripe {
     RowHeader* row = Row(number);
     if (row->listed) return;
     row->listed = 1;
-    if (open.size() == open.capacity()) MakeRoomToList();
-    open.push_back(number);
-  }
-
-  // Lists the removal of a row that has been saved, for the next cut.
-  static void ListRemoval(int64_t id, std::vector<int64_t>* removed) {
-    // A growth of a half leaves less unused than the usual doubling.
-    if (removed->size() == removed->capacity()) {
-      removed->reserve(removed->size() + removed->size() / 2 + 16);
-    }
-    removed->push_back(id);
+    if (open.needs_block()) ShortenOpenList();
+    open.Append(number);
   }
 
   RowHeader* Row(uint32_t number) const {
@@ -239,63 +241,54 @@ class Stripe {
   }
 
   void Clear() {
-    if (mask_ + 1 == kSegmentEntries) {
-      for (Segment* segment : segments_) {
-        pool_->Free(reinterpret_cast<char*>(segment), SegmentBytes(kSegmentEntries));
-      }
+    for (Segment* segment : segments_) FreeSegment(segment, mask_ + 1);
+    for (char* chunk : chunks_) pool_->Free(chunk, std::min(room_, chunk_rows()) * row_bytes_);
+    for (auto* pointers : {&directory_, &segments_}) {
+      pointers->clear();
+      pointers->shrink_to_fit();
     }
-    if (room_ >= chunk_rows()) {
-      for (char* chunk : chunks_) pool_->Free(chunk, chunk_rows() * row_bytes_);
-    }
-    directory_ = {};
-    segments_ = {};
-    first_segment_.reset();
-    chunks_ = {};
-    first_chunk_.reset();
+    chunks_.clear();
+    chunks_.shrink_to_fit();
     free_ = kNone;
     mask_ = used_ = room_ = 0;
     live_ = 0;
-    open = {};
-    open_removed = {};
-    pending = {};
-    pending_removed = {};
-    displaced_by_records = {};
+    open.Take();
+    open_removed.Take();
+    pending.Take();
+    pending_removed.Take();
+    displaced_by_records.Take();
     hand = 0;
     displacements = {};
   }
 
   void ForgetTouches() {
     constexpr size_t kAhead = 16;
-    for (const auto* list : {&open, &pending}) {
-      for (size_t i = 0; i < list->size(); ++i) {
-        if (i + kAhead < list->size()) __builtin_prefetch(Row((*list)[i + kAhead]), 1);
-        Row((*list)[i])->listed = 0;
-        Row((*list)[i])->saved = 1;  // whoever forgets the touches knows the rows
+    for (auto* list : {&open, &pending}) {
+      const std::vector<uint32_t> rows = list->Take();
+      for (size_t i = 0; i < rows.size(); ++i) {
+        if (i + kAhead < rows.size()) __builtin_prefetch(Row(rows[i + kAhead]), 1);
+        Row(rows[i])->listed = 0;
+        Row(rows[i])->saved = 1;  // whoever forgets the touches knows the rows
       }
     }
-    // Frees their memory too; `= {}` would keep it.
-    std::vector<uint32_t>().swap(open);
-    std::vector<int64_t>().swap(open_removed);
-    std::vector<uint32_t>().swap(pending);
-    std::vector<int64_t>().swap(pending_removed);
+    open_removed.Take();
+    pending_removed.Take();
   }
 
   int64_t MemoryBytes() const {
     return static_cast<int64_t>(
-        sizeof(*this) + room_ * row_bytes_ + chunks_.size() * sizeof(void*) +
-        segments_.size() * (SegmentBytes(mask_ + 1) + sizeof(void*)) +
-        directory_.size() * sizeof(void*) +
-        (open.capacity() + pending.capacity()) * sizeof(uint32_t) +
-        (open_removed.capacity() + pending_removed.capacity() + displaced_by_records.capacity()) *
-            sizeof(int64_t));
+        sizeof(*this) + room_ * row_bytes_ + segments_.size() * SegmentBytes(mask_ + 1) +
+        (chunks_.capacity() + segments_.capacity() + directory_.capacity()) * sizeof(void*) +
+        open.MemoryBytes() + pending.MemoryBytes() + open_removed.MemoryBytes() +
+        pending_removed.MemoryBytes() + displaced_by_records.MemoryBytes());
   }
 
-  std::vector<uint32_t> open;         // rows touched since the last cut
-  std::vector<int64_t> open_removed;  // ids of saved rows removed since the last cut
-  std::vector<uint32_t> pending;      // rows of the last cut, until it is known to be committed
-  std::vector<int64_t> pending_removed;
-  std::vector<int64_t> displaced_by_records;  // ids without a place when records were loaded
-  uint32_t hand = 0;                          // where the next choice of a row to displace begins
+  BlockList<uint32_t> open;         // rows touched since the last cut
+  BlockList<int64_t> open_removed;  // ids of saved rows removed since the last cut
+  BlockList<uint32_t> pending;      // rows of the last cut, until it is known to be committed
+  BlockList<int64_t> pending_removed;
+  BlockList<int64_t> displaced_by_records;  // ids without a place when records were loaded
+  uint32_t hand = 0;                        // where the next choice of a row to displace begins
 
   // What a displacement finds out for the next ones (eviction.h).
   struct Displacements {
@@ -318,17 +311,16 @@ class Stripe {
   };
   static size_t SegmentBytes(uint32_t size) { return sizeof(Segment) + size * sizeof(uint32_t); }
 
-  // Makes an empty segment. A smaller one comes from the heap; there is only one of these at a
-  // time.
+  // Makes an empty segment.
   Segment* NewSegment(uint32_t size, uint32_t depth) {
     const size_t bytes = SegmentBytes(size);
-    std::unique_ptr<char[]> small(size < kSegmentEntries ? new char[bytes] : nullptr);
-    char* memory = small ? small.get() : pool_->Allocate(bytes);
-    std::memset(memory, 0, bytes);
-    first_segment_ = std::move(small);
-    auto* segment = reinterpret_cast<Segment*>(memory);
+    auto* segment = reinterpret_cast<Segment*>(pool_->Allocate(bytes));
+    std::memset(segment, 0, bytes);
     segment->depth = depth;
     return segment;
+  }
+  void FreeSegment(Segment* segment, uint32_t size) {
+    pool_->Free(reinterpret_cast<char*>(segment), SegmentBytes(size));
   }
 
   // Adds a chunk. Chunks never move, except the first: it doubles until it has the full size, as
@@ -340,12 +332,12 @@ class Stripe {
       return;
     }
     const uint32_t room = NextRoom();
-    const size_t bytes = room * row_bytes_;
-    std::unique_ptr<char[]> small(room < chunk_rows() ? new char[bytes] : nullptr);
-    char* chunk = small ? small.get() : pool_->Allocate(bytes);
-    if (room_ > 0) std::memcpy(chunk, chunks_[0], used_ * row_bytes_);
+    char* chunk = pool_->Allocate(room * row_bytes_);
+    if (room_ > 0) {
+      std::memcpy(chunk, chunks_[0], used_ * row_bytes_);
+      pool_->Free(chunks_[0], room_ * row_bytes_);
+    }
     chunks_.assign(1, chunk);
-    first_chunk_ = std::move(small);
     room_ = room;
   }
 
@@ -383,15 +375,13 @@ class Stripe {
   // A free row's id is the number of the next free row.
   uint32_t NextFree(uint32_t number) const { return static_cast<uint32_t>(Row(number)->id); }
 
-  // Makes room in the open list. It has a row number twice if the row was removed and the number
-  // got another row, so it is cleared of these before it gets longer than five quarters of the
-  // rows.
-  void MakeRoomToList() {
-    const size_t most = used_ + used_ / 4 + 16;
-    if (open.size() >= most) SortRows(used_, &open);
-    if (open.size() == open.capacity()) {
-      open.reserve(std::min(most, open.size() + open.size() / 2 + 16));
-    }
+  // The open list has a row number twice if the row was removed and the number got another row, so
+  // it is cleared of these before it gets much longer than five quarters of the rows.
+  void ShortenOpenList() {
+    if (open.size() < used_ + used_ / 4 + 16) return;
+    std::vector<uint32_t> numbers = open.Take();
+    SortRows(used_, &numbers);
+    open.Append(numbers);
   }
 
   // Adds an entry where a search for it ends, and moves those from there on by one place.
@@ -424,6 +414,7 @@ class Stripe {
     const std::vector<uint32_t> old(segment->entries(), segment->entries() + old_size);
     if (old_size < kSegmentEntries) {
       mask_ = 2 * old_size - 1;
+      FreeSegment(segments_[0], old_size);
       segments_[0] = NewSegment(mask_ + 1, 0);
       directory_[0] = segments_[0];
     } else {
@@ -469,14 +460,13 @@ class Stripe {
   const size_t row_bytes_;
   const int chunk_bits_;
   PagePool* const pool_;
-  std::vector<Segment*> directory_;  // 2^n entries, by the hash's bits after the segment's
-  std::vector<Segment*> segments_;
-  std::unique_ptr<char[]> first_segment_;  // while it is smaller than the full size
-  uint32_t mask_ = 0;                      // entries per segment - 1
-  std::vector<char*> chunks_;
-  std::unique_ptr<char[]> first_chunk_;  // while it is smaller than the full size
-  uint32_t room_ = 0;                    // rows in the chunks, used or not
-  uint32_t free_ = kNone;                // the first free row
+  // 2^n entries, by the hash's bits after the segment's.
+  std::vector<Segment*, PoolAllocator<Segment*>> directory_;
+  std::vector<Segment*, PoolAllocator<Segment*>> segments_;
+  uint32_t mask_ = 0;  // entries per segment - 1
+  std::vector<char*, PoolAllocator<char*>> chunks_;
+  uint32_t room_ = 0;      // rows in the chunks, used or not
+  uint32_t free_ = kNone;  // the first free row
   uint32_t used_ = 0;
   int64_t live_ = 0;
 };

@@ -30,8 +30,9 @@ std::vector<int64_t> IdsOfAStripe(size_t n) {
 int64_t RowsBytes(size_t count) {
   size_t room = 16;
   while (room < count) room = room < kChunkRows ? 2 * room : room + kChunkRows;
-  return static_cast<int64_t>(room * kRowBytes +
-                              (room + kChunkRows - 1) / kChunkRows * sizeof(char*));
+  size_t pointers = 1;
+  while (pointers * kChunkRows < room) pointers *= 2;
+  return static_cast<int64_t>(room * kRowBytes + pointers * sizeof(char*));
 }
 
 TEST(RowNumbersAreSortedAndEachOnceHoweverManyTheyAre) {

@@ -163,7 +163,7 @@ bool TableEviction::MakePlaceForRecord(int64_t id, uint32_t last_step, uint32_t 
     }
   }
   Count(EvictionCause::kLimit, 1);
-  Stripe::ListRemoval(id, &stripe->displaced_by_records);
+  stripe->displaced_by_records.Append(id);
   return false;
 }
 
@@ -262,18 +262,18 @@ int64_t TableEviction::Evict(uint32_t step, uint32_t max_frequency) {
 }
 
 void TableEviction::Remove(Stripe* stripe, uint32_t number, EvictionCause cause,
-                           std::vector<int64_t>* removed) {
+                           BlockList<int64_t>* removed) {
   RemoveUncounted(stripe, number, cause, removed);
   rows_->fetch_sub(1, std::memory_order_relaxed);
   Count(cause, 1);
 }
 
 void TableEviction::RemoveUncounted(Stripe* stripe, uint32_t number, EvictionCause cause,
-                                    std::vector<int64_t>* removed) {
+                                    BlockList<int64_t>* removed) {
   const RowHeader* row = stripe->Row(number);
   const int64_t id = row->id;
   if (on_evicted_) on_evicted_(*row, cause);
-  if (row->saved) Stripe::ListRemoval(id, removed);
+  if (row->saved) removed->Append(id);
   stripe->RemoveRow(RowHash(salt_, id), number, salt_);
 }
 
@@ -308,7 +308,7 @@ int64_t RowStore::Remove(int table, const int64_t* ids, int64_t num_ids) {
       }
       continue;
     }
-    if (s.Row(number)->saved) Stripe::ListRemoval(ids[i], &s.open_removed);
+    if (s.Row(number)->saved) s.open_removed.Append(ids[i]);
     s.RemoveRow(hash, number, salts_[table]);
     ++removed;
   }

@@ -41,16 +41,19 @@ class TableEviction {
     Stripe* const stripe_;
   };
 
-  // Bytes that a byte limit counts for each row besides the row itself: its share of the index, and
-  // of lists. It may be in those of touched rows, with 5 bytes in the open one and 4 in the pending
-  // one, and a row that it displaced in those of removed ids, with 8 to 12 and 8.
+  // Bytes that a byte limit counts for each row besides the row itself: its share of the index, of
+  // which a segment has 4 bytes per entry and is split when four fifths are in use; 28 of lists;
+  // and one of the pointers to chunks. The row may be in the lists of touched rows, with 5 bytes in
+  // the open one and 4 in the pending one, and a row that it displaced in those of removed ids,
+  // with 8 each. Blocks take a fifteenth more.
   static constexpr int64_t kIndexBytes = 11;
   static constexpr int64_t kBookkeepingBytes = kIndexBytes + 29;
 
-  // Bytes that a byte limit counts for a table without rows: its stripes and the least memory of
-  // their lists.
-  static constexpr int64_t kTableBytes = kStripes * int64_t{1024};
-  static_assert(sizeof(Stripe) + 640 <= 1024);
+  // Bytes that a byte limit counts for a table without rows: its stripes, with the blocks of each
+  // one's four lists that are not full, 64 entries more in the open one, and the least memory of
+  // three vectors of pointers.
+  static constexpr int64_t kTableBytes = kStripes * int64_t{1152};
+  static_assert(sizeof(Stripe) + 4 * PagePool::kBlockBytes + 64 + 3 * 64 <= 1152);
 
   // Called with each row that is about to go, under its stripe's lock.
   using OnEvicted = std::function<void(const RowHeader&, EvictionCause)>;
@@ -148,9 +151,9 @@ class TableEviction {
   void Remove(Stripe* stripe, uint32_t number, EvictionCause cause) {
     Remove(stripe, number, cause, &stripe->open_removed);
   }
-  void Remove(Stripe* stripe, uint32_t number, EvictionCause cause, std::vector<int64_t>* removed);
+  void Remove(Stripe* stripe, uint32_t number, EvictionCause cause, BlockList<int64_t>* removed);
   void RemoveUncounted(Stripe* stripe, uint32_t number, EvictionCause cause,
-                       std::vector<int64_t>* removed);
+                       BlockList<int64_t>* removed);
   bool DisplaceElsewhere(const Stripe* full);
 
   const EvictionConfig config_;

@@ -14,7 +14,7 @@ namespace embedps {
 // A list that grows at its end. All lists of a pool have blocks of one size: what one frees, any
 // other uses. Vectors of the heap would come to lie between the buffers of steps, so that the next
 // buffer needs new pages although as many are free. The memory is the pool's, which outlives the
-// list; a list that ends without Clear leaves it there.
+// list; a list that ends without Take leaves it there.
 template <typename T>
 class BlockList {
  public:

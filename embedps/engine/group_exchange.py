@@ -12,9 +12,9 @@ the same on all servers:
 
 A part is fresh if its worker read the state with all groups that are closed. A group closes once it
 has a fresh part of each worker that is there, but for the `backup_workers` slowest (Chen et al.
-2016, arXiv:1604.00981). Chen et al. drop what comes late. Here it is in the group that is open then,
-and its worker goes on at once. So no example is lost; a late part is a step stale, or more, and
-counts as such.
+2016, arXiv:1604.00981). Chen et al. drop what comes late. Here it is in the group that is open
+then, and its worker goes on at once. So no example is lost; a late part is a step stale, or more,
+and counts as such.
 
 A worker is there from the beginning of a unit to its end, or until it is lost. A part is numbered
 by its unit and batch, and the first attempt at it counts; so each part is applied once, whoever is

@@ -135,6 +135,14 @@ class ScheduledRun:
         self.recorded.append(unit.position)
         self.counts.append(counts)
 
+    @staticmethod
+    def wait_until(is_true: Callable[[], bool]) -> None:
+        """Waits for something that a thread of the schedule does in its own time."""
+        deadline = time.monotonic() + 30
+        while not is_true():
+            assert time.monotonic() < deadline, "it did not come true"
+            time.sleep(0.001)
+
     def wait(self) -> None:
         for _ in range(300):
             if not self.schedule.wait(0.1):

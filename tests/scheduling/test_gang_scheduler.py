@@ -160,6 +160,7 @@ def test_rank_that_all_wait_for_is_named():
         first, second = run.cluster.attempts(2)
         assert told() is None  # no worker has begun
         first.start(1)
+        run.wait_until(lambda: told() is not None)  # parts are queued before the unit is listed
         where = "the unit from step 0 on waits for rank 1"
         assert told() == (where, "it needs a worker, and none is free")
         run.cluster.lost.add(0)

@@ -96,7 +96,8 @@ def test_run_resumes_with_other_backup_workers_and_when_it_waits_for_all(tmp_pat
         summary = summary_of(run)
         assert summary["examples"] == epochs * dataset.split("train").rows
         assert summary["units"]["done"] == epochs * len(units)
-        assert summary["units"]["repeated"] == 0
+        if goes_on not in flags:  # else a worker that is idle may attempt a slow unit again
+            assert summary["units"]["repeated"] == 0
         workers = int(flags[0][-1])
         sync = summary["sync"]
         assert (sync["mode"], sync["workers"]) == (flags[1][len("--sync=") :], workers)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 
 # To wake another thread takes longer than its part of the work on so few rows.
 _MAX_ROWS_ALONE = 32
@@ -24,6 +23,7 @@ class GraphCall:
         """
         self._function = function  # which frees the graph when it goes
         self._captured = function.captured_inputs
+        self._dtypes = [each.dtype for each in function.function_type.flat_outputs]
         self._may_run_alone = True
         try:
             self(small, rows=1)
@@ -37,10 +37,15 @@ class GraphCall:
           arguments: of the function.
           rows: of the batch.
         """
-        # The function's own call would bind the arguments to its signature first.
-        run = self._function.inference_fn.call_preflattened
         tensors = [*map(tf.constant, arguments), *self._captured]
         if rows > _MAX_ROWS_ALONE or not self._may_run_alone:
-            return run(tensors)
-        with context.function_executor_type("SINGLE_THREADED_EXECUTOR"):
-            return run(tensors)
+            # The function's own call would bind the arguments to its signature first.
+            return self._function.inference_fn.call_preflattened(tensors)
+        # TensorFlow runs an operation in the thread that asks, and a function in another.
+        found = tf.raw_ops.StatefulPartitionedCall(
+            args=tensors,
+            Tout=self._dtypes,
+            f=self._function,
+            executor_type="SINGLE_THREADED_EXECUTOR",
+        )
+        return self._function.function_type.pack_output(found)

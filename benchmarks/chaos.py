@@ -1,6 +1,6 @@
 """Trains while processes are killed at random: `python -m benchmarks.chaos --minutes 5 --seed S`.
 
-Trains twice on 2 parameter servers, 2 workers and the evaluator: once undisturbed, once with
+Trains twice on 2 parameter servers, some workers and the evaluator: once undisturbed, once with
 disturbances at random moments drawn from the seed. A disturbance hits one of these processes or the
 client. It kills the process (SIGKILL), stops and resumes it (SIGSTOP, SIGCONT), or asks it to end
 (SIGTERM). A client that ends is started again. The rows carry their numbers, so the last checkpoint
@@ -39,7 +39,8 @@ from embedps.run.summary import read_json
 UNIT_ROWS = 4096
 MAX_AUC_DIFFERENCE = 0.005
 # Relative frequencies: workers are lost often on a cluster, clients rarely.
-TARGETS = {"worker-0": 3, "worker-1": 3, "ps-0": 2, "ps-1": 2, "evaluator": 2, "client": 1}
+_WORKER_FREQUENCY = 3
+_OTHER_FREQUENCIES = {"ps-0": 2, "ps-1": 2, "evaluator": 2, "client": 1}
 ACTIONS = {"kill": 3, "stop": 2, "end": 1}
 _SERVER_TIMEOUT_SECS = 5.0
 _MAX_STOP_SECS = 8.0
@@ -135,13 +136,16 @@ def pids_writing(path: str) -> list[int]:
     return found
 
 
-def disturb(training: Training, *, secs: float, pause_secs: float, seed: int) -> list[str]:
+def disturb(
+    training: Training, *, workers: int, secs: float, pause_secs: float, seed: int
+) -> list[str]:
     """Disturbs processes for `secs` seconds; returns a line per disturbance."""
     rng = random.Random(seed)
+    targets = {f"worker-{i}": _WORKER_FREQUENCY for i in range(workers)} | _OTHER_FREQUENCIES
     began = time.monotonic()
     done = []
     while (now := time.monotonic() - began) < secs and not training.ended():
-        target = rng.choices(list(TARGETS), list(TARGETS.values()))[0]
+        target = rng.choices(list(targets), list(targets.values()))[0]
         action = rng.choices(list(ACTIONS), list(ACTIONS.values()))[0]
         stop_secs = rng.uniform(0.5, _MAX_STOP_SECS)
         pause = rng.uniform(0.5, 1.5) * pause_secs
@@ -230,6 +234,14 @@ def main(arguments: Sequence[str]) -> int:
         default="repeat",
         help="of the runs; continue scores inline, so that no two epochs overlap (default: repeat)",
     )
+    count = command_line.number(int, least=1, most=64)
+    parser.add_argument("--workers", type=count, default=2, help="of the runs (default: 2)")
+    parser.add_argument(
+        "--backup-workers",
+        type=command_line.number(int, least=0, most=63),
+        default=0,
+        help="of the runs, with --on-lost-worker continue (default: 0)",
+    )
     parser.add_argument("--output", type=report.output_file, default=report.RESULTS / "chaos.json")
     options = parser.parse_args(arguments)
     epochs = options.epochs or max(1, round(10 * options.minutes))
@@ -242,6 +254,8 @@ def main(arguments: Sequence[str]) -> int:
         results = {}
         for name in ("calm", "chaos"):
             flags: tuple[str, ...] = (f"--epochs={epochs}", f"--sync={options.sync}")
+            flags += (f"--num-workers={options.workers}",)
+            flags += (f"--backup-workers={options.backup_workers}",)
             if options.on_lost_worker == "continue":
                 # A row that one step has of two epochs is updated once: it would miss a visit.
                 flags += ("--on-lost-worker=continue", "--eval=inline")
@@ -252,6 +266,7 @@ def main(arguments: Sequence[str]) -> int:
                 if name == "chaos":
                     done = disturb(
                         training,
+                        workers=options.workers,
                         secs=60 * options.minutes,
                         pause_secs=options.pause_secs,
                         seed=options.seed,
@@ -280,7 +295,8 @@ def main(arguments: Sequence[str]) -> int:
             "command": f"python -m benchmarks.chaos --minutes {options.minutes:g} "
             f"--seed {options.seed} --rows {options.rows} --epochs {epochs} "
             f"--pause-secs {options.pause_secs:g} --sync {options.sync} "
-            f"--on-lost-worker {options.on_lost_worker}",
+            f"--on-lost-worker {options.on_lost_worker} --workers {options.workers} "
+            f"--backup-workers {options.backup_workers}",
             "environment": environment,
             "results": results,
             "auc_difference": difference,

@@ -13,13 +13,20 @@ Streams:
 - zipf: ids by Zipf's law with exponent 1.05; what is frequent drifts;
 - alternating: two sets of ids that both fill the table, in turn;
 - sweeps: half of the rows go by hand between saves, and others come;
-- rare saves: every id is new, and a delta comes after each has been displaced several times.
+- rare saves: every id is new, and a delta comes after each has been displaced several times;
+- counters: the table admits an id by its second example. Each step has as many new ids as ids of
+  the step before last, which it admits;
+- counters zipf: the same table, and ids by Zipf's law;
+- counters first: the same table, which sees new ids only, and then as many that it admits, in turn;
+- evicted rows: every id is new, and rows that go are written to files, a file per save;
+- evicted rarely: the same with rare saves.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -42,13 +49,17 @@ from embedps.console import command_line
 from embedps.errors import EmbedpsError
 from embedps.server import keep_freed_memory
 from embedps.splitmix import mix
-from embedps.tables import RowwiseAdagrad, SizeLimit, ops
+from embedps.tables import MinCount, RowwiseAdagrad, SizeLimit, admission, ops
 from embedps.tables.eviction import EvictionPolicy, store_attributes
 
 STREAMS = ("new", "zipf", "alternating", "sweeps", "rare_saves")
+COUNTING = ("counters", "counters_zipf", "counters_first")
+KEEPING = ("evicted_rows", "evicted_rarely")
+ALL_STREAMS = (*STREAMS, *COUNTING, *KEEPING)
 _BATCH_IDS = 16384
 _SAMPLE_SECS = 0.004
 _SMALL_ROWS = 50_000
+_SMALL_BYTES = 8 << 20  # of a small table that counts, whose counters max_rows does not limit
 _SMALL_STEPS = 100
 
 Ids = npt.NDArray[np.int64]
@@ -60,13 +71,38 @@ def gradients(dim: int) -> npt.NDArray[np.float32]:
     return np.full((_BATCH_IDS, dim), 0.1, np.float32)
 
 
+def ones(num_ids: int) -> npt.NDArray[np.int32]:
+    """Gives the examples of a step that show each id."""
+    return np.ones(num_ids, np.int32)
+
+
 class EvictingTable:
     """A store of one table with policies of eviction."""
 
     def __init__(
-        self, name: str, policies: Sequence[EvictionPolicy], dim: int, *, max_server_bytes: int = 0
+        self,
+        name: str,
+        policies: Sequence[EvictionPolicy],
+        dim: int,
+        *,
+        max_server_bytes: int = 0,
+        counts: bool = False,
+        evicted: Path | None = None,
     ) -> None:
+        """Makes an empty store.
+
+        Args:
+          name: of the table.
+          policies: of eviction.
+          dim: of its rows.
+          max_server_bytes: the limit of all tables of the process; 0 is no limit.
+          counts: whether an id gets a row by its second example.
+          evicted: a folder for the files of evicted rows.
+        """
         self._dim = dim
+        self._counts = counts
+        self._evicted = evicted
+        self._name = name
         self._cut = -1
         self._step = 0
         self._gradients = gradients(dim)
@@ -86,12 +122,21 @@ class EvictingTable:
             **store_attributes([policies], num_shards=1),
             server_memory="server-memory",
             max_server_bytes=max_server_bytes,
+            **admission.store_attributes([MinCount(count=2) if counts else None]),
+            keeps_evicted=evicted is not None,
         )
+        self._next_evicted_file()
 
     def step(self, ids: Ids) -> None:
         """Looks ids up and updates their rows."""
         splits = np.asarray([0, len(ids)], np.int32)
-        kernels.load().embedps_lookup(self.store, ids, splits, dim=self._dim, insert=True)
+        if self._counts:
+            shown = (self.store, ids, splits, ones(len(ids)))
+            step = np.int64(self._step)
+            _, absent = ops.lookup_shown(*shown, dim=self._dim, step=step)
+            ops.admit(*shown, absent, step=step)
+        else:
+            kernels.load().embedps_lookup(self.store, ids, splits, dim=self._dim, insert=True)
         kernels.load().embedps_update(
             self.store,
             ids,
@@ -113,6 +158,14 @@ class EvictingTable:
         made = kernels.load().embedps_write_rows(self.store, str(path), self._cut, 0.0, kind=kind)
         self._cut = int(made.info.numpy()[0])
         path.unlink()
+        (folder / "admission-0-of-1.arrow").unlink(missing_ok=True)
+        self._next_evicted_file()
+
+    def _next_evicted_file(self) -> None:
+        if self._evicted is not None:
+            shutil.rmtree(self._evicted / self._name, ignore_errors=True)
+            path = self._evicted / self._name / f"save-{self._cut + 1}" / "shard-0-of-1.parquet"
+            kernels.load().embedps_next_evicted_file(self.store, str(path))
 
     def counts(self) -> dict[str, int]:
         """Counts rows, bytes as the store knows them, and rows that the limit displaced."""
@@ -152,16 +205,20 @@ def ids_of(numbers: Ids) -> Ids:
 def batches(stream: str, capacity: int) -> Iterator[Ids]:
     """Yields the distinct ids of each step, for ever; `capacity` is about what the table holds."""
     rng = np.random.default_rng(3)
-    step = 0
+    step, half = 0, _BATCH_IDS // 2
     while True:
         first = step * _BATCH_IDS
         numbers = np.arange(first, first + _BATCH_IDS, dtype=np.int64)
-        if stream == "zipf":
+        if stream in ("zipf", "counters_zipf"):
             ranks = rng.zipf(1.05, size=2 * _BATCH_IDS) % (8 * capacity)
             numbers = (ranks + np.where(ranks < capacity, first // 8, 0)).astype(np.int64)
         elif stream == "alternating":
             turn = first // capacity % 2
             numbers = turn * 2 * capacity + numbers % capacity
+        elif stream == "counters" or (stream == "counters_first" and first // capacity % 2):
+            again = np.arange(half * (step - 2), half * (step - 1), dtype=np.int64)
+            numbers = np.concatenate([np.arange(half * step, half * (step + 1)), again])
+            numbers += 1 << 40  # apart from those that come once
         yield np.unique(ids_of(numbers))[:_BATCH_IDS]
         step += 1
 
@@ -173,8 +230,9 @@ def run_case(
     keep_freed_memory()
     capacity = max_bytes // (16 + 4 * dim + 4 + 24)
     steps = turnovers * capacity // _BATCH_IDS
-    per_save = max(1, (3 if stream == "rare_saves" else 1) * capacity // _BATCH_IDS)
-    if stream not in ("rare_saves", "sweeps"):
+    is_rare = stream in ("rare_saves", "evicted_rarely")
+    per_save = max(1, (3 if is_rare else 1) * capacity // _BATCH_IDS)
+    if not is_rare and stream != "sweeps":
         per_save = max(1, per_save // 3)
 
     def play(tables: Sequence[EvictingTable], steps: int, folder: Path) -> None:
@@ -189,9 +247,10 @@ def run_case(
                     table.save("delta", folder)
 
     with tempfile.TemporaryDirectory(prefix="embedps-byte-limit-") as name:
+        counts = stream in COUNTING
+        small_limit = SizeLimit(max_rows=_SMALL_ROWS, max_bytes=_SMALL_BYTES if counts else 0)
         small = [
-            EvictingTable(f"small{i}", [SizeLimit(max_rows=_SMALL_ROWS)], dim)
-            for i in range(num_tables)
+            EvictingTable(f"small{i}", [small_limit], dim, counts=counts) for i in range(num_tables)
         ]
         peak = PeakMemory()
         peak.start()
@@ -199,13 +258,18 @@ def run_case(
         own = peak.end()
         peak = PeakMemory()
         peak.start()
-        if num_tables == 1:
-            tables = [EvictingTable("table", [SizeLimit(max_bytes=max_bytes)], dim)]
-        else:
-            tables = [
-                EvictingTable(f"table{i}", [], dim, max_server_bytes=max_bytes)
-                for i in range(num_tables)
-            ]
+        of_server = max_bytes if num_tables > 1 else 0
+        tables = [
+            EvictingTable(
+                f"table{i}",
+                [] if of_server else [SizeLimit(max_bytes=max_bytes)],
+                dim,
+                max_server_bytes=of_server,
+                counts=counts,
+                evicted=Path(name, "evicted") if stream in KEEPING else None,
+            )
+            for i in range(num_tables)
+        ]
         play(tables, steps, Path(name))
         found = [table.counts() for table in tables]
         for table in tables:
@@ -241,6 +305,17 @@ def in_a_process(
     return result
 
 
+def merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Gives all cases in the order of a whole run; new ones replace old ones of the same case."""
+
+    def place(case: dict[str, Any]) -> tuple[int, int, int, int]:
+        stream = ALL_STREAMS.index(case["stream"])
+        return case["tables"], case["max_bytes"], case["dim"], stream
+
+    cases = {place(case): case for case in (*old, *new)}
+    return [cases[key] for key in sorted(cases)]
+
+
 def show(cases: list[dict[str, Any]]) -> None:
     """Prints the table."""
     table = Table(title="peak of resident memory above TensorFlow's own, over max_bytes")
@@ -272,7 +347,13 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--turnovers", type=int, default=4, help="ids of a stream over what fits (default: 4)"
     )
-    parser.add_argument("--case", choices=STREAMS, help="run one stream in this process")
+    parser.add_argument(
+        "--streams", type=_names, default=ALL_STREAMS, help="comma-separated (default: all)"
+    )
+    parser.add_argument("--case", choices=ALL_STREAMS, help="run one stream in this process")
+    parser.add_argument(
+        "--add", action="store_true", help="keep what the output file has of other cases"
+    )
     output = report.RESULTS / "byte_limit.json"
     parser.add_argument("--output", type=report.output_file, default=output)
     options = parser.parse_args(arguments)
@@ -282,12 +363,14 @@ def main(arguments: Sequence[str]) -> int:
         for num_tables in options.tables
         for max_bytes in options.max_bytes
         for dim in options.dims
-        for stream in ([options.case] if options.case else STREAMS)
+        for stream in ([options.case] if options.case else options.streams)
     ]
     if options.case:
         print(json.dumps(cases[0]))
         return 0
     show(cases)
+    if options.add:
+        cases = merged(json.loads(options.output.read_text())["results"]["cases"], cases)
     report.write(
         options.output,
         {
@@ -299,6 +382,10 @@ def main(arguments: Sequence[str]) -> int:
         },
     )
     return 0
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from benchmarks import byte_limit
 
 
 def test_streams_have_distinct_ids_in_each_step():
-    for stream in byte_limit.STREAMS:
+    for stream in byte_limit.ALL_STREAMS:
         for ids in itertools.islice(byte_limit.batches(stream, 50_000), 4):
             assert len(np.unique(ids)) == len(ids) > 1000
 
@@ -31,8 +31,11 @@ def test_a_case_fills_its_tables_and_tells_the_peak(num_tables):
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
-@pytest.mark.parametrize(("stream", "num_tables"), [("new", 1), ("sweeps", 2)])
-def test_resident_memory_stays_within_3_percent_of_a_limit(stream, num_tables):
-    case = byte_limit.in_a_process(stream, 32 << 20, 64, 4, num_tables)
+@pytest.mark.parametrize(
+    ("stream", "num_tables", "turnovers"),
+    [("new", 1, 4), ("sweeps", 2, 4), ("counters", 2, 6), ("evicted_rarely", 1, 4)],
+)
+def test_resident_memory_stays_within_3_percent_of_a_limit(stream, num_tables, turnovers):
+    case = byte_limit.in_a_process(stream, 32 << 20, 64, turnovers, num_tables)
     assert case["evicted"] > case["rows"] > 50_000
     assert case["ratio"] <= 1.03

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -25,7 +25,7 @@ from embedps.planning.step_traffic import ServerStep, place_variables, predict
 from embedps.planning.sync_modes import ModePlan, calls_of, plan_modes, speed_of
 from embedps.run.cluster_config import SyncMode
 from embedps.run.config import TrainConfig
-from embedps.tables.byte_limits import ServerLimit
+from embedps.tables.byte_limits import ServerLimit, evicted_bytes
 from embedps.tables.groups import TableGroup, group_tables
 from embedps.tables.specs import TableSpec
 
@@ -159,19 +159,21 @@ def make_plan(
     with tf.variable_creator_scope(created):
         model = StepModel(recommender, dataset)
     limit_bytes = config.eviction.max_server_bytes
-    if limit_bytes:
-        ServerLimit(max_bytes=limit_bytes).check(model.tables, ["server"])
+    keeps_evicted = config.eviction.evicted_rows is not None
     groups = group_tables(model.tables, model.features)
+    if limit_bytes:
+        ServerLimit(max_bytes=limit_bytes).check(groups, ["server"], keeps_evicted=keeps_evicted)
+    limits = _Limits(limit_bytes, evicted_bytes(groups, keeps_evicted=keeps_evicted))
     rows, steps = _read_ids(model, groups, dataset, config, asked)
     measured = _measure(recommender, dataset, config, asked)
     network = _Network(model, variables, sizes)
     curves = [
         MemoryCurve(group, max(rows[table.name].rows for table in group.tables)) for group in groups
     ]
-    tables = _plan_tables(groups, curves, rows, steps, limit_bytes)
+    tables = _plan_tables(groups, curves, rows, steps, limits)
     base = next((step.base_bytes for step in measured if step.num_ps), 0)
     servers = [
-        _plan_servers(n, groups, curves, rows, steps, network, base, limit_bytes)
+        _plan_servers(n, groups, curves, rows, steps, network, base, limits)
         for n in sorted({*SERVERS, *([config.cluster.num_ps] if config.cluster.num_ps else [])})
     ]
     limit = asked.server_memory_gib * 2**30
@@ -283,12 +285,30 @@ def _measure(
     ]
 
 
+class _Limits(NamedTuple):
+    """What decides which rows have a place.
+
+    Attributes:
+      server_bytes: that all tables of a server share; 0 is no limit.
+      evicted_bytes: of each table's files of evicted rows, per shard.
+    """
+
+    server_bytes: int
+    evicted_bytes: Mapping[str, int]
+
+
 def _hold_rows(
-    num_ps: int, groups: Sequence[TableGroup], rows: Mapping[str, TableRows], limit_bytes: int
+    num_ps: int, groups: Sequence[TableGroup], rows: Mapping[str, TableRows], limits: _Limits
 ) -> dict[str, HeldRows]:
     tables = [table for group in groups for table in group.tables]
     counted = [rows[table.name] for table in tables]
-    held = hold_rows(tables, counted, num_ps=num_ps, max_server_bytes=limit_bytes)
+    held = hold_rows(
+        tables,
+        counted,
+        num_ps=num_ps,
+        max_server_bytes=limits.server_bytes,
+        evicted_bytes=limits.evicted_bytes,
+    )
     return {table.name: of_table for table, of_table in zip(tables, held, strict=True)}
 
 
@@ -297,9 +317,9 @@ def _plan_tables(
     curves: Sequence[MemoryCurve],
     rows: Mapping[str, TableRows],
     steps: StepIds,
-    limit_bytes: int,
+    limits: _Limits,
 ) -> list[TablePlan]:
-    held = _hold_rows(1, groups, rows, limit_bytes)
+    held = _hold_rows(1, groups, rows, limits)
 
     def plan(table: TableSpec, curve: MemoryCurve) -> TablePlan:
         of_table = held[table.name]
@@ -330,9 +350,9 @@ def _plan_servers(
     steps: StepIds,
     network: _Network,
     base_bytes: int,
-    limit_bytes: int,
+    limits: _Limits,
 ) -> ServersPlan:
-    held = _hold_rows(num_ps, groups, rows, limit_bytes)
+    held = _hold_rows(num_ps, groups, rows, limits)
     table_bytes: NDArray[np.float64] = np.zeros(num_ps)
     ids: NDArray[np.float64] = np.zeros(num_ps)
     floats: NDArray[np.float64] = np.zeros(num_ps)
@@ -341,8 +361,9 @@ def _plan_servers(
         table_bytes += used + np.array([spare_bytes(each) for each in used])
         ids += steps.by_shard(g, num_ps)
         floats += steps.by_shard(g, num_ps) * group.dim * network.wire_share
-    if limit_bytes:  # the stores of a server share what they have ready, and it counts
-        table_bytes = np.minimum(table_bytes, limit_bytes)
+    table_bytes += sum(limits.evicted_bytes.values())
+    if limits.server_bytes:  # the stores of a server share what they have ready, and it counts
+        table_bytes = np.minimum(table_bytes, limits.server_bytes)
     exchanged = [
         ServerStep(
             ids=ids[i], row_floats=floats[i], network_floats=held, unit_steps=steps.unit_steps

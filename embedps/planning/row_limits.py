@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,7 @@ def hold_rows(
     *,
     num_ps: int,
     max_server_bytes: int,
+    evicted_bytes: Mapping[str, int],
 ) -> list[HeldRows]:
     """Tells which rows have a place.
 
@@ -51,10 +52,17 @@ def hold_rows(
       counted: their distinct ids.
       num_ps: the servers, with a shard of each table.
       max_server_bytes: that all tables of a server share; 0 is no limit.
+      evicted_bytes: as of `byte_limits.evicted_bytes`.
     """
     server = ServerLimit(max_bytes=max_server_bytes) if max_server_bytes else None
     shards = [
-        _Shards(table, rows, num_ps, server.part(len(tables)) if server else 0)
+        _Shards(
+            table,
+            rows,
+            num_ps,
+            server.part(len(tables)) if server else 0,
+            evicted_bytes[table.name],
+        )
         for table, rows in zip(tables, counted, strict=True)
     ]
     grown = np.array([each.grown_after(1.0) for each in shards])
@@ -71,8 +79,16 @@ class _Shards:
       kept: float64 [num_ps], the rows within the table's limits of rows.
     """
 
-    def __init__(self, table: TableSpec, counted: TableRows, num_ps: int, server_part: int) -> None:
+    def __init__(
+        self,
+        table: TableSpec,
+        counted: TableRows,
+        num_ps: int,
+        server_part: int,
+        evicted_bytes: int,
+    ) -> None:
         self.table = table
+        self._evicted_bytes = evicted_bytes
         self._counted = counted
         self._asked = counted.by_shard(num_ps)
         size = find(table.eviction, SizeLimit)
@@ -89,7 +105,7 @@ class _Shards:
 
     def bytes_of(self, rows: int) -> int:
         """Gives what a limit counts for so many rows on a shard."""
-        return limited_bytes(self.table, rows, self._pieces_by)
+        return self._evicted_bytes + limited_bytes(self.table, rows, self._pieces_by)
 
     def grown_after(self, share: float) -> NDArray[np.float64]:
         """Gives the rows with which the shards took their last memory, in a share of an epoch."""

@@ -15,7 +15,7 @@ class EvictionConfig:
     max_server_bytes: int = option(
         0,
         "at this many bytes of tables on a parameter server, new rows displace others; at least "
-        "73,728 and 1,024 rows of each table; 0: no limit",
+        "73,728 and 1,024 rows of each table, and 3 MiB per group with --evicted-rows; 0: no limit",
         least=0,
         most=MAX_INT64,
     )

@@ -8,11 +8,13 @@ from typing import Literal
 from embedps.constants import EVICTION_ORDERS
 from embedps.errors import UsageError
 from embedps.tables.admission import MinCount
+from embedps.tables.groups import TableGroup
 from embedps.tables.specs import TableSpec
 
 # As kernels/store/table_eviction.h counts them.
 _TABLE_BYTES = 64 * 1152  # of a table without rows
 _COUNTING_BYTES = 64 * 512  # of a table that counts, without counters
+_EVICTED_BYTES = 3 << 20  # of a group's files of evicted rows, as kernels/store/evicted_rows.h
 _FIRST_ROWS = 1024  # there is memory for as many from the beginning
 STRIPES = 64
 _LEAST_PIECE, _MOST_PIECE = 16, 1024  # rows
@@ -68,9 +70,28 @@ def _piece_rows(table: TableSpec, max_bytes: int) -> int:
 
 
 def least_bytes(table: TableSpec) -> int:
-    """Gives what a server's limit counts for a table without rows and counters."""
+    """Gives what a server's limit counts for a table without rows and counters.
+
+    Files of evicted rows are not in it: see `evicted_bytes`.
+    """
     counts = isinstance(table.admission, MinCount)
     return limited_bytes(table, 0) + (_COUNTING_BYTES if counts else 0)
+
+
+def evicted_bytes(groups: Sequence[TableGroup], *, keeps_evicted: bool) -> dict[str, int]:
+    """Gives each table's part of what files of evicted rows take of a shard's memory.
+
+    Args:
+      groups: of the tables; each has a file at a time.
+      keeps_evicted: whether there are such files.
+    """
+    if not keeps_evicted:
+        return {table.name: 0 for group in groups for table in group.tables}
+    return {
+        table.name: -(-_EVICTED_BYTES // len(group.tables))
+        for group in groups
+        for table in group.tables
+    }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,8 +102,8 @@ class ServerLimit:
     table.
 
     Attributes:
-      max_bytes: of each server, index and bookkeeping included; at least the sum of least_bytes of
-        its tables, once per shard on it.
+      max_bytes: of each server, index and bookkeeping included; at least the sum of least_bytes and
+        evicted_bytes of its tables, once per shard on it.
       order: of the tables that have no SizeLimit: the worst row is the one "least_recent"ly
         updated, or the "least_frequent"ly.
     """
@@ -103,18 +124,23 @@ class ServerLimit:
         """Gives what decides how large the pieces of a table are, among so many on a server."""
         return self.max_bytes // (_SERVER_STORES * num_tables)
 
-    def check(self, tables: Sequence[TableSpec], devices: Sequence[str]) -> None:
+    def check(
+        self, groups: Sequence[TableGroup], devices: Sequence[str], *, keeps_evicted: bool
+    ) -> None:
         """Checks that each server has room for the first rows and counters of each table.
 
         Args:
-          tables: of the collection.
+          groups: of the collection's tables.
           devices: each shard's.
+          keeps_evicted: whether evicted rows are written to files.
 
         Raises:
           UsageError: one has not.
         """
         shards = max(Counter(devices).values())
-        least = shards * sum(least_bytes(table) for table in tables)
+        tables = [table for group in groups for table in group.tables]
+        of_files = sum(evicted_bytes(groups, keeps_evicted=keeps_evicted).values())
+        least = shards * (of_files + sum(least_bytes(table) for table in tables))
         if self.max_bytes < least:
             raise UsageError(
                 f"max_server_bytes must be at least {least} for {len(tables)} tables with "

@@ -96,7 +96,7 @@ class EmbeddingCollection:
         self.groups = group_tables(tables, features)
         self.devices = tuple(devices)
         if server_limit is not None:
-            server_limit.check(self.tables, self.devices)
+            server_limit.check(self.groups, self.devices, keeps_evicted=keeps_evicted)
         self.container = container
         self.trainable = trainable
         self.server_limit = server_limit

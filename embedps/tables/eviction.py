@@ -43,7 +43,7 @@ class SizeLimit:
       max_rows: the most rows of the table; each shard has an equal part. 0 is no limit.
       max_bytes: the most bytes of the table, index and bookkeeping included; each shard has an
         equal part, of at least 73,728 bytes and 1,024 rows with 40 bytes each (and 262,144 with
-        MinCount). 0 is no limit.
+        MinCount), and the table's part of 3 MiB if evicted rows are kept. 0 is no limit.
       order: the worst row is the one "least_recent"ly updated, or the "least_frequent"ly.
     """
 

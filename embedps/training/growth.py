@@ -89,6 +89,7 @@ def forecast_tables(
     tables: Sequence[TableSpec],
     shards: Sequence[ShardUse],
     rows_per_hour: Mapping[str, Sequence[float]],
+    evicted_bytes: Mapping[str, int],
 ) -> list[Forecast]:
     """Forecasts the limits of tables; each shard has an equal part of a limit.
 
@@ -96,13 +97,15 @@ def forecast_tables(
       tables: of the run.
       shards: what each holds.
       rows_per_hour: by table, of each shard.
+      evicted_bytes: as of `byte_limits.evicted_bytes`.
     """
     found = []
     for table in tables:
         size = find(table.eviction, SizeLimit)
         rows = [shard.tables[table.name].rows for shard in shards]
         of_shard = size.max_bytes // len(shards) if size else 0
-        used = [limited_bytes(table, num_rows, of_shard) for num_rows in rows]
+        of_files = evicted_bytes[table.name]
+        used = [of_files + limited_bytes(table, num_rows, of_shard) for num_rows in rows]
         for name, limit, values, unit in (
             ("capacity", table.capacity, rows, 1),
             ("max_rows", size.max_rows if size else 0, rows, 1),
@@ -131,6 +134,7 @@ def forecast_servers(
     tables: Sequence[TableSpec],
     servers: Sequence[Sequence[ShardUse]],
     rows_per_hour: Sequence[Mapping[str, float]],
+    evicted_bytes: Mapping[str, int],
 ) -> list[Forecast]:
     """Forecasts when a server reaches the limit that its tables share.
 
@@ -139,12 +143,15 @@ def forecast_servers(
       tables: of the run.
       servers: what the shards of each hold.
       rows_per_hour: of each server, by table.
+      evicted_bytes: as of `byte_limits.evicted_bytes`.
     """
     found = []
     for i, (shards, growth) in enumerate(zip(servers, rows_per_hour, strict=True)):
         part = limit.part(len(tables))
         used = sum(
-            limited_bytes(t, shard.tables[t.name].rows, part) for t in tables for shard in shards
+            evicted_bytes[t.name] + limited_bytes(t, shard.tables[t.name].rows, part)
+            for t in tables
+            for shard in shards
         )
         per_hour = sum(growth[t.name] * limited_row_bytes(t) for t in tables)
         found.append(

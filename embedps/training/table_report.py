@@ -47,6 +47,7 @@ class TableReport:
         *,
         share_machine: bool,
         server_limit: ServerLimit | None = None,
+        evicted_bytes: Mapping[str, int] | None = None,
     ) -> None:
         """Knows nothing yet.
 
@@ -54,7 +55,9 @@ class TableReport:
           tables: of the run.
           share_machine: all shards use the memory of one machine.
           server_limit: of the bytes of each server, if there is one.
+          evicted_bytes: as of `byte_limits.evicted_bytes`, if there are files of evicted rows.
         """
+        self._evicted_bytes = evicted_bytes or dict.fromkeys((t.name for t in tables), 0)
         self._server_limit = server_limit
         self._tables = tables
         self._share_machine = share_machine
@@ -90,13 +93,14 @@ class TableReport:
             [float(per_hour[shards, :, 1].sum()) for shards in servers],
             share_machine=self._share_machine,
         )
-        found = forecast_tables(self._tables, self._last, rows)
+        found = forecast_tables(self._tables, self._last, rows, self._evicted_bytes)
         if self._server_limit is not None:
             found += forecast_servers(
                 self._server_limit,
                 self._tables,
                 [[self._last[i] for i in shards] for shards in servers],
                 [dict(zip(names, per_hour[s, :, 0].sum(axis=0), strict=True)) for s in servers],
+                self._evicted_bytes,
             )
         return found + memory
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 from embedps.checkpoint.tools.run_statistics import STATISTICS_NAME
 from embedps.errors import CheckpointError
 from embedps.run.summary import write_json
+from embedps.tables.byte_limits import evicted_bytes
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.table_scan import TableScan
 from embedps.training.growth import Forecast
@@ -55,7 +56,12 @@ class TableWatch:
         self._every_secs = every_secs
         self._clock = clock
         self._report = TableReport(
-            collection.tables, share_machine=share_machine, server_limit=collection.server_limit
+            collection.tables,
+            share_machine=share_machine,
+            server_limit=collection.server_limit,
+            evicted_bytes=evicted_bytes(
+                collection.groups, keeps_evicted=collection.evicted_files is not None
+            ),
         )
         self._scan: Callable[[], dict[str, TableScan]] | None = None
         self._scanning: concurrent.futures.Future[dict[str, TableScan]] | None = None

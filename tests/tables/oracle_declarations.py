@@ -29,13 +29,15 @@ from tests.tables.admission_twin import CounterTwin
 from tests.tables.builders import constant
 from tests.tables.stripe_twin import (
     COUNTER_PARTS,
+    COUNTING_BYTES,
+    EVICTED_BYTES,
     counted_bytes,
     least_bytes,
     stripe_of,
 )
 
 TABLE = "t"
-LEAST_COUNTING = COUNTER_PARTS * 64 * 512  # the least byte limit of a table that counts
+LEAST_COUNTING = COUNTER_PARTS * COUNTING_BYTES  # the least byte limit of a table that counts
 
 
 @functools.cache
@@ -92,7 +94,7 @@ class Declarations:
     def _admission(self, draw: random.Random) -> Admission | None:
         if not self._admits:
             return None
-        count = MinCount(count=draw.choice([2, 3, 5]), expire_steps=self._expire_steps)
+        count = MinCount(count=draw.choice([2, 2, 3, 5]), expire_steps=self._expire_steps)
         # Counters may come back if a table counts again, and then it matters which have expired.
         others = [] if self._expire_steps else [Chance(probability=0.4), None]
         return draw.choice([count, count, *others])
@@ -110,7 +112,8 @@ class Declarations:
             # More than a shard's least with counters, of whose part these traces fill little.
             parts = 1 if spec.admission is None else COUNTER_PARTS / (COUNTER_PARTS - 1)
             of_shard = max(
-                round((least_bytes(spec) + room) * parts) + 1, 0 if parts == 1 else LEAST_COUNTING
+                round((self._least_bytes(spec) + room) * parts) + 1,
+                0 if parts == 1 else LEAST_COUNTING,
             )
             many = 0 if rows and draw.random() < 0.5 else self.most_shards * of_shard
             if rows or many:
@@ -121,11 +124,16 @@ class Declarations:
         self, draw: random.Random, spec: TableSpec, num_shards: int
     ) -> ServerLimit | None:
         """Declares the limit of the server that has all shards, or none."""
-        # What counters take of it depends on the pages of their maps, which no twin has.
-        if self._admits or draw.random() < 0.4:
+        if draw.random() < 0.4:
             return None
-        room = draw.choice([0, 16, 16, 48]) * counted_bytes(spec)
-        return ServerLimit(max_bytes=num_shards * least_bytes(spec) + room, order=_order(draw))
+        # Admission leaves fewer rows.
+        room = draw.choice([0, 0, 16] if self._admits else [0, 16, 16, 48]) * counted_bytes(spec)
+        counting = COUNTING_BYTES if isinstance(spec.admission, MinCount) else 0
+        least = num_shards * (self._least_bytes(spec) + counting)
+        return ServerLimit(max_bytes=least + room, order=_order(draw))
+
+    def _least_bytes(self, spec: TableSpec) -> int:
+        return least_bytes(spec, EVICTED_BYTES if self.keeps_evicted else 0)
 
 
 def _order(draw: random.Random) -> Literal["least_recent", "least_frequent"]:

@@ -130,6 +130,7 @@ class Trace:
     def _count_server(self) -> None:
         if self.server_twin is not None and self.server_twin.refusals:
             self.did["at_server_limit"] += 1
+            self.did["counting_at_server_limit"] += self.twins[0].counters is not None
 
     def _load(self, twin: TableTwin, shard: int) -> None:
         n = self.num_shards

@@ -20,6 +20,8 @@ SERVER_STORES = 4  # that share a server's limit, about
 FIRST_ROOM = STRIPES * FIRST_CHUNK_ROWS
 TABLE_BYTES, BOOKKEEPING_BYTES = 64 * 1152, 40
 COUNTER_PARTS = 8  # counters have one of these parts of a byte limit
+COUNTING_BYTES = 64 * 512  # of a shard's first counters, which a byte limit always has a place for
+EVICTED_BYTES = 3 << 20  # of a shard's files of evicted rows
 LEARNING_RATE = 0.5
 CAUSES = ("age", "norm", "limit", "hand")
 Floats = tuple[float, ...]
@@ -37,9 +39,9 @@ def counted_bytes(spec: TableSpec) -> int:
     return row_bytes(spec) + BOOKKEEPING_BYTES
 
 
-def least_bytes(spec: TableSpec) -> int:
+def least_bytes(spec: TableSpec, evicted_bytes: int) -> int:
     """Of a shard without rows, as a byte limit counts it."""
-    return TABLE_BYTES + FIRST_ROOM * counted_bytes(spec)
+    return TABLE_BYTES + evicted_bytes + FIRST_ROOM * counted_bytes(spec)
 
 
 def chunk_rows(spec: TableSpec, max_bytes: int) -> int:
@@ -51,9 +53,9 @@ def chunk_rows(spec: TableSpec, max_bytes: int) -> int:
     return rows
 
 
-def room_slack(spec: TableSpec, max_room: int) -> int:
+def room_slack(spec: TableSpec, max_room: int, evicted_bytes: int) -> int:
     """Rows beyond a limit that there may be memory for while records are loaded."""
-    least = FIRST_ROOM + TABLE_BYTES // counted_bytes(spec)
+    least = FIRST_ROOM + (TABLE_BYTES + evicted_bytes) // counted_bytes(spec)
     return max_room // CHUNK_PARTS + 16 * math.isqrt(max_room) + least
 
 

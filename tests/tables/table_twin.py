@@ -25,6 +25,8 @@ from tests.tables.stripe_twin import (
     CAUSES,
     CHUNK_ROWS,
     COUNTER_PARTS,
+    COUNTING_BYTES,
+    EVICTED_BYTES,
     FIRST_CHUNK_ROWS,
     FIRST_ROOM,
     LEARNING_RATE,
@@ -88,7 +90,7 @@ class ServerTwin:
 
     @property
     def charged_bytes(self) -> int:
-        return sum(TABLE_BYTES + twin.room * counted_bytes(twin.spec) for twin in self.shards)
+        return sum(twin.charged_bytes for twin in self.shards)
 
 
 class TableTwin:
@@ -108,6 +110,7 @@ class TableTwin:
         if server is not None:
             server.shards.append(self)
         self._keeps_evicted = keeps_evicted
+        self._evicted_bytes = EVICTED_BYTES if keeps_evicted else 0
         self.gone: list[TwinEvicted] = []  # since the last file of evicted rows
         self._first_slots = tuple(first_slots(spec).tolist())
         self.clock = clock
@@ -140,7 +143,12 @@ class TableTwin:
             max_bytes -= max_bytes // COUNTER_PARTS
         self.num_rows = 0
         self.max_room = (
-            max(FIRST_ROOM, (max_bytes - TABLE_BYTES) // counted_bytes(spec)) if max_bytes else 0
+            max(
+                FIRST_ROOM,
+                (max_bytes - TABLE_BYTES - self._evicted_bytes) // counted_bytes(spec),
+            )
+            if max_bytes
+            else 0
         )
 
     @property
@@ -154,6 +162,13 @@ class TableTwin:
     def room(self) -> int:
         """The rows that byte limits count."""
         return sum(max(s.room, FIRST_CHUNK_ROWS) for s in self.stripes)
+
+    @property
+    def charged_bytes(self) -> int:
+        """What a server's limit counts. Those few counters that traces have are among the first."""
+        counting = 0 if self.counters is None else COUNTING_BYTES
+        rows = self.room * counted_bytes(self.spec)
+        return TABLE_BYTES + self._evicted_bytes + counting + rows
 
     def stripe(self, id_: int) -> Stripe:
         return self.stripes[stripe_of(self.spec.name, id_)]
@@ -409,7 +424,7 @@ class TableTwin:
 
     def _make_place_for(self, row: TwinRow, stripe: Stripe) -> bool:
         """Makes place for a record, if it is not the worst."""
-        if self._has_room(stripe, room_slack(self.spec, self.max_room)):
+        if self._has_room(stripe, room_slack(self.spec, self.max_room, self._evicted_bytes)):
             return True
         worst = stripe.worst_candidate(self.order)
         assert worst is not None

@@ -1,11 +1,13 @@
 """The limit of bytes that all tables of a server share."""
 
+import dataclasses
+
 import pytest
 import tensorflow as tf
 
 from embedps.errors import UsageError
 from embedps.tables import Adagrad, LazyAdam, MinCount, RowwiseAdagrad, SizeLimit
-from embedps.tables.byte_limits import ServerLimit, least_bytes, limited_bytes
+from embedps.tables.byte_limits import ServerLimit, evicted_bytes, least_bytes, limited_bytes
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.groups import group_tables
 from embedps.tables.new_store import make_store
@@ -34,8 +36,33 @@ def test_the_least_limit_is_that_of_all_tables_of_a_server():
         make_collection(COUNTING, num_shards=2, server_limit=ServerLimit(max_bytes=least(2) - 1))
 
 
+def test_files_of_evicted_rows_are_in_the_least_limit():
+    pair = (make_table("one", 4), make_table("other", 4))
+    groups = group_tables(pair, [FeatureSpec(name=t.name, table=t) for t in pair])
+    of_files = evicted_bytes(groups, keeps_evicted=True)
+    assert of_files == {"one": 3 << 19, "other": 3 << 19}
+    limit = sum(least_bytes(t) + of_files[t.name] for t in pair)
+    make_collection(pair, server_limit=ServerLimit(max_bytes=limit), keeps_evicted=True)
+    with pytest.raises(UsageError, match=f"max_server_bytes must be at least {limit} for 2 tables"):
+        make_collection(pair, server_limit=ServerLimit(max_bytes=limit - 1), keeps_evicted=True)
+
+
+def test_files_of_evicted_rows_are_in_the_least_limit_of_a_table():
+    table = make_table("t", 16, optimizer=RowwiseAdagrad())
+    least_limit = 64 * 1152 + 1024 * (84 + 40) + (3 << 20)
+
+    def limited(max_bytes: int):
+        spec = dataclasses.replace(table, eviction=(SizeLimit(max_bytes=max_bytes),))
+        return make_collection([spec], keeps_evicted=True)
+
+    assert limited(least_limit).stats().memory_bytes <= least_limit
+    with pytest.raises(UsageError, match=f"max_bytes must be at least {least_limit} per"):
+        limited(least_limit - 1)
+
+
+@pytest.mark.parametrize("keeps_evicted", [False, True])
 @pytest.mark.parametrize("table", COUNTING, ids=lambda t: t.name)
-def test_the_kernels_agree_on_the_least_limit(table):
+def test_the_kernels_agree_on_the_least_limit(table, keeps_evicted):
     (group,) = group_tables([table], [FeatureSpec(name="f", table=table)])
 
     def make(max_bytes: int) -> None:
@@ -45,14 +72,15 @@ def test_the_kernels_agree_on_the_least_limit(table):
             num_shards=1,
             device="/device:CPU:0",
             container="test-least-limit",
-            name=f"{table.name}-{max_bytes}",
+            name=f"{table.name}-{max_bytes}-{keeps_evicted}",
             trainable=True,
             sweeps_itself=False,
             server_limit=ServerLimit(max_bytes=max_bytes),
-            keeps_evicted=False,
+            keeps_evicted=keeps_evicted,
         )
 
-    of_table = least_bytes(table)
+    of_files = evicted_bytes([group], keeps_evicted=keeps_evicted)
+    of_table = least_bytes(table) + of_files[table.name]
     make(of_table)
     with pytest.raises(UsageError, match=f"must be at least {of_table} for the tables up to here"):
         make(of_table - 1)

@@ -16,13 +16,16 @@ import pytest
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.evicted_directory import FIRST_FIELDS, EvictedDirectory
 from embedps.errors import UsageError
-from embedps.tables.byte_limits import limited_bytes
+from embedps.tables.byte_limits import evicted_bytes, limited_bytes
+from embedps.tables.groups import group_tables
 from tests.builders import ROOT, latest, make_mixed, make_trainer, write_dataset
 from tests.checkpoint.readers import read_chain
 from tests.forks import arm, is_killed
 from tests.tables.builders import constant, ids, make_collection, make_table, train
 
+GROUPS = group_tables(make_mixed().tables, make_mixed().features)
 LEAST = sum(limited_bytes(table, 0) for table in make_mixed().tables)
+LEAST += sum(evicted_bytes(GROUPS, keeps_evicted=True).values())
 
 
 def read(directory: Path, group: str = "dim3-rowwise_adagrad"):

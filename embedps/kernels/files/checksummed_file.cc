@@ -13,18 +13,20 @@
 namespace embedps {
 namespace {
 
-constexpr int64_t kBufferBytes = 16 * kFilePieceBytes;
 constexpr size_t kAlignment = 4096;  // at least every device's block size
 
 }  // namespace
 
-ChecksummedFile::ChecksummedFile(int fd)
-    : fd_(fd), buffer_(static_cast<char*>(std::aligned_alloc(kAlignment, kBufferBytes))) {
+ChecksummedFile::ChecksummedFile(int fd, int64_t buffer_bytes)
+    : fd_(fd),
+      buffer_bytes_(buffer_bytes),
+      buffer_(static_cast<char*>(std::aligned_alloc(kAlignment, buffer_bytes))) {
   set_mode(arrow::io::FileMode::WRITE);
 }
 
-ChecksummedFile::ChecksummedFile(std::shared_ptr<arrow::io::OutputStream> upload)
-    : ChecksummedFile(-1) {
+ChecksummedFile::ChecksummedFile(std::shared_ptr<arrow::io::OutputStream> upload,
+                                 int64_t buffer_bytes)
+    : ChecksummedFile(-1, buffer_bytes) {
   upload_ = std::move(upload);
 }
 
@@ -33,7 +35,8 @@ ChecksummedFile::~ChecksummedFile() {
 }
 
 arrow::Status ChecksummedFile::Write(const void* data, int64_t nbytes) {
-  if (buffer_ == nullptr) return arrow::Status::OutOfMemory("a buffer of ", kBufferBytes, " bytes");
+  if (buffer_ == nullptr)
+    return arrow::Status::OutOfMemory("a buffer of ", buffer_bytes_, " bytes");
   if (FaultIsDue("write")) Tear(data, nbytes);
   const char* next = static_cast<const char*>(data);
   while (nbytes > 0) {
@@ -45,7 +48,7 @@ arrow::Status ChecksummedFile::Write(const void* data, int64_t nbytes) {
     filled_ += some;
     bytes_ += some;
     Hash(/*all=*/false);
-    if (filled_ == kBufferBytes) ARROW_RETURN_NOT_OK(Flush(/*last=*/false));
+    if (filled_ == buffer_bytes_) ARROW_RETURN_NOT_OK(Flush(/*last=*/false));
   }
   return arrow::Status::OK();
 }

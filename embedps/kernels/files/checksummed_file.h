@@ -13,6 +13,7 @@
 
 #include "embedps/kernels/files/local_files.h"
 #include "embedps/kernels/files/xxh3.h"
+#include "embedps/kernels/runtime/constants.h"
 
 namespace embedps {
 
@@ -22,8 +23,10 @@ namespace embedps {
 // buffer goes through the page cache, and so do files smaller than the buffer.
 class ChecksummedFile final : public arrow::io::OutputStream {
  public:
-  explicit ChecksummedFile(int fd);
-  explicit ChecksummedFile(std::shared_ptr<arrow::io::OutputStream> upload);
+  static constexpr int64_t kBufferBytes = 16 * kFilePieceBytes;
+
+  ChecksummedFile(int fd, int64_t buffer_bytes);
+  ChecksummedFile(std::shared_ptr<arrow::io::OutputStream> upload, int64_t buffer_bytes);
   ~ChecksummedFile() override;
 
   using arrow::io::OutputStream::Write;
@@ -52,6 +55,7 @@ class ChecksummedFile final : public arrow::io::OutputStream {
 
   FileDescriptor fd_;
   std::shared_ptr<arrow::io::OutputStream> upload_;
+  const int64_t buffer_bytes_;
   std::unique_ptr<char[], Free> buffer_;
   int64_t filled_ = 0;  // bytes in the buffer
   int64_t hashed_ = 0;  // bytes of these whose checksums are taken

@@ -19,6 +19,8 @@
 namespace embedps {
 namespace {
 
+constexpr int64_t kBufferBytes = 2 * kFilePieceBytes;
+
 template <typename T>
 std::shared_ptr<arrow::Buffer> View(const std::vector<T>& values) {
   return std::make_shared<arrow::Buffer>(reinterpret_cast<const uint8_t*>(values.data()),
@@ -55,10 +57,29 @@ std::shared_ptr<arrow::Schema> ToArrow(const RowFileSchema& schema) {
   return arrow::schema(std::move(fields));
 }
 
+// Takes little memory: a batch's record stays in memory until the file is finished. Only names are
+// few enough for a dictionary, and only ids and steps are searched by their bounds.
+std::shared_ptr<parquet::WriterProperties> Properties() {
+  return parquet::WriterProperties::Builder()
+      .memory_pool(arrow::system_memory_pool())
+      ->compression(parquet::Compression::ZSTD)
+      ->disable_dictionary()
+      ->enable_dictionary("table")
+      ->enable_dictionary("reason")
+      ->disable_statistics()
+      ->enable_statistics("id")
+      ->enable_statistics("evicted_step")
+      ->enable_statistics("last_step")
+      ->set_size_statistics_level(parquet::SizeStatisticsLevel::None)
+      ->build();
+}
+
 class ParquetEvictedFileWriter final : public EvictedFileWriter {
  public:
   ParquetEvictedFileWriter(const std::string& path, const RowFileSchema& schema)
-      : schema_(schema), arrow_schema_(ToArrow(schema)), output_(path, /*hidden=*/true) {}
+      : schema_(schema),
+        arrow_schema_(ToArrow(schema)),
+        output_(path, /*hidden=*/true, kBufferBytes) {}
 
   Status Init() {
     EMBEDPS_RETURN_IF_ERROR(output_.Open());
@@ -79,15 +100,14 @@ class ParquetEvictedFileWriter final : public EvictedFileWriter {
     ARROW_ASSIGN_OR_RAISE(tables_, Names(schema_.tables));
     ARROW_ASSIGN_OR_RAISE(reasons_,
                           Names({std::begin(kEvictionCauses), std::end(kEvictionCauses)}));
-    auto properties =
-        parquet::WriterProperties::Builder().compression(parquet::Compression::ZSTD)->build();
+    auto properties = Properties();
     auto arrow_properties = parquet::ArrowWriterProperties::Builder().store_schema()->build();
     // A view: the file's owner closes it.
     const std::shared_ptr<arrow::io::OutputStream> sink(output_.stream(),
                                                         [](arrow::io::OutputStream*) {});
     ARROW_ASSIGN_OR_RAISE(
-        writer_, parquet::arrow::FileWriter::Open(*arrow_schema_, arrow::default_memory_pool(),
-                                                  sink, properties, arrow_properties));
+        writer_, parquet::arrow::FileWriter::Open(*arrow_schema_, arrow::system_memory_pool(), sink,
+                                                  properties, arrow_properties));
     return arrow::Status::OK();
   }
 

@@ -24,14 +24,14 @@ Status OutputFile::Open() {
   if (IsObject(path_)) {
     auto upload = OpenObjectOutput(path_);
     if (!upload.ok()) return Wrap(upload.status());
-    file_ = std::make_unique<ChecksummedFile>(*std::move(upload));
+    file_ = std::make_unique<ChecksummedFile>(*std::move(upload), buffer_bytes_);
     return Status::Ok();
   }
   EMBEDPS_RETURN_IF_ERROR(MakeDirectories(std::filesystem::path(path_).parent_path(), &unsynced_));
   const std::string temporary = TemporaryPath();
   const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd < 0) return Errno("cannot create", temporary, errno);
-  file_ = std::make_unique<ChecksummedFile>(fd);
+  file_ = std::make_unique<ChecksummedFile>(fd, buffer_bytes_);
   return Status::Ok();
 }
 

@@ -20,8 +20,10 @@ namespace embedps {
 class OutputFile {
  public:
   // If `hidden`, the temporary file's name begins with "_": readers of a directory skip it.
-  explicit OutputFile(std::string path, bool hidden = false)
-      : path_(std::move(path)), hidden_(hidden) {}
+  // `buffer_bytes` is a multiple of kFilePieceBytes.
+  explicit OutputFile(std::string path, bool hidden = false,
+                      int64_t buffer_bytes = ChecksummedFile::kBufferBytes)
+      : path_(std::move(path)), hidden_(hidden), buffer_bytes_(buffer_bytes) {}
   ~OutputFile();  // without Finish, removes the file
 
   // Creates the file, and missing directories of its path.
@@ -39,6 +41,7 @@ class OutputFile {
 
   const std::string path_;
   const bool hidden_;
+  const int64_t buffer_bytes_;
   std::vector<std::filesystem::path> unsynced_;
   std::unique_ptr<ChecksummedFile> file_;
   bool finished_ = false;

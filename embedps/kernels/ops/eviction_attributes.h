@@ -14,7 +14,7 @@
 
 namespace embedps {
 
-// Sets the eviction of each table of `config`.
+// Sets the eviction of each table of `config`, which has what else byte limits count.
 inline absl::Status ReadEviction(tensorflow::OpKernelConstruction* c, RowStoreConfig* config) {
   std::vector<int64_t> ttl_steps, limit_rows, limit_bytes;
   std::vector<float> min_norms;
@@ -49,7 +49,8 @@ inline absl::Status ReadEviction(tensorflow::OpKernelConstruction* c, RowStoreCo
     if (ttl_steps[t] < 0 || !(min_norms[t] >= 0) || limit_rows[t] < 0 || limit_bytes[t] < 0) {
       return absl::InvalidArgumentError(table + "the numbers of its eviction must be at least 0");
     }
-    const int64_t least_bytes = TableEviction::LeastBytes(layout, config->tables[t].admission);
+    const int64_t least_bytes = TableEviction::LeastBytes(layout, config->tables[t].admission,
+                                                          EvictedBytesPerTable(*config));
     if (limit_bytes[t] > 0 && limit_bytes[t] < least_bytes) {
       return absl::InvalidArgumentError(
           table + "max_bytes must be at least " + std::to_string(least_bytes) +

@@ -125,12 +125,12 @@ class RowStoreOp : public OpKernel {
     }
     OP_REQUIRES_OK(c, c->GetAttr("compact", &config_.compact));
     OP_REQUIRES_OK(c, ReadAdmission(c));
-    OP_REQUIRES_OK(c, ReadEviction(c, &config_));
     OP_REQUIRES_OK(c, c->GetAttr("server_memory", &server_memory_));
     OP_REQUIRES_OK(c, c->GetAttr("max_server_bytes", &max_server_bytes_));
     bool keeps_evicted = false;
     OP_REQUIRES_OK(c, c->GetAttr("keeps_evicted", &keeps_evicted));
     if (keeps_evicted) config_.open_evicted_file = EvictedFileWriter::Open;
+    OP_REQUIRES_OK(c, ReadEviction(c, &config_));
   }
 
   void Compute(OpKernelContext* context) override {
@@ -155,7 +155,8 @@ class RowStoreOp : public OpKernel {
     config->server_memory = found->memory;
     int64_t least = 0;
     for (const TableConfig& table : config->tables) {
-      least += TableEviction::LeastServerBytes(LayoutOf(*config), table.admission);
+      least += TableEviction::LeastServerBytes(LayoutOf(*config), table.admission,
+                                               EvictedBytesPerTable(*config));
     }
     const int64_t taken = found->memory->charged_bytes();
     if (taken + least <= max_server_bytes_) return absl::OkStatus();

@@ -330,7 +330,7 @@ TEST(StepsCutsAndEvictionsRunSideBySide) {
 
 TEST(CountersAreChargedToTheLimitOfTheServer) {
   RowStoreConfig config = CountingConfig(200);
-  const int64_t limit = 4 * TableEviction::LeastBytes(LayoutOf(config));
+  const int64_t limit = 4 * TableEviction::LeastBytes(LayoutOf(config), 0);
   config.server_memory = std::make_shared<ServerMemory>(limit);
   {
     RowStore store(config);
@@ -351,7 +351,7 @@ TEST(CountersAreChargedToTheLimitOfTheServer) {
 TEST(CountersHaveAnEighthOfAByteLimitAndRowsTheRest) {
   RowStoreConfig config = CountingConfig(2);
   TableConfig& table = config.tables[0];
-  const int64_t limit = 3 * TableEviction::LeastBytes(LayoutOf(config), table.admission);
+  const int64_t limit = 3 * TableEviction::LeastBytes(LayoutOf(config), table.admission, 0);
   table.eviction.max_bytes = limit;
   RowStore store(config);
   uint32_t step = 0;

@@ -194,7 +194,7 @@ TEST(MemoryStaysBelowEveryByteLimitFromTheLeastOn) {
     for (const int times : {1, 2, 5, 40}) {
       RowStoreConfig config = MakeConfig(dim, 1);
       EvictionConfig& eviction = config.tables[0].eviction;
-      eviction.max_bytes = times * TableEviction::LeastBytes(LayoutOf(config));
+      eviction.max_bytes = times * TableEviction::LeastBytes(LayoutOf(config), 0);
       RowStore store(config);
       Rows chain;
       int64_t since = CutOnto(&store, CutKind::kBase, -1, &chain);

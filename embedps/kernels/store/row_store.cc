@@ -56,8 +56,8 @@ RowStore::RowStore(RowStoreConfig config)
       };
     }
     evictions_.push_back(std::make_unique<TableEviction>(
-        eviction, config_.tables[t].admission, layout_, salts_[t], &stripes_[t * kStripes],
-        &table_rows_[t], config_.server_memory.get(), on_evicted));
+        eviction, config_.tables[t].admission, layout_, EvictedBytesPerTable(config_), salts_[t],
+        &stripes_[t * kStripes], &table_rows_[t], config_.server_memory.get(), on_evicted));
     sweeps |= eviction.sweeps();
     if (eviction.max_bytes == 0) most_bytes = SIZE_MAX;
     if (most_bytes != SIZE_MAX) most_bytes += evictions_[t]->MostPoolBytes();
@@ -581,6 +581,7 @@ RowStoreStats RowStore::Stats() const {
   // Each store counts an equal part of what is spare in the server's memory.
   if (config_.server_memory) stats.memory_bytes /= config_.server_memory->num_stores();
   for (const int64_t bytes : stats.table_bytes) stats.memory_bytes += bytes;
+  stats.memory_bytes += EvictedBytes();
   stats.rejected_inserts = rejected_inserts_.load(std::memory_order_relaxed);
   stats.skipped_updates = skipped_updates_.load(std::memory_order_relaxed);
   return stats;

@@ -68,6 +68,12 @@ struct RowStoreConfig {
   EvictedRows::OpenFile open_evicted_file;
 };
 
+// Returns a table's part of what the files of evicted rows take. Byte limits count it.
+inline int64_t EvictedBytesPerTable(const RowStoreConfig& config) {
+  const auto num_tables = static_cast<int64_t>(config.tables.size());
+  return config.open_evicted_file ? (EvictedRows::kMemoryBytes + num_tables - 1) / num_tables : 0;
+}
+
 inline RowLayout LayoutOf(const RowStoreConfig& config) {
   const auto slots = InitialOptimizerSlots(config.optimizer, config.dim);
   return RowLayout(config.dim, static_cast<int>(slots.size()), config.row_dtype, config.slot_dtype);
@@ -241,8 +247,11 @@ class RowStore {
  private:
   Stripe& stripe(int table, uint64_t row_hash) const;
   int ChunkBits(const TableConfig& table) const;
-  // Of the stripes, outside of the pool.
-  int64_t HeapBytes() const { return static_cast<int64_t>(stripes_.size() * sizeof(Stripe)); }
+  // Of the stripes and of the files of evicted rows, outside of the pool.
+  int64_t HeapBytes() const {
+    return static_cast<int64_t>(stripes_.size() * sizeof(Stripe)) + EvictedBytes();
+  }
+  int64_t EvictedBytes() const { return evicted_rows_ ? EvictedRows::kMemoryBytes : 0; }
   // Prefetches what the visit of a bin begins with; -1 is none.
   void PrefetchBin(int bin) const;
   // Creates the row of an absent id, with initial values. Returns kNone if the table is full. The

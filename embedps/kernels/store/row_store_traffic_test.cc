@@ -244,7 +244,7 @@ TEST(RowsAndCountersStayWholeAtAByteLimit) {
   AdmissionConfig admission;
   admission.kind = AdmissionConfig::Kind::kMinCount;
   admission.min_count = 2;
-  eviction.max_bytes = TableEviction::LeastBytes(LayoutOf(MakeConfig(8, 2)), admission);
+  eviction.max_bytes = TableEviction::LeastBytes(LayoutOf(MakeConfig(8, 2)), admission, 0);
   eviction.order = EvictionOrder::kLeastFrequent;
   eviction.min_norm = 4;
   eviction.has_oldest_step = true;

@@ -35,27 +35,29 @@ int64_t RowSlack(int64_t max_rows) { return max_rows / 64 + kFirstRoom; }
 // - the most that each stripe had in the course of a chain, as no other takes its chunks. That is
 //   about 10 times the root of the rows, and what is beyond the part is below 6 times it;
 // - what each shard counts without rows.
-int64_t RoomSlack(int64_t limit, const RowLayout& layout) {
+int64_t RoomSlack(int64_t limit, const RowLayout& layout, int64_t evicted_bytes) {
   return limit / kChunkParts + 16 * static_cast<int64_t>(std::sqrt(static_cast<double>(limit))) +
-         kFirstRoom + TableEviction::kTableBytes / CountedBytes(layout);
+         kFirstRoom + (TableEviction::kTableBytes + evicted_bytes) / CountedBytes(layout);
 }
 
 }  // namespace
 
-int64_t TableEviction::LeastBytes(const RowLayout& layout) {
-  return kTableBytes + kFirstRoom * CountedBytes(layout);
+int64_t TableEviction::LeastBytes(const RowLayout& layout, int64_t evicted_bytes) {
+  return kTableBytes + evicted_bytes + kFirstRoom * CountedBytes(layout);
 }
 
-int64_t TableEviction::LeastBytes(const RowLayout& layout, const AdmissionConfig& admission) {
-  const int64_t least = LeastBytes(layout);
+int64_t TableEviction::LeastBytes(const RowLayout& layout, const AdmissionConfig& admission,
+                                  int64_t evicted_bytes) {
+  const int64_t least = LeastBytes(layout, evicted_bytes);
   if (admission.kind != AdmissionConfig::Kind::kMinCount) return least;
   return std::max(least * kCounterParts / (kCounterParts - 1) + 1,
                   kCounterParts * kLeastCounterBytes);
 }
 
-int64_t TableEviction::LeastServerBytes(const RowLayout& layout, const AdmissionConfig& admission) {
+int64_t TableEviction::LeastServerBytes(const RowLayout& layout, const AdmissionConfig& admission,
+                                        int64_t evicted_bytes) {
   const bool counts = admission.kind == AdmissionConfig::Kind::kMinCount;
-  return LeastBytes(layout) + (counts ? kLeastCounterBytes : 0);
+  return LeastBytes(layout, evicted_bytes) + (counts ? kLeastCounterBytes : 0);
 }
 
 int TableEviction::ChunkBits(int64_t max_bytes, const RowLayout& layout) {
@@ -75,15 +77,16 @@ double TableEviction::PoolShare(const RowLayout& layout) {
 }
 
 TableEviction::TableEviction(const EvictionConfig& config, const AdmissionConfig& admission,
-                             const RowLayout& layout, uint64_t salt,
+                             const RowLayout& layout, int64_t evicted_bytes, uint64_t salt,
                              const std::unique_ptr<Stripe>* stripes, std::atomic<int64_t>* rows,
                              ServerMemory* server_memory, OnEvicted on_evicted)
     : config_(config),
+      evicted_bytes_(evicted_bytes),
       max_room_(config.max_bytes == 0
                     ? kNoLimit
-                    : std::max(kFirstRoom,
-                               (config.max_bytes - CounterBytes(config, admission) - kTableBytes) /
-                                   CountedBytes(layout))),
+                    : std::max(kFirstRoom, (config.max_bytes - CounterBytes(config, admission) -
+                                            kTableBytes - evicted_bytes) /
+                                               CountedBytes(layout))),
       layout_(layout),
       salt_(salt),
       stripes_(stripes),
@@ -91,12 +94,12 @@ TableEviction::TableEviction(const EvictionConfig& config, const AdmissionConfig
       server_memory_(server_memory),
       on_evicted_(std::move(on_evicted)),
       room_(kFirstRoom) {
-  if (server_memory_ != nullptr) server_memory_->Charge(LeastBytes(layout));
+  if (server_memory_ != nullptr) server_memory_->Charge(LeastBytes(layout, evicted_bytes));
 }
 
 TableEviction::~TableEviction() {
   Reset();
-  if (server_memory_ != nullptr) server_memory_->Release(LeastBytes(layout_));
+  if (server_memory_ != nullptr) server_memory_->Release(LeastBytes(layout_, evicted_bytes_));
 }
 
 bool TableEviction::AtRowLimit(int64_t slack_rows) const {
@@ -108,7 +111,7 @@ bool TableEviction::ChargeRow(const Stripe& stripe, bool is_record) {
   // The first rows of every stripe are charged from the beginning.
   if (!limits_bytes() || !stripe.NeedsRoom() || stripe.room() == 0) return true;
   const int64_t more = stripe.NextRoom() - stripe.room();
-  const int64_t slack = is_record ? RoomSlack(max_room_, layout_) : 0;
+  const int64_t slack = is_record ? RoomSlack(max_room_, layout_, evicted_bytes_) : 0;
   if (room_.fetch_add(more, std::memory_order_relaxed) + more <= max_room_ + slack &&
       (server_memory_ == nullptr || server_memory_->Charge(more * CountedBytes(layout_)))) {
     return true;

@@ -58,12 +58,15 @@ class TableEviction {
   // Called with each row that is about to go, under its stripe's lock.
   using OnEvicted = std::function<void(const RowHeader&, EvictionCause)>;
 
-  // Returns the least byte limit: each stripe must have room for its first rows.
-  static int64_t LeastBytes(const RowLayout& layout);
-  // The same, with its first counters.
-  static int64_t LeastBytes(const RowLayout& layout, const AdmissionConfig& admission);
+  // Returns the least byte limit without counters: each stripe must have room for its first rows.
+  // `evicted_bytes` is the table's part of what the files of evicted rows take.
+  static int64_t LeastBytes(const RowLayout& layout, int64_t evicted_bytes);
+  // Returns the least byte limit.
+  static int64_t LeastBytes(const RowLayout& layout, const AdmissionConfig& admission,
+                            int64_t evicted_bytes);
   // Returns what a server's limit counts for a table without rows and counters.
-  static int64_t LeastServerBytes(const RowLayout& layout, const AdmissionConfig& admission);
+  static int64_t LeastServerBytes(const RowLayout& layout, const AdmissionConfig& admission,
+                                  int64_t evicted_bytes);
 
   // Returns the bits of a chunk's number of rows under a byte limit of a table. The last chunk of a
   // stripe is half empty on average; all of them are at most a 64th of the limit, or have
@@ -77,8 +80,9 @@ class TableEviction {
   // outlive the object. `on_evicted` may be null. The server's memory, to which LeastBytes are
   // charged, is null if the server has no limit.
   TableEviction(const EvictionConfig& config, const AdmissionConfig& admission,
-                const RowLayout& layout, uint64_t salt, const std::unique_ptr<Stripe>* stripes,
-                std::atomic<int64_t>* rows, ServerMemory* server_memory, OnEvicted on_evicted);
+                const RowLayout& layout, int64_t evicted_bytes, uint64_t salt,
+                const std::unique_ptr<Stripe>* stripes, std::atomic<int64_t>* rows,
+                ServerMemory* server_memory, OnEvicted on_evicted);
   ~TableEviction();
 
   const EvictionConfig& config() const { return config_; }
@@ -157,6 +161,7 @@ class TableEviction {
   bool DisplaceElsewhere(const Stripe* full);
 
   const EvictionConfig config_;
+  const int64_t evicted_bytes_;
   const int64_t max_room_;  // rows that the byte limit allows memory for
   const RowLayout& layout_;
   const uint64_t salt_;

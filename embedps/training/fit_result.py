@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import html
 import io
+import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 _TITLES = {"auc": "AUC", "logloss": "log loss", "normalized_entropy": "NE"}
 _CLICK_PLOTS = {"auc": "AUC", "normalized_entropy": "normalized entropy"}
 _MAX_SHOWN = 10
+# From so many steps on, DLRM lost AUC on a short log: see docs/guides/strategies.md.
+_STALE_STEPS, _ADVISED_BOUND = 4, 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -248,9 +251,18 @@ class FitResult:
             rows.append([f"{score.step:,}", *cells, f"{score.examples:,}"])
         return ["step", *(_TITLES.get(name, name) for name in names), "examples"], rows
 
+    def _asked(self, option: str) -> Any:
+        """Gives an option of the run; None if it is not known."""
+        return self.summary.get("config", {}).get("train", {}).get(option)
+
+    def _usual_staleness(self) -> int:
+        """Gives the median over workers of the median staleness of their steps."""
+        medians = [worker["p50"] for worker in self.summary.get("staleness", {}).values()]
+        return statistics.median_low(medians) if medians else 0
+
     def _lines(self) -> list[str]:
         lines = []
-        asked = self.summary.get("config", {}).get("train", {}).get("metric", "auc")
+        asked = self._asked("metric") or "auc"
         metric = next(
             (n for s in self.scores[-1:] for n in (asked, *s.values) if n in s.values), ""
         )
@@ -265,6 +277,12 @@ class FitResult:
             lines.append(f"stopped early: {self.stopped_early}")
         if self.evaluator_problem is not None:
             lines.append(f"scores are missing: {self.evaluator_problem}")
+        stale = self._usual_staleness()
+        if stale >= _STALE_STEPS and self._asked("max_staleness_steps") is None:
+            lines.append(
+                f"half of the steps met {stale} updates of others or more: if scores are low, try "
+                f"--max-staleness-steps {_ADVISED_BOUND}"
+            )
         state = "done" if self.finished else "stopped; run the same command again to resume"
         lines.append(
             f"{state}: {self.units.done}/{self.units.total} units, {self.examples:,} examples, "

@@ -69,6 +69,19 @@ def test_best_score_goes_by_the_metric(metric, number):
     assert best.number == number
 
 
+@pytest.mark.parametrize(
+    ("medians", "bound", "advised"),
+    [((5, 4, 6), None, 5), ((3, 4, 4), None, 4), ((3, 3, 9), None, 0), ((5, 4, 6), 8, 0)],
+)
+def test_steps_that_are_often_stale_are_told(medians, bound, advised):
+    staleness = {str(k): {"p50": median} for k, median in enumerate(medians)}
+    config = {"train": {"max_staleness_steps": bound}}
+    text = str(make_result(staleness=staleness, config=config))
+    told = f"half of the steps met {advised} updates of others or more: if scores are low, try "
+    assert (f"{told}--max-staleness-steps 3" in text) == bool(advised)
+    assert ("max-staleness" in text) == bool(advised)
+
+
 def test_best_score_of_none_is_none():
     assert make_result(aucs=()).scores.best() is None
     assert make_result(aucs=(None,)).scores.best() is None

@@ -17,7 +17,8 @@ Streams:
 - counters: the table admits an id by its second example. Each step has as many new ids as ids of
   the step before last, which it admits;
 - counters zipf: the same table, and ids by Zipf's law;
-- counters first: the same table, which sees new ids only, and then as many that it admits, in turn;
+- counters first: the same table, which sees new ids until counters would fill the limit, and then
+  the stream of counters;
 - evicted rows: every id is new, and rows that go are written to files, a file per save;
 - evicted rarely: the same with rare saves.
 """
@@ -61,6 +62,7 @@ _SAMPLE_SECS = 0.004
 _SMALL_ROWS = 50_000
 _SMALL_BYTES = 8 << 20  # of a small table that counts, whose counters max_rows does not limit
 _SMALL_STEPS = 100
+_COUNTER_BYTES = 16  # of an id without a row, at least
 
 Ids = npt.NDArray[np.int64]
 
@@ -202,8 +204,14 @@ def ids_of(numbers: Ids) -> Ids:
     return mix(numbers.astype(np.uint64)).view(np.int64)
 
 
-def batches(stream: str, capacity: int) -> Iterator[Ids]:
-    """Yields the distinct ids of each step, for ever; `capacity` is about what the table holds."""
+def batches(stream: str, capacity: int, first_steps: int = 0) -> Iterator[Ids]:
+    """Yields the distinct ids of each step, for ever.
+
+    Args:
+      stream: one of ALL_STREAMS.
+      capacity: about what the table holds.
+      first_steps: of "counters_first", before it goes on as "counters".
+    """
     rng = np.random.default_rng(3)
     step, half = 0, _BATCH_IDS // 2
     while True:
@@ -215,7 +223,7 @@ def batches(stream: str, capacity: int) -> Iterator[Ids]:
         elif stream == "alternating":
             turn = first // capacity % 2
             numbers = turn * 2 * capacity + numbers % capacity
-        elif stream == "counters" or (stream == "counters_first" and first // capacity % 2):
+        elif stream == "counters" or (stream == "counters_first" and step >= first_steps):
             again = np.arange(half * (step - 2), half * (step - 1), dtype=np.int64)
             numbers = np.concatenate([np.arange(half * step, half * (step + 1)), again])
             numbers += 1 << 40  # apart from those that come once
@@ -231,14 +239,15 @@ def run_case(
     capacity = max_bytes // (16 + 4 * dim + 4 + 24)
     steps = turnovers * capacity // _BATCH_IDS
     is_rare = stream in ("rare_saves", "evicted_rarely")
+    filling = max_bytes // _COUNTER_BYTES // _BATCH_IDS if stream == "counters_first" else 0
     per_save = max(1, (3 if is_rare else 1) * capacity // _BATCH_IDS)
     if not is_rare and stream != "sweeps":
         per_save = max(1, per_save // 3)
 
-    def play(tables: Sequence[EvictingTable], steps: int, folder: Path) -> None:
+    def play(tables: Sequence[EvictingTable], first: int, steps: int, folder: Path) -> None:
         for table in tables:
             table.save("base", folder)
-        for step, ids in zip(range(steps), batches(stream, capacity), strict=False):
+        for step, ids in zip(range(steps), batches(stream, capacity, first), strict=False):
             tables[step % len(tables)].step(ids)
             if step % per_save == per_save - 1:
                 for table in tables:
@@ -254,7 +263,7 @@ def run_case(
         ]
         peak = PeakMemory()
         peak.start()
-        play(small, _SMALL_STEPS, Path(name))
+        play(small, _SMALL_STEPS // 2, _SMALL_STEPS, Path(name))
         own = peak.end()
         peak = PeakMemory()
         peak.start()
@@ -270,7 +279,7 @@ def run_case(
             )
             for i in range(num_tables)
         ]
-        play(tables, steps, Path(name))
+        play(tables, filling, filling + steps, Path(name))
         found = [table.counts() for table in tables]
         for table in tables:
             table.save("base", Path(name))

@@ -335,11 +335,13 @@ TEST(CountersAreChargedToTheLimitOfTheServer) {
   {
     RowStore store(config);
     const int64_t least = config.server_memory->charged_bytes();
-    EXPECT_EQ(least, TableEviction::LeastServerBytes(LayoutOf(config), config.tables[0].admission));
+    EXPECT_EQ(least,
+              TableEviction::LeastServerBytes(LayoutOf(config), config.tables[0].admission, 0));
     for (int64_t first = 0; first < 50000; first += 1000) {
       Step(&store, Batch{Range(first, first + 1000)}, std::vector<int32_t>(1000, 1));
       const AdmissionStats stats = store.StatsOfAdmission()[0];
-      const int64_t counters = stats.bytes + kStripes * int64_t{sizeof(CounterMap)};
+      const int64_t counters =
+          CounterBudget::WithHeap(stats.bytes + kStripes * int64_t{sizeof(CounterMap)});
       const int64_t charged = config.server_memory->charged_bytes();
       EXPECT_EQ(charged, least + std::max<int64_t>(0, counters - kLeastCounterBytes));
       EXPECT_TRUE(charged <= limit);

@@ -41,12 +41,15 @@ class CounterBudget {
   CounterBudget(const CounterBudget&) = delete;
   CounterBudget& operator=(const CounterBudget&) = delete;
 
+  // What limits count: malloc leaves up to a sixteenth unused between pages that grow and split.
+  static int64_t WithHeap(int64_t bytes) { return bytes + bytes / 16; }
+
   int64_t most_bytes() const { return most_bytes_; }
   int64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
 
   bool HasRoom(int64_t more) const {
     const int64_t now = bytes();
-    return (most_bytes_ == 0 || now + more <= most_bytes_) &&
+    return (most_bytes_ == 0 || WithHeap(now + more) <= most_bytes_) &&
            (server_memory_ == nullptr ||
             server_memory_->HasRoom(ServerBytes(now + more) - ServerBytes(now)));
   }
@@ -59,7 +62,9 @@ class CounterBudget {
   }
 
  private:
-  static int64_t ServerBytes(int64_t bytes) { return std::max(bytes, kLeastCounterBytes); }
+  static int64_t ServerBytes(int64_t bytes) {
+    return std::max(WithHeap(bytes), kLeastCounterBytes);
+  }
 
   const int64_t most_bytes_;           // 0 is no limit
   ServerMemory* const server_memory_;  // null if the server has no limit

@@ -34,7 +34,7 @@ DOES = {
     "killed": 0.04,
     "evicted": 0.4,  # rows in files of evicted rows
     "at_server_limit": 0.05,  # servers that gave a table no more memory
-    "counting_at_server_limit": 0.01,  # the same, and the table counts
+    "counting_at_server_limit": 0.004,  # the same, and the table counts
     "sgd": 0.2,
     "adagrad": 0.1,
     "rowwise_adagrad": 0.1,

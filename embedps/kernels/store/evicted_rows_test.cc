@@ -17,6 +17,10 @@
 namespace embedps {
 namespace {
 
+// Of rows of 1,024 floats: a record has 31 bytes more.
+constexpr int64_t kWideBatchRows = EvictedRows::kBatchBytes / (4 * 1024 + 31);
+constexpr int64_t kWideFileRows = EvictedRows::kFileBatches * kWideBatchRows;
+
 // What was written. A writer waits while `held`.
 class Disk {
  public:
@@ -136,20 +140,18 @@ TEST(AFileHasBatchesOfLimitedBytesAndManyOfThemGoOnInAnother) {
   Rows rows(1024);
   EvictedRows evicted(rows.layout(), rows.schema(), disk.open());
   evicted.NextFile("a.parquet");
-  const int64_t batch_rows = EvictedRows::kBatchBytes / (4 * 1024 + 31);
-  const int64_t file_rows = EvictedRows::kFileBatches * batch_rows;
-  rows.Add(&evicted, 0, 2 * file_rows + 5);
+  rows.Add(&evicted, 0, 2 * kWideFileRows + 5);
   const EvictedFileInfo info = evicted.NextFile("b.parquet");
-  EXPECT_EQ(info.rows, 2 * file_rows + 5);
+  EXPECT_EQ(info.rows, 2 * kWideFileRows + 5);
   EXPECT_EQ(info.bytes, 30);
   const auto files = disk.files();
   EXPECT_EQ(files.size(), 3);
   for (const std::vector<int64_t>& batch : files.at("a.2.parquet")) {
-    EXPECT_EQ(static_cast<int64_t>(batch.size()), batch_rows);
+    EXPECT_EQ(static_cast<int64_t>(batch.size()), kWideBatchRows);
   }
-  EXPECT_TRUE(disk.Ids("a.parquet") == Range(0, file_rows));
-  EXPECT_TRUE(disk.Ids("a.2.parquet") == Range(file_rows, 2 * file_rows));
-  EXPECT_TRUE(disk.Ids("a.3.parquet") == Range(2 * file_rows, 2 * file_rows + 5));
+  EXPECT_TRUE(disk.Ids("a.parquet") == Range(0, kWideFileRows));
+  EXPECT_TRUE(disk.Ids("a.2.parquet") == Range(kWideFileRows, 2 * kWideFileRows));
+  EXPECT_TRUE(disk.Ids("a.3.parquet") == Range(2 * kWideFileRows, 2 * kWideFileRows + 5));
   rows.Add(&evicted, 0, 1);
   evicted.NextFile("c.parquet");
   EXPECT_TRUE(disk.Ids("b.parquet") == Range(0, 1));
@@ -161,12 +163,10 @@ TEST(AFileThatCannotBeWrittenLosesItsRowsAndThoseAfterIt) {
   disk.FailAt("a.2.parquet");
   EvictedRows evicted(rows.layout(), rows.schema(), disk.open());
   evicted.NextFile("a.parquet");
-  const int64_t file_rows =
-      EvictedRows::kFileBatches * (EvictedRows::kBatchBytes / (4 * 1024 + 31));
-  rows.Add(&evicted, 0, 3 * file_rows);
+  rows.Add(&evicted, 0, 3 * kWideFileRows);
   const EvictedFileInfo info = evicted.NextFile("b.parquet");
-  EXPECT_EQ(info.rows, file_rows);
-  EXPECT_EQ(info.lost, 2 * file_rows);
+  EXPECT_EQ(info.rows, kWideFileRows);
+  EXPECT_EQ(info.lost, 2 * kWideFileRows);
   EXPECT_EQ(info.bytes, 10);
   EXPECT_FALSE(info.status.ok());
   rows.Add(&evicted, 0, 7);
@@ -178,15 +178,14 @@ TEST(WhoeverEvictsMoreThanTwoBatchesAheadWaitsForTheWriter) {
   Rows rows(1024);
   EvictedRows evicted(rows.layout(), rows.schema(), disk.open());
   evicted.NextFile("a.parquet");
-  const int64_t batch_rows = EvictedRows::kBatchBytes / (4 * 1024 + 31);
   disk.Hold(true);
   // All batches are full: one is being written, two wait.
-  rows.Add(&evicted, 0, 3 * batch_rows);
-  std::thread more([&] { rows.Add(&evicted, 3 * batch_rows, 9 * batch_rows); });
+  rows.Add(&evicted, 0, 3 * kWideBatchRows);
+  std::thread more([&] { rows.Add(&evicted, 3 * kWideBatchRows, 9 * kWideBatchRows); });
   disk.Hold(false);
   more.join();
-  EXPECT_EQ(evicted.NextFile("b.parquet").rows, 9 * batch_rows);
-  EXPECT_TRUE(disk.Ids("a.parquet") == Range(0, 9 * batch_rows));
+  EXPECT_EQ(evicted.NextFile("b.parquet").rows, 9 * kWideBatchRows);
+  EXPECT_TRUE(disk.Ids("a.parquet") == Range(0, 9 * kWideBatchRows));
 }
 
 TEST(TheEndDropsTheRowsThatWait) {

@@ -18,7 +18,7 @@ from embedps.console.shutdown import end_process, shutdown_signals
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.engine.unit_functions import explain
-from embedps.errors import ClusterError, UsageError
+from embedps.errors import ClusterError, ServerLostError, UsageError
 from embedps.evaluation.inline import InlineEvaluation
 from embedps.metrics import Metrics
 from embedps.run.config import DEFAULT_MODEL, TrainConfig
@@ -50,6 +50,8 @@ from embedps.training.training_loop import TrainingError, TrainingLoop
 from embedps.training.training_setup import set_up
 
 __all__ = ["Trainer", "TrainingError"]
+
+_CAUSE_SECS = 5.0  # a server's end is noticed later than the calls that it makes fail
 
 
 class Trainer:
@@ -131,6 +133,8 @@ class Trainer:
         self._run_lock = RunLock(prepare_directory(config))
         self._config = config
         self._lost: ClusterError | None = None
+        self._lost_noted = threading.Event()
+        self._hears_of_loss = on_lost is None
         self._lost_timer: threading.Timer | None = None
         self._scoring: RunScoring | None = None
         self._own_cluster: Cluster | None = None
@@ -140,10 +144,10 @@ class Trainer:
             self._setup = set_up(recommender, dataset, config, self._cluster, keep, run_id=id(self))
             self._make_loop(recommender, dataset, recovered_from, callbacks)
         except BaseException as error:
+            cause = self._cause(error)
             self.close()
-            explained = explain(error) if isinstance(error, tf.errors.OpError) else error
-            if explained is not error:
-                raise explained from error
+            if cause is not error:
+                raise cause from error
             raise
 
     def _choose_cluster(
@@ -283,6 +287,11 @@ class Trainer:
                 self._close_cluster()
                 problem = scoring.wait(self._notices.stop) if self.finished else None
                 return self._write_summary({**measured, "evaluator_problem": problem})
+        except (tf.errors.OpError, ServerLostError) as error:
+            cause = self._cause(error)
+            if cause is not error:
+                raise cause from error
+            raise
         finally:
             self.close()
 
@@ -312,11 +321,22 @@ class Trainer:
     def _note_loss(self, error: ClusterError) -> None:
         """Makes `fit` raise an error; ends the process if it waits for a server for ever."""
         self._lost = error
+        self._lost_noted.set()
         self._lost_timer = threading.Timer(
             self._config.grace_secs, end_process, (str(error), error.exit_code)
         )
         self._lost_timer.daemon = True
         self._lost_timer.start()
+
+    def _cause(self, error: BaseException) -> BaseException:
+        """Gives the error that tells why an operation failed: often a server was lost."""
+        failed = error.__cause__ if isinstance(error, ServerLostError) else error
+        if not isinstance(failed, tf.errors.OpError):
+            return error
+        explained = explain(error)
+        if isinstance(explained, ServerLostError) and self._hears_of_loss:
+            self._lost_noted.wait(_CAUSE_SECS)
+        return self._lost or explained
 
     def _check_cluster(self) -> None:
         """Raises the error by which the cluster cannot go on."""

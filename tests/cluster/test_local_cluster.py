@@ -30,10 +30,22 @@ with embedps.LocalCluster(num_ps=2, num_workers=1) as cluster:
         found[name] = result.examples
     logs = cluster.processes._log_dir
     found["logs"] = sorted(path.name for path in logs.iterdir())
+    epochs = 1 if sys.argv[2] == "after units" else 500
     trainer = embedps.Trainer(
-        make_dlrm(dataset), dataset, make_config(dataset, folder / "c", epochs=500), cluster
+        make_dlrm(dataset), dataset, make_config(dataset, folder / "c", epochs=epochs), cluster
     )
-    os.kill(cluster.processes.pid("ps", 0), signal.SIGKILL)
+    server = cluster.processes.pid("ps", 0)
+    if sys.argv[2] == "before":
+        os.kill(server, signal.SIGKILL)
+    else:
+        hold = trainer.collection.hold_sweeps
+
+        def kill_and_hold(held):
+            if held is (sys.argv[2] == "after units"):
+                os.kill(server, signal.SIGKILL)
+            hold(held)
+
+        trainer.collection.hold_sweeps = kill_and_hold
     try:
         trainer.fit()
     except errors.ServerLostError as error:
@@ -49,9 +61,12 @@ print(json.dumps(found), flush=True)
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
-def test_runs_use_a_local_cluster_in_turn_and_are_told_of_its_loss(tmp_path: Path) -> None:
+@pytest.mark.parametrize("moment", ["before", "before units", "after units"])
+def test_runs_use_a_local_cluster_in_turn_and_are_told_of_its_loss(
+    tmp_path: Path, moment: str
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)],
+        [sys.executable, "-c", PROGRAM, str(tmp_path), moment],
         cwd=ROOT,
         capture_output=True,
         text=True,

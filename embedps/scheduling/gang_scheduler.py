@@ -17,6 +17,7 @@ import concurrent.futures
 import math
 import threading
 import time
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -48,29 +49,42 @@ class GangScheduler(UnitThreads):
     def awaited(self, logs: StepLogs) -> Wait | None:
         """Tells which rank all others wait for."""
         with self._lock:
-            first = self._in_progress[0] if self._in_progress else None
-        if first is None:
+            units = list(self._in_progress)
+        if not units:
             return None
-        calls = list(first.calls)
         for step, workers in sorted(logs.open_steps().items())[:1]:
+            begun = [each for each in units if each.unit.first_step <= step]
+            calls = begun[-1].calls if begun else []
+            before = [call for each in begun[:-1] for call in each.calls]
             for rank, (worker, call) in enumerate(zip(workers, calls, strict=False)):
                 if worker is None:
-                    why = self._why(call) or f"worker {call.worker} has not sent its part"
+                    why = self._why(call, before) or f"worker {call.worker} has not sent its part"
                     return Wait(f"step {step} waits for rank {rank}", why)
+        calls = list(units[0].calls)
         is_begun = any(call.done() or call.worker is not None for call in calls)
         for rank, call in enumerate(calls):
-            if is_begun and not call.done() and (why := self._why(call)):
-                where = f"the unit from step {first.unit.first_step} on waits for rank {rank}"
+            if is_begun and not call.done() and (why := self._why(call, [])):
+                where = f"the unit from step {units[0].unit.first_step} on waits for rank {rank}"
                 return Wait(where, why)
         return None
 
-    def _why(self, call: ScheduledCall) -> str:
-        """Tells why a part does not go on, as far as its worker is the cause."""
+    def _why(self, call: ScheduledCall, before: Sequence[ScheduledCall]) -> str:
+        """Tells why a part does not go on, as far as its worker is the cause.
+
+        Args:
+          call: the attempt at the part.
+          before: those at the parts of the units before.
+        """
         lost = self._cluster.lost_workers()
         if call.worker is not None:
             return f"worker {call.worker} does not answer" if call.worker in lost else ""
-        names = " and ".join(f"worker {each}" for each in sorted(lost))
-        return f"it needs a worker, and {f'{names} cannot be reached' if names else 'none is free'}"
+        busy = {each.worker for each in before if not each.done() and each.worker is not None}
+        cause = "none is free"
+        if lost:
+            cause = f"{_names(lost)} cannot be reached"
+        elif busy:
+            cause = f"{_names(busy)} has not ended the unit before"
+        return f"it needs a worker, and {cause}"
 
     def _max_units(self) -> int:
         # A unit of a file that arrived may be left out; a unit behind it would wait for ever.
@@ -173,3 +187,7 @@ class GangScheduler(UnitThreads):
             is_first = self._in_progress[:1] == [started]
         limit = max(_STUCK_SECS, _STUCK_TIMES * self._usual_secs(started.unit))
         return is_first and time.monotonic() > last + limit
+
+
+def _names(workers: Iterable[int]) -> str:
+    return " and ".join(f"worker {each}" for each in sorted(workers))

@@ -177,6 +177,25 @@ def test_rank_that_all_wait_for_is_named():
         run.wait()
 
 
+def test_worker_that_ends_its_part_of_the_unit_before_late_is_named():
+    run = make_run(units=2)
+    logs: Any = SimpleNamespace(open_steps=lambda: {5: [0, None]})
+    with run.schedule:
+        first, second, third, fourth = run.cluster.attempts(4)
+        first.start(1)
+        second.start(0)
+        second.end({"examples": 1})
+        third.start(0)
+        why = "it needs a worker, and worker 1 has not ended the unit before"
+        run.wait_until(lambda: run.schedule.awaited(logs) == ("step 5 waits for rank 1", why))
+        first.end({"examples": 1})
+        fourth.start(1)
+        why = "worker 1 has not sent its part"
+        run.wait_until(lambda: run.schedule.awaited(logs) == ("step 5 waits for rank 1", why))
+        end(third, fourth)
+        run.wait()
+
+
 def test_part_that_fails_ends_the_unit_and_frees_the_other_workers():
     run = make_run(units=3)
     with run.schedule:

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -110,8 +111,10 @@ class Data:
         """Chooses rows per unit: whole batches of all workers, and many units if possible."""
         if self.paced:
             # Progress is shown by units, so they are short: some steps of one worker, or 4 of all
-            # workers where they share a unit.
-            return largest_batch if cell.mode in ("none", BACKUP) else 4 * largest_batch
+            # workers where they share a unit. With a backup worker, each end of a unit holds
+            # others up by the time that the next one takes to begin.
+            of_one = {"none": largest_batch, BACKUP: 2 * largest_batch}
+            return of_one.get(cell.mode, 4 * largest_batch)
         rows = min(_MOST_UNIT_ROWS, Dataset.open(self.folder).split("train").rows // _UNITS)
         return max(1, rows // largest_batch) * largest_batch
 
@@ -229,19 +232,23 @@ class Runs:
 
 
 def speed(output: str) -> float:
-    """Reads the speed from progress lines: of the examples from a half to 0.85 of all.
+    """Reads the speed from progress lines: the slope from a half to 0.85 of all examples.
 
     The first half has the tracing in it, and the first touch of most rows. In the last part, one
-    worker after another has no more units, and one that is slow ends alone. It is 0 if the run was
-    too short for such lines.
+    worker after another has no more units, and one that is slow ends alone. A line counts whole
+    units, and equal workers end theirs together: a line through all points does not depend on
+    where such a burst is cut. It is 0 if the run was too short for such lines.
     """
     lines = [tuple(int(n.replace(",", "")) for n in found) for found in _LINE.findall(output)]
-    spans = [
-        (after - before, (after - before) / rate)
-        for (before, _), (after, rate) in zip([(0, 0), *lines], lines, strict=False)
-        if rate and lines[-1][0] / 2 <= before and after <= 0.85 * lines[-1][0]
-    ]
-    return sum(n for n, _ in spans) / sum(secs for _, secs in spans) if spans else 0.0
+    secs, points = 0.0, []
+    for (before, _), (after, rate) in zip([(0, 0), *lines], lines, strict=False):
+        if rate and after > before:
+            secs += (after - before) / rate
+            if lines[-1][0] / 2 <= after <= 0.85 * lines[-1][0]:
+                points.append((secs, after))
+    if len(points) < 2:
+        return 0.0
+    return statistics.linear_regression(*zip(*points, strict=True)).slope
 
 
 def _run(module: str, *arguments: str) -> str:

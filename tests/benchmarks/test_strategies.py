@@ -24,12 +24,24 @@ def test_each_way_has_one_process_of_the_same_total_batch():
         assert sizes == {(2, 1024), (2, 512), (4, 512), (8, 256), (8, 512)}
 
 
+def lines(*points: tuple[int, int]) -> str:
+    """Writes progress lines: how many examples, and the rate since the line before."""
+    return "\n".join(f"{n} examples, {rate}/s, AUC 0.7" for n, rate in points)
+
+
 def test_the_speed_is_that_of_neither_the_start_nor_the_end():
-    lines = [(100, 10), (400, 10), (500, 100), (600, 50), (800, 10), (1000, 1)]
-    text = "\n".join(f"{n} examples, {rate}/s, AUC 0.7" for n, rate in lines)
-    # From 500 to 800: 100 examples at 50 a second, 200 at 10.
-    assert speed(text) == pytest.approx(300 / (100 / 50 + 200 / 10))
+    text = lines((100, 10), (400, 10), (500, 100), (600, 50), (800, 50), (1000, 1))
+    assert speed(text) == pytest.approx(50)
+    # At 41, 43 and 63 seconds: least squares by hand.
+    text = lines((100, 10), (400, 10), (500, 100), (600, 50), (800, 10), (1000, 1))
+    assert speed(text) == pytest.approx(3600 / 296)
     assert speed("done: 9 examples, 5/s; see summary.json") == 0
+
+
+def test_the_speed_hardly_depends_on_where_bursts_of_units_are_cut():
+    # Every 10 seconds 90 examples: a line tells a half of them, and one a second later the rest.
+    bursts = [(45 * (i + 1), 45 if i % 2 else 5) for i in range(40)]
+    assert speed(lines(*bursts)) == pytest.approx(9, rel=0.01)
 
 
 def test_ways_are_paced_where_workers_outnumber_the_cores(tmp_path, monkeypatch):

@@ -171,8 +171,10 @@ class EvictingTable:
 
     def counts(self) -> dict[str, int]:
         """Counts rows, bytes as the store knows them, and rows that the limit displaced."""
+        kernels.load().embedps_hold_sweeps(self.store, held=True)  # else rows go between the counts
         stats = kernels.load().embedps_stats(self.store)
         displaced = kernels.load().embedps_eviction_stats(self.store).numpy()[0]
+        kernels.load().embedps_hold_sweeps(self.store, held=False)
         return {
             "rows": int(stats.rows.numpy()[0]),
             "counted_bytes": int(stats.counters.numpy()[0]),

@@ -83,7 +83,7 @@ class GangScheduler(UnitThreads):
         if lost:
             cause = f"{_names(lost)} cannot be reached"
         elif busy:
-            cause = f"{_names(busy)} has not ended the unit before"
+            cause = f"{_names(busy)} did not yet end the unit before"
         return f"it needs a worker, and {cause}"
 
     def _max_units(self) -> int:

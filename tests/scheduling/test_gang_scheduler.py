@@ -186,7 +186,7 @@ def test_worker_that_ends_its_part_of_the_unit_before_late_is_named():
         second.start(0)
         second.end({"examples": 1})
         third.start(0)
-        why = "it needs a worker, and worker 1 has not ended the unit before"
+        why = "it needs a worker, and worker 1 did not yet end the unit before"
         run.wait_until(lambda: run.schedule.awaited(logs) == ("step 5 waits for rank 1", why))
         first.end({"examples": 1})
         fourth.start(1)

@@ -65,7 +65,7 @@ def test_worker_that_others_in_step_wait_for_is_named(tmp_path, lost):
         told = read_until(run, " now\n")
         where = r"step \d+ waits for rank \d" if lost == "repeat" else r"joint step \d+ waits"
         # It may have sent its last part of a unit, and not have told that it ended the unit.
-        why = r"(it needs a worker, and worker 1 has not ended the unit before|"
+        why = r"(it needs a worker, and worker 1 did not yet end the unit before|"
         why += r"worker 1 has not sent its part)"
         assert re.search(where + f": {why}, for 1\\d s now", told)
         os.kill(worker, signal.SIGCONT)

@@ -350,6 +350,27 @@ TEST(CountersAreChargedToTheLimitOfTheServer) {
   EXPECT_EQ(config.server_memory->charged_bytes(), 0);
 }
 
+TEST(CountersOfAllTablesLeaveSevenEighthsOfTheServersLimitToRows) {
+  RowStoreConfig config = CountingConfig(200, 3);
+  config.tables[2].admission = {};
+  const int64_t limit = 8 << 20;
+  config.server_memory = std::make_shared<ServerMemory>(limit);
+  RowStore store(config);
+  const std::vector<int32_t> once(2000, 1);
+  for (int64_t first = 0; first < 100'000; first += 1000) {
+    const std::vector<int64_t> ids = Range(first, first + 1000);
+    Step(&store, Batch{ids, ids, {}}, once);
+  }
+  int64_t counters = 0;
+  for (int t = 0; t < 2; ++t) counters += store.StatsOfAdmission()[t].bytes;
+  EXPECT_TRUE(CounterBudget::WithHeap(counters) <= limit / kCounterParts);
+  EXPECT_TRUE(CounterBudget::WithHeap(counters) > limit / kCounterParts * 9 / 10);
+  Lookup(&store, Batch{{}, {}, Range(0, 200'000)});
+  EXPECT_TRUE(NumRows(store, 2) > 100'000);
+  EXPECT_TRUE(config.server_memory->charged_bytes() <= limit);
+  EXPECT_TRUE(config.server_memory->charged_bytes() > limit * 9 / 10);
+}
+
 TEST(CountersHaveAnEighthOfAByteLimitAndRowsTheRest) {
   RowStoreConfig config = CountingConfig(2);
   TableConfig& table = config.tables[0];

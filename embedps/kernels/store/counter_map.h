@@ -33,10 +33,10 @@ class CounterBudget {
  public:
   explicit CounterBudget(int64_t most_bytes, ServerMemory* server_memory = nullptr)
       : most_bytes_(most_bytes), server_memory_(server_memory) {
-    if (server_memory_ != nullptr) server_memory_->Take(kLeastCounterBytes);
+    if (server_memory_ != nullptr) server_memory_->TakeForCounters(kLeastCounterBytes);
   }
   ~CounterBudget() {
-    if (server_memory_ != nullptr) server_memory_->Take(-kLeastCounterBytes);
+    if (server_memory_ != nullptr) server_memory_->TakeForCounters(-kLeastCounterBytes);
   }
   CounterBudget(const CounterBudget&) = delete;
   CounterBudget& operator=(const CounterBudget&) = delete;
@@ -51,14 +51,14 @@ class CounterBudget {
     const int64_t now = bytes();
     return (most_bytes_ == 0 || WithHeap(now + more) <= most_bytes_) &&
            (server_memory_ == nullptr ||
-            server_memory_->HasRoom(ServerBytes(now + more) - ServerBytes(now)));
+            server_memory_->HasRoomForCounters(ServerBytes(now + more) - ServerBytes(now)));
   }
 
   // Charges bytes that HasRoom found, or a first page; releases less than 0.
   void Charge(int64_t more) {
     const int64_t before = bytes_.fetch_add(more, std::memory_order_relaxed);
     if (server_memory_ == nullptr) return;
-    server_memory_->Take(ServerBytes(before + more) - ServerBytes(before));
+    server_memory_->TakeForCounters(ServerBytes(before + more) - ServerBytes(before));
   }
 
  private:

@@ -12,6 +12,8 @@
 
 namespace embedps {
 
+inline constexpr int64_t kCounterParts = 8;  // counters have one of these parts of a byte limit
+
 // Counts the bytes that tables take, and has the pages for all but their counters. The tables of
 // all stores take memory from it as they grow, each for itself. What a table has taken it keeps.
 class ServerMemory {
@@ -31,13 +33,21 @@ class ServerMemory {
     return false;
   }
 
-  // Charges bytes outside of the pool that were found to be within the limit a moment ago; releases
-  // less than 0.
-  void Take(int64_t bytes) {
+  bool HasRoom(int64_t bytes) const { return charged_bytes() + bytes <= max_bytes_; }
+
+  // Charges bytes of counters, which lie outside of the pool, that were found to have room a moment
+  // ago, or of a table's first pages; releases less than 0.
+  void TakeForCounters(int64_t bytes) {
+    counter_bytes_.fetch_add(bytes, std::memory_order_relaxed);
     charged_.fetch_add(bytes, std::memory_order_relaxed);
     pool_.AddElsewhere(bytes);
   }
-  bool HasRoom(int64_t bytes) const { return charged_bytes() + bytes <= max_bytes_; }
+  // Counters give no memory back. Without a part of their own, those of one table might fill the
+  // limit before another table has rows.
+  bool HasRoomForCounters(int64_t bytes) const {
+    const int64_t all = counter_bytes_.load(std::memory_order_relaxed) + bytes;
+    return bytes <= 0 || (all <= max_bytes_ / kCounterParts && HasRoom(bytes));
+  }
 
   void Release(int64_t bytes) { charged_.fetch_sub(bytes, std::memory_order_relaxed); }
 
@@ -64,7 +74,8 @@ class ServerMemory {
  private:
   const int64_t max_bytes_;
   std::atomic<int64_t> charged_{0};
-  mutable std::mutex mutex_;  // guards the two below
+  std::atomic<int64_t> counter_bytes_{0};  // of them, those of counters
+  mutable std::mutex mutex_;               // guards the two below
   int num_stores_ = 0;
   double pool_share_ = 1;
   PagePool pool_;

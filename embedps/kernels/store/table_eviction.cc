@@ -14,7 +14,6 @@ namespace {
 constexpr uint32_t kSliceRows = 256;      // rows to visit while holding a stripe's lock
 constexpr int64_t kSweepsPerTtl = 16;     // so a row goes at most a sixteenth of its time too late
 constexpr int64_t kNormSweepSteps = 256;  // steps between two looks at the norms
-constexpr int64_t kCounterParts = 8;      // counters have one of these parts of a byte limit
 constexpr int64_t kFirstRoom = int64_t{kStripes} * kFirstChunkRows;
 constexpr int64_t kChunkParts = 64;  // a chunk of each stripe is one of these parts of a limit
 constexpr int64_t kNoLimit = int64_t{1} << 62;  // leaves room to add

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -98,7 +99,8 @@ def test_files_are_taken_once_in_order(tmp_path: Path, dataset: Dataset) -> None
 def test_files_that_cannot_be_trained_are_told_once(
     tmp_path: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_watch, "_SETTLE_SECS", 0.5)
+    now = 0.0
+    monkeypatch.setattr(file_watch, "time", SimpleNamespace(monotonic=lambda: now, time=time.time))
     path, _ = dataset.paths("train")
     table = pq.read_table(path)
     watched = Watched(tmp_path, dataset)
@@ -114,8 +116,11 @@ def test_files_that_cannot_be_trained_are_told_once(
     growing.flush()
     with watched.watch:
         until(lambda: len(watched.ledger.taken) == 3)
+        until(lambda: set(watched.watch._unreadable) == {"text.parquet", "growing.parquet"})
         growing.write(content[5000:])
         growing.close()
+        until(lambda: len(watched.ledger.taken) == 4)  # the other one may yet change
+        now = file_watch._SETTLE_SECS
         until(lambda: len(watched.ledger.taken) == 5)
     news = sorted(watched.watch.news())
     assert news[0].startswith("empty.parquet: 0 examples")

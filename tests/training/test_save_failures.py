@@ -1,10 +1,12 @@
 """Storage faults: training goes on, says so, and stops in time; what was committed stays good."""
 
+import functools
 import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.data.dataset import Dataset
 from embedps.errors import CheckpointError
+from embedps.training import checkpoint_schedule
 from embedps.training.save_failures import (
     EXIT_CODE,
     CheckpointsStalledError,
@@ -181,13 +184,22 @@ def test_run_goes_on_over_a_fault_and_its_checkpoints_too_when_that_is_over(
     assert_nothing_is_left_over(model_dir)
 
 
-def test_failed_saves_leave_nothing_that_fills_the_disk_further(disk, dataset):
+def set_clock(monkeypatch: pytest.MonkeyPatch, clock: Callable[[], float]) -> None:
+    """Sets the clock by which a run's saves fail for too long."""
+    timed = functools.partial(SaveFailures, clock=clock)
+    monkeypatch.setattr(checkpoint_schedule, "SaveFailures", timed)
+
+
+def test_failed_saves_leave_nothing_that_fills_the_disk_further(disk, dataset, monkeypatch):
     model_dir = disk.path / "m"
     trainer = make_trainer(dataset, model_dir, **FIELDS, max_secs_without_checkpoint=2.0)
     outcomes = at_saves(trainer, at_2=disk.fill)
-    with pytest.raises(CheckpointsStalledError, match="No space left on device"):
-        trainer.fit()
-    assert len(outcomes) > 3
+    with monkeypatch.context() as patch:
+        set_clock(patch, lambda: 0.5 * len(outcomes))  # so no save is under way at the end
+        with pytest.raises(CheckpointsStalledError, match="No space left on device"):
+            trainer.fit()
+    assert len(outcomes) == 1 + 4
+    assert all("No space left on device" in outcome for outcome in outcomes[1:])
     assert_nothing_is_left_over(model_dir)
     verified(model_dir)
     disk.free()
@@ -198,16 +210,44 @@ def test_failed_saves_leave_nothing_that_fills_the_disk_further(disk, dataset):
     verified(model_dir)
 
 
-def test_disk_that_hangs_ends_the_run_in_time(tmp_path, dataset):
+def test_disk_that_hangs_ends_the_run_in_time(tmp_path, dataset, monkeypatch):
     """The thread that hangs stays; the run does not wait for it."""
     hangs = threading.Event()
+    hangs_since: list[float] = []  # the first save may take its time
+
+    def hang():
+        hangs_since.append(time.monotonic())
+        hangs.wait()
+
+    set_clock(monkeypatch, lambda: time.monotonic() - hangs_since[0] if hangs_since else 0.0)
     trainer = make_trainer(dataset, tmp_path, **FIELDS, max_secs_without_checkpoint=1.0)
-    outcomes = at_saves(trainer, at_2=hangs.wait)
+    outcomes = at_saves(trainer, at_2=hang)
     with pytest.raises(CheckpointsStalledError, match="has not ended"):
         trainer.fit()
     assert outcomes == ["ok"]
     verified(tmp_path)
     hangs.set()
+
+
+# A second is a failed save, so no save is under way when there are too many.
+COMMAND = """
+import sys
+from embedps import train
+from embedps.console import command_line
+from embedps.training import checkpoint_schedule
+
+class Counted(checkpoint_schedule.SaveFailures):
+    def __init__(self, **fields):
+        self.count = 0
+        super().__init__(**fields, clock=lambda: float(self.count))
+
+    def failed(self, error):
+        self.count += 1
+        super().failed(error)
+
+checkpoint_schedule.SaveFailures = Counted
+sys.exit(command_line.run(train.main, sys.argv[1:]))
+"""
 
 
 @pytest.mark.multiprocess
@@ -222,7 +262,7 @@ def test_command_on_a_disk_that_takes_no_more_ends_with_its_code_and_one_line(tm
     flags += ["--delta-secs=0.05", "--max-secs-without-checkpoint=3", "--eval=none", "--epochs=3"]
     flags += ["--batch-size=64", "--unit-rows=128", *TINY_DLRM_FLAGS]
     done = subprocess.run(
-        [sys.executable, "-m", "embedps.train", *flags],
+        [sys.executable, "-c", COMMAND, *flags],
         cwd=ROOT,
         capture_output=True,
         text=True,

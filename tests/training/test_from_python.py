@@ -58,6 +58,7 @@ if __name__ == "__main__":
 OWN = """
 import sys
 import tensorflow as tf
+from embedps.run.checkpoint_config import CheckpointConfig
 from embedps.run.config import TrainConfig
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
@@ -85,7 +86,13 @@ def make(config, dataset):
 
 
 if __name__ == "__main__":
-    config = TrainConfig(data=sys.argv[1], model_dir=sys.argv[2], batch_size=64, unit_rows=512)
+    config = TrainConfig(
+        data=sys.argv[1],
+        model_dir=sys.argv[2],
+        batch_size=64,
+        unit_rows=512,
+        checkpoint=CheckpointConfig(delta_secs=1e6),  # only the last one, so one score
+    )
     print(Trainer(make(None, Dataset.open(config.data)), Dataset.open(config.data), config).fit())
 """
 

@@ -139,9 +139,12 @@ def pids_writing(path: str) -> list[int]:
 def disturb(
     training: Training, *, workers: int, secs: float, pause_secs: float, seed: int
 ) -> list[str]:
-    """Disturbs processes for `secs` seconds; returns a line per disturbance."""
+    """Disturbs processes for `secs` seconds once they run; returns a line per disturbance."""
     rng = random.Random(seed)
     targets = {f"worker-{i}": _WORKER_FREQUENCY for i in range(workers)} | _OTHER_FREQUENCIES
+    servers = [target for target in targets if target.startswith(("worker-", "ps-"))]
+    while not all(map(training.pid, servers)) and not training.wait(0.1):
+        pass  # a slow start is no time of disturbance
     began = time.monotonic()
     done = []
     while (now := time.monotonic() - began) < secs and not training.ended():

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import subprocess
 import time
 
 import pytest
@@ -49,21 +50,42 @@ def test_another_cause_is_told_at_once_and_the_same_one_of_the_next_steps_is_not
     assert told("step 5", secs=20) == ["step 5: worker 1 hangs, for 10 s now"]
 
 
+def stop_within_a_unit(run: subprocess.Popen[str], worker: int) -> str:
+    """Stops a worker until a line says that others wait for it; returns that line.
+
+    The groups of `continue` go on without a worker that was between two units. Then it goes on,
+    and is stopped again.
+    """
+    assert run.stdout is not None
+    while True:
+        os.kill(worker, signal.SIGSTOP)
+        first = None
+        for line in run.stdout:
+            if line.endswith(" now\n"):
+                return line
+            if (found := re.match(r"units (\d+)/", line)) is None:
+                continue
+            first = first or int(found[1])
+            if int(found[1]) > first + 2:
+                break
+        os.kill(worker, signal.SIGCONT)
+        read_until(run, "units ")
+
+
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", ["repeat", "continue"])
 def test_worker_that_others_in_step_wait_for_is_named(tmp_path, lost):
     dataset = write_dataset(tmp_path / "data", train=(20_000,))
     cluster = ("--num-ps=1", "--num-workers=2", "--server-timeout-secs=300", "--sync=full")
-    # Large units: between two of them, a worker that stops is not waited for in groups.
+    # Large units, as it matters that a worker is within one.
     flags = (*SMALL, "--eval=none", "--delta-secs=1", "--epochs=1000", "--unit-rows=20000")
     run = train(dataset, tmp_path / "m", *cluster, *flags, f"--on-lost-worker={lost}")
     try:
         # What was told is told again rarely: a worker that began late is not the one to stop.
         index = 0 if "worker 1 " in read_until(run, "delta") else 1
         (worker,) = processes_with(f"{tmp_path}/m/logs/worker-{index}.log")
-        os.kill(worker, signal.SIGSTOP)
-        told = read_until(run, " now\n")
+        told = stop_within_a_unit(run, worker)
         where = r"step \d+ waits for rank \d" if lost == "repeat" else r"joint step \d+ waits"
         # It may have sent its last part of a unit, and not have told that it ended the unit.
         why = rf"(it needs a worker, and worker {index} did not yet end the unit before|"

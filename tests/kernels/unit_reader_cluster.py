@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from typing import Any
 
@@ -91,8 +92,10 @@ def main() -> None:
         results = [coordinator.schedule(read_unit, unit_args(path, *each)) for each in ranges]
         coordinator.join()
         fetched = [coordinator.fetch(result) for result in results]
-        live = coordinator.schedule(live_readers)
-        coordinator.join()
+        deadline = time.monotonic() + 30  # a result may be there just before its reader is freed
+        while (live := int(coordinator.fetch(coordinator.schedule(live_readers)))) > 0:
+            if time.monotonic() > deadline:
+                break
         coordinator.schedule(read_unit, unit_args("absent.parquet", 0, 1))
         error = "none"
         try:
@@ -103,7 +106,7 @@ def main() -> None:
             "client": os.getpid(),
             "totals": [int(total) for total, _ in fetched],
             "processes": sorted({int(process) for _, process in fetched}),
-            "live_readers": int(coordinator.fetch(live)),
+            "live_readers": live,
             "error": error,
         }
         print(json.dumps(found), flush=True)

@@ -106,8 +106,9 @@ def test_a_full_queue_refuses_and_deadlines_hold(replay: Replay, dataset: Datase
         blocker.start()
         assert holds.wait(60)
         client = Client(addresses.grpc)
+        grpc.channel_ready_future(client._channel).result(60)
         with pytest.raises(grpc.RpcError) as late:
-            client.predict(request, timeout=0.2)
+            client.predict(request, timeout=2)  # in which the server gets it
         assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
         call = client._channel.unary_unary(f"/{messages.PREDICTION_SERVICE}/Predict")
         waiting = [call.future(request.SerializeToString(), timeout=60)]

@@ -15,6 +15,7 @@ from embedps import kernels
 from embedps.errors import ServerLostError
 
 _PROBE_SECS = 1.0
+_TICK_SECS = 0.2
 # An HTTP/2 client's first bytes: its preface and an empty SETTINGS frame (RFC 9113, 3.4). A running
 # server answers with its own SETTINGS. A connection alone proves nothing: the operating system
 # accepts connections for a stopped process too.
@@ -75,15 +76,20 @@ class HealthMonitor:
     """Probes servers and keeps their last answers; a stopped or deadlocked one gives none."""
 
     def __init__(self, tasks: Iterable[TaskId], *, timeout_secs: float) -> None:
-        """Starts to probe; a server is unresponsive after `timeout_secs` without an answer."""
+        """Starts to probe; a server is unresponsive after `timeout_secs` without an answer.
+
+        While this process does not run (it is stopped, or its machine sleeps), no time passes.
+        """
         self._timeout_secs = timeout_secs
+        self._ran_secs = 0.0  # time that this process ran, give or take a tick
         self._lock = threading.Lock()  # guards the five below
         self._alive: set[TaskId] = set()  # answered the last probe
-        self._pending: dict[TaskId, float] = {}  # start of the probe without an answer yet
+        self._pending: dict[TaskId, float] = {}  # by `_ran_secs`: when an open probe began
         self._refusals: dict[TaskId, int] = {}  # probes refused in a row
         self._draining: set[TaskId] = set()
         self._may_shut_down: set[TaskId] = set()
         self._closed = threading.Event()
+        threading.Thread(target=self._keep_time, name="health clock", daemon=True).start()
         for task in tasks:
             threading.Thread(
                 target=self._keep_probing, args=(task,), name=f"probe {task}", daemon=True
@@ -91,7 +97,7 @@ class HealthMonitor:
 
     def unresponsive(self) -> set[TaskId]:
         """Returns servers that answered before, but not for too long; not starting ones."""
-        before = time.monotonic() - self._timeout_secs
+        before = self._ran_secs - self._timeout_secs
         with self._lock:
             return {t for t, start in self._pending.items() if start < before and t in self._alive}
 
@@ -114,11 +120,18 @@ class HealthMonitor:
         """Stops probing."""
         self._closed.set()
 
+    def _keep_time(self) -> None:
+        last = time.monotonic()
+        while not self._closed.wait(_TICK_SECS):
+            now = time.monotonic()
+            self._ran_secs += min(now - last, 2 * _TICK_SECS)
+            last = now
+
     def _keep_probing(self, task: TaskId) -> None:
         use_own_executor()
         while not self._closed.wait(_PROBE_SECS):
             with self._lock:
-                self._pending[task] = time.monotonic()
+                self._pending[task] = self._ran_secs
                 may_shut_down = task in self._may_shut_down
             try:
                 with tf.device(device_of(task)):

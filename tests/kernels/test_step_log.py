@@ -72,20 +72,29 @@ def test_staleness_counts_the_steps_of_others_since_a_step_began():
 
 @pytest.mark.parametrize("most", [0, 1, 2, 5])
 def test_no_step_meets_more_others_than_the_gate_allows(most):
-    """Workers on threads; one is slow."""
+    """Workers on threads; one is slow, and its first step meets another's."""
     workers, steps = 4, 30
     log = ops.step_log(container="test-steps", shared_name=f"gate-{most}")
     numbers = iter(range(workers * steps))
     lock = threading.Lock()
+    begun, met = threading.Event(), threading.Event()
 
     def work(worker: int, pause: float) -> None:
+        if worker > 0:
+            begun.wait(60)
         for _ in range(steps):
             ops.step_enter(log, step(worker), most=most)
             with lock:
                 number = next(numbers)
             seen = int(ops.steps_seen(log, step(number)))
             time.sleep(pause)
+            if worker == 0:
+                begun.set()
+                if most:
+                    met.wait(60)
             applied_by(log, number, worker=worker, seen=seen)
+            if worker > 0:
+                met.set()
             ops.step_leave(log, step(worker))
 
     threads = [threading.Thread(target=work, args=(w, 0.005 * (w == 0))) for w in range(workers)]

@@ -85,7 +85,13 @@ def stop_a_worker(cluster: Cluster, pid: int) -> int:
         tensor = tf.constant(1) + 1
     os.kill(pid, signal.SIGSTOP)
     del tensor
-    results = [cluster.schedule(square, (tf.constant(i),)) for i in range(8)]
+    # Either worker's thread may take a function first.
+    stuck = cluster.schedule(square, (tf.constant(0),))
+    while stuck.worker != 0:
+        if stuck.done():
+            stuck = cluster.schedule(square, (tf.constant(0),))
+        time.sleep(0.01)
+    results = [stuck, *(cluster.schedule(square, (tf.constant(i),)) for i in range(1, 8))]
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline and sum(r.done() for r in results) < 7:
         time.sleep(0.05)

@@ -272,6 +272,18 @@ def test_workers_that_wait_for_each_other_do_not_wait_for_ever_for_a_lost_one(
 
 
 @pytest.mark.slow
+def test_many_asynchronous_workers_have_a_bound_unless_it_is_refused(tmp_path, dataset, programs):
+    few = ("--num-ps=1", "--num-workers=5", "--eval=none", "--epochs=3")
+    bounded = train(programs, dataset, tmp_path / "m", *few)
+    bounded.wait_for("of 5 workers, 4 are in a step at once: more stale steps lose accuracy.")
+    bounded.finish()
+    stale = summary_of(tmp_path / "m")["staleness"].values()
+    assert 1 <= max(worker["most"] for worker in stale) <= 3
+    free = train(programs, dataset, tmp_path / "free", *few, "--max-staleness-steps=-1")
+    assert "are in a step at once" not in free.finish()
+
+
+@pytest.mark.slow
 def test_hybrid_run_goes_on_when_a_worker_and_then_a_server_is_killed(tmp_path, dataset, programs):
     model_dir, few = tmp_path / "m", (*LOCAL, "--eval=none", "--sync=dense")
     run = train(programs, dataset, model_dir, *few, f"--epochs={EPOCHS}")

@@ -86,7 +86,8 @@ def test_features_hold_logs_and_mark_missing():
         (make_line(integers=["9" * 5000, *["1"] * 12]), "I1 must fit in 64 bits"),
         (make_line(ids=["0000000g", *["1"] * 25]), "C1 must be a hexadecimal id or empty"),
         (make_line(ids=[*["1"] * 25, "-1"]), "C26 must be a hexadecimal id or empty, got '-1'"),
-        (make_line(ids=["8000000000000000", *["1"] * 25]), "C1 must fit in 63 bits"),
+        (make_line(ids=["1" + "0" * 16, *["1"] * 25]), "C1 must fit in 64 bits"),
+        (make_line(ids=["f" * 16, *["1"] * 25]), "C1 must be at most 18446744073709551613"),
         (make_line()[:-1] + b"\xff", "must be UTF-8: invalid start byte at byte"),
         (make_line()[:-1] + b"\0", "C26 must be a hexadecimal id"),
         (make_line(ids=['"00000"1', *["1"] * 25]), "C1 must be a hexadecimal id"),
@@ -111,7 +112,13 @@ def test_long_field_is_shortened_in_the_reason_only():
 
 @pytest.mark.parametrize(
     ("digits", "value"),
-    [("a", 10), ("ABCDEF01", 0xABCDEF01), ("7fffffffffffffff", (1 << 63) - 1), ("0" * 20, 0)],
+    [
+        ("a", 10),
+        ("ABCDEF01", 0xABCDEF01),
+        ("7fffffffffffffff", (1 << 63) - 1),
+        ("0" * 20, 0),
+        ("fffffffffffffffd", -3),
+    ],
 )
 def test_id_of_other_length_is_read(digits: str, value: int):
     rows, bad = parse_block(make_block([make_line(ids=[digits, *["00000001"] * 25])]))
@@ -176,8 +183,8 @@ def plain_reason(line: bytes) -> str | None:
     for name, field in zip(IDS, fields[14:], strict=True):
         if field and not re.fullmatch("[0-9a-fA-F]+", field):
             return f"{name} must be a hexadecimal id"
-        if field and int(field, 16) >= 1 << 63:
-            return f"{name} must fit in 63 bits"
+        if field and int(field, 16) >= 1 << 64:
+            return f"{name} must fit in 64 bits"
     return None
 
 

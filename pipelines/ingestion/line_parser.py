@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv as python_csv
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import pyarrow as pa
 from pyarrow import csv
@@ -132,7 +133,7 @@ class LineParser:
             if batch is None:
                 raise DatasetError(f"{self._file_name}: lines that were read cannot be read again")
             numbers, texts = zip(*batch_lines, strict=True) if batch_lines else ((), ())
-            rows, bad_of_batch = self._decode(batch, numbers, lambda texts=texts: texts)
+            rows, bad_of_batch = self._decode(batch, numbers, partial(tuple, texts))
             parts.append(rows)
             bad += bad_of_batch
         table = pa.Table.from_batches(parts, schema=self._table.row_schema).combine_chunks()

@@ -47,7 +47,8 @@ def scan(text: str) -> tuple[list[list[str]], list[int]]:
     records, lines = [], []
     at, line = 0, 1
     while at < len(text):
-        start, fields = at, []
+        start = at
+        fields: list[str] = []
         while True:
             if text[at] == '"':
                 opened, at, field = at, at + 1, ""

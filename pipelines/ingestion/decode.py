@@ -345,7 +345,7 @@ def _decode_typed_classes(column: Column, array: pa.Array) -> tuple[NDArray[Any]
 
 
 def _decode_whole(column: Column, array: pa.Array) -> tuple[NDArray[np.int64], BadRows]:
-    """Decodes whole numbers of any type to int64, those from 2^63 on to the same bits; 0 if missing."""
+    """Decodes whole numbers to int64, those from 2^63 on to the same bits; 0 if missing."""
     kind = array.type
     if pa.types.is_boolean(kind):
         array = array.cast(pa.int64())

@@ -210,7 +210,7 @@ def test_file_that_vanishes_fails_the_job(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("directory", r"must match regular files .*/b\.tsv is a directory: give .*/b\.tsv/\*"),
+        ("directory", r"/b\.tsv: must have a file, there is none that is not hidden"),
         ("pipe", r"must match regular files .*/b\.tsv is a pipe or a device"),
     ],
 )

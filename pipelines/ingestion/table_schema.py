@@ -224,8 +224,6 @@ class Table:
         if self.header not in (True, False, "auto"):
             raise UsageError(f'header must be true, false or "auto", got {self.header!r}')
         _check_unique("column", [column.name for column in self.columns])
-        if self.role("label") is None:
-            raise UsageError("a table must have a label column, got none")
         for role in ("weight", "timestamp"):
             found = [column.name for column in self.columns if column.role == role]
             if len(found) > 1:

@@ -90,6 +90,8 @@ def decode_column(
     if column.role in ("list", "float_list"):
         if not pa.types.is_string(array.type) and not is_list(array.type):
             array = _lists_of_one(column, array)
+        if is_list(array.type) and pa.types.is_nested(array.type.value_type):
+            raise wrong_type(column, array.type, "lists of values")
         lists, bad = _decode_list(column, array, missing)
         return lists, bad | bad_texts
     if is_list(array.type):

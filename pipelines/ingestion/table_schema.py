@@ -83,7 +83,7 @@ class Column:
 
     `type` is how the values are written. Numbers: float or integer. Ids: hex, integer, or string
     (stored as a 64-bit fingerprint). Timestamps: seconds, milliseconds, or text of a strptime
-    `format`.
+    `format`, or of ISO 8601 if that is "iso".
     """
 
     name: str

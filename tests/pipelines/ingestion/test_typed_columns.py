@@ -184,8 +184,10 @@ def test_type_that_a_declaration_does_not_fit_names_one_that_does(
         pa.map_(pa.string(), pa.int8()),
         pa.struct({"a": pa.int8()}),
         pa.list_(pa.struct({"a": pa.int8()})),
+        pa.list_(pa.list_(pa.int8())),
+        pa.list_(pa.list_view(pa.int8())),
     ],
-    ids=["map", "struct", "list of structs"],
+    ids=["map", "struct", "list of structs", "list of lists", "list of views"],
 )
 def test_type_that_no_declaration_reads_is_one_line(role: str, kind: pa.DataType):
     types = {"categorical": "integer", "list": "string", "timestamp": "seconds"}

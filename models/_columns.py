@@ -394,6 +394,11 @@ def _recommender(
     labels: Sequence[str],
 ) -> Recommender:
     check_categorical(model, dataset)
+    if not labels or not dataset.label:
+        raise UsageError(
+            f"{model} must have a label, but the dataset {dataset.directory} has none: declare one "
+            "in its schema and make the dataset again; sasrec and two_tower need none"
+        )
     names = (*(f.name for f in dataset.numeric), *(f.name for f in dataset.categorical))
     wire_dtype = config.resolved_wire_dtype if isinstance(config, NetworkConfig) else "float32"
     return Recommender(

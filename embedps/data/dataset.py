@@ -54,9 +54,9 @@ class Dataset:
     splits: Mapping[str, Split]
     source: str = "criteo"
     label: str = "label"
-    """The first label."""
+    """The first label; empty if there is none, as models of sequences need none."""
     labels: tuple[LabelColumn, ...] = ()
-    """All labels; without them, `label` is binary and the only one."""
+    """All labels; without them, `label`, if it is not empty, is binary and the only one."""
     float_lists: tuple[str, ...] = ()
     """The columns of lists of numbers."""
     keys: tuple[str, ...] = ()
@@ -73,12 +73,11 @@ class Dataset:
     bad_lines: str = "_bad_lines.jsonl"
 
     def __post_init__(self) -> None:
-        if not self.labels:
+        if self.label and not self.labels:
             object.__setattr__(self, "labels", (LabelColumn(name=self.label),))
-        if self.labels[0].name != self.label:
-            raise DatasetError(
-                f"label must be the first of labels, {self.labels[0].name!r}, got {self.label!r}"
-            )
+        first = self.labels[0].name if self.labels else ""
+        if first != self.label:
+            raise DatasetError(f"label must be the first of labels, {first!r}, got {self.label!r}")
         expected = dict.fromkeys((f.name for f in self.numeric), "float")
         expected |= {f.name: RAGGED_TYPE if f.ragged else "int64" for f in self.categorical}
         expected |= {label.name: label.arrow_type for label in self.labels}

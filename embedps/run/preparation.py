@@ -108,6 +108,9 @@ def check_columns(recommender: Recommender, dataset: Dataset) -> None:
         raise UsageError(
             f"the recommender's label is column {recommender.label!r}, but the label of "
             f"{dataset.directory} is {dataset.label!r}: pass label=dataset.label"
+            if dataset.label
+            else f"{dataset.directory} has no label, and the recommender reads "
+            f"{recommender.label!r}: declare one in its schema, and make the dataset again"
         )
     features = [feature.name for feature in recommender.features]
     for kind, asked, names in (

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedps.errors import DatasetError
+from pipelines.ingestion.arrow_kinds import is_list
 from pipelines.ingestion.bad_lines import BadLine
 from pipelines.ingestion.decode import decode_batch
 from pipelines.ingestion.line_blocks import ByteStream
@@ -17,58 +20,124 @@ from pipelines.ingestion.table_schema import Table
 
 _BATCH_ROWS = 65536
 _NAMES = {"parquet": "Parquet", "orc": "ORC"}
+_NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+
+_Batches = Iterator[tuple[pa.RecordBatch, float]]
 
 
 def read_rows(
     stream: ByteStream, table: Table, file_name: str
-) -> Iterator[tuple[pa.RecordBatch, list[BadLine]]]:
-    """Yields a file's rows and bad rows, numbered from 1; a damaged file ends with a bad row.
+) -> Iterator[tuple[pa.RecordBatch, list[BadLine], float]]:
+    """Reads a file's rows and bad rows, numbered from 1; a damaged file ends with a bad row.
+
+    A declared column that the file lacks may stand in its path: `day=2024-05-01/part-0.parquet`.
+
+    Args:
+      stream: the file.
+      table: declares the columns.
+      file_name: the file's path from the first folder of a column on, and its name in errors.
+
+    Yields:
+      rows, bad rows, and the share of the file's rows that is read, 0 to 1.
 
     Raises:
-      DatasetError: a declared column is absent or has another type.
+      DatasetError: a declared column is absent, is there twice, or has another type.
     """
-    number = 1
-    read = _read_orc if table.format == "orc" else _read_parquet
+    declared = {column.name for column in table.read_columns}
+    in_path = {name: value for name, value in path_columns(file_name).items() if name in declared}
+    number, share = 1, 0.0
+    batches = (_read_orc if table.format == "orc" else _read_parquet)(stream, table, in_path)
     try:
-        for batch in read(stream, [column.name for column in table.read_columns], file_name):
+        while True:
+            try:
+                batch, share = next(batches)
+            except StopIteration:
+                return
+            except (pa.ArrowException, OSError) as error:
+                message = " ".join(str(error).split())
+                reason = f"the {_NAMES[table.format]} file is damaged here: {message}"
+                empty = pa.RecordBatch.from_pylist([], schema=table.row_schema)
+                yield empty, [BadLine(line=number, reason=reason, raw=b"", ends_file=True)], share
+                return
+            for name in in_path.keys() - set(batch.schema.names):
+                value = pa.scalar(in_path[name], pa.string())
+                batch = batch.append_column(name, pa.repeat(value, batch.num_rows))
             rows, reasons = decode_batch(table, batch)
             bad = [
                 BadLine(line=number + row, reason=reasons[row], raw=_to_json(batch, row))
                 for row in sorted(reasons)
             ]
-            yield (drop_rows(rows, reasons) if bad else rows), bad
+            yield (drop_rows(rows, reasons) if bad else rows), bad, share
             number += batch.num_rows
-    except (pa.ArrowException, OSError) as error:
-        message = " ".join(str(error).split())
-        reason = f"the {_NAMES[table.format]} file is damaged here: {message}"
-        empty = pa.RecordBatch.from_pylist([], schema=table.row_schema)
-        yield empty, [BadLine(line=number, reason=reason, raw=b"", ends_file=True)]
+    except DatasetError as error:
+        raise DatasetError(f"{file_name}: {error}") from None
 
 
-def _read_parquet(stream: ByteStream, names: list[str], file_name: str) -> Iterator[pa.RecordBatch]:
+def path_columns(file_name: str) -> dict[str, str | None]:
+    """Reads the columns in a path's folders, as Hive and Spark write them; None is missing."""
+    found: dict[str, str | None] = {}
+    for folder in file_name.split("/")[:-1]:
+        name, equals, value = folder.partition("=")
+        if equals and name:
+            found[unquote(name)] = None if value == _NO_PARTITION else unquote(value)
+    return found
+
+
+def _read_parquet(stream: ByteStream, table: Table, in_path: dict[str, str | None]) -> _Batches:
     with pq.ParquetFile(stream, page_checksum_verification=True) as file:
-        _check_columns(names, file.schema_arrow.names, file_name)
-        yield from file.iter_batches(_BATCH_ROWS, columns=names)
+        names = _names_to_read(table, file.schema_arrow.names, in_path)
+        done = 0
+        for batch in file.iter_batches(_BATCH_ROWS, columns=names):
+            done += batch.num_rows
+            yield batch, done / file.metadata.num_rows
 
 
-def _read_orc(stream: ByteStream, names: list[str], file_name: str) -> Iterator[pa.RecordBatch]:
+def _read_orc(stream: ByteStream, table: Table, in_path: dict[str, str | None]) -> _Batches:
     import pyarrow.orc
 
     file = pyarrow.orc.ORCFile(stream)
-    _check_columns(names, file.schema.names, file_name)
+    names = _names_to_read(table, file.schema.names, in_path)
+    done = 0
     for i in range(file.nstripes):
         stripe = file.read_stripe(i, columns=names)
         for start in range(0, stripe.num_rows, _BATCH_ROWS):
-            yield stripe.slice(start, _BATCH_ROWS)
+            batch = stripe.slice(start, _BATCH_ROWS)
+            done += batch.num_rows
+            yield batch, done / file.nrows
 
 
-def _check_columns(names: list[str], found: list[str], file_name: str) -> None:
-    absent = [name for name in names if name not in found]
+def _names_to_read(table: Table, found: list[str], in_path: dict[str, str | None]) -> list[str]:
+    """Lists the declared columns that the file has.
+
+    Raises:
+      DatasetError: the file has one twice, or neither it nor its path has one.
+    """
+    declared = [column.name for column in table.read_columns]
+    absent = [name for name in declared if name not in found and name not in in_path]
     if absent:
+        raise DatasetError(f"must have columns {', '.join(absent)}, it has {', '.join(found)}")
+    repeated = [name for name in declared if found.count(name) > 1]
+    if repeated:
         raise DatasetError(
-            f"{file_name}: must have columns {', '.join(absent)}, it has {', '.join(found)}"
+            f"must have each declared column once, it has {', '.join(repeated)} more than once: "
+            "rename or drop the others where the file is written"
         )
+    return [name for name in declared if name in found]
 
 
 def _to_json(batch: pa.RecordBatch, row: int) -> bytes:
-    return json.dumps(batch.slice(row, 1).to_pylist()[0], default=str).encode()
+    return json.dumps(
+        {name: _shown(batch.column(i)[row]) for i, name in enumerate(batch.schema.names)},
+        default=str,
+    ).encode()
+
+
+def _shown(value: pa.Scalar) -> Any:
+    try:
+        return value.as_py()
+    except UnicodeDecodeError:
+        if is_list(value.type):
+            return [_shown(each) for each in value.values]
+        if pa.types.is_dictionary(value.type):
+            return _shown(value.value)
+        return value.as_buffer().to_pybytes().decode("utf-8", errors="backslashreplace")

@@ -56,7 +56,7 @@ def commit_dataset(
     Dataset(
         directory=Path(job.output),
         source=table.name,
-        label=labels[0].name,
+        label=labels[0].name if labels else "",
         labels=labels,
         float_lists=tuple(c.name for c in table.columns if c.role == "float_list"),
         keys=tuple(c.name for c in table.columns if c.keep),

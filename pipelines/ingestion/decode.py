@@ -16,13 +16,21 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from embedps.data.dataset import MISSING_ID
-from embedps.errors import DatasetError
+from pipelines.ingestion.arrow_kinds import is_list, reduce_kind, wrong_type
 from pipelines.ingestion.table_schema import Column, Table
 from pipelines.ingestion.text_lists import split_lists
-from pipelines.ingestion.text_values import MAX_INT, fits_float32, text_decoder
+from pipelines.ingestion.text_values import (
+    MAX_INT,
+    MAX_UNSIGNED_ID,
+    MIN_INT,
+    fits_float32,
+    text_decoder,
+)
 
 _ID_DIGITS = 8
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
+_EXACT_BITS = {16: 11, 32: 24, 64: 53}
+"""Up to which power of two a float of so many bits holds every whole number."""
 
 BadRows = dict[int, str]
 """The reason for each row that cannot be decoded."""
@@ -85,39 +93,55 @@ def decode_column(
     column: Column, array: pa.Array, missing: tuple[str, ...]
 ) -> tuple[pa.Array, BadRows]:
     """Decodes one column to its row type, as `decode_batch` does."""
-    if _is_list(array.type) and column.role not in ("list", "float_list"):
-        return _decode_lists_of_one(column, array, missing)
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+    array, bad_texts = reduce_kind(array)
     if column.role in ("list", "float_list"):
-        return _decode_list(column, array, missing)
-    if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
-        array = array.cast(pa.string())
-    if pa.types.is_large_string(array.type) or pa.types.is_string_view(array.type):
+        if not pa.types.is_string(array.type) and not is_list(array.type):
+            array = _lists_of_one(column, array)
+        if is_list(array.type) and pa.types.is_nested(array.type.value_type):
+            raise wrong_type(column, array.type, "lists of values")
+        lists, bad = _decode_list(column, array, missing)
+        return lists, bad | bad_texts
+    if is_list(array.type):
+        return _decode_lists_of_one(column, array, missing)
+    if _is_read_as_text(column, array.type):
         array = array.cast(pa.string())
     if pa.types.is_string(array.type):
         array = _without_missing(array, missing)
         values, bad = _decode_texts(column, array)
     else:
         values, bad = _decode_typed(column, array)
-    return pa.array(values, column.row_type, from_pandas=False), bad
+    return pa.array(values, column.row_type, from_pandas=False), bad | bad_texts
+
+
+def _is_read_as_text(column: Column, kind: pa.DataType) -> bool:
+    """Tells whether whole numbers are read as their decimal texts, which text files have."""
+    is_whole = pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.scale == 0)
+    return is_whole and (column.type == "string" or isinstance(column.classes, tuple))
+
+
+def _lists_of_one(column: Column, array: pa.Array) -> pa.Array:
+    """Makes a list of each value; an empty one of a null or NaN."""
+    if pa.types.is_nested(array.type):
+        raise wrong_type(column, array.type, "lists")
+    present = ~_absent(array)
+    offsets = np.concatenate([[0], np.cumsum(present)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), array.filter(pa.array(present)))
 
 
 def _decode_lists_of_one(
     column: Column, array: pa.Array, missing: tuple[str, ...]
 ) -> tuple[pa.Array, BadRows]:
-    """Decodes lists of one value each to that value; a null list is a missing value."""
+    """Decodes lists of one value each to that value; a null or empty one is a missing value."""
     kind = array.type
     of_other_size = pa.types.is_fixed_size_list(kind) and kind.list_size != 1
     if of_other_size or pa.types.is_nested(kind.value_type):
-        raise _wrong_type(column, kind, "one value per row, or lists of one")
+        raise wrong_type(column, kind, "one value per row, or lists of one")
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
     places = pa.array(np.cumsum(lengths) - lengths, mask=lengths != 1)
     values, bad = decode_column(column, array.flatten().take(places), missing)
-    wrong = (lengths != 1) & array.is_valid().to_numpy(zero_copy_only=False)
     reasons = {
         int(row): f"must be one value or a list of one, got a list of {lengths[row]}"
-        for row in np.flatnonzero(wrong)
+        for row in np.flatnonzero(lengths > 1)
     }
     return values, bad | reasons
 
@@ -172,9 +196,9 @@ def _missing_value(column: Column) -> float | int | None:
 
 
 def _decode_distinct(
-    array: pa.Array, missing: float | int | None, decode: Callable[[str], float | int]
+    array: pa.Array, missing: float | int | None, decode: Callable[[Any], float | int]
 ) -> tuple[NDArray[Any], BadRows]:
-    """Decodes each distinct text once."""
+    """Decodes each distinct value once."""
     encoded = array.dictionary_encode()
     texts = encoded.dictionary.to_pylist()
     decoded: list[float | int] = []
@@ -258,7 +282,7 @@ def _decode_list(
     column: Column, array: pa.Array, missing: tuple[str, ...]
 ) -> tuple[pa.Array, BadRows]:
     bad: BadRows = {}
-    if not _is_list(array.type):
+    if not is_list(array.type):
         array, bad = split_lists(column, _without_missing(array.cast(pa.string()), missing))
     if not pa.types.is_list(array.type):
         array = array.cast(pa.list_(array.type.value_type))
@@ -289,14 +313,8 @@ def _empty_for_null(array: pa.Array) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), array.flatten())
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
-
-
 def _decode_typed(column: Column, array: pa.Array) -> tuple[NDArray[Any], BadRows]:
-    """Decodes numbers, booleans and timestamps."""
+    """Decodes numbers, booleans, dates and times."""
     kind = array.type
     if column.task == "classes":
         return _decode_typed_classes(column, array)
@@ -304,35 +322,93 @@ def _decode_typed(column: Column, array: pa.Array) -> tuple[NDArray[Any], BadRow
         if pa.types.is_boolean(kind) or pa.types.is_decimal(kind):
             array = array.cast(pa.float64())
         if not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
-            raise _wrong_type(column, kind, "numbers")
+            raise wrong_type(column, kind, "numbers")
         return _check_numbers(column, _to_floats(array))
-    if column.role == "timestamp" and pa.types.is_timestamp(kind):
-        array = array.cast(pa.timestamp("ms", kind.tz), safe=False).cast(pa.int64())
-        scale = 1
-    elif not pa.types.is_integer(kind) or column.type in ("string", "text"):
-        wanted = "texts" if column.type in ("string", "text") else "integers"
-        raise _wrong_type(column, kind, wanted)
-    else:
-        scale = 1000 if column.type == "seconds" else 1
-    return _check_integers(column, array, scale)
+    if column.role == "timestamp":
+        return _decode_typed_times(column, array)
+    if column.type == "string":
+        raise wrong_type(column, kind, "texts or whole numbers")
+    if column.type == "hex" and not pa.types.is_integer(kind):
+        raise wrong_type(column, kind, "integers")
+    values, bad = _decode_whole(column, array)
+    return np.where(_absent(array), MISSING_ID, values), bad
+
+
+def _absent(array: pa.Array) -> NDArray[np.bool_]:
+    """Tells which values are missing: null, or NaN, as pandas writes it."""
+    if pa.types.is_floating(array.type):
+        return np.isnan(_to_floats(array))
+    return np.asarray(array.is_null().to_numpy(zero_copy_only=False))
 
 
 def _decode_typed_classes(column: Column, array: pa.Array) -> tuple[NDArray[Any], BadRows]:
-    if not pa.types.is_integer(array.type) or isinstance(column.classes, tuple):
-        wanted = "texts" if isinstance(column.classes, tuple) else "integers"
-        raise _wrong_type(column, array.type, wanted)
-    values = array.fill_null(0).to_numpy(zero_copy_only=False)
+    if isinstance(column.classes, tuple):
+        raise wrong_type(column, array.type, "texts")
+    values, bad = _decode_whole(column, array)
     rule = f"must be a class from 0 to {column.num_classes - 1}"
-    bad = _reasons(array.is_null().to_numpy(zero_copy_only=False), "must not be missing", None)
     wrong = (values < 0) | (values >= column.num_classes)
-    return np.where(wrong, 0, values).astype(np.int64), _reasons(wrong, rule, values) | bad
+    bad = _reasons(wrong, rule, values) | bad
+    bad |= _reasons(_absent(array), "must not be missing", None)
+    return np.where(wrong, 0, values).astype(np.int64), bad
 
 
-def _wrong_type(column: Column, kind: pa.DataType, wanted: str) -> DatasetError:
-    return DatasetError(
-        f"column {column.name!r}, a {column.role} of type {column.type}, must hold {wanted}, "
-        f"it holds {kind}: declare its real type"
-    )
+def _decode_whole(column: Column, array: pa.Array) -> tuple[NDArray[np.int64], BadRows]:
+    """Decodes whole numbers to int64, those from 2^63 on to the same bits; 0 if missing."""
+    kind = array.type
+    if pa.types.is_boolean(kind):
+        array = array.cast(pa.int64())
+    elif pa.types.is_decimal(kind):
+        return _decode_distinct(array.fill_null(0), None, _whole_decimal)
+    elif pa.types.is_floating(kind):
+        return _whole_floats(_to_floats(array), _EXACT_BITS[kind.bit_width])
+    elif not pa.types.is_integer(kind):
+        raise wrong_type(column, kind, "integers")
+    values = array.fill_null(0).to_numpy(zero_copy_only=False)
+    bad: BadRows = {}
+    if values.dtype == np.uint64:
+        rule = f"must be at most {MAX_UNSIGNED_ID}, as the two above mean missing and rare"
+        bad = _reasons(values > MAX_UNSIGNED_ID, rule, values)
+    return values.astype(np.int64), bad
+
+
+def _whole_floats(values: NDArray[np.float64], bits: int) -> tuple[NDArray[np.int64], BadRows]:
+    present = np.where(np.isnan(values), 0, values)
+    with np.errstate(invalid="ignore"):
+        wrong = ~np.isfinite(present) | (present != np.trunc(present))
+    bad = _reasons(wrong, "must be a whole number", values)
+    inexact = ~wrong & (np.abs(present) > 2.0**bits)
+    bad |= _reasons(inexact, f"must be within 2^{bits}, beyond which floats lose digits", values)
+    return np.where(wrong | inexact, 0, present).astype(np.int64), bad
+
+
+def _whole_decimal(value: Any) -> int:
+    if value != value.to_integral_value() or not MIN_INT <= value <= MAX_UNSIGNED_ID:
+        raise ValueError(f"must be a whole number from -2^63 to {MAX_UNSIGNED_ID}, got {value}")
+    return int(value) - (1 << 64) if value > MAX_INT else int(value)
+
+
+def _decode_typed_times(column: Column, array: pa.Array) -> tuple[NDArray[Any], BadRows]:
+    """Decodes dates, times and numbers of seconds or milliseconds, whole or not."""
+    kind, scale = array.type, 1000 if column.type == "seconds" else 1
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+        zone = kind.tz if pa.types.is_timestamp(kind) else None
+        array = array.cast(pa.timestamp("ms", zone), safe=False).cast(pa.int64())
+        scale = 1
+    elif column.type == "text":
+        raise wrong_type(column, kind, "texts")
+    elif pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        values = _to_floats(array.cast(pa.float64()))
+        wrong = ~(np.abs(values) <= MAX_INT // 1000)
+        bad = _reasons(wrong, "must be a time", values)
+        bad |= _reasons(np.isnan(values), "must not be missing", None)
+        return np.rint(np.where(wrong, 0, values) * scale).astype(np.int64), bad
+    elif not pa.types.is_integer(kind):
+        raise wrong_type(column, kind, "times, or numbers of seconds or milliseconds")
+    values = array.fill_null(0).to_numpy(zero_copy_only=False)
+    wrong = _beyond_milliseconds(values)
+    bad = _reasons(wrong, "must be a time", values)
+    bad |= _reasons(_absent(array), "must not be missing", None)
+    return np.where(wrong, 0, values).astype(np.int64) * scale, bad
 
 
 def _to_floats(array: pa.Array) -> NDArray[np.float64]:
@@ -356,22 +432,6 @@ def _check_numbers(column: Column, values: NDArray[np.float64]) -> tuple[NDArray
         positive = (values >= column.positive_from).astype(np.float64)
         return positive, bad | _reasons(wrong, rule, values)
     return values, bad | _reasons(wrong, rule, values)
-
-
-def _check_integers(column: Column, array: pa.Array, scale: int) -> tuple[NDArray[Any], BadRows]:
-    absent = array.is_null().to_numpy(zero_copy_only=False)
-    filled = array.fill_null(0)
-    values = filled.to_numpy(zero_copy_only=False)
-    bad: BadRows = {}
-    if values.dtype == np.uint64:
-        bad = _reasons(values > MAX_INT, "must fit in 64 bits with a sign", values)
-    values = values.astype(np.int64)
-    if column.role == "timestamp":
-        bad |= _reasons(absent, "must not be missing", None)
-        bad |= _reasons(_beyond_milliseconds(values), "must be a time", values)
-        return values * scale, bad
-    values[absent] = MISSING_ID
-    return values, bad
 
 
 def _reasons(wrong: NDArray[np.bool_], rule: str, values: NDArray[Any] | None) -> BadRows:

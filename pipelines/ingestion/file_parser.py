@@ -74,8 +74,8 @@ class FileParser:
         return self._record(reader.num_bytes, reader.checksum, lines)
 
     def _parse_columns(self, stream: ByteStream) -> FileRecord:
-        for rows, bad in read_rows(stream, self._job.table, self._task.name):
-            self._add(rows, bad, 0)
+        for rows, bad, share in read_rows(stream, self._job.table, self._task.name):
+            self._add(rows, bad, round(share * self._task.bytes))
         stream.close()
         whole = open_input(self._task.path)
         checksum, num_bytes = checksum_of(whole), whole.tell()  # type: ignore[attr-defined]

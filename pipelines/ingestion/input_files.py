@@ -1,9 +1,10 @@
-"""Input files: finds those that patterns match, and opens them."""
+"""Input files: finds those that patterns and folders name, and opens them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from apache_beam.io.filesystem import BeamIOError, CompressionTypes
@@ -12,10 +13,18 @@ from apache_beam.io.filesystems import FileSystems
 from embedps.errors import UsageError
 from pipelines.ingestion.line_blocks import ByteStream
 
+_WILDCARDS = "*?["
+_HIDDEN = (".", "_")
+_PACKINGS = (".gz", ".zst")
+_DELTA_LOG = "_delta_log"
+
 
 @dataclass(frozen=True, kw_only=True)
 class InputTask:
-    """One file to read: its position in the order of files, its path and its name in reports."""
+    """One file to read: its position in the order of files, its path and its name in reports.
+
+    The name keeps every folder that has a column's value, such as `day=2024-05-01`.
+    """
 
     index: int
     path: str
@@ -28,13 +37,16 @@ class InputTask:
 def find_inputs(patterns: Sequence[str], eval_patterns: Sequence[str] = ()) -> list[InputTask]:
     """Lists the files that the patterns match, sorted by path.
 
+    A folder stands for all files in it and below. Files and folders whose names begin with `.` or
+    `_` are left out, unless a pattern names them.
+
     Args:
-      patterns: paths or glob patterns on any file system that Beam knows.
+      patterns: paths, folders or glob patterns on any file system that Beam knows.
       eval_patterns: the same for the files whose rows are held out.
 
     Raises:
-      UsageError: a pattern matches no file, something else than a readable regular file, or a file
-        of the other patterns too.
+      UsageError: a pattern matches no file, something else than a readable regular file, a file of
+        the other patterns too, or a folder of files of several kinds.
     """
     held_out = _match("--eval-input", eval_patterns)
     sizes = _match("--input", patterns)
@@ -44,6 +56,9 @@ def find_inputs(patterns: Sequence[str], eval_patterns: Sequence[str] = ()) -> l
     sizes |= held_out
     paths = sorted(sizes)
     folder = os.path.commonpath([os.path.dirname(path) for path in paths])
+    parts = folder.split("/")
+    kept = next((i for i, part in enumerate(parts) if "=" in part), len(parts))
+    folder = "/".join(parts[:kept])
     return [
         InputTask(
             index=i,
@@ -66,25 +81,111 @@ def _match(flag: str, patterns: Sequence[str]) -> dict[str, int]:
     """Returns the size of each file that a flag's patterns match, by path."""
     sizes: dict[str, int] = {}
     for pattern in patterns:
-        try:
-            (match,) = FileSystems.match([pattern])
-        except (BeamIOError, ValueError, OSError) as error:
-            raise UsageError(f"{flag} {pattern}: cannot be listed: {error}") from None
-        if not match.metadata_list:
-            raise UsageError(f"{flag} {pattern}: must match a file, there is none")
-        for file in match.metadata_list:
-            _check_readable(flag, pattern, file.path)
-            sizes[file.path] = file.size_in_bytes
+        if FileSystems.get_scheme(pattern) is None and os.path.isdir(pattern):
+            found = {path: os.path.getsize(path) for path in _files_below(flag, pattern)}
+            _check_one_kind(flag, pattern, list(found))
+        else:
+            found = _match_pattern(flag, pattern)
+        for path in found:
+            _check_readable(flag, pattern, path)
+        sizes |= found
     return sizes
 
 
+def _match_pattern(flag: str, pattern: str) -> dict[str, int]:
+    try:
+        (match,) = FileSystems.match([pattern])
+        if not match.metadata_list and not any(mark in pattern for mark in _WILDCARDS):
+            # On other file systems than this machine's, a folder is no match.
+            (match,) = FileSystems.match([pattern.rstrip("/") + "/**"])
+            pattern = pattern.rstrip("/") + "/**" if match.metadata_list else pattern
+    except (BeamIOError, ValueError, OSError) as error:
+        raise UsageError(f"{flag} {pattern}: cannot be listed: {error}") from None
+    found = {file.path: file.size_in_bytes for file in match.metadata_list}
+    shown = {path: size for path, size in found.items() if not _is_hidden(path, pattern)}
+    if not shown:
+        others = "there is none"
+        if found:
+            others = f"there are only hidden ones, such as {min(found)}"
+        raise UsageError(
+            f"{flag} {pattern}: must match a file, {others}: a folder, given as it is, stands for "
+            "all files below it"
+        )
+    return shown
+
+
+def _is_hidden(path: str, pattern: str) -> bool:
+    """Tells whether a name where the pattern has wildcards begins with . or _, which it has not."""
+    at = min((pattern.index(mark) for mark in _WILDCARDS if mark in pattern), default=-1)
+    if at < 0:
+        return False
+    start = pattern.rfind("/", 0, at) + 1
+    if any(part.startswith(_HIDDEN) for part in pattern[start:].split("/")):
+        return False
+    depth = pattern[:start].count("/")
+    return any(part.startswith(_HIDDEN) for part in path.split("/")[depth:])
+
+
+def _files_below(flag: str, folder: str) -> Iterator[str]:
+    """Yields the paths of a folder's files, those of its folders too.
+
+    Raises:
+      UsageError: there is none, or the folder is a Delta table.
+    """
+    seen: set[str] = set()
+    num_files = 0
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        if _DELTA_LOG in folders:
+            raise UsageError(
+                f"{flag} {folder}: {parent} is a Delta table, whose files have removed rows too: "
+                "write its rows to plain Parquet files, and give these"
+            )
+        inner = {name: os.path.realpath(os.path.join(parent, name)) for name in folders}
+        # A link may lead back to a folder above it.
+        folders[:] = [
+            name for name in folders if not name.startswith(_HIDDEN) and inner[name] not in seen
+        ]
+        seen.update(inner.values())
+        for name in files:
+            if not name.startswith(_HIDDEN):
+                num_files += 1
+                yield os.path.join(parent, name)
+    if not num_files:
+        raise UsageError(f"{flag} {folder}: must have a file, there is none that is not hidden")
+
+
+def _check_one_kind(flag: str, folder: str, paths: Sequence[str]) -> None:
+    """Raises UsageError for a folder with files of several endings, such as a README."""
+    examples: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    for path in sorted(paths):
+        kind = _ending(path)
+        counts[kind] += 1
+        examples.setdefault(kind, path)
+    if len(counts) > 1:
+        listed = ", ".join(
+            f"{count:,} of {kind or 'no ending'} such as {examples[kind]}"
+            for kind, count in counts.most_common()
+        )
+        (kind, _), *_ = counts.most_common()
+        hint = f"give a pattern, such as '{folder.rstrip('/')}/**{kind}'"
+        raise UsageError(f"{flag} {folder}: must have files of one kind, it has {listed}: {hint}")
+
+
+def _ending(path: str) -> str:
+    """Returns what a file's name ends with, such as .tsv of a.tsv.gz; "" without letters."""
+    name = os.path.basename(path)
+    for packing in _PACKINGS:
+        name = name.removesuffix(packing)
+    ending = os.path.splitext(name)[1]
+    return ending if ending[1:].isalpha() else ""
+
+
 def _check_readable(flag: str, pattern: str, path: str) -> None:
-    """Raises UsageError for a local path that is not a readable file: a directory, a pipe."""
+    """Raises UsageError for a local path that is not a readable file, such as a pipe."""
     if FileSystems.get_scheme(path) is not None:
         return
     hint = f"{flag} {pattern}: must match regular files that can be read"
-    if os.path.isdir(path):
-        raise UsageError(f"{hint}, {path} is a directory: give {path.rstrip('/')}/* for its files")
     if os.path.exists(path) and not os.path.isfile(path):
         raise UsageError(f"{hint}, {path} is a pipe or a device")
     if not os.access(path, os.R_OK):

@@ -34,8 +34,8 @@ def progress_shown(job: IngestJob, inputs: Sequence[InputTask]) -> Iterator[None
                 num_bytes = sum(numbers[0] for numbers in parsed)
                 rows = sum(numbers[1] for numbers in parsed)
                 written = sum(sum(_numbers_in(path)) for path in shard_paths)
-                total = rows if written else round(rows * total_bytes / max(num_bytes, 1))
-                line.update((rows + written) // 2, total=max(total, rows))
+                total = rows if written else estimate_rows(rows, num_bytes, total_bytes)
+                line.update((rows + written) // 2, total=total)
                 # One file per input and shard: reading thousands of them slows the pipeline.
                 pause = max(_POLL_SECS, _POLL_TIMES * (time.monotonic() - began))
 
@@ -46,6 +46,11 @@ def progress_shown(job: IngestJob, inputs: Sequence[InputTask]) -> Iterator[None
     finally:
         finished.set()
         thread.join()
+
+
+def estimate_rows(rows: int, num_bytes: int, total_bytes: int) -> int:
+    """Estimates all rows from those of the bytes read so far; those, if no bytes are read yet."""
+    return max(rows, round(rows * total_bytes / num_bytes)) if num_bytes else rows
 
 
 def _numbers_in(path: Path) -> list[int]:

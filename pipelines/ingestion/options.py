@@ -141,7 +141,7 @@ def _parser(schema: str | None) -> Parser:
         nargs="+",
         required=True,
         metavar="PATTERN",
-        help="files or quoted patterns",
+        help="files, folders or quoted patterns",
     )
     parser.add_argument("--output", type=path, required=True, metavar="DIR")
     if schema is None:

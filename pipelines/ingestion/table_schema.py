@@ -83,7 +83,7 @@ class Column:
 
     `type` is how the values are written. Numbers: float or integer. Ids: hex, integer, or string
     (stored as a 64-bit fingerprint). Timestamps: seconds, milliseconds, or text of a strptime
-    `format`.
+    `format`, or of ISO 8601 if that is "iso".
     """
 
     name: str
@@ -226,8 +226,6 @@ class Table:
         if self.header not in (True, False, "auto"):
             raise UsageError(f'header must be true, false or "auto", got {self.header!r}')
         _check_unique("column", [column.name for column in self.columns])
-        if self.role("label") is None:
-            raise UsageError("a table must have a label column, got none")
         for role in ("weight", "timestamp"):
             found = [column.name for column in self.columns if column.role == role]
             if len(found) > 1:

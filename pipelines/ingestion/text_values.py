@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import xxhash
@@ -18,6 +18,7 @@ _INTEGER = re.compile(r"(-?[0-9]+)(?:\.0*)?")
 _FLOAT = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _HEX = re.compile(r"[0-9a-fA-F]+")
 _SHOWN_CHARS = 40
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MIN_INT, MAX_INT = -(1 << 63), (1 << 63) - 1
 MAX_UNSIGNED_ID = (1 << 64) - 3
 """The largest unsigned id; the two above it have the bits of MISSING_ID and RARE_ID."""
@@ -31,7 +32,7 @@ def text_decoder(column: Column) -> Callable[[str], float | int]:
         return lambda text: _time_text(text, column.format)
     if column.role == "timestamp":
         scale = 1000 if column.type == "seconds" else 1
-        return lambda text: _time_integer(text, scale)
+        return lambda text: _time_number(text, scale)
     if column.role == "weight":
         return _weight
     if column.role == "numeric":
@@ -138,21 +139,54 @@ def fingerprint(text: str) -> int:
     return value + RARE_ID if value in (MISSING_ID, RARE_ID) else value
 
 
-def _time_integer(text: str, scale: int) -> int:
+def _time_number(text: str, scale: int) -> int:
+    if not _INTEGER.fullmatch(text):
+        return _time_fraction(text, scale)
     value = _integer(text)
     if abs(value) > MAX_INT // 1000:
         raise ValueError(f"must be a time within 64 bits of milliseconds, got {_shown(text)}")
     return value * scale
 
 
+def _time_fraction(text: str, scale: int) -> int:
+    if not _FLOAT.fullmatch(text):
+        raise ValueError(f"must be a number or empty, got {_shown(text)}")
+    value = float(text)
+    if not abs(value) <= MAX_INT // 1000:
+        raise ValueError(f"must be a time within 64 bits of milliseconds, got {_shown(text)}")
+    return round(value * scale)
+
+
 def _time_text(text: str, time_format: str) -> int:
+    if time_format == "iso":
+        return _milliseconds(_iso_time(text))
     try:
-        time = datetime.strptime(text, time_format)
+        return _milliseconds(datetime.strptime(text, time_format))
     except ValueError:
-        raise ValueError(f"must be a time of format {time_format}, got {_shown(text)}") from None
+        pass
+    reason = f"must be a time of format {time_format}, got {_shown(text)}"
+    try:
+        _iso_time(text)
+    except ValueError:
+        raise ValueError(reason) from None
+    raise ValueError(f'{reason}, which format = "iso" reads')
+
+
+def _iso_time(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(
+            f"must be a time as ISO 8601 writes it, such as 2024-05-01T12:00:00.5Z, "
+            f"got {_shown(text)}"
+        ) from None
+
+
+def _milliseconds(time: datetime) -> int:
+    """Returns the milliseconds since 1970, rounded down; a time without a zone is in UTC."""
     if time.tzinfo is None:
         time = time.replace(tzinfo=UTC)
-    return int(time.timestamp() * 1000)
+    return (time - _EPOCH) // timedelta(milliseconds=1)
 
 
 def _shown(text: str) -> str:

@@ -224,6 +224,16 @@ def test_a_dataset_without_ids_is_refused(datasets: dict[str, Dataset], name: st
         module.make(module.Config(), dataset)
 
 
+@pytest.mark.parametrize("name", MODULES)
+def test_a_dataset_without_a_label_is_refused(datasets: dict[str, Dataset], name: str) -> None:
+    import dataclasses
+
+    dataset = dataclasses.replace(datasets["criteo"], label="", labels=())
+    module = MODULES[name]
+    with pytest.raises(UsageError, match=r"must have a label, but the dataset .* has none"):
+        module.make(module.Config(), dataset)
+
+
 def test_bins_have_equally_many_training_rows(datasets: dict[str, Dataset]) -> None:
     dataset = datasets["criteo"]
     edges = _columns.edges(dataset, 4)

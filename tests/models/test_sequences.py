@@ -17,8 +17,11 @@ from embedps.engine.step_model import StepModel
 from embedps.errors import UsageError
 from models import din, sasrec
 from models.networks.names import NEGATIVES
+from pipelines.ingestion.splits import SplitRule
+from pipelines.ingestion.table_schema import Table
 from tests import commands
 from tests.builders import make_trainer
+from tests.pipelines.shop import make
 
 ITEMS, KINDS = 40, 4
 COLUMNS = {"user": False, "item": False, "history": True}
@@ -244,6 +247,25 @@ def test_sasrec_and_din_train_on_a_cluster(tmp_path: Path, walks: Dataset, click
         scores = commands.evaluations_of(tmp_path / name)
         assert scores[-1]["loss" if name == "sasrec" else "logloss"] > 0
         assert len(scores) == 3
+
+
+@pytest.mark.slow
+def test_sequences_without_a_label_are_made_and_learned(tmp_path: Path, walks: Dataset) -> None:
+    columns = [
+        {"name": "item", "as": "categorical", "type": "integer"},
+        {"name": "history", "as": "list", "type": "integer"},
+    ]
+    table = Table.parse({"format": "parquet", "column": columns})
+    (log,) = walks.paths("eval")
+    dataset = make(table, log, tmp_path / "set", num_shards=1, split=SplitRule(fraction=0.2))
+    assert (dataset.label, dataset.labels, "label" in dataset.schema) == ("", (), False)
+    assert sum(split.rows for split in dataset.splits.values()) == 300
+    result = make_trainer(
+        dataset, tmp_path / "model", recommender=make_sasrec(dataset), eval="inline"
+    ).fit()
+    assert 0 < (result.scores[-1].get("mrr") or 0) <= 1
+    with pytest.raises(UsageError, match=r"din must have a label, but the dataset .* has none"):
+        make_din(dataset)
 
 
 def test_wrong_options_of_sasrec_are_refused(walks: Dataset) -> None:

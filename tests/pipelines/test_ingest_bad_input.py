@@ -66,7 +66,7 @@ def test_bad_rows_of_parquet_are_set_aside_by_number(tmp_path: Path):
     columns = {
         "y": pa.array([0.0, 1.0, 0.5, None, 1.0, 0.0]),
         "x": pa.array([1.0, math.nan, 1.0, 1.0, math.inf, None]),
-        "c": pa.array([1, 2, 3, 4, 5, 1 << 63], pa.uint64()),
+        "c": pa.array([1, 2, 3, 4, 5, (1 << 64) - 1], pa.uint64()),
     }
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     dataset = make(table, tmp_path / "a.parquet", tmp_path / "out", max_bad_fraction=0.7)
@@ -75,7 +75,8 @@ def test_bad_rows_of_parquet_are_set_aside_by_number(tmp_path: Path):
         3: "y must be 0 or 1, got 0.5",
         4: "y must be 0 or 1, got nan",
         5: "x must be a finite number, got inf",
-        6: f"c must fit in 64 bits with a sign, got {1 << 63}",
+        6: "c must be at most 18446744073709551613, as the two above mean missing and rare, "
+        "got 18446744073709551615",
     }
     assert (dataset.input.lines_read, dataset.input.lines_bad) == (6, 4)
     cut = (tmp_path / "a.parquet").read_bytes()
@@ -209,7 +210,7 @@ def test_file_that_vanishes_fails_the_job(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("directory", r"must match regular files .*/b\.tsv is a directory: give .*/b\.tsv/\*"),
+        ("directory", r"/b\.tsv: must have a file, there is none that is not hidden"),
         ("pipe", r"must match regular files .*/b\.tsv is a pipe or a device"),
     ],
 )

@@ -284,11 +284,8 @@ def test_lists_of_another_length_are_bad_rows_where_a_scalar_is_declared():
     column = Column(name="c", role="categorical", type="integer")
     array = pa.array([[5], [], None, [6, 7], [8]], pa.list_(pa.int64()))
     decoded, bad = decode_column(column, array, ())
-    assert bad == {
-        1: "must be one value or a list of one, got a list of 0",
-        3: "must be one value or a list of one, got a list of 2",
-    }
-    assert [decoded[i].as_py() for i in (0, 2, 4)] == [5, -1, 8]
+    assert bad == {3: "must be one value or a list of one, got a list of 2"}
+    assert [decoded[i].as_py() for i in (0, 1, 2, 4)] == [5, -1, -1, 8]
 
 
 @pytest.mark.parametrize(

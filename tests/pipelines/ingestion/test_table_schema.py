@@ -67,7 +67,6 @@ def test_features_of_a_column_are_its_own_and_those_declared(tmp_path: Path):
         ('delimiter = ",,"\n' + BASE, "delimiter must be one ASCII character"),
         ('quote = "x"\n' + BASE, "quote must be empty"),
         ('header = "maybe"\n' + BASE, "header must be true, false"),
-        ('[[column]]\nname = "x"\nas = "numeric"\n', "must have a label column, got none"),
         ('[[column]]\nname = "y"\nas = "label"\n', "must have a numeric, categorical or list"),
         (
             BASE + '[[column]]\nname = "z"\nas = "label"\ntask = "rank"\n',
@@ -175,3 +174,13 @@ def test_schema_that_cannot_be_is_named(tmp_path: Path, text: str, message: str)
 def test_absent_schema_names_those_that_come_along():
     with pytest.raises(UsageError, match="avazu, criteo, movielens_100k"):
         Table.load("nope")
+
+
+def test_table_may_have_no_label():
+    columns = [
+        {"name": "item", "as": "categorical", "type": "integer"},
+        {"name": "history", "as": "list", "type": "integer"},
+    ]
+    table = Table.parse({"column": columns})
+    assert table.output_schema.names == ["item", "history"]
+    assert Table.parse(table.to_json()) == table

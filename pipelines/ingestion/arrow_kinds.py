@@ -1,0 +1,103 @@
+"""Reduces the Arrow types of files to a few kinds; names the declarations that a type fits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from embedps.errors import DatasetError
+from pipelines.ingestion.table_schema import Column
+
+BadTexts = dict[int, str]
+"""The reason for each row whose text cannot be read."""
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Tells whether a type is a list of any kind."""
+    types = pa.types
+    return bool(
+        types.is_list(kind)
+        or types.is_large_list(kind)
+        or types.is_fixed_size_list(kind)
+        or types.is_list_view(kind)
+        or types.is_large_list_view(kind)
+    )
+
+
+def reduce_kind(array: pa.Array) -> tuple[pa.Array, BadTexts]:
+    """Gives a dictionary's values, and texts and bytes as `string`, null where not UTF-8."""
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        return reduce_kind(array.dictionary_decode())
+    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        return array.cast(pa.list_(kind.value_type)), {}
+    if pa.types.is_null(kind):
+        return array.cast(pa.string()), {}
+    return _read_utf8(array) if _is_text(kind) else (array, {})
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_string_view(kind)
+        or types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_binary_view(kind)
+        or types.is_fixed_size_binary(kind)
+    )
+
+
+def _read_utf8(array: pa.Array) -> tuple[pa.Array, BadTexts]:
+    data = array.cast(pa.binary())
+    try:
+        return data.cast(pa.string()), {}
+    except pa.ArrowInvalid:
+        pass
+    bad: BadTexts = {}
+    for row, value in enumerate(data.to_pylist()):
+        try:
+            (value or b"").decode("utf-8")
+        except UnicodeDecodeError as error:
+            bad[row] = f"must be UTF-8: {error.reason} at byte {error.start}"
+    is_bad = np.zeros(len(data), np.bool_)
+    is_bad[list(bad)] = True
+    return pc.if_else(pa.array(is_bad), pa.scalar(None, pa.binary()), data).cast(pa.string()), bad
+
+
+def wrong_type(column: Column, kind: pa.DataType, wanted: str) -> DatasetError:
+    """Makes the error of a column that holds another type than its declaration can read."""
+    return DatasetError(
+        f"column {column.name!r}, a {column.role} of type {column.type}, must hold {wanted}, "
+        f"it holds {kind}: {_remedy(column, kind)}"
+    )
+
+
+def _remedy(column: Column, kind: Any) -> str:
+    types = pa.types
+    if is_list(kind) and not types.is_nested(kind.value_type):
+        return 'declare it as = "list" (ids) or "float_list" (numbers)'
+    if types.is_date(kind) or types.is_timestamp(kind):
+        return 'declare it as = "timestamp"'
+    if types.is_integer(kind) and column.role == "timestamp":
+        return 'declare type = "seconds" or "milliseconds", without a format'
+    number = types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
+    if column.task == "classes":
+        return "declare classes as the number of integers from 0" if number else _NO_DECLARATION
+    if number or types.is_boolean(kind):
+        if column.role in ("categorical", "list", "key"):
+            return 'declare type = "integer"'
+        return 'declare it as = "numeric", or as = "categorical" with type = "integer"'
+    return _NO_DECLARATION
+
+
+_NO_DECLARATION = (
+    "no declaration reads this type: leave the column out of the schema, or write its values as "
+    "numbers, texts or lists of them"
+)

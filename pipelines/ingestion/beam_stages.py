@@ -72,7 +72,8 @@ def fit_transforms(_: None, job: IngestJob, files: Sequence[FileRecord]) -> bool
     if failure:
         job.work.failure.write_text(failure)
         return False
-    Transforms(table=fit_features(job.table, job.work, files)).save(job.work.path)
+    if not job.transforms_digest:
+        Transforms(table=fit_features(job.table, job.work, files)).save(job.work.path)
     return True
 
 

@@ -24,6 +24,7 @@ from embedps.scheduling.ledger import LedgerOptions
 from embedps.scheduling.watch_ledger import WatchLedger
 from embedps.training.file_watch import FileWatch
 from pipelines import ingest
+from pipelines.ingestion.transform_steps import Standardize
 from pipelines.ingestion.transforms import Transforms
 from tests.builders import TINY_DLRM, make_config, make_trainer
 from tests.pipelines.builders import files_of, read_split
@@ -86,12 +87,10 @@ def complaint(capsys: pytest.CaptureFixture[str], main: Any, *flags: object) -> 
 def test_the_second_day_is_scaled_as_the_first(root: Path) -> None:
     one, own, as_one = opened(root, "one", "own", "as_one")
     prices = np.concatenate([read_split(as_one, s)["price"].to_numpy() for s in ("train", "eval")])
-    fitted = next(
-        step
-        for f in Transforms.load(one.directory).table.features
-        for step in f.steps
-        if step.op == "standardize"
-    )
+    steps = (step for f in Transforms.load(one.directory).table.features for step in f.steps)
+    fitted = next(step for step in steps if isinstance(step, Standardize))
+    assert fitted.mean is not None
+    assert fitted.std is not None
     wanted = (np.array(PRICES[1]) - fitted.mean) / fitted.std
     np.testing.assert_array_equal(np.sort(prices), np.sort(wanted.astype(np.float32)))
     assert scaled(as_one, 40) == scaled(one, 40) > 0.5

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.predict") -> i
     dataset = Dataset.open(options.data or run.config.data)
     transforms, raw_columns = _transforms(dataset) if options.raw else (None, ())
     # TensorFlow takes seconds to import; wrong flags and files are reported before that.
-    from embedps.evaluation.file_scoring import FileScorer, Plan, read_plan
+    from embedps.evaluation.file_scoring import FileScorer, Plan, check_files, read_plan
     from embedps.evaluation.loaded_model import load
 
     stored = read_plan(output)
@@ -63,6 +63,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.predict") -> i
         plan.check(output, stored)
     left = plan.unfinished(output)
     total = sum(_num_rows(file.path) for file in left)
+    check_files([file.path for file in left], dataset, raw=options.raw)
     if not left:
         print(f"{output}: {len(paths)} of {len(paths)} files scored")
         return 0
@@ -154,7 +155,7 @@ def _transforms(dataset: Dataset) -> tuple[Callable[[Any], Any], tuple[str, ...]
     """Gives the dataset's transforms, and the columns that they read."""
     from pipelines.transforms import Transforms
 
-    transforms = Transforms.load(dataset.directory)
+    transforms = Transforms.of(dataset)
     return transforms.apply, tuple(column.name for column in transforms.table.read_columns)
 
 

@@ -29,6 +29,7 @@ from embedps.data.dataset_metadata import (
     Split,
     get_field,
 )
+from embedps.data.transforms_digest import difference, read_digest, stored_digest
 from embedps.errors import DatasetError
 from embedps.storage.file_io import checksum_file, write_bytes
 
@@ -68,6 +69,10 @@ class Dataset:
     """The column of times, by which rows are sorted; empty if there is none."""
     transforms: str = ""
     """The file that describes the transforms; empty if there is none."""
+    transforms_digest: str = ""
+    """Tells these transforms from others (transforms_digest.py); empty if there are none."""
+    learned: tuple[str, ...] = ()
+    """The features whose transforms learned from the rows to train on, such as a mean."""
     missing_id: int = MISSING_ID
     input: InputSummary = field(default_factory=InputSummary)
     bad_lines: str = "_bad_lines.jsonl"
@@ -136,7 +141,7 @@ class Dataset:
         # Of a dataset without these, readers of before read the same document.
         if self.labels == (LabelColumn(name=self.label),):
             del document["labels"]
-        for name in ("float_lists", "keys"):
+        for name in ("float_lists", "keys", "transforms_digest", "learned"):
             if not document[name]:
                 del document[name]
         document["schema"] = dict(self.schema)
@@ -238,6 +243,11 @@ def check_regular(path: Path) -> int:
 def _decode(root: Path, document: dict[str, Any]) -> Dataset:
     numeric = enumerate(get_field(document, "numeric", list, ""))
     categorical = enumerate(get_field(document, "categorical", list, ""))
+    transforms = get_field({"transforms": ""} | document, "transforms", str, "")
+    digest = get_field({"transforms_digest": ""} | document, "transforms_digest", str, "")
+    learned = _names(document, "learned")
+    if transforms and not digest:  # of before there were digests
+        digest, learned = read_digest(root / transforms)
     return Dataset(
         directory=root,
         source=get_field(document, "source", str, ""),
@@ -250,7 +260,9 @@ def _decode(root: Path, document: dict[str, Any]) -> Dataset:
         keys=_names(document, "keys"),
         weight=get_field({"weight": ""} | document, "weight", str, ""),
         timestamp=get_field({"timestamp": ""} | document, "timestamp", str, ""),
-        transforms=get_field({"transforms": ""} | document, "transforms", str, ""),
+        transforms=transforms,
+        transforms_digest=digest,
+        learned=learned,
         missing_id=get_field(document, "missing_id", int, ""),
         numeric=tuple(NumericFeature.from_json(f, f"numeric[{i}].") for i, f in numeric),
         categorical=tuple(
@@ -306,6 +318,9 @@ def _check_file(dataset: Dataset, file: DataFile) -> None:
                 f"{path}: column {name!r} must have Arrow type {dataset.schema[name]}, it has "
                 f"{found}"
             )
+    found = stored_digest(metadata.metadata)
+    if other := difference(found, dataset.transforms_digest, made_of=str(dataset.directory)):
+        raise DatasetError(f"{path}: {other}")
 
 
 def _names(document: dict[str, Any], key: str) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.dense import read_dense
 from embedps.checkpoint.format.manifest import Manifest
+from embedps.data.transforms_digest import difference
 from embedps.engine.dense_optimizer import NUM_OPTIMIZER_SLOTS
 from embedps.engine.step_model import StepModel
 from embedps.errors import DimMismatchError
@@ -36,6 +37,8 @@ def signature_of(model: StepModel, dense_optimizer: str | None = None) -> dict[s
         "numerics": list(model.columns.numerics),
         "features": [describe(f) for f in model.features],
     }
+    if model.transforms:
+        signature["transforms"] = model.transforms
     return (
         signature if dense_optimizer is None else {"dense_optimizer": dense_optimizer} | signature
     )
@@ -61,8 +64,25 @@ def check_signature(manifest: Manifest, ours: Mapping[str, Any]) -> None:
     """
     for key, value in ours.items():
         theirs = manifest.model.get(key, value)
-        if theirs != value:
+        if key == "transforms":
+            check_transforms(manifest, value)
+        elif theirs != value:
             raise _differs(key, value, theirs)
+
+
+def check_transforms(manifest: Manifest, digest: str) -> None:
+    """Checks that a dataset's values mean what those that a checkpoint was trained on mean.
+
+    Args:
+      manifest: of the checkpoint.
+      digest: of the dataset's transforms; one that is empty, on either side, is not compared.
+
+    Raises:
+      DimMismatchError: the checkpoint was trained on values of other transforms.
+    """
+    trained = str(manifest.model.get("transforms", ""))
+    if other := difference(digest, trained, made_of="the dataset that the run was trained on"):
+        raise DimMismatchError(f"the dataset does not fit the checkpoint: {other}")
 
 
 def check_optimizer(

@@ -59,6 +59,7 @@ class StepModel:
             that it reads, a label is of another task, or a variable has no values.
         """
         self.recommender = recommender
+        self.transforms = "" if dataset is None else dataset.transforms_digest
         if recommender.features:
             self.model: tf.keras.Model = _network_model(recommender)
             self.columns = _declared_columns(recommender)

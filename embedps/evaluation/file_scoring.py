@@ -14,6 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embedps.data.dataset import Dataset
+from embedps.data.transforms_digest import difference, no_digest, stored_digest
 from embedps.errors import DatasetError, UsageError
 from embedps.evaluation.loaded_model import LoadedModel
 from embedps.evaluation.score_column import score_column
@@ -112,6 +114,35 @@ def read_plan(output: Path) -> dict[str, Any] | None:
         f"--output must be an empty directory or one of an earlier prediction, but {output} has "
         "something else"
     )
+
+
+def check_files(paths: Sequence[Path], dataset: Dataset, *, raw: bool) -> None:
+    """Refuses files whose values are not what the dataset's transforms make of raw ones.
+
+    Prints a line if a file does not say it. Files that are not Parquet have raw records.
+
+    Args:
+      paths: of the files.
+      dataset: of the model.
+      raw: whether the transforms are to be applied to the files.
+
+    Raises:
+      UsageError: a file is of other transforms, or has features already.
+    """
+    told = raw
+    for path in paths:
+        try:
+            found = stored_digest(pq.read_metadata(path).metadata)
+        except pa.ArrowException:
+            continue
+        if raw and found:
+            raise UsageError(f"{path} has features, and no raw records: leave out --raw")
+        wanted, made_of = dataset.transforms_digest, str(dataset.directory)
+        if other := difference(found, wanted, made_of=made_of):
+            raise UsageError(f"{path}: {other}")
+        if not found and dataset.learned and not told:
+            print(f"{path} {no_digest(dataset.learned)}", flush=True)
+            told = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

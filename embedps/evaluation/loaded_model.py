@@ -16,6 +16,7 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.data.columns import Columns
 from embedps.data.dataset import Dataset
+from embedps.data.transforms_digest import difference, stored_digest
 from embedps.data.unit_reader import NUMERICS
 from embedps.engine.corpus_metrics import encoder
 from embedps.engine.recommender import Recommender
@@ -107,9 +108,13 @@ class LoadedModel(RestoredModel):
           score is the probability of a click, float32 [records].
 
         Raises:
-          UsageError: a column is absent, or has another type, or the model has no call.
+          UsageError: a column is absent, or has another type, or the model has no call; or other
+            transforms made the records.
         """
         table = _as_table(records)
+        found = stored_digest(table.schema.metadata)
+        if other := difference(found, self._model.transforms, made_of="the model's dataset"):
+            raise UsageError(f"the records: {other}")
         columns = _features(table, self._model.output_columns, self._model.recommender.missing_id)
         return {name: value.numpy() for name, value in self._predict(columns).items()}
 

@@ -100,6 +100,8 @@ class SaveCheckpoints(tf.keras.callbacks.Callback):
             "missing_id": self._dataset.missing_id,
             "features": [describe(f) for f in find_embeddings(self.model).features],
         }
+        if self._dataset.transforms_digest:
+            signature["transforms"] = self._dataset.transforms_digest
         named = name_variables(self.model, self._model_variables())
         anchor = {"embeddings": self._tables.anchor}  # an optimizer has slots of it
         writer = CheckpointWriter(

@@ -11,4 +11,4 @@ def transforms_of(dataset: Dataset) -> Any:
     """Gives the table of the dataset's Transforms (pipelines/ingestion/table_schema.py)."""
     from pipelines.transforms import Transforms
 
-    return Transforms.load(dataset.directory).table
+    return Transforms.of(dataset).table

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from embedps.console.tf_logging import op_error_text
 from embedps.data.dataset import Dataset
+from embedps.data.transforms_digest import difference, no_digest, stored_digest
 from embedps.engine.unit_functions import explain
 from embedps.errors import DatasetError
 from embedps.scheduling.arrivals import Arrival
@@ -74,6 +75,7 @@ class FileWatch:
         self._needs_times = needs_times
         self._known = set(ledger.taken)
         self._unreadable: dict[str, tuple[ListedFile, float]] = {}
+        self._told_of_no_digest = False
         self._lists = True  # whether the last listing succeeded
         self._stop = threading.Event()
         self._lock = threading.Lock()  # guards the four below
@@ -229,6 +231,13 @@ class FileWatch:
                     f"column {column!r} must have Arrow type {self._dataset.schema[column]}, "
                     f"it has {found}",
                 )
+        found = stored_digest(metadata.metadata)
+        wanted = self._dataset.transforms_digest
+        if other := difference(found, wanted, made_of=str(self._dataset.directory)):
+            return _refused(file, other)
+        if not found and self._dataset.learned and not self._told_of_no_digest:
+            self._told_of_no_digest = True
+            self._tell(f"{file.name} {no_digest(self._dataset.learned)}")
         event_ms = None
         if self._dataset.timestamp and sum(groups):
             try:

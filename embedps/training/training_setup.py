@@ -25,7 +25,12 @@ from embedps.engine.dense_optimizer import (
     make_dense_optimizer,
     rate_scaler,
 )
-from embedps.engine.model_signature import check_optimizer, check_signature, signature_of
+from embedps.engine.model_signature import (
+    check_optimizer,
+    check_signature,
+    check_transforms,
+    signature_of,
+)
 from embedps.engine.network_check import check_missing, check_step
 from embedps.engine.random_numbers import reseed_generators
 from embedps.engine.recommender import Recommender
@@ -114,6 +119,7 @@ def set_up(
     ledger = _make_ledger(dataset, config, directory)
     if last is not None:
         check_ledger(last.ledger, directory.manifest_path(last.number))
+        check_transforms(last, dataset.transforms_digest)  # first: it says the most
         ledger.restore(last.ledger)
     local = not cluster.shard_devices[0].startswith("/job:")
     replicas = config.cluster.replicas

@@ -76,7 +76,8 @@ def fit_transforms(_: None, job: IngestJob, files: Sequence[FileRecord]) -> bool
         return False
     if notes := _notes(files):
         job.work.notes.write_text(notes)
-    Transforms(table=fit_features(job.table, job.work, files)).save(job.work.path)
+    if not job.transforms_digest:
+        Transforms(table=fit_features(job.table, job.work, files)).save(job.work.path)
     return True
 
 

@@ -14,6 +14,7 @@ from embedps.data.dataset_metadata import (
     NumericFeature,
     Split,
 )
+from embedps.data.transforms_digest import learned_features
 from embedps.errors import DatasetError
 from pipelines.ingestion.file_record import FileRecord
 from pipelines.ingestion.ingest_job import BAD_LINES_NAME, IngestJob
@@ -63,6 +64,8 @@ def commit_dataset(
         weight=names.get("weight", ""),
         timestamp=names.get("timestamp", ""),
         transforms=TRANSFORMS_NAME,
+        transforms_digest=transforms.digest,
+        learned=learned_features(table.to_json()),
         numeric=_numeric_features(table, missing),
         categorical=categorical,
         schema={field.name: str(field.type) for field in table.output_schema},

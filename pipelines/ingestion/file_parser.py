@@ -91,7 +91,8 @@ class FileParser:
         if rows.num_rows:
             held_out = self._job.split.held_out(self._job.table, rows, self._task.held_out)
             self._runs.add(rows, held_out)
-            self._statistics.add(rows.filter(pa.array(~held_out)))
+            if not self._job.transforms_digest:
+                self._statistics.add(rows.filter(pa.array(~held_out)))
         progress = self._job.work.progress(f"{self._task.index:05d}")
         progress.write_text(f"{bytes_read} {self._runs.num_rows}")
 

@@ -28,6 +28,8 @@ class IngestJob:
     split: SplitRule = field(default_factory=SplitRule)
     eval_files: tuple[str, ...] = ()
     """Names of the files whose rows are held out, where the file decides the split."""
+    transforms_digest: str = ""
+    """Of the transforms that the work directory has from the start; empty if the job fits them."""
 
     @property
     def work(self) -> WorkDir:
@@ -51,4 +53,5 @@ class IngestJob:
             **self.split.to_json(),
             "eval_files": list(self.eval_files),
             "table": self.table.to_json(),
+            **({"transforms_of": self.transforms_digest} if self.transforms_digest else {}),
         }

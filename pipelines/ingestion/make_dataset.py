@@ -23,6 +23,7 @@ from pipelines.ingestion.lock import locked
 from pipelines.ingestion.options import Options
 from pipelines.ingestion.transforms import FILE_NAME as TRANSFORMS_NAME
 from pipelines.ingestion.transforms import FOLDER_NAME as TRANSFORMS_FOLDER
+from pipelines.ingestion.transforms import Transforms
 from pipelines.ingestion.work_dir import SPLITS
 
 
@@ -43,16 +44,37 @@ def make_dataset(options: Options) -> tuple[Dataset, bool]:
 def _make_or_keep(options: Options) -> tuple[Dataset, bool]:
     pipeline = make_pipeline(options.beam_flags, verbose=options.verbose)
     inputs = find_inputs(options.input, options.eval_input)
-    job = _job(options, inputs)
+    transforms = _given_transforms(options)
+    job = _job(options, inputs, transforms)
     options.output.mkdir(parents=True, exist_ok=True)
     with locked(options.output):
         if not options.force and _is_finished(options.output, job, inputs):
             return Dataset.open(options.output), False
-        _make(pipeline, job, inputs)
+        _make(pipeline, job, inputs, transforms)
     return Dataset.open(options.output), True
 
 
-def _make(pipeline: beam.Pipeline, job: IngestJob, inputs: Sequence[InputTask]) -> None:
+def _given_transforms(options: Options) -> Transforms | None:
+    """Reads the transforms that are used instead of learned ones, for the job's table.
+
+    Raises:
+      UsageError: they are of another schema, or of the output.
+      DatasetError: they cannot be read.
+    """
+    given = options.transforms_of
+    if given is None:
+        return None
+    if given.absolute() == options.output.absolute():
+        raise UsageError(f"--transforms-of must be another dataset than --output {given}")
+    return Transforms.of(Dataset.open(given)).with_table(options.table, str(given))
+
+
+def _make(
+    pipeline: beam.Pipeline,
+    job: IngestJob,
+    inputs: Sequence[InputTask],
+    transforms: Transforms | None,
+) -> None:
     output = Path(job.output)
     commit = output / FILE_NAME
     # The commit is removed first: without it the directory is no dataset until the new commit.
@@ -60,6 +82,8 @@ def _make(pipeline: beam.Pipeline, job: IngestJob, inputs: Sequence[InputTask]) 
     (output / BAD_LINES_NAME).unlink(missing_ok=True)
     _remove_unfinished(output, job)
     job.work.path.mkdir()
+    if transforms is not None:
+        transforms.save(job.work.path)
     try:
         with progress_shown(job, inputs):
             build(pipeline, job, inputs)
@@ -75,7 +99,7 @@ def _make(pipeline: beam.Pipeline, job: IngestJob, inputs: Sequence[InputTask]) 
             _remove_unfinished(output, job)
 
 
-def _job(options: Options, inputs: Sequence[InputTask]) -> IngestJob:
+def _job(options: Options, inputs: Sequence[InputTask], transforms: Transforms | None) -> IngestJob:
     return IngestJob(
         output=str(options.output.absolute()),
         table=options.table,
@@ -85,6 +109,7 @@ def _job(options: Options, inputs: Sequence[InputTask]) -> IngestJob:
         allow_damaged_files=options.allow_damaged_files,
         split=options.split,
         eval_files=tuple(task.name for task in inputs if task.held_out),
+        transforms_digest="" if transforms is None else transforms.digest,
     )
 
 

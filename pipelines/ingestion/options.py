@@ -56,6 +56,8 @@ class Options:
     max_bad_fraction: float = 0.05
     allow_damaged_files: bool = False
     split: SplitRule = field(default_factory=SplitRule)
+    transforms_of: Path | None = None
+    """A dataset whose transforms are used; None learns them from the rows to train on."""
     force: bool = False
     verbose: bool = False
     beam_flags: tuple[str, ...] = ()
@@ -97,6 +99,7 @@ def parse_options(argv: Sequence[str], schema: str | None = None) -> Options:
         max_bad_fraction=known.max_bad_fraction,
         allow_damaged_files=known.allow_damaged_files,
         split=_split_rule(known),
+        transforms_of=known.transforms_of,
         force=known.force,
         verbose=known.verbose,
         beam_flags=tuple(beam_flags),
@@ -182,6 +185,14 @@ def _parser(schema: str | None) -> Parser:
         type=number(int, least=0, most=MAX_INT64),
         default=SplitRule.seed,
         help="seed of the split and the order (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--transforms-of",
+        type=path,
+        metavar="DATASET",
+        help="use what the transforms of another dataset learned (means, deviations, ids that are "
+        "kept), and learn nothing: for the data of later days, which a model of that dataset is to "
+        "train on or to score",
     )
     parser.add_argument("--force", action="store_true", help="replace a finished dataset")
     parser.add_argument("--verbose", action="store_true", help="log what Beam does")

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from embedps.data.dataset import MISSING_ID
 from embedps.data.dataset_metadata import DataFile
 from embedps.data.distinct_ids import DistinctSketch
+from embedps.data.transforms_digest import KEY
 from embedps.storage.file_io import replacing
 from pipelines.ingestion.line_blocks import checksum_of
 from pipelines.ingestion.sorted_runs import RUN_ROWS, SortedRunReader, SortedRunRecord
@@ -86,6 +87,7 @@ def write_shard(
             write_page_checksum=True,  # the reader then detects flipped bits
         )
         with writer:
+            writer.add_key_value_metadata({KEY: transforms.digest})
             for batch in itertools.chain([first] if first else [], batches):
                 for start in range(0, batch.num_rows, row_group_rows):
                     group = batch.slice(start, row_group_rows)

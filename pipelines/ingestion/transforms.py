@@ -14,6 +14,7 @@ Users import it as `pipelines.transforms`.
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +24,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from embedps.data.dataset import MISSING_ID
+from embedps.data.dataset import MISSING_ID, Dataset
+from embedps.data.transforms_digest import KEY, declared, digest_of, read_ids
 from embedps.errors import DatasetError, UsageError
 from embedps.splitmix import GOLDEN, mix
 from embedps.storage.file_io import replacing
@@ -79,7 +81,38 @@ class Transforms:
                 continue
             fields.append(field)
             arrays.append(array)
-        return pa.record_batch(arrays, schema=pa.schema(fields))
+        # Whoever writes the batch as Parquet with pyarrow writes the digest too.
+        return pa.record_batch(arrays, schema=pa.schema(fields, {KEY: self.digest.encode()}))
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Tells these transforms from others; see embedps/data/transforms_digest.py."""
+        steps = [step for feature in self.table.features for step in feature.steps]
+        kept = {step.file: step.kept for step in steps if isinstance(step, MinCount)}
+        return digest_of(self.table.to_json(), lambda file: np.asarray(kept[file]))
+
+    def with_table(self, table: Table, where: str) -> Transforms:
+        """Gives the transforms of a table that declares the same values, with what was learned.
+
+        Args:
+          table: as a schema declares it.
+          where: the dataset of these transforms, for messages.
+
+        Raises:
+          UsageError: the table declares other columns or steps.
+        """
+        ours, theirs = declared(table.to_json()), declared(self.table.to_json())
+        for name in (*ours, *(name for name in theirs if name not in ours)):
+            one, other = ours.get(name, "none"), theirs.get(name, "none")
+            if one != other:
+                raise UsageError(
+                    f"--transforms-of {where}: its {name} must be as --schema declares it, but "
+                    f"--schema has {_shown(one)} and the dataset {_shown(other)}: give the schema "
+                    "that it was made with"
+                )
+        steps = {feature.name: feature.steps for feature in self.table.features}
+        made = tuple(replace(feature, steps=steps[feature.name]) for feature in table.features)
+        return Transforms(table=table.with_features(made))
 
     def save(self, directory: Path) -> None:
         """Writes `_transforms.json` and the ids that min_count keeps."""
@@ -91,6 +124,18 @@ class Transforms:
         text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
         with replacing(directory / FILE_NAME, sync=True) as path:
             path.write_text(text, encoding="utf-8")
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> Transforms:
+        """Reads the transforms that made a dataset; raises DatasetError if there are none."""
+        transforms = cls.load(dataset.directory)
+        if dataset.transforms_digest not in ("", transforms.digest):
+            raise DatasetError(
+                f"{dataset.directory / FILE_NAME}: its transforms are {transforms.digest}, the "
+                f"dataset was made with {dataset.transforms_digest}: restore the file from a copy, "
+                "or make the dataset again"
+            )
+        return transforms
 
     @classmethod
     def load(cls, directory: Path | str) -> Transforms:
@@ -111,6 +156,10 @@ class Transforms:
             raise DatasetError(f"{path}: {error}") from None
         features = tuple(_load_ids(feature, Path(directory)) for feature in table.features)
         return cls(table=table.with_features(features))
+
+
+def _shown(node: Any) -> str:
+    return node if isinstance(node, str) else json.dumps(node, ensure_ascii=False)
 
 
 def compute_feature(
@@ -179,12 +228,6 @@ def _load_ids(feature: Feature, directory: Path) -> Feature:
     steps: list[TransformStep] = []
     for step in feature.steps:
         if isinstance(step, MinCount):
-            path = directory / step.file
-            try:
-                with pa.memory_map(str(path)) as source:
-                    kept = pa.ipc.open_file(source).get_batch(0).column(0).to_numpy()
-            except (OSError, pa.ArrowException, IndexError) as error:
-                raise DatasetError(f"{path}: must be an Arrow file of ids: {error}") from None
-            step = replace(step, kept=kept)
+            step = replace(step, kept=read_ids(directory / step.file))
         steps.append(step)
     return replace(feature, steps=tuple(steps))

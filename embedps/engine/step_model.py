@@ -133,6 +133,11 @@ class StepModel:
         return lambda number, rate: rate * tf.cast(schedule(number), tf.float32)
 
     @property
+    def rows_learn(self) -> bool:
+        """Whether training makes rows and updates them: not if Keras' `trainable` is false."""
+        return bool(self.model.trainable and self.embeddings.trainable)
+
+    @property
     def optimizer(self) -> Any:
         """A function that makes the model's own optimizer; None if the run's config says which."""
         if self.recommender.optimizer is not None:

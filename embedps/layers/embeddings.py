@@ -201,8 +201,8 @@ class Embeddings(tf.keras.layers.Layer):
             raise mistake(
                 f"feature {name!r} must be looked up by the batch's own column {name!r}, which "
                 "embedps looks up before the model runs, but the model passes other ids to "
-                "embedps.Embeddings: compute them in the model's prepare(features, training), which "
-                "returns them by the feature's name, or train in Keras mode, by fit"
+                "embedps.Embeddings: return them by the feature's name from the model's "
+                "prepare(features, training), or train in Keras mode, by fit"
             )
 
     def _symbolic(self, feature: FeatureSpec, ids: Any) -> dict[str, Any]:

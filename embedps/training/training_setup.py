@@ -163,6 +163,7 @@ def set_up(
         model.features,
         devices=cluster.shard_devices,
         container=f"embedps-{os.getpid()}-{run_id}" if local else "embedps",
+        learns=model.rows_learn,
         server_limit=server_limit(config.eviction),
         keeps_evicted=config.eviction.evicted_rows is not None,
     )

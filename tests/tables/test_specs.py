@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -6,6 +7,8 @@ import pytest
 from embedps.errors import UsageError
 from embedps.tables import Chance, FeatureSpec, Initializer, MinCount, RowwiseAdagrad, TableSpec
 from embedps.tables.specs import check, tables_of
+
+WRONG: Any = "x"
 
 
 @pytest.mark.parametrize(
@@ -183,15 +186,15 @@ def test_feature_spec_refuses_wrong_types(fields, text):
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: MinCount(count="2"), "MinCount.count must be an integer but got '2'"),
-        (lambda: Chance(probability="x"), "Chance.probability must be a number but got 'x'"),
+        (lambda: MinCount(count=WRONG), "MinCount.count must be an integer but got 'x'"),
+        (lambda: Chance(probability=WRONG), "Chance.probability must be a number but got 'x'"),
         (
-            lambda: RowwiseAdagrad(epsilon="x"),
+            lambda: RowwiseAdagrad(epsilon=WRONG),
             "RowwiseAdagrad.epsilon must be a number but got 'x'",
         ),
         (
-            lambda: tables_of("C1"),
-            "each of the features must be an embedps.FeatureSpec but got 'C'",
+            lambda: tables_of(WRONG),
+            "each of the features must be an embedps.FeatureSpec but got 'x'",
         ),
     ],
 )
@@ -201,5 +204,6 @@ def test_other_declarations_refuse_wrong_types(make, text):
 
 
 def test_integers_of_numpy_are_plain():
-    spec = TableSpec(name="C1", dim=np.int64(4), capacity=np.int32(9))
+    numbers: dict[str, Any] = {"dim": np.int64(4), "capacity": np.int32(9)}
+    spec = TableSpec(name="C1", **numbers)
     assert type(spec.dim) is type(spec.capacity) is int

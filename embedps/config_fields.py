@@ -126,6 +126,29 @@ def check(config: Any) -> None:
             object.__setattr__(config, name, value)
 
 
+def check_types(config: Any, whose: str) -> None:
+    """Checks the types of a frozen dataclass's numbers, texts and bools; not their bounds.
+
+    A NumPy integer becomes the plain one that it stands for.
+
+    Args:
+      config: whose fields of other types are not checked.
+      whose: begins the message, with the space or dot before a field's name.
+
+    Raises:
+      UsageError: a field is of another type.
+    """
+    hints = typing.get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        hint, given = hints[field.name], getattr(config, field.name)
+        kind = without_none(hint)
+        if kind not in (int, float, bool, str) or (kind is float and isinstance(given, float)):
+            continue
+        value = check_value(f"{whose}{field.name}", hint, given, {})
+        if kind is int:
+            object.__setattr__(config, field.name, value)
+
+
 def check_value(name: str, hint: Any, value: Any, metadata: Mapping[str, Any]) -> Any:
     """Checks a value and converts it to the type that it must have.
 

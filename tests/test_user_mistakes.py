@@ -18,7 +18,9 @@ from embedps import train as train_command
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.console import command_line
 from embedps.data.dataset import Dataset
+from embedps.errors import DimMismatchError
 from embedps.run.run_config import RunConfig
+from models import fm
 from tests.builders import (
     ROOT,
     TINY_DLRM,
@@ -170,7 +172,7 @@ def test_model_directory_of_another_batch_size_is_refused(trained, dataset, fail
         train_command.main, *train_flags(dataset.directory, trained, "--batch-size=32")
     )
     assert code == 2
-    assert "another batch size" in line
+    assert "batch_size is 32, the checkpoint has" in line
 
 
 def test_model_directory_of_another_dense_optimizer_is_refused(trained, dataset, fails):
@@ -491,3 +493,11 @@ def test_configs_of_this_file_are_what_the_commands_resolve(dataset, trained):
     same = make_config(dataset, trained, model="dlrm").to_options()
     intervals = {"delta_secs": 1.0, "log_secs": 1.0}
     assert {**given.config.to_options(), **intervals} == {**same, **intervals}
+
+
+def test_another_dim_is_told_as_the_user_gave_it(tmp_path, dataset):
+    first, second = (fm.make(fm.Config(embedding_dim=dim), dataset) for dim in (3, 5))
+    make_trainer(dataset, tmp_path, recommender=first).fit()
+    # A row of this model has a weight besides.
+    with pytest.raises(DimMismatchError, match=r"'C1' has embedding_dim 5, the .* has 3: "):
+        make_trainer(dataset, tmp_path, recommender=second)

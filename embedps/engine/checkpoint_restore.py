@@ -27,8 +27,15 @@ def describe_tables(collection: EmbeddingCollection) -> list[dict[str, Any]]:
     ]
 
 
-def check_tables(manifest: Manifest, tables: Sequence[TableSpec]) -> None:
+def check_tables(
+    manifest: Manifest, tables: Sequence[TableSpec], *, embedding_dim: int | None = None
+) -> None:
     """Checks that a checkpoint is of these tables.
+
+    Args:
+      manifest: of the checkpoint.
+      tables: the model's.
+      embedding_dim: what the model's config calls so; its rows may have more floats.
 
     Raises:
       DimMismatchError: a table is absent on one side, or differs in dim, optimizer or `absent`.
@@ -43,8 +50,12 @@ def check_tables(manifest: Manifest, tables: Sequence[TableSpec]) -> None:
     for name, table in ours.items():
         theirs = stored[name]
         if theirs["dim"] != table.dim:
+            field, more = "dim", 0
+            if embedding_dim is not None and 0 < table.dim - embedding_dim < theirs["dim"]:
+                field, more = "embedding_dim", table.dim - embedding_dim
             raise DimMismatchError(
-                f"table {name!r} has dim {table.dim}, the checkpoint has {theirs['dim']}: {advice}"
+                f"table {name!r} has {field} {table.dim - more}, the checkpoint has "
+                f"{theirs['dim'] - more}: {advice}"
             )
         absent = theirs.get("absent", "zeros")
         if absent != table.absent:

@@ -66,7 +66,7 @@ def encoder(
     def encode(batch: Any) -> tf.Tensor:
         ids = {name: value for name, value in batch.items() if name in features}
         found = collection.lookup(ids, insert=False, partial=True)
-        with embeddings.providing(collection.combine(found)):
+        with embeddings.providing(collection.combine(found), ids):
             return candidates.tower(batch)
 
     return encode  # type: ignore[no-any-return]

@@ -16,6 +16,7 @@ from embedps.engine.random_numbers import unseeded
 from embedps.engine.step_model import StepModel
 from embedps.engine.variable_stand_ins import standing_in
 from embedps.errors import UsageError
+from embedps.tables.optimizers import Ftrl
 
 # TensorFlow does not tell which ops of lookup tables write.
 _TABLE_READS = {"LookupTableFindV2", "LookupTableSizeV2", "LookupTableExportV2"}
@@ -49,6 +50,7 @@ def check_step(
             f"{_describe(network, variable)} has no gradient: the loss does not depend on it; "
             "remove it, or make it trainable=False"
         )
+    _check_tables(model, trace)
     known = {id(v.handle) for v in network.variables}
     for variable in graph.variables:
         if variable.trainable and id(variable.handle) not in known:
@@ -102,6 +104,8 @@ class _Trace(NamedTuple):
 
     graph: Any
     without_gradient: list[tf.Variable]
+    differentiated: set[str]
+    """The features whose rows have a gradient."""
     state: list[tuple[tf.Variable, tf.Tensor, tf.Tensor, bool]]
     """Of each variable of the model's state: before, after, and whether it was assigned."""
 
@@ -109,6 +113,7 @@ class _Trace(NamedTuple):
 def _trace(model: StepModel, strategy: tf.distribute.Strategy, *, training: bool = True) -> _Trace:
     variables = model.model.trainable_variables
     without_gradient: list[tf.Variable] = []
+    differentiated: set[str] = set()
     state: list[tuple[tf.Variable, tf.Tensor, tf.Tensor, bool]] = []
 
     def step(columns: dict[str, Any], activations: dict[str, Any]) -> None:
@@ -119,11 +124,19 @@ def _trace(model: StepModel, strategy: tf.distribute.Strategy, *, training: bool
             model.metrics.collecting(),
             standing_in(model.state, before) as stand_ins,
         ):
+            floats = {
+                name: [t for t in tf.nest.flatten(value, True) if t.dtype.is_floating]
+                for name, value in activations.items()
+            }
+            tape.watch(floats)
             columns = model.prepare(columns, training=training)
             loss = model.loss(columns, activations, training=training)
         each = zip(model.state, before, stand_ins.values, strict=True)
         state[:] = [(*parts, i in stand_ins.assigned) for i, parts in enumerate(each)]
-        gradients = tape.gradient(loss, variables)
+        gradients, of_rows = tape.gradient(loss, (variables, floats))
+        differentiated.update(
+            name for name, each in of_rows.items() if any(g is not None for g in each)
+        )
         without_gradient[:] = [v for v, g in zip(variables, gradients, strict=True) if g is None]
 
     specs = (model.column_specs(), model.activation_specs())
@@ -136,7 +149,20 @@ def _trace(model: StepModel, strategy: tf.distribute.Strategy, *, training: bool
         graph = traced.get_concrete_function(*specs).graph
     except LookupError as error:
         raise UsageError(f"the network cannot be trained: {error}") from error
-    return _Trace(graph, without_gradient, state)
+    return _Trace(graph, without_gradient, differentiated, state)
+
+
+def _check_tables(model: StepModel, trace: _Trace) -> None:
+    """Checks that the rows of tables without a gradient stay as they are."""
+    learning = {f.table_name for f in model.features if f.name in trace.differentiated}
+    for table in model.tables if model.rows_learn else ():
+        changes = isinstance(table.optimizer, Ftrl) or table.optimizer.weight_decay
+        if changes and table.name not in learning:
+            raise UsageError(
+                f"table {table.name!r} gets no gradient: the loss does not depend on its rows, or "
+                f"only by tf.stop_gradient; but {table.optimizer} would change them without one: "
+                "give the table an optimizer without weight_decay that is not Ftrl"
+            )
 
 
 def _check_state(model: StepModel, trace: _Trace) -> None:

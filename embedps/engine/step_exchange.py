@@ -464,9 +464,9 @@ class RemoteExchange:
     def _by_shard(self, device: str, parts: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
         """Splits what a server was sent by its shards: ids, splits and, if counted, examples."""
         left = iter(parts)
-        groups = self._collection.groups
+        groups, learns = self._collection.groups, self._collection.learns
         return [
-            [next(left) for _ in range(3 if groups[g].counted_tables else 2)]
+            [next(left) for _ in range(3 if groups[g].counted_tables and learns else 2)]
             for g, _ in self._on[device]
         ]
 

@@ -78,8 +78,10 @@ class StepModel:
         self._candidates = candidates_of(self.model)
         self._check_columns()
         self._make_variables()
-        if not recommender.features and recommender.columns is None:
-            self._drop_unused_columns()
+        if not recommender.features:
+            used = self._used_columns()  # traces the model: ids that are not columns are refused
+            if recommender.columns is None:
+                self.columns = self._kept(used)
 
     @property
     def tables(self) -> tuple[TableSpec, ...]:
@@ -132,6 +134,11 @@ class StepModel:
         return lambda number, rate: rate * tf.cast(schedule(number), tf.float32)
 
     @property
+    def rows_learn(self) -> bool:
+        """Whether training makes rows and updates them: not if Keras' `trainable` is false."""
+        return bool(self.model.trainable and self.embeddings.trainable)
+
+    @property
     def optimizer(self) -> Any:
         """A function that makes the model's own optimizer; None if the run's config says which."""
         if self.recommender.optimizer is not None:
@@ -166,6 +173,14 @@ class StepModel:
         with unseeded():
             return {**columns, **make(self.fill(columns), training=training)}
 
+    @functools.cached_property
+    def prepared_features(self) -> frozenset[str]:
+        """The features whose ids `prepare` makes when the model predicts."""
+        read = self.columns.sample()
+        ready = self.prepare(read, training=False)
+        names = [feature.name for feature in self.features]
+        return frozenset(n for n in names if n in ready and ready[n] is not read.get(n))
+
     def loss(
         self,
         columns: Mapping[str, Any],
@@ -184,7 +199,7 @@ class StepModel:
             training, which leaves these metrics out.
         """
         with (
-            self.embeddings.providing(activations),
+            self.embeddings.providing(activations, columns),
             ranking(self.model, self._candidates, candidates),
         ):
             return model_interface.step_loss(
@@ -240,7 +255,7 @@ class StepModel:
     ) -> dict[str, tf.Tensor]:
         """Computes predictions by name; see `loss` for the arguments."""
         columns = self.fill(columns)
-        with self.embeddings.providing(activations):
+        with self.embeddings.providing(activations, columns):
             return model_interface.outputs(
                 self.model, columns, (*self._offered.label_names, self._offered.weight)
             )
@@ -332,12 +347,12 @@ class StepModel:
         self, compute: Callable[..., Any], *, training: bool
     ) -> Callable[[Mapping[str, Any], Mapping[str, Any]], Any]:
         """Makes a function of columns as they are read; it depends on the ids made of them too."""
-        known = self._offered.names
 
         def prepared(columns: Mapping[str, Any], activations: Mapping[str, Any]) -> Any:
-            columns = self.prepare(columns, training=training)
-            made = [columns[f.name] for f in self.features if f.name not in known]
-            return compute(columns, activations), made
+            ready = self.prepare(columns, training=training)
+            names = [f.name for f in self.features if f.name in ready]
+            made = [ready[name] for name in names if ready[name] is not columns.get(name)]
+            return compute(ready, activations), made
 
         return prepared
 
@@ -413,8 +428,8 @@ class StepModel:
                     f"columns (there are {len(self.columns.numerics)} numerics)"
                 )
 
-    def _drop_unused_columns(self) -> None:
-        """Keeps the columns that the model's loss depends on, so that no others are read."""
+    def _used_columns(self) -> set[str]:
+        """Names the columns that the model's loss depends on: no others need be read."""
         used: set[str] = {feature.name for feature in self.features}
         for training in (True, False):
             used |= _used_inputs(
@@ -424,7 +439,7 @@ class StepModel:
                 self.column_specs(),
                 self.activation_specs(),
             )
-        self.columns = self._kept(used)
+        return used
 
     def _kept(self, used: set[str]) -> Columns:
         """Gives the columns of some names; NUMERICS means all numerics."""

@@ -13,6 +13,7 @@ from tensorflow.python.eager import record
 
 from embedps.errors import UsageError
 from embedps.layers.own_tables import OwnTables, Rate, mistake
+from embedps.layers.passed_ids import are_of_column
 from embedps.tables import activations
 from embedps.tables.specs import FeatureSpec, TableSpec, tables_of
 
@@ -141,6 +142,7 @@ class Embeddings(tf.keras.layers.Layer):
                     "once per feature, and pass on what it returns"
                 )
             self._provided.taken.add(name)
+            self._check_passed(name, inputs[name])
         rates = [f.rate_as for f in self.features if f.name in wanted and f.rate_as is not None]
         return {name: provided[name] for name in (*wanted, *rates)}
 
@@ -173,19 +175,35 @@ class Embeddings(tf.keras.layers.Layer):
         }
 
     @contextmanager
-    def providing(self, provided: Mapping[str, Any]) -> Iterator[None]:
+    def providing(
+        self, provided: Mapping[str, Any], ids: Mapping[str, Any] | None = None
+    ) -> Iterator[None]:
         """Makes calls in this thread return these activations within the block.
+
+        In a graph, calls with other ids are refused.
 
         Args:
           provided: by feature, as `EmbeddingCollection.combine` returns them.
+          ids: by feature, those that were looked up; of other features, any are taken.
         """
         before = vars(self._provided).copy()
         self._provided.activations, self._provided.taken = provided, set()
+        self._provided.ids = ids or {}
         try:
             yield
         finally:
             vars(self._provided).clear()
             vars(self._provided).update(before)
+
+    def _check_passed(self, name: str, ids: Any) -> None:
+        column = self._provided.ids.get(name)
+        if column is not None and not are_of_column(ids, column):
+            raise mistake(
+                f"feature {name!r} must be looked up by the batch's own column {name!r}, which "
+                "embedps looks up before the model runs, but the model passes other ids to "
+                "embedps.Embeddings: return them by the feature's name from the model's "
+                "prepare(features, training), or train in Keras mode, by fit"
+            )
 
     def _symbolic(self, feature: FeatureSpec, ids: Any) -> dict[str, Any]:
         dim = next(table.dim for table in self.tables if table.name == feature.table_name)

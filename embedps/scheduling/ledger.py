@@ -14,6 +14,7 @@ import dataclasses
 import hashlib
 import math
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,7 @@ class Ledger:
         self._options = options
         self._ranges = split_into_ranges(dataset, options)
         self._fingerprint = _fingerprint(dataset, options)
+        self._made_of = _made_of(dataset, options)
         self._epochs = epochs
         if epochs * self.steps_per_epoch >= MAX_STEPS:
             raise UsageError(
@@ -246,6 +248,7 @@ class Ledger:
     def _state(self) -> dict[str, Any]:
         return {
             "dataset": self._fingerprint,
+            "made_of": self._made_of,
             "units_per_epoch": len(self._ranges),
             "prefix": self._prefix,
             "beyond": list(self._beyond),
@@ -285,8 +288,7 @@ class Ledger:
         """
         if state["dataset"] != self._fingerprint:
             raise UsageError(
-                "the model directory was trained on other data, or with another batch size, unit "
-                "size, shuffle or seed than this run has: use the same ones to resume, or "
+                f"{_difference(state, self._state())}: use what it was trained with to resume, or "
                 "start a new model directory"
             )
         if "watched" in state and not self.grows:
@@ -375,6 +377,44 @@ def split_into_ranges(dataset: Dataset, options: LedgerOptions) -> list[tuple[st
     if not ranges:
         raise UsageError(f"{dataset.directory}: split {options.split!r} has no rows")
     return ranges
+
+
+def _made_of(dataset: Dataset, options: LedgerOptions) -> dict[str, Any]:
+    """Gives what a user can compare of what determines the units, by the user's names."""
+    files = dataset.split(options.split).files
+    return {
+        "batch_size": options.batch_rows,
+        "unit_rows": options.unit_rows,
+        "shuffle": options.shuffle,
+        "seed": options.seed,
+        "rows": sum(file.rows for file in files),
+        "files": len(files),
+    }
+
+
+def _difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """Says in what a checkpoint's units differ from this run's, given the ledgers' states."""
+    before, now = theirs.get("made_of"), ours["made_of"]
+    if not isinstance(before, Mapping):  # of earlier checkpoints
+        counts = [each["units_per_epoch"] for each in (theirs, ours)]
+        units = f" (it has {counts[0]} units per epoch, this run {counts[1]})"
+        return (
+            "the model directory was trained on other data, or with another batch_size, unit_rows, "
+            f"shuffle or seed than this run has{units if counts[0] != counts[1] else ''}"
+        )
+    differing = [name for name in now if name in before and before[name] != now[name]]
+    named = [
+        f"{name} is {now[name]}, the checkpoint has {before[name]}"
+        for name in differing
+        if name not in ("rows", "files")
+    ]
+    if {"rows", "files"} & set(differing):
+        data = [f"{each.get('rows')} rows in {each.get('files')} files" for each in (now, before)]
+        named.append(f"the data to train on has {data[0]}, the checkpoint is of {data[1]}")
+    return "; ".join(named) or (
+        f"the data to train on is not what the checkpoint is of: it has {now['rows']} rows in "
+        f"{now['files']} files too, but other file names or contents"
+    )
 
 
 def _fingerprint(dataset: Dataset, options: LedgerOptions) -> str:

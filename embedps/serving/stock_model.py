@@ -208,7 +208,7 @@ class StockModel(tf.Module):
             features = [f for f in self.looked_up if f.name in batch]
             found = self._lookup(features, batch)
             found |= {f.rate_as: tf.zeros([0]) for f in features if f.rate_as is not None}
-            with self._model.embeddings.providing(found):
+            with self._model.embeddings.providing(found, batch):
                 return candidates.tower(batch)
 
         return encode  # type: ignore[no-any-return]
@@ -219,12 +219,12 @@ class StockModel(tf.Module):
         """Computes predictions, [rows, ...] each, of columns of as many rows, or of one."""
         rows = common_rows([*batch.values()]) if rows is None else rows
         used = [f for f in self._model.features if f.name in predictions.used]
-        looked_up = [f for f in used if f.name in batch]
-        found = self._lookup(looked_up, batch)
+        made = [f for f in used if f.name in self._model.prepared_features]
+        found = self._lookup([f for f in used if f not in made], batch)
         found = {name: pad(value, rows) for name, value in found.items()}
         batch = {name: pad(value, rows) for name, value in batch.items()}
         batch = self._model.fill(predictions.inputs.with_numerics(batch, padded_rows(rows)))
-        if made := [f for f in used if f not in looked_up]:  # of ids that are computed
+        if made:
             batch = self._model.prepare(batch, training=False)
             found |= self._lookup(made, batch)
         for f in self._model.features:  # the others have no effect, but must be there

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from embedps.config_fields import check_types
 from embedps.constants import MAX_MIN_COUNT
 from embedps.errors import UsageError
 
@@ -30,6 +31,7 @@ class MinCount:
     expire_steps: int = 0
 
     def __post_init__(self) -> None:
+        check_types(self, "MinCount.")
         if not 2 <= self.count <= MAX_MIN_COUNT:
             raise UsageError(f"MinCount.count must be in [2, {MAX_MIN_COUNT}] but got {self.count}")
         if not 0 <= self.expire_steps <= _MAX_STEPS:
@@ -59,6 +61,7 @@ class Chance:
     probability: float
 
     def __post_init__(self) -> None:
+        check_types(self, "Chance.")
         if not 2**-32 <= self.probability < 1:
             raise UsageError(f"Chance.probability must be in [2^-32, 1) but got {self.probability}")
 

@@ -57,6 +57,7 @@ class EmbeddingCollection:
     Attributes:
       groups: the groups of tables.
       devices: each shard's device.
+      learns: whether training makes rows and updates them.
       files: writes the rows to files, and loads them.
       server_limit: of the bytes of each server, if there is one.
       evicted_files: of the rows that go, if they are kept.
@@ -70,6 +71,7 @@ class EmbeddingCollection:
         devices: Sequence[str],
         container: str,
         trainable: bool = True,
+        learns: bool = True,
         sweeps_itself: bool = True,
         server_limit: ServerLimit | None = None,
         keeps_evicted: bool = False,
@@ -84,6 +86,8 @@ class EmbeddingCollection:
           container: a name for the stores that only this collection uses on these devices.
           trainable: keep optimizer slots. Otherwise rows can only be loaded and looked up, and
             there is little room for more of them.
+          learns: training makes rows and updates them. Otherwise it leaves them as they are, and
+            `combine` gives them no gradient.
           sweeps_itself: a thread of each shard evicts by age and norm; otherwise `sweep` does.
           server_limit: of the bytes of each server, if there is one.
           keeps_evicted: rows that go can be written to files.
@@ -99,6 +103,7 @@ class EmbeddingCollection:
             server_limit.check(self.groups, self.devices, keeps_evicted=keeps_evicted)
         self.container = container
         self.trainable = trainable
+        self.learns = learns
         self.server_limit = server_limit
         # A new name: a unit that an earlier client left running must not find the stores.
         name = uuid.uuid4().hex
@@ -168,6 +173,7 @@ class EmbeddingCollection:
           UsageError: a feature is absent (if `partial`, all are), has another dtype or rank, or
             differs from its spec in being ragged.
         """
+        insert = insert and self.learns
         result = self.route(ids, counts=insert, partial=partial)
         for g, routed in enumerate(result.routed):
             rows, rates, absent = [], [], []
@@ -248,7 +254,7 @@ class EmbeddingCollection:
                     tables=[t.name for t in group.tables],
                     num_shards=self.num_shards,
                     row_splits=[splits for _, splits in flat.values()],
-                    counted_tables=group.counted_tables if counts else (),
+                    counted_tables=group.counted_tables if counts and self.learns else (),
                 )
                 if features
                 else ops.RoutedIds([], [], [], [])
@@ -261,7 +267,7 @@ class EmbeddingCollection:
     ) -> tf.Tensor:
         """Reads rows of one shard. The current device must be the shard's."""
         store, dim = self._stores[group][shard], self.groups[group].dim
-        return ops.lookup(store, ids, splits, dim=dim, insert=insert)
+        return ops.lookup(store, ids, splits, dim=dim, insert=insert and self.learns)
 
     def lookup_shown(
         self,
@@ -347,6 +353,8 @@ class EmbeddingCollection:
             if not features:
                 continue
             lengths = [f.max_length or 0 for f in features]
+            if not self.learns:
+                rows = [tf.stop_gradient(each) for each in rows]
             combined = ops.combine(
                 rows,
                 routed.positions,

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
 
+from embedps.config_fields import check_types
 from embedps.constants import EVICTION_ORDERS
 from embedps.errors import UsageError
 
@@ -73,6 +74,7 @@ class MinNorm:
     norm: float
 
     def __post_init__(self) -> None:
+        check_types(self, "MinNorm.")
         if not (math.isfinite(self.norm) and 0 < self.norm <= _MAX_FLOAT32):
             raise UsageError(f"MinNorm.norm must be above 0 and finite but got {self.norm}")
 

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import ClassVar
 
+from embedps.config_fields import check_types
 from embedps.errors import UsageError
 
 
@@ -19,6 +20,7 @@ class Optimizer:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
+        check_types(self, f"{type(self).__name__}.")
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             bound = 1.0 if field.name.startswith("beta") else float("inf")

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
+from embedps.config_fields import check_text, check_types, shown
 from embedps.constants import (
     COMBINERS,
     INITIALIZER_KINDS,
@@ -39,6 +40,7 @@ class Initializer:
     high: float = 0.0
 
     def __post_init__(self) -> None:
+        check_types(self, "Initializer.")
         if self.kind not in INITIALIZER_KINDS:
             raise UsageError(
                 f"Initializer.kind must be constant, uniform or normal but got {self.kind!r}"
@@ -98,8 +100,18 @@ class TableSpec:
     slot_dtype: SlotDtype = "float32"
 
     def __post_init__(self) -> None:
-        if not self.name:
-            raise UsageError("a table's name must not be empty")
+        check_text("a table's name", self.name)
+        check_types(self, f"table {self.name!r}: ")
+        if not isinstance(self.optimizer, Optimizer):
+            raise UsageError(
+                f"table {self.name!r}: optimizer must be one of embedps, such as RowwiseAdagrad(), "
+                f"but got {shown(self.optimizer)}"
+            )
+        if not isinstance(self.initializer, Initializer | None):
+            raise UsageError(
+                f"table {self.name!r}: initializer must be None or an embedps.Initializer, such as "
+                f"Initializer.uniform(0.05), but got {shown(self.initializer)}"
+            )
         if not 1 <= self.dim <= MAX_ROW_FILE_WIDTH:
             raise UsageError(
                 f"table {self.name!r}: dim must be in [1, {MAX_ROW_FILE_WIDTH}] but got {self.dim}"
@@ -186,6 +198,10 @@ class FeatureSpec:
     rate_as: str | None = None
 
     def __post_init__(self) -> None:
+        check_text("a feature's name", self.name)
+        check_types(self, f"feature {self.name!r}: ")
+        if not isinstance(self.table, TableSpec):
+            check_text(f"feature {self.name!r}: table, a TableSpec or the name of one,", self.table)
         if self.combiner not in COMBINERS:
             raise UsageError(
                 f"feature {self.name!r}: combiner must be sum, mean, sqrtn or none but got "
@@ -232,9 +248,18 @@ def tables_of(
     """Collects the tables: the declared ones, then those that features bring along, in order.
 
     Raises:
-      UsageError: two tables of one name differ, names are repeated, or a feature's table is not
-        declared.
+      UsageError: two tables of one name differ, names are repeated, a feature's table is not
+        declared, or one is no FeatureSpec or TableSpec.
     """
+    for what, kind, given in (
+        ("features", FeatureSpec, features),
+        ("tables", TableSpec, tables),
+    ):
+        for each in given:
+            if not isinstance(each, kind):
+                raise UsageError(
+                    f"each of the {what} must be an embedps.{kind.__name__} but got {shown(each)}"
+                )
     inline: list[TableSpec] = []
     by_name = {t.name: t for t in tables}
     for feature in features:

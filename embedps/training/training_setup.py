@@ -169,6 +169,7 @@ def set_up(
         model.features,
         devices=cluster.shard_devices,
         container=f"embedps-{os.getpid()}-{run_id}" if local else "embedps",
+        learns=model.rows_learn,
         server_limit=server_limit(config.eviction),
         keeps_evicted=config.eviction.evicted_rows is not None,
     )
@@ -191,7 +192,10 @@ def set_up(
     examples_before = ledger.rows_done()
     changes: list[str] = []
     if last is not None:
-        check_tables(last, collection.tables)
+        declared = getattr(recommender.config, "embedding_dim", None)
+        check_tables(
+            last, collection.tables, embedding_dim=declared if isinstance(declared, int) else None
+        )
         changes = [*eviction_changes(last, collection), *dtype_changes(last, collection)]
         check_signature(last, signature)
         check_optimizer(last, directory, kind, model)

@@ -96,7 +96,7 @@ def test_trainer_holds_its_directory_until_it_is_closed_or_has_run(tmp_path, dat
     first.close()
     second = make_trainer(dataset, tmp_path)
     assert second.fit().summary["finished"]
-    with pytest.raises(UsageError, match="other data, or with another batch size"):
+    with pytest.raises(UsageError, match="seed is 7, the checkpoint has 0: use"):
         make_trainer(dataset, tmp_path, seed=7)  # one that cannot be made lets go too
     make_trainer(dataset, tmp_path).close()
 

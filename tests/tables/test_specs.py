@@ -1,10 +1,14 @@
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 
 from embedps.errors import UsageError
 from embedps.tables import Chance, FeatureSpec, Initializer, MinCount, RowwiseAdagrad, TableSpec
 from embedps.tables.specs import check, tables_of
+
+WRONG: Any = "x"
 
 
 @pytest.mark.parametrize(
@@ -17,6 +21,25 @@ from embedps.tables.specs import check, tables_of
         ({"capacity": 2**63}, "'C1': capacity must be in"),
         ({"absent": "none"}, "'C1': absent must be zeros or initial but got 'none'"),
         ({"seed": 2**63}, "'C1': seed must be a signed 64-bit number"),
+        ({"name": 3}, "a table's name must be a text but got 3"),
+        ({"dim": 4.0}, "'C1': dim must be an integer but got 4.0"),
+        ({"dim": "4"}, "'C1': dim must be an integer but got '4'"),
+        ({"dim": True}, "'C1': dim must be an integer but got True"),
+        ({"seed": None}, "'C1': seed must be an integer but got None"),
+        ({"capacity": 1.5}, "'C1': capacity must be an integer but got 1.5"),
+        ({"optimizer": "adam"}, r"'C1': optimizer must be one of embedps, .* but got 'adam'"),
+        (
+            {"optimizer": RowwiseAdagrad},
+            "'C1': optimizer must be one of embedps, .* but got <class",
+        ),
+        ({"initializer": [[1.0, 2.0]]}, r"'C1': initializer must be None or .* but got \[\[1.0, 2"),
+        ({"initializer": abs}, "'C1': initializer must be None or .* but got <built-in function"),
+        ({"initializer": "uniform"}, "'C1': initializer must be None or .* but got 'uniform'"),
+        (
+            {"admission": MinCount},
+            "'C1': admission must be MinCount, Chance or None but got <class",
+        ),
+        ({"eviction": ["ttl"]}, "'C1': eviction must have policies .* but got 'ttl'"),
     ],
 )
 def test_table_spec_refuses_wrong_field(fields, text):
@@ -58,6 +81,7 @@ def test_table_spec_json_tells_specs_apart():
         ({"low": math.nan}, "must be finite"),
         ({"kind": "normal", "high": math.inf}, "must be finite"),
         ({"low": -1e300}, "must be finite as float32"),
+        ({"low": "0.1"}, "Initializer.low must be a number but got '0.1'"),
     ],
 )
 def test_initializer_refuses_wrong_field(fields, text):
@@ -140,3 +164,46 @@ def test_check_refuses_inconsistent_declarations():
         check([t], [])
     with pytest.raises(UsageError, match=r"'g' looks up table 'v', which is not .*\['t', 'u'\]"):
         check([t, u], [FeatureSpec(name="g", table="v")])
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"name": 3}, "a feature's name must be a text but got 3"),
+        ({"name": ""}, "a feature's name must not be empty"),
+        ({"table": 3}, "'f': table, a TableSpec or the name of one, must be a text but got 3"),
+        ({"combiner": ["sum"]}, "'f': combiner must be sum, .* but got \\['sum'\\]"),
+        ({"ragged": "yes"}, "'f': ragged must be True or False but got 'yes'"),
+        ({"max_length": 2.5}, "'f': max_length must be an integer but got 2.5"),
+        ({"rate_as": 3}, "'f': rate_as must be a text but got 3"),
+    ],
+)
+def test_feature_spec_refuses_wrong_types(fields, text):
+    with pytest.raises(UsageError, match=text):
+        FeatureSpec(**{"name": "f", "table": "t", **fields})
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: MinCount(count=WRONG), "MinCount.count must be an integer but got 'x'"),
+        (lambda: Chance(probability=WRONG), "Chance.probability must be a number but got 'x'"),
+        (
+            lambda: RowwiseAdagrad(epsilon=WRONG),
+            "RowwiseAdagrad.epsilon must be a number but got 'x'",
+        ),
+        (
+            lambda: tables_of(WRONG),
+            "each of the features must be an embedps.FeatureSpec but got 'x'",
+        ),
+    ],
+)
+def test_other_declarations_refuse_wrong_types(make, text):
+    with pytest.raises(UsageError, match=text):
+        make()
+
+
+def test_integers_of_numpy_are_plain():
+    numbers: dict[str, Any] = {"dim": np.int64(4), "capacity": np.int32(9)}
+    spec = TableSpec(name="C1", **numbers)
+    assert type(spec.dim) is type(spec.capacity) is int

@@ -121,5 +121,5 @@ class ItemEncoder:
         features = {feature.name for feature in self._embeddings.features}
         ids = {name: value for name, value in batch.items() if name in features}
         found = self._collection.lookup_staged(ids, staged)
-        with self._embeddings.providing(self._collection.combine(found)):
+        with self._embeddings.providing(self._collection.combine(found), ids):
             return self._candidates.tower(batch)[:rows]

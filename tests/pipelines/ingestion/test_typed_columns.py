@@ -172,7 +172,7 @@ def test_type_that_a_declaration_does_not_fit_names_one_that_does(
     array = pa.nulls(2, kind)
     with pytest.raises(DatasetError, match="it holds") as caught:
         decode_column(column, array, ())
-    assert remedy.get("role", remedy.get("type")) in str(caught.value)
+    assert remedy.get("role", remedy.get("type", "")) in str(caught.value)
     settings: dict[str, Any] = {"name": "c", "role": column.role, "type": column.type} | remedy
     decode_column(Column(**settings), array, ())
 

@@ -12,6 +12,7 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.dense import read_dense, read_named
 from embedps.checkpoint.format.manifest import Manifest, SaveSet
 from embedps.errors import CorruptCheckpointError, DimMismatchError
+from embedps.tables import stored_tables
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.row_files import StoredFile
 from embedps.tables.specs import TableSpec
@@ -33,31 +34,7 @@ def check_tables(manifest: Manifest, tables: Sequence[TableSpec]) -> None:
     Raises:
       DimMismatchError: a table is absent on one side, or differs in dim, optimizer or `absent`.
     """
-    stored = {t["name"]: t for t in manifest.tables}
-    ours: dict[str, TableSpec] = {t.name: t for t in tables}
-    advice = "restore with the tables it was written with, or start a new model directory"
-    if stored.keys() != ours.keys():
-        raise DimMismatchError(
-            f"the checkpoint has tables {sorted(stored)}, the model {sorted(ours)}: {advice}"
-        )
-    for name, table in ours.items():
-        theirs = stored[name]
-        if theirs["dim"] != table.dim:
-            raise DimMismatchError(
-                f"table {name!r} has dim {table.dim}, the checkpoint has {theirs['dim']}: {advice}"
-            )
-        absent = theirs.get("absent", "zeros")
-        if absent != table.absent:
-            raise DimMismatchError(
-                f"table {name!r} has absent={table.absent!r}, the checkpoint has {absent!r}, and "
-                f"scores would change: {advice}"
-            )
-        kind = theirs["optimizer"]["kind"]
-        if kind != table.optimizer.kind:
-            raise DimMismatchError(
-                f"table {name!r} has optimizer {table.optimizer.kind}, the checkpoint has {kind}: "
-                f"{advice}"
-            )
+    stored_tables.check_tables(manifest.tables, tables)
 
 
 def eviction_changes(manifest: Manifest, collection: EmbeddingCollection) -> list[str]:

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.evaluate") -> 
     sent = _sent_model()
     if sent is None:
         run = read_run(model_dir, model=options.model)
-        dataset = Dataset.open(options.data or run.config.data)
+        dataset = Dataset.open(options.data or run.data)
         recommender, seed = run.recommender(dataset), run.config.seed
     else:
         dataset = Dataset.open(options.data)

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.export") -> in
         raise UsageError(f"--output {output} must be a local directory: copy the export there")
     model_dir = as_path(options.model_dir)
     run = read_run(model_dir, model=options.model)
-    dataset = Dataset.open(options.data or run.config.data)
+    dataset = Dataset.open(options.data or run.data)
     directory = CheckpointDirectory(model_dir)
     manifest = directory.latest() if options.number is None else directory.read(options.number)
     if manifest is None:

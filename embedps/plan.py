@@ -37,7 +37,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.plan") -> int:
     )
     run = flags.read()
     asked = flags.make(PlanConfig)
-    dataset = Dataset.open(run.config.data)
+    dataset = Dataset.open(run.data)
     recommender = run.recommender(dataset)
     check_columns(recommender, dataset)
     from rich.console import Console

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.predict") -> i
         raise UsageError(f"--output {output} must not be where the input is: give another one")
     model_dir = as_path(options.model_dir)
     run = read_run(model_dir, model=options.model)
-    dataset = Dataset.open(options.data or run.config.data)
+    dataset = Dataset.open(options.data or run.data)
     transforms, raw_columns = _transforms(dataset) if options.raw else (None, ())
     # TensorFlow takes seconds to import; wrong flags and files are reported before that.
     from embedps.evaluation.file_scoring import FileScorer, Plan, check_files, read_plan

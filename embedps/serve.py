@@ -100,7 +100,7 @@ class _Run:
     def __init__(self, model_dir: str, options: Any) -> None:
         self.path = as_path(model_dir)
         self.config: RunConfig = read_run(self.path, model=options.model)
-        self.dataset = Dataset.open(options.data or self.config.config.data)
+        self.dataset = Dataset.open(options.data or self.config.data)
         self.directory = CheckpointDirectory(self.path)
         if not self.directory.numbers():  # a damaged one is reported later: others may be whole
             raise UsageError(f"{self.path} has no checkpoint yet: train first")

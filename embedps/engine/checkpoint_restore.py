@@ -12,6 +12,7 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.dense import read_dense, read_named
 from embedps.checkpoint.format.manifest import Manifest, SaveSet
 from embedps.errors import CorruptCheckpointError, DimMismatchError
+from embedps.tables import stored_tables
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.row_files import StoredFile
 from embedps.tables.specs import TableSpec
@@ -40,35 +41,7 @@ def check_tables(
     Raises:
       DimMismatchError: a table is absent on one side, or differs in dim, optimizer or `absent`.
     """
-    stored = {t["name"]: t for t in manifest.tables}
-    ours: dict[str, TableSpec] = {t.name: t for t in tables}
-    advice = "restore with the tables it was written with, or start a new model directory"
-    if stored.keys() != ours.keys():
-        raise DimMismatchError(
-            f"the checkpoint has tables {sorted(stored)}, the model {sorted(ours)}: {advice}"
-        )
-    for name, table in ours.items():
-        theirs = stored[name]
-        if theirs["dim"] != table.dim:
-            field, more = "dim", 0
-            if embedding_dim is not None and 0 < table.dim - embedding_dim < theirs["dim"]:
-                field, more = "embedding_dim", table.dim - embedding_dim
-            raise DimMismatchError(
-                f"table {name!r} has {field} {table.dim - more}, the checkpoint has "
-                f"{theirs['dim'] - more}: {advice}"
-            )
-        absent = theirs.get("absent", "zeros")
-        if absent != table.absent:
-            raise DimMismatchError(
-                f"table {name!r} has absent={table.absent!r}, the checkpoint has {absent!r}, and "
-                f"scores would change: {advice}"
-            )
-        kind = theirs["optimizer"]["kind"]
-        if kind != table.optimizer.kind:
-            raise DimMismatchError(
-                f"table {name!r} has optimizer {table.optimizer.kind}, the checkpoint has {kind}: "
-                f"{advice}"
-            )
+    stored_tables.check_tables(manifest.tables, tables, embedding_dim=embedding_dim)
 
 
 def eviction_changes(manifest: Manifest, collection: EmbeddingCollection) -> list[str]:

@@ -75,6 +75,12 @@ class Recommender:
     config: Any = None
 
     def __post_init__(self) -> None:
+        is_made = not isinstance(self.build, type) and hasattr(self.build, "train_step")
+        if is_made or not callable(self.build):
+            raise UsageError(
+                "a recommender's build must be a function that makes the model but got a "
+                f"{type(self.build).__qualname__}: write build=lambda: ..."
+            )
         if self.tables or self.features:
             object.__setattr__(self, "tables", tables_of(self.features, self.tables))
         if not self.label:

@@ -57,7 +57,7 @@ def load(
     seed = 0
     if recommender is None:
         run = read_run(path, model=model)
-        dataset = Dataset.open(data or run.config.data)
+        dataset = Dataset.open(data or run.data)
         recommender, seed = run.recommender(dataset), run.config.seed
     elif data is None:
         raise UsageError("with a recommender, load needs data: the dataset's directory")

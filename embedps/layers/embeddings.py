@@ -10,14 +10,20 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import record
+from tf_keras.src.saving import serialization_lib
 
 from embedps.errors import UsageError
+from embedps.layers import rate_callbacks
+from embedps.layers.keras_ids import Padded, as_ids, in_place, refuse_keras_3
 from embedps.layers.own_tables import OwnTables, Rate, mistake
 from embedps.layers.passed_ids import are_of_column
-from embedps.tables import activations
+from embedps.layers.table_state import TableState
+from embedps.tables import activations, spec_json
+from embedps.tables.activations import Activation, Ids
 from embedps.tables.specs import FeatureSpec, TableSpec, tables_of
 
 
+@tf.keras.utils.register_keras_serializable(package="embedps")
 class Embeddings(tf.keras.layers.Layer):
     """Looks up the embeddings of a batch's features.
 
@@ -34,6 +40,7 @@ class Embeddings(tf.keras.layers.Layer):
     Attributes:
       features: the columns of ids and the tables they are looked up in.
       tables: the tables.
+      table_state: stands for the rows among the weights, in Keras mode.
       is_served: whether an engine hands the rows in, so that the layer has no tables of its own.
     """
 
@@ -43,6 +50,7 @@ class Embeddings(tf.keras.layers.Layer):
         *,
         tables: Sequence[TableSpec] = (),
         learning_rate: Rate = 0.05,
+        padding_id: int | None = None,
         **kwargs: Any,
     ) -> None:
         """Declares features and tables.
@@ -53,6 +61,8 @@ class Embeddings(tf.keras.layers.Layer):
           tables: tables that features name.
           learning_rate: of the rows in Keras mode, or a schedule of it over steps. An engine has
             its config's `sparse_learning_rate`.
+          padding_id: in Keras mode, what stands in a dense list where it has no id; None if all
+            are ids. A dataset's lists have no padding.
           kwargs: those of `tf.keras.layers.Layer`.
 
         Raises:
@@ -67,8 +77,14 @@ class Embeddings(tf.keras.layers.Layer):
         self.tables = tables_of(features, tables)
         self.features = tuple(dataclasses.replace(f, table=f.table_name) for f in features)
         self.is_served = False
+        rate_callbacks.watch()
         self._learning_rate = learning_rate
+        if padding_id is not None and not isinstance(padding_id, int):
+            raise UsageError(f"padding_id must be an integer or None but got {padding_id!r}")
+        self._padding_id = padding_id
         self._own: OwnTables | None = None
+        # An engine's strategy places variables on servers: its tables are there already.
+        self.table_state = None if tf.distribute.has_strategy() else TableState(self)
         self._provided = threading.local()
 
     @property
@@ -88,8 +104,19 @@ class Embeddings(tf.keras.layers.Layer):
     @property
     def trainable_weights(self) -> list[tf.Variable]:
         """In Keras mode one variable without effect, by whose gradient the rows learn."""
-        is_used = self.built and self.trainable and not self.is_served
-        return [self.own.anchor] if is_used and not tf.distribute.has_strategy() else []
+        return self._anchors() if self.trainable else []
+
+    @property
+    def non_trainable_weights(self) -> list[tf.Variable]:
+        """In Keras mode one variable that stands for the rows; see `TableState`."""
+        if not self._anchors():
+            return []
+        states = [] if self.table_state is None else [self.table_state]
+        return [*([] if self.trainable else self._anchors()), *states]
+
+    def _anchors(self) -> list[tf.Variable]:
+        is_used = self.built and not self.is_served and not tf.distribute.has_strategy()
+        return [self.own.anchor] if is_used else []
 
     def build(self, input_shape: Any) -> None:
         """Makes nothing: the tables are made where they are used."""
@@ -100,13 +127,15 @@ class Embeddings(tf.keras.layers.Layer):
 
         Args:
           inputs: a batch: by feature int64 [batch], or ragged int64 [batch, None] for a ragged
-            feature; other entries are ignored. Features may be absent.
+            feature; in Keras mode also what `as_ids` takes. Other entries are ignored. Features
+            may be absent.
           training: in Keras mode, True makes rows for new ids even if no GradientTape records.
 
         Returns:
           By feature what `EmbeddingCollection.combine` gives: float32 [batch, dim], or rows per
           position; and by its `rate_as`, how often the rows are updated. If rows are padded,
-          Keras' mask says which positions have an id.
+          Keras' mask says which positions have an id. A dense list [batch, length] that keeps its
+          rows, without a max_length, gives [batch, length, dim]: zeros where the padding id is.
 
         Raises:
           UsageError: the inputs are no dict, have none of the features, or a feature is looked up
@@ -125,16 +154,18 @@ class Embeddings(tf.keras.layers.Layer):
             )
         provided = getattr(self._provided, "activations", None)
         if provided is None and _is_scratch():  # a functional model is declared: only shapes count
+            ids, padded = self._ids(inputs)
             made: dict[str, Any] = {}
             for f in self.features:
-                made |= self._symbolic(f, inputs[f.name]) if f.name in wanted else {}
-            return made
+                made |= self._symbolic(f, ids[f.name]) if f.name in wanted else {}
+            return made | self._in_place(made, padded)
         if provided is None:
-            ids = {name: inputs[name] for name in wanted}
+            ids, padded = self._ids(inputs)
             # As a variable would, the rows learn under any tape. A function that is traced outside
             # of one may still be differentiated.
             records = training is True or record.could_possibly_record()
-            return dict(self.own.look_up(ids, learns=self.trainable and records))
+            found = dict(self.own.look_up(ids, learns=self.trainable and records))
+            return found | self._in_place(found, padded)
         for name in wanted:
             if name in self._provided.taken:
                 raise mistake(
@@ -163,16 +194,18 @@ class Embeddings(tf.keras.layers.Layer):
         """Makes the masks of features with a max_length, which Keras gives to the next layers.
 
         Returns:
-          By feature among the inputs bool [batch, max_length], or None if it has no max_length.
-          None if no feature has one.
+          By feature among the inputs bool [batch, max_length], or [batch, length] of a dense list
+          with a padding id; None if its rows have no padding. None if no feature's rows have.
         """
-        if all(feature.max_length is None for feature in self.features):
-            return None
-        return {
-            f.name: None if f.max_length is None else activations.mask(f, inputs[f.name])
-            for f in self.features
-            if f.name in inputs
-        }
+        given = [f for f in self.features if f.name in inputs and f.keeps_rows]
+        masks: dict[str, Any] = {f.name: None for f in self.features if f.name in inputs}
+        for f in given:
+            ids, padded = as_ids(f, inputs[f.name], self._padding_id)
+            if f.max_length is not None:
+                masks[f.name] = activations.mask(f, ids)
+            elif padded is not None and self._padding_id is not None:
+                masks[f.name] = padded.has_id
+        return None if all(mask is None for mask in masks.values()) else masks
 
     @contextmanager
     def providing(
@@ -205,6 +238,22 @@ class Embeddings(tf.keras.layers.Layer):
                 "prepare(features, training), or train in Keras mode, by fit"
             )
 
+    def _ids(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Ids], dict[str, Padded]]:
+        """Gives the ids to look up, and where those of dense lists that keep their rows are."""
+        given = [f for f in self.features if f.name in inputs]
+        refuse_keras_3([inputs[f.name] for f in given])
+        made = {f.name: as_ids(f, inputs[f.name], self._padding_id) for f in given}
+        padded = {name: where for name, (_, where) in made.items() if where is not None}
+        return {name: ids for name, (ids, _) in made.items()}, padded
+
+    def _in_place(
+        self, found: Mapping[str, Any], padded: Mapping[str, Padded]
+    ) -> dict[str, Activation]:
+        placed: dict[str, Activation] = {}
+        for f in self.features:
+            placed |= in_place(found, f, padded[f.name]) if f.name in padded else {}
+        return placed
+
     def _symbolic(self, feature: FeatureSpec, ids: Any) -> dict[str, Any]:
         dim = next(table.dim for table in self.tables if table.name == feature.table_name)
         made = activations.samples(feature, ids, dim=dim, value=0.0)
@@ -214,23 +263,62 @@ class Embeddings(tf.keras.layers.Layer):
         return made
 
     def get_config(self) -> dict[str, Any]:
-        """Returns what `from_config` takes."""
+        """Gives what `from_config` takes, as JSON has it.
+
+        Raises:
+          UsageError: the learning rate is a function of the caller's own.
+        """
+        rate = self._learning_rate
+        if isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule):
+            rate = tf.keras.optimizers.schedules.serialize(rate)
+        elif callable(rate):
+            raise mistake(
+                "a config of embedps.Embeddings must have a learning_rate that is a number or one "
+                f"of tf.keras.optimizers.schedules, but it is the function {rate!r:.60}: a "
+                "function cannot be saved"
+            )
         return {
             **super().get_config(),
-            "features": self.features,
-            "tables": self.tables,
-            "learning_rate": self._learning_rate,
+            "features": [spec_json.feature_to_json(f) for f in self.features],
+            "tables": [table.to_json() for table in self.tables],
+            "learning_rate": rate,
+            "padding_id": self._padding_id,
         }
 
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Embeddings:
+        """Makes a layer, without rows, of what `get_config` gave."""
+        rate = config["learning_rate"]
+        if isinstance(rate, Mapping):
+            rate = tf.keras.optimizers.schedules.deserialize(dict(rate))
+        return cls(
+            **config
+            | {
+                "features": [spec_json.feature_of(f) for f in config["features"]],
+                "tables": [spec_json.table_of(t) for t in config["tables"]],
+                "learning_rate": rate,
+            }
+        )
 
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        if save_type == "savedmodel" and not self.is_served:
+            raise mistake(
+                "a SavedModel cannot hold the tables of embedps.Embeddings: save checkpoints by "
+                "embedps.SaveCheckpoints, of which `embedps export` makes a SavedModel, or use "
+                "model.save('model.keras') or save_weights"
+            )
+        return dict(super()._trackable_children(save_type, **kwargs))
+
+
+@tf.keras.utils.register_keras_serializable(package="embedps")
 class FeatureEmbedding(tf.keras.layers.Layer):
     """Looks up one feature of an Embeddings layer."""
 
-    def __init__(self, embeddings: Embeddings, name: str, **kwargs: Any) -> None:
+    def __init__(self, embeddings: Embeddings, feature: str, **kwargs: Any) -> None:
         """Takes the layer; see `Embeddings.feature`."""
         super().__init__(autocast=False, **kwargs)
         self.embeddings = embeddings
-        self._feature = name
+        self._feature = feature
 
     def call(self, ids: Any, training: bool | None = None) -> Any:
         """Gives the feature's embeddings, as `Embeddings.call` does."""
@@ -240,6 +328,28 @@ class FeatureEmbedding(tf.keras.layers.Layer):
         """Makes the feature's mask, as `Embeddings.compute_mask` does."""
         masks = self.embeddings.compute_mask({self._feature: ids})
         return None if masks is None else masks[self._feature]
+
+    def get_config(self) -> dict[str, Any]:
+        """Gives what `from_config` takes: the Embeddings layer too.
+
+        Raises:
+          UsageError: what asks would not keep that several of these share their layer.
+        """
+        if not getattr(serialization_lib.SHARED_OBJECTS, "enabled", False):
+            raise mistake(
+                "a config of a model that uses Embeddings.feature cannot be made here, for its "
+                "layers would no longer share their tables: use model.save('model.keras'), "
+                "save_weights, or call the Embeddings layer with a dict of columns instead"
+            )
+        layer = tf.keras.saving.serialize_keras_object(self.embeddings)
+        layer["shared_object_id"] = id(self.embeddings)  # Keras leaves it out of the first
+        return {**super().get_config(), "embeddings": layer, "feature": self._feature}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> FeatureEmbedding:
+        """Makes a layer of what `get_config` gave."""
+        layer = tf.keras.saving.deserialize_keras_object(config["embeddings"])
+        return cls(**config | {"embeddings": layer})
 
 
 def _is_scratch() -> bool:

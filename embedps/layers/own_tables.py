@@ -17,6 +17,7 @@ from embedps import kernels
 from embedps.errors import UsageError
 from embedps.tables.activations import Activation, Ids
 from embedps.tables.collection import EmbeddingCollection
+from embedps.tables.image import Image, read_image, write_image
 from embedps.tables.specs import FeatureSpec, TableSpec, event_secs_of, tables_of
 
 Rate: TypeAlias = float | Callable[[tf.Tensor], tf.Tensor]
@@ -55,6 +56,7 @@ class OwnTables:
         it reach the rows.
       step: how many updates there were, int64 scalar.
       learning_rate: of the rows, float32 scalar; None if it is a schedule.
+      replaced: how often `write_image` replaced all rows: deltas since before lack that.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class OwnTables:
             if callable(learning_rate)
             else tf.Variable(float(learning_rate), trainable=False, name="embeddings_rate")
         )
+        self.replaced = 0
         self._waiting: dict[str, Any] = {}  # features that wait for their gradients, and who asks
         # Per lookup of a step: the updates of its rows since an optimizer applied gradients.
         self._unapplied: dict[tuple[str, ...], tf.Variable] = {}
@@ -130,6 +133,26 @@ class OwnTables:
         return self.collection.combine(
             found._replace(rows=tf.nest.pack_sequence_as(found.rows, rows))
         )
+
+    def read_image(self) -> Image:
+        """Reads all rows, slots and counters, and the step; see `image.read_image`."""
+        return read_image(self.collection, step=int(self.step.numpy()))
+
+    def write_image(self, image: Image) -> None:
+        """Replaces all rows, slots and counters, and the step, by an image's; none if it is empty.
+
+        Raises:
+          CorruptCheckpointError: it is no image, or damaged.
+          DimMismatchError: it is of other tables.
+        """
+        if image.size:
+            step = write_image(self.collection, image)
+        else:
+            self.collection.clear()
+            step = 0
+        self.step.assign(step)
+        self.replaced += 1
+        self.note_applied()
 
     def note_applied(self) -> None:
         """Notes that an optimizer applies gradients."""

@@ -16,6 +16,8 @@ from embedps.storage.file_io import read_bytes, write_bytes
 from embedps.storage.object_store import as_path
 
 FILE_NAME = "config.json"
+NO_DATASET = "no dataset of embedps"
+"""The `data` of a config of Keras' `fit` that read something else."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,20 @@ class RunConfig:
 
     config: TrainConfig
     model_config: Any
+
+    @property
+    def data(self) -> str:
+        """The directory of the run's dataset.
+
+        Raises:
+          UsageError: there is none: `SaveCheckpoints` was given none.
+        """
+        if self.config.data == NO_DATASET:
+            raise UsageError(
+                f"{self.config.model_dir} was trained by Keras' fit without a dataset of embedps: "
+                "give one with the model's columns (--data DIR, or data= of embedps.load)"
+            )
+        return self.config.data
 
     def recommender(self, dataset: Dataset) -> Recommender:
         """Makes the model over a dataset's columns.

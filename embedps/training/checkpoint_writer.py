@@ -101,6 +101,7 @@ class CheckpointWriter:
         self._last: Manifest | None = None
         self._new_base: _Rebase | None = None
         self._history = secrets.token_hex(8)
+        self._restarts = False
         # The next delta holds what changed since these cuts, which are those of save `_since`.
         self._cuts: dict[tuple[str, int], int] = {}
         self._since = -1
@@ -199,6 +200,11 @@ class CheckpointWriter:
             manifest = self._rebase_last(attempt) or manifest
         return manifest
 
+    def restart(self) -> None:
+        """Makes the next save a base of a new history: all rows were replaced, as no delta says."""
+        self._give_up_base()
+        self._restarts = True
+
     def news(self) -> list[str]:
         """Gives the lines to show since the last call: why a new base failed, and the like."""
         news, self._news = self._news, []
@@ -258,7 +264,8 @@ class CheckpointWriter:
         rest_secs: float,
     ) -> Manifest:
         began = time.monotonic()
-        kind: WriteKind = "base" if self._last is None else "delta"
+        restarts = self._restarts and self._last is not None
+        kind: WriteKind = "base" if self._last is None or restarts else "delta"
         save, cuts = self._write(kind, number, step, rest_secs)
         arrays = {name: v.numpy() for name, v in self._variables.items()}
         doing = partially_applied()
@@ -266,18 +273,19 @@ class CheckpointWriter:
         if self._evicted is not None:
             self._evicted.finish(number)
         with self._directory.exclusive():
-            chain = rebase(self._chain(), base)
+            chain = rebase(self._chain(), base)  # which also finds other runs
+            history = secrets.token_hex(8) if restarts else self._history
             manifest = Manifest(
                 number=max([number, *(n + 1 for n in self._directory.numbers()[-1:])]),
                 step=step,
                 wall_time=time.time(),
-                chain=extend(chain, save),
+                chain=(save,) if restarts else extend(chain, save),
                 dense=dense,
                 ledger={**ledger, **doing},
                 tables=tuple(describe_tables(self._collection)),
                 num_shards=self._collection.num_shards,
                 model=self._model,
-                history=self._history,
+                history=history,
                 progress=dict(progress),
                 final=final,
             )
@@ -300,6 +308,8 @@ class CheckpointWriter:
     ) -> None:
         """Makes a committed manifest the one to go on from."""
         self._last = manifest
+        if save.kind == "base":
+            self._history, self._delta_bytes, self._restarts = manifest.history, [], False
         if base is not None:
             self._failed_bases = self._saves_before_base = 0
             self._delta_bytes = [each.bytes for each in split_head(manifest.chain)[1]]

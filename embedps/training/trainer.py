@@ -126,6 +126,7 @@ class Trainer:
           CheckpointError: its last checkpoint cannot be read.
           ClusterError: a server did not start, or was lost.
         """
+        _check_kinds(recommender, dataset, config)
         check_dataset(dataset, config)
         check_columns(recommender, dataset)
         check_watch(config)
@@ -391,3 +392,28 @@ def _training_scores(metrics: Metrics) -> dict[str, float]:
     if "logloss" in metrics.values:
         return {"auc": metrics.auc, "logloss": metrics.logloss}
     return dict(metrics.values)
+
+
+def _check_kinds(recommender: Any, dataset: Any, config: Any) -> None:
+    """Checks the types of a trainer's arguments.
+
+    Raises:
+      UsageError: one is of another type.
+    """
+    if not isinstance(recommender, Recommender):
+        raise UsageError(
+            f"Trainer's recommender must be an embedps.Recommender but got {_kind(recommender)}: "
+            "write embedps.Recommender(build=...), where build makes the model"
+        )
+    if not isinstance(dataset, Dataset):
+        raise UsageError(
+            f"Trainer's dataset must be an embedps.Dataset but got {_kind(dataset)}: write its "
+            "rows to files, make a dataset of them by pipelines.ingest and open it by "
+            "embedps.Dataset.open, or train by the model's fit"
+        )
+    if not isinstance(config, TrainConfig):
+        raise UsageError(f"Trainer's config must be an embedps.TrainConfig but got {_kind(config)}")
+
+
+def _kind(value: Any) -> str:
+    return f"a {type(value).__module__.split('.')[0]} {type(value).__qualname__}"

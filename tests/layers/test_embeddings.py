@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -302,3 +305,51 @@ def test_admission_reads_and_learns_alike_in_training_and_scoring() -> None:
                 np.testing.assert_array_equal(scored[name], found[name])
         tape.gradient(loss, layer.trainable_variables)
         layer.own.note_applied()
+
+
+@pytest.mark.parametrize("subclassed", [True, False])
+def test_a_model_of_keras_3_is_refused(subclassed: bool) -> None:
+    import keras  # type: ignore[import-untyped]
+
+    layer = embedps.Embeddings({"a": 4})
+
+    class Other(keras.Model):
+        def call(self, batch: Any) -> Any:
+            return layer(batch)["a"]
+
+    given = {"a": tf.range(3) if subclassed else keras.Input((), dtype="int64", name="a")}
+    with pytest.raises(UsageError, match="but this model is one of Keras 3: build it with tf"):
+        Other()(given) if subclassed else layer(given)
+    assert layer({"a": tf.range(3)})["a"].shape == (3, 4)
+
+
+def test_tf_keras_of_before_is_refused_by_one_line() -> None:
+    program = """
+import tensorflow as tf
+tf.keras.layers.Dense
+import embedps
+try:
+    embedps.Embeddings
+except embedps.errors.UsageError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={k: v for k, v in os.environ.items() if k != "TF_USE_LEGACY_KERAS"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "tf.keras is Keras 3 in this process: import embedps before" in done.stdout
+
+
+def test_callbacks_that_set_a_rate_say_that_rows_keep_theirs(
+    data: tf.data.Dataset, capfd: pytest.CaptureFixture[str]
+) -> None:
+    halves = tf.keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+    compiled(Model(learning_rate=0.25)).fit(data.take(1), verbose=0, callbacks=[halves])
+    line = "LearningRateScheduler sets the rate of the model's optimizer; the embedding rows keep"
+    assert capfd.readouterr().err.count(line) == 1
+    rate = tf.keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
+    compiled(Model(learning_rate=rate)).fit(data.take(1), verbose=0, callbacks=[halves])
+    assert line not in capfd.readouterr().err

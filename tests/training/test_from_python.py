@@ -11,8 +11,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
+import tensorflow as tf
 
+import embedps
 from embedps.cluster.embedded import EmbeddedCluster
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
@@ -337,3 +340,23 @@ def test_command_says_that_there_is_nothing_to_score(tmp_path, unscored):
     (line,) = err.splitlines()
     assert "has no rows in split 'eval', so --eval sidecar has nothing to score" in line
     assert "use --eval none, or make the dataset with --eval-fraction above 0" in line
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"dataset": tf.data.Dataset.range(3)}, "must be an embedps.Dataset but got a tensorflow"),
+        ({"dataset": pd.DataFrame({"a": [1]})}, "must be an embedps.Dataset but got a pandas Data"),
+        ({"recommender": tf.keras.Sequential()}, "must be an embedps.Recommender but got a tf_k"),
+    ],
+)
+def test_arguments_of_other_types_are_named(wrong: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"recommender": embedps.Recommender(build=tf.keras.Sequential)}
+    with pytest.raises(UsageError, match=message) as refused:
+        embedps.Trainer(**{**given, "dataset": None, "config": None, **wrong})
+    assert "\n" not in str(refused.value)
+
+
+def test_a_recommender_takes_a_function_not_a_model() -> None:
+    with pytest.raises(UsageError, match="must be a function that makes the model but got a Seq"):
+        embedps.Recommender(build=tf.keras.Sequential())

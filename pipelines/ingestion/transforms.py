@@ -27,7 +27,7 @@ from embedps.data.dataset import MISSING_ID
 from embedps.errors import DatasetError, UsageError
 from embedps.splitmix import GOLDEN, mix
 from embedps.storage.file_io import replacing
-from pipelines.ingestion.decode import decode_batch, first_bad_row
+from pipelines.ingestion.decode import decode_batch, decode_column, first_bad_row
 from pipelines.ingestion.table_schema import LIST_TYPE, Feature, Table
 from pipelines.ingestion.transform_steps import MinCount, TransformStep
 
@@ -80,6 +80,29 @@ class Transforms:
             fields.append(field)
             arrays.append(array)
         return pa.record_batch(arrays, schema=pa.schema(fields))
+
+    def decode(self, name: str, texts: Any) -> NDArray[np.int64]:
+        """Makes the ids or times of texts, as datasets have them: of ids, XXH3 fingerprints.
+
+        Args:
+          name: of a column of ids of texts (`type = "string"`), or of times written as text; if it
+            has lists, the texts are their elements.
+          texts: strings, bytes or None, which is a missing id.
+
+        Raises:
+          DatasetError: a text cannot be read.
+        """
+        column = self.table.column(name)
+        if column.role == "list":  # of one text, so that no separator counts
+            column = replace(column, role="categorical")
+        try:
+            array = pa.array([each.decode() if isinstance(each, bytes) else each for each in texts])
+        except UnicodeDecodeError:
+            raise DatasetError(f"column {name!r} must have texts in UTF-8") from None
+        values, bad = decode_column(column, array.cast(pa.string()), self.table.missing)
+        if bad:
+            raise DatasetError(f"column {name!r}: {first_bad_row(bad)}")
+        return values.to_numpy()
 
     def save(self, directory: Path) -> None:
         """Writes `_transforms.json` and the ids that min_count keeps."""

@@ -8,6 +8,7 @@ in batches, then the lines of a failing batch one by one. A bad value sets aside
 from __future__ import annotations
 
 import csv as python_csv
+from collections.abc import Sequence
 
 import pyarrow as pa
 from pyarrow import csv
@@ -36,6 +37,8 @@ class LineParser:
         )
         self.num_header_lines = 0
         """Header lines read; they are not rows."""
+        self.parsed: list[tuple[pa.RecordBatch, Sequence[int]]] = []
+        """Of the last block: the texts of what could be split into fields, and their lines."""
 
     def parse(self, block: LineBlock) -> tuple[pa.RecordBatch, list[BadLine]]:
         """Parses a block's lines, in order.
@@ -46,6 +49,7 @@ class LineParser:
         Raises:
           DatasetError: the file lacks the header that its schema declares.
         """
+        self.parsed = []
         data, first_line, num_lines = block.data, block.first_line, block.num_lines
         if first_line == 1 and num_lines and self._take_header(data):
             data = data[data.index(b"\n") + 1 :]
@@ -162,6 +166,7 @@ class LineParser:
     def _decode(
         self, batch: pa.RecordBatch, data: bytes, numbers: range | list[int]
     ) -> tuple[pa.RecordBatch, list[BadLine]]:
+        self.parsed.append((batch, numbers))
         rows, reasons = decode_batch(self._table, batch, has_nulls_for_missing=True)
         if not reasons:
             return rows, []

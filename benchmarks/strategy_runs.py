@@ -22,6 +22,7 @@ from typing import Any
 from benchmarks import report
 from embedps.data.dataset import Dataset
 from embedps.errors import EmbedpsError
+from embedps.run.cluster_config import NO_BOUND
 
 NUM_PS = 2
 SAMPLE = "criteo_kaggle_12768.tsv.gz"
@@ -74,6 +75,8 @@ class Cell:
                 flags += ["--sync=full", "--on-lost-worker=continue", "--backup-workers=1"]
             elif self.mode != "none":
                 flags.append(f"--sync={self.mode}")
+            else:  # as stale as they come
+                flags.append(f"--max-staleness-steps={NO_BOUND}")
         return flags
 
     @property

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.errors import CheckpointError, UsageError
+from embedps.run.cluster_config import NO_BOUND
 from embedps.run.config import TrainConfig
 from embedps.run.tf_config import read_tf_config
 from embedps.storage.file_io import write_bytes
@@ -157,7 +158,7 @@ def check_workers(config: TrainConfig) -> None:
         "--sync": cluster.is_in_step,
         "--on-lost-worker": cluster.in_groups,
         "--overlap": cluster.overlap,
-        "--max-staleness-steps": cluster.max_staleness_steps is not None,
+        "--max-staleness-steps": cluster.max_staleness_steps not in (None, NO_BOUND),
         "--watch": config.watch is not None,
         "--max-server-bytes": eviction.max_server_bytes,
         "--evicted-rows": eviction.evicted_rows is not None,

@@ -21,7 +21,8 @@ from embedps.serving.inputs import Inputs, lengths_name, tensor_name
 from embedps.serving.stock_hash import mixed, unsigned
 
 _DIGITS = 16
-_HEX = "0*([0-7][0-9a-fA-F]{15}|[0-9a-fA-F]{1,15})"
+_HEX = "0*[0-9a-fA-F]{1,16}"
+_RESERVED = "0*[fF]{15}[eEfF]"  # the bits of MISSING_ID and RARE_ID
 _HOUR_MS = 3_600_000
 _DAY_MS = 24 * _HOUR_MS
 _FIRST_WEEKDAY = 3  # 1970 began on a Thursday
@@ -249,8 +250,10 @@ def _hex_ids(texts: tf.Tensor, missing: Sequence[str], name: str) -> tf.Tensor:
     is_missing = tf.zeros_like(texts, tf.bool)
     for text in missing:
         is_missing = tf.logical_or(is_missing, tf.equal(texts, text))
-    is_read = tf.logical_or(is_missing, tf.strings.regex_full_match(texts, _HEX))
-    message = f"column {name!r} must have hexadecimal ids of 63 bits"
+    is_reserved = tf.strings.regex_full_match(texts, _RESERVED)
+    is_id = tf.logical_and(tf.strings.regex_full_match(texts, _HEX), ~is_reserved)
+    is_read = tf.logical_or(is_missing, is_id)
+    message = f"column {name!r} must have hexadecimal ids of 64 bits, but the two largest"
     with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(is_read), [message])]):
         texts = tf.where(is_missing, tf.constant("0"), texts)
     padded = tf.strings.substr(tf.strings.join(["0" * _DIGITS, texts]), -_DIGITS, _DIGITS)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedps.errors import UsageError
+from embedps.run.cluster_config import NO_BOUND, STALE_STEPS
 from embedps.run.summary import SUMMARY_NAME
 from embedps.score_names import check_score, is_higher_better, scores_of
 
@@ -23,7 +24,6 @@ _TITLES = {"auc": "AUC", "logloss": "log loss", "normalized_entropy": "NE"}
 _CLICK_PLOTS = {"auc": "AUC", "normalized_entropy": "normalized entropy"}
 _MAX_SHOWN = 10
 # From so many steps on, DLRM lost AUC on a short log: see docs/guides/strategies.md.
-_STALE_STEPS, _ADVISED_BOUND = 4, 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -278,10 +278,10 @@ class FitResult:
         if self.evaluator_problem is not None:
             lines.append(f"scores are missing: {self.evaluator_problem}")
         stale = self._usual_staleness()
-        if stale >= _STALE_STEPS and self._asked("max_staleness_steps") is None:
+        if stale >= STALE_STEPS and self._asked("max_staleness_steps") in (None, NO_BOUND):
             lines.append(
                 f"half of the steps met {stale} updates of others or more: if scores are low, try "
-                f"--max-staleness-steps {_ADVISED_BOUND}"
+                f"--max-staleness-steps {STALE_STEPS - 1}"
             )
         state = "done" if self.finished else "stopped; run the same command again to resume"
         lines.append(

@@ -18,6 +18,7 @@ from embedps.console.progress import ProgressLine
 from embedps.engine.unit_functions import explain
 from embedps.errors import EmbedpsError
 from embedps.metrics import Counts
+from embedps.run.cluster_config import NO_BOUND
 from embedps.run.config import TrainConfig
 from embedps.run.summary import Restarts
 from embedps.scheduling.gang_scheduler import GangScheduler
@@ -98,6 +99,16 @@ class TrainingLoop:
             share_machine=not cluster.num_ps or isinstance(cluster, LocalCluster),
         )
 
+    def _say_bound(self, line: ProgressLine) -> None:
+        """Says that steps wait for each other, if nobody asked for it."""
+        bound = self._setup.step_logs.most_stale
+        if self._config.cluster.max_staleness_steps is None and bound is not None:
+            line.say(
+                f"of {self._cluster.num_workers} workers, {bound + 1} are in a step at once: more "
+                f"stale steps lose accuracy. --sync dense or full lets all work at once, "
+                f"--max-staleness-steps {NO_BOUND} too, at that price"
+            )
+
     @property
     def finished(self) -> bool:
         """Whether nothing is left to train: all units are done, or a callback stopped the run."""
@@ -123,6 +134,7 @@ class TrainingLoop:
                 )
                 for change in self._setup.changes:
                     line.say(change)
+            self._say_bound(line)
             self._saves = CheckpointSchedule(
                 self._config.checkpoint, self._ledger, self.save, say=line.say
             )

@@ -192,7 +192,10 @@ def set_up(
         writer.restore(last)
     if evicted is not None:
         evicted.begin(0 if last is None else last.save_number)
-    step_logs = StepLogs(collection.container, most_stale=config.cluster.max_staleness_steps)
+    num_workers = cluster.num_workers if cluster.num_ps else 1
+    step_logs = StepLogs(
+        collection.container, most_stale=config.cluster.staleness_bound(num_workers)
+    )
     unit_input = model.input(
         batch_rows=config.batch_size, shuffle_rows=config.unit_rows if config.shuffle else 0
     )

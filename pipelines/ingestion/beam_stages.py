@@ -21,6 +21,8 @@ from pipelines.ingestion.input_files import InputTask
 from pipelines.ingestion.shard_writer import ShardRecord, ShardTask, write_shard
 from pipelines.ingestion.transforms import Transforms
 
+_SHOWN_NAMES = 10
+
 
 def build(pipeline: beam.Pipeline, job: IngestJob, inputs: Sequence[InputTask]) -> beam.PCollection:
     """Adds the stages to a pipeline; side inputs make each stage wait for the one before."""
@@ -72,8 +74,19 @@ def fit_transforms(_: None, job: IngestJob, files: Sequence[FileRecord]) -> bool
     if failure:
         job.work.failure.write_text(failure)
         return False
+    if notes := _notes(files):
+        job.work.notes.write_text(notes)
     Transforms(table=fit_features(job.table, job.work, files)).save(job.work.path)
     return True
+
+
+def _notes(files: Sequence[FileRecord]) -> str:
+    """Returns what the user should know; empty if there is nothing."""
+    names = list(dict.fromkeys(name for file in files for name in file.undeclared))
+    if not names:
+        return ""
+    shown = ", ".join(map(repr, names[:_SHOWN_NAMES])) + (", …" if names[_SHOWN_NAMES:] else "")
+    return f"the input has columns that the schema does not declare; they are not read: {shown}"
 
 
 def _failure(job: IngestJob, files: Sequence[FileRecord]) -> str:

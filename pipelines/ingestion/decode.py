@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from embedps.data.dataset import MISSING_ID
 from embedps.errors import DatasetError
 from pipelines.ingestion.table_schema import Column, Table
-from pipelines.ingestion.text_values import MAX_INT, text_decoder
+from pipelines.ingestion.text_lists import split_lists
+from pipelines.ingestion.text_values import MAX_INT, fits_float32, text_decoder
 
 _ID_DIGITS = 8
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 BadRows = dict[int, str]
 """The reason for each row that cannot be decoded."""
@@ -214,9 +216,11 @@ def _fast_integers(array: pa.Array) -> NDArray[np.int64] | None:
 
 def _fast_floats(array: pa.Array) -> NDArray[np.float64] | None:
     values = _fast_cast(array, _FLOAT_BYTES, pa.float64())
-    if values is None or not pc.all(pc.is_finite(values)).as_py():
+    if values is None:
         return None
-    return np.asarray(values.to_numpy(zero_copy_only=False))
+    numbers = np.asarray(values.to_numpy(zero_copy_only=False))
+    # A missing value is NaN.
+    return None if (np.abs(numbers) > _MAX_FLOAT32).any() else numbers
 
 
 def _fast_cast(array: pa.Array, allowed: NDArray[np.bool_], kind: pa.DataType) -> pa.Array | None:
@@ -253,10 +257,9 @@ def _fast_hex(array: pa.Array) -> NDArray[np.int64] | None:
 def _decode_list(
     column: Column, array: pa.Array, missing: tuple[str, ...]
 ) -> tuple[pa.Array, BadRows]:
+    bad: BadRows = {}
     if not _is_list(array.type):
-        array = pc.split_pattern(
-            _without_missing(array.cast(pa.string()), missing), column.separator
-        )
+        array, bad = split_lists(column, _without_missing(array.cast(pa.string()), missing))
     if not pa.types.is_list(array.type):
         array = array.cast(pa.list_(array.type.value_type))
     if array.null_count:
@@ -264,16 +267,14 @@ def _decode_list(
     starts = np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, array.offset * 4)
     role = "categorical" if column.role == "list" else "numeric"
     element = Column(name=column.name, role=role, type=column.type)
-    values, bad_values = decode_column(element, array.flatten(), ())
+    missing = ("",) if role == "numeric" else ()
+    values, bad_values = decode_column(element, array.flatten(), missing)
     offsets = starts - starts[0]
-    bad: BadRows = {}
     if role == "numeric":
         absent = np.isnan(values.to_numpy())
         values = values.cast(pa.float32())
-        large = np.isinf(values.to_numpy())
         bad_values = {
             **_reasons(absent, "must have no missing number", None),
-            **_reasons(large, "must have numbers that fit in 32 bits", None),
             **bad_values,
         }
     for at, reason in bad_values.items():
@@ -340,19 +341,21 @@ def _to_floats(array: pa.Array) -> NDArray[np.float64]:
 
 
 def _check_numbers(column: Column, values: NDArray[np.float64]) -> tuple[NDArray[Any], BadRows]:
+    large = np.isfinite(values) & ~fits_float32(values)
+    bad = _reasons(large, "must be a number that fits in 32 bits", values)
     wrong = np.isinf(values)
     rule = "must be a finite number"
     if column.role == "weight":
         wrong, rule = ~((values >= 0) & (values < math.inf)), "must be a number of 0 or more"
     elif column.role == "label" and column.task == "number":
-        wrong = ~(np.abs(values) <= np.finfo(np.float32).max)
-        rule = "must be a finite number of 32 bits"
+        wrong, rule = ~np.isfinite(values) | large, "must be a finite number of 32 bits"
     elif column.role == "label" and column.positive_from is None:
         wrong, rule = (values != 0) & (values != 1), "must be 0 or 1"
     elif column.role == "label" and column.positive_from is not None:
+        wrong = ~np.isfinite(values)
         positive = (values >= column.positive_from).astype(np.float64)
-        return positive, _reasons(~np.isfinite(values), rule, values)
-    return values, _reasons(wrong, rule, values)
+        return positive, bad | _reasons(wrong, rule, values)
+    return values, bad | _reasons(wrong, rule, values)
 
 
 def _check_integers(column: Column, array: pa.Array, scale: int) -> tuple[NDArray[Any], BadRows]:

@@ -36,6 +36,7 @@ class FileParser:
         self._statistics = ColumnStatistics(job.table, job.work, task.index)
         self._bad = _LineCounter()
         self._damage = ""
+        self._undeclared: tuple[str, ...] = ()
 
     def run(self) -> FileRecord:
         """Parses the file.
@@ -56,8 +57,11 @@ class FileParser:
         return self._parse_lines(stream) if is_text else self._parse_columns(stream)
 
     def _parse_lines(self, stream: ByteStream) -> FileRecord:
-        reader = LineBlockReader(stream)
-        parser = LineParser(self._job.table, self._task.name)
+        table = self._job.table
+        reader = LineBlockReader(
+            stream, delimiter=table.delimiter, quote=table.quote, name=self._task.name
+        )
+        parser = LineParser(table, self._task.name)
         # Starting a thread takes longer than reading a small file.
         blocks = ReadAhead(reader) if self._task.bytes > BLOCK_BYTES else reader
         for block in blocks:
@@ -65,7 +69,8 @@ class FileParser:
             self._add(rows, sorted((*bad, *block.bad), key=_line_number), block.bytes_read)
         # Not closed on an error: closing would wait for the thread that reads ahead.
         stream.close()
-        lines = reader.num_lines - parser.num_header_lines
+        self._undeclared = parser.undeclared
+        lines = reader.num_records - parser.num_header_lines
         return self._record(reader.num_bytes, reader.checksum, lines)
 
     def _parse_columns(self, stream: ByteStream) -> FileRecord:
@@ -107,6 +112,7 @@ class FileParser:
             lines_bad=self._bad.count,
             runs=tuple(self._runs.records),
             damage=self._damage,
+            undeclared=self._undeclared,
             moments=self._statistics.moments,
             num_count_pieces=self._statistics.finish(),
         )

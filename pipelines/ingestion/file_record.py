@@ -18,11 +18,13 @@ class FileRecord:
     bytes: int
     xxh3_64: str
     lines: int
-    """Lines that should be rows; a header does not count."""
+    """Records that should be rows; a header does not count."""
     lines_bad: int
     runs: tuple[SortedRunRecord, ...]
     damage: str = ""
     """Why an unknown number of rows is lost: the file is cut, damaged or gone."""
+    undeclared: tuple[str, ...] = ()
+    """The columns of a text file's header that the table does not declare."""
     moments: Mapping[str, Moments] = field(default_factory=dict)
     num_count_pieces: Mapping[str, int] = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""Reads a gzip, zstd or plain log as blocks of whole lines, in bounded memory."""
+"""Reads a gzip, zstd or plain log as blocks of whole records, in bounded memory."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import xxhash
 import zstandard
 
 from pipelines.ingestion.bad_lines import BadLine
+from pipelines.ingestion.quoted_records import RecordFinder, Records
+from pipelines.ingestion.text_encoding import without_mark
 
 BLOCK_BYTES = 8 << 20
 MAX_LINE_BYTES = 1 << 20
@@ -41,7 +43,7 @@ class ByteStream(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class LineBlock:
-    """Whole lines, each ending in a line feed without a carriage return, and bad lines.
+    """Whole records, each ending in a line feed without a carriage return, and bad lines.
 
     `first_line` counts from 1; `num_lines` counts the lines of `data`.
     """
@@ -52,22 +54,40 @@ class LineBlock:
     bad: tuple[BadLine, ...] = ()
     bytes_read: int = 0
     """The bytes of the file read so far, this block included."""
+    records: Records | None = None
+    """None if each line is a record."""
 
 
 class LineBlockReader:
-    """Iterates over a stream's blocks; afterwards has its size, checksum and number of lines.
+    """Iterates over a stream's blocks; afterwards has its size, checksum, lines and records.
 
     A compressed stream that is cut or damaged gives the lines before the damage, then one bad line
     that reports it and ends the file. A line over MAX_LINE_BYTES is bad; it is set aside in parts.
+    A quote that does not close within as many bytes is no quote that opens: its line is bad.
     """
 
-    def __init__(self, stream: ByteStream, *, block_bytes: int | None = None) -> None:
-        self._stream = stream
+    def __init__(
+        self,
+        stream: ByteStream,
+        *,
+        block_bytes: int | None = None,
+        delimiter: str = ",",
+        quote: str = "",
+        name: str = "the input",
+    ) -> None:
+        """Takes the stream, the characters of its fields, no `quote` if lines are records.
+
+        `name` tells errors of an encoding that is not read (`text_encoding`).
+        """
+        self._stream, self._name, self._quote = stream, name, quote.encode()
+        self._finder = RecordFinder(delimiter, quote) if quote else None
         self._block_bytes = block_bytes or BLOCK_BYTES
         self._digest = xxhash.xxh3_64()
         self._fault: str | None = None
         self.num_bytes = 0
         self.num_lines = 0
+        self.num_records = 0
+        """The records, good or bad; each bad line that is no record counts as one."""
 
     @property
     def checksum(self) -> str:
@@ -78,7 +98,7 @@ class LineBlockReader:
         parts: list[bytes] = []
         size = 0
         long_line_parts = 0
-        for piece in self._pieces():
+        for piece in without_mark(self._pieces(), self._name):
             bad: list[BadLine] = []
             if long_line_parts:
                 piece, long_line_parts = self._skip_long_line(piece, long_line_parts, bad)
@@ -86,12 +106,14 @@ class LineBlockReader:
             size += len(piece)
             if size >= self._block_bytes or bad:
                 whole, rest = _cut_after_last_line(b"".join(parts))
-                block = self._block(whole, bad)
-                if len(rest) > MAX_LINE_BYTES:
+                is_long = len(rest) > MAX_LINE_BYTES
+                block, open_record = self._block(whole, bad, is_last=is_long)
+                if is_long:
                     long_line_parts = 1
                     bad.append(self._long_line_part(rest, 1))
                     rest = b""
                     block = replace(block, bad=tuple(bad))
+                rest = open_record + rest
                 parts, size = [rest], len(rest)
                 yield block
         yield from self._last_block(b"".join(parts), long_line_parts)
@@ -100,8 +122,9 @@ class LineBlockReader:
         bad: list[BadLine] = []
         if self._fault is not None:
             data, cut_line = _cut_after_last_line(data)
-            block = self._block(data, [])
+            block, _ = self._block(data, [], is_last=True)
             self.num_lines += 1
+            self.num_records += 1
             bad.append(
                 BadLine(line=self.num_lines, reason=self._fault, raw=cut_line, ends_file=True)
             )
@@ -109,24 +132,35 @@ class LineBlockReader:
             return
         if long_line_parts:
             self.num_lines += 1
+            self.num_records += 1
         elif data and not data.endswith(b"\n"):
             data += b"\n"
         if data:
-            yield self._block(data, bad)
+            yield self._block(data, bad, is_last=True)[0]
 
-    def _block(self, data: bytes, bad: list[BadLine]) -> LineBlock:
-        if b"\r" in data:
+    def _block(self, data: bytes, bad: list[BadLine], *, is_last: bool) -> tuple[LineBlock, bytes]:
+        """Makes a block of lines; returns it and the lines of a record that is not whole yet."""
+        records, rest = None, b""
+        if self._finder is not None and self._quote in data:
+            records = self._finder.find(data, limit=None if is_last else MAX_LINE_BYTES)
+            data, rest = data[: records.end], data[records.end :]
+            if b"\r" in data:
+                data, records = records.without_returns(data)
+        elif b"\r" in data:
             data = data.replace(b"\r\n", b"\n")
         first_line = self.num_lines + 1
         num_lines = data.count(b"\n")
         self.num_lines += num_lines
-        return LineBlock(
+        self.num_records += num_lines if records is None else len(records.ends)
+        block = LineBlock(
             first_line=first_line,
             num_lines=num_lines,
             data=data,
             bad=tuple(bad),
             bytes_read=self.num_bytes,
+            records=records,
         )
+        return block, rest
 
     def _long_line_part(self, raw: bytes, part: int) -> BadLine:
         return BadLine(
@@ -142,6 +176,7 @@ class LineBlockReader:
         if not newline:
             return b"", parts + 1
         self.num_lines += 1
+        self.num_records += 1
         return tail, 0
 
     def _pieces(self) -> Iterator[bytes]:

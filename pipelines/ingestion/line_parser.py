@@ -1,14 +1,16 @@
-"""Parses blocks of lines into rows of a declared table; sets bad lines aside with the reason.
+"""Parses blocks of records into rows of a declared table; sets bad ones aside with the reason.
 
-Arrow's CSV parser reads a whole block at once. If it fails, the lines that cannot be rows (not
+Arrow's CSV parser reads a whole block at once. If it fails, the records that cannot be rows (not
 UTF-8, a wrong number of fields) are set aside and the others are parsed again: first together, then
-in batches, then the lines of a failing batch one by one. A bad value sets aside only its line.
+in batches, then those of a failing batch one by one. A bad value sets aside only its record. A
+record is a line, unless a quoted field holds line breaks; its number is that of its first line.
 """
 
 from __future__ import annotations
 
 import csv as python_csv
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import pyarrow as pa
 from pyarrow import csv
@@ -17,11 +19,13 @@ from embedps.errors import DatasetError
 from pipelines.ingestion.bad_lines import BadLine
 from pipelines.ingestion.decode import decode_batch
 from pipelines.ingestion.line_blocks import MAX_LINE_BYTES, LineBlock
+from pipelines.ingestion.quoted_records import RETURN_REASON, RecordFinder, Records
 from pipelines.ingestion.table_schema import Table
 
 _NumberedLine = tuple[int, bytes]
 
 _BATCH_LINES = 256
+_SHOWN_NAMES = 20
 python_csv.field_size_limit(MAX_LINE_BYTES)
 
 
@@ -32,16 +36,17 @@ class LineParser:
         self._table, self._file_name = table, file_name
         self._names = [column.name for column in table.columns]
         self._wanted = [column.name for column in table.read_columns]
-        self._parse_options = csv.ParseOptions(
-            delimiter=table.delimiter, quote_char=table.quote or False, ignore_empty_lines=False
-        )
+        self._quote = table.quote.encode()
+        self._finder = RecordFinder(table.delimiter, table.quote) if table.quote else None
         self.num_header_lines = 0
         """Header lines read; they are not rows."""
         self.parsed: list[tuple[pa.RecordBatch, Sequence[int]]] = []
         """Of the last block: the texts of what could be split into fields, and their lines."""
+        self.undeclared: tuple[str, ...] = ()
+        """The columns that the header names and the table does not declare; they are not read."""
 
     def parse(self, block: LineBlock) -> tuple[pa.RecordBatch, list[BadLine]]:
-        """Parses a block's lines, in order.
+        """Parses a block's records, in order.
 
         Returns:
           rows of the table's `row_schema`, and the bad lines.
@@ -50,53 +55,88 @@ class LineParser:
           DatasetError: the file lacks the header that its schema declares.
         """
         self.parsed = []
-        data, first_line, num_lines = block.data, block.first_line, block.num_lines
-        if first_line == 1 and num_lines and self._take_header(data):
-            data = data[data.index(b"\n") + 1 :]
-            first_line, num_lines = 2, num_lines - 1
-        batch = self._read(data, num_lines)
-        if batch is not None:
-            return self._decode(batch, data, range(first_line, first_line + num_lines))
-        lines = list(enumerate(data.split(b"\n")[:-1], first_line))
-        return self._parse_lines(lines)
+        data, records = block.data, block.records
+        if records is None and self._finder is not None and self._quote in data:
+            records = self._finder.find(data)
+        if records is not None and b"\r" in data:
+            records = records.with_reasons_of_returns(data)
+        if records is None:
+            numbers = range(block.first_line, block.first_line + block.num_lines)
+            header_end = data.find(b"\n") + 1
+        else:
+            numbers = (records.lines + block.first_line).tolist()
+            header_end = int(records.ends[0]) if len(records.ends) else 0
+        if block.first_line == 1 and header_end and self._take_header(data[: header_end - 1]):
+            data, numbers = data[header_end:], numbers[1:]
+            records = None if records is None else records.without_first()
+        if records is None or not records.reasons:
+            batch = self._read(data, len(numbers))
+            if batch is not None:
+                return self._decode(batch, numbers, lambda: _texts(data, records))
+        lines = zip(numbers, _texts(data, records), strict=True)
+        return self._parse_lines(list(lines), {} if records is None else records.reasons)
 
-    def _take_header(self, data: bytes) -> bool:
+    def _has_quotes(self, data: bytes) -> bool:
+        return bool(self._quote) and self._quote in data
+
+    def _take_header(self, line: bytes) -> bool:
         table = self._table
         if not table.header:
             return False
         try:
-            fields = self._fields(data[: data.index(b"\n")])
+            fields = self._split(line.decode("utf-8", errors="replace"))
         except ValueError:
             fields = []
         absent = [name for name in self._wanted if name not in fields]
         if absent and table.header == "auto":
             return False
-        if absent or len(set(fields)) != len(fields):
+        must = f"{self._file_name}: its first line must name the declared columns, each once"
+        if absent:
+            more = ", …" if len(fields) > _SHOWN_NAMES else ""
             raise DatasetError(
-                f"{self._file_name}: its first line must name the columns, each once, but "
-                f"{', '.join(map(repr, absent)) or 'one'} is "
-                f"{'absent' if absent else 'repeated'}: declare header = false if it has none"
+                f"{must}, but {_shown(absent)} is absent from {_shown(fields[:_SHOWN_NAMES])}"
+                f"{more}: declare header = false if it has none, or the delimiter that it has"
             )
-        self._names = fields
+        if repeated := sorted({name for name in self._wanted if fields.count(name) > 1}):
+            raise DatasetError(f"{must}, but {_shown(repeated)} is repeated: rename or drop one")
+        declared = {column.name for column in table.columns}
+        self.undeclared = tuple(dict.fromkeys(name for name in fields if name not in declared))
+        # A declared name never begins with an underscore.
+        self._names = [
+            name if name in self._wanted else f"_{place}" for place, name in enumerate(fields)
+        ]
         self.num_header_lines = 1
         return True
 
-    def _parse_lines(self, lines: list[_NumberedLine]) -> tuple[pa.RecordBatch, list[BadLine]]:
+    def _split(self, text: str) -> list[str]:
+        """Splits a record into fields; raises ValueError if its quotes do not match."""
+        table = self._table
+        if not table.quote or table.quote not in text:
+            return text.split(table.delimiter)
+        reader = python_csv.reader([text], delimiter=table.delimiter, quotechar=table.quote)
+        try:
+            return next(reader, [""])
+        except python_csv.Error as error:
+            raise ValueError(f"cannot be read as fields: {error}") from None
+
+    def _parse_lines(
+        self, lines: list[_NumberedLine], reasons: Mapping[int, str]
+    ) -> tuple[pa.RecordBatch, list[BadLine]]:
         bad: list[BadLine] = []
         good: list[_NumberedLine] = []
-        for number, line in lines:
-            try:
-                self._fields(line)
+        for at, (number, line) in enumerate(lines):
+            if reason := reasons.get(at) or self._reason(line):
+                bad.append(BadLine(line=number, reason=reason, raw=line))
+            else:
                 good.append((number, line))
-            except ValueError as error:
-                bad.append(BadLine(line=number, reason=str(error), raw=line))
         parts = []
         for batch_lines in self._readable_batches(good, bad):
             data = b"".join(line + b"\n" for _, line in batch_lines)
             batch = self._read(data, len(batch_lines))
             if batch is None:
                 raise DatasetError(f"{self._file_name}: lines that were read cannot be read again")
-            rows, bad_of_batch = self._decode(batch, data, [number for number, _ in batch_lines])
+            numbers, texts = zip(*batch_lines, strict=True) if batch_lines else ((), ())
+            rows, bad_of_batch = self._decode(batch, numbers, partial(tuple, texts))
             parts.append(rows)
             bad += bad_of_batch
         table = pa.Table.from_batches(parts, schema=self._table.row_schema).combine_chunks()
@@ -119,37 +159,41 @@ class LineParser:
         ]
         return []
 
-    def _fields(self, line: bytes) -> list[str]:
-        """Splits a line into fields; raises ValueError with the reason if it is not a row."""
+    def _reason(self, line: bytes) -> str:
+        """Tells why a record is not a row; empty if it is."""
+        text = line.decode("utf-8", errors="surrogateescape")
+        reason = ""
         try:
-            text = line.decode("utf-8")
+            line.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise ValueError(f"must be UTF-8: {error.reason} at byte {error.start}") from None
-        table = self._table
-        if table.quote:
-            reader = python_csv.reader([text], delimiter=table.delimiter, quotechar=table.quote)
-            try:
-                fields = next(reader, [""])
-            except python_csv.Error as error:
-                raise ValueError(f"cannot be read as fields: {error}") from None
-        else:
-            fields = text.split(table.delimiter)
+            reason = f"must be UTF-8: {error.reason} at byte {error.start}"
+        try:
+            fields = self._split(text)
+        except ValueError as error:
+            return reason or (RETURN_REASON if b"\r" in line else str(error))
         if len(fields) != len(self._names):
-            raise ValueError(f"must have {len(self._names)} fields, got {len(fields)}")
-        if "\r" in text:
-            raise ValueError("must have no carriage return within")
-        return fields
+            return reason or f"must have {len(self._names)} fields, got {len(fields)}"
+        if b"\r" in (self._finder.without_quoted(line) if self._finder is not None else line):
+            return reason or RETURN_REASON
+        read = (f for name, f in zip(self._names, fields, strict=True) if name in self._wanted)
+        return reason if any("\udc80" <= c <= "\udcff" for f in read for c in f) else ""
 
-    def _read(self, data: bytes, num_lines: int) -> pa.RecordBatch | None:
-        """Reads lines as texts, with nulls for missing values; None unless each line is one row."""
-        # Arrow would end a line at a carriage return.
-        if num_lines == 0 or b"\r" in data:
+    def _read(self, data: bytes, num_rows: int) -> pa.RecordBatch | None:
+        """Reads records as texts, nulls for missing values; None unless each record is a row."""
+        has_quotes = self._has_quotes(data)
+        # Arrow would end a line at a carriage return; within quotes it does not.
+        if num_rows == 0 or (b"\r" in data and not has_quotes):
             return None
         try:
             table = csv.read_csv(
                 pa.BufferReader(data),
                 read_options=csv.ReadOptions(column_names=self._names, block_size=len(data) + 1),
-                parse_options=self._parse_options,
+                parse_options=csv.ParseOptions(
+                    delimiter=self._table.delimiter,
+                    quote_char=self._table.quote if has_quotes else False,
+                    newlines_in_values=has_quotes,
+                    ignore_empty_lines=False,
+                ),
                 convert_options=csv.ConvertOptions(
                     include_columns=self._wanted,
                     column_types=dict.fromkeys(self._wanted, pa.string()),
@@ -159,18 +203,22 @@ class LineParser:
             )
         except pa.ArrowInvalid:
             return None
-        if table.num_rows != num_lines:
+        if table.num_rows != num_rows:
             return None
         return table.combine_chunks().to_batches()[0]
 
     def _decode(
-        self, batch: pa.RecordBatch, data: bytes, numbers: range | list[int]
+        self,
+        batch: pa.RecordBatch,
+        numbers: Sequence[int],
+        texts: Callable[[], Sequence[bytes]],
     ) -> tuple[pa.RecordBatch, list[BadLine]]:
+        """Decodes texts; `texts` gives the records, which only bad ones need."""
         self.parsed.append((batch, numbers))
         rows, reasons = decode_batch(self._table, batch, has_nulls_for_missing=True)
         if not reasons:
             return rows, []
-        lines = data.split(b"\n")
+        lines = texts()
         # Arrow reads an empty line as missing values.
         empty = f"must have {len(self._names)} fields, got 1"
         bad = [
@@ -178,6 +226,14 @@ class LineParser:
             for row in sorted(reasons)
         ]
         return drop_rows(rows, reasons), bad
+
+
+def _texts(data: bytes, records: Records | None) -> list[bytes]:
+    return data.split(b"\n")[:-1] if records is None else records.texts(data)
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names))
 
 
 def drop_rows(rows: pa.RecordBatch, bad: dict[int, str]) -> pa.RecordBatch:

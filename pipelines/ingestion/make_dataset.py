@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -65,6 +66,8 @@ def _make(pipeline: beam.Pipeline, job: IngestJob, inputs: Sequence[InputTask]) 
             run_pipeline(pipeline)
         if not commit.exists():
             raise DatasetError(job.work.failure.read_text())
+        if job.work.notes.exists():
+            print(job.work.notes.read_text(), file=sys.stderr)
     finally:
         if commit.exists():
             shutil.rmtree(job.work.path)

@@ -15,7 +15,7 @@ from embedps.errors import DatasetError, UsageError
 from pipelines.ingestion.decode import decode_batch
 from pipelines.ingestion.line_blocks import LineBlockReader
 from pipelines.ingestion.line_parser import LineParser, drop_rows
-from pipelines.ingestion.table_schema import Column
+from pipelines.ingestion.table_schema import Column, Table
 from pipelines.ingestion.transforms import Transforms, compute_feature
 
 _MAGICS = {b"PAR1": "parquet", b"ORC": "orc"}
@@ -110,7 +110,11 @@ class RawReader:
         with open(path, "rb") as stream:
             parser = LineParser(self._table, str(path))
             is_empty = True
-            for block in LineBlockReader(stream):
+            table = self._table
+            reader = LineBlockReader(
+                stream, delimiter=table.delimiter, quote=table.quote, name=str(path)
+            )
+            for block in reader:
                 rows, bad = parser.parse(block)
                 for line in (*bad, *block.bad):
                     if line.ends_file:

@@ -3,7 +3,7 @@ r"""The declared schema of a table: its file format, its columns and the feature
     format = "csv"            # or "parquet", "orc"
     delimiter = "\t"
     header = false            # true: the first line names the columns; "auto": if it does
-    quote = ""                # '"': fields may be quoted
+    quote = '"'               # fields may be quoted; "": quotes are plain characters
     missing = [""]            # texts that mean a missing value
 
     [[column]]                # in the order of the file; `names = [...]` declares several
@@ -211,7 +211,7 @@ class Table:
     format: str = "csv"
     delimiter: str = ","
     header: bool | str = True
-    quote: str = ""
+    quote: str = '"'
     missing: tuple[str, ...] = ("",)
 
     def __post_init__(self) -> None:
@@ -221,6 +221,8 @@ class Table:
             raise UsageError(f"delimiter must be one ASCII character, got {self.delimiter!r}")
         if self.quote not in ("", '"', "'"):
             raise UsageError(f"quote must be empty, \" or ', got {self.quote!r}")
+        if self.quote == self.delimiter:
+            raise UsageError(f"quote and delimiter must differ, both are {self.quote!r}")
         if self.header not in (True, False, "auto"):
             raise UsageError(f'header must be true, false or "auto", got {self.header!r}')
         _check_unique("column", [column.name for column in self.columns])

@@ -7,16 +7,20 @@ import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from embedps.data.dataset import MISSING_ID, RARE_ID
 from pipelines.ingestion.table_schema import Column
 
-_INTEGER = re.compile(r"-?[0-9]+")
+_INTEGER = re.compile(r"(-?[0-9]+)(?:\.0*)?")
 _FLOAT = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _HEX = re.compile(r"[0-9a-fA-F]+")
 _SHOWN_CHARS = 40
 MIN_INT, MAX_INT = -(1 << 63), (1 << 63) - 1
+MAX_UNSIGNED_ID = (1 << 64) - 3
+"""The largest unsigned id; the two above it have the bits of MISSING_ID and RARE_ID."""
 
 
 def text_decoder(column: Column) -> Callable[[str], float | int]:
@@ -32,7 +36,7 @@ def text_decoder(column: Column) -> Callable[[str], float | int]:
         return _weight
     if column.role == "numeric":
         return lambda text: float(_integer(text) if column.type == "integer" else _float(text))
-    return {"hex": _hex, "integer": _integer, "string": fingerprint}[column.type]
+    return {"hex": _hex, "integer": _id, "string": fingerprint}[column.type]
 
 
 def _label(text: str, positive_from: float | None) -> float:
@@ -67,16 +71,31 @@ def _class_number(text: str, num_classes: int) -> int:
     return value
 
 
-def _integer(text: str) -> int:
-    if not _INTEGER.fullmatch(text):
+def _integer(text: str, largest: int = MAX_INT) -> int:
+    match = _INTEGER.fullmatch(text)
+    if match is None:
         raise ValueError(f"must be an integer or empty, got {_shown(text)}")
     # Python refuses to parse numbers of over 4,300 digits; leading zeros may make them long.
-    digits = text.lstrip("-").lstrip("0")
-    value = int(digits or "0") if len(digits) <= 19 else 1 << 64
+    digits = match[1].lstrip("-").lstrip("0")
+    value = int(digits or "0") if len(digits) <= 20 else 1 << 64
     value = -value if text.startswith("-") else value
-    if not MIN_INT <= value <= MAX_INT:
+    if not MIN_INT <= value <= largest:
         raise ValueError(f"must fit in 64 bits, got {_shown(text)}")
     return value
+
+
+def _id(text: str) -> int:
+    return signed_id(_integer(text, (1 << 64) - 1))
+
+
+def signed_id(value: int) -> int:
+    """Gives an id from -2^63 to 2^64 - 3 as int64 of the same bits; raises ValueError if larger."""
+    if value > MAX_UNSIGNED_ID:
+        raise ValueError(
+            f"must be at most {MAX_UNSIGNED_ID}, as the two above mean missing and rare, "
+            f"got {value}"
+        )
+    return value - (1 << 64) if value > MAX_INT else value
 
 
 def _float(text: str) -> float:
@@ -85,7 +104,15 @@ def _float(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"must be a finite number, got {_shown(text)}")
+    if not fits_float32(np.array(value)):
+        raise ValueError(f"must be a number that fits in 32 bits, got {_shown(text)}")
     return value
+
+
+def fits_float32(values: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Tells which numbers are finite as float32."""
+    with np.errstate(over="ignore"):
+        return np.isfinite(values.astype(np.float32))
 
 
 def _weight(text: str) -> float:
@@ -99,10 +126,9 @@ def _hex(text: str) -> int:
     if not _HEX.fullmatch(text):
         raise ValueError(f"must be a hexadecimal id or empty, got {_shown(text)}")
     digits = text.lstrip("0")
-    value = int(digits or "0", 16) if len(digits) <= 16 else 1 << 64
-    if value > MAX_INT:
-        raise ValueError(f"must fit in 63 bits, got {_shown(text)}")
-    return value
+    if len(digits) > 16:
+        raise ValueError(f"must fit in 64 bits, got {_shown(text)}")
+    return signed_id(int(digits or "0", 16))
 
 
 def fingerprint(text: str) -> int:

@@ -48,6 +48,11 @@ class WorkDir:
         return self.path / f"progress-{name}.txt"
 
     @property
+    def notes(self) -> Path:
+        """Text: lines for the user of a job that has not stopped; absent if there are none."""
+        return self.path / "notes.txt"
+
+    @property
     def failure(self) -> Path:
         """Text: why the job stopped; absent if it did not."""
         return self.path / "failure.txt"

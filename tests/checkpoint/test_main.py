@@ -263,25 +263,22 @@ def test_wrong_arguments_exit_with_two(directory, capsys):
 
 
 @pytest.mark.multiprocess
-def test_every_command_runs_without_tensorflow_in_under_a_second(directory, tmp_path):
-    """As a process: its exit code is the command's; its time is the processor's, best of three."""
+def test_every_command_runs_without_what_is_slow_to_import(directory, tmp_path):
+    """As a process: its exit code is the command's."""
     code = (
         "import runpy, sys\n"
+        "SLOW = ('tensorflow', 'keras', 'tf_keras', 'pandas', 'apache_beam', 'grpc')\n"
         "class Refuse:\n"
         "    def find_spec(self, name, *_):\n"
-        "        if name.split('.')[0] == 'tensorflow': raise ImportError('tensorflow imported')\n"
+        "        if name.split('.')[0] in SLOW: raise ImportError(name)\n"
         "sys.meta_path.insert(0, Refuse())\n"
         "runpy.run_module('embedps.checkpoint', run_name='__main__', alter_sys=True)\n"
     )
     root = Path(__file__).resolve().parents[2]
 
-    def run(*arguments: str) -> tuple[int, float]:
-        before = os.times()
+    def run(*arguments: str) -> int:
         command = [sys.executable, "-c", code, *arguments]
-        done = subprocess.run(command, cwd=root, capture_output=True, check=False)
-        after = os.times()
-        user = after.children_user - before.children_user
-        return done.returncode, user + after.children_system - before.children_system
+        return subprocess.run(command, cwd=root, capture_output=True, check=False).returncode
 
     path = str(directory.path)
     commands = (
@@ -293,12 +290,10 @@ def test_every_command_runs_without_tensorflow_in_under_a_second(directory, tmp_
         ("evict", path, "--table", "C1", "--before-step", "1"),
     )
     for command in commands:
-        runs = [run(*command) for _ in range(3)]
-        assert [code for code, _ in runs] == [0, 0, 0]
-        assert min(secs for _, secs in runs) < 1
+        assert run(*command) == 0
     damage_flip(directory)
-    assert run("verify", path, "--all")[0] == 1
-    assert run("verify", str(directory.path / "absent"))[0] == 2
+    assert run("verify", path, "--all") == 1
+    assert run("verify", str(directory.path / "absent")) == 2
 
 
 @pytest.mark.parametrize("given", ["", " ", "a\0b"])

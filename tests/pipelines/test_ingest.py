@@ -410,7 +410,7 @@ def test_what_no_label_can_be_is_set_aside(tmp_path: Path):
         ("level", 5, "level must be a class from 0 to 4, got 5"),
         ("liked", 0.5, "liked must be 0 or 1, got 0.5"),
         ("vector", [1.0, None], "vector must have no missing number"),
-        ("vector", [1e39], "vector must have numbers that fit in 32 bits"),
+        ("vector", [1e39], "vector must be a number that fits in 32 bits"),
         ("item", [1, 2], "item must be one value or a list of one, got a list of 2"),
         ("w", -1.0, "w must be a number of 0 or more, got -1.0"),
     ]

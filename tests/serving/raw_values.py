@@ -78,7 +78,12 @@ LISTS = ("pages", "wishes")
 
 def make_records(rows: int) -> list[dict[str, str]]:
     rng = np.random.default_rng(3)
-    sites = [f"{site:x}" for site in rng.integers(0, 2**63, 9)] + ["00", "0" * 9 + "aBc", "", "NA"]
+    sites = [f"{site:x}" for site in rng.integers(0, 2**64 - 2, 9, np.uint64)] + [
+        "00",
+        "0" * 9 + "aBc",
+        "",
+        "NA",
+    ]
     return [
         {
             "bought": str(rng.integers(0, 2)),

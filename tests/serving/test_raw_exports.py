@@ -63,7 +63,7 @@ def test_ids_that_are_not_hexadecimal_are_refused(dataset: Dataset) -> None:
         missing_id=-1,
     )
     assert list(stock.specs()) == ["site"]
-    for text in ("xyz", "8000000000000000", "1" * 17, " 1"):
+    for text in ("xyz", "f" * 16, "1" * 17, " 1"):
         with pytest.raises(tf.errors.InvalidArgumentError, match=r"site.*must have hexadecimal"):
             tf.function(stock.batch)({"site": tf.constant([text])})
     assert stock.batch({"site": tf.constant(["0" * 30 + "7", "NA"])})["site"].shape == (2,)

@@ -71,7 +71,7 @@ def test_best_score_goes_by_the_metric(metric, number):
 
 @pytest.mark.parametrize(
     ("medians", "bound", "advised"),
-    [((5, 4, 6), None, 5), ((3, 4, 4), None, 4), ((3, 3, 9), None, 0), ((5, 4, 6), 8, 0)],
+    [((5, 4, 6), None, 5), ((3, 4, 4), -1, 4), ((3, 3, 9), None, 0), ((5, 4, 6), 8, 0)],
 )
 def test_steps_that_are_often_stale_are_told(medians, bound, advised):
     staleness = {str(k): {"p50": median} for k, median in enumerate(medians)}

@@ -88,6 +88,101 @@ def test_column_is_what_its_texts_are_one_by_one(name: str, odd: bool, data: st.
             np.testing.assert_equal(np.asarray(value, kind), np.asarray(wanted, kind))
 
 
+UNSIGNED = {"0": 0, "7.0": 7, "-3.": -3, str(2**63): -(2**63), str(2**64 - 3): -3}
+
+
+@pytest.mark.parametrize("role", ["categorical", "key", "list"])
+def test_integer_ids_may_be_unsigned_or_written_with_a_point(role: str):
+    column = Column(name="c", role=role, type="integer")
+    ids, bad = decode_column(column, pa.array(UNSIGNED, pa.string()), ("",))
+    assert bad == {}
+    wanted = [[value] if role == "list" else value for value in UNSIGNED.values()]
+    assert ids.to_pylist() == wanted
+    for text in (str(2**64 - 1), str(2**64 - 2), str(2**64), str(-(2**63) - 1), "7.5", "1e3"):
+        _, bad = decode_column(column, pa.array([text]), ("",))
+        assert text in bad[0]
+
+
+def test_hexadecimal_ids_are_the_integers_of_the_same_bits():
+    values = [2**63 - 1, 2**63, 2**64 - 3]
+    columns = [Column(name="c", role="categorical", type=kind) for kind in ("hex", "integer")]
+    texts = [[f"{value:016x}" for value in values], [str(value) for value in values]]
+    decoded = [
+        decode_column(*each, ())[0] for each in zip(columns, map(pa.array, texts), strict=True)
+    ]
+    assert decoded[0] == decoded[1]
+
+
+@pytest.mark.parametrize("name", ["float", "label", "weight"])
+@pytest.mark.parametrize("value", ["1e39", "-1e39", "3.5e38", "inf", "-inf", "nan"])
+def test_number_that_float32_cannot_hold_is_bad_in_text_and_typed(name: str, value: str):
+    column = COLUMNS[name]
+    if name == "label":
+        column = Column(name="c", role="label", type="number", task="number")
+    for array in (pa.array(["1", value]), pa.array([1.0, float(value)])):
+        values, bad = decode_column(column, array, ("",))
+        is_missing = name == "float" and value == "nan" and array.type == pa.float64()
+        assert list(bad) == ([] if is_missing else [1])
+        assert values[0].as_py() == 1
+    assert decode_column(column, pa.array(["3.4028234e38"]), ())[1] == {}
+
+
+GAPS = {"3,5,": [3, 5], ",4": [4], "3,,5": [3, 5], " 5": [5], "3, 5": [3, 5], " ": [], ",": []}
+WRITTEN = {
+    "[27, 9]": [27, 9],
+    " [] ": [],
+    "['27', '9']": [27, 9],
+    '["27","9"]': [27, 9],
+    "[27  9]": [27, 9],
+    "(27, 9)": [27, 9],
+    "(27,)": [27],
+    "{27, 9}": [27, 9],
+    "[27, None, 9]": [27, 9],
+    "[18446744073709551613]": [-3],
+}
+
+
+@pytest.mark.parametrize(("text", "wanted"), (GAPS | WRITTEN).items())
+def test_list_in_text_has_no_gaps_and_may_be_written_as_json_or_python(
+    text: str, wanted: list[int]
+):
+    for kind in ("integer", "string"):
+        column = Column(name="c", role="list", type=kind, separator=",")
+        lists, bad = decode_column(column, pa.array(["1,2", text, None, text]), ())
+        ids = [fingerprint(str(i % 2**64)) if kind == "string" else i for i in wanted]
+        first = [fingerprint("1"), fingerprint("2")] if kind == "string" else [1, 2]
+        assert (lists.to_pylist(), bad) == ([first, ids, [], ids], {})
+
+
+def test_elements_of_a_written_list_are_texts_as_they_are():
+    column = Column(name="c", role="list", type="string", separator="|")
+    texts = ["['a, b', \" c\"]", '["d\\u00e9"]', "(no genres listed)", "e |f"]
+    lists, bad = decode_column(column, pa.array(texts), ())
+    wanted = [["a, b", " c"], ["dé"], ["(no genres listed)"], ["e", "f"]]
+    assert lists.to_pylist() == [[fingerprint(text) for text in each] for each in wanted]
+    assert bad == {}
+
+
+@pytest.mark.parametrize("text", ["[a, b]", "[1, [2]]", '{"a": 1}', "[1, True]", "{a,b}", "[f()]"])
+def test_brackets_that_are_no_list_are_named(text: str):
+    column = Column(name="c", role="list", type="string", separator=",")
+    _, bad = decode_column(column, pa.array(["1", text]), ())
+    assert list(bad) == [1]
+    assert "must be a list as JSON or Python writes it" in bad[1]
+    assert text in bad[1]
+
+
+def test_numbers_of_a_list_keep_their_places():
+    column = Column(name="c", role="float_list", type="float", separator=",")
+    texts = ["1, 2.5", "[1, 2.5]", "[1.  2.5]", "1,,2", "[1, null]", "1,", ""]
+    lists, bad = decode_column(column, pa.array(texts), ("",))
+    assert lists.slice(0, 3).to_pylist() == [[1, 2.5]] * 3
+    assert bad == dict.fromkeys([3, 4, 5], "must have no missing number")
+    assert lists[6].as_py() == []
+    spaced = Column(name="c", role="float_list", type="float")
+    assert decode_column(spaced, pa.array([" 1  2.5 "]), ())[0].to_pylist() == [[1, 2.5]]
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     lists=st.lists(
@@ -140,30 +235,6 @@ QUOTED = Table.parse(
         ],
     }
 )
-FIELD = st.one_of(
-    st.sampled_from(["0", "1", "", "2.5", '"1"', '"a,b"', '"say ""no"""', '"', 'a"b', "é", "\r"]),
-    st.text(max_size=4).map(lambda text: text.replace("\n", "")),
-)
-
-
-@settings(max_examples=150, deadline=None)
-@given(lines=st.lists(st.lists(FIELD, min_size=1, max_size=4), max_size=8))
-def test_quoted_lines_are_a_row_or_bad_each_alike_alone(lines: list[list[str]]):
-    raw = [",".join(fields).encode("utf-8", errors="surrogatepass") for fields in lines]
-    raw = [line.replace(b"\n", b"") for line in raw]
-
-    def parse(these: list[bytes]) -> tuple[pa.RecordBatch, list[Any]]:
-        data = b"".join(line + b"\n" for line in these)
-        block = LineBlock(first_line=1, num_lines=len(these), data=data)
-        return LineParser(QUOTED).parse(block)
-
-    rows, bad = parse(raw)
-    assert rows.num_rows + len(bad) == len(raw)
-    assert all(item.raw == raw[item.line - 1] for item in bad)
-    alone = [parse([line]) for line in raw]
-    assert [item.line - 1 for item in bad] == [i for i, (_, b) in enumerate(alone) if b]
-    values = [repr(row) for each, _ in alone for row in each.to_pylist()]
-    assert [repr(row) for row in rows.to_pylist()] == values
 
 
 def test_quoted_field_holds_the_delimiter_and_quotes():

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embedps.errors import DatasetError
 from pipelines.criteo_format import FIELDS, IDS, INTEGERS
 from pipelines.ingestion.bad_lines import BadLine
 from pipelines.ingestion.line_blocks import LineBlock
@@ -86,7 +87,8 @@ def test_features_hold_logs_and_mark_missing():
         (make_line(integers=["9" * 5000, *["1"] * 12]), "I1 must fit in 64 bits"),
         (make_line(ids=["0000000g", *["1"] * 25]), "C1 must be a hexadecimal id or empty"),
         (make_line(ids=[*["1"] * 25, "-1"]), "C26 must be a hexadecimal id or empty, got '-1'"),
-        (make_line(ids=["8000000000000000", *["1"] * 25]), "C1 must fit in 63 bits"),
+        (make_line(ids=["1" + "0" * 16, *["1"] * 25]), "C1 must fit in 64 bits"),
+        (make_line(ids=["f" * 16, *["1"] * 25]), "C1 must be at most 18446744073709551613"),
         (make_line()[:-1] + b"\xff", "must be UTF-8: invalid start byte at byte"),
         (make_line()[:-1] + b"\0", "C26 must be a hexadecimal id"),
         (make_line(ids=['"00000"1', *["1"] * 25]), "C1 must be a hexadecimal id"),
@@ -111,7 +113,13 @@ def test_long_field_is_shortened_in_the_reason_only():
 
 @pytest.mark.parametrize(
     ("digits", "value"),
-    [("a", 10), ("ABCDEF01", 0xABCDEF01), ("7fffffffffffffff", (1 << 63) - 1), ("0" * 20, 0)],
+    [
+        ("a", 10),
+        ("ABCDEF01", 0xABCDEF01),
+        ("7fffffffffffffff", (1 << 63) - 1),
+        ("0" * 20, 0),
+        ("fffffffffffffffd", -3),
+    ],
 )
 def test_id_of_other_length_is_read(digits: str, value: int):
     rows, bad = parse_block(make_block([make_line(ids=[digits, *["00000001"] * 25])]))
@@ -176,8 +184,8 @@ def plain_reason(line: bytes) -> str | None:
     for name, field in zip(IDS, fields[14:], strict=True):
         if field and not re.fullmatch("[0-9a-fA-F]+", field):
             return f"{name} must be a hexadecimal id"
-        if field and int(field, 16) >= 1 << 63:
-            return f"{name} must fit in 63 bits"
+        if field and int(field, 16) >= 1 << 64:
+            return f"{name} must fit in 64 bits"
     return None
 
 
@@ -194,3 +202,60 @@ def test_any_lines_are_read_as_the_plain_way_reads_them(lines: list[bytes]):
     # One by one, each line goes the same way as among others.
     alone = [parse_block(make_block([line]))[1] for line in lines]
     assert [each[0].reason for each in alone if each] == [item.reason for item in bad]
+
+
+SHOP = Table.parse(
+    {
+        "column": [
+            {"name": "clicked", "as": "label"},
+            {"name": "user", "as": "categorical", "type": "integer"},
+            {"name": "note", "as": "ignore"},
+        ]
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("header", "undeclared"),
+    [
+        (b"clicked,user,note,comment", ("comment",)),
+        (b",user,clicked,note", ("",)),
+        (b"key,clicked,key,user", ("key",)),
+        (b"clicked,user,note", ()),
+        (b"x\xff,clicked,user", ("x\ufffd",)),
+    ],
+)
+def test_columns_of_a_header_that_no_declaration_names_are_not_read(
+    header: bytes, undeclared: tuple[str, ...]
+):
+    names = header.split(b",")
+    line = b",".join({b"clicked": b"1", b"user": b"7"}.get(name, b"x") for name in names)
+    parser = LineParser(SHOP, "a.csv")
+    rows, bad = parser.parse(make_block([header, line, b"1", line]))
+    assert rows.to_pylist() == [{"clicked": 1.0, "user": 7}] * 2
+    assert [(item.line, item.reason) for item in bad] == [
+        (3, f"must have {len(names)} fields, got 1")
+    ]
+    assert parser.undeclared == undeclared
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        (b"clicked,user,user", "'user' is repeated"),
+        (b"clicked,item,note", "'user' is absent from 'clicked', 'item', 'note'"),
+        (b"clicked;user;note", "'clicked', 'user' is absent from 'clicked;user;note'"),
+    ],
+)
+def test_header_without_each_declared_column_once_is_refused(header: bytes, words: str):
+    with pytest.raises(DatasetError, match=re.escape(words)):
+        LineParser(SHOP, "a.csv").parse(make_block([header, b"1,2,x"]))
+
+
+@pytest.mark.parametrize("other", [b"1,8,x", b"1,z,x"], ids=["alone", "beside a bad line"])
+def test_bytes_that_are_not_utf8_are_bad_only_where_they_are_read(other: bytes):
+    block = make_block([b"clicked,user,note", b"1,7,\xff", other, b"1,\xff,x"])
+    rows, bad = LineParser(SHOP, "a.csv").parse(block)
+    assert rows.column("user").to_pylist() == [7, 8][: rows.num_rows]
+    assert [item.line for item in bad] == ([4] if other == b"1,8,x" else [3, 4])
+    assert bad[-1].reason == "must be UTF-8: invalid start byte at byte 2"

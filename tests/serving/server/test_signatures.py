@@ -109,7 +109,7 @@ def test_signatures_are_those_of_the_export(
             )
             assert f"cannot be read: {what}" in refusal(client, request).replace("their ", "")
         wrong = predict_request({**given, "site": np.array([b"xyz"] * 40, object)}, signature="raw")
-        assert "must have hexadecimal ids of 63 bits" in refusal(client, wrong)
+        assert "must have hexadecimal ids of 64 bits" in refusal(client, wrong)
         lengths = {**given, "pages_lengths": np.full(40, 3)}
         assert "cannot be read" in refusal(client, predict_request(lengths, signature="raw"))
         said = refusal(client, predict_request({"C1": np.zeros(1)}, signature="examples"))

@@ -171,7 +171,9 @@ def check_text_files(tmp_path: Path, wanted: Any, capsys: Any) -> None:
     (tmp_path / "in" / "b.csv.gz").unlink()
     given[-3] = tmp_path / "u"
     assert run(*given[:4], "no", *given[5:]) == 2
-    assert "--keep no: the schema has no such column, it has bought, price" in capsys.readouterr().err
+    assert (
+        "--keep no: the schema has no such column, it has bought, price" in capsys.readouterr().err
+    )
 
 
 def test_mistakes_are_one_line(

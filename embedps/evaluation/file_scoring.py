@@ -228,7 +228,9 @@ class FileScorer:
             raise DatasetError(f"{path} cannot be read as a Parquet file: {message}") from error
 
     def _score(self, path: Path, batch: pa.RecordBatch | RawRecords) -> pa.Table:
-        features, kept, places = batch, batch, None
+        features: Any = batch
+        kept: Any = batch
+        places = None
         if not isinstance(batch, pa.RecordBatch):
             features, kept, readable = batch.features, batch.kept, batch.readable
             if not readable.all():

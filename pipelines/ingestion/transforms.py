@@ -102,7 +102,8 @@ class Transforms:
         values, bad = decode_column(column, array.cast(pa.string()), self.table.missing)
         if bad:
             raise DatasetError(f"column {name!r}: {first_bad_row(bad)}")
-        return values.to_numpy()
+        ids: NDArray[np.int64] = values.to_numpy()
+        return ids
 
     def save(self, directory: Path) -> None:
         """Writes `_transforms.json` and the ids that min_count keeps."""

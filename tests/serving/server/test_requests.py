@@ -192,7 +192,7 @@ def test_raw_values_of_json_are_texts_where_the_column_is_text(tmp_path: Path) -
     whole = RequestFormat(columns, missing_id=-1)
     raw = of_raw(whole, columns, transforms, missing_id=-1)
     assert raw.specs["user"].dtype == raw.specs["tags"].dtype == raw.specs["at"].dtype == tf.string
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"user": "ann", "tags": ["é", "b c"], "site": "ff", "at": "2026-01-05"},
         {"user": None, "tags": [], "site": None, "at": "2026-01-06"},
         {"user": "NA", "tags": ["b c"], "site": "NA", "at": "2026-01-07"},

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.export") -> in
             manifest.number,
             row_dtype=options.rows,
             top_k=options.top_k,
-            transforms=transforms_of(dataset) if options.raw else None,
+            transforms=transforms_of(dataset).table if options.raw else None,
             seed=run.config.seed,
             on_progress=lambda done, total: line.update(done, total=total),
         )

@@ -1,4 +1,4 @@
-"""Scores Parquet files with a trained model: `embedps predict --model-dir DIR --input FILES`.
+"""Scores files with a trained model: `embedps predict --model-dir DIR --input FILES`.
 
 Each file becomes one of scores, with as many rows in the same order. Run the command again to go on
 after an interruption: files that are done are kept, and the same checkpoint is used.
@@ -10,6 +10,7 @@ import glob
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.predict") -> i
     model_dir = as_path(options.model_dir)
     run = read_run(model_dir, model=options.model)
     dataset = Dataset.open(options.data or run.data)
-    transforms, raw_columns = _transforms(dataset) if options.raw else (None, ())
+    make_raw = _raw_reader(dataset) if options.raw else None
     # TensorFlow takes seconds to import; wrong flags and files are reported before that.
     from embedps.evaluation.file_scoring import FileScorer, Plan, check_files, read_plan
     from embedps.evaluation.loaded_model import load
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.predict") -> i
     if stored is not None:
         plan.check(output, stored)
     left = plan.unfinished(output)
-    total = sum(_num_rows(file.path) for file in left)
+    total = sum(_num_rows(file.path, raw=options.raw) for file in left)
     check_files([file.path for file in left], dataset, raw=options.raw)
     if not left:
         print(f"{output}: {len(paths)} of {len(paths)} files scored")
@@ -73,25 +74,27 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.predict") -> i
         raise UsageError(f"--output {output} is in use by another prediction: end that one first")
     lock.sign()
     plan.save(output)
+    rows = f" ({total:,} rows)" if total else ""  # those of text files are not known
     print(
-        f"scores {len(left)} of {len(paths)} files ({total:,} rows) with checkpoint {chosen}"
+        f"scores {len(left)} of {len(paths)} files{rows} with checkpoint {chosen}"
         + ("" if newest is None or newest.number == chosen else f"; the newest is {newest.number}"),
         flush=True,
     )
     model = load(model_dir, number=chosen, data=options.data, model=options.model)
     try:
+        reader = make_raw and make_raw(model.columns, plan.keep, options.batch_rows)
         with ProgressLine("predict", total, unit="rows") as line:
             done = 0
 
             def count(rows: int) -> None:
                 nonlocal done
                 done += rows
-                line.update(done)
+                if total:
+                    line.update(min(done, total))
 
             FileScorer(
                 model=model,
-                transforms=transforms,
-                raw_columns=raw_columns,
+                raw=reader,
                 keep=plan.keep,
                 batch_rows=options.batch_rows,
                 workers=options.workers,
@@ -140,23 +143,26 @@ def _input_files(paths: Sequence[Path]) -> tuple[Any, ...]:
     return tuple(files)
 
 
-def _num_rows(path: Path) -> int:
+def _num_rows(path: Path, *, raw: bool) -> int:
+    """Gives the rows of a Parquet file; 0 if the file is raw and of another kind."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         return int(pq.read_metadata(path).num_rows)
     except (pa.ArrowException, OSError) as error:
+        if raw:
+            return 0
         message = " ".join(str(error).split())
         raise UsageError(f"--input: {path} must be a Parquet file: {message}") from error
 
 
-def _transforms(dataset: Dataset) -> tuple[Callable[[Any], Any], tuple[str, ...]]:
-    """Gives the dataset's transforms, and the columns that they read."""
-    from pipelines.transforms import Transforms
+def _raw_reader(dataset: Dataset) -> Callable[..., Any]:
+    """Checks that the dataset has transforms; gives the function that makes the reader."""
+    from pipelines.transforms import Transforms, raw_reader
 
-    transforms = Transforms.of(dataset)
-    return transforms.apply, tuple(column.name for column in transforms.table.read_columns)
+    Transforms.of(dataset)
+    return partial(raw_reader, dataset)
 
 
 def _parser(prog: str) -> command_line.Parser:
@@ -174,8 +180,8 @@ def _parser(prog: str) -> command_line.Parser:
         required=True,
         nargs="+",
         metavar="FILES",
-        help="Parquet files of features, such as those of a dataset: paths or quoted patterns, "
-        "'data/eval/*.parquet'; ** matches folders",
+        help="Parquet files of features, such as those of a dataset, or with --raw what it was "
+        "made of: paths or quoted patterns, 'data/eval/*.parquet'; ** matches folders",
     )
     parser.add_argument(
         "--output",
@@ -187,8 +193,8 @@ def _parser(prog: str) -> command_line.Parser:
     parser.add_argument(
         "--raw",
         action="store_true",
-        help="the files have raw records, as the dataset was made of: the dataset's transforms "
-        "make features of them",
+        help="the files have raw records, as the dataset was made of, text or columns: its "
+        "transforms make features of them",
     )
     parser.add_argument(
         "--keep",

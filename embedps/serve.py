@@ -150,6 +150,7 @@ def _ranking(options: Any) -> Ranking:
         encode_rate=options.encode_rate,
         ivf_above=options.ivf_above,
         ivf_recall=options.ivf_recall,
+        unknown_query=options.unknown_query,
     )
 
 
@@ -266,6 +267,13 @@ def _parser(prog: str) -> command_line.Parser:
         default=Ranking.items,
         help="rank the items that have a row, or all of the dataset as an evaluation does "
         "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--unknown-query",
+        choices=("popular", "score", "error"),
+        default=Ranking.unknown_query,
+        help="what a query gets none of whose ids has been trained: the items whose rows are "
+        "updated most, those of the best scores nevertheless, or an error (default: %(default)s)",
     )
     parser.add_argument(
         "--encode-rate",

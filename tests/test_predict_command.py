@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -23,8 +24,8 @@ from embedps.console import command_line
 from embedps.data.dataset import Dataset
 from pipelines.transforms import Transforms
 from tests.builders import ROOT, TINY_DLRM, make_config, write_dataset
+from tests.pipelines.shop import NAMES, make, make_records, write_csv
 from tests.pipelines.shop import load as shop
-from tests.pipelines.shop import make, make_records, write_csv
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +116,7 @@ def test_a_killed_prediction_goes_on_with_its_checkpoint(
         np.testing.assert_allclose(scores["score"].to_numpy(), np.tile(whole, 20), rtol=1e-5)
 
 
-def test_raw_records_are_scored_as_their_features(tmp_path: Path) -> None:
+def test_raw_records_are_scored_as_their_features(tmp_path: Path, capsys: Any) -> None:
     write_csv(tmp_path / "a.csv", make_records(600))
     dataset = make(shop(tmp_path), tmp_path / "a.csv", tmp_path / "set")
     config = make_config(dataset, tmp_path / "m", eval="none", model="dlrm")
@@ -130,6 +131,49 @@ def test_raw_records_are_scored_as_their_features(tmp_path: Path) -> None:
     found = pq.read_table(tmp_path / "s" / "raw.parquet")["score"].to_numpy()
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
     assert len(np.unique(found)) > 10
+    check_text_files(tmp_path, wanted, capsys)
+
+
+def check_text_files(tmp_path: Path, wanted: Any, capsys: Any) -> None:
+    """Text files, packed too, without labels, and with records that cannot be read."""
+    records = make_records(50)
+    write_csv(tmp_path / "in" / "a.csv", records)
+    features = tuple(name for name in NAMES if name not in ("bought", "weight", "user"))
+    lines = write_csv(
+        tmp_path / "b.csv",
+        [{name: record[name] for name in features} for record in records],
+        features,
+    ).read_text()
+    first, *others = lines.splitlines(keepends=True)
+    age = f",{records[1]['age']},"
+    others[1] = others[1].replace(age, ",old,", 1)
+    others.insert(3, "one field\n")
+    with gzip.open(tmp_path / "in" / "b.csv.gz", "wt", encoding="utf-8") as file:
+        file.write("".join([first, *others]))
+    given = ["--model-dir", tmp_path / "m", "--raw", "--keep", "shop", "--batch-rows", 7]
+    given += ["--output", tmp_path / "t", "--input", tmp_path / "in" / "*"]
+    capsys.readouterr()
+    assert run(*given) == 0
+    said = capsys.readouterr().out
+    assert "b.csv.gz: 2 records cannot be read and have null scores, the first at 3: age must" in (
+        said
+    )
+    assert "a.csv:" not in said
+    scores = pq.read_table(tmp_path / "t" / "a.parquet")
+    np.testing.assert_allclose(scores["score"].to_numpy(), wanted, rtol=1e-6)
+    shops = [record["shop"] or None for record in records]
+    assert scores["shop"].to_pylist() == shops
+    scores = pq.read_table(tmp_path / "t" / "b.csv.parquet")
+    expected = [*wanted[:1], None, wanted[2], None, *wanted[3:]]
+    assert scores["shop"].to_pylist() == [*shops[:3], None, *shops[3:]]
+    for found, want in zip(scores["score"].to_pylist(), expected, strict=True):
+        assert found == (None if want is None else pytest.approx(want, rel=1e-6))
+    (tmp_path / "in" / "b.csv.gz").unlink()
+    given[-3] = tmp_path / "u"
+    assert run(*given[:4], "no", *given[5:]) == 2
+    assert (
+        "--keep no: the schema has no such column, it has bought, price" in capsys.readouterr().err
+    )
 
 
 def test_mistakes_are_one_line(

@@ -1,4 +1,4 @@
-"""Scores Parquet files with a loaded model: a file of scores per file, with its rows in order."""
+"""Scores files with a loaded model: a file of scores per file, with its rows in order."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -145,14 +147,32 @@ def check_files(paths: Sequence[Path], dataset: Dataset, *, raw: bool) -> None:
             told = True
 
 
+class RawRecords(Protocol):
+    """Some records of a file of raw ones; see pipelines/ingestion/raw_records.py."""
+
+    @property
+    def features(self) -> pa.RecordBatch: ...
+    @property
+    def readable(self) -> npt.NDArray[np.bool_]: ...
+    @property
+    def kept(self) -> pa.RecordBatch: ...
+    @property
+    def reasons(self) -> Mapping[int, str]: ...
+
+
+class RawReader(Protocol):
+    """Reads files of raw records."""
+
+    def read(self, path: Path) -> Iterator[RawRecords]: ...
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FileScorer:
     """Scores files.
 
     Attributes:
       model: the model.
-      transforms: turns raw batches into features; None if the files have features.
-      raw_columns: the columns that the transforms read, if they are there.
+      raw: reads files of raw records as features; None if the files have features.
       keep: the input's columns that the output has too.
       batch_rows: the most rows at a time.
       workers: how many batches are scored at a time.
@@ -160,8 +180,7 @@ class FileScorer:
     """
 
     model: LoadedModel
-    transforms: Callable[[pa.RecordBatch], pa.RecordBatch] | None
-    raw_columns: Sequence[str]
+    raw: RawReader | None
     keep: Sequence[str]
     batch_rows: int
     workers: int
@@ -169,6 +188,8 @@ class FileScorer:
 
     def run(self, files: Sequence[InputFile], output: Path) -> None:
         """Scores files; each file of scores is there once it is complete.
+
+        A raw record that cannot be read has null scores, and a line tells of the first of a file.
 
         Raises:
           UsageError: a file lacks a column, or a column has another type.
@@ -200,30 +221,35 @@ class FileScorer:
 
             try:
                 for file in files:
+                    faults = _Faults(file.path)
                     for batch in self._batches(file.path):
+                        if not isinstance(batch, pa.RecordBatch):
+                            faults.add(batch.reasons)
                         pending.append((file, pool.submit(self._score, file.path, batch)))
                         while len(pending) > 2 * self.workers:
                             write_next()
                     pending.append((file, None))
+                    faults.tell()
                 while pending:
                     write_next()
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
 
-    def _batches(self, path: Path) -> Iterator[pa.RecordBatch]:
+    def _batches(self, path: Path) -> Iterator[pa.RecordBatch | RawRecords]:
         """Reads a file; at least one batch, which may be empty."""
+        if self.raw is not None:
+            yield from self.raw.read(path)
+            return
         try:
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
                 names = file.schema_arrow.names
-                wanted = self.model.columns if self.transforms is None else self.raw_columns
-                needed = [*self.keep, *(wanted if self.transforms is None else ())]
-                for name in needed:
+                read = list(dict.fromkeys((*self.model.columns, *self.keep)))
+                for name in read:
                     if name not in names:
                         raise UsageError(
                             f"{path} must have column {name!r}, it has {', '.join(names)}"
                         )
-                read = [name for name in dict.fromkeys((*wanted, *self.keep)) if name in names]
                 if file.metadata.num_rows == 0:
                     schema = pa.schema([file.schema_arrow.field(name) for name in read])
                     yield pa.RecordBatch.from_pylist([], schema=schema)
@@ -232,15 +258,44 @@ class FileScorer:
             message = " ".join(str(error).split())
             raise DatasetError(f"{path} cannot be read as a Parquet file: {message}") from error
 
-    def _score(self, path: Path, batch: pa.RecordBatch) -> pa.Table:
+    def _score(self, path: Path, batch: pa.RecordBatch | RawRecords) -> pa.Table:
+        features: Any = batch
+        kept: Any = batch
+        places = None
+        if not isinstance(batch, pa.RecordBatch):
+            features, kept, readable = batch.features, batch.kept, batch.readable
+            if not readable.all():
+                places = pa.array(np.cumsum(readable) - 1, mask=~readable)
         try:
-            features = batch if self.transforms is None else self.transforms(batch)
             scores = self.model.predict(features)
         except (DatasetError, UsageError) as error:
             raise type(error)(f"{path}: {error}") from error
-        columns: dict[str, pa.Array] = {name: batch.column(name) for name in self.keep}
+        columns: dict[str, pa.Array] = {name: kept.column(name) for name in self.keep}
         for name, values in scores.items():
             if name in self.keep:
                 raise UsageError(f"--keep {name}: the model's scores have that name")
-            columns[name] = score_column(name, values, batch.num_rows)
+            column = score_column(name, values, features.num_rows)
+            columns[name] = column if places is None else column.take(places)
         return pa.table(columns)
+
+
+class _Faults:
+    """Counts the records of a file that cannot be read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._count, self._first = path, 0, ""
+
+    def add(self, reasons: Mapping[int, str]) -> None:
+        if reasons and not self._count:
+            line = min(reasons)
+            self._first = f"{line}: {reasons[line]}"
+        self._count += len(reasons)
+
+    def tell(self) -> None:
+        """Prints a line, if there are any."""
+        if self._count:
+            print(
+                f"{self._path}: {self._count:,} records cannot be read and have null scores, the "
+                f"first at {self._first}",
+                flush=True,
+            )

@@ -8,7 +8,7 @@ from embedps.data.dataset import Dataset
 
 
 def transforms_of(dataset: Dataset) -> Any:
-    """Gives the table of the dataset's Transforms (pipelines/ingestion/table_schema.py)."""
+    """Gives the dataset's Transforms (pipelines/ingestion/transforms.py)."""
     from pipelines.transforms import Transforms
 
-    return Transforms.of(dataset).table
+    return Transforms.of(dataset)

@@ -29,15 +29,23 @@ _FIRST_WEEKDAY = 3  # 1970 began on a Thursday
 
 
 class StockTransforms(tf.Module):
-    """Makes a model's columns of a request of raw values."""
+    """Makes a model's columns of a request of raw values.
 
-    def __init__(self, table: Any, columns: Columns, *, missing_id: int) -> None:
+    Attributes:
+      texts: the columns of ids of texts, and of times written as text.
+    """
+
+    def __init__(
+        self, table: Any, columns: Columns, *, missing_id: int, takes_decoded: bool = False
+    ) -> None:
         """Takes what makes a model's columns.
 
         Args:
           table: of the dataset's Transforms (pipelines/ingestion/table_schema.py).
           columns: those that the model reads.
           missing_id: the dataset's.
+          takes_decoded: takes ids of texts, and times written as text, as the int64 that
+            `Transforms.decode` makes of them; otherwise, such columns are refused.
 
         Raises:
           UsageError: a transform has no twin in TensorFlow, or two tensors would have one name.
@@ -52,14 +60,16 @@ class StockTransforms(tf.Module):
         self._as_they_are = [name for name in names if name in wanted - made]  # such as a time
         rest = columns.keep(wanted - made - set(self._as_they_are))
         self._rest = Inputs(rest, missing_id=missing_id)
-        for column in self._sources:
-            if column.type in ("string", "text"):
-                what = "ids of texts" if column.type == "string" else "times written as text"
-                raise UsageError(
-                    f"--raw: the model reads column {column.name!r} of {what}, for which "
-                    "TensorFlow has no op: leave --raw out, and make features by "
-                    "pipelines.transforms"
-                )
+        self.texts = tuple(c.name for c in self._sources if c.type in ("string", "text"))
+        if self.texts and not takes_decoded:
+            column = table.column(self.texts[0])
+            what = "ids of texts" if column.type == "string" else "times written as text"
+            raise UsageError(
+                f"--raw: the model reads column {column.name!r} of {what}, for which TensorFlow "
+                "has no op: leave --raw out and send features, which "
+                "pipelines.transforms.Transforms.load(DATA).apply(batch) makes; or run embedps "
+                "serve --raw, which takes texts"
+            )
         self._kept = {
             feature.name: tf.Variable(step.kept, trainable=False, name="kept_ids")
             for feature in self._features
@@ -73,6 +83,20 @@ class StockTransforms(tf.Module):
                 f"--raw: each tensor of a request must have a name of its own, but {repeated[0]!r} "
                 "would be of two columns: rename a column in the dataset's schema"
             )
+
+    @property
+    def missing(self) -> dict[str, int | bytes]:
+        """What a missing id is, by tensor of ids; not of those that have no such value."""
+        rest = (*self._rest.columns.ids, *self._rest.columns.id_lists)
+        found: dict[str, int | bytes] = dict.fromkeys(map(tensor_name, rest), MISSING_ID)
+        for column in self._sources:
+            if column.role not in ("categorical", "list", "key"):
+                continue
+            if column.type != "hex":
+                found[tensor_name(column.name)] = MISSING_ID
+            elif self._table.missing:
+                found[tensor_name(column.name)] = self._table.missing[0].encode()
+        return found
 
     @property
     def lists(self) -> tuple[str, ...]:

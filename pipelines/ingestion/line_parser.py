@@ -40,6 +40,8 @@ class LineParser:
         self._finder = RecordFinder(table.delimiter, table.quote) if table.quote else None
         self.num_header_lines = 0
         """Header lines read; they are not rows."""
+        self.parsed: list[tuple[pa.RecordBatch, Sequence[int]]] = []
+        """Of the last block: the texts of what could be split into fields, and their lines."""
         self.undeclared: tuple[str, ...] = ()
         """The columns that the header names and the table does not declare; they are not read."""
 
@@ -52,6 +54,7 @@ class LineParser:
         Raises:
           DatasetError: the file lacks the header that its schema declares.
         """
+        self.parsed = []
         data, records = block.data, block.records
         if records is None and self._finder is not None and self._quote in data:
             records = self._finder.find(data)
@@ -211,6 +214,7 @@ class LineParser:
         texts: Callable[[], Sequence[bytes]],
     ) -> tuple[pa.RecordBatch, list[BadLine]]:
         """Decodes texts; `texts` gives the records, which only bad ones need."""
+        self.parsed.append((batch, numbers))
         rows, reasons = decode_batch(self._table, batch, has_nulls_for_missing=True)
         if not reasons:
             return rows, []

@@ -29,7 +29,7 @@ from embedps.data.transforms_digest import KEY, declared, digest_of, read_ids
 from embedps.errors import DatasetError, UsageError
 from embedps.splitmix import GOLDEN, mix
 from embedps.storage.file_io import replacing
-from pipelines.ingestion.decode import decode_batch, first_bad_row
+from pipelines.ingestion.decode import decode_batch, decode_column, first_bad_row
 from pipelines.ingestion.table_schema import LIST_TYPE, Feature, Table
 from pipelines.ingestion.transform_steps import MinCount, TransformStep
 
@@ -113,6 +113,30 @@ class Transforms:
         steps = {feature.name: feature.steps for feature in self.table.features}
         made = tuple(replace(feature, steps=steps[feature.name]) for feature in table.features)
         return Transforms(table=table.with_features(made))
+
+    def decode(self, name: str, texts: Any) -> NDArray[np.int64]:
+        """Makes the ids or times of texts, as datasets have them: of ids, XXH3 fingerprints.
+
+        Args:
+          name: of a column of ids of texts (`type = "string"`), or of times written as text; if it
+            has lists, the texts are their elements.
+          texts: strings, bytes or None, which is a missing id.
+
+        Raises:
+          DatasetError: a text cannot be read.
+        """
+        column = self.table.column(name)
+        if column.role == "list":  # of one text, so that no separator counts
+            column = replace(column, role="categorical")
+        try:
+            array = pa.array([each.decode() if isinstance(each, bytes) else each for each in texts])
+        except UnicodeDecodeError:
+            raise DatasetError(f"column {name!r} must have texts in UTF-8") from None
+        values, bad = decode_column(column, array.cast(pa.string()), self.table.missing)
+        if bad:
+            raise DatasetError(f"column {name!r}: {first_bad_row(bad)}")
+        ids: NDArray[np.int64] = values.to_numpy()
+        return ids
 
     def save(self, directory: Path) -> None:
         """Writes `_transforms.json` and the ids that min_count keeps."""

@@ -17,7 +17,9 @@ from embedps.serving.server.item_encoder import ItemEncoder
 from embedps.serving.server.item_index import NO_ITEM, NO_SCORE, Ids, ItemIndex
 from embedps.serving.server.item_search import ItemSearch
 from embedps.serving.server.ivf_index import Floats
+from embedps.serving.server.known_ids import QueryIds, update_rates
 from embedps.serving.server.made_columns import of_examples
+from embedps.serving.server.popular_items import PopularItems
 from embedps.serving.server.ranking import Ranking
 from embedps.serving.server.tensor_values import Array
 from embedps.serving.server.top_k_format import SEEN, TopKFormat, TopKRequest
@@ -25,6 +27,7 @@ from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.staged_files import StagedFiles
 
 QUERY = "query"  # the prediction that is a query's vector
+UNKNOWN = "unknown"  # of an answer: whether no id of the query is known
 _NONE: Ids = np.zeros(0, np.int64)
 
 
@@ -39,6 +42,8 @@ class LiveItems:
     Attributes:
       format: of the requests.
       examples: of requests of tf.Examples, in which a list of `seen` may be absent.
+      query_ids: tells the queries that are unknown.
+      unknown_query: what these get; see Ranking.
     """
 
     def __init__(
@@ -61,9 +66,19 @@ class LiveItems:
             vectors have no fixed length.
         """
         (candidates,) = model.candidates
-        self._ranking = ranking
+        self._ranking, self._collection = ranking, collection
         self._catalog = ItemCatalog(candidates, model.features)
         self._table = self._catalog.table if ranking.items == "rows" else None
+        self.query_ids = QueryIds(model, collection, QUERY)
+        self.unknown_query = ranking.unknown_query
+        if self.unknown_query == "popular" and self._catalog.table is None:
+            self.unknown_query = "error"
+            print(
+                "the items have no rows of their own that tell which are popular, so unknown "
+                "queries get an error: see --unknown-query",
+                flush=True,
+            )
+        self._popular: PopularItems | None = None  # of the manifest, once a query needs them
         columns = model.columns_of(model.output_inputs(QUERY))
         missing_id = model.recommender.missing_id
         self.format = TopKFormat(
@@ -150,6 +165,7 @@ class LiveItems:
 
         def take() -> None:
             nonlocal before
+            self._popular = None
             before = search.take(state)  # goes with this function, when requests do not wait
             self._encoder.forget()
 
@@ -159,25 +175,52 @@ class LiveItems:
         """Takes what was built beside; not beside `prepare` and what it returned."""
         self._search.refresh()
 
-    def best(self, queries: tf.Tensor, request: TopKRequest) -> dict[str, Array]:
+    def best(
+        self, queries: tf.Tensor, unknown: npt.NDArray[np.bool_], request: TopKRequest
+    ) -> dict[str, Array]:
         """Finds the best items of each query.
+
+        Args:
+          queries: their vectors, float32 [rows, dim].
+          unknown: which of them are, [rows].
+          request: what is asked.
 
         Returns:
           "ids" [rows, k] and "scores", float32 [rows, k], for the largest k of the request. Where
-          a query has no item any more, or asked for fewer, the score is NO_SCORE.
+          a query has no item any more, or asked for fewer, the score is NO_SCORE. And `unknown`;
+          such a query has popular items with their rates of updates, if it may.
         """
         most = int(request.k.max(initial=1))
         scores, keys = self._search.find(queries, request, most)
+        if self.unknown_query == "popular" and unknown.any():
+            scores, keys = scores.copy(), keys.copy()
+            seen, allowed = (_split(*each) for each in (request.seen, request.allowed))
+            for row in np.flatnonzero(unknown):
+                given = allowed[row] if request.is_limited[row] else None
+                found = self._most_popular().best(most, seen=seen[row], allowed=given)
+                scores[row], keys[row] = found
         beyond = np.arange(most) >= request.k[:, None]
         keys, scores = (
             np.where(beyond, NO_ITEM, keys),
             np.where(beyond, np.float32(NO_SCORE), scores),
         )
-        return {"ids": self._catalog.identifiers(keys), "scores": scores}
+        return {"ids": self._catalog.identifiers(keys), "scores": scores, UNKNOWN: unknown}
+
+    def _most_popular(self) -> PopularItems:
+        if self._popular is None:
+            keys = self._search.keys
+            rates, _ = update_rates(self._collection, str(self._catalog.table), tf.constant(keys))
+            self._popular = PopularItems(keys, rates.numpy())
+        return self._popular
 
     def close(self) -> None:
         """Waits until nothing is built any more."""
         self._search.close()
+
+
+def _split(values: Ids, lengths: Array) -> list[Ids]:
+    """Gives the lists of which the values are, one after another."""
+    return np.split(values, np.cumsum(lengths)[:-1])
 
 
 def _among(ids: Ids, ascending: Ids) -> npt.NDArray[np.bool_]:

@@ -22,7 +22,7 @@ from embedps.evaluation.loaded_model import LoadedModel
 from embedps.serving.server.batcher import Answer
 from embedps.serving.server.graph_call import GraphCall
 from embedps.serving.server.ivf_index import SAMPLE_QUERIES
-from embedps.serving.server.live_items import QUERY, LiveItems, ranks_items
+from embedps.serving.server.live_items import QUERY, UNKNOWN, LiveItems, ranks_items
 from embedps.serving.server.made_columns import EXAMPLES, RAW, of_examples, of_raw
 from embedps.serving.server.ranking import Ranking
 from embedps.serving.server.request_error import RequestError, invalid
@@ -75,7 +75,7 @@ class LiveModel(LoadedModel):
           directory: of the checkpoints.
           manifest: to load.
           ranking: how a retrieval model ranks its items.
-          transforms: the table of the dataset's Transforms, to take raw values too.
+          transforms: the dataset's `pipelines.transforms.Transforms`, to take raw values too.
           seed: the run's.
 
         Raises:
@@ -123,11 +123,14 @@ class LiveModel(LoadedModel):
         )
         form = items.format.query
 
-        def queried(*arguments: tf.Tensor) -> tf.Tensor:
-            return self._outputs(form.columns(*arguments))[QUERY]
+        def queried(*arguments: tf.Tensor) -> dict[str, tf.Tensor]:
+            columns = form.columns(*arguments)
+            vectors = self._outputs(columns)[QUERY]
+            unknown = items.query_ids.unknown(columns, tf.shape(vectors, tf.int64)[0])
+            return {QUERY: vectors, UNKNOWN: unknown}
 
         function = tf.function(queried, input_signature=form.signature()).get_concrete_function()
-        self._query_spec = tf.TensorSpec.from_tensor(function.structured_outputs)
+        self._query_spec = function.structured_outputs[QUERY]
         self._queried = GraphCall(function, form.zeros(1).arguments())
         for rows in _WARM_UP_ROWS:
             self._rank(items, items.format.zeros(rows))
@@ -154,7 +157,8 @@ class LiveModel(LoadedModel):
         """What `rank` gives, by name."""
         id_dtype = tf.int64 if self.items is None else self.items.id_dtype
         dtypes = {"ids": id_dtype, "scores": tf.float32}
-        return {name: tf.TensorSpec([None, None], dtype) for name, dtype in dtypes.items()}
+        specs = {name: tf.TensorSpec([None, None], dtype) for name, dtype in dtypes.items()}
+        return specs | {UNKNOWN: tf.TensorSpec([None], tf.bool)}
 
     @property
     def query_specs(self) -> dict[str, tf.TensorSpec]:
@@ -173,7 +177,7 @@ class LiveModel(LoadedModel):
     def encode(self, request: Request) -> Answer:
         """Computes the vectors of queries; not beside `PreparedChange.take`."""
         self._check_whole()
-        vectors = self._queried(request.arguments(), rows=request.rows).numpy()
+        vectors = self._queried(request.arguments(), rows=request.rows)[QUERY].numpy()
         return Answer(number=self.manifest.number, outputs={QUERY: vectors})
 
     def rank(self, request: Request) -> Answer:
@@ -189,8 +193,9 @@ class LiveModel(LoadedModel):
 
     def _rank(self, items: LiveItems, request: Request) -> Answer:
         parts = items.format.parts(request)
-        queries = self._queried(parts.query.arguments(), rows=parts.query.rows)
-        return Answer(number=self.manifest.number, outputs=items.best(queries, parts))
+        found = self._queried(parts.query.arguments(), rows=parts.query.rows)
+        outputs = items.best(found[QUERY], found[UNKNOWN].numpy(), parts)
+        return Answer(number=self.manifest.number, outputs=outputs)
 
     def prepare(self, advance: Advance) -> PreparedChange:
         """Reads and checks what leads to a manifest; nothing changes yet.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 from embedps.console.tf_logging import op_error_text
 from embedps.data.columns import Columns
+from embedps.errors import DatasetError
 from embedps.serving.inputs import Inputs, lengths_name, tensor_name
 from embedps.serving.server.request_error import invalid
 from embedps.serving.server.requests import Request, RequestFormat, check_names
@@ -26,6 +28,7 @@ class MadeColumns:
       specs: the tensors by name.
       lists: the columns of lists.
       list_values: the names of the tensors of their values.
+      missing: what a missing id is, by tensor of ids.
     """
 
     def __init__(
@@ -36,6 +39,8 @@ class MadeColumns:
         *,
         specs: Mapping[str, tf.TensorSpec],
         lists: Sequence[str] = (),
+        missing: Mapping[str, int | bytes] | None = None,
+        decode: Mapping[str, Callable[[Array], Array]] | None = None,
     ) -> None:
         """Traces a function.
 
@@ -45,8 +50,13 @@ class MadeColumns:
           make: makes these columns of a request's tensors, in a tf.function.
           specs: of the tensors.
           lists: the columns of lists among them.
+          missing: what a missing id is, by tensor of ids.
+          decode: by tensor, what makes int64 of its texts before that; it raises DatasetError.
         """
-        self.specs, self.lists = specs, tuple(lists)
+        self._decode = decode or {}
+        texts = {n: tf.TensorSpec([None], tf.string, name=n) for n in self._decode}
+        self.specs: Mapping[str, tf.TensorSpec] = {**specs, **texts}
+        self.lists, self.missing = tuple(lists), missing or {}
         self.list_values = frozenset(map(tensor_name, lists))
         self._form = form
 
@@ -77,12 +87,18 @@ class MadeColumns:
           RequestError: a tensor is absent or unknown, or its values have no meaning.
         """
         self.check_names(given.keys())
-        tensors = {n: tf.constant(array, self.specs[n].dtype) for n, array in given.items()}
         try:
+            given = {n: self._decode[n](a) if n in self._decode else a for n, a in given.items()}
+            tensors = {
+                n: tf.constant(a, tf.int64 if n in self._decode else self.specs[n].dtype)
+                for n, a in given.items()
+            }
             made = self._make(**tensors)
         except tf.errors.InvalidArgumentError as error:
             said = op_error_text(error.message)
             raise invalid(f"the request's values cannot be read: {said}") from None
+        except DatasetError as error:
+            raise invalid(f"the request's values cannot be read: {error}") from None
         except UnicodeDecodeError:  # TensorFlow's message quotes the bytes
             raise invalid("the request's values cannot be read: their bytes are damaged") from None
         return self._form.request({name: value.numpy() for name, value in made.items()})
@@ -100,18 +116,32 @@ def of_examples(form: RequestFormat, columns: Columns, *, missing_id: int) -> Ma
 def of_raw(
     form: RequestFormat, columns: Columns, transforms: Any, *, missing_id: int
 ) -> MadeColumns:
-    """Makes the format of raw values, as an export's signature "raw" has it.
+    """Makes the format of raw values, as an export's signature "raw" has it, and with texts.
 
     Args:
       form: of the requests that are made.
       columns: that the model's predictions depend on.
-      transforms: the table of the dataset's Transforms.
+      transforms: the dataset's (`pipelines.transforms.Transforms`).
       missing_id: the dataset's.
 
     Raises:
       UsageError: a transform has no twin in TensorFlow.
     """
-    raw = StockTransforms(transforms, columns, missing_id=missing_id)
-    made = MadeColumns(form, columns, raw.batch, specs=raw.specs(), lists=raw.lists)
-    made.request(raw.zeros(1))
+    raw = StockTransforms(transforms.table, columns, missing_id=missing_id, takes_decoded=True)
+    made = MadeColumns(
+        form,
+        columns,
+        raw.batch,
+        specs=raw.specs(),
+        lists=raw.lists,
+        missing=raw.missing,
+        decode={
+            tensor_name(name): functools.partial(transforms.decode, name) for name in raw.texts
+        },
+    )
+    zeros = raw.zeros(1)
+    for name in map(tensor_name, raw.texts):  # no text is read
+        zeros[name] = np.full(len(zeros[name]), None, object)
+    if not any(transforms.table.column(name).role == "timestamp" for name in raw.texts):
+        made.request(zeros)
     return made

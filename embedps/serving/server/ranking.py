@@ -8,6 +8,7 @@ from typing import Literal
 from embedps.errors import UsageError
 
 ItemChoice = Literal["rows", "dataset"]
+UnknownQuery = Literal["popular", "score", "error"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,8 @@ class Ranking:
       encode_rate: items to encode per second at most, when the network encodes them otherwise.
       ivf_above: more items than that are searched by an IVF, if faiss is installed.
       ivf_recall: which share of the exact best items the IVF is tuned to find, at least.
+      unknown_query: what a query gets none of whose ids has a row that training updated: the most
+        popular items, those of the best scores nevertheless, or an error.
     """
 
     items: ItemChoice = "rows"
@@ -29,6 +32,7 @@ class Ranking:
     encode_rate: float = 500_000.0
     ivf_above: int = 1_000_000
     ivf_recall: float = 0.95
+    unknown_query: UnknownQuery = "popular"
 
     def __post_init__(self) -> None:
         if self.default_k > self.max_k:

@@ -102,6 +102,10 @@ class Format(Protocol):
     def list_values(self) -> frozenset[str]:
         """The names of the tensors of their values."""
 
+    @property
+    def missing(self) -> Mapping[str, int | bytes]:
+        """What a missing id is, by tensor of ids."""
+
     def check_names(self, names: Set[str]) -> None:
         """Checks the names of a request's tensors."""
 
@@ -130,6 +134,7 @@ class RequestFormat:
       specs: the tensors by name.
       lists: the columns of lists.
       list_values: the names of the tensors of their values.
+      missing: what a missing id is, by tensor of ids.
       floats, integers: the columns of a Request's matrices.
     """
 
@@ -142,6 +147,8 @@ class RequestFormat:
         self.specs: dict[str, tf.TensorSpec] = Inputs(columns, missing_id=missing_id).specs()
         self.lists = (*columns.id_lists, *columns.float_lists)
         self.list_values = frozenset(map(tensor_name, self.lists))
+        ids = (*columns.ids, *columns.id_lists)
+        self.missing: Mapping[str, int | bytes] = dict.fromkeys(map(tensor_name, ids), missing_id)
         self._numerics = columns.numerics
         singles = [name for name in columns.names if name not in self.lists]
         singles.sort(key=lambda name: name not in columns.numerics)  # the numbers' matrix is first

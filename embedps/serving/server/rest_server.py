@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import re
 import ssl
@@ -42,6 +43,7 @@ _STATUS = {
 _MODEL = re.compile(
     r"/v1/models/([^/:]+)(?:/versions/(\d{1,18})|/labels/([^/:]+))?(:predict|/metadata)?"
 )
+_DIGITS = re.compile(r"-?[0-9]{1,20}")
 _METRICS = ("/metrics", "/monitoring/prometheus/metrics")
 
 
@@ -281,8 +283,15 @@ def _array(name: str, values: Any, form: Format) -> Array:
     if len(values) > most:
         raise invalid(f"{name!r} must have at most {most} values but has {len(values)}")
     if spec.dtype == tf.string:
-        return np.array([_bytes(name, value) for value in values], object)
-    allowed: tuple[type, ...] = (int, float, type(None)) if spec.dtype.is_floating else (int,)
+        texts = [_bytes(name, value, form.missing.get(name)) for value in values]
+        return np.array(texts, object)
+    if not spec.dtype.is_floating:
+        if all(type(value) is int for value in values):  # the usual ones: a tenth of the time
+            with contextlib.suppress(OverflowError):
+                return np.array(values, np.int64)
+        missing = form.missing.get(name)
+        return np.array([_integer(name, value, missing) for value in values], np.int64)
+    allowed = (int, float, type(None))
     if wrong := {type(value).__name__ for value in values if type(value) not in allowed}:
         raise invalid(f"{name!r} must hold numbers of {spec.dtype.name} but has {min(wrong)}")
     try:
@@ -291,8 +300,33 @@ def _array(name: str, values: Any, form: Format) -> Array:
         raise invalid(f"{name!r} must hold numbers of {spec.dtype.name}: {error}") from None
 
 
-def _bytes(name: str, value: Any) -> bytes:
-    """Reads a text, or bytes as TensorFlow Serving has them: {"b64": TEXT}."""
+def _integer(name: str, value: Any, missing: int | bytes | None) -> int:
+    """Reads an int64. From 2^63 on, it is the id of the same bits, as a dataset has it.
+
+    Args:
+      name: of the tensor.
+      value: a number, its digits as a text (a program of JavaScript has 53 bits of a number), or
+        null.
+      missing: what null means; None if it has no meaning.
+    """
+    if value is None and isinstance(missing, int):
+        return missing
+    if type(value) is str and _DIGITS.fullmatch(value):
+        value = int(value)
+    if type(value) is not int:
+        raise invalid(
+            f"{name!r} must hold whole numbers, or their digits as texts, but has "
+            f"{json.dumps(value)[:40]}" + ("" if missing is None else "; null is a missing id")
+        )
+    if not -(1 << 63) <= value < 1 << 64 or (missing is None and value >> 63 > 0):
+        raise invalid(f"{name!r} must hold numbers of 64 bits but has {value}")
+    return value - (value >> 63 << 64) if value > 0 else value
+
+
+def _bytes(name: str, value: Any, missing: int | bytes | None) -> bytes | None:
+    """Reads a text, or bytes as TensorFlow Serving has them: {"b64": TEXT}; null is missing."""
+    if value is None and missing is not None:
+        return missing if isinstance(missing, bytes) else None
     try:
         if isinstance(value, str):
             return value.encode()

@@ -16,6 +16,7 @@ from embedps.checkpoint.follow import Advance, Follower
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.errors import CheckpointError, CorruptCheckpointError, UsageError
 from embedps.serving.server.batcher import Answer, Batcher
+from embedps.serving.server.live_items import UNKNOWN
 from embedps.serving.server.live_model import LiveModel, PreparedChange
 from embedps.serving.server.request_error import RequestError
 from embedps.serving.server.requests import Request
@@ -176,14 +177,23 @@ class ServedModel:
         """Finds the best items of queries; see `Batcher.ask`.
 
         Raises:
-          RequestError: as `Batcher.ask` does, or the model ranks nothing.
+          RequestError: as `Batcher.ask` does, the model ranks nothing, or a query is unknown and
+            gets no other items.
         """
         items = self._model.items
         if self._ranker is None or items is None:
             raise self._ranks_nothing()
         most = int(items.format.parts(request).k.max(initial=1))
         answer = self._ranker.ask(request, timeout)
-        outputs = {name: array[:, :most] for name, array in answer.outputs.items()}
+        outputs = {n: a[:, :most] if a.ndim > 1 else a for n, a in answer.outputs.items()}
+        unknown = answer.outputs[UNKNOWN]
+        if items.unknown_query == "error" and unknown.any():
+            raise RequestError(
+                "NOT_FOUND",
+                f"record {int(unknown.argmax())} is of an unknown query: none of its ids in "
+                f"{', '.join(items.query_ids.names)} has been trained: ask for another, or serve "
+                "with --unknown-query popular",
+            )
         return Answer(number=answer.number, outputs=outputs)
 
     def close(self) -> None:

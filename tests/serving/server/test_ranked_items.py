@@ -35,7 +35,14 @@ from tests.builders import make_config
 from tests.models import planted_interactions
 from tests.processors import SUMS_IN_ORDER
 from tests.serving.builders import examples, split_of, tensors
-from tests.serving.server.builders import Client, Replay, predict_request, serving, until
+from tests.serving.server.builders import (
+    Client,
+    Replay,
+    ask_rest,
+    predict_request,
+    serving,
+    until,
+)
 
 QUERIES, LEAST = 40, np.finfo(np.float32).min
 TOWERS = {
@@ -336,7 +343,7 @@ def test_rest_gives_items_by_row_and_by_column(
         assert number == directory.numbers()[-1]
         ranked = signatures.signature_def["top_k"]
         assert {"user", "history", "k", "seen", "allowed"} < set(ranked.inputs)
-        assert set(ranked.outputs) == {"ids", "scores"}
+        assert set(ranked.outputs) == {"ids", "scores", "unknown"}
         assert isinstance(signatures, messages.SignatureDefMap)
 
 
@@ -457,3 +464,60 @@ def test_without_faiss_all_items_are_compared_and_a_line_says_so(
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("2 items are more than --ivf-above 1, but faiss is not installed")
     assert "pip install 'embedps[ivf]'" in line
+
+
+def most_updated(directory: CheckpointDirectory, number: int) -> list[int]:
+    """The items by the updates that the files count; of equal ones the smaller id first."""
+    updates: dict[int, int] = {}
+    for save in directory.read(number).chain:
+        for entry in save.files:
+            for batch in RowFile(directory.file(entry)).batches():
+                for record in batch.to_pylist():
+                    if record["table"] == "item":
+                        updates[record["id"]] = record["frequency"]
+                        if record["removed"]:
+                            del updates[record["id"]]
+    return sorted(updates, key=lambda item: (-updates[item], item))
+
+
+@ON_ROWS
+@pytest.mark.parametrize("choice", ["popular", "score", "error"])
+def test_an_unknown_query_is_told_and_gets_what_the_server_chose(
+    trained: Path, dataset: Dataset, tmp_path: Path, choice: Any
+) -> None:
+    directory = CheckpointDirectory(trained)
+    number = directory.numbers()[-1]
+    popular = most_updated(directory, number)
+    stranger = {"user": 10**15, "history": [], "k": 3, "seen": popular[1:2]}
+    missing = stranger | {"user": None}
+    (known,) = split_of(dataset).slice(0, 1).select(["user", "history"]).to_pylist()
+    known |= {"k": 3, "seen": []}
+    with serving(directory, dataset, ranking=Ranking(unknown_query=choice)) as (_, _, addresses):
+
+        def post(*rows: Any) -> tuple[int, Any]:
+            url = f"{addresses.rest}/v1/models/clicks:predict"
+            return ask_rest(url, {"signature_name": "top_k", "instances": [*rows]})
+
+        code, of_known = post(known)
+        assert (code, of_known["predictions"][0]["unknown"]) == (200, False)
+        exact = Exact(trained, number, dataset, tmp_path)
+        assert of_known["predictions"][0]["ids"] == exact.best(0, 3)[0].tolist()
+        code, found = post(known, stranger, missing)
+        if choice == "error":
+            assert code == 404
+            assert found.startswith("record 1 is of an unknown query: none of its ids in user, his")
+            return
+        assert code == 200
+        rows = found["predictions"]
+        assert [row["unknown"] for row in rows] == [False, True, True]
+        assert rows[0] == of_known["predictions"][0]
+        for row in rows[1:]:
+            if choice == "popular":
+                assert row["ids"] == [popular[0], *popular[2:4]]
+                assert row["scores"] == sorted(row["scores"], reverse=True)
+                assert row["scores"][0] > 0
+            else:
+                assert row["scores"] == [0.0, 0.0, 0.0]
+        if choice == "popular":
+            code, found = post({**stranger, "allowed": sorted(popular[:3])})
+            assert found["predictions"][0]["ids"] == [popular[0], popular[2], -1]

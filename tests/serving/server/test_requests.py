@@ -1,5 +1,7 @@
 """Requests of tensors become columns; what does not fit is refused by name."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,10 +10,15 @@ import tensorflow as tf
 
 from embedps.data.columns import Columns
 from embedps.data.unit_reader import NUMERICS
+from embedps.serving.server.made_columns import of_raw
 from embedps.serving.server.messages import PredictRequest
 from embedps.serving.server.request_error import RequestError
 from embedps.serving.server.requests import RequestFormat, concatenate
+from embedps.serving.server.rest_server import _of_columns, _of_rows
 from embedps.serving.server.tensor_values import fill, read_vector
+from pipelines.ingestion.text_values import fingerprint
+from pipelines.transforms import Transforms
+from tests.pipelines.shop import load as load_table
 
 FORMAT = RequestFormat(
     Columns(numerics=("I1",), ids=("C1", "C2"), id_lists=("tags",)), missing_id=-1
@@ -120,3 +127,87 @@ def test_vectors_are_read_in_each_form() -> None:
 def test_malformed_tensors_are_refused(fields: Any, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         read_vector("x", tensor(**fields), tf.float32, most=5)
+
+
+def read_json(text: str, form: Any = FORMAT) -> Any:
+    return form.request(_of_columns(json.loads(text), form))
+
+
+REST = '{"I1": [null], "C2": [3], "tags": [7], "tags_lengths": [1], "C1": %s}'
+
+
+def test_ids_of_json_keep_their_64_bits_and_null_is_the_missing_id() -> None:
+    ids = [2**53 + 1, 2**63 - 1, -5, 2**63, 2**64 - 3]
+    wanted = [2**53 + 1, 2**63 - 1, -5, -(2**63), -3]  # from 2^63 on, the id of the same bits
+    for given in (ids, [str(each) for each in ids]):
+        assert read_json(REST % json.dumps(given)).integers[0].tolist() == wanted
+    assert read_json(REST % '[null, "7", 8]').integers[0].tolist() == [-1, 7, 8]
+    listed = read_json(REST.replace('"tags": [7]', '"tags": [null]') % "[1]")
+    assert [part.tolist() for part in listed.lists[0]] == [[-1], [1]]
+    rows = [{"I1": 0.5, "C1": None, "C2": "9007199254740993", "tags": ["1", None]}]
+    made = FORMAT.request(_of_rows(rows, FORMAT))
+    assert made.integers.tolist() == [[-1], [2**53 + 1]]
+    assert made.lists[0][0].tolist() == [1, -1]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("[1.5]", "'C1' must hold whole numbers, or their digits as texts, but has 1.5; null is a"),
+        ("[3.0]", "but has 3.0"),
+        ('["1.5"]', 'but has "1.5"'),
+        ('["x"]', 'but has "x"'),
+        ("[true]", "but has true"),
+        ("[[1]]", r"but has \[1\]"),
+        ('["18446744073709551616"]', "of 64 bits but has 18446744073709551616"),
+        ("[-9223372036854775809]", "of 64 bits but has -9223372036854775809"),
+    ],
+)
+def test_other_ids_of_json_are_refused(given: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        read_json(REST % given)
+    with pytest.raises(RequestError, match="'tags_lengths' must hold whole numbers"):
+        read_json((REST % "[1]").replace('"tags_lengths": [1]', '"tags_lengths": [null]'))
+
+
+RAW_SCHEMA = """
+missing = ["", "NA"]
+column = [
+  { name = "bought", as = "label" },
+  { name = "user", as = "categorical", type = "string" },
+  { name = "tags", as = "list", type = "string" },
+  { name = "site", as = "categorical", type = "hex" },
+  { name = "at", as = "timestamp", format = "%Y-%m-%d" },
+]
+[[feature]]
+name = "day"
+from = "at"
+transform = ["weekday"]
+"""
+
+
+def test_raw_values_of_json_are_texts_where_the_column_is_text(tmp_path: Path) -> None:
+    transforms = Transforms(table=load_table(tmp_path, RAW_SCHEMA))
+    columns = Columns(ids=("user", "site", "day"), id_lists=("tags",))
+    whole = RequestFormat(columns, missing_id=-1)
+    raw = of_raw(whole, columns, transforms, missing_id=-1)
+    assert raw.specs["user"].dtype == raw.specs["tags"].dtype == raw.specs["at"].dtype == tf.string
+    rows: list[dict[str, Any]] = [
+        {"user": "ann", "tags": ["é", "b c"], "site": "ff", "at": "2026-01-05"},
+        {"user": None, "tags": [], "site": None, "at": "2026-01-06"},
+        {"user": "NA", "tags": ["b c"], "site": "NA", "at": "2026-01-07"},
+    ]
+    found = raw.request(_of_rows(rows, raw))
+    by_name = dict(zip(whole.integers, found.integers.tolist(), strict=True))
+    assert by_name == {
+        "user": [fingerprint("ann"), -1, -1],
+        "site": [255, -1, -1],
+        "day": [0, 1, 2],  # from Monday
+    }
+    values, lengths = found.lists[0]
+    assert values.tolist() == [fingerprint(each) for each in ("é", "b c", "b c")]
+    assert lengths.tolist() == [2, 0, 1]
+    with pytest.raises(RequestError, match="column 'at': row 1: must be a time of format"):
+        raw.request(_of_rows([rows[0], {**rows[1], "at": "yesterday"}], raw))
+    with pytest.raises(RequestError, match="'user' must hold texts"):
+        _of_rows([{**rows[0], "user": 7}], raw)

@@ -70,7 +70,7 @@ def test_signatures_are_those_of_the_export(
     records = make_records(40)
     features = transforms.apply(pa.RecordBatch.from_pylist(records))
     want = loaded.predict(features)["score"]
-    with serving(directory, dataset, transforms=transforms.table) as (api, _, addresses):
+    with serving(directory, dataset, transforms=transforms) as (api, _, addresses):
         # The same names, dtypes and shapes.
         _, told = api.metadata("clicks")
         assert set(told.signature_def) == set(export.signatures)

@@ -1,0 +1,89 @@
+"""Which ids the tables know: those of rows that training has updated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from embedps.engine.step_model import StepModel
+from embedps.tables.collection import EmbeddingCollection
+
+# No table has a row of all of them, so the least of their rates is that of an absent id.
+_PROBES = np.array([np.iinfo(np.int64).min + 0x9E37_79B9_7F4A * i for i in range(1, 9)], np.int64)
+
+
+def update_rates(
+    collection: EmbeddingCollection, table: str, ids: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Reads how often rows are updated, as lookups read the rows.
+
+    Args:
+      collection: of one shard.
+      table: of the rows.
+      ids: int64 [n].
+
+    Returns:
+      The share of steps that update each id's row, float32 [n]; and bool [n], whether any has.
+    """
+    for at, group in enumerate(collection.groups):
+        names = [spec.name for spec in group.tables]
+        if table in names:
+            asked = tf.concat([ids, tf.constant(_PROBES)], axis=0)
+            first = names.index(table) + 1
+            size = tf.size(asked)
+            splits = tf.stack([0 * size] * first + [size] * (len(names) + 1 - first))
+            rates = collection.rates_of_shard(at, 0, asked, splits)
+            found = rates[: -len(_PROBES)]
+            return found, found > tf.reduce_min(rates[-len(_PROBES) :])
+    raise ValueError(f"there is no table {table!r}")
+
+
+class QueryIds:
+    """The ids that a query is computed of.
+
+    Attributes:
+      names: of their columns, for messages.
+    """
+
+    def __init__(self, model: StepModel, collection: EmbeddingCollection, query: str) -> None:
+        """Finds the features.
+
+        Args:
+          model: the model.
+          collection: its rows, of one shard.
+          query: the prediction that is a query's vector.
+        """
+        used = model.output_inputs(query)
+        self._features = [f for f in model.features if f.name in used]
+        self._model, self._collection = model, collection
+        self.names: Sequence[str] = [f.name for f in self._features]
+
+    def unknown(self, columns: Mapping[str, Any], rows: tf.Tensor) -> tf.Tensor:
+        """Tells which queries have ids but none that is known, bool [rows].
+
+        Args:
+          columns: of the queries.
+          rows: how many, int64.
+        """
+        if not self._features:
+            return tf.fill([rows], False)
+        if any(name not in columns for name in self.names):  # the model computes ids
+            columns = self._model.prepare(self._model.fill(columns), training=False)
+        known = tf.fill([rows], False)
+        for feature in self._features:
+            ids = columns[feature.name]
+            if not isinstance(ids, tf.RaggedTensor):
+                known |= self._is_known(feature.table_name, ids)
+                continue
+            if feature.max_length is not None:
+                ids = ids[:, -feature.max_length :]
+            is_known = self._is_known(feature.table_name, ids.values)
+            known |= tf.reduce_any(ids.with_values(is_known), axis=1)
+        return ~known
+
+    def _is_known(self, table: str, ids: tf.Tensor) -> tf.Tensor:
+        _, is_updated = update_rates(self._collection, table, ids)
+        return is_updated & (ids != self._model.recommender.missing_id)

@@ -1,0 +1,221 @@
+"""Reads files of what a dataset was made of as features, a record at its place; labels may lack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from embedps.errors import DatasetError, UsageError
+from pipelines.ingestion.decode import decode_batch
+from pipelines.ingestion.line_blocks import LineBlockReader
+from pipelines.ingestion.line_parser import LineParser, drop_rows
+from pipelines.ingestion.table_schema import Column, Table
+from pipelines.ingestion.transforms import Transforms, compute_feature
+
+_MAGICS = {b"PAR1": "parquet", b"ORC": "orc"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawRecords:
+    """Some records of a file, in order.
+
+    Attributes:
+      features: of those that can be read.
+      readable: bool, which of all can.
+      kept: columns of all as the file has them; null where a line is no record.
+      reasons: why the others cannot be read, by line or record of the file, from 1.
+    """
+
+    features: pa.RecordBatch
+    readable: NDArray[np.bool_]
+    kept: pa.RecordBatch
+    reasons: dict[int, str]
+
+
+class _ReadTable(Table):
+    """Declares what is read; it needs neither label nor features."""
+
+    def __post_init__(self) -> None:
+        """Checks nothing: the dataset's table was checked."""
+
+
+def file_format(path: Path) -> str:
+    """Tells by its first bytes what a file is: "parquet", "orc", or "csv" if it is neither."""
+    with open(path, "rb") as file:
+        start = file.read(4)
+    return next((kind for magic, kind in _MAGICS.items() if start.startswith(magic)), "csv")
+
+
+class RawReader:
+    """Reads files, text or columnar, by the schema of a dataset."""
+
+    def __init__(
+        self, transforms: Transforms, columns: Sequence[str], keep: Sequence[str], batch_rows: int
+    ) -> None:
+        """Takes what to read.
+
+        Args:
+          transforms: the dataset's.
+          columns: of the dataset, to make.
+          keep: the files' columns to give as they are; of text files, declared ones.
+          batch_rows: the most records at a time.
+        """
+        table = transforms.table
+        self._features = [f for f in table.features if f.name in columns]
+        made = {f.name for f in self._features}
+        self._plain = [name for name in columns if name not in made]
+        self._needed = {name for f in self._features for name in f.sources} | {*self._plain}
+        self._keep, self._batch_rows = list(keep), batch_rows
+        others = {name for name in keep if name not in self._needed}
+        read = {
+            "columns": tuple(_as_needed(c, self._needed, others) for c in table.columns),
+            "features": (),
+        }
+        self._table = _ReadTable(**{f.name: getattr(table, f.name) for f in fields(Table)} | read)
+
+    def read(self, path: Path) -> Iterator[RawRecords]:
+        """Reads a file; at least some records, which may be none.
+
+        Raises:
+          UsageError: a column is absent, or the file is of another kind than the dataset's.
+          DatasetError: the file is damaged, or a column has a type that the schema does not have.
+        """
+        kind = file_format(path)
+        if kind == "csv" and self._table.format != "csv":
+            raise UsageError(f"{path} must be a Parquet or ORC file, as the dataset was made of")
+        parts = self._of_lines(path) if kind == "csv" else self._of_columns(path, kind)
+        for part in parts:
+            starts = np.concatenate([[0], np.cumsum(part.readable)])
+            size = max(1, len(part.readable))
+            for first in range(0, size, self._batch_rows):
+                last = min(first + self._batch_rows, len(part.readable))
+                yield RawRecords(
+                    features=part.features.slice(starts[first], starts[last] - starts[first]),
+                    readable=part.readable[first:last],
+                    kept=part.kept.slice(first, last - first),
+                    reasons={} if first else part.reasons,
+                )
+
+    def _of_lines(self, path: Path) -> Iterator[RawRecords]:
+        for name in self._keep:
+            if all(column.name != name for column in self._table.columns):
+                names = ", ".join(column.name for column in self._table.columns)
+                raise UsageError(f"--keep {name}: the schema has no such column, it has {names}")
+        with open(path, "rb") as stream:
+            parser = LineParser(self._table, str(path))
+            is_empty = True
+            table = self._table
+            reader = LineBlockReader(
+                stream, delimiter=table.delimiter, quote=table.quote, name=str(path)
+            )
+            for block in reader:
+                rows, bad = parser.parse(block)
+                for line in (*bad, *block.bad):
+                    if line.ends_file:
+                        raise DatasetError(f"{path}: line {line.line}: {line.reason}")
+                reasons = {line.line: line.reason for line in (*block.bad, *bad)}
+                is_empty = False
+                yield self._of_block(parser, rows, reasons)
+        if is_empty:
+            yield self._of_block(parser, self._table.row_schema.empty_table(), {})
+
+    def _of_block(
+        self, parser: LineParser, rows: pa.RecordBatch | pa.Table, reasons: dict[int, str]
+    ) -> RawRecords:
+        """Puts the rows of a block and its bad lines in order."""
+        numbers = np.concatenate(
+            [np.zeros(0, np.int64), *(np.asarray(each, np.int64) for _, each in parser.parsed)]
+        )
+        lines = np.union1d(numbers, np.fromiter(reasons, np.int64, len(reasons)))
+        places = pa.array(
+            np.minimum(np.searchsorted(numbers, lines), max(len(numbers) - 1, 0)),
+            mask=~np.isin(lines, numbers),
+        )
+        schema = pa.schema([pa.field(name, pa.string()) for name in self._keep])
+        texts = pa.Table.from_batches(
+            [batch.select(self._keep).cast(schema) for batch, _ in parser.parsed], schema=schema
+        ).combine_chunks()
+        kept = {name: texts[name].combine_chunks().take(places) for name in self._keep}
+        return RawRecords(
+            features=self._made(rows),
+            readable=~np.isin(lines, np.fromiter(reasons, np.int64, len(reasons))),
+            kept=_batch(kept, len(lines)),
+            reasons=reasons,
+        )
+
+    def _of_columns(self, path: Path, kind: str) -> Iterator[RawRecords]:
+        first = 1
+        try:
+            for batch in self._batches(path, kind):
+                rows, reasons = decode_batch(self._table, batch.select(self._wanted))
+                readable = np.ones(batch.num_rows, np.bool_)
+                readable[list(reasons)] = False
+                yield RawRecords(
+                    features=self._made(drop_rows(rows, reasons) if reasons else rows),
+                    readable=readable,
+                    kept=_batch({n: batch.column(n) for n in self._keep}, batch.num_rows),
+                    reasons={first + row: reason for row, reason in reasons.items()},
+                )
+                first += batch.num_rows
+        except (pa.ArrowException, OSError) as error:
+            message = " ".join(str(error).split())
+            raise DatasetError(f"{path} cannot be read: {message}") from error
+
+    @property
+    def _wanted(self) -> list[str]:
+        return [c.name for c in self._table.columns if c.name in self._needed]
+
+    def _batches(self, path: Path, kind: str) -> Iterator[pa.RecordBatch]:
+        names = list(dict.fromkeys([*self._wanted, *self._keep]))
+        if kind == "orc":
+            import pyarrow.orc
+
+            orc = pyarrow.orc.ORCFile(path)
+            _check(path, names, orc.schema)
+            for i in range(orc.nstripes):
+                yield orc.read_stripe(i, columns=names)
+            if not orc.nstripes:
+                yield _empty(orc.schema, names)
+            return
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            _check(path, names, file.schema_arrow)
+            if file.metadata.num_rows == 0:
+                yield _empty(file.schema_arrow, names)
+            yield from file.iter_batches(self._batch_rows, columns=names)
+
+    def _made(self, rows: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
+        if isinstance(rows, pa.Table):
+            rows = pa.RecordBatch.from_pylist([], schema=rows.schema)
+        made = {f.name: compute_feature(f, rows) for f in self._features}
+        made |= {name: rows.column(name) for name in self._plain}
+        return _batch(made, rows.num_rows)
+
+
+def _as_needed(column: Column, needed: set[str], kept: set[str]) -> Column:
+    """Leaves out what is not read; what is only kept is a text of any kind."""
+    if column.name in needed:
+        return column
+    role = ("key", "string") if column.name in kept else ("ignore", "string")
+    return Column(name=column.name, role=role[0], type=role[1])
+
+
+def _batch(columns: dict[str, pa.Array], num_rows: int) -> pa.RecordBatch:
+    if columns:
+        return pa.RecordBatch.from_pydict(columns)
+    return pa.RecordBatch.from_struct_array(pa.array([{}] * num_rows, pa.struct([])))
+
+
+def _empty(schema: pa.Schema, names: list[str]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([], schema=pa.schema([schema.field(n) for n in names]))
+
+
+def _check(path: Path, names: list[str], schema: pa.Schema) -> None:
+    for name in names:
+        if name not in schema.names:
+            raise UsageError(f"{path} must have column {name!r}, it has {', '.join(schema.names)}")

@@ -20,6 +20,7 @@ from embedps.console.command_line import number, text
 from embedps.console.progress import ProgressLine
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
+from embedps.run.model_module import import_shipped
 from embedps.run.run_config import read_run
 from embedps.run.run_flags import add_model_and_data
 from embedps.storage.file_lock import FileLock
@@ -152,9 +153,7 @@ def _num_rows(path: Path) -> int:
 
 def _transforms(dataset: Dataset) -> tuple[Callable[[Any], Any], tuple[str, ...]]:
     """Gives the dataset's transforms, and the columns that they read."""
-    from pipelines.transforms import Transforms
-
-    transforms = Transforms.load(dataset.directory)
+    transforms = import_shipped("pipelines.transforms").Transforms.load(dataset.directory)
     return transforms.apply, tuple(column.name for column in transforms.table.read_columns)
 
 

@@ -10,8 +10,9 @@ from rich.table import Table
 
 from embedps.console.command_line import Parser, path, run
 from embedps.data.dataset import Dataset
-from pipelines.report.html_page import make_page
-from pipelines.report.profile import Profile, make_profile
+
+from .report.html_page import make_page
+from .report.profile import Profile, make_profile
 
 
 def _table(title: str, left: int, *headings: str) -> Table:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from embedps.config_fields import MAX_INT64
 from embedps.console.command_line import Parser, number, path, run
-from pipelines.synthetic.click_log import Options, generate
+
+from .synthetic.click_log import Options, generate
 
 _HELP = """\
 Writes click logs in Criteo's format: each line has a label, 13 integers and 26 hexadecimal ids,

@@ -12,7 +12,8 @@ from rich.table import Table
 
 from embedps.console.command_line import run
 from embedps.data.dataset import Dataset
-from pipelines.ingestion.options import parse_options
+
+from .ingestion.options import parse_options
 
 
 def _print_summary(dataset: Dataset, wall_secs: float | None) -> None:
@@ -52,7 +53,7 @@ def main(argv: Sequence[str], schema: str | None = None) -> None:
     # Beam logs every failure with a traceback; our errors are one line.
     logging.basicConfig(level=logging.DEBUG if options.verbose else logging.CRITICAL)
     # Importing Beam takes seconds and warns, so flags are checked and logging is set before.
-    from pipelines.ingestion.make_dataset import make_dataset
+    from .ingestion.make_dataset import make_dataset
 
     started = time.monotonic()
     dataset, made = make_dataset(options)

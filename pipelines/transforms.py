@@ -3,6 +3,6 @@
 The implementation is in `pipelines/ingestion/transforms.py`. Import from here: this name stays.
 """
 
-from pipelines.ingestion.transforms import Transforms
+from .ingestion.transforms import Transforms
 
 __all__ = ["Transforms"]

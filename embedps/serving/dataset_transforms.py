@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from embedps.data.dataset import Dataset
+from embedps.run.model_module import import_shipped
 
 
 def transforms_of(dataset: Dataset) -> Any:
     """Gives the table of the dataset's Transforms (pipelines/ingestion/table_schema.py)."""
-    from pipelines.transforms import Transforms
-
-    return Transforms.load(dataset.directory).table
+    module = import_shipped("pipelines.transforms")
+    return module.Transforms.load(dataset.directory).table

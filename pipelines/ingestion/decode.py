@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from embedps.data.dataset import MISSING_ID
 from embedps.errors import DatasetError
-from pipelines.ingestion.table_schema import Column, Table
-from pipelines.ingestion.text_values import MAX_INT, text_decoder
+
+from .table_schema import Column, Table
+from .text_values import MAX_INT, text_decoder
 
 _ID_DIGITS = 8
 

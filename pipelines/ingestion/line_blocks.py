@@ -13,7 +13,7 @@ from typing import Protocol
 import xxhash
 import zstandard
 
-from pipelines.ingestion.bad_lines import BadLine
+from .bad_lines import BadLine
 
 BLOCK_BYTES = 8 << 20
 MAX_LINE_BYTES = 1 << 20

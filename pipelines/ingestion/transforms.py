@@ -27,9 +27,10 @@ from embedps.data.dataset import MISSING_ID
 from embedps.errors import DatasetError, UsageError
 from embedps.splitmix import GOLDEN, mix
 from embedps.storage.file_io import replacing
-from pipelines.ingestion.decode import decode_batch, first_bad_row
-from pipelines.ingestion.table_schema import LIST_TYPE, Feature, Table
-from pipelines.ingestion.transform_steps import MinCount, TransformStep
+
+from .decode import decode_batch, first_bad_row
+from .table_schema import LIST_TYPE, Feature, Table
+from .transform_steps import MinCount, TransformStep
 
 FILE_NAME = "_transforms.json"
 FOLDER_NAME = "_transforms"

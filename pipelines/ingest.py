@@ -7,19 +7,16 @@ import sys
 import time
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.table import Table
-
 from embedps.console.command_line import run
+from embedps.console.tables import make_console, make_table
 from embedps.data.dataset import Dataset
 
 from .ingestion.options import parse_options
 
 
 def _print_summary(dataset: Dataset, wall_secs: float | None) -> None:
-    table = Table(title=str(dataset.directory), title_justify="left")
-    for name in ("split", "rows", "positives", "shards", "rows per shard", "MiB"):
-        table.add_column(name, justify="left" if name == "split" else "right")
+    headings = ("split", "rows", "positives", "shards", "rows per shard", "MiB")
+    table = make_table(str(dataset.directory), *headings)
     for name, split in dataset.splits.items():
         rows = [file.rows for file in split.files] or [0]
         per_shard = f"{min(rows):,}" + (f"-{max(rows):,}" if min(rows) != max(rows) else "")
@@ -31,7 +28,7 @@ def _print_summary(dataset: Dataset, wall_secs: float | None) -> None:
             per_shard,
             f"{sum(file.bytes for file in split.files) / (1 << 20):,.1f}",
         )
-    Console().print(table)
+    make_console().print(table)
     read, bad = dataset.input.lines_read, dataset.input.lines_bad
     written = sum(split.rows for split in dataset.splits.values())
     print(

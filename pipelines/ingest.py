@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 
 from embedps.console.command_line import run
+from embedps.console.progress import rate_text
 from embedps.console.tables import make_console, make_table
 from embedps.data.dataset import Dataset
 
@@ -41,7 +42,7 @@ def _print_summary(dataset: Dataset, wall_secs: float | None) -> None:
     if wall_secs is None:
         print("already finished with the same input and options: kept")
     else:
-        print(f"{wall_secs:.1f} s, {read / wall_secs:,.0f} rows/s")
+        print(f"{wall_secs:.1f} s{rate_text(read, wall_secs, 'rows')}")
 
 
 def main(argv: Sequence[str], schema: str | None = None) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,14 +67,19 @@ def test_all_tables_are_read_in_one_pass(tmp_path, monkeypatch):
     assert manifest is not None
     reads = []
     batches = RowFile.batches
-    monkeypatch.setattr(RowFile, "batches", lambda self: reads.append(self.path) or batches(self))
+
+    def counted(file):
+        reads.append(file.path)
+        return batches(file)
+
+    monkeypatch.setattr(RowFile, "batches", counted)
     read_statistics(directory, manifest)
     files = len(set(reads))
     assert len(manifest.tables) == 2
     assert len(reads) == 3 * files  # their numbers, their last records, their rows
 
 
-STATISTICS = {
+STATISTICS: dict[str, Any] = {
     "step": 300,
     "observed_secs": 120.0,
     "tables": {
@@ -134,13 +140,17 @@ def test_growth_has_one_unit_and_is_told_after_a_minute(tmp_path, rows, memory, 
     content = {**STATISTICS, "observed_secs": secs, "tables": {"C1": table}}
     (tmp_path / STATISTICS_NAME).write_text(json.dumps(content))
     found = read_run_statistics(tmp_path)
+    assert found is not None
     assert list(found.tables[0][1:3]) == shown
 
 
 def test_a_run_that_has_ended_has_no_forecast(tmp_path):
     (tmp_path / STATISTICS_NAME).write_text(json.dumps(STATISTICS))
-    assert len(read_run_statistics(tmp_path).forecasts) == 2
-    assert read_run_statistics(tmp_path, has_ended=True).forecasts == []
+    found, ended = (read_run_statistics(tmp_path, has_ended=over) for over in (False, True))
+    assert found is not None
+    assert ended is not None
+    assert len(found.forecasts) == 2
+    assert ended.forecasts == []
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"step": 3}', '{"step": 3, "tables": {"a": 1}}'])

@@ -150,7 +150,7 @@ def warm_rate(model_dir: Path) -> float:
     for path in sorted(glob.glob(f"{model_dir}/**/events.out.tfevents.*", recursive=True)):
         for event in tf.compat.v1.train.summary_iterator(path):
             for value in event.summary.value:
-                if value.tag == "train/examples_per_sec":
+                if value.tag == "examples_per_sec":
                     found.append((event.wall_time, value.simple_value))
     found = found[len(found) // 3 :]
     if len(found) < 2:

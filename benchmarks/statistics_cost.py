@@ -65,7 +65,7 @@ def measure(rows: int, rounds: int, window_secs: float) -> dict[str, Any]:
         def look() -> None:
             began = time.thread_time()
             found = watch.look(step=4 * next(units))
-            log.write(points(found), step=next(units), texts=texts(found))
+            log.write("tables", points(found), step=next(units), texts=texts(found))
             cpu_secs.append(time.thread_time() - began)
 
         look()  # makes the walk's function

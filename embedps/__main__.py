@@ -6,6 +6,7 @@ A command is imported when it is run, so that `embedps --help` imports neither T
 from __future__ import annotations
 
 import argparse
+import difflib
 import functools
 import importlib
 import os
@@ -17,6 +18,7 @@ from typing import NoReturn
 
 import embedps
 from embedps.console import command_line
+from embedps.errors import UsageError
 
 _MODULES = {
     "plan": "embedps.plan",
@@ -94,6 +96,11 @@ def dispatch(arguments: Sequence[str], prog: str = "embedps") -> int:
     )
     parser.add_argument("--version", action="version", version=f"embedps {embedps.__version__}")
     parser.add_argument("command", choices=_MODULES, metavar="COMMAND", help=argparse.SUPPRESS)
+    given = arguments[0] if arguments else ""
+    if given and not given.startswith("-") and given not in _MODULES:
+        near = difflib.get_close_matches(given, _MODULES, 1)
+        advice = f"did you mean {near[0]}? " if near else ""
+        raise UsageError(f"there is no command {given!r}: {advice}{prog} --help lists them")
     name = parser.parse_args(arguments[:1]).command
     command = importlib.import_module(_MODULES[name])
     code: int = command.main(arguments[1:], prog=f"{prog} {name}")

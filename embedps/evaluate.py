@@ -21,7 +21,7 @@ from embedps.config_fields import MAX_COUNT
 from embedps.console import command_line
 from embedps.console.child_process import end_with_parent
 from embedps.console.command_line import number, path, text
-from embedps.console.progress import ProgressLine
+from embedps.console.progress import ProgressLine, rate_text
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.errors import UsageError
@@ -222,10 +222,10 @@ class _ScoreDisplay:
             self._rows = sum(evaluator.collection.stats().rows.values())
         saved, age = manifest.chain[-1], time.time() - manifest.wall_time
         secs = time.monotonic() - self._began
-        rate = (metrics.examples - self._first) / secs if done > 1 else 0.0
+        rate = rate_text(metrics.examples - self._first, secs)
         self._line.update(
             done,
-            f"{metrics.examples:,} examples, {rate:,.0f}/s, {metrics.brief()}, "
+            f"{metrics.examples:,} examples{rate}, {metrics.brief()}, "
             f"{self._rows:,} rows, "
             f"{saved.kind} {saved.bytes / 1e6:.1f} MB {age:.0f} s ago",
         )

@@ -40,13 +40,12 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.plan") -> int:
     dataset = Dataset.open(run.data)
     recommender = run.recommender(dataset)
     check_columns(recommender, dataset)
-    from rich.console import Console
-
+    from embedps.console.tables import make_console
     from embedps.planning.plan import make_plan
     from embedps.planning.plan_tables import print_plan
 
     plan = make_plan(recommender, dataset, run.config, asked)
-    print_plan(plan, asked, Console(width=100))
+    print_plan(plan, asked, make_console())
     if (path := flags.given.json) is not None:
         Path(path).write_text(json.dumps(dataclasses.asdict(plan), indent=1) + "\n")
         print(f"wrote {path}")

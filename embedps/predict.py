@@ -21,6 +21,7 @@ from embedps.console.command_line import number, text
 from embedps.console.progress import ProgressLine
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
+from embedps.run.model_module import import_shipped
 from embedps.run.run_config import read_run
 from embedps.run.run_flags import add_model_and_data
 from embedps.storage.file_lock import FileLock
@@ -159,10 +160,9 @@ def _num_rows(path: Path, *, raw: bool) -> int:
 
 def _raw_reader(dataset: Dataset) -> Callable[..., Any]:
     """Checks that the dataset has transforms; gives the function that makes the reader."""
-    from pipelines.transforms import Transforms, raw_reader
-
-    Transforms.of(dataset)
-    return partial(raw_reader, dataset)
+    module = import_shipped("pipelines.transforms")
+    module.Transforms.of(dataset)
+    return partial(module.raw_reader, dataset)
 
 
 def _parser(prog: str) -> command_line.Parser:

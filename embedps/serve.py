@@ -37,11 +37,14 @@ _MAX_PORT = 65535
 _MAX_WAITING = 1024
 _SWITCH_SECS = 0.0005
 _MAX_TOP_K = 10_000
+_EXAMPLE_ROWS = 2
 
 
 def main(arguments: Sequence[str], prog: str = "python -m embedps.serve") -> int:
     """Serves until SIGTERM or Ctrl-C."""
     options = _parser(prog).parse_args(arguments)
+    if options.example_request:
+        return _print_example(options)
     _check(options)
     runs = [_Run(where, options) for where in options.model_dir]
     token = _read_token(options.token_file)
@@ -91,6 +94,22 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.serve") -> int
             rest_server.stop()
             for model in api.models.values():
                 model.close()
+    return 0
+
+
+def _print_example(options: Any) -> int:
+    """Prints the body of a REST request for two records that the model can score."""
+    if len(options.model_dir) != 1:
+        raise UsageError("--example-request is of one model: give one --model-dir")
+    where = options.model_dir[0]
+    from embedps.evaluation.loaded_model import load
+    from embedps.serving.server.live_model import sample_records
+    from embedps.serving.server.rest_server import body_of
+
+    run = _Run(where, options)
+    model = load(where, number=options.number, data=options.data, model=options.model)
+    records = sample_records(run.dataset, model.columns).slice(0, _EXAMPLE_ROWS)
+    print(body_of(records))
     return 0
 
 
@@ -195,9 +214,14 @@ def _parser(prog: str) -> command_line.Parser:
         help="the directory that embedps train was given; once per model",
     )
     parser.add_argument(
+        "--example-request",
+        action="store_true",
+        help="print the body of a REST request of two held-out records, and serve nothing",
+    )
+    parser.add_argument(
         "--name",
         type=text,
-        required=True,
+        default=[],
         action="append",
         metavar="NAME",
         help="the model's name in requests; once per --model-dir, in the same order",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipelines.transforms import Transforms
+    from .transforms import Transforms
 
 __all__ = ["Transforms"]
 
@@ -18,7 +18,7 @@ __all__ = ["Transforms"]
 def __getattr__(name: str) -> Any:
     """Imports `Transforms` at its first use, so that `import pipelines` stays fast."""
     if name == "Transforms":
-        from pipelines.transforms import Transforms
+        from .transforms import Transforms
 
         return Transforms
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from embedps.console.command_line import run
-from pipelines.ingest import main as ingest
+
+from .ingest import main as ingest
 
 
 def main(argv: Sequence[str]) -> None:

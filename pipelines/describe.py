@@ -5,33 +5,26 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.table import Table
-
 from embedps.console.command_line import Parser, path, run
+from embedps.console.tables import make_console, make_table
 from embedps.data.dataset import Dataset
-from pipelines.report.html_page import make_page
-from pipelines.report.profile import Profile, make_profile
 
-
-def _table(title: str, left: int, *headings: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for i, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if i < left else "right")
-    return table
+from .report.html_page import make_page
+from .report.profile import Profile, make_profile
 
 
 def _print(profile: Profile) -> None:
-    shards = _table("shards", 1, "shard", "rows", "MiB", "label rate")
+    shards = make_table("shards", "shard", "rows", "MiB", "label rate")
     for shard in profile.shards:
         mib = shard.bytes / (1 << 20)
         shards.add_row(shard.path, f"{shard.rows:,}", f"{mib:,.1f}", f"{shard.label_rate:.4f}")
-    numbers = _table("numbers", 2, "column", "transform", "missing", "mean", "std", "min", "max")
+    headings = ("column", "transform", "missing", "mean", "std", "min", "max")
+    numbers = make_table("numbers", *headings, left=2)
     for number in profile.numeric:
         values = (number.moments.mean, number.moments.std, number.low, number.high)
         shown = (f"{value:.4g}" for value in values)
         numbers.add_row(number.name, number.transform, f"{number.missing_rate:.1%}", *shown)
-    ids = _table("ids", 1, "column", "distinct", "missing", "top id", "its share", "top 10", "100")
+    ids = make_table("ids", "column", "distinct", "missing", "top id", "its share", "top 10", "100")
     for column in profile.ids:
         top = column.top.top(1)
         about = "" if column.cardinality_exact else "~"
@@ -43,7 +36,7 @@ def _print(profile: Profile) -> None:
             str(top[0][0]) if top else "",
             *(f"{least}{column.top.share(number):.1%}" for number in (1, 10, 100)),
         )
-    console = Console()
+    console = make_console()
     for table in (shards, numbers, ids):
         if table.row_count:
             console.print(table)

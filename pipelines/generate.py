@@ -8,7 +8,9 @@ from collections.abc import Sequence
 
 from embedps.config_fields import MAX_INT64
 from embedps.console.command_line import Parser, number, path, run
-from pipelines.synthetic.click_log import Options, generate
+from embedps.console.progress import rate_text
+
+from .synthetic.click_log import Options, generate
 
 _HELP = """\
 Writes click logs in Criteo's format: each line has a label, 13 integers and 26 hexadecimal ids,
@@ -60,8 +62,8 @@ def main(argv: Sequence[str]) -> None:
     wall_secs = time.monotonic() - started
     made = options.report_path.stat().st_mtime_ns != before
     print(
-        f"{options.output}: {report['rows']:,} rows, {report['bytes']:,} bytes, "
-        + (f"{report['rows'] / wall_secs:,.0f} rows/s" if made else "already there, kept")
+        f"{options.output}: {report['rows']:,} rows, {report['bytes']:,} bytes"
+        + (rate_text(report["rows"], wall_secs, "rows") if made else ", already there, kept")
     )
     print(
         f"click rate {report['click_rate']:.4f}, best reachable AUC {report['best_auc']:.4f}, "

@@ -7,18 +7,17 @@ import sys
 import time
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.table import Table
-
 from embedps.console.command_line import run
+from embedps.console.progress import rate_text
+from embedps.console.tables import make_console, make_table
 from embedps.data.dataset import Dataset
-from pipelines.ingestion.options import parse_options
+
+from .ingestion.options import parse_options
 
 
 def _print_summary(dataset: Dataset, wall_secs: float | None) -> None:
-    table = Table(title=str(dataset.directory), title_justify="left")
-    for name in ("split", "rows", "positives", "shards", "rows per shard", "MiB"):
-        table.add_column(name, justify="left" if name == "split" else "right")
+    headings = ("split", "rows", "positives", "shards", "rows per shard", "MiB")
+    table = make_table(str(dataset.directory), *headings)
     for name, split in dataset.splits.items():
         rows = [file.rows for file in split.files] or [0]
         per_shard = f"{min(rows):,}" + (f"-{max(rows):,}" if min(rows) != max(rows) else "")
@@ -30,7 +29,7 @@ def _print_summary(dataset: Dataset, wall_secs: float | None) -> None:
             per_shard,
             f"{sum(file.bytes for file in split.files) / (1 << 20):,.1f}",
         )
-    Console().print(table)
+    make_console().print(table)
     read, bad = dataset.input.lines_read, dataset.input.lines_bad
     written = sum(split.rows for split in dataset.splits.values())
     print(
@@ -43,7 +42,7 @@ def _print_summary(dataset: Dataset, wall_secs: float | None) -> None:
     if wall_secs is None:
         print("already finished with the same input and options: kept")
     else:
-        print(f"{wall_secs:.1f} s, {read / wall_secs:,.0f} rows/s")
+        print(f"{wall_secs:.1f} s{rate_text(read, wall_secs, 'rows')}")
 
 
 def main(argv: Sequence[str], schema: str | None = None) -> None:
@@ -52,7 +51,7 @@ def main(argv: Sequence[str], schema: str | None = None) -> None:
     # Beam logs every failure with a traceback; our errors are one line.
     logging.basicConfig(level=logging.DEBUG if options.verbose else logging.CRITICAL)
     # Importing Beam takes seconds and warns, so flags are checked and logging is set before.
-    from pipelines.ingestion.make_dataset import make_dataset
+    from .ingestion.make_dataset import make_dataset
 
     started = time.monotonic()
     dataset, made = make_dataset(options)

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pipelines.ingestion.transforms import Transforms
+from .ingestion.transforms import Transforms
 
 if TYPE_CHECKING:
     from embedps.data.dataset import Dataset
-    from pipelines.ingestion.raw_records import RawReader
+
+    from .ingestion.raw_records import RawReader
 
 __all__ = ["Transforms", "raw_reader"]
 
@@ -21,6 +22,6 @@ def raw_reader(
     dataset: Dataset, columns: Sequence[str], keep: Sequence[str], batch_rows: int
 ) -> RawReader:
     """Makes the reader of files of what a dataset was made of; see RawReader."""
-    from pipelines.ingestion.raw_records import RawReader
+    from .ingestion.raw_records import RawReader
 
     return RawReader(Transforms.of(dataset), columns, keep, batch_rows)

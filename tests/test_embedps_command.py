@@ -94,10 +94,31 @@ def test_help_reads_no_command():
     }
 
 
-@pytest.mark.parametrize("arguments", [[], ["--bogus"], ["tarin"]])
-def test_unknown_command_is_a_usage_error(arguments):
-    with pytest.raises(UsageError, match=r"^embedps: .*COMMAND.*\(--help lists the flags\)$"):
+@pytest.mark.parametrize("arguments", [[], ["--bogus"]])
+def test_no_command_is_a_usage_error(arguments):
+    with pytest.raises(UsageError, match=r"^the .*COMMAND.*\(--help lists the flags\)$"):
         dispatch(arguments)
+
+
+@pytest.mark.parametrize(("given", "near"), [("trian", "did you mean train? "), ("xyz", "")])
+def test_unknown_command_is_named_once_with_the_one_that_is_near(script, given, near):
+    done = run(script, given)
+    wanted = f"embedps: there is no command '{given}': {near}embedps --help lists them\n"
+    assert (done.returncode, done.stderr) == (2, wanted)
+
+
+def test_a_wrong_flag_names_the_program_once(script):
+    assert run(script, "train", "--bogus").stderr.startswith("embedps: train: ")
+
+
+def test_help_names_every_flag_and_help_all_says_what_each_does(script):
+    short = run(script, "plan", "--help").stdout
+    whole = run(script, "plan", "--help-all").stdout
+    assert len(short.splitlines()) <= 110
+    flags = set(re.findall(r"(?<=\s)--[a-z][a-z-]+", whole))
+    named = {flag for flag in flags if not flag.startswith("--no-")}
+    assert named <= set(re.findall(r"--[a-z][a-z-]+", short))
+    assert whole.count("(default: ") > short.count("(default: ") + 40
 
 
 def test_command_fails_with_its_own_code_and_line(script, tmp_path):

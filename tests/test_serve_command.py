@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import subprocess
@@ -43,6 +44,13 @@ def ports(line: str) -> tuple[str, str]:
     """The addresses of gRPC and REST in the line that says what is served."""
     words = line.split()
     return words[words.index("at") + 1], words[-1]
+
+
+def test_an_example_request_has_every_column_of_the_model(model_dir: Path, capsys: Any) -> None:
+    assert command_line.run(serve.main, ["--model-dir", str(model_dir), "--example-request"]) == 0
+    rows = json.loads(capsys.readouterr().out)["instances"]
+    assert len(rows) == 2
+    assert all(sorted(row) == sorted(COLUMNS) for row in rows)
 
 
 @pytest.mark.slow

@@ -145,7 +145,7 @@ def test_run_leaves_scores_and_a_summary(embedded, dataset):
     assert [e["number"] for e in scores] == sorted({e["number"] for e in scores})
     assert read_leases(CheckpointDirectory(embedded)) == []
     events = [p for p in (embedded / "tensorboard").rglob("events.*") if p.stat().st_size > 200]
-    assert {p.parent.name for p in events} == {"tensorboard", "eval"}
+    assert {p.parent.name for p in events} == {"train", "tables", "eval"}
     assert processes_with(str(embedded)) == {}
 
 
@@ -300,7 +300,7 @@ def test_local_cluster_trains_as_well_as_one_process(tmp_path, embedded, dataset
     assert sum(worker["steps"] for worker in stale.values()) == steps
     assert set(stale) <= {"0", "1"}
     assert max(worker["most"] for worker in stale.values()) < last.step
-    tags = read_tags(model_dir / "tensorboard")
+    tags = read_tags(model_dir / "tensorboard" / "tables")
     assert {f"staleness/worker_{worker}" for worker in stale} <= tags
     for task in ("ps-0", "ps-1", "worker-0", "worker-1"):
         assert "serves at" in (model_dir / "logs" / f"{task}.log").read_text()

@@ -15,7 +15,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from rich.console import Console
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
@@ -29,6 +28,7 @@ from embedps.checkpoint.tools.stats import print_statistics, read_statistics
 from embedps.checkpoint.tools.stats_page import make_page
 from embedps.checkpoint.tools.verify import verify
 from embedps.console.command_line import Parser, run, sigterm_interrupts, text
+from embedps.console.tables import make_console
 from embedps.errors import CheckpointError, UsageError
 from embedps.storage import file_io
 
@@ -63,6 +63,11 @@ def _parser(prog: str) -> Parser:
         if name == "stats":
             command.add_argument(
                 "--html", type=text, metavar="FILE", help="also write a page with plots"
+            )
+            command.add_argument(
+                "--details",
+                action="store_true",
+                help="also show norms, shards, growth, evictions and the parameter servers",
             )
         if name == "verify":
             command.add_argument("--all", action="store_true", help="verify every manifest")
@@ -101,17 +106,24 @@ def _manifest(directory: CheckpointDirectory, number: int | None) -> Manifest:
 
 
 def _inspect(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
-    inspect(directory, _manifest(directory, args.number), Console())
+    inspect(directory, _manifest(directory, args.number), make_console())
     return 0
 
 
 def _stats(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
-    statistics = read_statistics(directory, _manifest(directory, args.number))
-    console = Console(width=120)
-    print_statistics(statistics, console)
-    of_run = read_run_statistics(directory.path) if args.number is None else None
+    manifest = _manifest(directory, args.number)
+    statistics = read_statistics(directory, manifest)
+    console = make_console()
+    print_statistics(statistics, console, details=args.details)
+    of_run = (
+        read_run_statistics(directory.path, has_ended=manifest.final)
+        if args.number is None
+        else None
+    )
     if of_run is not None:
-        print_run_statistics(of_run, console)
+        print_run_statistics(of_run, console, details=args.details)
+    if not args.details:
+        print("--details shows more columns, and what the run last saw of its tables and servers")
     if args.html is not None:
         page = make_page(directory.path.name, statistics, of_run)
         file_io.write_bytes(Path(args.html), page.encode())

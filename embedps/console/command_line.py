@@ -9,6 +9,7 @@ import argparse
 import re
 import signal
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -30,7 +31,49 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **kwargs)
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{self.prog}: {message} (--help lists the flags)")
+        where = re.sub(r"^embedps:? ", "", f"{self.prog}: ")  # `report` says it too
+        raise UsageError(f"{where}{message} (--help lists the flags)")
+
+
+class BriefParser(Parser):
+    """A Parser of many flags: --help has only the names of some groups' flags, --help-all has all.
+
+    Attributes:
+      brief: the titles of those groups.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.brief: set[str] = set()
+        self.add_argument(
+            "--help-all", action=_HelpAll, nargs=0, help="show what every flag does and exit"
+        )
+
+    def format_help(self) -> str:
+        if not self.brief:
+            return super().format_help()
+        formatter = self._get_formatter()
+        formatter.add_usage("%(prog)s [-h] FLAGS", [], [])
+        formatter.add_text(self.description)
+        for group in self._action_groups:
+            formatter.start_section(group.title)
+            formatter.add_text(group.description)
+            if group.title in self.brief:
+                names = " ".join(action.option_strings[0] for action in group._group_actions)
+                formatter.add_text(textwrap.fill(names, 90, break_on_hyphens=False))
+            else:
+                formatter.add_arguments(group._group_actions)
+            formatter.end_section()
+        formatter.add_text("--help-all says what the flags do that are only named here.")
+        return formatter.format_help()
+
+
+class _HelpAll(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        if isinstance(parser, BriefParser):
+            parser.brief = set()
+        parser.print_help()
+        parser.exit()
 
 
 def number(kind: type, **bounds: float) -> Callable[[str], Any]:

@@ -11,6 +11,12 @@ if TYPE_CHECKING:  # a command's --help does not wait for it
     from rich.progress import Progress
 
 LOG_SECS = 5.0
+_LEAST_SECS = 1.0  # a shorter time says little of a rate
+
+
+def rate_text(count: float, secs: float, unit: str = "") -> str:
+    """Says how much was done per second, as `, 100 rows/s`; nothing before a second has passed."""
+    return f", {count / secs:,.0f}{unit and f' {unit}'}/s" if secs >= _LEAST_SECS else ""
 
 
 class ProgressLine:
@@ -39,6 +45,7 @@ class ProgressLine:
 
         self._what = what
         self._total = total
+        self._first = completed
         self._unit = unit
         self._log_secs = log_secs
         self._began = time.monotonic()
@@ -93,7 +100,7 @@ class ProgressLine:
         self._total = self._total if total is None else total
         now = time.monotonic()
         if self._unit and not detail:
-            detail = f"{completed / max(now - self._began, 1e-9):,.0f} {self._unit}/s"
+            detail = rate_text(completed - self._first, now - self._began, self._unit)[2:]
         if self._bar:
             self._bar.update(
                 self._task,
@@ -105,7 +112,8 @@ class ProgressLine:
         elif force or now >= self._next_line:
             self._next_line = now + self._log_secs
             if self._unit:
-                print(f"{self._what}: {self._amount(completed)}, {detail}", flush=True)
+                behind = f", {detail}" if detail else ""
+                print(f"{self._what}: {self._amount(completed)}{behind}", flush=True)
             else:
                 share = 100 * completed / max(1, self._total)
                 print(f"{self._what} {self._amount(completed)} ({share:.0f}%) {detail}", flush=True)

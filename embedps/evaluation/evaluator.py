@@ -89,7 +89,7 @@ class EvaluationLog:
             writer = self._writer = self._writer or tf.summary.create_file_writer(folder)
             with writer.as_default(step=evaluation.step):
                 for name, value in evaluation.metrics.values.items():
-                    tf.summary.scalar(f"eval/{name}", value)
+                    tf.summary.scalar(name, value)
             writer.flush()
 
 

@@ -7,6 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from embedps.checkpoint.tools.inspect import format_bytes
+from embedps.console.tables import make_table
 from embedps.planning.plan import Plan, epoch_text
 from embedps.planning.plan_config import PlanConfig
 
@@ -29,16 +30,9 @@ def print_plan(plan: Plan, asked: PlanConfig, console: Console) -> None:
         console.print(_workers(plan, asked))
 
 
-def _right(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 else "right")
-    return table
-
-
 def _tables(plan: Plan) -> Table:
     title = f"tables after the {plan.examples:,} examples of the training split"
-    table = _right(title, "table", "dim", "rows", "bytes", "bytes/row", "ids/step")
+    table = make_table(title, "table", "dim", "rows", "bytes", "bytes/row", "ids/step")
     for each in plan.tables:
         table.add_row(
             escape(each.name),
@@ -57,7 +51,7 @@ def _tables(plan: Plan) -> Table:
 
 
 def _servers(plan: Plan) -> Table:
-    table = _right(
+    table = make_table(
         "predictions: the fullest parameter server (times the mean), bytes per step of a worker",
         "servers",
         "rows",
@@ -102,7 +96,7 @@ def _skew(values: list[int]) -> str:
 
 
 def _modes(plan: Plan) -> Table:
-    table = _right(
+    table = make_table(
         "modes of the run's cluster; calls and bytes at a server per step of a worker",
         "--sync",
         "rows' update",
@@ -127,7 +121,9 @@ def _modes(plan: Plan) -> Table:
 
 
 def _local(plan: Plan) -> Table:
-    table = _right("measured on this machine, --sync none", "processes", "examples/s", "an epoch")
+    table = make_table(
+        "measured on this machine, --sync none", "processes", "examples/s", "an epoch"
+    )
     for name, rate in plan.local.items():
         table.add_row(name, f"{rate:,.0f}", epoch_text(plan.examples / rate))
     return table
@@ -135,7 +131,7 @@ def _local(plan: Plan) -> Table:
 
 def _workers(plan: Plan, asked: PlanConfig) -> Table:
     cores = asked.cores or plan.measured[-1].cores
-    table = _right(
+    table = make_table(
         f"predictions: each task on a machine like this one, {cores} cores, "
         f"{asked.link_gbits:g} Gbit/s, --sync {plan.sync}",
         "workers",

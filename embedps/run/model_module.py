@@ -13,8 +13,6 @@ from embedps.errors import UsageError
 
 _PACKAGE = "models"
 _FOLDER = Path(__file__).resolve().parents[2] / _PACKAGE
-_OTHER_NAME = "embedps_built_in_models"
-"""What the built-in models' package is called where `models` is a package of the user's."""
 
 
 def find_model(name: str) -> ModuleType:
@@ -56,6 +54,16 @@ def is_shipped(package: str) -> bool:
     return origin is not None and Path(origin).resolve() == _FOLDER.parent / package / "__init__.py"
 
 
+def import_shipped(name: str) -> ModuleType:
+    """Imports a module of `models` or `pipelines` that came with embedps.
+
+    Where the package's name is taken by the user, it is the same module under the name
+    `embedps.models` or `embedps.pipelines`.
+    """
+    package = name.partition(".")[0]
+    return importlib.import_module(name if is_shipped(package) else f"embedps.{name}")
+
+
 def check_shipped(*packages: str) -> None:
     """Checks that packages can be imported by their names; for code that imports them so.
 
@@ -75,30 +83,13 @@ def _path(name: str) -> Path:
 
 
 def _built_in(name: str) -> ModuleType:
-    package = _PACKAGE
-    if not is_shipped(_PACKAGE):
-        package = _OTHER_NAME
-        _import_by_path(package)
-    module = importlib.import_module(f"{package}.{name}")
+    module = import_shipped(f"{_PACKAGE}.{name}")
     if module.__file__ is None or Path(module.__file__).resolve() != _path(name):
         raise UsageError(
-            f"--model {name}: {package}.{name} must be {_path(name)} but is {module.__file__}: "
+            f"--model {name}: {module.__name__} must be {_path(name)} but is {module.__file__}: "
             f"remove what puts another module of that name into sys.modules"
         )
     return module
-
-
-def _import_by_path(package: str) -> None:
-    """Imports the built-in models' package under another name."""
-    if package in sys.modules:
-        return
-    spec = importlib.util.spec_from_file_location(
-        package, _FOLDER / "__init__.py", submodule_search_locations=[str(_FOLDER)]
-    )
-    if spec is None or spec.loader is None:
-        raise UsageError(f"the built-in models must be in {_FOLDER}: install embedps again")
-    sys.modules[package] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[package])
 
 
 def _of_user(name: str) -> ModuleType:

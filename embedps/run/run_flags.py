@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+from embedps.config_fields import groups_of
 from embedps.console import command_line, flags
 from embedps.errors import UsageError
 from embedps.run.config import DEFAULT_MODEL, TrainConfig
@@ -65,7 +66,7 @@ class RunFlags:
         self._model = _model_name(arguments, prog)
         self._module = find_model(self._model)
         self._defaults = dict(defaults or {})
-        self.parser = command_line.Parser(prog=prog, description=description)
+        self.parser = command_line.BriefParser(prog=prog, description=description)
         self.parser.add_argument(
             "--config",
             metavar="FILE",
@@ -80,6 +81,7 @@ class RunFlags:
         )
         flags.add_flags(self.parser, TrainConfig, "training")
         self.add(self._module.Config, f"model {self._model}")
+        self.parser.brief = {*groups_of(TrainConfig), f"model {self._model}"}
 
     def add(self, config: type, title: str) -> None:
         """Adds the flags of another config, under a title in --help.

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from embedps.data.dataset import Dataset
+from embedps.run.model_module import import_shipped
 
 
 def transforms_of(dataset: Dataset) -> Any:
     """Gives the dataset's Transforms (pipelines/ingestion/transforms.py)."""
-    from pipelines.transforms import Transforms
-
-    return Transforms.of(dataset)
+    return import_shipped("pipelines.transforms").Transforms.of(dataset)

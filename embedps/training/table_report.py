@@ -25,15 +25,7 @@ from embedps.training.growth import (
 
 NORM_PERCENTILES = (1, 10, 50, 90, 99)
 _SUMMED = ("rows", "bytes", "lookups", "refused")
-_POINTS = (
-    *_SUMMED,
-    "admitted",
-    "rows_per_hour",
-    "bytes_per_hour",
-    "ids_per_step",
-    "top_1_percent",
-    "zipf_exponent",
-)
+_POINTS = ("rows", "bytes", "refused", "ids_per_step")  # of each table; the rest is in the JSON
 _SERVER_POINTS = ("rows", "memory_bytes", "resident_bytes", "lookups_per_sec", "load")
 _SHOWN_IDS = 10
 
@@ -203,14 +195,13 @@ class TableReport:
 
 
 def points(report: Mapping[str, Any]) -> dict[str, float]:
-    """Gives the numbers of a report as TensorBoard points."""
+    """Gives the main numbers of a report as TensorBoard points: a group of charts per number."""
     found: dict[str, float] = {}
     for name, table in report["tables"].items():
-        found |= {
-            f"tables/{name}/{key}": table[key] for key in _POINTS if table.get(key) is not None
-        }
-        found[f"tables/{name}/evicted"] = sum(table["evicted"].values())
-        found |= {f"tables/{name}/norm_p{p}": norm for p, norm in table.get("norms", {}).items()}
+        found |= {f"tables_{key}/{name}": table[key] for key in _POINTS}
+        found[f"tables_evicted/{name}"] = sum(table["evicted"].values())
+        if (norm := table.get("norms", {}).get("50")) is not None:
+            found[f"tables_norm_p50/{name}"] = norm
     for i, server in enumerate(report["servers"]):
         found |= {f"servers/{i}/{key}": server[key] for key in _SERVER_POINTS}
     for each in report["forecasts"]:
@@ -225,7 +216,7 @@ def texts(report: Mapping[str, Any]) -> dict[str, str]:
     for name, table in report["tables"].items():
         if hottest := table.get("hottest", [])[:_SHOWN_IDS]:
             lines = [f"| {i} | {updates:,} |" for i, updates in hottest]
-            found[f"tables/{name}/hottest"] = "\n".join(["| id | updates |", "|---|---|", *lines])
+            found[f"tables_hottest/{name}"] = "\n".join(["| id | updates |", "|---|---|", *lines])
     return found
 
 

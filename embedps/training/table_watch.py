@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from embedps.checkpoint.tools.run_statistics import STATISTICS_NAME
+from embedps.checkpoint.tools.run_statistics import LEAST_OBSERVED_SECS, STATISTICS_NAME
 from embedps.errors import CheckpointError
 from embedps.run.summary import write_json
 from embedps.tables.byte_limits import evicted_bytes
@@ -22,7 +22,6 @@ from embedps.training.growth import Forecast
 from embedps.training.save_failures import in_background
 from embedps.training.table_report import TableReport, shortened
 
-_LEAST_OBSERVED_SECS = 60.0  # a shorter time says little of the growth
 _WARNING_HOURS = (24.0, 1.0)  # a limit is told of when it comes nearer than each of these
 
 
@@ -112,7 +111,7 @@ class TableWatch:
         Args:
           left_hours: how long the run will go on; later limits are not told.
         """
-        if self._report.observed_secs < _LEAST_OBSERVED_SECS:
+        if self._report.observed_secs < LEAST_OBSERVED_SECS:
             return []
         return [
             f"warning: {each.text()}"

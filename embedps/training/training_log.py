@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from embedps.checkpoint.format.manifest import Manifest
+from embedps.console.progress import rate_text
 from embedps.metrics import Accumulator, Counts, Metrics
 from embedps.storage.object_store import local_dir
 
@@ -30,7 +31,7 @@ class TrainingLog:
         """
         self._accumulator = accumulator
         self._folder = str(local_dir(model_dir) / "tensorboard")
-        self._writer: tf.summary.SummaryWriter | None = None
+        self._writers: dict[str, tf.summary.SummaryWriter] = {}
         self._lock = threading.Lock()  # guards the four below
         self._recent = accumulator()
         self._all = accumulator()
@@ -78,12 +79,15 @@ class TrainingLog:
         if not recent.examples:
             return None
         now = time.monotonic()
-        rate = (examples - self._shown_examples) / max(1e-9, now - self._shown_at)
+        done, secs = examples - self._shown_examples, now - self._shown_at
+        rate = rate_text(done, secs)
         self._shown_at, self._shown_examples = now, examples
         names = _POINTS if "logloss" in recent.values else recent.values
-        points = {f"train/{name}": recent.get(name) for name in names}
-        self.write({**points, "train/examples_per_sec": rate}, step=step, texts={})
-        text = f"{examples:,} examples, {rate:,.0f}/s, {recent.brief()}, {rows:,} rows"
+        points = {name: recent.get(name) for name in names}
+        if rate:
+            points["examples_per_sec"] = done / secs
+        self.write("train", points, step=step)
+        text = f"{examples:,} examples{rate}, {recent.brief()}, {rows:,} rows"
         if last is not None:
             saved, age = last.chain[-1], time.time() - last.wall_time
             text += f", {saved.kind} {saved.bytes / 1e6:.1f} MB {age:.0f} s ago"
@@ -91,13 +95,18 @@ class TrainingLog:
 
     def write(
         self,
+        run: str,
         points: Mapping[str, float | None],
         *,
         step: int,
-        texts: Mapping[str, str],
+        texts: Mapping[str, str] = {},
         histograms: Mapping[str, Any] = {},
     ) -> None:
-        """Writes TensorBoard points, texts and histograms (HistogramProto) of one step, by name."""
+        """Writes TensorBoard points, texts and histograms (HistogramProto) of one step, by name.
+
+        Points of one name are one chart, with a line for each `run`: a folder beside that of the
+        evaluator, `eval`.
+        """
         # As one message: tf.summary.scalar runs some ops for each point, and tables have hundreds.
         message = tf.compat.v1.Summary()
         for name, value in points.items():
@@ -110,7 +119,10 @@ class TrainingLog:
             message.value.add(tag=name, histo=histogram)
         # A full disk does not end the run here: failing checkpoints report it.
         with suppress(tf.errors.OpError), tf.device("/device:CPU:0"):
-            writer = self._writer = self._writer or tf.summary.create_file_writer(self._folder)
+            writer = self._writers.get(run)
+            if writer is None:
+                writer = tf.summary.create_file_writer(f"{self._folder}/{run}")
+                self._writers[run] = writer
             with writer.as_default():
                 tf.summary.experimental.write_raw_pb(message.SerializeToString(), step=step)
             writer.flush()

@@ -307,8 +307,7 @@ class TrainingLoop:
         for news in self._watch_files.news():
             line.say(news)
         for scores in self._watch_files.scores():
-            named = {f"watch/{name}": value for name, value in scores.items()}
-            self.log.write(named, step=self._ledger.steps_done(), texts={})
+            self.log.write("watch", scores, step=self._ledger.steps_done())
 
     def _look_at_tables(self) -> list[str]:
         """Takes the tables' statistics if it is time; returns warnings of limits."""
@@ -324,8 +323,8 @@ class TrainingLoop:
         stale = staleness_histograms(self._setup.step_logs.staleness())
         found = points(report)
         if self._config.cluster.is_in_step:
-            found = {**found, "train/joint_steps": float(self._joint_steps())}
-        self.log.write(found, step=step, texts=texts(report), histograms=stale)
+            self.log.write("train", {"joint_steps": float(self._joint_steps())}, step=step)
+        self.log.write("tables", found, step=step, texts=texts(report), histograms=stale)
 
     def _left_hours(self) -> float:
         """Estimates how long the units that are left will take; for ever if more files arrive."""

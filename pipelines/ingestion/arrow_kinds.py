@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedps.errors import DatasetError
-from pipelines.ingestion.table_schema import Column
+
+from .table_schema import Column
 
 BadTexts = dict[int, str]
 """The reason for each row whose text cannot be read."""

@@ -12,14 +12,15 @@ from pathlib import Path
 import apache_beam as beam
 
 from embedps.storage.file_io import replacing
-from pipelines.ingestion.column_statistics import fit_features
-from pipelines.ingestion.dataset_commit import commit_dataset
-from pipelines.ingestion.file_parser import FileParser
-from pipelines.ingestion.file_record import FileRecord, in_order
-from pipelines.ingestion.ingest_job import BAD_LINES_NAME, IngestJob
-from pipelines.ingestion.input_files import InputTask
-from pipelines.ingestion.shard_writer import ShardRecord, ShardTask, write_shard
-from pipelines.ingestion.transforms import Transforms
+
+from .column_statistics import fit_features
+from .dataset_commit import commit_dataset
+from .file_parser import FileParser
+from .file_record import FileRecord, in_order
+from .ingest_job import BAD_LINES_NAME, IngestJob
+from .input_files import InputTask
+from .shard_writer import ShardRecord, ShardTask, write_shard
+from .transforms import Transforms
 
 _SHOWN_NAMES = 10
 

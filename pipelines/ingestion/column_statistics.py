@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 
 from embedps.splitmix import mix, unmix
 from embedps.storage.file_io import replacing
-from pipelines.ingestion.file_record import FileRecord
-from pipelines.ingestion.table_schema import Feature, Table
-from pipelines.ingestion.transform_steps import MinCount, Standardize
-from pipelines.ingestion.transforms import FOLDER_NAME, compute_feature, compute_numbers
-from pipelines.ingestion.work_dir import WorkDir
-from pipelines.moments import Moments
+
+from ..moments import Moments
+from .file_record import FileRecord
+from .table_schema import Feature, Table
+from .transform_steps import MinCount, Standardize
+from .transforms import FOLDER_NAME, compute_feature, compute_numbers
+from .work_dir import WorkDir
 
 _PIECE_IDS = 1 << 20
 _MERGED_IDS = 1 << 22

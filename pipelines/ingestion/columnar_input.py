@@ -11,12 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedps.errors import DatasetError
-from pipelines.ingestion.arrow_kinds import is_list
-from pipelines.ingestion.bad_lines import BadLine
-from pipelines.ingestion.decode import decode_batch
-from pipelines.ingestion.line_blocks import ByteStream
-from pipelines.ingestion.line_parser import drop_rows
-from pipelines.ingestion.table_schema import Table
+
+from .arrow_kinds import is_list
+from .bad_lines import BadLine
+from .decode import decode_batch
+from .line_blocks import ByteStream
+from .line_parser import drop_rows
+from .table_schema import Table
 
 _BATCH_ROWS = 65536
 _NAMES = {"parquet": "Parquet", "orc": "ORC"}

@@ -16,13 +16,14 @@ from embedps.data.dataset_metadata import (
 )
 from embedps.data.transforms_digest import learned_features
 from embedps.errors import DatasetError
-from pipelines.ingestion.file_record import FileRecord
-from pipelines.ingestion.ingest_job import BAD_LINES_NAME, IngestJob
-from pipelines.ingestion.shard_writer import ShardRecord, merged_sketches
-from pipelines.ingestion.table_schema import Table
-from pipelines.ingestion.transforms import FILE_NAME as TRANSFORMS_NAME
-from pipelines.ingestion.transforms import Transforms
-from pipelines.ingestion.work_dir import SPLITS
+
+from .file_record import FileRecord
+from .ingest_job import BAD_LINES_NAME, IngestJob
+from .shard_writer import ShardRecord, merged_sketches
+from .table_schema import Table
+from .transforms import FILE_NAME as TRANSFORMS_NAME
+from .transforms import Transforms
+from .work_dir import SPLITS
 
 
 def commit_dataset(

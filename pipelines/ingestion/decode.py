@@ -16,10 +16,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from embedps.data.dataset import MISSING_ID
-from pipelines.ingestion.arrow_kinds import is_list, reduce_kind, wrong_type
-from pipelines.ingestion.table_schema import Column, Table
-from pipelines.ingestion.text_lists import split_lists
-from pipelines.ingestion.text_values import (
+
+from .arrow_kinds import is_list, reduce_kind, wrong_type
+from .table_schema import Column, Table
+from .text_lists import split_lists
+from .text_values import (
     MAX_INT,
     MAX_UNSIGNED_ID,
     MIN_INT,

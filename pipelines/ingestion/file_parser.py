@@ -8,21 +8,21 @@ from typing import TextIO
 import pyarrow as pa
 from apache_beam.io.filesystems import FileSystems
 
-from pipelines.ingestion.bad_lines import BadLine
-from pipelines.ingestion.column_statistics import ColumnStatistics
-from pipelines.ingestion.columnar_input import read_rows
-from pipelines.ingestion.file_record import FileRecord
-from pipelines.ingestion.ingest_job import IngestJob
-from pipelines.ingestion.input_files import InputTask, open_input
-from pipelines.ingestion.line_blocks import (
+from .bad_lines import BadLine
+from .column_statistics import ColumnStatistics
+from .columnar_input import read_rows
+from .file_record import FileRecord
+from .ingest_job import IngestJob
+from .input_files import InputTask, open_input
+from .line_blocks import (
     BLOCK_BYTES,
     ByteStream,
     LineBlockReader,
     ReadAhead,
     checksum_of,
 )
-from pipelines.ingestion.line_parser import LineParser
-from pipelines.ingestion.sorted_runs import SortedRunWriter
+from .line_parser import LineParser
+from .sorted_runs import SortedRunWriter
 
 _MIN_COMPRESSED_BYTES = 9  # of an empty zstd frame; gzip's is longer
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipelines.ingestion.sorted_runs import SortedRunRecord
-from pipelines.moments import Moments
+from ..moments import Moments
+from .sorted_runs import SortedRunRecord
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipelines.ingestion.shard_writer import ShardTask
-from pipelines.ingestion.splits import SplitRule
-from pipelines.ingestion.table_schema import Table
-from pipelines.ingestion.work_dir import SPLITS, WorkDir
+from .shard_writer import ShardTask
+from .splits import SplitRule
+from .table_schema import Table
+from .work_dir import SPLITS, WorkDir
 
 BAD_LINES_NAME = "_bad_lines.jsonl"
 WORK_NAME = "_work"

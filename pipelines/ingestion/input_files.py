@@ -11,7 +11,8 @@ from apache_beam.io.filesystem import BeamIOError, CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
 from embedps.errors import UsageError
-from pipelines.ingestion.line_blocks import ByteStream
+
+from .line_blocks import ByteStream
 
 _WILDCARDS = "*?["
 _HIDDEN = (".", "_")

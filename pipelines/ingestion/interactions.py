@@ -24,7 +24,8 @@ from embedps.data.dataset_metadata import (
 )
 from embedps.errors import DatasetError, UsageError
 from embedps.storage.file_io import checksum_file, replacing
-from pipelines.ingestion.lock import locked
+
+from .lock import locked
 
 SOURCE = "interactions"
 LABEL = "label"

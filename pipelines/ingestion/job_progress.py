@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from embedps.console.progress import ProgressLine
-from pipelines.ingestion.ingest_job import IngestJob
-from pipelines.ingestion.input_files import InputTask
+
+from .ingest_job import IngestJob
+from .input_files import InputTask
 
 _POLL_SECS = 0.5
 _POLL_TIMES = 50  # the pause is at least this many times as long as reading the files took

@@ -13,9 +13,9 @@ from typing import Protocol
 import xxhash
 import zstandard
 
-from pipelines.ingestion.bad_lines import BadLine
-from pipelines.ingestion.quoted_records import RecordFinder, Records
-from pipelines.ingestion.text_encoding import without_mark
+from .bad_lines import BadLine
+from .quoted_records import RecordFinder, Records
+from .text_encoding import without_mark
 
 BLOCK_BYTES = 8 << 20
 MAX_LINE_BYTES = 1 << 20

@@ -16,11 +16,12 @@ import pyarrow as pa
 from pyarrow import csv
 
 from embedps.errors import DatasetError
-from pipelines.ingestion.bad_lines import BadLine
-from pipelines.ingestion.decode import decode_batch
-from pipelines.ingestion.line_blocks import MAX_LINE_BYTES, LineBlock
-from pipelines.ingestion.quoted_records import RETURN_REASON, RecordFinder, Records
-from pipelines.ingestion.table_schema import Table
+
+from .bad_lines import BadLine
+from .decode import decode_batch
+from .line_blocks import MAX_LINE_BYTES, LineBlock
+from .quoted_records import RETURN_REASON, RecordFinder, Records
+from .table_schema import Table
 
 _NumberedLine = tuple[int, bytes]
 

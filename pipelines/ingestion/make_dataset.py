@@ -13,18 +13,19 @@ import apache_beam as beam
 
 from embedps.data.dataset import FILE_NAME, Dataset
 from embedps.errors import DatasetError, UsageError
-from pipelines.ingestion.beam_runner import make_pipeline, run_pipeline, temporary_folder
-from pipelines.ingestion.beam_stages import build
-from pipelines.ingestion.ingest_job import BAD_LINES_NAME, IngestJob
-from pipelines.ingestion.input_files import InputTask, find_inputs, open_input
-from pipelines.ingestion.job_progress import progress_shown
-from pipelines.ingestion.line_blocks import checksum_of
-from pipelines.ingestion.lock import locked
-from pipelines.ingestion.options import Options
-from pipelines.ingestion.transforms import FILE_NAME as TRANSFORMS_NAME
-from pipelines.ingestion.transforms import FOLDER_NAME as TRANSFORMS_FOLDER
-from pipelines.ingestion.transforms import Transforms
-from pipelines.ingestion.work_dir import SPLITS
+
+from .beam_runner import make_pipeline, run_pipeline, temporary_folder
+from .beam_stages import build
+from .ingest_job import BAD_LINES_NAME, IngestJob
+from .input_files import InputTask, find_inputs, open_input
+from .job_progress import progress_shown
+from .line_blocks import checksum_of
+from .lock import locked
+from .options import Options
+from .transforms import FILE_NAME as TRANSFORMS_NAME
+from .transforms import FOLDER_NAME as TRANSFORMS_FOLDER
+from .transforms import Transforms
+from .work_dir import SPLITS
 
 
 def make_dataset(options: Options) -> tuple[Dataset, bool]:

@@ -12,11 +12,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from embedps.errors import DatasetError, UsageError
-from pipelines.ingestion.decode import decode_batch
-from pipelines.ingestion.line_blocks import LineBlockReader
-from pipelines.ingestion.line_parser import LineParser, drop_rows
-from pipelines.ingestion.table_schema import Column, Table
-from pipelines.ingestion.transforms import Transforms, compute_feature
+
+from .decode import decode_batch
+from .line_blocks import LineBlockReader
+from .line_parser import LineParser, drop_rows
+from .table_schema import Column, Table
+from .transforms import Transforms, compute_feature
 
 _MAGICS = {b"PAR1": "parquet", b"ORC": "orc"}
 

@@ -17,10 +17,11 @@ from embedps.data.dataset_metadata import DataFile
 from embedps.data.distinct_ids import DistinctSketch
 from embedps.data.transforms_digest import KEY
 from embedps.storage.file_io import replacing
-from pipelines.ingestion.line_blocks import checksum_of
-from pipelines.ingestion.sorted_runs import RUN_ROWS, SortedRunReader, SortedRunRecord
-from pipelines.ingestion.transforms import Transforms
-from pipelines.ingestion.work_dir import SPLITS, WorkDir
+
+from .line_blocks import checksum_of
+from .sorted_runs import RUN_ROWS, SortedRunReader, SortedRunRecord
+from .transforms import Transforms
+from .work_dir import SPLITS, WorkDir
 
 _ROWS_PER_DICTIONARY_VALUE = 4
 """Columns with fewer repeats get no dictionary: files are 2% smaller, reading is 10% faster.

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from embedps.splitmix import GOLDEN, mix, seed_hashes
 from embedps.storage.file_io import replacing
-from pipelines.ingestion.table_schema import Table
-from pipelines.ingestion.work_dir import WorkDir
+
+from .table_schema import Table
+from .work_dir import WorkDir
 
 RUN_ROWS = 1 << 17
 BATCH_ROWS = 1 << 10

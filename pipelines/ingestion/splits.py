@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from embedps.errors import UsageError
 from embedps.splitmix import GOLDEN, mix, seed_hashes
-from pipelines.ingestion.table_schema import Table
+
+from .table_schema import Table
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,8 @@ import pyarrow as pa
 
 from embedps.data.dataset_metadata import LABEL_KINDS
 from embedps.errors import UsageError
-from pipelines.ingestion.transform_steps import TransformStep, parse_step
+
+from .transform_steps import TransformStep, parse_step
 
 SCHEMAS = Path(__file__).parent.parent / "schemas"
 """The folder of the schemas that the package ships."""

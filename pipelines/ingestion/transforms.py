@@ -29,9 +29,10 @@ from embedps.data.transforms_digest import KEY, declared, digest_of, read_ids
 from embedps.errors import DatasetError, UsageError
 from embedps.splitmix import GOLDEN, mix
 from embedps.storage.file_io import replacing
-from pipelines.ingestion.decode import decode_batch, decode_column, first_bad_row
-from pipelines.ingestion.table_schema import LIST_TYPE, Feature, Table
-from pipelines.ingestion.transform_steps import MinCount, TransformStep
+
+from .decode import decode_batch, decode_column, first_bad_row
+from .table_schema import LIST_TYPE, Feature, Table
+from .transform_steps import MinCount, TransformStep
 
 FILE_NAME = "_transforms.json"
 FOLDER_NAME = "_transforms"

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from html import escape
 
 from embedps.console import html_page
-from pipelines.report.profile import IdProfile, NumericProfile, Profile, ShardProfile
+
+from .profile import IdProfile, NumericProfile, Profile, ShardProfile
 
 _TOPS = (1, 10, 100, 1000)
 

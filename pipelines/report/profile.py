@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from embedps.data.dataset import Dataset
 from embedps.data.dataset_metadata import CategoricalFeature, DataFile, NumericFeature
-from pipelines.moments import Moments
+
+from ..moments import Moments
 
 MAX_IDS = 1 << 16
 NUM_BINS = 32

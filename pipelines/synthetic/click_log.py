@@ -19,10 +19,11 @@ import xxhash
 from embedps.console.progress import ProgressLine
 from embedps.errors import UsageError
 from embedps.storage.file_io import replacing
-from pipelines.synthetic.click_rows import draw_rows
-from pipelines.synthetic.planted_model import SHARES, PlantedModel, sigmoid
-from pipelines.synthetic.scores import Score
-from pipelines.synthetic.tsv_writer import format_rows
+
+from .click_rows import draw_rows
+from .planted_model import SHARES, PlantedModel, sigmoid
+from .scores import Score
+from .tsv_writer import format_rows
 
 GENERATOR_VERSION = 1
 """Incremented when the same rows and seed give other bytes."""

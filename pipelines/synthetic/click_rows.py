@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.criteo_format import IDS, INTEGERS
+from ..criteo_format import IDS, INTEGERS
 
 MISSING_RANK = -1
 

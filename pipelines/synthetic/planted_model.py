@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedps import constants
-from pipelines.synthetic.click_rows import (
+
+from .click_rows import (
     COUNT_COLUMNS,
     ID_COLUMNS,
     ClickRows,

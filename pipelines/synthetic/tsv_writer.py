@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.criteo_format import NUM_IDS, NUM_INTEGERS
-from pipelines.synthetic.click_rows import MISSING_RANK, ClickRows
+from ..criteo_format import NUM_IDS, NUM_INTEGERS
+from .click_rows import MISSING_RANK, ClickRows
 
 _INTEGER_WIDTH = 9  # a sign and 8 digits
 _ID_WIDTH = 8

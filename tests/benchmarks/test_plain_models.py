@@ -58,5 +58,5 @@ def test_a_plain_model_of_histories_trains(tmp_path, monkeypatch):
 def test_the_warm_rate_leaves_out_the_first_third(tmp_path):
     log = TrainingLog(tmp_path, lambda: Accumulator(lambda counts: {}))
     for step, rate in enumerate([1.0, 50.0, 50.0, 50.0]):
-        log.write({"train/examples_per_sec": rate}, step=step, texts={})
+        log.write("train", {"examples_per_sec": rate}, step=step, texts={})
     assert model_speed.warm_rate(tmp_path) == pytest.approx(50)

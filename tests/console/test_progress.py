@@ -36,3 +36,19 @@ def test_units_are_shown_at_once_and_with_their_share(capsys: pytest.CaptureFixt
         "units 8/8 (100%) loss 0.3",
         "done",
     ]
+
+
+def test_no_rate_is_told_before_a_second(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    clock = [100.0]
+    monkeypatch.setattr("embedps.console.progress.time.monotonic", lambda: clock[0])
+    with ProgressLine("reading", 1000, unit="rows", completed=400) as progress:
+        clock[0] += 0.0002
+        progress.update(600, force=True)
+        clock[0] += 1.9998
+        progress.update(1000, force=True)
+    assert capsys.readouterr().out.splitlines() == [
+        "reading: 600 of 1,000 rows",
+        "reading: 1,000 of 1,000 rows, 300 rows/s",  # of the 600 that it did
+    ]

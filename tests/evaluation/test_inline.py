@@ -60,7 +60,7 @@ def test_scores_are_those_of_the_sidecar(tmp_path, dataset, num_workers):
     assert last["examples"] == sum(EVALUATION)
     assert latest(tmp_path).final
     shown = points_of(tmp_path / "tensorboard/eval")
-    assert shown["eval/auc"] == {e["step"]: np.float32(e["auc"]) for e in (first, last)}
+    assert shown["auc"] == {e["step"]: np.float32(e["auc"]) for e in (first, last)}
     assert len(shown) == 4
 
 

@@ -13,6 +13,7 @@ from embedps.run.model_module import find_model, is_built_in
 from embedps.run.run_config import RunConfig, read_run
 from models import dlrm
 from tests.builders import ROOT, TINY_DLRM_FLAGS, write_dataset
+from tests.pipelines.shop import load, make, make_records, write_csv
 
 RAISES = 'raise RuntimeError("this is a package of the user\'s")\n'
 OWN = """
@@ -79,6 +80,35 @@ def test_console_command_finds_the_built_in_model_beside_folders_of_the_same_nam
     assert "--embedding-dim" in run(folder, "-c", program).stdout
     arguments = ("-m", "embedps", "train", "--model=dlrm", "--help")
     assert "--embedding-dim" in run(folder, *arguments).stdout
+
+
+def test_shipped_packages_work_by_names_that_no_folder_hides(folder):
+    arguments = ("-m", "embedps.pipelines.ingest", "--help")
+    assert "--schema" in run(folder, *arguments).stdout
+    program = (
+        "from embedps.models import dlrm\n"
+        "from embedps.pipelines.transforms import Transforms\n"
+        "from embedps.run.model_module import import_shipped\n"
+        "assert import_shipped('models.dlrm') is dlrm\n"
+        "assert import_shipped('pipelines.transforms').Transforms is Transforms\n"
+    )
+    run(folder, "-c", program)
+
+
+def test_raw_reads_the_transforms_beside_folders_of_the_same_name(folder, tmp_path):
+    logs = write_csv(tmp_path / "logs.csv", make_records(50))
+    shop_data = make(load(tmp_path), logs, tmp_path / "shop")
+    program = (
+        "from pathlib import Path\n"
+        "from embedps.data.dataset import Dataset\n"
+        "from embedps.predict import _transforms\n"
+        "from embedps.serving.dataset_transforms import transforms_of\n"
+        f"dataset = Dataset.open(Path({str(shop_data.directory)!r}))\n"
+        "assert _transforms(dataset)[1] == tuple(\n"
+        "    column.name for column in transforms_of(dataset).read_columns\n"
+        ")\n"
+    )
+    run(folder, "-c", program)
 
 
 def test_benchmarks_say_in_one_line_that_a_folder_clashes(folder):

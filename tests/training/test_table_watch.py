@@ -175,5 +175,8 @@ def test_a_run_leaves_its_statistics_in_the_summary_and_in_tensorboard(tmp_path)
     name = max(summary["tables"], key=summary["tables"].get)
     assert len(whole["tables"][name]["hottest"]) == min(summary["tables"][name], 1000)
     assert statistics["servers"][0]["load"] == 1.0
-    tags = read_tags(tmp_path / "m" / "tensorboard")
+    tags = read_tags(tmp_path / "m" / "tensorboard" / "tables")
     assert set(points(statistics)) | set(texts(statistics)) <= tags
+    assert len(points(statistics)) <= 6 * len(statistics["tables"]) + 5 + 2
+    of_model = read_tags(tmp_path / "m" / "tensorboard" / "train")  # a run of its own, as `eval`
+    assert {"auc", "logloss"} <= of_model <= {"auc", "logloss", "examples_per_sec"}

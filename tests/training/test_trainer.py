@@ -487,7 +487,7 @@ def test_deltas_are_written_while_training_goes_on(tmp_path, dataset):
     found = verify(directory, directory.numbers())
     assert not found.problems
     assert latest(directory.path).final
-    assert [p for p in tmp_path.glob("tensorboard/*") if p.stat().st_size]
+    assert [p for p in tmp_path.glob("tensorboard/train/*") if p.stat().st_size]
 
 
 def test_checkpoints_are_due_by_steps_too(tmp_path, dataset):

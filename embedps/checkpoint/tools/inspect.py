@@ -12,6 +12,7 @@ from rich.table import Table
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.lease import Lease, read_leases
+from embedps.console.tables import make_table
 
 _CHAIN_COLUMNS = ("save", "since", "step", "files", "rows", "removed", "bytes", "age", "leased by")
 
@@ -52,13 +53,6 @@ def format_secs(secs: float) -> str:
     return f"{max(secs, 0):.0f} s"
 
 
-def _right(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 else "right")
-    return table
-
-
 def _chain(
     directory: CheckpointDirectory, manifest: Manifest, leases: list[Lease], now: float
 ) -> Table:
@@ -66,7 +60,7 @@ def _chain(
     counts = any(save.admission for save in manifest.chain)
     if counts:
         columns.insert(columns.index("removed") + 1, "counters")
-    table = _right("chain", *columns)
+    table = make_table("chain", *columns)
     holders = _holders(directory, leases, now)
     for save in manifest.chain:
         name = f"{save.kind}-{save.number}"
@@ -116,7 +110,7 @@ def _age(path: Path, now: float) -> str:
 
 
 def _tables(manifest: Manifest) -> Table:
-    table = _right("tables", "table", "group", "dim", "optimizer")
+    table = make_table("tables", "table", "group", "dim", "optimizer")
     for each in manifest.tables:
         name = each["optimizer"]["kind"]
         table.add_row(*(escape(str(x)) for x in (each["name"], each["group"], each["dim"], name)))
@@ -124,7 +118,7 @@ def _tables(manifest: Manifest) -> Table:
 
 
 def _leases(leases: list[Lease], now: float) -> Table:
-    table = _right("leases", "lease", "manifest", "holder", "pid", "host", "renewed", "expires")
+    table = make_table("leases", "lease", "manifest", "holder", "pid", "host", "renewed", "expires")
     for lease in leases:
         left = lease.expires_at - now
         table.add_row(

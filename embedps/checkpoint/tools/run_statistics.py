@@ -10,16 +10,18 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from embedps.checkpoint.tools.inspect import format_bytes
+from embedps.console.tables import make_table
 from embedps.storage.file_io import read_bytes
 
 STATISTICS_NAME = "statistics.json"
+LEAST_OBSERVED_SECS = 60.0
+"""A shorter time says little of the growth."""
 TABLE_HEADINGS = (
     "table",
     "rows/h",
-    "bytes/h",
+    "memory/h",
     "admitted",
     "refused",
     "evicted",
@@ -53,33 +55,43 @@ class RunStatistics:
         ]
 
 
-def read_run_statistics(folder: Path) -> RunStatistics | None:
-    """Reads a model directory's statistics.json; None where there is none that is whole."""
+def read_run_statistics(folder: Path, *, has_ended: bool = False) -> RunStatistics | None:
+    """Reads a model directory's statistics.json; None where there is none that is whole.
+
+    Args:
+      folder: the model directory.
+      has_ended: whether the run is over, so that nothing grows towards a limit.
+    """
     try:
         found = json.loads(read_bytes(folder / STATISTICS_NAME))
         return RunStatistics(
             step=int(found["step"]),
-            tables=[_table_cells(name, table) for name, table in found["tables"].items()],
+            tables=[
+                _table_cells(name, table, is_short=found["observed_secs"] < LEAST_OBSERVED_SECS)
+                for name, table in found["tables"].items()
+            ],
             servers=[_server_cells(i, server) for i, server in enumerate(found["servers"])],
             forecasts=[
                 (f"{each['subject']}, {each['limit']} {int(each['size']):,}", float(each["hours"]))
                 for each in found["forecasts"]
-                if each["hours"] is not None
+                if each["hours"] is not None and not has_ended
             ],
         )
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return None
 
 
-def print_run_statistics(statistics: RunStatistics, console: Console) -> None:
-    """Prints what the run saw."""
+def print_run_statistics(
+    statistics: RunStatistics, console: Console, *, details: bool = True
+) -> None:
+    """Prints what the run saw: its forecasts, and with `details` a line per table and server."""
     for title, headings, rows in (
         (f"while it trained, until step {statistics.step:,}", TABLE_HEADINGS, statistics.tables),
         ("parameter servers", SERVER_HEADINGS, statistics.servers),
     ):
-        table = Table(title=title)
-        for i, heading in enumerate(headings):
-            table.add_column(heading, justify="left" if i == 0 else "right")
+        if not details:
+            continue
+        table = make_table(title, *headings)
         for row in rows:
             table.add_row(*map(escape, row))
         console.print(table)
@@ -87,11 +99,16 @@ def print_run_statistics(statistics: RunStatistics, console: Console) -> None:
         console.print(escape(f"at the present growth: {line}"))
 
 
-def _table_cells(name: str, table: Mapping[str, Any]) -> list[str]:
+def _table_cells(name: str, table: Mapping[str, Any], *, is_short: bool) -> list[str]:
+    rows, memory = table["rows_per_hour"], table["bytes_per_hour"]
+    if is_short:
+        rows = memory = None
+    elif rows is not None and memory is not None and rows >= 0:
+        memory = max(memory, 0)  # spare memory that was given back says nothing of the growth
     return [
         name,
-        _known("{:,.0f}", table["rows_per_hour"]),
-        "?" if table["bytes_per_hour"] is None else _signed_bytes(table["bytes_per_hour"]),
+        _known("{:,.0f}", rows),
+        "?" if memory is None else _signed_bytes(memory),
         f"{table['admitted']:,}",
         f"{table['refused']:,}",
         f"{sum(table['evicted'].values()):,}",

@@ -8,7 +8,7 @@ is in the batches more often than that; Zipf's exponent is corrected for it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,32 +16,25 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.format.rows import table_codes
+from embedps.checkpoint.tools.inspect import format_bytes
 from embedps.checkpoint.tools.replay import Partition, make_partitions
+from embedps.console.tables import make_table
 from embedps.errors import CheckpointError
 from embedps.frequencies import HOT_SHARE, FrequencyCounts, exponent_text
 
 NUM_HOTTEST = 1000
 _PERCENTILES = (1, 10, 50, 90, 99)
 _HEADER_BYTES = 16  # the id, the last step and the frequency
-_NO_RANKS = np.empty(0, np.int64)
-_COLUMNS = (
-    "table",
-    "rows",
-    "bytes",
-    "updates",
-    "ids/step",
-    "top 1%",
-    "Zipf",
-    "once",
-    "norm",
-    "fullest shard",
-    "hottest id",
+FINGERPRINTS = (
+    "the id of a text is its fingerprint: pipelines.ingestion.text_values.fingerprint(text)"
 )
+_NO_RANKS = np.empty(0, np.int64)
+_COLUMNS = ("table", "rows", "bytes", "updates", "ids/step", "top 1%", "hottest id")
+_DETAILS = ("Zipf", "once", "norm", "fullest shard")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,54 +95,91 @@ class CheckpointStatistics:
 
 
 def read_statistics(directory: CheckpointDirectory, manifest: Manifest) -> CheckpointStatistics:
-    """Reads the rows of all tables; takes about 20 bytes of memory per row of the largest table.
+    """Reads the rows of all tables; takes about 24 bytes of memory per row.
 
     Raises:
       CheckpointError: a file of the checkpoint is damaged.
     """
     directory.check_content(manifest, [file for save in manifest.chain for file in save.files])
-    parts = make_partitions(directory, manifest.chain)
-    tables = []
-    for table in manifest.tables:
-        name = table["name"]
-        mine = [part for part in parts if name in part.tables]
-        if not mine:
+    tables = {table["name"]: _TableRows(table) for table in manifest.tables}
+    for part in make_partitions(directory, manifest.chain):
+        for name in part.tables:
+            if name in tables:
+                tables[name].begin(part)
+        for batch in part.rows():
+            _add(tables, part, batch)
+    for name, rows in tables.items():
+        if not rows.has_files:
             raise CheckpointError(f"manifest {manifest.number} has no files of table {name!r}")
-        tables.append(_TableRows(table, mine).statistics(manifest.step))
-    return CheckpointStatistics(number=manifest.number, step=manifest.step, tables=tables)
+    return CheckpointStatistics(
+        number=manifest.number,
+        step=manifest.step,
+        tables=[rows.statistics(manifest.step) for rows in tables.values()],
+    )
+
+
+def _add(tables: Mapping[str, _TableRows], part: Partition, batch: pa.RecordBatch) -> None:
+    """Adds the rows of a batch to their tables."""
+    codes = table_codes(batch)
+    flat = batch["embedding"].flatten().to_numpy().reshape(batch.num_rows, -1)
+    columns = (
+        batch["id"].to_numpy(),
+        batch["frequency"].to_numpy(),
+        np.sqrt(np.einsum("ij,ij->i", flat, flat, dtype=np.float64)).astype(np.float32),
+        batch["last_step"].to_numpy(),
+    )
+    for code in np.unique(codes):
+        if (rows := tables.get(part.tables[code])) is not None:
+            mine = codes == code
+            rows.add(part.shard, *(column[mine] for column in columns))
 
 
 class _TableRows:
-    """Reads a table's rows, shard by shard, and keeps a few numbers of each."""
+    """Keeps a few numbers of each of a table's rows."""
 
-    def __init__(self, table: Mapping[str, Any], parts: Sequence[Partition]) -> None:
-        name, dim = table["name"], int(table["dim"])
-        self._name = name
-        self._dim = dim
-        self._row_bytes = _row_bytes(table, parts[0].schema)
-        ids, frequencies, norms, steps = [], [], [], []
+    def __init__(self, table: Mapping[str, Any]) -> None:
+        self._table = table
+        self._name = table["name"]
+        self._dim = int(table["dim"])
+        self._row_bytes = 0
+        self._parts: list[tuple[NDArray[Any], ...]] = []
         self._shards: dict[int, list[int]] = {}
-        for part in parts:
-            for batch in _rows_of(part, name):
-                ids.append(batch["id"].to_numpy())
-                frequencies.append(batch["frequency"].to_numpy())
-                steps.append(batch["last_step"].to_numpy())
-                flat = batch["embedding"].flatten().to_numpy().reshape(-1, dim)
-                norms.append(np.sqrt(np.einsum("ij,ij->i", flat, flat, dtype=np.float64)))
-                load = self._shards.setdefault(part.shard, [0, 0])
-                load[0] += batch.num_rows
-                load[1] += int(frequencies[-1].sum(dtype=np.int64))
-        self._ids = _joined(ids, np.int64)
-        self._frequencies = _joined(frequencies, np.int64)
-        self._norms = _joined(norms, np.float32)
-        self._last_steps = _joined(steps, np.int64)
+
+    @property
+    def has_files(self) -> bool:
+        """Whether a file can hold its rows."""
+        return self._row_bytes > 0
+
+    def begin(self, part: Partition) -> None:
+        """Takes the layout of the rows."""
+        self._row_bytes = self._row_bytes or _row_bytes(self._table, part.schema)
+
+    def add(
+        self,
+        shard: int,
+        ids: NDArray[Any],
+        frequencies: NDArray[Any],
+        norms: NDArray[Any],
+        steps: NDArray[Any],
+    ) -> None:
+        """Adds rows of a shard."""
+        self._parts.append((ids, frequencies, norms, steps))
+        load = self._shards.setdefault(shard, [0, 0])
+        load[0] += len(ids)
+        load[1] += int(frequencies.sum(dtype=np.int64))
 
     def statistics(self, step: int) -> TableStatistics:
         """Computes the statistics after so many training steps."""
-        rows, updates = len(self._ids), int(self._frequencies.sum())
-        order = np.lexsort((self._ids, -self._frequencies))
+        kinds = (np.int64, np.int64, np.float32, np.int64)
+        ids, counts, norms, last_steps = (
+            np.concatenate([np.empty(0, kind), *(part[i] for part in self._parts)]).astype(kind)
+            for i, kind in enumerate(kinds)
+        )
+        self._parts.clear()
+        rows, updates = len(ids), int(counts.sum())
+        order = np.lexsort((ids, -counts))
         hottest = order[:NUM_HOTTEST]
-        frequencies = FrequencyCounts.of(self._frequencies)
+        frequencies = FrequencyCounts.of(counts)
         ranks = np.unique(np.geomspace(1, rows, 100).astype(np.int64)) if rows else _NO_RANKS
         return TableStatistics(
             name=self._name,
@@ -160,15 +190,15 @@ class _TableRows:
             ids_per_step=updates / max(step, 1),
             hot_share=frequencies.share_of_top(HOT_SHARE),
             zipf_exponent=frequencies.zipf_exponent(step),
-            hottest=[(int(self._ids[i]), int(self._frequencies[i])) for i in hottest],
+            hottest=[(int(ids[i]), int(counts[i])) for i in hottest],
             frequencies=[
                 (int(rank), int(count))
                 for rank, count in zip(ranks, frequencies.at(ranks), strict=True)
             ],
             once=frequencies.at_most(1),
-            norms=[float(x) for x in np.percentile(self._norms, _PERCENTILES)] if rows else [],
-            largest_norm=float(self._norms.max()) if rows else 0.0,
-            median_age_steps=float(step - 1 - np.median(self._last_steps)) if rows else 0.0,
+            norms=[float(x) for x in np.percentile(norms, _PERCENTILES)] if rows else [],
+            largest_norm=float(norms.max()) if rows else 0.0,
+            median_age_steps=float(step - 1 - np.median(last_steps)) if rows else 0.0,
             shards=[
                 ShardLoad(shard=shard, rows=load[0], updates=load[1])
                 for shard, load in sorted(self._shards.items())
@@ -188,36 +218,28 @@ def _row_bytes(table: Mapping[str, Any], schema: pa.Schema) -> int:
     return _HEADER_BYTES + sum(-(-size // 4) * 4 for size in sizes)
 
 
-def _rows_of(part: Partition, name: str) -> Iterator[pa.RecordBatch]:
-    code = part.tables.index(name)
-    for batch in part.rows(name):
-        if (table_codes(batch) == code).any():
-            yield batch
-
-
-def _joined(parts: Sequence[np.ndarray], dtype: type) -> NDArray[Any]:
-    return np.concatenate([np.empty(0, dtype), *parts]).astype(dtype)
-
-
-def print_statistics(statistics: CheckpointStatistics, console: Console) -> None:
-    """Prints a line per table, and the load of its shards."""
-    table = Table(title=f"manifest {statistics.number}, step {statistics.step:,}")
-    for i, column in enumerate(_COLUMNS):
-        table.add_column(column, justify="left" if i == 0 else "right")
+def print_statistics(
+    statistics: CheckpointStatistics, console: Console, *, details: bool = True
+) -> None:
+    """Prints a line per table; with `details`, of its norms and the load of its shards too."""
+    title = f"manifest {statistics.number}, step {statistics.step:,}"
+    table = make_table(title, *_COLUMNS, *(_DETAILS if details else ()))
     for each in statistics.tables:
         updates = [shard.updates for shard in each.shards]
         fullest = max(updates, default=0) * len(updates) / max(each.updates, 1)
-        table.add_row(
+        cells = [
             escape(each.name),
             f"{each.rows:,}",
-            f"{each.rows * each.row_bytes:,}",
+            format_bytes(each.rows * each.row_bytes),
             f"{each.updates:,}",
             f"{each.ids_per_step:,.1f}",
             f"{each.hot_share:.1%}",
+            str(each.hottest[0][0]) if each.hottest else "",
             exponent_text(each.zipf_exponent),
             f"{each.once / max(each.rows, 1):.0%}",
             f"{each.norms[2]:.3g}" if each.norms else "",
             f"{fullest:.2f}x",
-            str(each.hottest[0][0]) if each.hottest else "",
-        )
+        ]
+        table.add_row(*cells[: len(table.columns)])
     console.print(table)
+    console.print(FINGERPRINTS, style=None, highlight=False)

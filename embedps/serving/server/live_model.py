@@ -117,7 +117,7 @@ class LiveModel(LoadedModel):
             self.items = self._load_items(dataset, ranking)
 
     def _load_items(self, dataset: Dataset, ranking: Ranking) -> LiveItems:
-        sample = _sample(dataset, self.columns)
+        sample = sample_records(dataset, self.columns)
         items = LiveItems(
             self._model, self._collection, lambda: self.predict(sample)[QUERY], ranking
         )
@@ -245,7 +245,7 @@ class LiveModel(LoadedModel):
         self._collection.drop()
 
 
-def _sample(dataset: Dataset, columns: Sequence[str]) -> pa.Table:
+def sample_records(dataset: Dataset, columns: Sequence[str]) -> pa.Table:
     """Reads some records; of the split that is not trained on, if there is one."""
     split = "eval" if "eval" in dataset.splits else next(iter(dataset.splits))
     with pq.ParquetFile(dataset.paths(split)[0]) as file:

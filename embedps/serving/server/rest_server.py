@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import math
 import re
 import ssl
 import threading
@@ -15,6 +16,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
+import pyarrow as pa
 import tensorflow as tf
 from google.protobuf import json_format
 
@@ -224,6 +226,18 @@ class _Handler(BaseHTTPRequestHandler):
         if not isinstance(given, dict):
             raise invalid("the body must be a JSON object")
         return given
+
+
+def body_of(records: pa.Table) -> str:
+    """Makes the body of a request for records, by row; a missing number is null."""
+    rows = [
+        {
+            tensor_name(name): None if isinstance(x, float) and math.isnan(x) else x
+            for name, x in row.items()
+        }
+        for row in records.to_pylist()
+    ]
+    return json.dumps({"instances": rows})
 
 
 def _parts(path: str) -> tuple[str, int | None, str]:

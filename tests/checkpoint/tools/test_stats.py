@@ -2,10 +2,12 @@
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
+from embedps.checkpoint.format.rows import RowFile
 from embedps.checkpoint.tools.run_statistics import STATISTICS_NAME, read_run_statistics
 from embedps.checkpoint.tools.stats import read_statistics
 from tests.checkpoint.builders import make_run
@@ -37,7 +39,7 @@ def test_statistics_are_of_the_rows_after_all_deltas(tmp_path):
 def test_the_command_prints_and_writes_a_page(tmp_path, capsys):
     directory = make_run(tmp_path / "run").directory
     page = tmp_path / "page.html"
-    assert main(["stats", str(directory.path), "--html", str(page)]) == 0
+    assert main(["stats", str(directory.path), "--details", "--html", str(page)]) == 0
     shown = capsys.readouterr().out
     assert "manifest 3, step 300" in shown
     assert "1.14x" in shown  # 16 of 28 updates are on one of 2 shards
@@ -48,8 +50,38 @@ def test_the_command_prints_and_writes_a_page(tmp_path, capsys):
     assert "<script" not in text
 
 
-STATISTICS = {
+def test_a_line_per_table_is_whole_in_a_pipe(tmp_path, capsys):
+    directory = make_run(tmp_path / "run").directory
+    assert main(["stats", str(directory.path)]) == 0
+    shown = capsys.readouterr().out
+    assert sum(line.startswith(("│ C1", "│ C2")) for line in shown.splitlines()) == 2
+    assert "too few ids" not in shown
+    assert "fingerprint(text)" in shown
+    assert "--details" in shown
+    assert "…" not in shown
+
+
+def test_all_tables_are_read_in_one_pass(tmp_path, monkeypatch):
+    directory = make_run(tmp_path / "run").directory
+    manifest = directory.latest()
+    assert manifest is not None
+    reads = []
+    batches = RowFile.batches
+
+    def counted(file):
+        reads.append(file.path)
+        return batches(file)
+
+    monkeypatch.setattr(RowFile, "batches", counted)
+    read_statistics(directory, manifest)
+    files = len(set(reads))
+    assert len(manifest.tables) == 2
+    assert len(reads) == 3 * files  # their numbers, their last records, their rows
+
+
+STATISTICS: dict[str, Any] = {
     "step": 300,
+    "observed_secs": 120.0,
     "tables": {
         "C1": {
             "rows_per_hour": 1234.5,
@@ -82,7 +114,7 @@ def test_what_the_run_last_saw_is_shown_too(tmp_path, capsys):
     directory = make_run(tmp_path / "run").directory
     (directory.path / STATISTICS_NAME).write_text(json.dumps(STATISTICS))
     page = tmp_path / "page.html"
-    assert main(["stats", str(directory.path), "--html", str(page)]) == 0
+    assert main(["stats", str(directory.path), "--details", "--html", str(page)]) == 0
     shown = capsys.readouterr().out
     for text in ("1,234", "35", "4,321", "1.0 GiB", "table 'C1', max_rows 10,000: 8.1 hours"):
         assert text in shown
@@ -91,6 +123,34 @@ def test_what_the_run_last_saw_is_shown_too(tmp_path, capsys):
     assert "8.1 hours" in page.read_text()
     assert main(["stats", str(directory.path), "--number", "3"]) == 0
     assert "while it trained" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("rows", "memory", "secs", "shown"),
+    [
+        (10.0, -4.6e6, 120.0, ["10", "0 B"]),  # spare memory was given back
+        (-10.0, -4.0 * (1 << 20), 120.0, ["-10", "-4.0 MiB"]),
+        (10.0, 2.0 * (1 << 20), 120.0, ["10", "2.0 MiB"]),
+        (10.0, 2.0 * (1 << 20), 2.0, ["?", "?"]),
+        (None, None, 120.0, ["?", "?"]),
+    ],
+)
+def test_growth_has_one_unit_and_is_told_after_a_minute(tmp_path, rows, memory, secs, shown):
+    table = {**STATISTICS["tables"]["C1"], "rows_per_hour": rows, "bytes_per_hour": memory}
+    content = {**STATISTICS, "observed_secs": secs, "tables": {"C1": table}}
+    (tmp_path / STATISTICS_NAME).write_text(json.dumps(content))
+    found = read_run_statistics(tmp_path)
+    assert found is not None
+    assert list(found.tables[0][1:3]) == shown
+
+
+def test_a_run_that_has_ended_has_no_forecast(tmp_path):
+    (tmp_path / STATISTICS_NAME).write_text(json.dumps(STATISTICS))
+    found, ended = (read_run_statistics(tmp_path, has_ended=over) for over in (False, True))
+    assert found is not None
+    assert ended is not None
+    assert len(found.forecasts) == 2
+    assert ended.forecasts == []
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"step": 3}', '{"step": 3, "tables": {"a": 1}}'])

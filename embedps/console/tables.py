@@ -1,0 +1,31 @@
+"""Makes tables as text that never cut what a cell says."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+_UNBOUNDED = 10_000
+
+
+def make_console() -> Console:
+    """Makes a console for stdout: a terminal has its width, and a pipe or a file as much as needed.
+
+    Others read the lines of a pipe, so none is wrapped there.
+    """
+    console = Console()
+    return console if console.is_terminal else Console(width=_UNBOUNDED)
+
+
+def make_table(title: str, *headings: str, left: int = 1) -> Table:
+    """Makes a table whose long cells go on in the next line where a terminal is narrow.
+
+    Args:
+      title: above it.
+      headings: of its columns.
+      left: how many columns are text, on the left; numbers are on the right.
+    """
+    table = Table(title=title, title_justify="left")
+    for i, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if i < left else "right", overflow="fold")
+    return table

@@ -4,6 +4,7 @@ import importlib
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -89,7 +90,7 @@ def test_types_are_shipped():
     assert (ROOT / "embedps" / "py.typed").is_file()
 
 
-def _in_a_process(program: str) -> dict:
+def _in_a_process(program: str) -> Any:
     done = subprocess.run(
         [sys.executable, "-c", f"import json, sys\n{program}"],
         cwd=ROOT,

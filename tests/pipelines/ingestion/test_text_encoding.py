@@ -59,6 +59,7 @@ def test_byte_order_mark_is_skipped(pack):
         (columnar(orc), "an ORC file", 'format = "orc"'),
         (TEXT.replace("\n", "\r").encode(), "a carriage return alone (old Mac)", r"tr '\r' '\n'"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "data",
 )
 def test_other_input_is_named_with_what_to_do(data: bytes, what: str, advice: str):
     with pytest.raises(DatasetError) as error:

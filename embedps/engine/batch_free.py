@@ -52,7 +52,7 @@ def batch_free(function: Callable[..., _Result]) -> Callable[..., _Result]:
         inner = tf.function(function).get_concrete_function(*arguments)
         return _with_twins(inner, arguments)  # type: ignore[no-any-return]
 
-    return traced
+    return traced  # type: ignore[no-any-return]
 
 
 def _with_twins(function: Any, arguments: Any) -> Any:

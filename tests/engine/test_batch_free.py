@@ -169,6 +169,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return write_dataset(tmp_path_factory.mktemp("data") / "set")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_avx512")
 @pytest.mark.parametrize("name", ["dlrm", "wide_deep", "keras"])
 def test_a_loaded_models_scores_have_the_same_bits_in_any_batch(

@@ -85,8 +85,8 @@ Tile ChooseTile() {
 
 }  // namespace
 
-void PackPanels(const float* right, int64_t inner, int64_t columns, bool transposed,
-                             int64_t begin, int64_t end, float* packed) {
+void PackPanels(const float* right, int64_t inner, int64_t columns, bool transposed, int64_t begin,
+                int64_t end, float* packed) {
   for (int64_t p = begin; p < end; ++p) {
     float* __restrict panel = packed + p * inner * kPanelColumns;
     const int64_t first = p * kPanelColumns;

@@ -86,10 +86,10 @@ class ProductOp : public OpKernel {
                                            left.shape().DebugString() + " and " +
                                            right.shape().DebugString()));
     const tensorflow::MatMulBCast bcast(left.shape().dim_sizes(), right.shape().dim_sizes());
-    OP_REQUIRES(context, bcast.IsValid(),
-                absl::InvalidArgumentError("batches of matrices do not fit: " +
-                                           left.shape().DebugString() + " and " +
-                                           right.shape().DebugString()));
+    OP_REQUIRES(
+        context, bcast.IsValid(),
+        absl::InvalidArgumentError("batches of matrices do not fit: " + left.shape().DebugString() +
+                                   " and " + right.shape().DebugString()));
     const int64_t left_rows = left.dim_size(left.dims() - 2);
     const int64_t left_columns = left.dim_size(left.dims() - 1);
     const int64_t right_rows = right.dim_size(right.dims() - 2);
@@ -98,9 +98,9 @@ class ProductOp : public OpKernel {
     const int64_t inner = transpose_left_ ? left_rows : left_columns;
     const int64_t columns = transpose_right_ ? right_rows : right_columns;
     OP_REQUIRES(context, inner == (transpose_right_ ? right_columns : right_rows),
-                absl::InvalidArgumentError("the matrices of a product do not fit: " +
-                                           left.shape().DebugString() + " and " +
-                                           right.shape().DebugString()));
+                absl::InvalidArgumentError(
+                    "the matrices of a product do not fit: " + left.shape().DebugString() +
+                    " and " + right.shape().DebugString()));
     TensorShape shape = bcast.output_batch_shape();
     shape.AddDim(rows);
     shape.AddDim(columns);
@@ -116,7 +116,8 @@ class ProductOp : public OpKernel {
     const ParallelFor parallel = DeviceThreads(context);
 
     const auto multiply = [&](int64_t batch, const ParallelFor& within, float* packed) {
-      const float* x = a + Place(batch, bcast.x_batch_size(), bcast.x_batch_indices()) * rows * inner;
+      const float* x =
+          a + Place(batch, bcast.x_batch_size(), bcast.x_batch_indices()) * rows * inner;
       const float* y =
           b + Place(batch, bcast.y_batch_size(), bcast.y_batch_indices()) * inner * columns;
       std::vector<float> turned;
@@ -176,11 +177,10 @@ class SoftmaxOp : public OpKernel {
     const int64_t columns = logits.dim_size(logits.dims() - 1);
     const float* from = logits.flat<float>().data();
     float* to = out->flat<float>().data();
-    DeviceThreads(context)(logits.NumElements() / columns, columns * 20,
-                           [&](int64_t begin, int64_t end) {
-                             SoftmaxRows(from + begin * columns, end - begin, columns, kLog,
-                                         to + begin * columns);
-                           });
+    DeviceThreads(context)(
+        logits.NumElements() / columns, columns * 20, [&](int64_t begin, int64_t end) {
+          SoftmaxRows(from + begin * columns, end - begin, columns, kLog, to + begin * columns);
+        });
   }
 };
 

@@ -2,7 +2,7 @@
 
 TensorFlow computes most of an elementwise operation with vector instructions, and the values at the
 end of a tensor with scalar ones, which round otherwise. A product of one row has a function of its
-own. So a batch is padded to a multiple of the widest vector.
+own. So a batch is padded to a multiple of the widest vector. `batch_free` does the rest.
 """
 
 from typing import Any, Final

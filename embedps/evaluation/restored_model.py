@@ -15,6 +15,7 @@ from embedps.checkpoint.format.manifest import Manifest
 from embedps.console import tf_logging
 from embedps.data.dataset import Dataset
 from embedps.data.unit_reader import NUMERICS
+from embedps.engine.batch_free import batch_free
 from embedps.engine.checkpoint_restore import check_tables, load_dense, load_rows
 from embedps.engine.model_signature import check_signature, signature_of
 from embedps.engine.recommender import Recommender
@@ -114,6 +115,9 @@ class RestoredModel:
         return {name: value[:rows] for name, value in predicted.items()}
 
     def _padded_outputs(self, columns: dict[str, Any]) -> dict[str, tf.Tensor]:
+        return batch_free(self._network_outputs)(columns)
+
+    def _network_outputs(self, columns: dict[str, Any]) -> dict[str, tf.Tensor]:
         columns = self._model.prepare(self._model.fill(columns), training=False)
         found = self._collection.lookup(columns, insert=False)
         return self._model.outputs(columns, self._collection.combine(found))

@@ -28,6 +28,7 @@ from embedps.scheduling.unit_threads import OnFailure, UnitThreads
 from embedps.training.callback_effects import CallbackEffects
 from embedps.training.checkpoint_schedule import CheckpointSchedule
 from embedps.training.file_watch import FileWatch
+from embedps.training.last_finite import last_finite
 from embedps.training.recovery_record import RecoveryRecord
 from embedps.training.run_scoring import RunScoring
 from embedps.training.staleness_report import staleness_histograms, staleness_json
@@ -250,8 +251,20 @@ class TrainingLoop:
                 scheduler.abandon()
         self._check_cluster()  # it knows the cause of the failures that followed
         error = scheduler.error or error
+        if isinstance(error, TrainingError):
+            raise TrainingError(f"{error}; {self._last_good()}") from error
         if error is not None:
             raise explain(error) from error
+
+    def _last_good(self) -> str:
+        """Says which checkpoint is of before the loss was not a number."""
+        manifest = last_finite(self._setup.directory)
+        if manifest is None:
+            return "no checkpoint has only finite values"
+        return (
+            f"checkpoint {manifest.number}, step {manifest.step}, is the last one with only finite "
+            f"values: `--number {manifest.number}` evaluates, exports or serves it"
+        )
 
     def _on_failure(self, unit: Unit, error: BaseException) -> OnFailure:
         if self._watch_files is None:

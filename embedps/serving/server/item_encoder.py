@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from embedps.engine.batch_free import batch_free
 from embedps.engine.row_padding import pad
 from embedps.engine.step_model import StepModel
 from embedps.errors import UsageError
@@ -118,8 +119,13 @@ class ItemEncoder:
         rows = rows_of(next(iter(batch.values())))
         # In whole lanes: the bits do not depend on the batch.
         batch = {name: pad(value, rows) for name, value in batch.items()}
+        return batch_free(self._padded_vectors)(batch, staged)[:rows]
+
+    def _padded_vectors(
+        self, batch: dict[str, Any], staged: Sequence[Sequence[tf.Tensor]]
+    ) -> tf.Tensor:
         features = {feature.name for feature in self._embeddings.features}
         ids = {name: value for name, value in batch.items() if name in features}
         found = self._collection.lookup_staged(ids, staged)
         with self._embeddings.providing(self._collection.combine(found), ids):
-            return self._candidates.tower(batch)[:rows]
+            return self._candidates.tower(batch)

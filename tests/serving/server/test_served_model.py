@@ -20,7 +20,6 @@ from embedps.data.dataset import Dataset
 from embedps.serving.server.live_model import LiveModel
 from embedps.serving.server.requests import concatenate
 from tests.builders import make_mixed, make_trainer
-from tests.processors import SUMS_IN_ORDER
 from tests.serving.builders import split_of, tensors
 from tests.serving.server.builders import (
     Client,
@@ -85,10 +84,7 @@ def test_each_answer_is_the_evaluators_of_the_manifest_it_names(
     assert len(answers) >= 300
     for number, first, rows, found in answers:
         wanted = expected[number][first : first + rows]
-        if SUMS_IN_ORDER:
-            np.testing.assert_array_equal(found, wanted)
-        else:
-            np.testing.assert_allclose(found, wanted, rtol=1e-6)
+        np.testing.assert_array_equal(found, wanted)
 
 
 def test_a_damaged_delta_leaves_the_manifest_before_it(

@@ -1,0 +1,192 @@
+"""A row has the same bits in any batch: by twins of TensorFlow's ops where these need them."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+
+import embedps
+from embedps.data.dataset import Dataset
+from embedps.engine.batch_free import batch_free, needs_twins
+from embedps.engine.row_padding import pad
+from models import dlrm, wide_deep
+from tests.builders import TINY_DLRM, make_trainer, write_dataset
+
+ROWS = 700
+SIZES = (1, 2, 15, 16, 17, 32, 48, 80, 100, 128, 208, 224, 331, 512)
+
+
+@pytest.fixture
+def without_avx512(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Masks AVX-512 and AMX, as oneDNN's own variable does."""
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    needs_twins.cache_clear()
+    yield
+    needs_twins.cache_clear()
+
+
+def differing(score: Callable[[int, int], np.ndarray], rows: int) -> dict[int, list[int]]:
+    """Finds by size of a batch the rows whose bits are not those that they have in the whole."""
+    whole, found = score(0, rows), {}
+    for size in SIZES:
+        for first in sorted({0, 5, (rows - size) // 2, rows - size}):
+            part = score(first, size)
+            assert part.shape == whole[first : first + size].shape
+            places = np.unique(np.nonzero(part != whole[first : first + size])[0])
+            if len(places):
+                found[size] = places.tolist()
+    return found
+
+
+def noise(*shape: int) -> np.ndarray:
+    return np.random.default_rng(len(shape)).normal(size=shape).astype(np.float32)
+
+
+WEIGHTS = {width: noise(37, width) for width in (1, 3, 8, 17, 64)}
+MATRICES = noise(5, 6)
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def product_by(w: np.ndarray) -> tuple[Any, Any]:
+    return lambda x: tf.matmul(x, w), lambda x: x @ w
+
+
+@tf.function
+def called(x: tf.Tensor) -> tf.Tensor:
+    return tf.nn.relu(tf.matmul(x, WEIGHTS[17]))
+
+
+def looped(x: tf.Tensor) -> tf.Tensor:
+    return tf.while_loop(
+        lambda i, _: i < 3,
+        lambda i, y: (i + 1, tf.matmul(y, tf.matmul(WEIGHTS[3], WEIGHTS[3], transpose_b=True))),
+        (0, x),
+    )[1]
+
+
+SQUARE = WEIGHTS[3].astype(np.float64) @ WEIGHTS[3].astype(np.float64).T
+FUNCTIONS: dict[str, tuple[Any, Any]] = {
+    **{
+        f"product of {n} columns": product_by(w)
+        for n, w in WEIGHTS.items()
+    },
+    "transposed": (
+        lambda x: tf.matmul(tf.transpose(x), WEIGHTS[8].T, transpose_a=True, transpose_b=True),
+        lambda x: x @ WEIGHTS[8],
+    ),
+    "last dimension": (
+        lambda x: tf.tensordot(tf.reshape(x[:, :30], [-1, 6, 5]), MATRICES, [[2], [0]]),
+        lambda x: x[:, :30].reshape(-1, 6, 5) @ MATRICES,
+    ),
+    "batch": (
+        lambda x: tf.matmul(tf.reshape(x[:, :30], [-1, 6, 5]), tf.reshape(x[:, 7:], [-1, 6, 5]),
+                            transpose_b=True),
+        lambda x: x[:, :30].reshape(-1, 6, 5) @ x[:, 7:].reshape(-1, 6, 5).transpose(0, 2, 1),
+    ),
+    "broadcast batch": (
+        lambda x: tf.matmul(tf.reshape(x[:, :30], [-1, 6, 5]), MATRICES),
+        lambda x: x[:, :30].reshape(-1, 6, 5) @ MATRICES,
+    ),
+    "softmax": (tf.nn.softmax, softmax),
+    "log softmax": (tf.nn.log_softmax, lambda x: np.log(softmax(x))),
+    "called function": (called, lambda x: np.maximum(x @ WEIGHTS[17], 0)),
+    "loop": (looped, lambda x: x @ SQUARE @ SQUARE @ SQUARE),
+    "input itself": (lambda x: x, lambda x: x),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("without_avx512")
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_functions_rows_have_the_same_bits_in_any_batch(name: str) -> None:
+    function, formula = FUNCTIONS[name]
+    given = noise(ROWS, 37)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 37])])
+    def padded(x: tf.Tensor) -> tf.Tensor:
+        rows = tf.shape(x, tf.int64)[0]
+        return batch_free(function)(pad(x, rows))[:rows]
+
+    assert differing(lambda at, rows: padded(given[at : at + rows]).numpy(), ROWS) == {}
+    expected = formula(given.astype(np.float64))
+    np.testing.assert_allclose(
+        padded(given), expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max()
+    )
+
+
+@pytest.mark.usefixtures("without_avx512")
+def test_structures_and_variables_go_through() -> None:
+    scale = tf.Variable(3.0)
+
+    def function(given: dict[str, Any]) -> dict[str, Any]:
+        return {"sums": tf.reduce_sum(given["lists"], 1) * scale, "lists": given["lists"]}
+
+    lists = tf.ragged.constant([[1.0, 2.0], [], [5.0]])
+    made = tf.function(lambda x: batch_free(function)({"lists": x})).get_concrete_function(
+        tf.RaggedTensorSpec([None, None], tf.float32)
+    )
+    assert [*made.graph.variables] == [scale]
+    found = made(lists)
+    assert found["lists"].to_list() == lists.to_list()
+    np.testing.assert_array_equal(found["sums"], [9, 0, 15])
+
+
+class Tower(tf.keras.Model):
+    """A user's model of Keras layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = tf.keras.layers
+        self.embeddings = embedps.Embeddings(dict.fromkeys(("C1", "C2", "C3"), 6))
+        self.attention, self.gru = layers.Attention(), layers.GRU(7)
+        self.deep = tf.keras.Sequential(
+            [layers.Dense(50, "relu"), layers.LayerNormalization(), layers.Dense(5, "softmax")]
+        )
+        self.head = layers.Dense(1)
+
+    def call(self, features: dict[str, tf.Tensor]) -> tf.Tensor:
+        found = self.embeddings({name: features[name] for name in ("C1", "C2", "C3")})
+        x = tf.stack([found[n] for n in ("C1", "C2", "C3")], 1)
+        x = self.attention([x, x])
+        return self.head(tf.concat([self.deep(tf.reshape(x, [-1, 18])), self.gru(x)], 1))
+
+    def compute_loss(self, features: dict[str, tf.Tensor], training: bool = False) -> tf.Tensor:
+        logits = self(features, training=training)[:, 0]
+        losses = tf.nn.sigmoid_cross_entropy_with_logits(features["label"], logits)
+        return tf.reduce_mean(losses)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return write_dataset(tmp_path_factory.mktemp("data") / "set")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_avx512")
+@pytest.mark.parametrize("name", ["dlrm", "wide_deep", "keras"])
+def test_a_loaded_models_scores_have_the_same_bits_in_any_batch(
+    name: str, dataset: Dataset, tmp_path: Path
+) -> None:
+    recommender = {
+        "dlrm": lambda: dlrm.make(TINY_DLRM, dataset),
+        "wide_deep": lambda: wide_deep.make(wide_deep.Config(embedding_dim=4), dataset),
+        "keras": lambda: embedps.Recommender(build=Tower),
+    }[name]()
+    make_trainer(dataset, tmp_path, recommender=recommender, sparse_learning_rate=0.3).fit()
+    model = embedps.load(tmp_path, recommender=recommender, data=dataset.directory)
+    table = pa.concat_tables(pq.read_table(path) for path in dataset.paths("train"))
+
+    def score(first: int, rows: int) -> np.ndarray:
+        (found,) = model.predict(table.slice(first, rows)).values()
+        return found
+
+    assert len(np.unique(score(0, ROWS))) > ROWS // 2
+    assert differing(score, ROWS) == {}

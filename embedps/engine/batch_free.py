@@ -108,6 +108,7 @@ def _rename(nodes: Iterable[Any], functions: set[str]) -> None:
         if node.op in _TWINS and node.attr["T"].type == tf.float32.as_datatype_enum:
             node.op = f"Embedps{node.op}"
         node.op = _renamed(node.op, functions)
+        node.attr.pop("_class", None)  # it may lie with an input, which is another node now
         for value in node.attr.values():
             for called in (value.func, *value.list.func):
                 if called.name:

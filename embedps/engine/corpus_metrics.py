@@ -8,6 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from embedps.engine.batch_free import batch_free
+from embedps.engine.row_padding import pad
 from embedps.errors import UsageError
 from embedps.layers.candidates import Candidates
 from embedps.layers.embeddings import Embeddings
@@ -57,17 +59,36 @@ def encode_candidates(
 
 
 def encoder(
-    candidates: Candidates, embeddings: Embeddings, collection: EmbeddingCollection
+    candidates: Candidates,
+    embeddings: Embeddings,
+    collection: EmbeddingCollection,
+    *,
+    in_any_batch: bool = False,
 ) -> Callable[[Any], tf.Tensor]:
-    """Makes a function that encodes a batch of candidates with the present rows and variables."""
+    """Makes a function that encodes a batch of candidates with the present rows and variables.
+
+    Args:
+      candidates: what it encodes.
+      embeddings: the layer of the model.
+      collection: has the rows.
+      in_any_batch: a candidate's vector has the same bits in any batch.
+    """
     features = {feature.name for feature in embeddings.features}
 
-    @tf.function(reduce_retracing=True)
-    def encode(batch: Any) -> tf.Tensor:
+    def encoded(batch: Any) -> tf.Tensor:
         ids = {name: value for name, value in batch.items() if name in features}
         found = collection.lookup(ids, insert=False, partial=True)
         with embeddings.providing(collection.combine(found), ids):
             return candidates.tower(batch)
+
+    @tf.function(reduce_retracing=True)
+    def encode(batch: Any) -> tf.Tensor:
+        if not in_any_batch:
+            return encoded(batch)
+        first = next(iter(batch.values()))
+        rows = first.nrows(tf.int64) if hasattr(first, "nrows") else tf.shape(first, tf.int64)[0]
+        padded = {name: pad(value, rows) for name, value in batch.items()}
+        return batch_free(encoded)(padded)[:rows]
 
     return encode  # type: ignore[no-any-return]
 

@@ -140,7 +140,7 @@ class LoadedModel(RestoredModel):
                 f"{type(self._model.model).__name__} has {len(self._model.candidates)}"
             )
         (candidates,) = self._model.candidates
-        encode = encoder(candidates, self._model.embeddings, self._collection)
+        encode = encoder(candidates, self._model.embeddings, self._collection, in_any_batch=True)
         name = candidates.identifier or "item"
         return write_items(Path(path), name, candidates.encode_batches(encode))
 

@@ -1,5 +1,6 @@
 """A row has the same bits in any batch: by twins of TensorFlow's ops where these need them."""
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,12 @@ def product_by(w: np.ndarray) -> tuple[Any, Any]:
     return lambda x: tf.matmul(x, w), lambda x: x @ w
 
 
+@functools.cache
+def variable() -> tf.Variable:
+    with tf.init_scope():
+        return tf.Variable(tf.fill([1, 37], 2.0))
+
+
 @tf.function
 def called(x: tf.Tensor) -> tf.Tensor:
     return tf.nn.relu(tf.matmul(x, WEIGHTS[17]))
@@ -100,6 +107,10 @@ FUNCTIONS: dict[str, tuple[Any, Any]] = {
     "log softmax": (tf.nn.log_softmax, lambda x: np.log(softmax(x))),
     "called function": (called, lambda x: np.maximum(x @ WEIGHTS[17], 0)),
     "loop": (looped, lambda x: x @ SQUARE @ SQUARE @ SQUARE),
+    "row of a variable": (
+        lambda x: tf.nn.embedding_lookup(variable(), tf.zeros_like(x[:, 0], tf.int64)) + x,
+        lambda x: x + 2,
+    ),
     "input itself": (lambda x: x, lambda x: x),
 }  # fmt: skip
 

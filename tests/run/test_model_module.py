@@ -101,12 +101,13 @@ def test_raw_reads_the_transforms_beside_folders_of_the_same_name(folder, tmp_pa
     program = (
         "from pathlib import Path\n"
         "from embedps.data.dataset import Dataset\n"
-        "from embedps.predict import _transforms\n"
+        "from embedps.predict import _raw_reader\n"
         "from embedps.serving.dataset_transforms import transforms_of\n"
         f"dataset = Dataset.open(Path({str(shop_data.directory)!r}))\n"
-        "assert _transforms(dataset)[1] == tuple(\n"
-        "    column.name for column in transforms_of(dataset).read_columns\n"
-        ")\n"
+        "assert transforms_of(dataset).table.read_columns\n"
+        "made = _raw_reader(dataset)([*dataset.schema], (), 100)\n"
+        f"(part,) = made.read(Path({str(logs)!r}))\n"
+        "assert part.readable.all() and len(part.readable) == 50\n"
     )
     run(folder, "-c", program)
 

@@ -185,7 +185,7 @@ def test_finished_log_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     path = tmp_path / "log.tsv.gz"
     flags = ["--rows", "100", "--output", str(path)]
     main(flags)
-    assert "rows/s" in capsys.readouterr().out
+    assert "100 rows, " in capsys.readouterr().out
     stamp = path.stat().st_mtime_ns
     main(flags)
     assert "already there, kept" in capsys.readouterr().out

@@ -221,9 +221,9 @@ def _zeros(kind: pa.DataType, length: int) -> pa.Array:
     if pa.types.is_fixed_size_list(kind):
         values = _zeros(kind.value_type, length * kind.list_size)
         return pa.FixedSizeListArray.from_arrays(values, type=kind)
-    if pa.types.is_fixed_size_binary(kind):
-        return pa.array([bytes(kind.byte_width)] * length, kind)
-    return pa.array(np.zeros(length, kind.to_pandas_dtype()), kind)
+    # `to_pandas_dtype` would import pandas, where it is installed.
+    zeros = pa.py_buffer(bytes(length * kind.bit_width // 8 + 1))
+    return pa.Array.from_buffers(kind, length, [None, zeros])
 
 
 def _commit(directory: CheckpointDirectory, read: Manifest, save: SaveSet, work: Path) -> Manifest:

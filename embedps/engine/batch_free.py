@@ -39,7 +39,8 @@ _SUFFIX: Final = "_batch_free"
 @functools.cache
 def needs_twins() -> bool:
     """Tells whether TensorFlow's products lack AVX-512: the processor, or ONEDNN_MAX_CPU_ISA."""
-    most = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    named = (os.environ.get(f"{prefix}_MAX_CPU_ISA", "") for prefix in ("ONEDNN", "DNNL"))
+    most = next(filter(None, named), "").upper()
     if most and not most.startswith(("AVX512", "AVX10", "ALL", "DEFAULT")):
         return True
     cpus = Path("/proc/cpuinfo")

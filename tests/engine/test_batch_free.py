@@ -1,6 +1,9 @@
 """A row has the same bits in any batch: by twins of TensorFlow's ops where these need them."""
 
 import functools
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ from embedps.engine import batch_free as batch_free_module
 from embedps.engine.batch_free import batch_free, needs_twins
 from embedps.engine.row_padding import pad
 from models import dlrm, wide_deep
-from tests.builders import TINY_DLRM, make_trainer, write_dataset
+from tests.builders import ROOT, TINY_DLRM, make_trainer, write_dataset
 
 ROWS = 700
 SIZES = (1, 2, 15, 16, 17, 32, 48, 80, 100, 128, 208, 224, 331, 512)
@@ -30,6 +33,22 @@ def without_avx512(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     needs_twins.cache_clear()
     yield
     needs_twins.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"])
+@pytest.mark.parametrize("most", ["AVX2", "sse41", "AVX2_VNNI"])
+@pytest.mark.usefixtures("without_avx512")
+def test_each_of_onednns_variables_masks(
+    monkeypatch: pytest.MonkeyPatch, name: str, most: str
+) -> None:
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
+    monkeypatch.setenv(name, most)
+    with_avx512 = "flags : avx2 avx512f avx512bw"
+    monkeypatch.setattr(Path, "read_text", lambda _: with_avx512)
+    assert needs_twins()
+    needs_twins.cache_clear()
+    monkeypatch.delenv(name)
+    assert not needs_twins()
 
 
 def differing(
@@ -273,3 +292,24 @@ def test_a_loaded_models_scores_have_the_same_bits_in_any_batch(
 
     assert len(np.unique(score(0, ROWS))) > ROWS // 2
     assert differing(score, ROWS) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_the_same_holds_where_tensorflow_starts_without_avx512_and_amx() -> None:
+    engine, server = "tests/engine/test_batch_free.py", "tests/serving/server/test_served_model.py"
+    tests = (
+        f"{engine}::test_a_loaded_models_scores_have_the_same_bits_in_any_batch[dlrm]",
+        f"{server}::test_each_answer_is_the_evaluators_of_the_manifest_it_names",
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", *tests],
+        cwd=ROOT,
+        env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"},  # oneDNN reads it once
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "2 passed" in done.stdout

@@ -1,9 +1,9 @@
 """Tells what the processor has, on which TensorFlow's order of summing depends."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from embedps.engine.batch_free import needs_twins
 
@@ -19,12 +19,13 @@ HAS_AMX = "amx_bf16" in _FLAGS
 """With AMX, our ops multiply bfloat16; else they multiply the float32 that they are given."""
 
 
-def check_stock(found: npt.ArrayLike, want: npt.ArrayLike, of: str = "") -> None:
+def check_stock(found: Any, want: Any, of: str = "") -> None:
     """Compares what stock ops computed with what ours did, or the reverse, as scores.md says."""
     if SUMS_IN_ORDER:
         np.testing.assert_array_equal(found, want, of)
     else:
-        off = np.abs(np.asarray(found, np.float64) - want)
-        worst = np.max(off / np.maximum(np.abs(want), 1), initial=0)
+        wanted = np.asarray(want, np.float64)
+        off = np.abs(np.asarray(found, np.float64) - wanted)
+        worst = np.max(off / np.maximum(np.abs(wanted), 1), initial=0)
         assert np.shape(found) == np.shape(want)
         assert worst <= STOCK_BOUND, of

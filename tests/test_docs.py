@@ -14,6 +14,7 @@ from embedps.data.dataset import Dataset
 from embedps.run.config import TrainConfig
 from tests.builders import ROOT, make_trainer, write_dataset
 from tests.pages import blocks, pages, run_page, run_python
+from tests.processors import STOCK_BOUND
 
 DOCS = ROOT / "docs"
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -42,6 +43,11 @@ PRINTS = {
         r"(0\.\d{3}  .*\n){10}",
     ),
 }
+
+
+def test_the_guide_states_the_bound_that_exports_are_tested_to() -> None:
+    for page in (DOCS / "guides" / "scores.md", ROOT / "README.md"):
+        assert f"within {STOCK_BOUND:f}" in page.read_text()
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,10 @@
 """A row has the same bits in any batch: by twins of TensorFlow's ops where these need them."""
 
 import functools
-from collections.abc import Callable, Iterator
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,11 @@ import tensorflow as tf
 
 import embedps
 from embedps.data.dataset import Dataset
+from embedps.engine import batch_free as batch_free_module
 from embedps.engine.batch_free import batch_free, needs_twins
 from embedps.engine.row_padding import pad
 from models import dlrm, wide_deep
-from tests.builders import TINY_DLRM, make_trainer, write_dataset
+from tests.builders import ROOT, TINY_DLRM, make_trainer, write_dataset
 
 ROWS = 700
 SIZES = (1, 2, 15, 16, 17, 32, 48, 80, 100, 128, 208, 224, 331, 512)
@@ -31,10 +35,28 @@ def without_avx512(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     needs_twins.cache_clear()
 
 
-def differing(score: Callable[[int, int], np.ndarray], rows: int) -> dict[int, list[int]]:
+@pytest.mark.parametrize("name", ["ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"])
+@pytest.mark.parametrize("most", ["AVX2", "sse41", "AVX2_VNNI"])
+@pytest.mark.usefixtures("without_avx512")
+def test_each_of_onednns_variables_masks(
+    monkeypatch: pytest.MonkeyPatch, name: str, most: str
+) -> None:
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
+    monkeypatch.setenv(name, most)
+    with_avx512 = "flags : avx2 avx512f avx512bw"
+    monkeypatch.setattr(Path, "read_text", lambda _: with_avx512)
+    assert needs_twins()
+    needs_twins.cache_clear()
+    monkeypatch.delenv(name)
+    assert not needs_twins()
+
+
+def differing(
+    score: Callable[[int, int], np.ndarray], rows: int, sizes: Sequence[int] = SIZES
+) -> dict[int, list[int]]:
     """Finds by size of a batch the rows whose bits are not those that they have in the whole."""
     whole, found = score(0, rows), {}
-    for size in SIZES:
+    for size in sizes:
         for first in sorted({0, 5, (rows - size) // 2, rows - size}):
             part = score(first, size)
             assert part.shape == whole[first : first + size].shape
@@ -72,6 +94,12 @@ def called(x: tf.Tensor) -> tf.Tensor:
     return tf.nn.relu(tf.matmul(x, WEIGHTS[17]))
 
 
+@tf.function
+def called_einsum(x: tf.Tensor) -> tf.Tensor:
+    left, right = tf.reshape(x[:, :30], [-1, 6, 5]), tf.reshape(x[:, 7:], [-1, 6, 5])
+    return tf.einsum("abc,adc->abd", left, right)
+
+
 def looped(x: tf.Tensor) -> tf.Tensor:
     return tf.while_loop(
         lambda i, _: i < 3,
@@ -103,6 +131,13 @@ FUNCTIONS: dict[str, tuple[Any, Any]] = {
         lambda x: tf.matmul(tf.reshape(x[:, :30], [-1, 6, 5]), MATRICES),
         lambda x: x[:, :30].reshape(-1, 6, 5) @ MATRICES,
     ),
+    "einsum": (
+        lambda x: tf.einsum("ab,bc->ac", x, WEIGHTS[17]), lambda x: x @ WEIGHTS[17],
+    ),
+    "einsum in a called function": (
+        called_einsum,
+        lambda x: x[:, :30].reshape(-1, 6, 5) @ x[:, 7:].reshape(-1, 6, 5).transpose(0, 2, 1),
+    ),
     "softmax": (tf.nn.softmax, softmax),
     "log softmax": (tf.nn.log_softmax, lambda x: np.log(softmax(x))),
     "called function": (called, lambda x: np.maximum(x @ WEIGHTS[17], 0)),
@@ -131,6 +166,62 @@ def test_a_functions_rows_have_the_same_bits_in_any_batch(name: str) -> None:
     np.testing.assert_allclose(
         padded(given), expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max()
     )
+
+
+@pytest.mark.usefixtures("without_avx512")
+def test_an_attention_models_rows_have_the_same_bits_in_any_batch(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    layers = tf.keras.layers
+    tf.keras.utils.set_random_seed(1)
+    attention = layers.MultiHeadAttention(4, 16)
+    dense, head = layers.EinsumDense("...x,xy->...y", 24, activation="relu"), layers.Dense(1)
+
+    def network(x: tf.Tensor) -> tf.Tensor:
+        x = tf.reshape(x, [-1, 10, 32])
+        return head(tf.reshape(dense(attention(x, x) + x), [-1, 240]))
+
+    given = noise(1100, 320)
+    expected = network(given)  # by TensorFlow's einsums
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 320])])
+    def padded(x: tf.Tensor) -> tf.Tensor:
+        rows = tf.shape(x, tf.int64)[0]
+        return batch_free(network)(pad(x, rows))[:rows]
+
+    def score(first: int, rows: int) -> np.ndarray:
+        return padded(given[first : first + rows]).numpy()
+
+    sizes = (*range(1, 10), 15, 16, 17, 31, 61, 64, *range(90, 1000, 33))
+    assert differing(score, len(given), sizes) == {}
+    np.testing.assert_allclose(padded(given), expected, atol=1e-5)
+    assert ops_of(padded) & {"Einsum", "MatMul", "BatchMatMulV2", "Softmax"} == set()
+    assert "last bits" not in capfd.readouterr().err
+
+
+def ops_of(function: Any) -> set[str]:
+    graph = function.get_concrete_function().graph.as_graph_def()
+    functions = [each.node_def for each in graph.library.function]
+    return {node.op for nodes in (graph.node, *functions) for node in nodes}
+
+
+@pytest.mark.usefixtures("without_avx512")
+def test_what_stays_tensorflows_is_named_once(capfd: pytest.CaptureFixture[str]) -> None:
+    kernel = noise(3, 1, 4)
+
+    def network(x: tf.Tensor) -> tf.Tensor:
+        y = tf.nn.conv1d(x[:, :, None], kernel, 1, "SAME")
+        half = tf.cast(x, tf.bfloat16)
+        places = tf.matmul(tf.cast(x, tf.int32), tf.cast(x, tf.int32), transpose_b=True)
+        return y[:, :, 0] + tf.cast(tf.matmul(half, half, transpose_b=True), tf.float32)[:, :1] + (
+            tf.einsum("ii->", x[:37]) + tf.cast(places[:, :1], tf.float32)
+        )  # fmt: skip
+
+    batch_free_module._tell.cache_clear()
+    for _ in range(2):
+        tf.function(lambda x: batch_free(network)(x))(noise(37, 37))
+    (line,) = [n for n in capfd.readouterr().err.splitlines() if "last bits" in n]
+    assert "Conv2D of float32, Einsum of float32, MatMul of bfloat16, and" in line
 
 
 @pytest.mark.usefixtures("without_avx512")
@@ -201,3 +292,24 @@ def test_a_loaded_models_scores_have_the_same_bits_in_any_batch(
 
     assert len(np.unique(score(0, ROWS))) > ROWS // 2
     assert differing(score, ROWS) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_the_same_holds_where_tensorflow_starts_without_avx512_and_amx() -> None:
+    engine, server = "tests/engine/test_batch_free.py", "tests/serving/server/test_served_model.py"
+    tests = (
+        f"{engine}::test_a_loaded_models_scores_have_the_same_bits_in_any_batch[dlrm]",
+        f"{server}::test_each_answer_is_the_evaluators_of_the_manifest_it_names",
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", *tests],
+        cwd=ROOT,
+        env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"},  # oneDNN reads it once
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "2 passed" in done.stdout

@@ -12,14 +12,8 @@
 namespace embedps {
 namespace {
 
-constexpr int64_t kTileRows = 6;  // whose sums fit into the registers of AVX2
 constexpr int64_t kLanes = 8;
 constexpr int64_t kTileValues = kTileRows * kPanelColumns;
-
-// Computes the sums [kTileRows][kPanelColumns] of `rows` times a panel: at least those of its first
-// 8 * halves columns. All rows of all batches come from here, in one order of sums.
-using Tile = void (*)(const float* const* rows, int64_t inner, const float* panel, int halves,
-                      float* sums);
 
 void PlainTile(const float* const* rows, int64_t inner, const float* panel, int /*halves*/,
                float* sums) {
@@ -76,14 +70,20 @@ EMBEDPS_FMA void FmaTile(const float* const* rows, int64_t inner, const float* p
 
 #endif  // EMBEDPS_X86
 
-Tile ChooseTile() {
-#ifdef EMBEDPS_X86
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return FmaTile;
-#endif
-  return PlainTile;
-}
-
 }  // namespace
+
+const std::vector<ProductTile>& ProductTiles() {
+  static const auto* tiles = [] {
+    auto* list = new std::vector<ProductTile>{{"plain", false, PlainTile}};
+#ifdef EMBEDPS_X86
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+      list->push_back({"avx2-fma", true, FmaTile});
+    }
+#endif
+    return list;
+  }();
+  return *tiles;
+}
 
 void PackPanels(const float* right, int64_t inner, int64_t columns, bool transposed, int64_t begin,
                 int64_t end, float* packed) {
@@ -105,9 +105,8 @@ void PackPanels(const float* right, int64_t inner, int64_t columns, bool transpo
   }
 }
 
-void MultiplyTasks(const float* left, const float* packed, int64_t rows, int64_t inner,
-                   int64_t columns, int64_t begin, int64_t end, float* product) {
-  static const Tile tile = ChooseTile();
+void MultiplyTasks(const ProductTile& tile, const float* left, const float* packed, int64_t rows,
+                   int64_t inner, int64_t columns, int64_t begin, int64_t end, float* product) {
   const int64_t panels = NumPanels(columns);
   for (int64_t task = begin; task < end; ++task) {
     const int64_t first = task / panels * kChunkRows, p = task % panels;
@@ -121,7 +120,8 @@ void MultiplyTasks(const float* left, const float* packed, int64_t rows, int64_t
         tile_rows[r] = left + (row + std::min(r, num_rows - 1)) * inner;
       }
       alignas(64) float sums[kTileValues];
-      tile(tile_rows, inner, packed + p * inner * kPanelColumns, width > kLanes ? 2 : 1, sums);
+      tile.multiply(tile_rows, inner, packed + p * inner * kPanelColumns, width > kLanes ? 2 : 1,
+                    sums);
       for (int64_t r = 0; r < num_rows; ++r) {
         std::memcpy(product + (row + r) * columns + column, sums + r * kPanelColumns,
                     sizeof(float) * width);

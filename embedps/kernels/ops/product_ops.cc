@@ -129,7 +129,8 @@ class ProductOp : public OpKernel {
         PackPanels(y, inner, columns, transpose_right_, begin, end, packed);
       });
       within(tasks, cost, [&](int64_t begin, int64_t end) {
-        MultiplyTasks(x, packed, rows, inner, columns, begin, end, out + batch * rows * columns);
+        MultiplyTasks(ProductTiles().back(), x, packed, rows, inner, columns, begin, end,
+                      out + batch * rows * columns);
       });
     };
 

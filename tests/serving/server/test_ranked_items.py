@@ -33,7 +33,7 @@ from embedps.serving.server.top_k_format import TopKRequest
 from models import two_tower
 from tests.builders import make_config
 from tests.models import planted_interactions
-from tests.processors import SUMS_IN_ORDER
+from tests.processors import check_stock
 from tests.serving.builders import examples, split_of, tensors
 from tests.serving.server.builders import (
     Client,
@@ -98,14 +98,6 @@ def products(queries: np.ndarray, vectors: np.ndarray) -> np.ndarray:
         product = queries[:, i, None].astype(np.longdouble) * vectors[:, i]
         sums = (product + sums).astype(np.float32)
     return sums
-
-
-def check_sums(found: np.ndarray, want: np.ndarray) -> None:
-    """Compares sums with those of stock ops, whose order of summing is the processor's."""
-    if SUMS_IN_ORDER:
-        np.testing.assert_array_equal(found, want)
-    else:
-        np.testing.assert_allclose(found, want, rtol=1e-6, atol=1e-6)
 
 
 class Exact:
@@ -226,7 +218,7 @@ def test_all_items_of_the_dataset_are_ranked_as_an_export_does(
         assert version == number
         assert model.standing.items == len(Corpus.of(dataset, "item").ids)
         np.testing.assert_array_equal(ids, want["ids"])
-        check_sums(scores, want["scores"])
+        check_stock(scores, want["scores"])
         # The other signatures are those of the export, too.
         _, told = api.metadata("clicks")
         assert set(told.signature_def) == set(exported)
@@ -235,7 +227,7 @@ def test_all_items_of_the_dataset_are_ranked_as_an_export_does(
         response = client.predict(predict_request(query, signature="query"))
         assert response.model_spec.version.value == number
         found = tf.make_ndarray(response.outputs["query"])
-        check_sums(found, vectors["query"].numpy())
+        check_stock(found, vectors["query"].numpy())
         for columns in (["user", "history", "seen"], ["user", "history"]):
             records = examples(asked, columns)
             want = exported["top_k_examples"](examples=tf.constant(records["examples"]))
@@ -244,7 +236,7 @@ def test_all_items_of_the_dataset_are_ranked_as_an_export_does(
                 tf.make_ndarray(response.outputs[name]) for name in ("ids", "scores")
             )
             np.testing.assert_array_equal(found_ids, want["ids"])
-            check_sums(found_scores, want["scores"])
+            check_stock(found_scores, want["scores"])
         client.close()
 
 

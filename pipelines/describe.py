@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from embedps.console.command_line import Parser, path, run
-from embedps.console.tables import make_console, make_table
+from embedps.console.tables import FINGERPRINTS, make_console, make_table
 from embedps.data.dataset import Dataset
 
 from .report.html_page import make_page
@@ -40,6 +40,8 @@ def _print(profile: Profile) -> None:
     for table in (shards, numbers, ids):
         if table.row_count:
             console.print(table)
+    if ids.row_count:
+        console.print(FINGERPRINTS, style=None, highlight=False)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -47,7 +47,7 @@ def _print(profile: Profile) -> None:
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
     parser = Parser(
-        prog="python -m pipelines.describe",
+        prog="python -m embedps.pipelines.describe",
         description="Profiles a dataset: the label rate of each shard; the missing rate, spread, "
         "cardinality and share of the most frequent ids of each column.",
     )

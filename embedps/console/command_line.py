@@ -39,13 +39,15 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        where = re.sub(r"^(python -m )?embedps[:. ]+", "", f"{self.prog}: ")  # `report` says it too
+        where = re.sub(r"^embedps:? ", "", f"{self.prog}: ")  # `report` says it too
         names = (each.partition("=")[0] for each in self._given if each.startswith("--"))
         known = self._option_string_actions
         wrong = [name for name in names if name not in known and not self._subparsers]
         near = difflib.get_close_matches(wrong[0], known, 1, _LIKENESS) if wrong else []
-        if near and message.startswith(("unrecognized", "the following arguments are required")):
-            message = f"unrecognized arguments: {' '.join(wrong)}: did you mean {near[0]}?"
+        if near and message.startswith("the following arguments are required"):
+            message = f"unrecognized arguments: {' '.join(wrong)}"  # which is the cause, then
+        if near and message.startswith("unrecognized"):
+            message += f": did you mean {near[0]}?"
         raise UsageError(f"{where}{message} (--help lists the flags)")
 
 

@@ -1,7 +1,7 @@
 """Benchmarks: each writes JSON, and compares within one run by ratios."""
 
 from embedps.errors import UsageError
-from embedps.run.model_module import check_shipped
+from embedps.run.shipped_packages import check_shipped
 
 try:
     check_shipped("models", "pipelines")

@@ -44,8 +44,8 @@ Trains recommenders whose embedding tables live on parameter servers.
 """
 _EPILOG = """\
 first steps:
-  python -m pipelines.generate --rows 200_000 --output logs/day_0.tsv.gz
-  python -m pipelines.criteo --input 'logs/*.tsv.gz' --output dataset
+  python -m embedps.pipelines.generate --rows 200_000 --output logs/day_0.tsv.gz
+  python -m embedps.pipelines.criteo --input 'logs/*.tsv.gz' --output dataset
   {prog} plan --data dataset
   {prog} train --data dataset --model-dir run
   {prog} train --data dataset --model-dir run --epochs 2 --num-ps 2 --num-workers 2

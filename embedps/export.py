@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.config_fields import MAX_COUNT
@@ -20,6 +21,7 @@ from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.run.run_config import read_run
 from embedps.run.run_flags import add_model_and_data
+from embedps.serving import unknown_queries
 from embedps.serving.dataset_transforms import transforms_of
 from embedps.serving.export_directory import read_description
 from embedps.storage.object_store import ObjectPath, as_path
@@ -42,7 +44,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.export") -> in
         raise UsageError(f"{model_dir} has no checkpoint yet: train first")
     target = output / str(manifest.number)
     if target.exists():
-        return _check_same(target, manifest.history, options.rows)
+        return _check_same(target, manifest.history, options)
     # TensorFlow takes seconds to import; wrong flags and files are reported before that.
     from embedps.serving.export_model import export_model
 
@@ -56,6 +58,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.export") -> in
             manifest.number,
             row_dtype=options.rows,
             top_k=options.top_k,
+            unknown_query=options.unknown_query,
             transforms=transforms_of(dataset).table if options.raw else None,
             seed=run.config.seed,
             on_progress=lambda done, total: line.update(done, total=total),
@@ -67,19 +70,26 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.export") -> in
     return 0
 
 
-def _check_same(target: Path, history: str, row_dtype: str) -> int:
+def _check_same(target: Path, history: str, options: Any) -> int:
     """Tells that an export is there.
 
     Raises:
-      UsageError: it is of another run, or has other rows.
+      UsageError: it is of another run, or was made with other flags.
     """
     found = read_description(target)
     if found["manifest"]["history"] != history:
         raise UsageError(f"{target} is there, of another run: give another --output, or remove it")
-    if found["rows"] != row_dtype:
-        raise UsageError(
-            f"{target} is there, with rows of {found['rows']}: give another --output, or remove it"
-        )
+    wrong = None
+    if found["rows"] != options.rows:
+        wrong = f"with rows of {found['rows']}"
+    elif ("raw" in found["signatures"]) != options.raw:
+        wrong = "without the signature raw" if options.raw else "with the signature raw"
+    elif found["items"]:
+        for name in ("top_k", "unknown_query"):
+            if found.get(name) != getattr(options, name):
+                wrong = f"with --{name.replace('_', '-')} {found.get(name, 'of an older version')}"
+    if wrong:
+        raise UsageError(f"{target} is there, {wrong}: give another --output, or remove it")
     print(f"{target}: is there already")
     return 0
 
@@ -126,6 +136,7 @@ def _parser(prog: str) -> command_line.Parser:
         metavar="K",
         help="how many items a request gets of a retrieval model (default: 100)",
     )
+    unknown_queries.add_flag(parser)
     add_model_and_data(parser)
     return parser
 

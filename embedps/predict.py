@@ -21,9 +21,9 @@ from embedps.console.command_line import number, text
 from embedps.console.progress import ProgressLine
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
-from embedps.run.model_module import import_shipped
 from embedps.run.run_config import read_run
 from embedps.run.run_flags import add_model_and_data
+from embedps.run.shipped_packages import import_shipped
 from embedps.storage.file_lock import FileLock
 from embedps.storage.object_store import as_path
 

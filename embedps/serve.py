@@ -23,6 +23,7 @@ from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.run.run_config import RunConfig, read_run
 from embedps.run.run_flags import add_model_and_data
+from embedps.serving import unknown_queries
 from embedps.serving.dataset_transforms import transforms_of
 from embedps.serving.server.ranking import Ranking
 from embedps.storage.object_store import as_path
@@ -292,13 +293,7 @@ def _parser(prog: str) -> command_line.Parser:
         help="rank the items that have a row, or all of the dataset as an evaluation does "
         "(default: %(default)s)",
     )
-    parser.add_argument(
-        "--unknown-query",
-        choices=("popular", "score", "error"),
-        default=Ranking.unknown_query,
-        help="what a query gets none of whose ids has been trained: the items whose rows are "
-        "updated most, those of the best scores nevertheless, or an error (default: %(default)s)",
-    )
+    unknown_queries.add_flag(parser)
     parser.add_argument(
         "--encode-rate",
         type=number(float, above=0, most=1e9),

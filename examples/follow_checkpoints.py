@@ -17,8 +17,16 @@ def make_data(directory: Path) -> Path:
     """Generates click logs in Criteo's format and makes a dataset of them."""
     logs, data = directory / "clicks.tsv.gz", directory / "data"
     commands = (
-        ("pipelines.generate", "--rows", "100000", "--seed", "1", "--output", str(logs)),
-        ("pipelines.criteo", "--input", str(logs), "--output", str(data), "--num-shards", "2"),
+        ("embedps.pipelines.generate", "--rows", "100000", "--seed", "1", "--output", str(logs)),
+        (
+            "embedps.pipelines.criteo",
+            "--input",
+            str(logs),
+            "--output",
+            str(data),
+            "--num-shards",
+            "2",
+        ),
     )
     for module, *arguments in commands:
         if not data.exists():

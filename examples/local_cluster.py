@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import embedps
-from models import dlrm
+from embedps.models import dlrm
 
 GOAL = 0.70
 
@@ -29,8 +29,16 @@ def make_data(directory: Path) -> Path:
     """Generates click logs in Criteo's format and makes a dataset of them."""
     logs, data = directory / "clicks.tsv.gz", directory / "data"
     commands = (
-        ("pipelines.generate", "--rows", "100000", "--seed", "1", "--output", str(logs)),
-        ("pipelines.criteo", "--input", str(logs), "--output", str(data), "--num-shards", "2"),
+        ("embedps.pipelines.generate", "--rows", "100000", "--seed", "1", "--output", str(logs)),
+        (
+            "embedps.pipelines.criteo",
+            "--input",
+            str(logs),
+            "--output",
+            str(data),
+            "--num-shards",
+            "2",
+        ),
     )
     for module, *arguments in commands:
         if not data.exists():

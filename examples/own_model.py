@@ -68,7 +68,7 @@ def main() -> None:
     directory.mkdir(parents=True, exist_ok=True)
     write_clicks(directory / "clicks.csv")
     (directory / "clicks.toml").write_text(SCHEMA)
-    ingest = [sys.executable, "-m", "pipelines.ingest", "--num-shards", "2"]
+    ingest = [sys.executable, "-m", "embedps.pipelines.ingest", "--num-shards", "2"]
     ingest += ["--schema", f"{directory}/clicks.toml", "--input", f"{directory}/clicks.csv"]
     subprocess.run([*ingest, "--output", f"{directory}/data"], check=True)
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from embedps.console.command_line import Parser, path, run
-from embedps.console.tables import make_console, make_table
+from embedps.console.tables import FINGERPRINTS, make_console, make_table
 from embedps.data.dataset import Dataset
 
 from .report.html_page import make_page
@@ -40,12 +40,14 @@ def _print(profile: Profile) -> None:
     for table in (shards, numbers, ids):
         if table.row_count:
             console.print(table)
+    if ids.row_count:
+        console.print(FINGERPRINTS, style=None, highlight=False)
 
 
 def main(argv: Sequence[str]) -> None:
     """Runs the command line."""
     parser = Parser(
-        prog="python -m pipelines.describe",
+        prog="python -m embedps.pipelines.describe",
         description="Profiles a dataset: the label rate of each shard; the missing rate, spread, "
         "cardinality and share of the most frequent ids of each column.",
     )

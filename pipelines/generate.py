@@ -24,15 +24,15 @@ Another seed is another planted model: to hold rows out, split one log. A finish
 """
 _EXAMPLES = """\
 examples:
-  python -m pipelines.generate --rows 2_000_000 --seed 1 --output logs/day_0.tsv.gz
-  python -m pipelines.criteo --input 'logs/*.tsv.gz' --output data/criteo --num-shards 8
+  python -m embedps.pipelines.generate --rows 2_000_000 --seed 1 --output logs/day_0.tsv.gz
+  python -m embedps.pipelines.criteo --input 'logs/*.tsv.gz' --output data/criteo --num-shards 8
 """
 
 
 def parse_options(argv: Sequence[str]) -> Options:
     """Parses the command line; raises UsageError."""
     parser = Parser(
-        prog="python -m pipelines.generate",
+        prog="python -m embedps.pipelines.generate",
         description=_HELP,
         epilog=_EXAMPLES,
     )

@@ -21,7 +21,7 @@ last ones), held_out (items of --test) and seen (items of --train), which are em
 """
 _EXAMPLES = """\
 examples:
-  python -m pipelines.interactions --train gowalla/train.txt --test gowalla/test.txt \\
+  python -m embedps.pipelines.interactions --train gowalla/train.txt --test gowalla/test.txt \\
       --output data/gowalla
   python -m embedps.train --model two_tower --data data/gowalla --model-dir runs/gowalla \\
       --held-out held_out --seen seen --normalize --temperature 0.15 --num-negatives 1000 \\
@@ -31,7 +31,9 @@ examples:
 
 def parse_options(argv: Sequence[str]) -> Options:
     """Parses the command line; raises UsageError."""
-    parser = Parser(prog="python -m pipelines.interactions", description=_HELP, epilog=_EXAMPLES)
+    parser = Parser(
+        prog="python -m embedps.pipelines.interactions", description=_HELP, epilog=_EXAMPLES
+    )
     parser.add_argument(
         "--train", type=path, action="append", required=True, metavar="FILE", help="items to learn"
     )

@@ -13,17 +13,21 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import embedps
 from embedps import serve
+from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.console import command_line
 from embedps.data.dataset import Dataset
 from embedps.serving.server import messages
+from models import two_tower
 from tests.builders import ROOT, TINY_DLRM, latest, make_config, write_dataset
 from tests.commands import finish, read_until, start
+from tests.models import planted_interactions
 from tests.pages import blocks
 from tests.serving.builders import split_of, tensors
-from tests.serving.server.builders import Client, ask_rest, predict_request, score_of
+from tests.serving.server.builders import Client, ask_rest, predict_request, score_of, serving
 
 COLUMNS = ("I1", "I2", "C1", "C2", "C3")
 
@@ -46,11 +50,66 @@ def ports(line: str) -> tuple[str, str]:
     return words[words.index("at") + 1], words[-1]
 
 
-def test_an_example_request_has_every_column_of_the_model(model_dir: Path, capsys: Any) -> None:
+@pytest.fixture(scope="module")
+def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a retrieval model."""
+    path = tmp_path_factory.mktemp("films")
+    users = planted_interactions.write_dataset(path / "data")
+    towers = two_tower.Config(embedding_dim=8, history="history")
+    config = make_config(users, path / "m", model="two_tower", eval="none")
+    embedps.Trainer.from_config(config, towers).fit()
+    return path / "m"
+
+
+def example_request(model_dir: Path, capsys: Any) -> str:
+    """What the command prints."""
+    capsys.readouterr()
     assert command_line.run(serve.main, ["--model-dir", str(model_dir), "--example-request"]) == 0
-    rows = json.loads(capsys.readouterr().out)["instances"]
+    return str(capsys.readouterr().out)
+
+
+def test_an_example_request_has_every_column_and_is_answered(
+    model_dir: Path, dataset: Dataset, capsys: Any
+) -> None:
+    body = example_request(model_dir, capsys)
+    rows = json.loads(body)["instances"]
     assert len(rows) == 2
     assert all(sorted(row) == sorted(COLUMNS) for row in rows)
+    with serving(CheckpointDirectory(model_dir), dataset) as (_, _, addresses):
+        code, found = ask_rest(f"{addresses.rest}/v1/models/clicks:predict", body.encode())
+    want = embedps.load(model_dir).predict(split_of(dataset).slice(0, 2))["score"]
+    assert (code, np.float32(found["predictions"]).tolist()) == (200, want.tolist())
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_the_quickstarts_curl_asks_a_ranking_and_a_retrieval_model(
+    tmp_path: Path, model_dir: Path, films: Path, capsys: Any
+) -> None:
+    """As it is printed but for the port: also while the server still loads the models."""
+    page = blocks(ROOT / "docs" / "quickstart.md")
+    (code,) = (block.code for block in page if "--example-request" in block.code)
+    (line,) = (line for line in code.splitlines() if line.startswith("curl"))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = start(
+        "embedps.serve",
+        *("--model-dir", str(model_dir), "--name", "clicks"),
+        *("--model-dir", str(films), "--name", "films"),
+        *("--port", "0", "--rest-port", str(port)),
+    )
+    for name, run_dir in (("clicks", model_dir), ("films", films)):
+        (tmp_path / "request.json").write_text(example_request(run_dir, capsys))
+        asked = line.replace("localhost:8501", f"localhost:{port}").replace("clicks", name)
+        done = subprocess.run(
+            ["bash", "-c", asked], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        predictions = json.loads(done.stdout)["predictions"]
+        assert len(predictions) == 2
+        assert np.isfinite(tf.nest.flatten(predictions)).all()
+    process.send_signal(signal.SIGTERM)
+    finish(process)
 
 
 @pytest.mark.slow

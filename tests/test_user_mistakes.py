@@ -129,7 +129,7 @@ def test_directory_without_its_json_is_no_dataset(tmp_path, dataset, fails):
     code, line = fails(train_command.main, *train_flags(tmp_path / "set", tmp_path / "m"))
     assert code == 1
     assert "_dataset.json: absent" in line
-    assert "python -m pipelines.criteo" in line
+    assert "python -m embedps.pipelines.criteo" in line
 
 
 def test_absent_or_short_shard_is_named(tmp_path, dataset, fails):

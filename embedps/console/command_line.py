@@ -6,6 +6,7 @@ All commands of embedps, pipelines and benchmarks use it. It imports neither Ten
 from __future__ import annotations
 
 import argparse
+import difflib
 import re
 import signal
 import sys
@@ -20,6 +21,7 @@ from typing import Any, NoReturn
 from embedps.config_fields import check_text, check_value, shown
 from embedps.errors import EmbedpsError, KernelBuildError, UsageError
 
+_LIKENESS = 0.8  # of a flag and what it is taken for
 INTERRUPTED_EXIT_CODE = 130  # 128 + SIGINT, as shells have it
 
 
@@ -29,9 +31,23 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(allow_abbrev=False, **kwargs)
+        self._given: list[str] = []
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Reads flags, and keeps them for `error`."""
+        self._given = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         where = re.sub(r"^embedps:? ", "", f"{self.prog}: ")  # `report` says it too
+        names = (each.partition("=")[0] for each in self._given if each.startswith("--"))
+        known = self._option_string_actions
+        wrong = [name for name in names if name not in known and not self._subparsers]
+        near = difflib.get_close_matches(wrong[0], known, 1, _LIKENESS) if wrong else []
+        if near and message.startswith("the following arguments are required"):
+            message = f"unrecognized arguments: {' '.join(wrong)}"  # which is the cause, then
+        if near and message.startswith("unrecognized"):
+            message += f": did you mean {near[0]}?"
         raise UsageError(f"{where}{message} (--help lists the flags)")
 
 

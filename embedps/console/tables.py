@@ -5,6 +5,10 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+FINGERPRINTS = (
+    "the id of a text is its fingerprint: embedps.pipelines.ingestion.text_values.fingerprint(text)"
+)
+"""What to say below a table of ids."""
 _UNBOUNDED = 10_000
 
 

@@ -205,8 +205,8 @@ def describe_file(directory: Path, path: Path) -> DataFile:
 def _read_json(root: Path, path: Path) -> dict[str, Any]:
     if not root.is_dir():
         raise DatasetError(
-            f"{root}: no such dataset directory: make one with python -m pipelines.criteo or "
-            "pipelines.ingest"
+            f"{root}: no such dataset directory: make one with python -m embedps.pipelines.criteo "
+            "or embedps.pipelines.ingest"
         )
     try:
         check_regular(path)
@@ -214,8 +214,8 @@ def _read_json(root: Path, path: Path) -> dict[str, Any]:
         json.dumps(document, ensure_ascii=False).encode()  # raises for half of a surrogate pair
     except FileNotFoundError:
         raise DatasetError(
-            f"{path}: absent, so {root} is no finished dataset: run python -m pipelines.criteo or "
-            "pipelines.ingest"
+            f"{path}: absent, so {root} is no finished dataset: run python -m "
+            "embedps.pipelines.criteo or embedps.pipelines.ingest"
         ) from None
     except OSError as error:
         raise DatasetError(f"{path}: cannot be read ({error.strerror})") from None

@@ -1,5 +1,5 @@
 """The model zoo, `models`, by a name that no folder of the user's hides: `embedps.models.dlrm`."""
 
-from pathlib import Path
+from embedps.run.shipped_packages import share_modules
 
-__path__ = [str(Path(__file__).resolve().parents[2] / "models")]
+__path__ = share_modules("models")

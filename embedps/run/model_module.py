@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
 from embedps.errors import UsageError
+from embedps.run import shipped_packages
 
 _PACKAGE = "models"
-_FOLDER = Path(__file__).resolve().parents[2] / _PACKAGE
+_FOLDER = shipped_packages.FOLDER / _PACKAGE
 
 
 def find_model(name: str) -> ModuleType:
@@ -42,48 +41,12 @@ def is_built_in(name: str) -> bool:
     return name.isidentifier() and not name.startswith("_") and _path(name).is_file()
 
 
-def is_shipped(package: str) -> bool:
-    """Whether importing a package by its name gives the one that came with embedps.
-
-    It does not where a folder or a module of that name is found first, for instance in the working
-    directory.
-    """
-    found = sys.modules.get(package)
-    spec = found.__spec__ if found is not None else importlib.util.find_spec(package)
-    origin = None if spec is None else spec.origin
-    return origin is not None and Path(origin).resolve() == _FOLDER.parent / package / "__init__.py"
-
-
-def import_shipped(name: str) -> ModuleType:
-    """Imports a module of `models` or `pipelines` that came with embedps.
-
-    Where the package's name is taken by the user, it is the same module under the name
-    `embedps.models` or `embedps.pipelines`.
-    """
-    package = name.partition(".")[0]
-    return importlib.import_module(name if is_shipped(package) else f"embedps.{name}")
-
-
-def check_shipped(*packages: str) -> None:
-    """Checks that packages can be imported by their names; for code that imports them so.
-
-    Raises:
-      UsageError: a folder or a module of the user's has the same name.
-    """
-    for package in packages:
-        if not is_shipped(package):
-            raise UsageError(
-                f"the package {package!r} must be {_FOLDER.parent / package}, but another folder "
-                "or module of that name is found first: start the command in another directory"
-            )
-
-
 def _path(name: str) -> Path:
     return _FOLDER / f"{name}.py"
 
 
 def _built_in(name: str) -> ModuleType:
-    module = import_shipped(f"{_PACKAGE}.{name}")
+    module = shipped_packages.import_shipped(f"{_PACKAGE}.{name}")
     if module.__file__ is None or Path(module.__file__).resolve() != _path(name):
         raise UsageError(
             f"--model {name}: {module.__name__} must be {_path(name)} but is {module.__file__}: "

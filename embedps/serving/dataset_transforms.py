@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from embedps.data.dataset import Dataset
-from embedps.run.model_module import import_shipped
+from embedps.run.shipped_packages import import_shipped
 
 
 def transforms_of(dataset: Dataset) -> Any:

@@ -22,10 +22,12 @@ from embedps.engine.recommender import Recommender
 from embedps.engine.step_model import StepModel
 from embedps.errors import CheckpointError
 from embedps.layers import stock_ops
+from embedps.serving import unknown_queries
 from embedps.serving.export_directory import EXTRA, describe, new_export
 from embedps.serving.row_arrays import RowDtype, RowStack, stack_rows
 from embedps.serving.stock_lookup import StockTables
 from embedps.serving.stock_model import StockModel
+from embedps.serving.unknown_queries import UnknownQuery
 from embedps.serving.warm_up import FILE_NAME, write_requests
 from embedps.tables.groups import group_tables
 
@@ -63,6 +65,7 @@ def export_model(
     number: int,
     *,
     top_k: int,
+    unknown_query: UnknownQuery = unknown_queries.DEFAULT,
     row_dtype: RowDtype = "float32",
     transforms: Any = None,
     seed: int = 0,
@@ -77,6 +80,7 @@ def export_model(
       output: of the exports.
       number: of the checkpoint's manifest.
       top_k: how many of its candidates a retrieval model gives a request.
+      unknown_query: what a query gets none of whose ids has been trained.
       row_dtype: of the stored rows.
       transforms: the table of the dataset's `pipelines.transforms.Transforms`, to take raw values
         too.
@@ -107,7 +111,7 @@ def export_model(
         check_tables(manifest, _tables_in_use(model))
         check_signature(manifest, signature_of(model))
         directory.check_content(manifest, manifest.files)
-        stock = StockModel(model, transforms)
+        stock = StockModel(model, transforms, unknown_query=unknown_query)
         load_dense(directory, manifest, model.named_variables)
         stacks = _stack(directory, manifest, stock, row_dtype, on_progress)
         stock.take(StockTables(stacks, stock.tables), top_k=top_k)
@@ -115,7 +119,9 @@ def export_model(
         tf.saved_model.save(stock, str(path), signatures=signatures)
         (path / EXTRA).mkdir()
         write_requests(path / EXTRA / FILE_NAME, stock.warm_up_requests())
-        describe(path, _description(manifest, row_dtype, stacks, stock.num_items, [*signatures]))
+        asked = {"top_k": top_k, "unknown_query": unknown_query} if stock.ranks_items else {}
+        about = _description(manifest, row_dtype, stacks, stock.num_items, [*signatures])
+        describe(path, about | asked)
     return Exported(
         path=output / str(number),
         rows=sum(stack.num_rows for stack in stacks),
@@ -142,7 +148,14 @@ def _stack(
         done += rows
         on_progress(done, max(total, done))
 
-    return stack_rows(directory, manifest, stock.tables, row_dtype=row_dtype, on_rows=count)
+    return stack_rows(
+        directory,
+        manifest,
+        stock.tables,
+        row_dtype=row_dtype,
+        with_updates=stock.ranks_items,
+        on_rows=count,
+    )
 
 
 def _description(

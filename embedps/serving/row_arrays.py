@@ -36,12 +36,14 @@ class TableRange:
       first_bucket: of the table.
       num_buckets: of the table, at least 2.
       num_rows: of the table.
+      steps: of training that its rows' updates were counted in.
     """
 
     name: str
     first_bucket: int
     num_buckets: int
     num_rows: int
+    steps: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,8 @@ class RowStack:
       ids: int64 [buckets, PLACES].
       arrays: the rows by place, then a row of zeros for absent ids. float32: "rows", float32
         [places + 1, dim]. bfloat16: "rows", its bits as uint16. int8: "codes", uint8 [places + 1,
-        dim], and "scales", float32 [places + 1, 2], a row's scale and offset.
+        dim], and "scales", float32 [places + 1, 2], a row's scale and offset. If asked for,
+        "updates", float32 [places + 1], how many steps updated each row.
     """
 
     dim: int
@@ -90,6 +93,7 @@ def stack_rows(
     tables: Sequence[TableSpec],
     *,
     row_dtype: RowDtype = "float32",
+    with_updates: bool = False,
     on_rows: OnRows = lambda rows: None,
 ) -> list[RowStack]:
     """Makes the arrays of a checkpoint's rows, which are first rounded as their tables hold them.
@@ -99,6 +103,7 @@ def stack_rows(
       manifest: one of them.
       tables: those to read.
       row_dtype: of the rows.
+      with_updates: keep how often rows were updated.
       on_rows: called with the rows that were read since; each is read twice.
 
     Returns:
@@ -112,19 +117,33 @@ def stack_rows(
     parts = make_partitions(directory, manifest.chain)
     live = [_live(part) for part in parts]
     found: dict[str, list[npt.NDArray[np.int64]]] = {name: [] for name in dims}
-    for name, records, mask in _live_records(parts, live, dims):
+    steps: dict[str, int] = {}  # of each group, whose tables take their steps together
+    group_of: dict[str, str] = {}
+    for part, name, records, mask in _live_records(parts, live, dims):
         found[name].append(records.ids[mask])
+        group_of[name] = part.group
+        last = int(records.batch["last_step"].to_numpy()[mask].max())
+        steps[part.group] = max(steps.get(part.group, 0), last + 1)
         on_rows(int(mask.sum()))
+    steps_of = {name: steps[group] for name, group in group_of.items()}
     stacks = [
-        _place_ids(dim, {name: found.pop(name) for name, d in dims.items() if d == dim}, row_dtype)
+        _place_ids(
+            dim,
+            {name: found.pop(name) for name, d in dims.items() if d == dim},
+            row_dtype,
+            steps_of=steps_of,
+            with_updates=with_updates,
+        )
         for dim in sorted(set(dims.values()))
     ]
     of_table = {name: stack for stack in stacks for name in stack.tables}
-    for name, records, mask in _live_records(parts, live, dims):
+    for _, name, records, mask in _live_records(parts, live, dims):
         stack = of_table[name]
         places = _places(stack, name, records.ids[mask])
         rows = _embeddings(records.batch, dims[name], name)[mask]
         _store(stack, places, to_nearest(rows, held_in[name]))
+        if with_updates:
+            stack.arrays["updates"][places] = records.batch["frequency"].to_numpy()[mask]
         on_rows(int(mask.sum()))
     return stacks
 
@@ -139,25 +158,34 @@ def _live(part: Partition) -> npt.NDArray[np.bool_]:
 
 def _live_records(
     parts: list[Partition], live: list[npt.NDArray[np.bool_]], wanted: Mapping[str, int]
-) -> Iterator[tuple[str, NumberedBatch, npt.NDArray[np.bool_]]]:
+) -> Iterator[tuple[Partition, str, NumberedBatch, npt.NDArray[np.bool_]]]:
     """Yields each batch once per table that has rows in it, with their mask."""
     for part, is_live in zip(parts, live, strict=True):
         for records in part.records():
             mask = is_live[records.first : records.first + len(records.tables)]
             for table in np.unique(records.tables[mask]):
                 if part.tables[table] in wanted:
-                    yield part.tables[table], records, mask & (records.tables == table)
+                    yield part, part.tables[table], records, mask & (records.tables == table)
 
 
 def _place_ids(
-    dim: int, chunks: dict[str, list[npt.NDArray[np.int64]]], row_dtype: RowDtype
+    dim: int,
+    chunks: dict[str, list[npt.NDArray[np.int64]]],
+    row_dtype: RowDtype,
+    *,
+    steps_of: Mapping[str, int],
+    with_updates: bool,
 ) -> RowStack:
     placed, tables, first = [], {}, 0
     for name, of_table in chunks.items():
         num_rows = sum(map(len, of_table))
         buckets = place(of_table, table_salt(name))
         tables[name] = TableRange(
-            name=name, first_bucket=first, num_buckets=len(buckets), num_rows=num_rows
+            name=name,
+            first_bucket=first,
+            num_buckets=len(buckets),
+            num_rows=num_rows,
+            steps=steps_of.get(name, 0),
         )
         placed.append(buckets)
         first += len(buckets)
@@ -165,19 +193,20 @@ def _place_ids(
     for table in reversed(tables.values()):
         ids[table.first_bucket : table.first_bucket + table.num_buckets] = placed.pop()
     rows = first * PLACES + 1
-    layouts: dict[str, dict[str, tuple[tuple[int, int], Any]]] = {
+    layouts: dict[str, dict[str, tuple[tuple[int, ...], Any]]] = {
         "float32": {"rows": ((rows, dim), np.float32)},
         "bfloat16": {"rows": ((rows, dim), np.uint16)},
         "int8": {"codes": ((rows, dim), np.uint8), "scales": ((rows, 2), np.float32)},
     }
+    layout = layouts[row_dtype]
+    if with_updates:
+        layout["updates"] = ((rows,), np.float32)
     return RowStack(
         dim=dim,
         row_dtype=row_dtype,
         tables=tables,
         ids=ids,
-        arrays={
-            name: aligned_zeros(shape, dtype) for name, (shape, dtype) in layouts[row_dtype].items()
-        },
+        arrays={name: aligned_zeros(shape, dtype) for name, (shape, dtype) in layout.items()},
     )
 
 

@@ -53,6 +53,19 @@ class StockTables(tf.Module):
                     found[f.name] = _combine(f, of_feature, splits.get(f.name), stack.dim)
         return found
 
+    def updates(self, table: str, ids: tf.Tensor) -> tf.Tensor:
+        """Gives how many steps of training updated ids' rows, float32; 0 of an absent row.
+
+        Args:
+          table: of the rows, whose arrays have "updates".
+          ids: int64 [n].
+        """
+        return self._stacks[self._stack_of[table]].updates(ids, self._specs[table])
+
+    def steps(self, table: str) -> int:
+        """Gives the steps of training in which a table's `updates` were counted."""
+        return self._stacks[self._stack_of[table]].steps[table]
+
 
 class _StockStack(tf.Module):
     """A RowStack's arrays as variables."""
@@ -67,6 +80,7 @@ class _StockStack(tf.Module):
             for name, array in stack.arrays.items()
         }
         self._absent = stack.ids.size
+        self.steps = {name: each.steps for name, each in stack.tables.items()}
 
     def rows(self, ids: Sequence[tf.Tensor], tables: Sequence[TableSpec]) -> list[tf.Tensor]:
         """Gives the rows of several features' ids, float32 [n, dim].
@@ -78,14 +92,7 @@ class _StockStack(tf.Module):
           tables: each feature's table.
         """
         counts = [tf.size(each) for each in ids]
-        ranges = [self._tables[table.name] for table in tables]
-        of_feature = np.array(
-            [[signed(table_salt(r.name)), r.num_buckets, r.first_bucket] for r in ranges], np.int64
-        )
-        joined = tf.concat(ids, axis=0)
-        of_id = tf.repeat(tf.constant(of_feature), tf.stack(counts), axis=0)
-        salt, num_buckets, first_bucket = tf.unstack(of_id, axis=1)
-        places = self._places(joined, salt, num_buckets, first_bucket)
+        places = self._places(ids, tables)
         split = tf.split(self._at(places), tf.stack(counts), num=len(ids))
         of_features = tf.split(places, tf.stack(counts), num=len(ids))
         return [
@@ -93,16 +100,26 @@ class _StockStack(tf.Module):
             for rows, each, at, table in zip(split, ids, of_features, tables, strict=True)
         ]
 
+    def updates(self, ids: tf.Tensor, table: TableSpec) -> tf.Tensor:
+        """Gives how many steps updated each row, float32 [n]."""
+        return tf.gather(self._arrays["updates"], self._places([ids], [table]))
+
     def _or_initial(
         self, rows: tf.Tensor, ids: tf.Tensor, places: tf.Tensor, table: TableSpec
     ) -> tf.Tensor:
         is_absent = tf.equal(places, tf.constant(self._absent, tf.int64))
         return tf.where(is_absent[:, None], _as_held(initial_rows(table, ids), table), rows)
 
-    def _places(
-        self, ids: tf.Tensor, salt: tf.Tensor, num_buckets: tf.Tensor, first_bucket: tf.Tensor
-    ) -> tf.Tensor:
-        """Gives each id's place, int64 [n]; that of the row of zeros for an absent id."""
+    def _places(self, of_features: Sequence[tf.Tensor], tables: Sequence[TableSpec]) -> tf.Tensor:
+        """Gives the place of each id of all features; that of the row of zeros for an absent id."""
+        ranges = [self._tables[table.name] for table in tables]
+        of_feature = np.array(
+            [[signed(table_salt(r.name)), r.num_buckets, r.first_bucket] for r in ranges], np.int64
+        )
+        ids = tf.concat(of_features, axis=0)
+        counts = tf.stack([tf.size(each) for each in of_features])
+        of_id = tf.repeat(tf.constant(of_feature), counts, axis=0)
+        salt, num_buckets, first_bucket = tf.unstack(of_id, axis=1)
         hashes = mixed(tf.bitcast(tf.bitwise.bitwise_xor(ids, salt), tf.uint64))
         count = tf.bitcast(num_buckets, tf.uint64)
         half = tf.constant(32, tf.uint64)

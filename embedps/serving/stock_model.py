@@ -14,10 +14,12 @@ from embedps.engine.row_padding import pad, padded_rows, repeated
 from embedps.engine.step_model import StepModel
 from embedps.errors import UsageError
 from embedps.layers import stock_ops
+from embedps.serving import unknown_queries
 from embedps.serving.inputs import Inputs, common_rows, tensor_name
 from embedps.serving.stock_index import StockIndex
 from embedps.serving.stock_lookup import StockTables
 from embedps.serving.stock_transforms import StockTransforms
+from embedps.serving.unknown_queries import NOT_POPULAR, UNKNOWN, UnknownQuery, own_table
 from embedps.serving.warm_up import Request
 from embedps.tables.activations import samples
 from embedps.tables.specs import FeatureSpec, TableSpec
@@ -48,11 +50,18 @@ class _Predictions(NamedTuple):
 class StockModel(tf.Module):
     """Computes a model's predictions for requests of tensors, and ranks its candidates."""
 
-    def __init__(self, model: StepModel, transforms: Any = None) -> None:
+    def __init__(
+        self,
+        model: StepModel,
+        transforms: Any = None,
+        *,
+        unknown_query: UnknownQuery = unknown_queries.DEFAULT,
+    ) -> None:
         """Finds out what the predictions depend on.
 
         Args:
           model: the model.
+          unknown_query: what a query gets none of whose ids has been trained.
           transforms: the table of the dataset's Transforms, to take raw values too.
 
         Raises:
@@ -64,6 +73,7 @@ class StockModel(tf.Module):
         self._all = self._predictions()
         is_retrieval = len(model.candidates) == 1 and QUERY in model.prediction_names
         self._query = self._predictions(QUERY) if is_retrieval else None
+        self._unknown_query = unknown_query
         self._raw: StockTransforms | None = None
         if transforms is not None:
             missing_id = model.recommender.missing_id
@@ -88,6 +98,11 @@ class StockModel(tf.Module):
         return tuple(table for table in self._model.tables if table.name in names)
 
     @property
+    def ranks_items(self) -> bool:
+        """Whether the model ranks candidates; then the tables need their rows' updates."""
+        return self._query is not None
+
+    @property
     def num_items(self) -> int:
         """The candidates that are ranked; 0 if the model ranks none."""
         return 0 if self._index is None else self._index.num_items
@@ -102,7 +117,11 @@ class StockModel(tf.Module):
         self._tables = tables
         if self._query is not None:
             (candidates,) = self._model.candidates
-            self._index = StockIndex(candidates.encoded(self._encode), k=top_k)
+            encoded = candidates.encoded(self._encode)
+            rates = None
+            if self._unknown_query == "popular":
+                rates = self._rates(tables, encoded[1])
+            self._index = StockIndex(encoded, k=top_k, rates=rates)
 
     def signatures(self) -> dict[str, Any]:
         """Makes the functions that are served, by name.
@@ -134,7 +153,9 @@ class StockModel(tf.Module):
         of_signatures = {"serving_default": self._all.inputs, "examples": self._all.inputs}
         if self._query is not None and self._index is not None:
             ranked = self._ranked_inputs(self._query, self._index)
-            of_signatures |= {QUERY: self._query.inputs, TOP_K: ranked, f"{TOP_K}_examples": ranked}
+            of_signatures |= {QUERY: self._query.inputs}
+            if self._unknown_query != "error":  # zeros are no ids that are known
+                of_signatures |= {TOP_K: ranked, f"{TOP_K}_examples": ranked}
         for rows in WARM_UP_ROWS:
             for name, inputs in of_signatures.items():
                 if name.endswith("examples"):
@@ -172,7 +193,9 @@ class StockModel(tf.Module):
             rows = common_rows([*batch.values()])
             seen = batch.pop(SEEN, None)
             queries = self._predict(query, batch, rows)[QUERY]
-            return index.top_k(queries, None if seen is None else repeated(seen, rows))
+            unknown = self._unknown(query, batch, rows)
+            seen = None if seen is None else repeated(seen, rows)
+            return index.top_k(queries, seen, unknown) | {UNKNOWN: unknown}
 
         def of_tensors(**given: tf.Tensor) -> dict[str, tf.Tensor]:
             return top_k(ranked.batch(given))
@@ -197,6 +220,51 @@ class StockModel(tf.Module):
         if index.excludes:
             columns = dataclasses.replace(columns, id_lists=(*columns.id_lists, SEEN))
         return Inputs(columns, missing_id=self._model.recommender.missing_id)
+
+    def _unknown(self, query: _Predictions, batch: dict[str, Any], rows: tf.Tensor) -> tf.Tensor:
+        """Tells which queries have ids but none that is known, bool [rows], as a server does."""
+        tables = self._tables
+        features = [f for f in self._model.features if f.name in query.used]
+        if tables is None or not features:
+            return tf.fill([rows], False)
+        if any(f.name not in batch for f in features):  # the model computes ids
+            batch = {name: repeated(value, rows) for name, value in batch.items()}
+            batch = self._model.fill(query.inputs.with_numerics(batch, rows))
+            batch = self._model.prepare(batch, training=False)
+        known = tf.fill([rows], False)
+        for f in features:
+            ids = batch[f.name]
+            if isinstance(ids, tf.RaggedTensor) and f.max_length is not None:
+                ids = ids[:, -f.max_length :]
+            values = ids.values if isinstance(ids, tf.RaggedTensor) else ids
+            is_known = tables.updates(f.table_name, values) > 0
+            is_known &= values != self._model.recommender.missing_id
+            if isinstance(ids, tf.RaggedTensor):
+                is_known = tf.reduce_any(ids.with_values(is_known), axis=1)
+            known |= repeated(is_known, rows)
+        if self._unknown_query != "error":
+            return ~known
+        names = ", ".join(f.name for f in features)
+        refusal = (
+            f"a record is of an unknown query: none of its ids in {names} has been trained: ask "
+            "for another, or export with --unknown-query popular"
+        )
+        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(known), [refusal])]):
+            return tf.identity(~known)
+
+    def _rates(self, tables: StockTables, ids: tf.Tensor) -> tf.Tensor | None:
+        """Gives the share of steps that update each candidate's own row, as a server does.
+
+        If candidates have none, unknown queries get an error.
+        """
+        (candidates,) = self._model.candidates
+        table = own_table(candidates, self._model.features)
+        if table is None:
+            self._unknown_query = "error"
+            print(NOT_POPULAR, flush=True)
+            return None
+        steps = tf.constant(tables.steps(table), tf.float32)
+        return (tf.minimum(tables.updates(table, ids), steps) + 1) / (steps + 2)
 
     @functools.cached_property
     def _encode(self) -> Callable[[Any], tf.Tensor]:

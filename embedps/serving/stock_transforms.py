@@ -67,8 +67,8 @@ class StockTransforms(tf.Module):
             raise UsageError(
                 f"--raw: the model reads column {column.name!r} of {what}, for which TensorFlow "
                 "has no op: leave --raw out and send features, which "
-                "pipelines.transforms.Transforms.load(DATA).apply(batch) makes; or run embedps "
-                "serve --raw, which takes texts"
+                "embedps.pipelines.transforms.Transforms.load(DATA).apply(batch) makes; or run "
+                "embedps serve --raw, which takes texts"
             )
         self._kept = {
             feature.name: tf.Variable(step.kept, trainable=False, name="kept_ids")

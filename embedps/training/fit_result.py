@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from embedps.console.progress import rate_text
 from embedps.errors import UsageError
 from embedps.run.cluster_config import NO_BOUND, STALE_STEPS
 from embedps.run.summary import SUMMARY_NAME
@@ -283,9 +284,11 @@ class FitResult:
                 f"half of the steps met {stale} updates of others or more: if scores are low, try "
                 f"--max-staleness-steps {STALE_STEPS - 1}"
             )
+        secs = self.summary.get("wall_secs", 0.0)
+        rate = rate_text(self.examples_per_sec * secs, secs)
         state = "done" if self.finished else "stopped; run the same command again to resume"
         lines.append(
-            f"{state}: {self.units.done}/{self.units.total} units, {self.examples:,} examples, "
-            f"{self.examples_per_sec:,.0f}/s; see {self.model_dir / SUMMARY_NAME}"
+            f"{state}: {self.units.done}/{self.units.total} units, {self.examples:,} examples"
+            f"{rate}; see {self.model_dir / SUMMARY_NAME}"
         )
         return lines

@@ -131,7 +131,15 @@ def ingest(directory: Path, name: str, columns: dict[str, list[Any]], schema: st
     log = directory / f"{name}.parquet"
     pq.write_table(pa.table(columns), log)
     (directory / f"{name}.toml").write_text(schema)
-    command = [sys.executable, "-m", "pipelines.ingest", "--num-shards", "2", "--input", str(log)]
+    command = [
+        sys.executable,
+        "-m",
+        "embedps.pipelines.ingest",
+        "--num-shards",
+        "2",
+        "--input",
+        str(log),
+    ]
     command += ["--schema", str(directory / f"{name}.toml"), "--output", str(directory / name)]
     subprocess.run(command, check=True)
 

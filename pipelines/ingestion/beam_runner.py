@@ -73,7 +73,7 @@ def _with_silent_workers(runner: PipelineRunner, direct: DirectOptions) -> Pipel
     """Returns the runner, or for several local processes one whose workers do not log."""
     if direct.direct_running_mode != "multi_processing" or not isinstance(runner, FnApiRunner):
         return runner
-    command = f"{sys.executable} -m pipelines.ingestion.beam_worker"
+    command = f"{sys.executable} -m embedps.pipelines.ingestion.beam_worker"
     environment = SubprocessSDKEnvironment.from_command_string(command_string=command)
     direct.direct_running_mode = "in_memory"  # any other mode starts Beam's own workers
     return FnApiRunner(default_environment=environment)

@@ -38,8 +38,8 @@ input and options is kept.
 """
 _EXAMPLES = """\
 Beam pipeline options may be added. The default runner is FnApiRunner, in this process:
-  python -m pipelines.{name} --input 'logs/*.gz' --output data/set --num-shards 8{schema}
-  python -m pipelines.{name} --input 'logs/*.gz' --output data/set --num-shards 8{schema} \\
+  python -m embedps.pipelines.{name} --input 'logs/*.gz' --output data/set --num-shards 8{schema}
+  python -m embedps.pipelines.{name} --input 'logs/*.gz' --output data/set --num-shards 8{schema} \\
       --direct_num_workers=2 --direct_running_mode=multi_processing
 """
 
@@ -135,7 +135,7 @@ def _parser(schema: str | None) -> Parser:
     name = schema or "ingest"
     shown = "" if schema else " --schema avazu"
     parser = Parser(
-        prog=f"python -m pipelines.{name}",
+        prog=f"python -m embedps.pipelines.{name}",
         description=_HELP[name] + _HELP_OUTPUT,
         epilog=_EXAMPLES.format(name=name, schema=shown),
     )

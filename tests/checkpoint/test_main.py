@@ -177,6 +177,25 @@ def test_inspect_shows_chain_tables_and_leases(directory, capsys, monkeypatch):
     assert by_name["eval-0"][2] == str(os.getpid())
 
 
+@pytest.mark.parametrize("command", ["inspect", "stats --details", "diff", "verify"])
+def test_a_pipe_gets_whole_cells_in_lines_that_are_not_wrapped(
+    directory, capsys, monkeypatch, command
+):
+    def shown(columns):
+        monkeypatch.setenv("COLUMNS", columns)
+        name, *flags = command.split()
+        numbers = ["1", "3"] if name == "diff" else []
+        assert main([name, str(directory.path), *numbers, *flags]) == 0
+        return capsys.readouterr().out
+
+    narrow = shown("20")
+    assert "…" not in narrow
+    # Ages may differ by a second.
+    assert [len(line.split()) for line in narrow.splitlines()] == [
+        len(line.split()) for line in shown("10000").splitlines()
+    ]
+
+
 def test_inspect_of_an_older_manifest_without_leases(directory, capsys):
     assert main(["inspect", str(directory.path), "--number", "1"]) == 0
     out = capsys.readouterr().out

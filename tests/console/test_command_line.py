@@ -122,6 +122,33 @@ def test_flag_error_names_the_program_and_the_help(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            ["--modle", "x"],
+            "embedps: train: unrecognized arguments: --modle: did you mean --mo",
+        ),
+        (["--model=x", "--dta=y"], "unrecognized arguments: --dta=y: did you mean --data?"),
+        (["--model=x", "--runner=y"], "embedps: train: unrecognized arguments: --runner=y ("),
+        (["--runner=y"], "embedps: train: the following arguments are required: --model ("),
+    ],
+)
+def test_a_flag_that_is_misspelled_is_named(
+    capsys: pytest.CaptureFixture[str], given: list[str], said: str
+):
+    parser = Parser(prog="embedps train")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--data")
+
+    def main(argv: Sequence[str]) -> None:
+        parser.parse_args(argv)
+
+    assert run(main, given) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+@pytest.mark.parametrize(
     ("kind", "given", "message"),
     [
         (number(int, least=1), "0", "it must be at least 1 but got 0"),

@@ -24,7 +24,7 @@ def test_help_imports_neither_tensorflow_nor_beam(command: str):
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.startswith(f"usage: python -m pipelines.{command}")
+    assert result.stdout.startswith(f"usage: python -m embedps.pipelines.{command}")
     assert result.stdout.endswith("\n[]\n")
 
 

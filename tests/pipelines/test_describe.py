@@ -91,11 +91,16 @@ class Page(HTMLParser):
 def test_command_prints_tables_and_writes_a_page_of_its_own(
     dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
 ):
-    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("COLUMNS", "20")  # a pipe has as much as it needs
     main([str(dataset.directory), "--html", str(tmp_path / "page.html")])
     text = capsys.readouterr().out
     for shown in ("train/shard-00000-of-00003.parquet", "clip, standardize", "tags (list)"):
         assert shown in text
+    assert "…" not in text
+    (by_name,) = (line for line in text.splitlines() if line.startswith("│ tags (list)"))
+    ((top, _),) = next(c for c in make_profile(dataset).ids if c.name == "tags").top.top(1)
+    assert f" {top} " in by_name
+    assert "the id of a text is its fingerprint: embedps.pipelines." in text
     page = Page()
     page.feed((tmp_path / "page.html").read_text(encoding="utf-8"))
     assert page.open == []

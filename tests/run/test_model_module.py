@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from embedps.errors import UsageError
@@ -13,7 +14,7 @@ from embedps.run.model_module import find_model, is_built_in
 from embedps.run.run_config import RunConfig, read_run
 from models import dlrm
 from tests.builders import ROOT, TINY_DLRM_FLAGS, write_dataset
-from tests.pipelines.shop import load, make, make_records, write_csv
+from tests.pipelines.shop import SHOP, load, make, make_records, write_csv
 
 RAISES = 'raise RuntimeError("this is a package of the user\'s")\n'
 OWN = """
@@ -88,11 +89,26 @@ def test_shipped_packages_work_by_names_that_no_folder_hides(folder):
     program = (
         "from embedps.models import dlrm\n"
         "from embedps.pipelines.transforms import Transforms\n"
-        "from embedps.run.model_module import import_shipped\n"
+        "from embedps.run.shipped_packages import import_shipped\n"
         "assert import_shipped('models.dlrm') is dlrm\n"
         "assert import_shipped('pipelines.transforms').Transforms is Transforms\n"
     )
     run(folder, "-c", program)
+
+
+def test_a_shipped_module_is_loaded_once_by_either_name():
+    program = (
+        "import sys\n"
+        "from embedps.models import dlrm as first\n"
+        "from models import dlrm as second\n"
+        "import models.fm as third, embedps.models.fm as fourth\n"
+        "from embedps.pipelines.ingestion import options as fifth\n"
+        "from pipelines.ingestion import options as sixth\n"
+        "assert first is second and third is fourth and fifth is sixth\n"
+        "assert [m.__spec__.name for m in (first, third, fifth)] == "
+        "['models.dlrm', 'models.fm', 'pipelines.ingestion.options']\n"
+    )
+    run(ROOT, "-c", program)
 
 
 def test_raw_reads_the_transforms_beside_folders_of_the_same_name(folder, tmp_path):
@@ -110,6 +126,28 @@ def test_raw_reads_the_transforms_beside_folders_of_the_same_name(folder, tmp_pa
         "assert part.readable.all() and len(part.readable) == 50\n"
     )
     run(folder, "-c", program)
+
+
+@pytest.mark.slow
+def test_whole_commands_work_beside_folders_of_the_same_name(folder, tmp_path):
+    logs = write_csv(tmp_path / "logs.csv", make_records(300))
+    (tmp_path / "schema.toml").write_text(SHOP)
+    flags = ("--schema", tmp_path / "schema.toml", "--input", logs, "--output", "SHOP")
+    workers = ("--num-shards=2", "--direct_num_workers=2", "--direct_running_mode=multi_processing")
+    run(folder, "-m", "embedps.pipelines.ingest", *flags, *workers)
+    assert "label rate" in run(folder, "-m", "embedps.pipelines.describe", "SHOP").stdout
+    program = (
+        "from embedps import EvaluationConfig, TrainConfig, Trainer\n"
+        "from embedps.models import logistic_regression\n"
+        "off = EvaluationConfig(mode='none')\n"
+        "config = TrainConfig(data='SHOP', model_dir='M', model='logistic_regression', "
+        "evaluation=off)\n"
+        "Trainer.from_config(config, logistic_regression.Config()).fit()\n"
+    )
+    run(folder, "-c", program)
+    raw = ("--model-dir=M", "--raw", "--input", logs, "--output", "scores")
+    run(folder, "-m", "embedps.predict", *raw)
+    assert pq.read_table(folder / "scores").num_rows == 300
 
 
 def test_benchmarks_say_in_one_line_that_a_folder_clashes(folder):

@@ -32,6 +32,7 @@ def make_result(*, aucs=AUCS, model_dir="data/[m]", **fields):
     ]
     summary = {
         "examples": 1_799_898,
+        "wall_secs": 44.1,
         "examples_per_sec": 40_819.2,
         "units": {"done": 56, "total": 56, "repeated": 0, "attempts": 57},
         "checkpoint": {"number": 12},
@@ -101,6 +102,12 @@ def test_printed_result_is_a_table_and_one_line_of_the_end():
         "best AUC 0.75000 at step 2,000",
         "done: 56/56 units, 1,799,898 examples, 40,819/s; see data/[m]/summary.json",
     ]
+
+
+def test_a_run_of_less_than_a_second_tells_no_rate():
+    text = str(make_result(wall_secs=0.02, examples_per_sec=3_079_588.0))
+    assert "1,799,898 examples; see" in text
+    assert "/s;" not in text
 
 
 def test_printed_result_says_what_went_wrong():

@@ -22,16 +22,13 @@ from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.format.rows import table_codes
 from embedps.checkpoint.tools.inspect import format_bytes
 from embedps.checkpoint.tools.replay import Partition, make_partitions
-from embedps.console.tables import make_table
+from embedps.console.tables import FINGERPRINTS, make_table
 from embedps.errors import CheckpointError
 from embedps.frequencies import HOT_SHARE, FrequencyCounts, exponent_text
 
 NUM_HOTTEST = 1000
 _PERCENTILES = (1, 10, 50, 90, 99)
 _HEADER_BYTES = 16  # the id, the last step and the frequency
-FINGERPRINTS = (
-    "the id of a text is its fingerprint: pipelines.ingestion.text_values.fingerprint(text)"
-)
 _NO_RANKS = np.empty(0, np.int64)
 _COLUMNS = ("table", "rows", "bytes", "updates", "ids/step", "top 1%", "hottest id")
 _DETAILS = ("Zipf", "once", "norm", "fullest shard")

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from embedps.layers.candidates import Candidates
 from embedps.serving.server.item_index import NO_ITEM, Ids
+from embedps.serving.unknown_queries import own_table
 from embedps.tables.specs import FeatureSpec
 
 BATCH_ROWS = 8192
@@ -44,8 +45,7 @@ class ItemCatalog:
             self._names = None if name is None else self._columns[name]
             rows = next(iter(self._columns.values())).shape[0]
             self.declared = np.arange(rows, dtype=np.int64)
-        tables = [f.table_name for f in self._features if f.name == name]
-        self.table = tables[0] if tables and self.has_ids else None
+        self.table = own_table(candidates, features)
         self.takes_any = self.has_ids and candidates.columns == (name,)
         self._order = np.argsort(self.declared, kind="stable")
         self._sorted = self.declared[self._order]

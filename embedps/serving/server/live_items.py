@@ -23,11 +23,11 @@ from embedps.serving.server.popular_items import PopularItems
 from embedps.serving.server.ranking import Ranking
 from embedps.serving.server.tensor_values import Array
 from embedps.serving.server.top_k_format import SEEN, TopKFormat, TopKRequest
+from embedps.serving.unknown_queries import NOT_POPULAR, UNKNOWN
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.staged_files import StagedFiles
 
 QUERY = "query"  # the prediction that is a query's vector
-UNKNOWN = "unknown"  # of an answer: whether no id of the query is known
 _NONE: Ids = np.zeros(0, np.int64)
 
 
@@ -73,11 +73,7 @@ class LiveItems:
         self.unknown_query = ranking.unknown_query
         if self.unknown_query == "popular" and self._catalog.table is None:
             self.unknown_query = "error"
-            print(
-                "the items have no rows of their own that tell which are popular, so unknown "
-                "queries get an error: see --unknown-query",
-                flush=True,
-            )
+            print(NOT_POPULAR, flush=True)
         self._popular: PopularItems | None = None  # of the manifest, once a query needs them
         columns = model.columns_of(model.output_inputs(QUERY))
         missing_id = model.recommender.missing_id

@@ -22,12 +22,13 @@ from embedps.evaluation.loaded_model import LoadedModel
 from embedps.serving.server.batcher import Answer
 from embedps.serving.server.graph_call import GraphCall
 from embedps.serving.server.ivf_index import SAMPLE_QUERIES
-from embedps.serving.server.live_items import QUERY, UNKNOWN, LiveItems, ranks_items
+from embedps.serving.server.live_items import QUERY, LiveItems, ranks_items
 from embedps.serving.server.made_columns import EXAMPLES, RAW, of_examples, of_raw
 from embedps.serving.server.ranking import Ranking
 from embedps.serving.server.request_error import RequestError, invalid
 from embedps.serving.server.request_reader import RequestReader
 from embedps.serving.server.requests import Request, RequestFormat, pad
+from embedps.serving.unknown_queries import UNKNOWN
 
 _WARM_UP_ROWS = (1, 100)
 

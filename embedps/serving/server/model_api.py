@@ -83,10 +83,14 @@ class ModelApi:
         """Finds a model.
 
         Raises:
-          RequestError: there is none of this name.
+          RequestError: there is none of this name, or not yet.
         """
         if name not in self.models:
-            served = ", ".join(map(repr, self.models)) or "none yet"
+            if not self.health.is_serving:
+                raise RequestError(
+                    "UNAVAILABLE", f"model {name!r} is not loaded: ask again once the server serves"
+                )
+            served = ", ".join(map(repr, self.models))
             raise RequestError("NOT_FOUND", f"no model is named {name!r}: there are {served}")
         return self.models[name]
 

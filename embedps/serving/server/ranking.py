@@ -6,9 +6,10 @@ import dataclasses
 from typing import Literal
 
 from embedps.errors import UsageError
+from embedps.serving import unknown_queries
+from embedps.serving.unknown_queries import UnknownQuery
 
 ItemChoice = Literal["rows", "dataset"]
-UnknownQuery = Literal["popular", "score", "error"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,7 @@ class Ranking:
     encode_rate: float = 500_000.0
     ivf_above: int = 1_000_000
     ivf_recall: float = 0.95
-    unknown_query: UnknownQuery = "popular"
+    unknown_query: UnknownQuery = unknown_queries.DEFAULT
 
     def __post_init__(self) -> None:
         if self.default_k > self.max_k:

@@ -16,10 +16,10 @@ from embedps.checkpoint.follow import Advance, Follower
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.errors import CheckpointError, CorruptCheckpointError, UsageError
 from embedps.serving.server.batcher import Answer, Batcher
-from embedps.serving.server.live_items import UNKNOWN
 from embedps.serving.server.live_model import LiveModel, PreparedChange
 from embedps.serving.server.request_error import RequestError
 from embedps.serving.server.requests import Request
+from embedps.serving.unknown_queries import UNKNOWN
 
 T = TypeVar("T")
 

@@ -472,8 +472,37 @@ def most_updated(directory: CheckpointDirectory, number: int) -> list[int]:
     return sorted(updates, key=lambda item: (-updates[item], item))
 
 
+def exported_top_k(model_dir: Path, dataset: Dataset, output: Path, choice: Any) -> Any:
+    """The signature top_k of an export that gives 3 items, as a function of records."""
+    directory = CheckpointDirectory(model_dir)
+    done = export_model(
+        read_run(model_dir).recommender(dataset),
+        dataset,
+        directory,
+        output,
+        directory.numbers()[-1],
+        top_k=3,
+        unknown_query=choice,
+    )
+    loaded = tf.saved_model.load(str(done.path))
+
+    def top_k(*records: dict[str, Any]) -> dict[str, np.ndarray]:
+        users = [-1 if record["user"] is None else record["user"] for record in records]
+        given = {"user": ints(*users)}
+        for name in ("history", "seen"):
+            given[name] = ints(*(id for record in records for id in record[name]))
+            given[f"{name}_lengths"] = ints(*(len(record[name]) for record in records))
+        made = {name: tf.constant(array) for name, array in given.items()}
+        return {n: each.numpy() for n, each in loaded.signatures["top_k"](**made).items()}
+
+    return top_k
+
+
 @ON_ROWS
-@pytest.mark.parametrize("choice", ["popular", "score", "error"])
+@pytest.mark.parametrize(
+    "choice",
+    ["popular", *(pytest.param(each, marks=pytest.mark.slow) for each in ("score", "error"))],
+)
 def test_an_unknown_query_is_told_and_gets_what_the_server_chose(
     trained: Path, dataset: Dataset, tmp_path: Path, choice: Any
 ) -> None:
@@ -495,9 +524,16 @@ def test_an_unknown_query_is_told_and_gets_what_the_server_chose(
         exact = Exact(trained, number, dataset, tmp_path)
         assert of_known["predictions"][0]["ids"] == exact.best(0, 3)[0].tolist()
         code, found = post(known, stranger, missing)
+        exported = exported_top_k(trained, dataset, tmp_path / "out", choice)
         if choice == "error":
             assert code == 404
             assert found.startswith("record 1 is of an unknown query: none of its ids in user, his")
+            with pytest.raises(
+                tf.errors.InvalidArgumentError,
+                match="a record is of an unknown query: none of its ids in user, history",
+            ):
+                exported(known, stranger, missing)
+            assert exported(known)["unknown"].tolist() == [False]
             return
         assert code == 200
         rows = found["predictions"]
@@ -510,6 +546,11 @@ def test_an_unknown_query_is_told_and_gets_what_the_server_chose(
                 assert row["scores"][0] > 0
             else:
                 assert row["scores"] == [0.0, 0.0, 0.0]
+        loaded = exported(known, stranger, missing)
+        assert loaded["unknown"].tolist() == [False, True, True]
+        np.testing.assert_allclose(loaded["scores"], [row["scores"] for row in rows], rtol=1e-6)
+        of_choice = slice(0, 3 if choice == "popular" else 1)  # equal scores are in any order
+        assert loaded["ids"].tolist()[of_choice] == [row["ids"] for row in rows][of_choice]
         if choice == "popular":
             code, found = post({**stranger, "allowed": sorted(popular[:3])})
             assert found["predictions"][0]["ids"] == [popular[0], popular[2], -1]

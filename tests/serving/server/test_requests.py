@@ -155,6 +155,8 @@ def test_ids_of_json_keep_their_64_bits_and_null_is_the_missing_id() -> None:
     [
         ("[1.5]", "'C1' must hold whole numbers, or their digits as texts, but has 1.5; null is a"),
         ("[3.0]", "but has 3.0"),
+        ("[1e17]", r"but has 1e\+17"),
+        ('["1e17"]', 'but has "1e17"'),
         ('["1.5"]', 'but has "1.5"'),
         ('["x"]', 'but has "x"'),
         ("[true]", "but has true"),

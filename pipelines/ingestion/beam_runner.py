@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineRunner, create_runner
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
-from embedps.errors import DatasetError, UsageError
+from embedps.errors import DatasetError, EmbedpsError, UsageError
 
 DEFAULT_RUNNER = "FnApiRunner"
 """Not DirectRunner: it looks for a binary to download and, if it finds one, uses that engine."""
@@ -80,15 +81,21 @@ def _with_silent_workers(runner: PipelineRunner, direct: DirectOptions) -> Pipel
 
 
 def run_pipeline(pipeline: beam.Pipeline) -> None:
-    """Runs a pipeline to its end; raises DatasetError with the last line of Beam's error."""
+    """Runs a pipeline to its end; raises DatasetError with the last line of Beam's error.
+
+    A step's own EmbedpsError is told as it is, without what Beam puts around it.
+    """
     try:
         pipeline.run().wait_until_finish()
     except Exception as error:
         logging.getLogger(__name__).debug("the pipeline failed", exc_info=True)
         lines = [line for line in str(error).splitlines() if line.strip()] or [repr(error)]
-        raise DatasetError(
-            f"the pipeline failed: {lines[-1].strip()} (--verbose shows where)"
-        ) from error
+        message = re.sub(r" \[while running '.*'\]$", "", lines[-1].strip())
+        # Another process sends an error as the text of its traceback.
+        own = re.match(r"embedps\.errors\.\w+: ", message)
+        if isinstance(error, EmbedpsError) or own:
+            raise DatasetError(message[own.end() if own else 0 :]) from error
+        raise DatasetError(f"the pipeline failed: {message} (--verbose shows where)") from error
 
 
 @contextlib.contextmanager

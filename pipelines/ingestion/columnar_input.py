@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
-from urllib.parse import unquote
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,19 +14,21 @@ from embedps.errors import DatasetError
 from .arrow_kinds import is_list
 from .bad_lines import BadLine
 from .decode import decode_batch
-from .line_blocks import ByteStream
 from .line_parser import drop_rows
+from .path_columns import path_columns, with_path_columns
 from .table_schema import Table
+from .text_encoding import kind_of
 
 _BATCH_ROWS = 65536
 _NAMES = {"parquet": "Parquet", "orc": "ORC"}
-_NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+_MAGICS = {"parquet": (b"PAR1", b"PARE"), "orc": (b"ORC",)}
+_HEAD_BYTES = 512
 
 _Batches = Iterator[tuple[pa.RecordBatch, float]]
 
 
 def read_rows(
-    stream: ByteStream, table: Table, file_name: str
+    stream: BinaryIO, table: Table, file_name: str
 ) -> Iterator[tuple[pa.RecordBatch, list[BadLine], float]]:
     """Reads a file's rows and bad rows, numbered from 1; a damaged file ends with a bad row.
 
@@ -44,8 +45,10 @@ def read_rows(
     Raises:
       DatasetError: a declared column is absent, is there twice, or has another type.
     """
-    declared = {column.name for column in table.read_columns}
-    in_path = {name: value for name, value in path_columns(file_name).items() if name in declared}
+    kind = _NAMES[table.format]
+    head = stream.read(_HEAD_BYTES)
+    stream.seek(0)
+    in_path = path_columns(file_name, (column.name for column in table.read_columns))
     number, share = 1, 0.0
     batches = (_read_orc if table.format == "orc" else _read_parquet)(stream, table, in_path)
     try:
@@ -55,14 +58,16 @@ def read_rows(
             except StopIteration:
                 return
             except (pa.ArrowException, OSError) as error:
-                message = " ".join(str(error).split())
-                reason = f"the {_NAMES[table.format]} file is damaged here: {message}"
+                reason = f"the {kind} file is damaged here: {' '.join(str(error).split())}"
+                if head and not head.startswith(_MAGICS[table.format]):
+                    reason = (
+                        f"the file must be {kind}, but it is {kind_of(head)}: leave it out by a "
+                        "pattern, or declare its format"
+                    )
                 empty = pa.RecordBatch.from_pylist([], schema=table.row_schema)
                 yield empty, [BadLine(line=number, reason=reason, raw=b"", ends_file=True)], share
                 return
-            for name in in_path.keys() - set(batch.schema.names):
-                value = pa.scalar(in_path[name], pa.string())
-                batch = batch.append_column(name, pa.repeat(value, batch.num_rows))
+            batch = with_path_columns(batch, in_path)
             rows, reasons = decode_batch(table, batch)
             bad = [
                 BadLine(line=number + row, reason=reasons[row], raw=_to_json(batch, row))
@@ -74,17 +79,7 @@ def read_rows(
         raise DatasetError(f"{file_name}: {error}") from None
 
 
-def path_columns(file_name: str) -> dict[str, str | None]:
-    """Reads the columns in a path's folders, as Hive and Spark write them; None is missing."""
-    found: dict[str, str | None] = {}
-    for folder in file_name.split("/")[:-1]:
-        name, equals, value = folder.partition("=")
-        if equals and name:
-            found[unquote(name)] = None if value == _NO_PARTITION else unquote(value)
-    return found
-
-
-def _read_parquet(stream: ByteStream, table: Table, in_path: dict[str, str | None]) -> _Batches:
+def _read_parquet(stream: BinaryIO, table: Table, in_path: dict[str, str | None]) -> _Batches:
     with pq.ParquetFile(stream, page_checksum_verification=True) as file:
         names = _names_to_read(table, file.schema_arrow.names, in_path)
         done = 0
@@ -93,7 +88,7 @@ def _read_parquet(stream: ByteStream, table: Table, in_path: dict[str, str | Non
             yield batch, done / file.metadata.num_rows
 
 
-def _read_orc(stream: ByteStream, table: Table, in_path: dict[str, str | None]) -> _Batches:
+def _read_orc(stream: BinaryIO, table: Table, in_path: dict[str, str | None]) -> _Batches:
     import pyarrow.orc
 
     file = pyarrow.orc.ORCFile(stream)

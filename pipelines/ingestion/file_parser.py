@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
 import pyarrow as pa
 from apache_beam.io.filesystems import FileSystems
@@ -16,7 +16,6 @@ from .ingest_job import IngestJob
 from .input_files import InputTask, open_input
 from .line_blocks import (
     BLOCK_BYTES,
-    ByteStream,
     LineBlockReader,
     ReadAhead,
     checksum_of,
@@ -56,7 +55,7 @@ class FileParser:
         is_text = self._job.table.format == "csv"
         return self._parse_lines(stream) if is_text else self._parse_columns(stream)
 
-    def _parse_lines(self, stream: ByteStream) -> FileRecord:
+    def _parse_lines(self, stream: BinaryIO) -> FileRecord:
         table = self._job.table
         reader = LineBlockReader(
             stream, delimiter=table.delimiter, quote=table.quote, name=self._task.name
@@ -73,12 +72,12 @@ class FileParser:
         lines = reader.num_records - parser.num_header_lines
         return self._record(reader.num_bytes, reader.checksum, lines)
 
-    def _parse_columns(self, stream: ByteStream) -> FileRecord:
+    def _parse_columns(self, stream: BinaryIO) -> FileRecord:
         for rows, bad, share in read_rows(stream, self._job.table, self._task.name):
             self._add(rows, bad, round(share * self._task.bytes))
         stream.close()
         whole = open_input(self._task.path)
-        checksum, num_bytes = checksum_of(whole), whole.tell()  # type: ignore[attr-defined]
+        checksum, num_bytes = checksum_of(whole), whole.tell()
         whole.close()
         return self._record(num_bytes, checksum, self._runs.num_rows + self._bad.count)
 

@@ -6,13 +6,12 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import BinaryIO
 
 from apache_beam.io.filesystem import BeamIOError, CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
 from embedps.errors import UsageError
-
-from .line_blocks import ByteStream
 
 _WILDCARDS = "*?["
 _HIDDEN = (".", "_")
@@ -72,9 +71,9 @@ def find_inputs(patterns: Sequence[str], eval_patterns: Sequence[str] = ()) -> l
     ]
 
 
-def open_input(path: str) -> ByteStream:
+def open_input(path: str) -> BinaryIO:
     """Opens a file of any file system that Beam knows; its bytes are not decompressed."""
-    stream: ByteStream = FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED)
+    stream: BinaryIO = FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED)
     return stream
 
 

@@ -20,6 +20,7 @@ from embedps.errors import DatasetError
 from .bad_lines import BadLine
 from .decode import decode_batch
 from .line_blocks import MAX_LINE_BYTES, LineBlock
+from .path_columns import path_columns, with_path_columns
 from .quoted_records import RETURN_REASON, RecordFinder, Records
 from .table_schema import Table
 
@@ -35,6 +36,8 @@ class LineParser:
 
     def __init__(self, table: Table, file_name: str = "") -> None:
         self._table, self._file_name = table, file_name
+        in_path = path_columns(file_name, (column.name for column in table.columns))
+        self._in_path = {n: None if v in table.missing else v for n, v in in_path.items()}
         self._names = [column.name for column in table.columns]
         self._wanted = [column.name for column in table.read_columns]
         self._quote = table.quote.encode()
@@ -67,9 +70,12 @@ class LineParser:
         else:
             numbers = (records.lines + block.first_line).tolist()
             header_end = int(records.ends[0]) if len(records.ends) else 0
-        if block.first_line == 1 and header_end and self._take_header(data[: header_end - 1]):
-            data, numbers = data[header_end:], numbers[1:]
-            records = None if records is None else records.without_first()
+        if block.first_line == 1 and header_end:
+            if self._take_header(data[: header_end - 1]):
+                data, numbers = data[header_end:], numbers[1:]
+                records = None if records is None else records.without_first()
+            else:
+                self._take_names(data[: header_end - 1])
         if records is None or not records.reasons:
             batch = self._read(data, len(numbers))
             if batch is not None:
@@ -84,11 +90,8 @@ class LineParser:
         table = self._table
         if not table.header:
             return False
-        try:
-            fields = self._split(line.decode("utf-8", errors="replace"))
-        except ValueError:
-            fields = []
-        absent = [name for name in self._wanted if name not in fields]
+        fields = self._fields(line)
+        absent = [n for n in self._wanted if n not in fields and n not in self._in_path]
         if absent and table.header == "auto":
             return False
         must = f"{self._file_name}: its first line must name the declared columns, each once"
@@ -102,12 +105,29 @@ class LineParser:
             raise DatasetError(f"{must}, but {_shown(repeated)} is repeated: rename or drop one")
         declared = {column.name for column in table.columns}
         self.undeclared = tuple(dict.fromkeys(name for name in fields if name not in declared))
-        # A declared name never begins with an underscore.
+        self._name(fields)
+        for name in self._in_path.keys() & set(fields):
+            del self._in_path[name]
+        self.num_header_lines = 1
+        return True
+
+    def _take_names(self, line: bytes) -> None:
+        """Names the fields of a file without a header; those of its path may not be in it."""
+        if len(self._fields(line)) == len(self._names):
+            self._in_path = {}
+        self._name([name for name in self._names if name not in self._in_path])
+
+    def _name(self, fields: list[str]) -> None:
+        # The name of a column that is read never begins with an underscore.
         self._names = [
             name if name in self._wanted else f"_{place}" for place, name in enumerate(fields)
         ]
-        self.num_header_lines = 1
-        return True
+
+    def _fields(self, line: bytes) -> list[str]:
+        try:
+            return self._split(line.decode("utf-8", errors="replace"))
+        except ValueError:
+            return []
 
     def _split(self, text: str) -> list[str]:
         """Splits a record into fields; raises ValueError if its quotes do not match."""
@@ -185,6 +205,7 @@ class LineParser:
         # Arrow would end a line at a carriage return; within quotes it does not.
         if num_rows == 0 or (b"\r" in data and not has_quotes):
             return None
+        names = [name for name in self._wanted if name not in self._in_path]
         try:
             table = csv.read_csv(
                 pa.BufferReader(data),
@@ -196,8 +217,8 @@ class LineParser:
                     ignore_empty_lines=False,
                 ),
                 convert_options=csv.ConvertOptions(
-                    include_columns=self._wanted,
-                    column_types=dict.fromkeys(self._wanted, pa.string()),
+                    include_columns=names,
+                    column_types=dict.fromkeys(names, pa.string()),
                     null_values=list(self._table.missing),
                     strings_can_be_null=True,
                 ),
@@ -206,7 +227,8 @@ class LineParser:
             return None
         if table.num_rows != num_rows:
             return None
-        return table.combine_chunks().to_batches()[0]
+        batch = table.combine_chunks().to_batches()[0]
+        return with_path_columns(batch, self._in_path)
 
     def _decode(
         self,

@@ -16,6 +16,7 @@ from embedps.errors import DatasetError, UsageError
 from .decode import decode_batch
 from .line_blocks import LineBlockReader
 from .line_parser import LineParser, drop_rows
+from .path_columns import path_columns, with_path_columns
 from .table_schema import Column, Table
 from .transforms import Transforms, compute_feature
 
@@ -174,18 +175,25 @@ class RawReader:
 
     def _batches(self, path: Path, kind: str) -> Iterator[pa.RecordBatch]:
         names = list(dict.fromkeys([*self._wanted, *self._keep]))
+        in_path = path_columns(str(path), names)
+        for batch in self._file_batches(path, kind, names, set(in_path)):
+            yield with_path_columns(batch, in_path)
+
+    def _file_batches(
+        self, path: Path, kind: str, names: list[str], in_path: set[str]
+    ) -> Iterator[pa.RecordBatch]:
         if kind == "orc":
             import pyarrow.orc
 
             orc = pyarrow.orc.ORCFile(path)
-            _check(path, names, orc.schema)
+            names = _present(path, names, orc.schema, in_path)
             for i in range(orc.nstripes):
                 yield orc.read_stripe(i, columns=names)
             if not orc.nstripes:
                 yield _empty(orc.schema, names)
             return
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            _check(path, names, file.schema_arrow)
+            names = _present(path, names, file.schema_arrow, in_path)
             if file.metadata.num_rows == 0:
                 yield _empty(file.schema_arrow, names)
             yield from file.iter_batches(self._batch_rows, columns=names)
@@ -216,7 +224,9 @@ def _empty(schema: pa.Schema, names: list[str]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([], schema=pa.schema([schema.field(n) for n in names]))
 
 
-def _check(path: Path, names: list[str], schema: pa.Schema) -> None:
+def _present(path: Path, names: list[str], schema: pa.Schema, in_path: set[str]) -> list[str]:
+    """Lists the columns that the file has; the others must be in its path."""
     for name in names:
-        if name not in schema.names:
+        if name not in schema.names and name not in in_path:
             raise UsageError(f"{path} must have column {name!r}, it has {', '.join(schema.names)}")
+    return [name for name in names if name in schema.names]

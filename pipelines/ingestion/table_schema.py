@@ -103,9 +103,10 @@ class Column:
     """Whether the dataset has the values of a key."""
 
     def __post_init__(self) -> None:
-        if not self.name or self.name.startswith("_"):
+        if (not self.name or self.name.startswith("_")) and self.role != "ignore":
             raise UsageError(
-                f"a column's name must not be empty or begin with _, got {self.name!r}"
+                f"a column's name must not be empty or begin with _, got {self.name!r}: only a "
+                'column of as = "ignore" may have such a name'
             )
         if self.role not in ROLES:
             raise UsageError(f"column {self.name!r}: as must be one of {ROLES}, got {self.role!r}")

@@ -61,10 +61,7 @@ def without_mark(pieces: Iterator[bytes], name: str) -> Iterator[bytes]:
 
 
 def _check(head: bytes, name: str) -> None:
-    signs = () if _is_text(head) else _SIGNS
-    found = next(((what, advice) for sign, what, advice in signs if head.startswith(sign)), None)
-    if found is None and 4 * head.count(b"\0") > len(head):
-        found = "binary, or UTF-16 without a mark", _CONVERT.format("UTF-16LE")
+    found = None if _is_text(head) else _sign(head)
     if found is not None:
         raise DatasetError(
             f"{name}: must be UTF-8 text, plain or packed by gzip or zstd, but it is {found[0]}: "
@@ -75,6 +72,22 @@ def _check(head: bytes, name: str) -> None:
             f"{name}: its lines must end in a line feed, but they end in a carriage return alone "
             r"(old Mac): convert it, such as by tr '\r' '\n'"
         )
+
+
+def kind_of(head: bytes) -> str:
+    """Tells what a file is, by its first bytes."""
+    found = _sign(head)
+    return "text" if _is_text(head) else found[0] if found else "unknown"
+
+
+def _sign(head: bytes) -> tuple[str, str] | None:
+    """Returns what other input than text is, and what to do."""
+    for sign, what, advice in _SIGNS:
+        if head.startswith(sign):
+            return what, advice
+    if 4 * head.count(b"\0") > len(head):
+        return "binary, or UTF-16 without a mark", _CONVERT.format("UTF-16LE")
+    return None
 
 
 def _is_text(head: bytes) -> bool:

@@ -104,7 +104,7 @@ def test_column_of_another_type_is_one_error(tmp_path: Path):
             Table.parse(node | {"column": [label, column]}), tmp_path / "a.parquet", tmp_path / "o"
         )
     absent = {"name": "z", "as": "numeric"}
-    with pytest.raises(DatasetError, match=r"a\.parquet: must have columns z, it has y, c"):
+    with pytest.raises(DatasetError, match=r"^a\.parquet: must have columns z, it has y, c$"):
         make(
             Table.parse(node | {"column": [*node["column"], absent]}),
             tmp_path / "a.parquet",
@@ -267,8 +267,21 @@ def test_rows_that_do_not_add_up_fail_the_job(tmp_path: Path, monkeypatch: pytes
 def test_header_that_lacks_a_column_is_one_error(tmp_path: Path):
     write_csv(tmp_path / "a.csv", [])
     table = load(tmp_path, SHOP + '[[column]]\nname = "nope"\nas = "numeric"\n')
-    with pytest.raises(DatasetError, match=r"a\.csv: its first line must name.*'nope' is absent"):
+    with pytest.raises(DatasetError, match=r"^a\.csv: its first line must name.*'nope' is absent"):
         make(table, tmp_path / "a.csv", tmp_path / "out")
+
+
+def test_columns_that_no_declaration_names_are_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    for name in ("a", "b"):
+        lines = [",note,y,c", *(f"{i},hello,{i % 2},{i}" for i in range(9))]
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    label = {"name": "y", "as": "label"}
+    ids = {"name": "c", "as": "categorical", "type": "integer"}
+    make(Table.parse({"column": [label, ids]}), tmp_path / "*.csv", tmp_path / "out")
+    told = "the input has columns that the schema does not declare; they are not read: '', 'note'\n"
+    assert capsys.readouterr().err.count(told) == 1
 
 
 def test_second_run_on_a_directory_is_refused_while_the_first_holds_it(tmp_path: Path):

@@ -16,7 +16,7 @@ import pytest
 from embedps.errors import DatasetError
 from pipelines.ingestion import columnar_input
 from pipelines.ingestion.bad_lines import BadLine
-from pipelines.ingestion.columnar_input import path_columns, read_rows
+from pipelines.ingestion.columnar_input import read_rows
 from pipelines.ingestion.job_progress import estimate_rows
 from pipelines.ingestion.table_schema import Table
 from pipelines.ingestion.text_values import fingerprint
@@ -95,13 +95,6 @@ def test_rows_are_estimated_from_the_bytes_read():
     assert estimate_rows(100, 20_000, 10_000) == 100  # the file grew
 
 
-def test_columns_of_a_path_are_those_of_its_folders():
-    path = "day=2024-05-01/city=S%C3%A3o%20Paulo/x=__HIVE_DEFAULT_PARTITION__/e=/part=0.parquet"
-    wanted = {"day": "2024-05-01", "city": "São Paulo", "x": None, "e": ""}
-    assert path_columns(path) == wanted
-    assert path_columns("plain/=x/a.parquet") == {}
-
-
 @FORMATS
 def test_column_in_the_path_is_read_if_it_is_declared_and_not_in_the_file(kind: str):
     data = pa.table({"y": [0, 1], "user": ["a", "b"]})
@@ -118,8 +111,8 @@ def test_column_in_the_path_is_read_if_it_is_declared_and_not_in_the_file(kind: 
     assert [row["city"] for row in rows] == [-1, -1]
 
 
-def test_file_of_another_kind_is_damaged_by_name(tmp_path: Path):
+def test_file_of_another_kind_is_told_by_its_kind(tmp_path: Path):
     table = Table.parse({"format": "parquet", "column": [LABEL, USER]})
     ((rows, (line,), _),) = read_rows(io.BytesIO(b"clicked,user\n0,a\n" * 9), table, "a.csv")
     assert (rows.num_rows, line.ends_file) == (0, True)
-    assert "the Parquet file is damaged here" in line.reason
+    assert line.reason.startswith("the file must be Parquet, but it is text: leave it out by a pat")

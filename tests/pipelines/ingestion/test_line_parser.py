@@ -239,6 +239,17 @@ def test_columns_of_a_header_that_no_declaration_names_are_not_read(
     assert parser.undeclared == undeclared
 
 
+@pytest.mark.parametrize("header", [True, False])
+def test_an_ignored_column_may_have_any_name(header: bool):
+    ignored = [{"names": ["", "_c1"], "as": "ignore"}]
+    shop = Table.parse({"header": header, "column": [*ignored, *SHOP.to_json()["column"]]})
+    lines = [b",_c1,clicked,user,note"] * header + [b"0,x,1,7,y"]
+    parser = LineParser(shop, "a.csv")
+    rows, bad = parser.parse(make_block(lines))
+    assert (rows.to_pylist(), bad) == ([{"clicked": 1.0, "user": 7}], [])
+    assert parser.undeclared == ()
+
+
 @pytest.mark.parametrize(
     ("header", "words"),
     [

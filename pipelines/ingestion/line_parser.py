@@ -25,6 +25,7 @@ from .quoted_records import RETURN_REASON, RecordFinder, Records
 from .table_schema import Table
 
 _NumberedLine = tuple[int, bytes]
+_Batch = tuple[list[_NumberedLine], pa.RecordBatch]
 
 _BATCH_LINES = 256
 _SHOWN_NAMES = 20
@@ -143,20 +144,14 @@ class LineParser:
     def _parse_lines(
         self, lines: list[_NumberedLine], reasons: Mapping[int, str]
     ) -> tuple[pa.RecordBatch, list[BadLine]]:
-        bad: list[BadLine] = []
-        good: list[_NumberedLine] = []
-        for at, (number, line) in enumerate(lines):
-            if reason := reasons.get(at) or self._reason(line):
-                bad.append(BadLine(line=number, reason=reason, raw=line))
-            else:
-                good.append((number, line))
+        bad = [BadLine(line=lines[at][0], reason=reasons[at], raw=lines[at][1]) for at in reasons]
+        lines = [line for at, line in enumerate(lines) if at not in reasons]
+        # Most often nothing else is bad.
+        batch = self._read_lines(lines) if bad else None
+        batches = [(lines, batch)] if batch is not None else self._each_batch(lines, bad)
         parts = []
-        for batch_lines in self._readable_batches(good, bad):
-            data = b"".join(line + b"\n" for _, line in batch_lines)
-            batch = self._read(data, len(batch_lines))
-            if batch is None:
-                raise DatasetError(f"{self._file_name}: lines that were read cannot be read again")
-            numbers, texts = zip(*batch_lines, strict=True) if batch_lines else ((), ())
+        for batch_lines, batch in batches:
+            numbers, texts = zip(*batch_lines, strict=True)
             rows, bad_of_batch = self._decode(batch, numbers, partial(tuple, texts))
             parts.append(rows)
             bad += bad_of_batch
@@ -164,21 +159,33 @@ class LineParser:
         rows = table.to_batches()[0] if table.num_rows else _empty(self._table)
         return rows, sorted(bad, key=lambda line: line.line)
 
-    def _readable_batches(
-        self, lines: list[_NumberedLine], bad: list[BadLine]
-    ) -> list[list[_NumberedLine]]:
+    def _each_batch(self, lines: list[_NumberedLine], bad: list[BadLine]) -> list[_Batch]:
+        """Reads lines of which some are bad, which it adds to `bad`."""
+        good: list[_NumberedLine] = []
+        for number, line in lines:
+            if reason := self._reason(line):
+                bad.append(BadLine(line=number, reason=reason, raw=line))
+            else:
+                good.append((number, line))
+        return self._readable_batches(good, bad)
+
+    def _readable_batches(self, lines: list[_NumberedLine], bad: list[BadLine]) -> list[_Batch]:
         """Returns batches of lines that Arrow reads; a line that it cannot read alone is bad."""
-        if self._read(b"".join(line + b"\n" for _, line in lines), len(lines)) is not None:
-            return [lines]
+        batch = self._read_lines(lines)
+        if batch is not None:
+            return [(lines, batch)]
         if len(lines) > 1:
             size = _BATCH_LINES if len(lines) > _BATCH_LINES else 1
             parts = [lines[at : at + size] for at in range(0, len(lines), size)]
-            return [batch for part in parts for batch in self._readable_batches(part, bad)]
+            return [each for part in parts for each in self._readable_batches(part, bad)]
         bad += [
             BadLine(line=number, reason="cannot be read as fields: quotes do not match", raw=line)
             for number, line in lines
         ]
         return []
+
+    def _read_lines(self, lines: list[_NumberedLine]) -> pa.RecordBatch | None:
+        return self._read(b"".join(line + b"\n" for _, line in lines), len(lines))
 
     def _reason(self, line: bytes) -> str:
         """Tells why a record is not a row; empty if it is."""

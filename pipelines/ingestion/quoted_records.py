@@ -58,7 +58,11 @@ class Records:
 
 
 class RecordFinder:
-    """Finds records; a quote that does not close makes bad only the lines up to where it opens."""
+    """Finds records; a quote that does not close makes bad the lines up to where it opens.
+
+    Where another quote within the field is why, the record goes on to the end of that quote's line:
+    what stands before may be of the field, as in `1,"a<break>0,b<break>c"d",2`.
+    """
 
     def __init__(self, delimiter: str, quote: str) -> None:
         self._delimiter, self._quote = ord(delimiter), ord(quote)
@@ -109,11 +113,17 @@ class RecordFinder:
         return Records(ends=breaks[is_end] + 1, lines=lines, reasons={})
 
     def _find_each(self, data: bytes, limit: int | None) -> Records:
-        ends: list[int] = []
-        lines: list[int] = []
+        last: list[int] = []  # the line on which each record ends
         reasons: dict[int, str] = {}
-        start = line = 0
+        quote, start, line = bytes([self._quote]), 0, 0
         while start < len(data):
+            found = data.find(quote, start)
+            without = data.count(b"\n", start, found if found >= 0 else len(data))
+            last.extend(range(line, line + without))
+            line += without
+            if found < 0:
+                break
+            start = data.rfind(b"\n", start, found) + 1 or start
             if match := self._record.match(data, start):
                 end = match.end()
             else:
@@ -124,15 +134,17 @@ class RecordFinder:
                 is_open = opened.end() == len(data)
                 if is_open and limit is not None and len(data) - start <= limit:
                     break
-                end = data.index(b"\n", opened.start()) + 1
-                reasons[len(ends)] = (
+                # A next quote that begins a field is another one's; any other is of this field.
+                before = data[opened.end() - 1]
+                is_other = is_open or before in (self._delimiter, ord("\n"))
+                end = data.index(b"\n", opened.start() if is_other else opened.end()) + 1
+                reasons[len(last)] = (
                     f"the quote at byte {opened.start() - start} must be closed before a delimiter "
                     f"or a line's end: {_HINT}"
                 )
-            ends.append(end)
-            lines.append(line)
             line += data.count(b"\n", start, end)
+            last.append(line - 1)
             start = end
-        return Records(
-            ends=np.array(ends, np.int64), lines=np.array(lines, np.int64), reasons=reasons
-        )
+        ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))[last] + 1
+        lines = np.concatenate([[0], np.array(last, np.int64) + 1])[:-1]
+        return Records(ends=ends, lines=lines, reasons=reasons)

@@ -57,7 +57,8 @@ def scan(text: str) -> tuple[list[list[str]], list[int]]:
                     at += 2 if text[at] == '"' else 1
                 at += 1
                 if not text.startswith((",", "\n", "\r\n"), at):
-                    fields, at = [], text.index("\n", opened)
+                    is_closed = at <= len(text) and text[at - 2] not in ",\n"
+                    fields, at = [], text.index("\n", at if is_closed else opened)
                     break
             else:
                 stop = min(i for i in (text.find(",", at), text.find("\n", at)) if i >= 0)
@@ -112,6 +113,13 @@ def test_line_breaks_in_quotes_invent_no_row(packed: bool):
     rows, bad, num_records = read(gzip.compress(data) if packed else data)
     assert (bad, num_records) == ([], 1000)
     assert [row["s"] for row in rows] == [fingerprint(title) for title in titles]
+
+
+def test_quote_within_a_field_of_several_lines_invents_no_row():
+    rows, bad, num_records = read(b'1,"a\n0,bonus\nb"c"\n1,"d\n0,e\n1,"f"\n')
+    assert [row["s"] for row in rows] == [fingerprint("e"), fingerprint("f")]
+    assert [(item.line, item.raw) for item in bad] == [(1, b'1,"a\n0,bonus\nb"c"'), (4, b'1,"d')]
+    assert num_records == 4
 
 
 def test_quote_that_never_closes_sets_its_line_aside_only(monkeypatch: pytest.MonkeyPatch):

@@ -23,6 +23,10 @@ class KernelBuildError(EmbedpsError):
     """The C++ kernels cannot be built or loaded."""
 
 
+class TrainingError(EmbedpsError):
+    """Training cannot go on: the loss or the network is not a number."""
+
+
 class DatasetError(EmbedpsError):
     """A dataset directory, its `_dataset.json` or one of its Parquet files is missing or wrong."""
 

@@ -7,6 +7,9 @@ from typing import Any
 
 from embedps.errors import UsageError
 
+EVALUATIONS_NAME = "evaluation.jsonl"
+"""In a model directory, the file of its scores: a line per scoring."""
+
 NOT_SCORES = ("number", "step", "examples", "secs", "lag_secs", "time")
 """The keys of a line of evaluation.jsonl that are no scores."""
 

@@ -1,4 +1,4 @@
-"""Runs `embedps checkpoint inspect|stats|verify|export|compact|diff|evict DIR`.
+"""Runs `embedps checkpoint inspect|stats|verify|export|compact|diff|evict|rollback DIR`.
 
 Exit code 0: done, no problem found. 1: a checkpoint is damaged or absent. 2: the command is wrong.
 """
@@ -23,6 +23,7 @@ from embedps.checkpoint.tools.diff import CHANGES, diff
 from embedps.checkpoint.tools.evict import Selection, evict
 from embedps.checkpoint.tools.inspect import format_bytes, inspect
 from embedps.checkpoint.tools.replay import stream_table
+from embedps.checkpoint.tools.rollback import ASIDE_NAME, rollback
 from embedps.checkpoint.tools.run_statistics import print_run_statistics, read_run_statistics
 from embedps.checkpoint.tools.stats import print_statistics, read_statistics
 from embedps.checkpoint.tools.stats_page import make_page
@@ -54,6 +55,7 @@ def _parser(prog: str) -> Parser:
         "compact": "merge base and deltas into a new base, also during training",
         "diff": "count the rows that differ between two manifests",
         "evict": "remove rows of a table for which all that is given holds, while no run trains",
+        "rollback": "make an older manifest the newest again, while no run trains",
     }
     for name, summary in summaries.items():
         command = commands.add_parser(name, help=summary, description=summary)
@@ -84,6 +86,10 @@ def _parser(prog: str) -> Parser:
                 type=text,
                 metavar="EVICTED",
                 help="a directory that gets the rows, as that of a run",
+            )
+        if name == "rollback":
+            command.add_argument(
+                "--to", required=True, type=int, metavar="N", help="the older manifest's number"
             )
         if name == "diff":
             command.add_argument("before", type=int, metavar="A", help="a manifest's number")
@@ -222,6 +228,16 @@ def _evict(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
     return 0
 
 
+def _rollback(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
+    made = rollback(directory, args.to)
+    aside = f"; {made.evaluations} later evaluations are in {ASIDE_NAME}" * bool(made.evaluations)
+    print(
+        f"{directory.path}: manifest {made.manifest.number} is manifest {args.to} again: the next "
+        f"run goes on from step {made.manifest.step:,}{aside}"
+    )
+    return 0
+
+
 def _counted(
     batches: Iterable[pa.RecordBatch],
     table: str | None,
@@ -247,6 +263,7 @@ _COMMANDS = {
     "compact": _compact,
     "diff": _diff,
     "evict": _evict,
+    "rollback": _rollback,
 }
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from embedps.errors import CheckpointError
+from embedps.score_names import EVALUATIONS_NAME
 from embedps.storage.file_io import NoFileError, open_file, read_bytes, write_bytes
 from embedps.storage.object_store import ObjectPath
 
 SUMMARY_NAME = "summary.json"
-EVALUATIONS_NAME = "evaluation.jsonl"
 RESTARTS_NAME = "restarts.json"
 _KEYS = ("number", "step")
 _SCORES = ("auc", "logloss", "normalized_entropy", "calibration")

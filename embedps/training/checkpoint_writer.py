@@ -7,9 +7,10 @@ import dataclasses
 import functools
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from embedps.checkpoint.chain import extend, rebase, replace_start, split_head
@@ -29,6 +30,7 @@ from embedps.engine.checkpoint_restore import (
 from embedps.errors import (
     CheckpointError,
     DirectoryTakenError,
+    TrainingError,
 )
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.row_files import ShardFile, WriteKind
@@ -76,6 +78,7 @@ class CheckpointWriter:
         keep: Sequence[KeepPolicy] = DEFAULT_KEEP,
         encoding: Encoding = FLOAT32,
         evicted: EvictedRowsWriter | None = None,
+        must_be_finite: Collection[str] = (),
     ) -> None:
         """Prepares to write to a directory that no other run writes to; compactions may.
 
@@ -88,8 +91,10 @@ class CheckpointWriter:
           keep: which older checkpoints stay, besides those under a lease.
           encoding: of the rows' floats in the files.
           evicted: keeps the rows that go; its files of a save are finished before the commit.
+          must_be_finite: names of variables without which no save is committed if they are not.
         """
         self._evicted = evicted
+        self._must_be_finite = tuple(must_be_finite)
         self._directory = directory
         self._collection = collection
         self._variables = dict(variables)
@@ -170,6 +175,7 @@ class CheckpointWriter:
           CheckpointError: the changes could not be written. Earlier commits stay, the files of
             this save are removed, and the next save has its changes.
           DirectoryTakenError: another run commits here.
+          TrainingError: a variable is not finite that must be. Nothing was committed.
         """
         self._leftovers.remove()
         attempt = functools.partial(
@@ -268,6 +274,9 @@ class CheckpointWriter:
         kind: WriteKind = "base" if self._last is None or restarts else "delta"
         save, cuts = self._write(kind, number, step, rest_secs)
         arrays = {name: v.numpy() for name, v in self._variables.items()}
+        for name in self._must_be_finite:
+            if not np.isfinite(arrays[name]).all():
+                raise TrainingError(f"{name} of the network is not finite by step {step}")
         doing = partially_applied()
         dense = write_dense(self._directory.dense_path(number), arrays, root=self._directory.path)
         if self._evicted is not None:

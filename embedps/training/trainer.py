@@ -18,7 +18,7 @@ from embedps.console.shutdown import end_process, shutdown_signals
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.engine.unit_functions import explain
-from embedps.errors import ClusterError, ServerLostError, UsageError
+from embedps.errors import ClusterError, ServerLostError, TrainingError, UsageError
 from embedps.evaluation.inline import InlineEvaluation
 from embedps.metrics import Metrics
 from embedps.run.config import DEFAULT_MODEL, TrainConfig
@@ -46,7 +46,7 @@ from embedps.training.lost_progress import LostProgress
 from embedps.training.recovery_record import RecoveryRecord
 from embedps.training.run_scoring import RunScoring
 from embedps.training.stop_notices import StopNotices
-from embedps.training.training_loop import TrainingError, TrainingLoop
+from embedps.training.training_loop import TrainingLoop
 from embedps.training.training_setup import set_up
 
 __all__ = ["Trainer", "TrainingError"]
@@ -272,7 +272,7 @@ class Trainer:
         Raises:
           ServerLostError: a parameter server was lost or told to end; run again to resume.
           DatasetError: a file of the dataset cannot be read.
-          TrainingError: the loss is not a number.
+          TrainingError: the loss or the network is not a number.
           CheckpointsStalledError: no checkpoint could be written for too long.
           DirectoryTakenError: another run commits to the model directory.
           CheckpointError: the last checkpoint could not be written when a signal ended the run.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext
@@ -16,7 +17,7 @@ from embedps.cluster.interface import Cluster
 from embedps.cluster.local_cluster import LocalCluster
 from embedps.console.progress import ProgressLine
 from embedps.engine.unit_functions import explain
-from embedps.errors import EmbedpsError
+from embedps.errors import TrainingError
 from embedps.metrics import Counts
 from embedps.run.cluster_config import NO_BOUND
 from embedps.run.config import TrainConfig
@@ -41,10 +42,6 @@ from embedps.training.wait_report import WaitReport
 
 _TICK_SECS = 0.2
 _SLOW_POLL_SECS = 1.0  # from one look for new evaluations to the next
-
-
-class TrainingError(EmbedpsError):
-    """Training cannot go on: the loss is not a number."""
 
 
 class TrainingLoop:
@@ -93,6 +90,7 @@ class TrainingLoop:
         self._first_step = self._ledger.steps_done()
         self._shown_units, self._shown_text = self._ledger.num_done, ""
         self._waits = WaitReport()
+        self._not_finite = ""  # which unit's loss was no number
         self._tables = TableWatch(
             setup.collection,
             setup.directory.path,
@@ -116,7 +114,17 @@ class TrainingLoop:
         return self._ledger.finished or self._effects.reason is not None
 
     def run(self) -> None:
-        """Trains, saves and scores; the last checkpoint says whether the run is finished."""
+        """Trains, saves and scores; the last checkpoint says whether the run is finished.
+
+        Raises:
+          TrainingError: the loss or the network is not a number.
+        """
+        try:
+            self._run()
+        except TrainingError as error:
+            raise TrainingError(f"{error}: {self._advice()}, and {self._way_back()}") from error
+
+    def _run(self) -> None:
         writer, stop = self._setup.writer, self._notices.stop
         with (
             closing(writer),
@@ -168,10 +176,16 @@ class TrainingLoop:
         }
         progress = {k: v for k, v in progress.items() if math.isfinite(v)}
         progress["recoveries"] = self._recoveries.completed
+
+        def partially_applied() -> dict[str, Any]:
+            if self._not_finite:  # so that no checkpoint has what is known to be wrong
+                raise TrainingError(self._not_finite)
+            return self._ledger.partially_applied(ledger)
+
         return self._setup.writer.save(
             step=self._ledger.steps_done(),
             ledger=ledger,
-            partially_applied=lambda: self._ledger.partially_applied(ledger),
+            partially_applied=partially_applied,
             progress=progress,
             final=final,
             rest_secs=rest_secs,
@@ -246,24 +260,36 @@ class TrainingLoop:
         ) as scheduler:
             try:
                 self._watch(scheduler, line)
-            except tf.errors.OpError as lost:  # a lost server may show here before a unit fails
-                error = lost
+            # A lost server, or a network that is not finite, may show here before a unit fails.
+            except (tf.errors.OpError, TrainingError) as found:
+                error = found
                 scheduler.abandon()
         self._check_cluster()  # it knows the cause of the failures that followed
         error = scheduler.error or error
-        if isinstance(error, TrainingError):
-            raise TrainingError(f"{error}; {self._last_good()}") from error
         if error is not None:
             raise explain(error) from error
 
-    def _last_good(self) -> str:
-        """Says which checkpoint is of before the loss was not a number."""
-        manifest = last_finite(self._setup.directory)
+    def _advice(self) -> str:
+        """Says what keeps the loss a number."""
+        if self._setup.nan_where_missing:
+            return (
+                "the network gives NaN where a numeric column is missing: have its call replace NaN"
+            )
+        return "lower --sparse-learning-rate or --dense-learning-rate"
+
+    def _way_back(self) -> str:
+        """Says from which checkpoint training can go on, and how."""
+        directory = self._setup.directory
+        manifest = last_finite(directory)
         if manifest is None:
-            return "no checkpoint has only finite values"
+            return "start a new model directory: no checkpoint has only finite values"
+        which = f"checkpoint {manifest.number}, step {manifest.step}"
+        if manifest.number == directory.numbers()[-1]:
+            return f"run again: {which}, the newest, has only finite values"
+        command = f"embedps checkpoint rollback {shlex.quote(str(directory.path))} --to"
         return (
-            f"checkpoint {manifest.number}, step {manifest.step}, is the last one with only finite "
-            f"values: `--number {manifest.number}` evaluates, exports or serves it"
+            f"go back to {which}, the last one with only finite values, by "
+            f"`{command} {manifest.number}`, then run again"
         )
 
     def _on_failure(self, unit: Unit, error: BaseException) -> OnFailure:
@@ -387,15 +413,8 @@ class TrainingLoop:
     def _record(self, unit: Unit, counts: Counts) -> None:
         """Takes the counts of a unit that is done."""
         if not math.isfinite(float(counts["loss"])):
-            advice = (
-                "the network gives NaN where a numeric column is missing: have its call replace NaN"
-                if self._setup.nan_where_missing
-                else "lower --sparse-learning-rate or --dense-learning-rate"
-            )
-            raise TrainingError(
-                f"the loss is not a number in the steps from {unit.first_step} on: {advice}, and "
-                "start a new model directory"
-            )
+            self._not_finite = f"the loss is not a number in the steps from {unit.first_step} on"
+            raise TrainingError(self._not_finite)
         num_batches = -(-unit.num_rows // self._ledger.batch_rows)
         joint_steps = -(-num_batches // self._cluster.num_workers)
         self.log.add(counts, rows=unit.num_rows, joint_steps=joint_steps)

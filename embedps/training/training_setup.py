@@ -176,15 +176,18 @@ def set_up(
     evicted = _evicted_writer(config.eviction, directory, collection)
     kind = kind_of(optimizer)
     signature = signature_of(model, kind)
+    named = model.named_variables
+    trained = {id(variable) for variable in network.trainable_variables}
     writer = CheckpointWriter(
         directory,
         collection,
-        {**model.named_variables, **name_optimizer(optimizer, model.named_variables)},
+        {**named, **name_optimizer(optimizer, named)},
         model=signature,
         rebase=config.checkpoint.rebase_policy(),
         keep=(*config.keep_policies(), *keep),
         encoding=config.checkpoint.encoding(),
         evicted=evicted,
+        must_be_finite=[name for name, variable in named.items() if id(variable) in trained],
     )
     set_dense_rate = rate_scaler(optimizer)
     if workers is not None:

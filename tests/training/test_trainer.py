@@ -29,7 +29,7 @@ from embedps.errors import DatasetError, DimMismatchError, UsageError
 from embedps.run.config import TrainConfig
 from embedps.storage.file_lock import RUN_LOCK_NAME
 from embedps.tables.collection import EmbeddingCollection
-from embedps.training.trainer import Trainer, TrainingError
+from embedps.training.trainer import Trainer
 from models import dlrm
 from tests.builders import TINY_DLRM, latest, make_dlrm, make_mixed, make_trainer, write_dataset
 from tests.checkpoint.readers import read_chain, read_row_file
@@ -198,54 +198,6 @@ def test_other_seed_gives_other_rows(tmp_path, dataset):
         make_trainer(dataset, tmp_path / str(seed), seed=seed).fit()
     (group,) = groups_of(tmp_path / "3")
     assert not chain_rows(tmp_path / "3", group).equals(chain_rows(tmp_path / "4", group))
-
-
-def test_not_a_number_ends_the_run_with_advice(tmp_path, dataset):
-    trainer = make_trainer(dataset, tmp_path, sparse_learning_rate=1e30, dense_learning_rate=1e30)
-    with pytest.raises(
-        TrainingError, match=r"not a number .* lower --sparse-learning-rate"
-    ) as error:
-        trainer.fit()
-    assert str(error.value).endswith("; no checkpoint has only finite values")
-
-
-class Root(tf.keras.Model):
-    """A root's slope at 0 is infinite: one step of a finite loss makes a weight NaN."""
-
-    def __init__(self, has_root):
-        super().__init__()
-        self.embeddings = embedps.Embeddings({"C1": 4})
-        self.out = tf.keras.layers.Dense(1)
-        self.has_root = has_root
-
-    def call(self, features):
-        return self.out(self.embeddings({"C1": features["C1"]})["C1"])
-
-    def compute_loss(self, features, training=False):
-        logits = self(features, training=training)[:, 0]
-        losses = tf.nn.sigmoid_cross_entropy_with_logits(features["label"], logits)
-        root = tf.sqrt(self.out.bias[0] * 0.0) if self.has_root else 0.0
-        return tf.reduce_mean(losses) + root
-
-
-def test_after_not_a_number_the_last_finite_checkpoint_is_named(tmp_path):
-    dataset = write_dataset(tmp_path / "set", train=(64,))  # one step per epoch
-    for epochs, has_root in enumerate((False, True, False), start=1):
-        recommender = embedps.Recommender(build=functools.partial(Root, has_root))
-        trainer = make_trainer(dataset, tmp_path / "m", recommender=recommender, epochs=epochs)
-        if epochs < 3:
-            trainer.fit()
-    directory = CheckpointDirectory(tmp_path / "m")
-    first, second = directory.numbers()
-    good, bad = (read_dense(directory.dense_path(number)) for number in (first, second))
-    assert all(np.isfinite(v).all() for v in good.values())
-    assert not all(np.isfinite(v).all() for v in bad.values())
-    with pytest.raises(
-        TrainingError, match=f"checkpoint {first}, step 1, is the last one with only"
-    ) as e:
-        trainer.fit()
-    assert "\n" not in str(e.value)
-    assert f"`--number {first}` evaluates, exports or serves it" in str(e.value)
 
 
 def test_library_user_trains_a_model_of_their_own(tmp_path, dataset):

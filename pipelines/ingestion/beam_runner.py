@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,10 @@ from embedps.errors import DatasetError, UsageError
 
 DEFAULT_RUNNER = "FnApiRunner"
 """Not DirectRunner: it looks for a binary to download and, if it finds one, uses that engine."""
+
+_STAGE = re.compile(r" \[while running '[^']*'\]$")
+_OF_DATA = "embedps.errors.DatasetError: "
+"""Begins the last line of an error that another process raised."""
 
 
 def make_pipeline(flags: Sequence[str], *, verbose: bool) -> beam.Pipeline:
@@ -80,12 +85,19 @@ def _with_silent_workers(runner: PipelineRunner, direct: DirectOptions) -> Pipel
 
 
 def run_pipeline(pipeline: beam.Pipeline) -> None:
-    """Runs a pipeline to its end; raises DatasetError with the last line of Beam's error."""
+    """Runs a pipeline to its end.
+
+    Raises:
+      DatasetError: what is wrong with the data, in its own words; else Beam's last line.
+    """
     try:
         pipeline.run().wait_until_finish()
     except Exception as error:
         logging.getLogger(__name__).debug("the pipeline failed", exc_info=True)
         lines = [line for line in str(error).splitlines() if line.strip()] or [repr(error)]
+        last = _STAGE.sub("", lines[-1].strip())
+        if isinstance(error, DatasetError) or last.startswith(_OF_DATA):
+            raise DatasetError(last.removeprefix(_OF_DATA)) from error
         raise DatasetError(
             f"the pipeline failed: {lines[-1].strip()} (--verbose shows where)"
         ) from error

@@ -142,10 +142,10 @@ class RecordFinder:
                 opened = self._open.match(data, fields.end() if fields else start)
                 if opened is None:
                     raise AssertionError("a record that does not match has a quote that opens")
-                end = self._end_of_bad(data, opened.start())
-                if end is None and limit is not None and len(data) - start <= limit:
+                found = self._end_of_bad(data, opened.start())
+                if found is None and limit is not None and len(data) - start <= limit:
                     break
-                end = end or data.index(b"\n", opened.start()) + 1
+                end = found or data.index(b"\n", opened.start()) + 1
                 reasons[len(ends)] = (
                     f"the quote at byte {opened.start() - start} must be closed before a delimiter "
                     f"or a line's end: {_HINT}"

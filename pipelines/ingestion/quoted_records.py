@@ -58,11 +58,7 @@ class Records:
 
 
 class RecordFinder:
-    """Finds records; a quote that does not close makes bad the lines up to where it opens.
-
-    Where another quote within the field is why, the record goes on to the end of that quote's line:
-    what stands before may be of the field, as in `1,"a<break>0,b<break>c"d",2`.
-    """
+    """Finds records; a quote that never closes makes bad only the lines up to where it opens."""
 
     def __init__(self, delimiter: str, quote: str) -> None:
         self._delimiter, self._quote = ord(delimiter), ord(quote)
@@ -72,6 +68,8 @@ class RecordFinder:
         plain = rb"(?:[^%b%b\n][^%b\n]*+|%b)" % (q, d, d, after)
         field = rb"(?:%b%b%b|%b)" % (self._open.pattern, q, after, plain)
         self._quoted = re.compile(rb"(?:^|(?<=%b))%b%b%b?" % (d, self._open.pattern, q, after))
+        self._border = re.compile(rb"%b|\r?\n" % d)
+        self._unquoted = re.compile(rb"[^%b\n]*+(?:%b(?!%b)[^%b\n]*+)*+%b?" % (d, d, q, d, d))
         self._fields = re.compile(rb"(?:%b%b)*+" % (field, d))
         self._record = re.compile(rb"%b(?:%b%b)*+\r?\n" % (field, d, field))
 
@@ -112,6 +110,25 @@ class RecordFinder:
         lines = np.concatenate([[0], np.flatnonzero(is_end) + 1])[:-1]
         return Records(ends=breaks[is_end] + 1, lines=lines, reasons={})
 
+    def _end_of_bad(self, data: bytes, at: int) -> int | None:
+        """Returns where a record ends whose quote at `at` is wrong; None if a quote stays open.
+
+        Text after a closing quote belongs to its field, as in Python's csv and pandas, so that the
+        lines within stay one record. A closing quote that rather opens a field (it follows a
+        delimiter or a line break) shows that the one before never closed: its line ends there.
+        """
+        borders = (self._delimiter, ord("\n"))
+        while opened := self._open.match(data, at):
+            close = opened.end()
+            if close == len(data):
+                return None
+            is_opening = close - 1 > at and data[close - 1] in borders
+            if is_opening and not self._border.match(data, close + 1):
+                return data.index(b"\n", at) + 1
+            rest = self._unquoted.match(data, close + 1)
+            at = rest.end() if rest else close + 1
+        return at + 1
+
     def _find_each(self, data: bytes, limit: int | None) -> Records:
         last: list[int] = []  # the line on which each record ends
         reasons: dict[int, str] = {}
@@ -131,13 +148,10 @@ class RecordFinder:
                 opened = self._open.match(data, fields.end() if fields else start)
                 if opened is None:
                     raise AssertionError("a record that does not match has a quote that opens")
-                is_open = opened.end() == len(data)
-                if is_open and limit is not None and len(data) - start <= limit:
+                after_bad = self._end_of_bad(data, opened.start())
+                if after_bad is None and limit is not None and len(data) - start <= limit:
                     break
-                # A next quote that begins a field is another one's; any other is of this field.
-                before = data[opened.end() - 1]
-                is_other = is_open or before in (self._delimiter, ord("\n"))
-                end = data.index(b"\n", opened.start() if is_other else opened.end()) + 1
+                end = after_bad or data.index(b"\n", opened.start()) + 1
                 reasons[len(last)] = (
                     f"the quote at byte {opened.start() - start} must be closed before a delimiter "
                     f"or a line's end: {_HINT}"

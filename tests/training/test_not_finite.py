@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,7 +73,7 @@ def commit_not_finite(model_dir: Path) -> None:
 
 
 def test_not_a_number_ends_the_run_with_advice(tmp_path, dataset):
-    rates = {"sparse_learning_rate": 1e30, "dense_learning_rate": 1e30}
+    rates: dict[str, Any] = {"sparse_learning_rate": 1e30, "dense_learning_rate": 1e30}
     trainer = make_trainer(dataset, tmp_path, epochs=9, **rates)
     with pytest.raises(TrainingError, match=r"not .* lower --sparse-learning-rate") as error:
         trainer.fit()

@@ -4,9 +4,10 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from embedps.checkpoint.chain import position_of
+from embedps.checkpoint.chain import Position, position_of
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.follow import Reset, Rows, follow
 from embedps.checkpoint.format.manifest import Manifest
@@ -32,7 +33,7 @@ class Reader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._position = None
+        self._position: Position | None = None
         self.rows: dict = {}
         self.resets = 0
 
@@ -80,7 +81,7 @@ def test_a_reader_that_slept_through_it_gets_no_mixture(tmp_path):
     directory = CheckpointDirectory(tmp_path)
 
     def step(collection, number, used):
-        gradients = {"t": [[1.0, 1.0]] * len(used)}
+        gradients = {"t": np.ones([len(used), 2], np.float32)}
         train(collection, {"t": ids(*used)}, gradients, step=number)
 
     def save(writer, number):

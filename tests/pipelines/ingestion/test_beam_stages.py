@@ -17,6 +17,7 @@ from apache_beam.testing.util import assert_that, equal_to
 
 from embedps.data.dataset import Dataset
 from embedps.errors import DatasetError
+from pipelines.ingestion.beam_runner import make_pipeline, run_pipeline
 from pipelines.ingestion.beam_stages import ParseFile, WriteShard, build, fit_transforms
 from pipelines.ingestion.ingest_job import IngestJob
 from pipelines.ingestion.input_files import find_inputs
@@ -187,3 +188,15 @@ def test_portable_job_service_writes_the_same_bytes(tmp_path: Path, logs: str):
         flags = ("--runner=PortableRunner", f"--job_endpoint={endpoint}")
         make(logs, tmp_path / "there", *flags, "--environment_type=LOOPBACK")
     assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
+
+
+@pytest.mark.parametrize("kind", [DatasetError, RuntimeError])
+def test_error_of_the_data_is_said_without_beams_words(kind: type[Exception]):
+    def fail(_: None) -> None:
+        begin = "" if kind is DatasetError else "Traceback\n  …\nembedps.errors.DatasetError: "
+        raise kind(begin + "a.csv: must have column day")
+
+    pipeline = make_pipeline([], verbose=False)
+    _ = pipeline | beam.Create([None]) | "Parse" >> beam.Map(fail)
+    with pytest.raises(DatasetError, match=r"^a.csv: must have column day$"):
+        run_pipeline(pipeline)

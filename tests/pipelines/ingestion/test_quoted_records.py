@@ -49,6 +49,7 @@ def scan(text: str) -> tuple[list[list[str]], list[int]]:
     while at < len(text):
         start = at
         fields: list[str] = []
+        is_bad = False
         while True:
             if text[at] == '"':
                 opened, at, field = at, at + 1, ""
@@ -57,9 +58,12 @@ def scan(text: str) -> tuple[list[list[str]], list[int]]:
                     at += 2 if text[at] == '"' else 1
                 at += 1
                 if not text.startswith((",", "\n", "\r\n"), at):
-                    is_closed = at <= len(text) and text[at - 2] not in ",\n"
-                    fields, at = [], text.index("\n", at if is_closed else opened)
-                    break
+                    is_bad = True
+                    closed = at - 1
+                    if closed >= len(text) or (closed - 1 > opened and text[closed - 1] in ",\n"):
+                        at = text.index("\n", opened)  # it never closes
+                        break
+                    at = min(i for i in (text.find(",", at), text.find("\n", at)) if i >= 0)
             else:
                 stop = min(i for i in (text.find(",", at), text.find("\n", at)) if i >= 0)
                 field, at = text[at:stop], stop
@@ -71,7 +75,7 @@ def scan(text: str) -> tuple[list[list[str]], list[int]]:
                 break
             at += 1
         at += 1
-        records.append(fields)
+        records.append([] if is_bad else fields)
         lines.append(line)
         line += text.count("\n", start, at)
     return records, lines
@@ -79,7 +83,9 @@ def scan(text: str) -> tuple[list[list[str]], list[int]]:
 
 FIELD = st.one_of(
     st.sampled_from(["a", "", '"b"', '"c,d"', '"say ""no"""', '"', 'a"b', "é", '""', '"x"y']),
-    st.sampled_from(['"two\nlines"', '"\n\n"', '"cr\r\nlf"', '"\r"', '"1,e"', '""""', '"\n0,f']),
+    st.sampled_from(
+        ['"two\nlines"', '"\n\n"', '"cr\r\nlf"', '"\r"', '"1,e"', '""""', '"\n0,f', '"p\n0,q"r']
+    ),
 )
 
 
@@ -104,6 +110,14 @@ def test_records_are_what_a_plain_scanner_reads(
     assert num_records == len(wanted) == len(rows) + len(bad)
     for item in bad:
         assert ("must be closed" in item.reason) == (not wanted[lines.index(item.line)])
+
+
+@pytest.mark.parametrize("record", ['1,"two\n0,lines"x', '1,"a"x,"two\n0,lines"'])
+def test_text_after_a_closing_quote_invents_no_row(record: str):
+    rows, bad, num_records = read(f"1,a\n{record}\n0,b\n".encode())
+    assert [row["s"] for row in rows] == [fingerprint("a"), fingerprint("b")]
+    assert [(item.line, item.raw) for item in bad] == [(2, record.encode())]
+    assert num_records == 3
 
 
 @pytest.mark.parametrize("packed", [False, True])

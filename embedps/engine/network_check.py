@@ -16,7 +16,7 @@ from embedps.engine.random_numbers import unseeded
 from embedps.engine.step_model import StepModel
 from embedps.engine.variable_stand_ins import standing_in
 from embedps.errors import UsageError
-from embedps.tables.optimizers import Ftrl
+from embedps.tables.optimizers import Ftrl, LazyAdam
 
 # TensorFlow does not tell which ops of lookup tables write.
 _TABLE_READS = {"LookupTableFindV2", "LookupTableSizeV2", "LookupTableExportV2"}
@@ -28,13 +28,16 @@ def check_step(
     strategy: tf.distribute.Strategy,
     *,
     on_servers: bool,
-) -> None:
+) -> frozenset[str]:
     """Traces a training step and checks its graph; call it in the strategy's scope.
 
     Args:
       model: built.
       strategy: the cluster's.
       on_servers: whether the network's variables are on parameter servers, or updated as there.
+
+    Returns:
+      The tables without a gradient: their rows stay as they are.
 
     Raises:
       UsageError: a variable has no gradient, or is not among the network's variables; the network
@@ -50,7 +53,7 @@ def check_step(
             f"{_describe(network, variable)} has no gradient: the loss does not depend on it; "
             "remove it, or make it trainable=False"
         )
-    _check_tables(model, trace)
+    unchanged = _tables_without_gradient(model, trace)
     known = {id(v.handle) for v in network.variables}
     for variable in graph.variables:
         if variable.trainable and id(variable.handle) not in known:
@@ -65,6 +68,7 @@ def check_step(
         _check_writes(op, resources, network, graph.variables)
         _check_randomness(op, on_servers=on_servers)
     _check_mode(model, trace, strategy)
+    return unchanged
 
 
 def check_missing(model: StepModel, dataset: Dataset) -> bool:
@@ -152,17 +156,22 @@ def _trace(model: StepModel, strategy: tf.distribute.Strategy, *, training: bool
     return _Trace(graph, without_gradient, differentiated, state)
 
 
-def _check_tables(model: StepModel, trace: _Trace) -> None:
-    """Checks that the rows of tables without a gradient stay as they are."""
-    learning = {f.table_name for f in model.features if f.name in trace.differentiated}
-    for table in model.tables if model.rows_learn else ():
-        changes = isinstance(table.optimizer, Ftrl) or table.optimizer.weight_decay
-        if changes and table.name not in learning:
+def _tables_without_gradient(model: StepModel, trace: _Trace) -> frozenset[str]:
+    """Names them; refuses a table with a gradient by some features only, if others' rows move."""
+    learning = {f.table_name: f.name for f in model.features if f.name in trace.differentiated}
+    optimizers = {table.name: table.optimizer for table in model.tables}
+    for feature in model.features if model.rows_learn else ():
+        name, table = feature.name, feature.table_name
+        optimizer = optimizers[table]
+        moves = isinstance(optimizer, Ftrl | LazyAdam) or optimizer.weight_decay
+        if moves and name not in trace.differentiated and table in learning:
             raise UsageError(
-                f"table {table.name!r} gets no gradient: the loss does not depend on its rows, or "
-                f"only by tf.stop_gradient; but {table.optimizer} would change them without one: "
-                "give the table an optimizer without weight_decay that is not Ftrl"
+                f"feature {name!r} gets no gradient: the loss does not depend on its rows, or only "
+                f"by tf.stop_gradient; but {learning[table]!r} trains the same table {table!r}, "
+                f"and {optimizer} would change rows that only {name!r} shows: give the table SGD, "
+                f"Adagrad or RowwiseAdagrad without weight_decay, or {name!r} a table of its own"
             )
+    return frozenset(optimizers) - learning.keys()
 
 
 def _check_state(model: StepModel, trace: _Trace) -> None:

@@ -128,11 +128,13 @@ class OwnTables:
                     f"feature {name!r} is looked up twice in a step: call the Embeddings layer "
                     "once per feature and step, and pass on what it returns"
                 )
+        token = _Token()
         with tf.control_dependencies([self._check_applied(tuple(ids))]):
-            found, rows = self._learning_rows(ids)
-        return self.collection.combine(
+            found, rows = self._learning_rows(ids, token)
+        combined = self.collection.combine(
             found._replace(rows=tf.nest.pack_sequence_as(found.rows, rows))
         )
+        return {n: token.noting(n, each) if n in ids else each for n, each in combined.items()}
 
     def read_image(self) -> Image:
         """Reads all rows, slots and counters, and the step; see `image.read_image`."""
@@ -175,10 +177,9 @@ class OwnTables:
             ],
         )
 
-    def _learning_rows(self, ids: Mapping[str, Ids]) -> tuple[Any, list[tf.Tensor]]:
+    def _learning_rows(self, ids: Mapping[str, Ids], token: _Token) -> tuple[Any, list[tf.Tensor]]:
         """Reads rows whose gradient updates them."""
         made: list[Any] = []
-        token = _Token()
 
         @tf.custom_gradient
         def read(_: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., tf.Tensor]]:
@@ -198,14 +199,14 @@ class OwnTables:
         rows = read(tf.convert_to_tensor(self.anchor))
         rows = rows if isinstance(rows, list | tuple) else [rows]
         # In a graph, TensorFlow keeps the function for good; eagerly, as long as the tape.
-        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        graph = _graph()
         self._waiting |= dict.fromkeys(ids, weakref.ref(token if graph is None else graph))
         return made[0], list(rows)
 
     def _update(
         self, found: Any, gradients: Sequence[tf.Tensor], names: list[str], token: _Token
     ) -> list[tf.Operation]:
-        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        graph = _graph()
         if graph in token.graphs:
             raise mistake(
                 "the gradient of a step's embeddings is taken twice, and each time their rows "
@@ -227,6 +228,7 @@ class OwnTables:
             tf.nest.pack_sequence_as(found.rows, list(gradients)),
             learning_rate=tf.cast(rate, tf.float32),
             step=step,
+            features=token.differentiated.get(graph, ()),
         )
         # Elsewhere each operation with an effect runs. (And in the body of a loop, TensorFlow 2.21
         # drops updates that a gradient explicitly depends on: tests/layers/test_embeddings.py.)
@@ -250,10 +252,32 @@ class _Token:
 
     Attributes:
       graphs: where its gradient was taken; None is eagerly.
+      differentiated: by such a graph, the features that the loss depends on.
     """
 
     def __init__(self) -> None:
         self.graphs: list[Any] = []
+        self.differentiated: dict[Any, set[str]] = {}
+
+    def noting(self, feature: str, value: Activation) -> Activation:
+        """Gives a feature's activation, of which a gradient is noted: rows learn after that."""
+
+        @tf.custom_gradient
+        def same(rows: tf.Tensor) -> tuple[tf.Tensor, Callable[..., tf.Tensor]]:
+            def note(gradient: Any) -> tf.Tensor:
+                self.differentiated.setdefault(_graph(), set()).add(feature)
+                return tf.convert_to_tensor(gradient)
+
+            return tf.identity(rows), note
+
+        if isinstance(value, tf.RaggedTensor):
+            return value.with_flat_values(same(value.flat_values))
+        return same(value)
+
+
+def _graph() -> Any:
+    """Gives the graph that is being traced, or None."""
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 def _is_waiting(reference: Any) -> bool:

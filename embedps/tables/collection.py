@@ -1,7 +1,7 @@
 """A model's embedding tables on their shards, with the lookups and updates of a step."""
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -72,6 +72,7 @@ class EmbeddingCollection:
         container: str,
         trainable: bool = True,
         learns: bool = True,
+        unchanged: Collection[str] = (),
         sweeps_itself: bool = True,
         server_limit: ServerLimit | None = None,
         keeps_evicted: bool = False,
@@ -88,6 +89,7 @@ class EmbeddingCollection:
             there is little room for more of them.
           learns: training makes rows and updates them. Otherwise it leaves them as they are, and
             `combine` gives them no gradient.
+          unchanged: tables of which training makes rows, but never updates them.
           sweeps_itself: a thread of each shard evicts by age and norm; otherwise `sweep` does.
           server_limit: of the bytes of each server, if there is one.
           keeps_evicted: rows that go can be written to files.
@@ -104,6 +106,7 @@ class EmbeddingCollection:
         self.container = container
         self.trainable = trainable
         self.learns = learns
+        self._unchanged = unchanged
         self.server_limit = server_limit
         # A new name: a unit that an earlier client left running must not find the stores.
         name = uuid.uuid4().hex
@@ -314,18 +317,25 @@ class EmbeddingCollection:
         is_new: tf.Tensor | bool = True,
         examples: tf.Tensor | None = None,
         absent: tf.Tensor | None = None,
+        learning: tf.Tensor | None = None,
     ) -> tf.Operation:
         """Applies gradients to rows of one shard. The current device must be the shard's.
 
         If `is_new`, a bool scalar, is false, the rows stay unchanged. With the `examples` and
         `absent` ids of a lookup, it first admits ids: so a step counts if and only if its gradients
-        are applied.
+        are applied. `learning`, bool [n], says which rows to update, by default those of all tables
+        that learn.
         """
         store = self._stores[group][shard]
         admitted = []
         if absent is not None:
             admit = ops.admit(store, ids, splits, examples, absent, step=step, is_new=is_new)
             admitted = [] if tf.executing_eagerly() else [admit]
+        if learning is None:
+            learn = [t.name not in self._unchanged for t in self.groups[group].tables]
+            learning = None if all(learn) else tf.repeat(learn, splits[1:] - splits[:-1])
+        if learning is not None:
+            ids, splits, gradients = ops.keep_rows(learning, ids, splits, gradients)
         with tf.control_dependencies(admitted):
             return ops.update(
                 store,
@@ -383,6 +393,7 @@ class EmbeddingCollection:
         *,
         learning_rate: tf.Tensor,
         step: tf.Tensor,
+        features: Collection[str] | None = None,
     ) -> list[tf.Operation]:
         """Applies gradients to the rows that were looked up.
 
@@ -392,14 +403,19 @@ class EmbeddingCollection:
             depend on the rows.
           learning_rate: float32 scalar.
           step: int64 scalar in [0, 2^32), the rows' last step.
+          features: those whose rows learn, by default all. Rows that only others look up stay as
+            they are, whatever an optimizer does without a gradient.
 
         Returns:
           In a graph, the operations.
         """
         updates: list[tf.Operation] = []
         for g, (routed, shard_gradients) in enumerate(zip(result.routed, gradients, strict=True)):
+            names = [*result.row_splits[g]]
+            learn = [features is None or name in features for name in names]
+            learning = None if all(learn) else _rows_of(routed, learn)
             for shard, gradient in enumerate(shard_gradients):
-                if gradient is None:
+                if gradient is None or not any(learn):
                     continue
                 with tf.device(self.devices[shard]):
                     update = self.update_shard(
@@ -412,6 +428,7 @@ class EmbeddingCollection:
                         step=step,
                         examples=routed.shard_examples[shard] if result.absent[g] else None,
                         absent=result.absent[g][shard] if result.absent[g] else None,
+                        learning=None if learning is None else learning[shard],
                     )
                 updates.append(update)
         return updates
@@ -537,3 +554,12 @@ class EmbeddingCollection:
                 with tf.device(self.devices[shard]):
                     results.append(call(store))
         return results
+
+
+def _rows_of(routed: ops.RoutedIds, chosen: Sequence[bool]) -> list[tf.Tensor]:
+    """Tells which rows the chosen features look up: bool [n] per shard."""
+    sizes = [tf.size(ids) for ids in routed.shard_ids]
+    shown = [each for each, is_chosen in zip(routed.positions, chosen, strict=True) if is_chosen]
+    at = tf.concat([tf.zeros([0], tf.int32), *shown], axis=0)
+    times = tf.scatter_nd(at[:, None], tf.ones_like(at), [tf.add_n(sizes)])
+    return list(tf.split(times > 0, sizes))

@@ -206,6 +206,28 @@ def update(
     return kernels.load().embedps_update(store, ids, splits, gradients, learning_rate, step, is_new)
 
 
+def keep_rows(
+    kept: tf.Tensor, ids: tf.Tensor, splits: tf.Tensor, gradients: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Leaves out the ids and gradients of rows that an update must not change.
+
+    Args:
+      kept: bool [n].
+      ids: as in `update`.
+      splits: as in `update`.
+      gradients: as in `update`.
+
+    Returns:
+      The ids, splits and gradients of those that stay.
+    """
+    before = tf.concat([[0], tf.cumsum(tf.cast(kept, tf.int32))], axis=0)
+    return (
+        tf.boolean_mask(ids, kept),
+        tf.gather(before, splits),
+        tf.boolean_mask(gradients, kept),
+    )
+
+
 def combine(
     rows: Sequence[tf.Tensor],
     positions: Sequence[tf.Tensor],

@@ -135,7 +135,7 @@ def set_up(
     with cluster.scope():
         model = StepModel(recommender, dataset)
         network = model.network
-        check_step(
+        unchanged = check_step(
             model,
             cluster.strategy,
             on_servers=not local or replicas > 1 or workers is not None,
@@ -170,6 +170,7 @@ def set_up(
         devices=cluster.shard_devices,
         container=f"embedps-{os.getpid()}-{run_id}" if local else "embedps",
         learns=model.rows_learn,
+        unchanged=unchanged,
         server_limit=server_limit(config.eviction),
         keeps_evicted=config.eviction.evicted_rows is not None,
     )

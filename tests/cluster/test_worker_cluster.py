@@ -21,8 +21,9 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.errors import ServerLostError
-from tests import tagged
+from tests import frozen, tagged
 from tests.builders import ROOT, TINY_DLRM_FLAGS, latest, make_trainer, write_dataset
+from tests.checkpoint.readers import read_table
 from tests.tables.builders import rows_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
@@ -107,6 +108,23 @@ def test_workers_without_ids_of_a_table_give_the_bits_of_replicas(
         model=("--model=tests.tagged", *(["--only-tags"] if only_tags else [])),
         recommender=tagged.make(tagged.Config(only_tags=only_tags), bare),
     )
+
+
+def test_rows_of_a_frozen_layer_stay(dataset: Dataset, tmp_path: Path) -> None:
+    model_dir = tmp_path / "model"
+    learning = frozen.make(frozen.Config(learns=True), dataset)
+    make_trainer(dataset, model_dir, recommender=learning, batch_size=64, unit_rows=128).fit()
+    before = read_rows(model_dir)
+    with started_workers(dataset, model_dir, ("--epochs=2",), ("--model=tests.frozen",)) as workers:
+        codes = [worker.wait(_SECS) for worker in workers]
+    assert codes == [0, 0], printed(model_dir)
+    assert latest(model_dir).progress["examples"] == 2 * dataset.split("train").rows
+    assert read_rows(model_dir) == before
+
+
+def read_rows(model_dir: Path) -> dict[str, Any]:
+    manifest, directory = latest(model_dir), CheckpointDirectory(model_dir)
+    return {n: read_table(directory, manifest, n).to_pydict() for n in ("C1", "C2")}
 
 
 def check_bits(

@@ -35,10 +35,10 @@ from embedps.engine.sync_exchange import SyncMode
 from embedps.engine.unit_functions import make_train_unit
 from embedps.tables import SGD, FeatureSpec, TableSpec
 from embedps.tables.collection import EmbeddingCollection
-from tests import two_tasks
+from tests import frozen, two_tasks
 from tests.builders import make_dlrm, write_dataset
 from tests.engine.test_step_exchange import tensors_between_tasks
-from tests.tables.builders import Rows, constant, rows_of
+from tests.tables.builders import Rows, constant, group_files, rows_in, rows_of
 
 BATCH, RATE, START = 2, 0.25, 0.375
 F = np.float32
@@ -151,6 +151,7 @@ class Trained:
             self.step.features,
             devices=cluster.shard_devices,
             container=f"test-{name}-{sync}-{backup_workers}",
+            learns=self.step.rows_learn,
         )
         self.logs = StepLogs(self.collection.container)
         self.cluster = cluster
@@ -373,6 +374,40 @@ def check_state(cluster: Cluster, directory: Path) -> None:
     print("state: as the formula says")
 
 
+def check_frozen(directory: Path, cluster: LocalCluster, dataset: Dataset) -> None:
+    """Rows of a frozen layer keep all bits, and new ids get none, however workers exchange."""
+    unit: dict[str, Any] = {"rows": (0, 600), "first_step": 100, "after": -1}
+    here = EmbeddedCluster(num_shards=cluster.num_ps)
+    learning = frozen.make(frozen.Config(learns=True), dataset)
+    first = Trained(learning, dataset, here, sync="none", name="learns", batch_rows=40)
+    first.unit(*first.arguments(0, **unit | {"rows": (0, 200)})[:6])
+    files = first.collection.files.write("base", str(directory / "learned"), since={})
+    ways: list[tuple[SyncMode, int | None]] = [
+        ("none", None), ("dense", None), ("full", None), ("dense", 0), ("full", 0)
+    ]  # fmt: skip
+    for sync, backup_workers in ways:
+        model = Trained(
+            frozen.make(frozen.Config(), dataset),
+            dataset,
+            cluster,
+            sync=sync,
+            name="frozen",
+            batch_rows=40,
+            backup_workers=backup_workers,
+        )
+        model.collection.files.load(group_files(files))
+        begun = model.weights()
+        waits = sync != "none" and backup_workers is None
+        for rank in range(2 if waits else 1):
+            cluster.schedule(model.unit, model.arguments(rank, **unit)[: 9 if waits else 6])
+        cluster.join()
+        name = f"frozen {sync} {backup_workers}"
+        assert rows_of(model.collection, directory / name) == rows_in([f.path for f in files]), name
+        assert model.collection.admission_stats()["C2"].counters == 0
+        assert any(not np.array_equal(*each) for each in zip(begun, model.weights(), strict=True))
+        print(f"{name}: the same rows")
+
+
 def wait_for(get: Callable[[], Any]) -> Any:
     """Gives the first thing that is not empty."""
     deadline = time.monotonic() + 120
@@ -393,6 +428,7 @@ def main(directory: Path, num_ps: int) -> None:
         if num_ps > 1:
             check_line(directory, cluster, "dense")
             check_state(cluster, directory)
+            check_frozen(directory, cluster, dataset)
             check_attempts(directory, cluster, dataset)
     finally:
         cluster.close()

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +16,13 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
 from embedps.tables import optimizers
+from tests import commands
 from tests.builders import latest, make_trainer, write_dataset
-from tests.checkpoint.readers import read_chain
+from tests.checkpoint.readers import read_chain, read_table
 from tests.engine.test_step_exchange import force_messages
-
-ADMITTED = embedps.MinCount(count=2)
-
-
-class Frozen(embedps.ClickModel):
-    def __init__(self, **layer: Any) -> None:
-        super().__init__(label="label")
-        tables = [
-            embedps.TableSpec(name="C1", dim=4),
-            embedps.TableSpec(name="C2", dim=4, admission=ADMITTED),
-        ]
-        features = [embedps.FeatureSpec(name=t.name, table=t) for t in tables]
-        self.embeddings = embedps.Embeddings(features, **layer)
-        self.out = tf.keras.layers.Dense(1)
-
-    def logits(self, features: Any, *, training: bool) -> tf.Tensor:
-        found = self.embeddings(features)
-        return tf.reshape(self.out(tf.concat(list(found.values()), axis=1)), [-1])
+from tests.frozen import Frozen
+from tests.tables.builders import Rows
+from tests.tables.builders import rows_of as collection_rows
 
 
 def set_after() -> Frozen:
@@ -94,17 +81,24 @@ def test_rows_stay_to_the_bit(trained: tuple[Dataset, Path], tmp_path: Path, how
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["messages", "replicas"])
+@pytest.mark.parametrize("way", ["messages", "replicas", "devices"])
 def test_rows_stay_however_a_step_is_exchanged(
     trained: tuple[Dataset, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    fields = {}
-    if way == "messages":
-        force_messages(monkeypatch)
+    """Between workers in step: sync_program.py; by collectives: test_worker_cluster.py."""
+    dataset, before = trained
+    shutil.copytree(before, tmp_path / "m")
+    if way == "devices":
+        flags = ["--batch-size=64", "--unit-rows=512", "--dense-optimizer=adagrad", "--eval=none"]
+        flags += ("--model=tests.frozen", "--replicas=2", "--mirrored", "--epochs=2")
+        commands.finish(commands.train(dataset, tmp_path / "m", *flags))
     else:
-        fields["replicas"] = 2
-    after = resume(trained, tmp_path / "m", FROZEN["declared"], **fields)
-    np.testing.assert_equal(after, rows_of(trained[1]))
+        if way == "messages":
+            force_messages(monkeypatch)
+        fields = {"replicas": 2} if way == "replicas" else {}
+        train(dataset, tmp_path / "m", FROZEN["declared"], epochs=2, **fields)
+    assert latest(tmp_path / "m").progress["examples"] == 2 * dataset.split("train").rows
+    np.testing.assert_equal(rows_of(tmp_path / "m"), rows_of(before))
 
 
 def test_new_ids_get_no_rows_as_in_keras_mode(
@@ -126,51 +120,85 @@ def test_rows_learn_again_once_they_may(trained: tuple[Dataset, Path], tmp_path:
 
 
 class Stopped(embedps.ClickModel):
-    """Stops the gradient of C1's rows."""
+    """Stops the gradient of some features' rows: of C1, if not told otherwise."""
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: Any, *, stops: bool = True, shares: bool = False) -> None:
         super().__init__(label="label")
-        tables = [embedps.TableSpec(name=n, dim=4, optimizer=optimizer) for n in ("C1", "C2")]
-        features = [embedps.FeatureSpec(name=t.name, table=t) for t in tables]
-        self.embeddings = embedps.Embeddings(features)
+        tables = {
+            n: embedps.TableSpec(name=n, dim=4, optimizer=optimizer)
+            for n in (("C2",) if shares else ("C1", "C2"))
+        }
+        self.embeddings = embedps.Embeddings(
+            [embedps.FeatureSpec(name=n, table=tables.get(n, "C2")) for n in ("C1", "C2")]
+        )
         self.out = tf.keras.layers.Dense(1)
+        self.stops = stops
 
     def logits(self, features: Any, *, training: bool) -> tf.Tensor:
         found = self.embeddings(features)
-        both = [tf.stop_gradient(found["C1"]), found["C2"]]
-        return tf.reshape(self.out(tf.concat(both, axis=1)), [-1])
+        first = tf.stop_gradient(found["C1"]) if self.stops else found["C1"]
+        return tf.reshape(self.out(tf.concat([first, found["C2"]], axis=1)), [-1])
 
 
-@pytest.mark.parametrize("optimizer", [optimizers.SGD(), optimizers.LazyAdam()])
-def test_rows_stay_where_the_gradient_stops_as_in_keras_mode(
+MOVING = [optimizers.LazyAdam(weight_decay=0.1), optimizers.Ftrl(l1=0.01)]
+"""Those that change a row that has learned before, without a gradient too."""
+
+
+def fit(model: Stopped, dataset: Dataset) -> None:
+    model.compile("sgd")
+    model.fit(embedps.read(dataset.directory, "train", batch_rows=64, targets=False), verbose=0)
+
+
+def test_rows_that_learned_stay_where_the_gradient_stops(
+    trained: tuple[Dataset, Path], tmp_path: Path
+) -> None:
+    found: list[dict[str, Any]] = []
+    for epochs, stops in ((1, False), (2, True)):
+        train(trained[0], tmp_path, partial(Stopped, MOVING[0], stops=stops), epochs=epochs)
+        directory = CheckpointDirectory(tmp_path)
+        read = {n: read_table(directory, latest(tmp_path), n) for n in ("C1", "C2")}
+        found.append({name: table.to_pydict() for name, table in read.items()})
+    assert found[0]["C1"] == found[1]["C1"]
+    assert all(found[0]["C2"][field] != v for field, v in found[1]["C2"].items() if field != "id")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "shares"), [*zip(MOVING, (True, False), strict=True)], ids=["shared", "own"]
+)
+def test_rows_stay_where_the_gradient_stops_in_keras_mode(
+    trained: tuple[Dataset, Path], tmp_path: Path, optimizer: Any, shares: bool
+) -> None:
+    shown = pq.read_table(trained[0].paths("train")[0])
+    learn = {("C2", each) for each in shown["C2"].to_pylist()}
+    model = Stopped(optimizer, stops=False, shares=shares)
+    found: list[Rows] = []
+    for stops in (False, True):
+        model.stops = stops
+        fit(model, trained[0])
+        found.append(collection_rows(model.embeddings.own.collection, tmp_path / str(stops)))
+    assert {key for key, row in found[0].items() if found[1][key] == row} == found[0].keys() - learn
+    assert found[0].keys() - learn
+
+
+def test_rows_stay_in_an_eager_loop_and_of_lists() -> None:
+    table = embedps.TableSpec(name="t", dim=2, optimizer=optimizers.SGD(weight_decay=0.5))
+    lists = embedps.FeatureSpec(name="lists", table=table, ragged=True, combiner="none")
+    layer = embedps.Embeddings([embedps.FeatureSpec(name="one", table="t"), lists])
+    batch = {"one": tf.constant([1, 2], tf.int64), "lists": tf.ragged.constant([[2, 3], [4]])}
+    before = layer(batch, training=True)["lists"].values.numpy()
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(batch)["one"])
+        tape.gradient(loss, layer.trainable_variables)
+    after = layer(batch)["lists"].values.numpy()
+    np.testing.assert_array_equal(after[1:], before[1:])
+    assert np.all(after[0] != before[0])
+
+
+@pytest.mark.parametrize("optimizer", MOVING, ids=lambda o: o.kind)
+def test_a_table_of_which_a_feature_learns_and_another_stops_is_refused_if_rows_would_move(
     trained: tuple[Dataset, Path], tmp_path: Path, optimizer: Any
 ) -> None:
-    read = pq.read_table(trained[0].paths("train")[0])
-
-    def rows(collection: Any, name: str, *, insert: bool) -> np.ndarray:
-        step = tf.zeros([], tf.int64)
-        ids = {name: tf.constant(np.unique(read[name].to_numpy()))}
-        found = collection.lookup(ids, insert=insert, step=step, partial=True)
-        return collection.combine(found)[name].numpy()
-
-    first = Stopped(optimizer)  # a row's first value is by its id alone
-    start = {n: rows(first.embeddings.own.collection, n, insert=True) for n in ("C1", "C2")}
-    build = embedps.Recommender(build=lambda: Stopped(optimizer))
-    trainer = make_trainer(trained[0], tmp_path / "m", recommender=build)
-    trainer.fit()
-    keras = Stopped(optimizer)
-    keras.compile("sgd")
-    keras.fit(embedps.read(trained[0].directory, "train", batch_rows=64, targets=False), verbose=0)
-    for collection in (trainer.collection, keras.embeddings.own.collection):
-        found = {name: rows(collection, name, insert=False) for name in start}
-        np.testing.assert_array_equal(found["C1"], start["C1"])
-        assert np.all(np.any(found["C2"] != start["C2"], axis=1))
-
-
-@pytest.mark.parametrize("optimizer", [optimizers.SGD(weight_decay=0.1), optimizers.Ftrl()])
-def test_an_optimizer_that_changes_rows_without_a_gradient_is_refused(
-    trained: tuple[Dataset, Path], tmp_path: Path, optimizer: Any
-) -> None:
-    build = embedps.Recommender(build=lambda: Stopped(optimizer))
-    with pytest.raises(UsageError, match=r"table 'C1' gets no gradient: .* would change them"):
+    build = embedps.Recommender(build=partial(Stopped, optimizer, shares=True))
+    with pytest.raises(UsageError, match=r"'C1' gets no gradient: .* would change rows that only"):
         make_trainer(trained[0], tmp_path / "m", recommender=build)

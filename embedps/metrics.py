@@ -129,7 +129,7 @@ def click_scores(sums: tf.Tensor, histograms: tf.Tensor) -> dict[str, tf.Tensor]
 
     Returns:
       Float64 scalars.
-      auc: area under the ROC curve.
+      auc: area under the ROC curve; not defined if a logit is not a number.
       logloss: mean log loss, in nats.
       normalized_entropy: log loss over the entropy of the base rate (He et al. 2014); lower is
         better, and below 1 is better than predicting the base rate.
@@ -141,7 +141,7 @@ def click_scores(sums: tf.Tensor, histograms: tf.Tensor) -> dict[str, tf.Tensor]
     logloss = loss / examples
     nan = tf.constant(float("nan"), tf.float64)
     return {
-        "auc": histogram_auc(histograms),
+        "auc": tf.where(tf.math.is_nan(loss), nan, histogram_auc(histograms)),
         "logloss": logloss,
         "normalized_entropy": logloss / entropy,
         "calibration": tf.where(positives > 0, predicted / positives, nan),
@@ -201,7 +201,13 @@ class Metrics:
             f"{_LABELS.get(name, name)} {value:.{digits.get(name, 5)}f}"
             for name, value in self.values.items()
         ]
-        return ", ".join([*parts, f"{self.examples:,} examples"])
+        line = ", ".join([*parts, f"{self.examples:,} examples"])
+        return line + " (some have a loss that is not a number)" * self._loses_numbers
+
+    @property
+    def _loses_numbers(self) -> bool:
+        counted = self.examples and not {"loss", "logloss"}.isdisjoint(self.values)
+        return bool(counted) and not np.isfinite(self.loss)
 
     def brief(self) -> str:
         """Formats the loss and the first scores, for a line of progress."""

@@ -173,12 +173,16 @@ def test_auc_and_entropy_are_not_defined_with_one_label_only(label):
     assert math.isnan(found.calibration) == (label == 0)
 
 
-def test_nan_logit_is_seen_in_the_loss_and_counted_once():
+def test_nan_logit_is_seen_in_the_scores_and_counted_once():
     labels, logits = planted(1.0, num=100)
     logits[3] = np.nan
     counts = count(tf.constant(labels), tf.constant(logits))
     assert math.isnan(float(counts.sums[2]))
     assert int(tf.reduce_sum(counts.histograms)) == 100
+    found = accumulate(labels, logits)
+    assert all(math.isnan(found.get(n)) for n in ("auc", "logloss", "normalized_entropy"))
+    assert found.describe().endswith("100 examples (some have a loss that is not a number)")
+    assert accumulate(*planted(1.0, num=100)).describe().endswith("100 examples")
 
 
 @pytest.mark.parametrize("logit", [np.inf, -np.inf, 3e38, -3e38])

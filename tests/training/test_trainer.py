@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import functools
 import itertools
 import os
 import signal
@@ -16,7 +15,6 @@ import pyarrow as pa
 import pytest
 import tensorflow as tf
 
-import embedps
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.dense import read_dense
 from embedps.checkpoint.tools.verify import verify

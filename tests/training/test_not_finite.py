@@ -62,7 +62,7 @@ def content_of(model_dir: Path) -> tuple[list, dict[str, bytes], dict]:
 
 
 def commit_not_finite(model_dir: Path) -> None:
-    """Commits a checkpoint of a network of NaN, as versions before 0.9 did."""
+    """Commits a checkpoint of a network of NaN, as earlier versions did."""
     directory, manifest = CheckpointDirectory(model_dir), latest(model_dir)
     assert manifest.dense is not None
     number = directory.next_number()

@@ -1,0 +1,46 @@
+"""Records of any format the schema reads, with the columns of their path, as features."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.orc as orc
+import pyarrow.parquet as pq
+import pytest
+
+from embedps.errors import UsageError
+from pipelines.ingestion.raw_records import RawReader
+from pipelines.ingestion.table_schema import Table
+from pipelines.ingestion.text_values import fingerprint
+from pipelines.ingestion.transforms import Transforms
+
+COLUMNS = [
+    {"name": "y", "as": "label"},
+    {"name": "user", "as": "categorical", "type": "integer"},
+    {"name": "city", "as": "categorical", "type": "string"},
+]
+WRITE = {"parquet": pq.write_table, "orc": orc.write_table, "csv": csv.write_csv}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "orc", "csv"])
+def test_a_file_and_its_path_are_read_in_batches(tmp_path: Path, kind: str):
+    path = tmp_path / "city=a%20b" / "part-0"
+    path.parent.mkdir()
+    WRITE[kind](pa.table({"user": [7, 8, 9]}), path)
+    transforms = Transforms(table=Table.parse({"format": kind, "column": COLUMNS}))
+    reader = RawReader(transforms, ["user", "city"], ["city"], batch_rows=2)
+    records = list(reader.read(path))
+    rows = [row for each in records for row in each.features.to_pylist()]
+    assert rows == [{"user": user, "city": fingerprint("a b")} for user in (7, 8, 9)]
+    assert [text for each in records for text in each.kept["city"].to_pylist()] == ["a b"] * 3
+    assert all(each.readable.all() and not each.reasons for each in records)
+    assert [len(each.readable) for each in records] == [2, 1]
+
+
+def test_a_column_that_neither_file_nor_path_has_is_named(tmp_path: Path):
+    pq.write_table(pa.table({"user": [7]}), tmp_path / "a")
+    transforms = Transforms(table=Table.parse({"format": "parquet", "column": COLUMNS}))
+    with pytest.raises(UsageError, match="must have column 'city', it has user"):
+        list(RawReader(transforms, ["user", "city"], [], batch_rows=2).read(tmp_path / "a"))

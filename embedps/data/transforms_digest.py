@@ -103,7 +103,7 @@ def difference(found: str, wanted: str, *, made_of: str) -> str:
         return ""
     return (
         f"its values are of transforms {found}, they must be of {wanted}: a number or an id would "
-        "mean something else; make it again with pipelines.ingest --transforms-of "
+        "mean something else; make it again with embedps.pipelines.ingest --transforms-of "
         f"{made_of}"
     )
 
@@ -112,8 +112,8 @@ def no_digest(learned: Sequence[str]) -> str:
     """Says, after a file's name, that nobody can tell of which transforms its values are."""
     return (
         f"has no digest of transforms: {', '.join(learned[:3])}{', …' if learned[3:] else ''} must "
-        "be made with what the dataset's transforms learned, by pipelines.ingest --transforms-of "
-        "or pipelines.transforms (further files without one are not named)"
+        "be made with what the dataset's transforms learned, by embedps.pipelines.ingest "
+        "--transforms-of or embedps.pipelines.transforms (further files without one are not named)"
     )
 
 

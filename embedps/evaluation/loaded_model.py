@@ -278,5 +278,5 @@ def _check_whole(table: pa.Table, name: str) -> None:
 def _wrong_type(name: str, wanted: str, kind: pa.DataType) -> UsageError:
     return UsageError(
         f"column {name!r} must have {wanted} but has {kind}: make features of raw records by "
-        "pipelines.transforms.Transforms"
+        "embedps.pipelines.transforms.Transforms"
     )

@@ -62,7 +62,7 @@ def as_ids(feature: FeatureSpec, value: Any, padding_id: int | None) -> tuple[Id
         raise mistake(
             f"feature {name!r} must have integer ids but got texts: use tf.keras.layers.Hashing, "
             "StringLookup or tf.strings.to_hash_bucket_fast before embedps.Embeddings, or write "
-            "the data by pipelines.ingest, which makes ids of texts"
+            "the data by embedps.pipelines.ingest, which makes ids of texts"
         )
     if not dtype.is_integer or dtype == tf.uint64 or dtype.is_quantized:
         raise mistake(

@@ -408,7 +408,7 @@ def _check_kinds(recommender: Any, dataset: Any, config: Any) -> None:
     if not isinstance(dataset, Dataset):
         raise UsageError(
             f"Trainer's dataset must be an embedps.Dataset but got {_kind(dataset)}: write its "
-            "rows to files, make a dataset of them by pipelines.ingest and open it by "
+            "rows to files, make a dataset of them by embedps.pipelines.ingest and open it by "
             "embedps.Dataset.open, or train by the model's fit"
         )
     if not isinstance(config, TrainConfig):

@@ -114,6 +114,16 @@ class Embeddings(tf.keras.layers.Layer):
         states = [] if self.table_state is None else [self.table_state]
         return [*([] if self.trainable else self._anchors()), *states]
 
+    def count_params(self) -> int:
+        """Counts the numbers in the rows that the tables have now, for `model.summary()`.
+
+        Keras adds up the totals below it from the other layers' variables alone.
+        """
+        if self.is_served or self._own is None:
+            return 0
+        rows = self._own.collection.stats().rows
+        return sum(rows[table.name] * table.dim for table in self._own.collection.tables)
+
     def _anchors(self) -> list[tf.Variable]:
         is_used = self.built and not self.is_served and not tf.distribute.has_strategy()
         return [self.own.anchor] if is_used else []

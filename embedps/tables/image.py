@@ -12,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from embedps.constants import admission_file_name, shard_file_name
-from embedps.errors import CorruptCheckpointError
+from embedps.errors import CorruptCheckpointError, UsageError
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.row_files import ShardFile, StoredFile
 from embedps.tables.stored_tables import check_tables
 
 Image = npt.NDArray[np.uint8]
 
+_CGROUP = Path("/sys/fs/cgroup")
 _MAGIC = b"EMBEDPS1"
 _HEAD = len(_MAGIC) + 8  # then the length of the JSON that describes the files behind it
 
@@ -34,6 +35,7 @@ def read_image(collection: EmbeddingCollection, *, step: int) -> Image:
 
     Raises:
       CheckpointError: the temporary folder has no room.
+      UsageError: the memory that is free has no room.
     """
     collection.hold_sweeps(True)
     try:
@@ -47,8 +49,13 @@ def read_image(collection: EmbeddingCollection, *, step: int) -> Image:
                     "files": [_describe(file, written) for file in files],
                 }
             ).encode()
-            sizes = [_HEAD, len(text), *(file.bytes for file in files)]
-            image = np.empty(sum(sizes), np.uint8)
+            size = sum([_HEAD, len(text), *(file.bytes for file in files)])
+            if size > (free := _free_memory()):
+                raise UsageError(
+                    f"a copy of the embedding tables needs {size:,} bytes of memory, of which "
+                    f"{free:,} are free: keep copies in files, by embedps.SaveCheckpoints"
+                )
+            image = np.empty(size, np.uint8)
             head = _MAGIC + len(text).to_bytes(8, "little") + text
             image[: len(head)] = np.frombuffer(head, np.uint8)
             at = len(head)
@@ -89,6 +96,17 @@ def write_image(collection: EmbeddingCollection, image: Image) -> int:
         if found[True]:
             collection.files.load_admission(found[True])
     return int(described["step"])
+
+
+def _free_memory() -> int:
+    """Reads how many bytes this process may still take of the machine, and of its cgroup."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    try:
+        limit = int((_CGROUP / "memory.max").read_text())
+        return min(free, limit - int((_CGROUP / "memory.current").read_text()))
+    except (OSError, ValueError):  # it has no limit
+        return free
 
 
 def _describe(file: ShardFile, rows: Sequence[ShardFile]) -> dict[str, Any]:

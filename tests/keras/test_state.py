@@ -12,6 +12,7 @@ import tensorflow as tf
 import embedps
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.errors import CorruptCheckpointError, DimMismatchError, UsageError
+from embedps.tables import image
 
 NAMES = ("a", "b")
 
@@ -190,16 +191,44 @@ def test_a_saved_model_of_tensorflow_is_refused(
 def test_others_states_are_refused(data: tf.data.Dataset) -> None:
     model = trained(data)
     state = model.get_layer("emb").table_state
-    image = state.numpy()
+    saved = state.numpy()
     with pytest.raises(DimMismatchError, match="dim 8, the checkpoint has 4"):
-        build(8).get_layer("emb").table_state.assign(image)
-    for wrong in (image[:-1], image[1:], np.arange(40)):
+        build(8).get_layer("emb").table_state.assign(saved)
+    for wrong in (saved[:-1], saved[1:], np.arange(40)):
         with pytest.raises(CorruptCheckpointError, match="rows of embedding tables must be as"):
             state.assign(wrong)
-    damaged = image.copy()
+    damaged = saved.copy()
     damaged[-100] ^= 1
     with pytest.raises(CorruptCheckpointError, match="xxh3_64"):
         state.assign(damaged)
+
+
+def test_a_copy_that_memory_has_no_room_for_is_refused(
+    data: tf.data.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = trained(data)
+    size = model.get_layer("emb").table_state.numpy().size
+    (tmp_path / "memory.max").write_text(f"{10**6 + size - 1}\n")
+    (tmp_path / "memory.current").write_text(f"{10**6}\n")
+    monkeypatch.setattr(image, "_CGROUP", tmp_path)
+    with pytest.raises(
+        UsageError, match=f"needs {size:,} bytes of memory, of which {size - 1:,} are"
+    ):
+        model.get_weights()
+    (tmp_path / "memory.max").write_text("max\n")
+    assert model.get_weights()
+
+
+def test_summary_counts_the_rows_of_now(data: tf.data.Dataset) -> None:
+    models = build(), trained(data)
+    lines: list[str] = []
+    for model in models:
+        model.summary(print_fn=lines.append)
+    print("\n".join(lines))
+    counts = [int(each.split()[-2]) for each in lines if each.strip().startswith("emb (")]
+    own = models[1].get_layer("emb").own.collection
+    assert counts == [0, sum(n * 4 for n in own.stats().rows.values())]
+    assert counts[1] > 0
 
 
 def test_a_frozen_layer_has_as_many_weights(data: tf.data.Dataset) -> None:

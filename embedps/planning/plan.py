@@ -23,7 +23,7 @@ from embedps.planning.row_limits import HeldRows, hold_rows
 from embedps.planning.speed import Machines, MeasuredStep
 from embedps.planning.step_traffic import ServerStep, place_variables, predict
 from embedps.planning.sync_modes import ModePlan, calls_of, plan_modes, speed_of
-from embedps.run.cluster_config import SyncMode
+from embedps.run.cluster_config import ClusterConfig, SyncMode
 from embedps.run.config import TrainConfig
 from embedps.tables.byte_limits import ServerLimit, evicted_bytes
 from embedps.tables.groups import TableGroup, group_tables
@@ -182,7 +182,7 @@ def make_plan(
     per_step = steps.num_rows / max(steps.num_steps, 1)
     cluster = config.cluster
     workers, local = _plan_workers(
-        servers, fits, measured, asked, examples, per_step, sync=cluster.sync
+        servers, fits, measured, asked, examples, per_step, cluster=cluster
     )
     return Plan(
         examples=examples,
@@ -391,14 +391,14 @@ def _plan_workers(
     examples: int,
     per_step: float,
     *,
-    sync: SyncMode,
+    cluster: ClusterConfig,
 ) -> tuple[list[WorkersPlan], dict[str, float]]:
     """Predicts speeds on machines of their own, and on this one."""
     if not measured:
         return [], {}
-    cluster = measured[-1]
+    step = measured[-1]
     machines = Machines(
-        cores=asked.cores or cluster.cores, link_bytes_per_sec=asked.link_gbits / 8 * 1e9
+        cores=asked.cores or step.cores, link_bytes_per_sec=asked.link_gbits / 8 * 1e9
     )
     plans = []
     for num_workers in WORKERS:
@@ -407,14 +407,15 @@ def _plan_workers(
             if of.num_ps not in fits:
                 continue
             found = speed.predict_speed(
-                cluster,
+                step,
                 machines,
                 num_workers=num_workers,
                 num_ps=of.num_ps,
                 worker_bytes=max(sum(of.bytes_in), sum(of.bytes_out)),
                 server_bytes=max(*of.bytes_in, *of.bytes_out),
+                staleness_bound=cluster.staleness_bound(num_workers),
             )
-            rate = found.steps_per_sec * per_step * speed_of(sync, num_workers)
+            rate = found.steps_per_sec * per_step * speed_of(cluster.sync, num_workers)
             if best is None or rate > best.examples_per_sec * 1.001:
                 best = WorkersPlan(
                     num_workers=num_workers,
@@ -423,7 +424,7 @@ def _plan_workers(
                     epoch_secs=examples / rate,
                     limit=found.limit,
                 )
-            if found.limit == "workers":
+            if found.limit in ("workers", "staleness"):
                 break
         plans += [best] if best is not None else []
     local = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import os
 import tempfile
 import time
@@ -89,6 +90,7 @@ def predict_speed(
     num_ps: int,
     worker_bytes: float,
     server_bytes: float,
+    staleness_bound: int | None = None,
 ) -> Speed:
     """Predicts the speed of a cluster of which each task has a machine of its own.
 
@@ -102,10 +104,13 @@ def predict_speed(
       num_ps: of the cluster.
       worker_bytes: per step, the larger of a worker's bytes in and out.
       server_bytes: per step of one worker, the larger of the fullest server's bytes in and out.
+      staleness_bound: the most updates of others that a step may meet: one more worker than that
+        may be in a step at a time.
     """
     alone = step.secs + worker_bytes / machines.link_bytes_per_sec
     limits = {
         "workers": num_workers / alone,
+        "staleness": math.inf if staleness_bound is None else (staleness_bound + 1) / alone,
         "servers": num_ps * machines.cores / max(step.server_cpu_secs, 1e-9),
         "links": machines.link_bytes_per_sec / server_bytes,
     }

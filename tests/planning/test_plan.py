@@ -23,10 +23,10 @@ from embedps.errors import UsageError
 from embedps.planning.plan import Plan, WorkersPlan, make_plan
 from embedps.planning.plan_config import PlanConfig
 from embedps.planning.plan_tables import print_plan
-from embedps.planning.speed import MeasuredStep, unit_arguments
+from embedps.planning.speed import Machines, MeasuredStep, predict_speed, unit_arguments
 from embedps.planning.step_traffic import place_variables
 from embedps.planning.sync_modes import SPEEDS, ModePlan, calls_of, plan_modes, speed_of
-from embedps.run.cluster_config import ClusterConfig
+from embedps.run.cluster_config import NO_BOUND, ClusterConfig
 from embedps.run.config import TrainConfig
 from embedps.scheduling.gang_scheduler import GangScheduler
 from embedps.tables import SizeLimit, TableSpec
@@ -334,3 +334,31 @@ def test_each_variable_is_placed_where_the_least_is():
 
 if __name__ == "__main__":
     check_cluster(Path(sys.argv[1]))
+
+
+@pytest.mark.parametrize(("asked", "of_16"), [(None, 4), (NO_BOUND, 16), (7, 8)])
+def test_a_bound_of_staleness_limits_the_workers_in_a_step(asked: int | None, of_16: int):
+    step = MeasuredStep(
+        num_ps=1,
+        num_workers=2,
+        cores=2,
+        examples=1,
+        secs=0.5,
+        steps_per_sec=4.0,
+        worker_cpu_secs=0.4,
+        server_cpu_secs=1e-6,
+        base_bytes=0,
+    )
+    cluster = ClusterConfig(max_staleness_steps=asked)
+    for num_workers, in_step in ((4, 4), (16, of_16)):
+        found = predict_speed(
+            step,
+            Machines(cores=2, link_bytes_per_sec=1e12),
+            num_workers=num_workers,
+            num_ps=1,
+            worker_bytes=0.0,
+            server_bytes=1.0,
+            staleness_bound=cluster.staleness_bound(num_workers),
+        )
+        assert found.steps_per_sec == in_step / 0.5
+        assert found.limit == ("workers" if in_step == num_workers else "staleness")

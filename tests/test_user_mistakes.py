@@ -19,7 +19,9 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.console import command_line
 from embedps.data.dataset import Dataset
 from embedps.errors import DimMismatchError
+from embedps.evaluation.loaded_model import load
 from embedps.run.run_config import RunConfig
+from embedps.serving.export_model import export_model
 from models import fm
 from tests.builders import (
     ROOT,
@@ -499,5 +501,11 @@ def test_another_dim_is_told_as_the_user_gave_it(tmp_path, dataset):
     first, second = (fm.make(fm.Config(embedding_dim=dim), dataset) for dim in (3, 5))
     make_trainer(dataset, tmp_path, recommender=first).fit()
     # A row of this model has a weight besides.
-    with pytest.raises(DimMismatchError, match=r"'C1' has embedding_dim 5, the .* has 3: "):
+    told = pytest.raises(DimMismatchError, match=r"'C1' has embedding_dim 5, the .* has 3: ")
+    with told:
         make_trainer(dataset, tmp_path, recommender=second)
+    with told:
+        load(tmp_path, data=dataset.directory, recommender=second)
+    directory = CheckpointDirectory(tmp_path)
+    with told:
+        export_model(second, dataset, directory, tmp_path / "x", directory.numbers()[-1], top_k=1)

@@ -134,6 +134,12 @@ class StepModel:
         return lambda number, rate: rate * tf.cast(schedule(number), tf.float32)
 
     @property
+    def embedding_dim(self) -> int | None:
+        """What the model's config calls so, if it does: its rows may have more floats."""
+        declared = getattr(self.recommender.config, "embedding_dim", None)
+        return declared if isinstance(declared, int) else None
+
+    @property
     def rows_learn(self) -> bool:
         """Whether training makes rows and updates them: not if Keras' `trainable` is false."""
         return bool(self.model.trainable and self.embeddings.trainable)

@@ -94,7 +94,8 @@ class RestoredModel:
 
     def _apply(self, advance: Advance) -> int:
         manifest = advance.manifest
-        check_tables(manifest, self._collection.tables)
+        tables, dim = self._collection.tables, self._model.embedding_dim
+        check_tables(manifest, tables, embedding_dim=dim)
         check_signature(manifest, self._signature)
         self._directory.check_present(manifest)
         self._applied = None

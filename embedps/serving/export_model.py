@@ -108,7 +108,7 @@ def export_model(
             )
         tf.keras.utils.set_random_seed(seed)
         model = StepModel(recommender, dataset)
-        check_tables(manifest, _tables_in_use(model))
+        check_tables(manifest, _tables_in_use(model), embedding_dim=model.embedding_dim)
         check_signature(manifest, signature_of(model))
         directory.check_content(manifest, manifest.files)
         stock = StockModel(model, transforms, unknown_query=unknown_query)

@@ -196,10 +196,7 @@ def set_up(
     examples_before = ledger.rows_done()
     changes: list[str] = []
     if last is not None:
-        declared = getattr(recommender.config, "embedding_dim", None)
-        check_tables(
-            last, collection.tables, embedding_dim=declared if isinstance(declared, int) else None
-        )
+        check_tables(last, collection.tables, embedding_dim=model.embedding_dim)
         changes = [*eviction_changes(last, collection), *dtype_changes(last, collection)]
         check_signature(last, signature)
         check_optimizer(last, directory, kind, model)

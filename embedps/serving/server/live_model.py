@@ -209,7 +209,8 @@ class LiveModel(LoadedModel):
           DimMismatchError: the checkpoint is of another model.
         """
         manifest, directory = advance.manifest, self._directory
-        check_tables(manifest, self._collection.tables)
+        tables, dim = self._collection.tables, self._model.embedding_dim
+        check_tables(manifest, tables, embedding_dim=dim)
         check_signature(manifest, self._signature)
         if manifest.dense is not None:
             directory.check_content(manifest, (manifest.dense,))

@@ -204,17 +204,22 @@ class Embeddings(tf.keras.layers.Layer):
         """Makes the masks of features with a max_length, which Keras gives to the next layers.
 
         Returns:
-          By feature among the inputs bool [batch, max_length], or [batch, length] of a dense list
-          with a padding id; None if its rows have no padding. None if no feature's rows have.
+          By feature among the inputs, and by its `rate_as`, bool [batch, max_length], or [batch,
+          length] of a dense list with a padding id; None if its rows have no padding. None if no
+          feature's rows have.
         """
-        given = [f for f in self.features if f.name in inputs and f.keeps_rows]
-        masks: dict[str, Any] = {f.name: None for f in self.features if f.name in inputs}
-        for f in given:
-            ids, padded = as_ids(f, inputs[f.name], self._padding_id)
-            if f.max_length is not None:
-                masks[f.name] = activations.mask(f, ids)
-            elif padded is not None and self._padding_id is not None:
-                masks[f.name] = padded.has_id
+        masks: dict[str, Any] = {}  # of each output: Keras pairs them in the order of their names
+        for f in self.features:
+            if f.name not in inputs:
+                continue
+            has_id = None
+            if f.keeps_rows:
+                ids, padded = as_ids(f, inputs[f.name], self._padding_id)
+                if f.max_length is not None:
+                    has_id = activations.mask(f, ids)
+                elif padded is not None and self._padding_id is not None:
+                    has_id = padded.has_id
+            masks |= {name: has_id for name in (f.name, f.rate_as) if name is not None}
         return None if all(mask is None for mask in masks.values()) else masks
 
     @contextmanager

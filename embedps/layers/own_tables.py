@@ -228,7 +228,7 @@ class OwnTables:
             tf.nest.pack_sequence_as(found.rows, list(gradients)),
             learning_rate=tf.cast(rate, tf.float32),
             step=step,
-            features=token.differentiated.get(graph, ()),
+            features=token.differentiated.get(graph),
         )
         # Elsewhere each operation with an effect runs. (And in the body of a loop, TensorFlow 2.21
         # drops updates that a gradient explicitly depends on: tests/layers/test_embeddings.py.)

@@ -76,6 +76,15 @@ def test_dense_lists_keep_their_places() -> None:
 
 
 @pytest.mark.parametrize("max_length", [None, 4])
+@pytest.mark.parametrize("rate", ["rate", "zrate"])  # before and after x, as Keras pairs masks
+def test_a_mask_is_that_of_its_output(rate: str, max_length: int | None) -> None:
+    made = layer(ragged=True, combiner="none", rate_as=rate, max_length=max_length)
+    for output in made({"x": tf.constant(PADDED)}).values():
+        ids = PADDED != 0 if max_length is None else [[1, 1, 0, 0], [0] * 4, [1, 1, 1, 0]]
+        np.testing.assert_array_equal(output._keras_mask, ids)
+
+
+@pytest.mark.parametrize("max_length", [None, 4])
 def test_a_functional_gru_of_padded_lists_is_that_of_ragged_lists(max_length: int | None) -> None:
     def build(**options: Any) -> tf.keras.Model:
         tf.keras.utils.set_random_seed(3)
@@ -116,6 +125,7 @@ def test_columns_of_one_id_train() -> None:
         ({}, {"shape": (5,), "dtype": tf.int64}, r"or \[batch, 1\], but got \[None, 5\]: declare"),
         ({}, {"shape": (), "dtype": tf.string}, "must have integer ids but got texts: use tf.ker"),
         ({}, {"shape": (), "dtype": tf.float32}, "63 bits but got float32: tf.cast"),
+        ({}, {"shape": (), "dtype": tf.bool}, "63 bits but got bool: tf.cast"),
         ({}, {"shape": (3,), "dtype": tf.int64, "sparse": True}, "but got SparseTensor"),
         (
             {"ragged": True},

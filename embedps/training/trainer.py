@@ -78,6 +78,7 @@ class Trainer:
           UsageError: there is no such model, or it has another Config.
           DatasetError: the dataset cannot be read.
         """
+        _check_config(config)
         made = find_model(config.model or DEFAULT_MODEL).Config
         if model_config is None:
             model_config = made()
@@ -411,8 +412,15 @@ def _check_kinds(recommender: Any, dataset: Any, config: Any) -> None:
             "rows to files, make a dataset of them by embedps.pipelines.ingest and open it by "
             "embedps.Dataset.open, or train by the model's fit"
         )
+    _check_config(config)
+
+
+def _check_config(config: Any) -> None:
     if not isinstance(config, TrainConfig):
-        raise UsageError(f"Trainer's config must be an embedps.TrainConfig but got {_kind(config)}")
+        raise UsageError(
+            f"Trainer's config must be an embedps.TrainConfig but got {_kind(config)}: write "
+            "embedps.TrainConfig(data=..., model_dir=...)"
+        )
 
 
 def _kind(value: Any) -> str:

@@ -28,6 +28,7 @@ from tests.builders import (
     SumNetwork,
     make_config,
     make_dlrm,
+    make_listed,
     make_mixed,
     write_dataset,
 )
@@ -347,6 +348,7 @@ def test_command_says_that_there_is_nothing_to_score(tmp_path, unscored):
     [
         ({"dataset": tf.data.Dataset.range(3)}, "must be an embedps.Dataset but got a tensorflow"),
         ({"dataset": pd.DataFrame({"a": [1]})}, "must be an embedps.Dataset but got a pandas Data"),
+        ({"dataset": Path("data")}, "must be an embedps.Dataset but got a pathlib PosixPath"),
         ({"recommender": tf.keras.Sequential()}, "must be an embedps.Recommender but got a tf_k"),
     ],
 )
@@ -355,6 +357,19 @@ def test_arguments_of_other_types_are_named(wrong: dict[str, Any], message: str)
     with pytest.raises(UsageError, match=message) as refused:
         embedps.Trainer(**{**given, "dataset": None, "config": None, **wrong})
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("config", [None, {"batch_size": 64}, "model-dir"])
+def test_a_config_of_another_type_is_named(config: Any) -> None:
+    empty = make_listed([])
+    build = embedps.Recommender(build=tf.keras.Sequential)
+    for make in (
+        lambda: embedps.Trainer(build, empty, config),
+        lambda: embedps.Trainer.from_config(config),
+    ):
+        with pytest.raises(UsageError, match=r"config must be an embedps.TrainConfig but") as e:
+            make()
+        assert "\n" not in str(e.value)
 
 
 def test_a_recommender_takes_a_function_not_a_model() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _HINT = 'double a quote within a field, or declare quote = "" if quotes are plain characters'
+_MOST_QUOTED = 256  # fields of a wrong record that are followed: no file chooses how long it takes
 RETURN_REASON = "must have no carriage return within"
 
 
@@ -110,24 +111,28 @@ class RecordFinder:
         lines = np.concatenate([[0], np.flatnonzero(is_end) + 1])[:-1]
         return Records(ends=breaks[is_end] + 1, lines=lines, reasons={})
 
-    def _end_of_bad(self, data: bytes, at: int) -> int | None:
-        """Returns where a record ends whose quote at `at` is wrong; None if a quote stays open.
+    def _end_of_bad(self, data: bytes, at: int) -> tuple[int, bool]:
+        """Returns where a record ends whose quote at `at` is wrong, and whether a quote stays open.
 
         Text after a closing quote belongs to its field, as in Python's csv and pandas, so that the
         lines within stay one record. A closing quote that rather opens a field (it follows a
         delimiter or a line break) shows that the one before never closed: its line ends there.
         """
         borders = (self._delimiter, ord("\n"))
-        while opened := self._open.match(data, at):
+        first = at
+        for _ in range(_MOST_QUOTED):
+            opened = self._open.match(data, at)
+            if opened is None:
+                return at + 1, False
             close = opened.end()
             if close == len(data):
-                return None
+                return data.index(b"\n", at) + 1, True
             is_opening = close - 1 > at and data[close - 1] in borders
             if is_opening and not self._border.match(data, close + 1):
-                return data.index(b"\n", at) + 1
+                return data.index(b"\n", at) + 1, False
             rest = self._unquoted.match(data, close + 1)
             at = rest.end() if rest else close + 1
-        return at + 1
+        return data.index(b"\n", first) + 1, False
 
     def _find_each(self, data: bytes, limit: int | None) -> Records:
         last: list[int] = []  # the line on which each record ends
@@ -148,10 +153,9 @@ class RecordFinder:
                 opened = self._open.match(data, fields.end() if fields else start)
                 if opened is None:
                     raise AssertionError("a record that does not match has a quote that opens")
-                after_bad = self._end_of_bad(data, opened.start())
-                if after_bad is None and limit is not None and len(data) - start <= limit:
+                end, is_open = self._end_of_bad(data, opened.start())
+                if is_open and limit is not None and len(data) - start <= limit:
                     break
-                end = after_bad or data.index(b"\n", opened.start()) + 1
                 reasons[len(last)] = (
                     f"the quote at byte {opened.start() - start} must be closed before a delimiter "
                     f"or a line's end: {_HINT}"

@@ -104,8 +104,8 @@ def _print_example(options: Any) -> int:
         raise UsageError("--example-request is of one model: give one --model-dir")
     where = options.model_dir[0]
     from embedps.evaluation.loaded_model import load
+    from embedps.serving.server.json_bodies import body_of
     from embedps.serving.server.live_model import sample_records
-    from embedps.serving.server.rest_server import body_of
 
     run = _Run(where, options)
     model = load(where, number=options.number, data=options.data, model=options.model)

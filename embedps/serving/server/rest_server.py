@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import base64
-import contextlib
 import json
-import math
 import re
 import ssl
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import numpy as np
-import pyarrow as pa
-import tensorflow as tf
-from google.protobuf import json_format
-
 from embedps.errors import UsageError
-from embedps.serving.inputs import lengths_name, tensor_name
-from embedps.serving.server.batcher import Answer
+from embedps.serving.server.json_bodies import (
+    columns_of,
+    json_bytes,
+    message_json,
+    outputs_of,
+    predictions_of,
+    rows_of,
+    status_json,
+)
 from embedps.serving.server.metrics import CONTENT_TYPE
 from embedps.serving.server.model_api import ModelApi
 from embedps.serving.server.request_error import RequestError, invalid, no_labels
-from embedps.serving.server.requests import MAX_LIST_VALUES, MAX_ROWS, Format
-from embedps.serving.server.tensor_values import Array
 
 MAX_BODY_BYTES = 64 << 20
 _MAX_CONNECTIONS = 256  # each has a thread
@@ -45,7 +42,6 @@ _STATUS = {
 _MODEL = re.compile(
     r"/v1/models/([^/:]+)(?:/versions/(\d{1,18})|/labels/([^/:]+))?(:predict|/metadata)?"
 )
-_DIGITS = re.compile(r"-?[0-9]{1,20}")
 _METRICS = ("/metrics", "/monitoring/prometheus/metrics")
 
 
@@ -159,7 +155,7 @@ class _Handler(BaseHTTPRequestHandler):
             with self.api.counting("rest"):
                 body, headers = answer(urlsplit(self.path).path)
         except RequestError as error:
-            code, body = _STATUS[error.code], _json({"error": str(error)})
+            code, body = _STATUS[error.code], json_bytes({"error": str(error)})
         if code >= 400:
             self.close_connection = True  # a body may be unread
         self.send_response(code)
@@ -182,15 +178,15 @@ class _Handler(BaseHTTPRequestHandler):
         name, version, action = _parts(path)
         if action == "/metadata":
             number, signatures = self.api.metadata(name, version)
-            return _json(
+            return json_bytes(
                 {
                     "model_spec": {"name": name, "signature_name": "", "version": str(number)},
-                    "metadata": {"signature_def": _as_dict(signatures)},
+                    "metadata": {"signature_def": message_json(signatures)},
                 }
             ), {}
         if action:
             raise RequestError("UNIMPLEMENTED", f"{action[1:]} must be a POST")
-        return _json(_status(self.api.status(name, version))), {}
+        return json_bytes(status_json(self.api.status(name, version))), {}
 
     def _post(self, path: str) -> _Answered:
         self.api.check_token(self.headers.get("authorization"))
@@ -205,15 +201,17 @@ class _Handler(BaseHTTPRequestHandler):
                 '"signature_name"'
             )
         by_row = kinds[0] == "instances"
-        read = _of_rows if by_row else _of_columns
+        read = rows_of if by_row else columns_of
         answer = self.api.predict(
             name,
             lambda form: form.request(read(given[kinds[0]], form)),
             version=version,
             signature=given.get("signature_name", ""),
         )
-        body = {"predictions": _rows(answer)} if by_row else {"outputs": _columns(answer)}
-        return _json(body), {"Embedps-Manifest": str(answer.number)}
+        body = (
+            {"predictions": predictions_of(answer)} if by_row else {"outputs": outputs_of(answer)}
+        )
+        return json_bytes(body), {"Embedps-Manifest": str(answer.number)}
 
     def _body(self) -> dict[str, Any]:
         length = self.headers.get("Content-Length", "")
@@ -228,18 +226,6 @@ class _Handler(BaseHTTPRequestHandler):
         return given
 
 
-def body_of(records: pa.Table) -> str:
-    """Makes the body of a request for records, by row; a missing number is null."""
-    rows = [
-        {
-            tensor_name(name): None if isinstance(x, float) and math.isnan(x) else x
-            for name, x in row.items()
-        }
-        for row in records.to_pylist()
-    ]
-    return json.dumps({"instances": rows})
-
-
 def _parts(path: str) -> tuple[str, int | None, str]:
     """Gives the model's name, the version and the action of a path."""
     found = _MODEL.fullmatch(path)
@@ -251,149 +237,3 @@ def _parts(path: str) -> tuple[str, int | None, str]:
     if label is not None:
         raise no_labels(unquote(label))
     return unquote(name), None if version is None else int(version), action or ""
-
-
-def _of_columns(given: Any, form: Format) -> dict[str, Array]:
-    if len(form.specs) == 1 and not isinstance(given, dict):
-        given = dict.fromkeys(form.specs, given)
-    if not isinstance(given, dict):
-        raise invalid('"inputs" must be an object with a list per tensor')
-    form.check_names(given.keys())
-    return {name: _array(name, values, form) for name, values in given.items()}
-
-
-def _of_rows(given: Any, form: Format) -> dict[str, Array]:
-    if not isinstance(given, list):
-        raise invalid('"instances" must be a list')
-    if len(form.specs) == 1:  # then each may be the value itself
-        (only,) = form.specs
-        given = [row if isinstance(row, dict) and only in row else {only: row} for row in given]
-    if not all(isinstance(row, dict) for row in given):
-        raise invalid('"instances" must be a list of objects with a value per column')
-    names = given[0].keys() if given else form.specs.keys() - map(lengths_name, form.lists)
-    for place, row in enumerate(given):
-        if row.keys() != names:
-            raise invalid(f"each instance must have the columns of the first; {place} has not")
-    lists = {tensor_name(column): lengths_name(column) for column in form.lists}
-    form.check_names(names | {lists[name] for name in names if name in lists})
-    arrays = {}
-    for name in names:
-        values = [row[name] for row in given]
-        if name in lists:
-            if not all(isinstance(value, list) for value in values):
-                raise invalid(f"{name!r} must be a list in each instance")
-            arrays[lists[name]] = np.array([len(value) for value in values], np.int64)
-            values = [item for value in values for item in value]
-        arrays[name] = _array(name, values, form)
-    return arrays
-
-
-def _array(name: str, values: Any, form: Format) -> Array:
-    """Makes a vector of JSON's values; of numbers, null is a missing one."""
-    spec = form.specs[name]
-    if not isinstance(values, list):
-        raise invalid(f"{name!r} must be a list")
-    most = MAX_LIST_VALUES if name in form.list_values else MAX_ROWS
-    if len(values) > most:
-        raise invalid(f"{name!r} must have at most {most} values but has {len(values)}")
-    if spec.dtype == tf.string:
-        texts = [_bytes(name, value, form.missing.get(name)) for value in values]
-        return np.array(texts, object)
-    if not spec.dtype.is_floating:
-        if all(type(value) is int for value in values):  # the usual ones: a tenth of the time
-            with contextlib.suppress(OverflowError):
-                return np.array(values, np.int64)
-        missing = form.missing.get(name)
-        return np.array([_integer(name, value, missing) for value in values], np.int64)
-    allowed = (int, float, type(None))
-    if wrong := {type(value).__name__ for value in values if type(value) not in allowed}:
-        raise invalid(f"{name!r} must hold numbers of {spec.dtype.name} but has {min(wrong)}")
-    try:
-        return np.array(values, spec.dtype.as_numpy_dtype)
-    except (OverflowError, TypeError) as error:
-        raise invalid(f"{name!r} must hold numbers of {spec.dtype.name}: {error}") from None
-
-
-def _integer(name: str, value: Any, missing: int | bytes | None) -> int:
-    """Reads an int64. From 2^63 on, it is the id of the same bits, as a dataset has it.
-
-    Args:
-      name: of the tensor.
-      value: a number, its digits as a text (a program of JavaScript has 53 bits of a number), or
-        null.
-      missing: what null means; None if it has no meaning.
-    """
-    if value is None and isinstance(missing, int):
-        return missing
-    if type(value) is str and _DIGITS.fullmatch(value):
-        value = int(value)
-    if type(value) is not int:
-        raise invalid(
-            f"{name!r} must hold whole numbers, or their digits as texts, but has "
-            f"{json.dumps(value)[:40]}" + ("" if missing is None else "; null is a missing id")
-        )
-    if not -(1 << 63) <= value < 1 << 64 or (missing is None and value >> 63 > 0):
-        raise invalid(f"{name!r} must hold numbers of 64 bits but has {value}")
-    return value - (value >> 63 << 64) if value > 0 else value
-
-
-def _bytes(name: str, value: Any, missing: int | bytes | None) -> bytes | None:
-    """Reads a text, or bytes as TensorFlow Serving has them: {"b64": TEXT}; null is missing."""
-    if value is None and missing is not None:
-        return missing if isinstance(missing, bytes) else None
-    try:
-        if isinstance(value, str):
-            return value.encode()
-        if isinstance(value, dict) and value.keys() == {"b64"}:
-            return base64.b64decode(value["b64"], validate=True)
-    except (TypeError, ValueError):
-        pass
-    raise invalid(f'{name!r} must hold texts, or bytes as {{"b64": TEXT}} in Base64')
-
-
-def _rows(answer: Answer) -> list[Any]:
-    columns = {name: array.tolist() for name, array in answer.outputs.items()}
-    if len(columns) == 1:
-        return list(*columns.values())
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def _columns(answer: Answer) -> Any:
-    columns = {name: array.tolist() for name, array in answer.outputs.items()}
-    return next(iter(columns.values())) if len(columns) == 1 else columns
-
-
-def _status(response: Any) -> Mapping[str, Sequence[Any]]:
-    """Gives a status as TensorFlow Serving writes it: with the code of no error, too."""
-    states = response.model_version_status
-    return {
-        "model_version_status": [
-            {
-                "version": str(each.version),
-                "state": _name(each, "state"),
-                "status": {
-                    "error_code": _name(each.status, "error_code"),
-                    "error_message": each.status.error_message,
-                },
-            }
-            for each in states
-        ]
-    }
-
-
-def _name(message: Any, field: str) -> str:
-    values = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number
-    return str(values[getattr(message, field)].name)
-
-
-def _as_dict(message: Any) -> Any:
-    return json_format.MessageToDict(message, preserving_proto_field_name=True)
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, default=_text).encode()
-
-
-def _text(value: bytes) -> str:
-    """Gives an item's identifier, if it is a text, for JSON."""
-    return value.decode(errors="replace")

@@ -10,11 +10,11 @@ import tensorflow as tf
 
 from embedps.data.columns import Columns
 from embedps.data.unit_reader import NUMERICS
+from embedps.serving.server.json_bodies import columns_of, rows_of
 from embedps.serving.server.made_columns import of_raw
 from embedps.serving.server.messages import PredictRequest
 from embedps.serving.server.request_error import RequestError
 from embedps.serving.server.requests import RequestFormat, concatenate
-from embedps.serving.server.rest_server import _of_columns, _of_rows
 from embedps.serving.server.tensor_values import fill, read_vector
 from pipelines.ingestion.text_values import fingerprint
 from pipelines.transforms import Transforms
@@ -130,7 +130,7 @@ def test_malformed_tensors_are_refused(fields: Any, message: str) -> None:
 
 
 def read_json(text: str, form: Any = FORMAT) -> Any:
-    return form.request(_of_columns(json.loads(text), form))
+    return form.request(columns_of(json.loads(text), form))
 
 
 REST = '{"I1": [null], "C2": [3], "tags": [7], "tags_lengths": [1], "C1": %s}'
@@ -145,7 +145,7 @@ def test_ids_of_json_keep_their_64_bits_and_null_is_the_missing_id() -> None:
     listed = read_json(REST.replace('"tags": [7]', '"tags": [null]') % "[1]")
     assert [part.tolist() for part in listed.lists[0]] == [[-1], [1]]
     rows = [{"I1": 0.5, "C1": None, "C2": "9007199254740993", "tags": ["1", None]}]
-    made = FORMAT.request(_of_rows(rows, FORMAT))
+    made = FORMAT.request(rows_of(rows, FORMAT))
     assert made.integers.tolist() == [[-1], [2**53 + 1]]
     assert made.lists[0][0].tolist() == [1, -1]
 
@@ -199,7 +199,7 @@ def test_raw_values_of_json_are_texts_where_the_column_is_text(tmp_path: Path) -
         {"user": None, "tags": [], "site": None, "at": "2026-01-06"},
         {"user": "NA", "tags": ["b c"], "site": "NA", "at": "2026-01-07"},
     ]
-    found = raw.request(_of_rows(rows, raw))
+    found = raw.request(rows_of(rows, raw))
     by_name = dict(zip(whole.integers, found.integers.tolist(), strict=True))
     assert by_name == {
         "user": [fingerprint("ann"), -1, -1],
@@ -210,6 +210,6 @@ def test_raw_values_of_json_are_texts_where_the_column_is_text(tmp_path: Path) -
     assert values.tolist() == [fingerprint(each) for each in ("é", "b c", "b c")]
     assert lengths.tolist() == [2, 0, 1]
     with pytest.raises(RequestError, match="column 'at': row 1: must be a time of format"):
-        raw.request(_of_rows([rows[0], {**rows[1], "at": "yesterday"}], raw))
+        raw.request(rows_of([rows[0], {**rows[1], "at": "yesterday"}], raw))
     with pytest.raises(RequestError, match="'user' must hold texts"):
-        _of_rows([{**rows[0], "user": 7}], raw)
+        rows_of([{**rows[0], "user": 7}], raw)

@@ -86,6 +86,7 @@ class OwnTables:
         kernels.load()
         _watch_loss_scaling()
         _watch_optimizers()
+        _watch_counts()
         self.collection = EmbeddingCollection(
             tables,
             features,
@@ -155,6 +156,15 @@ class OwnTables:
         self.step.assign(step)
         self.replaced += 1
         self.note_applied()
+
+    def size(self, *, is_bytes: bool) -> int:
+        """Counts the numbers of the embeddings that the tables hold now, or their bytes."""
+        with tf.init_scope():
+            rows = self.collection.stats().rows
+        return sum(
+            rows[t.name] * t.dim * (tf.as_dtype(t.row_dtype).size if is_bytes else 1)
+            for t in self.collection.tables
+        )
 
     def note_applied(self) -> None:
         """Notes that an optimizer applies gradients."""
@@ -326,6 +336,26 @@ def _watch_optimizers() -> None:
 
         watched.is_watched = True  # type: ignore[attr-defined]
         kind.apply_gradients = watched
+
+
+def _watch_counts() -> None:
+    """Makes Keras' `summary` and `count_params` count the rows, not what stands for them."""
+    from tf_keras.src.utils import layer_utils
+
+    for name in ("count_params", "weight_memory_size"):
+        count = getattr(layer_utils, name)
+        if getattr(count, "is_watched", False):
+            continue
+        is_bytes = name == "weight_memory_size"
+
+        def watched(weights: Any, count: Any = count, is_bytes: bool = is_bytes) -> int:
+            counted = list(weights)
+            ours = [t for t in list(_live) if any(w is t.anchor for w in counted)]
+            others = [w for w in counted if not any(w is t.anchor for t in ours)]
+            return int(count(others)) + sum(t.size(is_bytes=is_bytes) for t in ours)
+
+        watched.is_watched = True  # type: ignore[attr-defined]
+        setattr(layer_utils, name, watched)
 
 
 def mistake(text: str) -> UsageError:

@@ -85,6 +85,25 @@ def test_functional_models_train(data: tf.data.Dataset) -> None:
     assert history["loss"][-1] < 0.7 * history["loss"][0]
 
 
+def test_summaries_count_the_rows_that_tables_hold(data: tf.data.Dataset) -> None:
+    layer = embedps.Embeddings(features(row_dtype="bfloat16"), name="emb")
+    inputs = {n: tf.keras.Input([], name=n, dtype=tf.int64) for n in NAMES}
+    found = layer(inputs)
+    last = tf.keras.layers.Dense(1)(tf.keras.layers.Concatenate()([found[n] for n in NAMES]))
+    model = compiled(tf.keras.Model(inputs, last))
+    for rows in (0, 20 + 20):
+        lines: list[str] = []
+        model.summary(print_fn=lambda line, lines=lines: lines.append(line))
+        assert layer.count_params() == rows * 4
+        assert model.count_params() == rows * 4 + 9
+        [total] = [line for line in lines if line.startswith("Trainable params")]
+        size = 9 * 4 + rows * 4 * 2
+        assert total.startswith(f"Trainable params: {rows * 4 + 9} ({size}.00 B")
+        model.fit(data, verbose=0)
+    layer.trainable = False
+    assert model.count_params() == 40 * 4 + 9
+
+
 def step(model: Model, batch: Any, optimizer: Any, **options: Any) -> float:
     ids, labels = batch
     with tf.GradientTape() as tape:

@@ -82,6 +82,7 @@ class StepModel:
             used = self._used_columns()  # traces the model: ids that are not columns are refused
             if recommender.columns is None:
                 self.columns = self._kept(used)
+            self._check_call()
 
     @property
     def tables(self) -> tuple[TableSpec, ...]:
@@ -371,6 +372,21 @@ class StepModel:
         for f in self.features:
             made |= samples(f, batch[f.name], dim=dims[f.table_name], value=0.01)
         return made
+
+    def _check_call(self) -> None:
+        """Refuses now what would be refused when the model predicts, such as ids that it computes.
+
+        Other failures of its call are left to predicting: training does not need it.
+        """
+        own_call = getattr(type(self.model), "call", None) is not ClickModel.call
+        if not own_call or not model_interface.has_own_loss(self.model):
+            return  # the loss is of what the call computes
+        try:
+            self.output_inputs()
+        except Exception as error:
+            has_none = isinstance(error.__cause__, NotImplementedError)
+            if isinstance(error, UsageError) and not has_none:
+                raise
 
     def _make_variables(self) -> None:
         """Calls the model once, and forgets what its metrics counted."""

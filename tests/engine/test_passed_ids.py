@@ -46,6 +46,23 @@ class InTraining(Passing):
         return super().logits(features, training=training)
 
 
+class InCall(Passing):
+    """Computes ids where it predicts only."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda f: {"C1": f["C1"]})
+
+    def call(self, features: Any, training: bool = False) -> tf.Tensor:
+        return self.logits({**features, "C1": features["C1"] % 10}, training=training)
+
+
+class FailsToPredict(Passing):
+    """Trains, and has a call that cannot be traced."""
+
+    def call(self, features: Any, training: bool = False) -> tf.Tensor:
+        return self.logits(features, training=training).numpy()
+
+
 class Alone(Passing):
     """Looks one feature up by its layer of its own."""
 
@@ -76,6 +93,7 @@ OTHERS: dict[str, Callable[[], tf.keras.Model]] = {
     "shifted rows": lambda: Passing(lambda f: {"C1": tf.roll(f["C1"], 1, axis=0)}),
     "one feature": lambda: Alone(lambda f: f),
     "in training": InTraining,
+    "in call": InCall,
     "hashing layer": lambda: functional([], layers.Hashing(10)),
     "lookup layer": lambda: functional([], layers.IntegerLookup(vocabulary=[1, 2, 3])),
     "int32 input": lambda: functional([], lambda x: tf.cast(tf.cast(x, tf.int32), tf.int64)),
@@ -97,6 +115,7 @@ def test_named_columns_make_no_exception(dataset: Dataset) -> None:
 
 
 SAME: dict[str, Callable[[], tf.keras.Model]] = {
+    "a call that fails": lambda: FailsToPredict(lambda f: {"C1": f["C1"]}),
     "identity": lambda: Passing(lambda f: {"C1": tf.identity(f["C1"])}),
     "cast": lambda: Passing(lambda f: {"C1": tf.cast(f["C1"], tf.int64)}),
     "column of ids": lambda: Passing(lambda f: {"C1": tf.reshape(f["C1"], [-1, 1])}),

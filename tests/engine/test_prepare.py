@@ -12,8 +12,10 @@ import pytest
 import tensorflow as tf
 
 import embedps
+from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.engine.step_model import StepModel
 from embedps.errors import UsageError
+from embedps.serving.export_model import export_model
 from tests import commands
 from tests.builders import make_trainer, write_dataset
 
@@ -65,6 +67,40 @@ def test_a_cross_is_looked_up_trained_scored_and_predicted(tmp_path: Path) -> No
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
+class Replaced(embedps.ClickModel):
+    """Looks up what it makes of a column under the column's own name."""
+
+    def __init__(self) -> None:
+        super().__init__(label="label")
+        self.embeddings = embedps.Embeddings({"C1": 4})
+        self.out = tf.keras.layers.Dense(1)
+
+    def prepare(self, features: Any, *, training: bool) -> dict[str, tf.Tensor]:
+        return {"C1": features["C1"] % 10}
+
+    def logits(self, features: Any, *, training: bool) -> tf.Tensor:
+        return tf.reshape(self.out(self.embeddings(features)["C1"]), [-1])
+
+
+def test_an_export_looks_up_what_replaces_a_column(tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "set", train=(600,), evaluation=(50,))
+    recommender = embedps.Recommender(build=Replaced)
+    result = make_trainer(
+        dataset, tmp_path / "m", recommender=recommender, sparse_learning_rate=1.0
+    ).fit()
+    assert result.summary["tables"] == {"C1": 10}
+    loaded = embedps.load(tmp_path / "m", recommender=recommender, data=dataset.directory)
+    directory = CheckpointDirectory(tmp_path / "m")
+    done = export_model(recommender, dataset, directory, tmp_path / "out", loaded.number, top_k=1)
+    asked = {"C1": np.arange(-7, 50)}
+    scores = loaded.predict(asked)["score"]
+    assert len(np.unique(scores)) == 10
+    exported = tf.saved_model.load(str(done.path)).signatures["serving_default"]
+    found = exported(C1=tf.constant(asked["C1"], tf.int64))["score"]
+    np.testing.assert_allclose(found, scores, rtol=1e-6)
+    np.testing.assert_allclose(scores, loaded.predict({"C1": asked["C1"] % 10})["score"])
+
+
 def test_on_a_cluster_too(tmp_path: Path) -> None:
     dataset = write_dataset(tmp_path / "set", train=(1200,), evaluation=(300,))
     flags = [f"--model={__name__}", "--num-ps=2", "--num-workers=2", "--eval=sidecar"]

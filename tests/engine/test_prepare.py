@@ -65,8 +65,6 @@ def test_a_cross_is_looked_up_trained_scored_and_predicted(tmp_path: Path) -> No
     assert result.scores[-1].logloss == pytest.approx(loss, abs=1e-5)
 
 
-@pytest.mark.multiprocess
-@pytest.mark.slow
 class Replaced(embedps.ClickModel):
     """Looks up what it makes of a column under the column's own name."""
 
@@ -101,6 +99,8 @@ def test_an_export_looks_up_what_replaces_a_column(tmp_path: Path) -> None:
     np.testing.assert_allclose(scores, loaded.predict({"C1": asked["C1"] % 10})["score"])
 
 
+@pytest.mark.multiprocess
+@pytest.mark.slow
 def test_on_a_cluster_too(tmp_path: Path) -> None:
     dataset = write_dataset(tmp_path / "set", train=(1200,), evaluation=(300,))
     flags = [f"--model={__name__}", "--num-ps=2", "--num-workers=2", "--eval=sidecar"]

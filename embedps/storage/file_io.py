@@ -56,11 +56,17 @@ def open_file(path: Path) -> BinaryIO:
       NoFileError: it is something else; reading it might never end.
       OSError: it cannot be opened.
     """
-    # O_NONBLOCK: opening a FIFO does not wait for its writer.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    no_file = NoFileError(errno.EINVAL, "must be a file but is not a regular one", str(path))
+    try:
+        # O_NONBLOCK: opening a FIFO does not wait for its writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket
+            raise no_file from None
+        raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise NoFileError(errno.EINVAL, "must be a file but is not a regular one", str(path))
+        raise no_file
     return open(descriptor, "rb")
 
 

@@ -306,6 +306,23 @@ def write_bytes(path: Path, data: bytes) -> None:
         file.write(data)
 
 
+def write_note(path: Path, data: bytes) -> None:
+    """Writes a small file atomically; it outlives this process, but perhaps no power cut.
+
+    Only one process may write it. A process that dies here leaves at most one temporary file.
+
+    Raises:
+      OSError: a local file cannot be written.
+      CheckpointError: an object cannot be written.
+    """
+    if isinstance(path, ObjectPath):
+        write_bytes(path, data)
+        return
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(data)
+    os.replace(temporary, path)
+
+
 def write_once(path: Path, data: bytes) -> None:
     """Writes a small file that no other process may write, and checks that none did.
 

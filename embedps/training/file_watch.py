@@ -17,10 +17,11 @@ from embedps.console.tf_logging import op_error_text
 from embedps.data.dataset import Dataset
 from embedps.data.transforms_digest import difference, no_digest, stored_digest
 from embedps.engine.unit_functions import explain
-from embedps.errors import DatasetError
+from embedps.errors import ClusterError, DatasetError, EmbedpsError
 from embedps.scheduling.arrivals import Arrival
 from embedps.scheduling.event_clock import row_group_times
 from embedps.scheduling.ledger import Unit
+from embedps.scheduling.unit_deaths import SetAsideError
 from embedps.scheduling.unit_threads import OnFailure
 from embedps.scheduling.watch_ledger import WatchLedger, dataset_of
 from embedps.storage.file_io import NoFileError, open_file
@@ -194,7 +195,31 @@ class FileWatch:
         return not self._stop.is_set()
 
     def _take(self, file: ListedFile) -> None:
-        """Takes a file if it is there as a whole."""
+        """Takes a file if it is there as a whole, and who reads it does not die."""
+        deaths, token = self._ledger.deaths, ("file", file.name)
+        if deaths.is_aside(file.name):
+            self._known.add(file.name)
+            return
+        if not deaths.wait_to_enter(token, file.name, self._stop):
+            return
+        deaths.begin(token)
+        try:
+            self._take_living(file)
+        except ClusterError:
+            deaths.leave(token)  # it may be the cause
+            raise
+        except Exception as error:
+            cause: Exception | None = None
+            if not isinstance(error, EmbedpsError | SetAsideError) and self._ledger.num_done:
+                cause = deaths.count_death(file.name)
+            deaths.end(token, well=False)
+            if deaths.is_aside(file.name):
+                self._known.add(file.name)
+                return
+            raise cause or error from error
+        deaths.end(token, well=False)
+
+    def _take_living(self, file: ListedFile) -> None:
         arrival = self._checked(file)
         if arrival is None:
             return
@@ -203,7 +228,7 @@ class FileWatch:
             try:
                 scores = self._score(dataset, self._stop)
             except (DatasetError, tf.errors.InternalError) as error:
-                if file.name not in str(error):
+                if self._ledger.deaths.is_aside(file.name) or file.name not in str(error):
                     raise
                 arrival = self._unread(file, f"cannot be read: {_message(error)}")
                 if arrival is None:

@@ -53,9 +53,10 @@ class FakeCluster:
     def scope(self):
         raise NotImplementedError
 
-    def schedule(self, function, args, *, on_start=lambda: None, order=0):
+    def schedule(self, function, args, *, on_start=lambda: None, on_death=None, order=0):
         attempt = Attempt()
         attempt.position, attempt.on_start, attempt.order = args[0], on_start, order
+        attempt.on_death = on_death
         attempt.numbers = tuple(int(n) for n in args[1:])
         with self._more:
             self.scheduled.append(attempt)

@@ -160,7 +160,7 @@ class CoordinatorCluster:
                     return  # it was interrupted, and its worker is not lost
                 if _is_of_worker(error):
                     self._calls.count_lost_attempt()
-                    cause = None if on_death is None else on_death()
+                    cause = None if on_death is None or self._is_closed else on_death()
                     if cause is not None:  # no worker is to try it again
                         call.end(error=cause)
                         if self._processes is not None:
@@ -228,6 +228,12 @@ class CoordinatorCluster:
         self._health.close()
         if self._processes is not None:
             self._processes.close()
+
+    @property
+    def _is_closed(self) -> bool:
+        """Whether this process itself ends the servers."""
+        is_closed = self._processes is not None and self._processes.is_closed
+        return is_closed or self._closed.is_set()
 
     def _watch(self) -> None:
         while not self._closed.wait(_TICK_SECS):

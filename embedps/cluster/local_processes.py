@@ -152,6 +152,11 @@ class LocalProcesses:
             check=check,
         )
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed.is_set()
+
     def close(self) -> None:
         """Kills the processes and waits for their ends."""
         self._closed.set()

@@ -219,13 +219,14 @@ class Ledger:
         """Records a unit as done."""
         with self._lock:
             self._mark_done(unit)
-        self.deaths.end(unit.position, well=True)
+            num_done = self._num_done() - self._num_aside()
+        self.deaths.end(unit.position, num_done=num_done)
 
     def put_aside(self, unit: Unit) -> None:
         """Records a unit that is set aside as done, without its rows."""
         with self._lock:
             self._put_aside(unit)
-        self.deaths.end(unit.position, well=False)
+        self.deaths.end(unit.position)
 
     def _put_aside(self, unit: Unit) -> None:
         self._mark_done(unit)
@@ -252,13 +253,19 @@ class Ledger:
     def num_done(self) -> int:
         """Returns the number of units done over all runs."""
         with self._lock:
-            return self._prefix + len(self._beyond) - len(self._again)
+            return self._num_done()
 
     @property
     def num_aside(self) -> int:
         """Returns the number of units that are done only because they are set aside."""
         with self._lock:
-            return len(self._aside) - len(self._again)
+            return self._num_aside()
+
+    def _num_done(self) -> int:
+        return self._prefix + len(self._beyond) - len(self._again)
+
+    def _num_aside(self) -> int:
+        return len(self._aside) - len(self._again)
 
     @property
     def num_repeated(self) -> int:

@@ -23,6 +23,7 @@ import threading
 from collections.abc import Hashable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from embedps.checkpoint.format.manifest import is_count
 from embedps.errors import CheckpointError, TrainingError
@@ -64,8 +65,12 @@ class UnitDeaths:
         self._forgives = False
         self._news: list[str] = []
         self._most_in_a_row = _MAX_IN_A_ROW
-        left, self._deaths, self._set_aside, self._in_a_row = _read(self._path)
-        self._left: list[str] = left
+        record = _read(self._path)
+        self._left = _texts(record.get("in_progress"))
+        self._deaths = _counts(record.get("deaths"))
+        self._set_aside = _counts(record.get("set_aside"))
+        self._in_a_row = _texts(record.get("in_a_row"))  # set aside, while none ended well
+        self._most_done = n if is_count(n := record.get("most_done")) else 0
         again = [name for name, deaths in self._set_aside.items() if deaths < limit]
         for name in again:  # the limit is higher now
             self._deaths[name] = self._set_aside.pop(name)
@@ -157,15 +162,22 @@ class UnitDeaths:
         with self._lock:
             self._at_work.pop(token, None)
 
-    def end(self, token: Hashable, *, well: bool) -> None:
-        """Takes a unit off the list; if it ended well, it had no death."""
+    def end(self, token: Hashable, *, num_done: int | None = None) -> None:
+        """Takes a unit off the list.
+
+        Args:
+          token: the unit's.
+          num_done: how many units of the run have ended well, with this one; None if it has not.
+            More than ever before is progress: a run that resumes does some again.
+        """
         with self._lock:
             name = self._at_work.pop(token, None)
             self._in_progress.pop(token, None)
-            if well and name is not None:
+            if num_done is not None and name is not None:
                 self._deaths.pop(name, None)
                 self._suspects.discard(name)
-                self._in_a_row = []
+                if num_done > self._most_done:
+                    self._most_done, self._in_a_row = num_done, []
             self._write()
 
     def count_death(self, name: str) -> Exception | None:
@@ -175,7 +187,7 @@ class UnitDeaths:
           None if the unit is to be tried again, a SetAsideError, or the error that ends the run.
         """
         with self._lock:
-            found = self._count(name, is_own=True)
+            found = None if self._forgives else self._count(name, is_own=True)
             self._write()
         return found
 
@@ -221,6 +233,7 @@ class UnitDeaths:
                 "deaths": self._deaths,
                 "set_aside": self._set_aside,
                 "in_a_row": self._in_a_row,
+                "most_done": self._most_done,
             }
         )
         if text == self._written:
@@ -246,19 +259,17 @@ def _each(names: list[str]) -> str:
     return "it is" if len(names) == 1 else "each is"
 
 
-def _read(path: Path | None) -> tuple[list[str], dict[str, int], dict[str, int], list[str]]:
+def _read(path: Path | None) -> dict[str, Any]:
     document = None
     if path is not None:
         with suppress(OSError, ValueError, RecursionError):
             document = json.loads(file_io.read_bytes(path))
-    stored = document if isinstance(document, dict) else {}
+    return document if isinstance(document, dict) else {}
 
-    def names(field: str) -> list[str]:
-        found = stored.get(field)
-        return [n for n in found if isinstance(n, str)] if isinstance(found, list) else []
 
-    def counts(field: str) -> dict[str, int]:
-        found = stored.get(field)
-        return {k: n for k, n in found.items() if is_count(n)} if isinstance(found, dict) else {}
+def _texts(found: Any) -> list[str]:
+    return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
 
-    return names("in_progress"), counts("deaths"), counts("set_aside"), names("in_a_row")
+
+def _counts(found: Any) -> dict[str, int]:
+    return {k: n for k, n in found.items() if is_count(n)} if isinstance(found, dict) else {}

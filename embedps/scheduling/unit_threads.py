@@ -239,6 +239,7 @@ class UnitThreads(abc.ABC):
             if isinstance(cause, SetAsideError):
                 self._ledger.put_aside(unit)
                 return None
+            self._ledger.deaths.end(unit.position)  # it is counted
             return cause or error
         return error if outcome is OnFailure.STOP else None
 

@@ -155,7 +155,7 @@ class WatchLedger(Ledger):
             self._left_out_rows += unit.num_rows
             self._mark_done(unit)
             self._forget()
-        self.deaths.end(unit.position, well=False)
+        self.deaths.end(unit.position)
 
     def steps_done(self) -> int:
         """Returns the number of steps of the units that are done, in any order."""

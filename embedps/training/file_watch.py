@@ -212,12 +212,12 @@ class FileWatch:
             cause: Exception | None = None
             if not isinstance(error, EmbedpsError | SetAsideError) and self._ledger.num_done:
                 cause = deaths.count_death(file.name)
-            deaths.end(token, well=False)
+            deaths.end(token)
             if deaths.is_aside(file.name):
                 self._known.add(file.name)
                 return
             raise cause or error from error
-        deaths.end(token, well=False)
+        deaths.end(token)
 
     def _take_living(self, file: ListedFile) -> None:
         arrival = self._checked(file)

@@ -266,6 +266,7 @@ class Trainer:
         return {
             "earlier": self._recoveries.all(),
             "checkpoint": None if last is None else last.number,
+            "set_aside": len(ledger.deaths.set_aside),
             "units": ledger.num_done - done,
             "steps": ledger.steps_done() - (0 if last is None else last.step),
             "examples": ledger.rows_done()

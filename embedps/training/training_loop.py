@@ -412,7 +412,7 @@ class TrainingLoop:
         self._shown_units, self._shown_text = done, text or self._shown_text
         text = self._shown_text
         if aside := self._ledger.num_aside:
-            text += f", {aside:,} units set aside"
+            text += f", {aside:,} set aside"
         if self._watch_files is not None:
             text += f", {self._watch_files.num_waiting:,} files wait"
         line.update(done, text, total=total, force=force)

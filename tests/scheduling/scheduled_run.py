@@ -11,6 +11,7 @@ from embedps.cluster.interface import ScheduledCall
 from embedps.metrics import Counts
 from embedps.scheduling.ledger import Ledger, LedgerOptions, Unit
 from embedps.scheduling.scheduler import Scheduler
+from embedps.scheduling.unit_deaths import UnitDeaths
 from embedps.scheduling.unit_threads import UnitThreads
 from tests.builders import make_listed
 
@@ -106,6 +107,7 @@ class ScheduledRun:
         finish_secs: float = 30.0,
         batch_rows: int = 10,
         scheduler: type[UnitThreads] = Scheduler,
+        deaths: UnitDeaths | None = None,
     ) -> None:
         """Units of so many rows, at most 10; without them so many units of 10."""
         self.cluster = FakeCluster(num_workers)
@@ -113,6 +115,7 @@ class ScheduledRun:
             make_listed([rows or (10,) * units]),
             LedgerOptions(batch_rows=batch_rows, unit_rows=10, shuffle=False),
             epochs=1,
+            deaths=deaths,
         )
         self.recorded: list[int] = []
         self.counts: list[Counts] = []
@@ -130,6 +133,7 @@ class ScheduledRun:
             record=self._record,
             stop=self.stop,
             finish_secs=self._finish_secs,
+            on_death=lambda unit: self.ledger.deaths.count_death(self.ledger.name_of(unit)),
         )
 
     def _record(self, unit: Unit, counts: Counts) -> None:

@@ -73,9 +73,9 @@ class Recovery:
             unsaved = trainer.unsaved()
         loss = LostProgress(why=str(error), noticed_at=time.time(), **unsaved)
         before = self._before
-        if before is not None and before.checkpoint == loss.checkpoint:
-            if before.set_aside >= loss.set_aside:  # else the next one may be another's fault
-                loss = dataclasses.replace(loss, fruitless=before.fruitless + 1)
+        known = None if before is None else (before.checkpoint, before.set_aside)
+        if before is not None and known == (loss.checkpoint, loss.set_aside):
+            loss = dataclasses.replace(loss, fruitless=before.fruitless + 1)
         if loss.fruitless > _MAX_FRUITLESS:
             end_process(
                 f"{error}: {_MAX_FRUITLESS} recoveries in a row came to no new checkpoint, so "

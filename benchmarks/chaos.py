@@ -48,6 +48,7 @@ _FLAGS = (
     *("--model=benchmarks.row_visits", "--batch-size=256", f"--unit-rows={UNIT_ROWS}"),
     *("--num-ps=2", "--num-workers=2", "--delta-secs=2", "--log-secs=5"),
     *(f"--server-timeout-secs={_SERVER_TIMEOUT_SECS}", "--grace-secs=20"),
+    "--max-unit-deaths=1000",  # no unit kills: a random process does
     *("--sparse-learning-rate=0.02", "--dense-learning-rate=0.001"),
 )
 

@@ -1,6 +1,11 @@
 """Defines the errors; a message says what must hold, what came, where, and what to do."""
 
 
+def printable(text: str) -> str:
+    """Escapes what no line can show: ends of lines, control characters, bytes that are no UTF-8."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 class EmbedpsError(Exception):
     """Base of all errors of embedps; a command prints one line and ends with `exit_code`."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.config_fields import MAX_COUNT
+from embedps.config_fields import MAX_COUNT, check_text
 from embedps.console import command_line
 from embedps.console.command_line import number, text
 from embedps.console.progress import ProgressLine
@@ -24,6 +24,7 @@ from embedps.errors import UsageError
 from embedps.run.run_config import read_run
 from embedps.run.run_flags import add_model_and_data
 from embedps.run.shipped_packages import import_shipped
+from embedps.storage.file_io import open_file
 from embedps.storage.file_lock import FileLock
 from embedps.storage.object_store import as_path
 
@@ -120,6 +121,13 @@ def _find(patterns: Sequence[str]) -> list[Path]:
                     f"--input {pattern} must match files, {path} is a directory: give "
                     f"'{path}/*.parquet'"
                 )
+            check_text(f"--input {pattern}: a file's name", path)
+            try:
+                open_file(path).close()
+            except OSError as error:
+                raise UsageError(
+                    f"--input {pattern} must match files that can be read, {path}: {error.strerror}"
+                ) from error
         found |= set(matched)
     return sorted(found)
 

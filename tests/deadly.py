@@ -1,6 +1,8 @@
-"""A model whose units end the process that runs them, for test_local.py."""
+"""A model whose units end the process that runs them."""
 
 import dataclasses
+import os
+import signal
 from typing import Any
 
 import tensorflow as tf
@@ -14,15 +16,21 @@ from embedps.tables import FeatureSpec, TableSpec
 class Config:
     """Which units are deadly."""
 
-    deadly: str = dataclasses.field(default="train", metadata={"help": "train or eval"})
+    deadly: str = dataclasses.field(
+        default="train",
+        metadata={"help": "train, eval, or number: to train one whose first number is above 1e6"},
+    )
+    cause: str = dataclasses.field(
+        default="abort", metadata={"help": "abort, nothing or, in one process, kill or error"}
+    )
 
 
 class Network(tf.keras.Model):
     """A layer; while it is trained, or while it is not, it aborts."""
 
-    def __init__(self, deadly: str) -> None:
+    def __init__(self, deadly: str, cause: str) -> None:
         super().__init__()
-        self._deadly = deadly
+        self._deadly, self._cause = deadly, cause
         self._out = tf.keras.layers.Dense(1)
 
     def call(
@@ -33,14 +41,23 @@ class Network(tf.keras.Model):
         # The evaluator's batches are larger, and a trainer tries the network on a few rows.
         if tf.inside_function():
             wanted = batch > 64 if self._deadly == "eval" else (batch > 8) & (batch <= 64)
-            with tf.control_dependencies([tf.cond(wanted, _abort, lambda: tf.constant(0))]):
+            if self._deadly == "number":
+                wanted &= tf.reduce_any(numerics > 1e6)
+            with tf.control_dependencies([tf.cond(wanted, self._die, lambda: tf.constant(0))]):
                 x = tf.identity(x)
         return self._out(x)
 
-
-def _abort() -> tf.Tensor:
-    with tf.control_dependencies([tf.raw_ops.Abort(error_msg="this unit is deadly")]):
-        return tf.constant(0)
+    def _die(self) -> tf.Tensor:
+        if self._cause == "abort":
+            die = tf.raw_ops.Abort(error_msg="this unit is deadly")
+        elif self._cause == "kill":
+            die = tf.py_function(lambda: os.kill(os.getpid(), signal.SIGKILL), [], [])
+        elif self._cause == "nothing":
+            return tf.constant(0)
+        else:
+            die = tf.debugging.Assert(False, ["this unit is deadly"])
+        with tf.control_dependencies([die]):
+            return tf.constant(0)
 
 
 def make(config: Config, dataset: Dataset) -> Recommender:
@@ -50,7 +67,8 @@ def make(config: Config, dataset: Dataset) -> Recommender:
         tables=(TableSpec(name=name, dim=2),),
         features=(FeatureSpec(name=name, table=name),),
         label=dataset.label,
-        build=lambda: Network(config.deadly),
+        numerics=(dataset.numeric[0].name,) if config.deadly == "number" else (),
+        build=lambda: Network(config.deadly, config.cause),
         missing_id=dataset.missing_id,
         model="tests.deadly",
         config=config,

@@ -190,6 +190,13 @@ def test_mistakes_are_one_line(
     base = ["--model-dir", model_dir]
     assert "must match a file" in refused(*base, "--input", tmp_path / "no*", *output)
     assert "is a directory: give" in refused(*base, "--input", dataset.directory, *output)
+    os.mkfifo(tmp_path / "pipe.parquet")
+    error = refused(*base, "--input", tmp_path / "pipe.parquet", *output)
+    assert "pipe.parquet: must be a file but is not a regular one" in error
+    shutil.copy(path, os.fsencode(tmp_path) + b"/\xff.raw")
+    assert "file's name must be text of Unicode" in refused(
+        *base, "--input", f"{tmp_path}/*.raw", *output
+    )
     given = [*base, "--input", path]
     assert "not be where the input is" in refused(*given, "--output", path.parent)
     (tmp_path / "full").mkdir()

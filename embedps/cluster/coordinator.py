@@ -17,7 +17,7 @@ from embedps.cluster.bind_address import check_listening, listen_at
 from embedps.cluster.call_queue import CallQueue
 from embedps.cluster.call_tracker import CallTracker
 from embedps.cluster.health import HealthMonitor, TaskId, use_own_executor
-from embedps.cluster.interface import ScheduledCall
+from embedps.cluster.interface import OnDeath, ScheduledCall
 from embedps.cluster.local_processes import LocalProcesses
 from embedps.cluster.variable_placement import VariablePlacement
 from embedps.console import tf_logging
@@ -128,10 +128,12 @@ class CoordinatorCluster:
         args: tuple[Any, ...],
         *,
         on_start: Callable[[], None] = lambda: None,
+        on_death: OnDeath | None = None,
         order: int = 0,
     ) -> ScheduledCall:
         """Queues a function for any worker."""
         call = ScheduledCall()
+        call.on_death = on_death
         self._calls.add(call)
         try:  # tracing registers the function on every server, so each must answer
             with self._schedule_lock, self.strategy.scope():
@@ -143,7 +145,7 @@ class CoordinatorCluster:
         def attempt(worker: int) -> None:
             cancellations = cancellation.CancellationManager()
             call.begin(worker, cancellations.start_cancel)
-            if call.cancelled():  # only now, so that an interruption meets this or the function
+            if call.done():  # only now, so that an interruption meets this or the function
                 return
             self._calls.started(worker, call)
             if self._processes is not None:
@@ -158,6 +160,11 @@ class CoordinatorCluster:
                     return  # it was interrupted, and its worker is not lost
                 if _is_of_worker(error):
                     self._calls.count_lost_attempt()
+                    cause = None if on_death is None or self._is_closed else on_death()
+                    if cause is not None:  # no worker is to try it again
+                        call.end(error=cause)
+                        if self._processes is not None:
+                            self._processes.unit_set_aside(worker)
                     raise
                 call.end(error=error)
             finally:
@@ -221,6 +228,12 @@ class CoordinatorCluster:
         self._health.close()
         if self._processes is not None:
             self._processes.close()
+
+    @property
+    def _is_closed(self) -> bool:
+        """Whether this process itself ends the servers."""
+        is_closed = self._processes is not None and self._processes.is_closed
+        return is_closed or self._closed.is_set()
 
     def _watch(self) -> None:
         while not self._closed.wait(_TICK_SECS):

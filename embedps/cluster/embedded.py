@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from embedps import kernels
 from embedps.cluster.health import TaskId
-from embedps.cluster.interface import ScheduledCall
+from embedps.cluster.interface import OnDeath, ScheduledCall
 from embedps.console import tf_logging
 
 
@@ -43,9 +43,13 @@ class EmbeddedCluster:
         args: tuple[Any, ...],
         *,
         on_start: Callable[[], None] = lambda: None,
+        on_death: OnDeath | None = None,
         order: int = 0,
     ) -> ScheduledCall:
-        """Queues a function for a thread; all are begun in the order in which they came."""
+        """Queues a function for a thread; all are begun in the order in which they came.
+
+        No thread dies alone, so nothing calls `on_death`.
+        """
         call = ScheduledCall()
 
         def run() -> None:

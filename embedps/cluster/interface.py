@@ -7,11 +7,13 @@ import math
 import time
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import tensorflow as tf
 
 from embedps.cluster.health import TaskId
+
+OnDeath: TypeAlias = Callable[[], BaseException | None]
 
 
 class ScheduledCall(concurrent.futures.Future[Any]):
@@ -23,11 +25,14 @@ class ScheduledCall(concurrent.futures.Future[Any]):
     Attributes:
       worker: the index of the worker that runs it; None if none does.
       started_at: when that worker began, by time.monotonic().
+      on_death: called when a worker was lost while it ran it; gives the error that ends it, or None
+        if another worker is to try it. If it is None, nobody counts.
       deaths: how many local worker processes died while they ran it.
     """
 
     worker: int | None = None
     started_at: float = math.inf
+    on_death: OnDeath | None = None
     deaths: int = 0
     _stop_running: Callable[[], None] | None = None
 
@@ -86,6 +91,7 @@ class Cluster(Protocol):
         args: tuple[Any, ...],
         *,
         on_start: Callable[[], None] = lambda: None,
+        on_death: OnDeath | None = None,
         order: int = 0,
     ) -> ScheduledCall:
         """Queues a tf.function for any worker; returns at once.
@@ -94,6 +100,7 @@ class Cluster(Protocol):
           function: what to run; if its worker dies, it runs again on another.
           args: its arguments.
           on_start: called each time a worker begins it, on that worker's thread.
+          on_death: as a ScheduledCall has it.
           order: workers begin calls of a lower order first.
         """
 

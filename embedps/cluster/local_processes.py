@@ -16,7 +16,7 @@ from embedps.console.child_process import ChildProcess, how_it_ended
 from embedps.errors import ClusterError, ServerLostError
 
 _TICK_SECS = 0.2
-_MAX_DEATHS = 3  # in a row: of one worker, or of workers that run the same unit
+_MAX_DEATHS = 3  # in a row: of one worker, or of workers that run a unit whose deaths nobody counts
 
 
 class LocalProcesses:
@@ -46,6 +46,7 @@ class LocalProcesses:
         self._processes: dict[TaskId, ChildProcess] = {}
         self._deaths: dict[TaskId, int] = {}  # since the task last finished a unit
         self._units: dict[int, ScheduledCall] = {}  # by the worker that runs it
+        self._killers: dict[TaskId, ScheduledCall] = {}  # who ran when the task died last
         self._closed = threading.Event()
         for job, count in (("ps", num_ps), ("worker", num_workers)):
             for index in range(count):
@@ -85,6 +86,10 @@ class LocalProcesses:
         self._units.pop(worker, None)
         self._deaths["worker", worker] = 0
 
+    def unit_set_aside(self, worker: int) -> None:
+        """Records that a worker died by a unit that no worker tries again."""
+        self._deaths["worker", worker] = 0
+
     def _restart_dead(self) -> ClusterError | None:
         """Restarts workers that ended; returns an error if the cluster cannot continue."""
         for task, process in self._processes.items():
@@ -105,9 +110,13 @@ class LocalProcesses:
 
     def _count_death(self, task: TaskId) -> str:
         """Counts an unexpected death; returns why not to restart again, or an empty text."""
-        self._deaths[task] = self._deaths.get(task, 0) + 1
         unit = self._units.pop(task[1], None) if task[0] == "worker" else None
-        if unit is not None:
+        if unit is not None and unit.on_death is not None:
+            if self._killers.get(task) is unit:
+                return ""  # it is the unit's fault, and who counts its deaths will end it
+            self._killers[task] = unit
+        self._deaths[task] = self._deaths.get(task, 0) + 1
+        if unit is not None and unit.on_death is None:
             unit.deaths += 1
             if unit.deaths >= _MAX_DEATHS:  # of workers that tried it one after the other
                 return f"as did the {_MAX_DEATHS - 1} that attempted the same unit before"
@@ -142,6 +151,11 @@ class LocalProcesses:
             secs=secs,
             check=check,
         )
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed.is_set()
 
     def close(self) -> None:
         """Kills the processes and waits for their ends."""

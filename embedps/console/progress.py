@@ -7,6 +7,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from embedps.errors import printable
+
 if TYPE_CHECKING:  # a command's --help does not wait for it
     from rich.progress import Progress
 
@@ -119,9 +121,10 @@ class ProgressLine:
                 print(f"{self._what} {self._amount(completed)} ({share:.0f}%) {detail}", flush=True)
 
     def say(self, text: str) -> None:
-        """Prints a line of its own, above the bar."""
+        """Prints a line of its own, above the bar; names in it may have any characters."""
+        text = printable(text)
         if self._bar:
-            self._bar.console.print(text)
+            self._bar.console.print(text, markup=False)
         else:
             print(text, flush=True)
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedps.errors import DatasetError
+from embedps.storage import file_io
 from embedps.storage.file_io import checksum_bytes
 
 KEY = b"embedps.transforms"
@@ -66,7 +67,7 @@ def read_digest(path: Path) -> tuple[str, tuple[str, ...]]:
       DatasetError: it is damaged.
     """
     try:
-        table = json.loads(path.read_bytes())["table"]
+        table = json.loads(file_io.read_bytes(path))["table"]
         return digest_of(table, lambda file: read_ids(path.parent / file)), learned_features(table)
     except FileNotFoundError:
         return "", ()
@@ -79,7 +80,7 @@ def read_ids(path: Path) -> npt.NDArray[np.int64]:
     import pyarrow as pa
 
     try:
-        with pa.memory_map(str(path)) as source:
+        with file_io.open_arrow(path) as source:
             ids: npt.NDArray[np.int64] = pa.ipc.open_file(source).get_batch(0).column(0).to_numpy()
             return ids
     except (OSError, pa.ArrowException, IndexError) as error:

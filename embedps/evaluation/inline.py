@@ -15,7 +15,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from embedps.checkpoint.format.manifest import Manifest
-from embedps.cluster.interface import Cluster
+from embedps.cluster.interface import Cluster, OnDeath
 from embedps.cluster.worker_cluster import WorkerCluster
 from embedps.data.dataset import Dataset
 from embedps.engine.step_model import StepModel
@@ -108,10 +108,21 @@ class InlineEvaluation:
         return self._count(self._dataset, self._split, stop, check)
 
     def scores_of(
-        self, dataset: Dataset, split: str, stop: threading.Event
+        self,
+        dataset: Dataset,
+        split: str,
+        stop: threading.Event,
+        on_death: OnDeath | None = None,
     ) -> dict[str, float] | None:
-        """Scores a split of another dataset; see `count`. Gives None if it was stopped."""
-        counts = self._count(dataset, split, stop, lambda: None)
+        """Scores a split of another dataset; see `count`. Gives None if it was stopped.
+
+        Args:
+          dataset: has the split's files.
+          split: its name.
+          stop: ends the scoring.
+          on_death: of its units, as a ScheduledCall has it.
+        """
+        counts = self._count(dataset, split, stop, lambda: None, on_death)
         if counts is None:
             return None
         total = self._model.accumulator(training=False)
@@ -120,7 +131,12 @@ class InlineEvaluation:
         return dict(total.result().values)
 
     def _count(
-        self, dataset: Dataset, split: str, stop: threading.Event, check: Callable[[], None]
+        self,
+        dataset: Dataset,
+        split: str,
+        stop: threading.Event,
+        check: Callable[[], None],
+        on_death: OnDeath | None = None,
     ) -> dict[int, Counts] | None:
         ledger = eval_ledger(dataset, split=split, batch_rows=EVAL_BATCH_ROWS)
         found: dict[int, Counts] = {}
@@ -143,6 +159,7 @@ class InlineEvaluation:
             arguments=arguments,
             record=record,
             stop=stop,
+            on_death=None if on_death is None else lambda _: on_death(),
         ) as schedule:
             while schedule.wait(_TICK_SECS):
                 check()

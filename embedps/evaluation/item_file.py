@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from embedps.errors import DatasetError, UsageError
 from embedps.layers.candidates import as_tensor, row_buffer
-from embedps.storage.file_io import replacing
+from embedps.storage.file_io import open_file, replacing
 
 VECTOR = "vector"
 
@@ -63,6 +63,7 @@ def read_items(path: Path | str) -> tuple[npt.NDArray[Any], tf.Tensor]:
       DatasetError: the file is not one of items, or is damaged.
     """
     try:
+        open_file(Path(path)).close()  # a pipe would be waited for
         with pq.ParquetFile(path, pre_buffer=False) as file:
             kind = file.schema_arrow.field(VECTOR).type
             (name,) = [column for column in file.schema_arrow.names if column != VECTOR]

@@ -62,6 +62,13 @@ class TrainConfig:
         least=1,
         most=MAX_COUNT,
     )
+    max_unit_deaths: int = option(
+        2,
+        "set a unit, or a file that arrived, aside once the process that trained it died this many "
+        "times in a row, and go on with the others",
+        least=1,
+        most=MAX_COUNT,
+    )
     shuffle: bool = option(True, "shuffle the units, and the examples within each unit")
     seed: int = option(
         0,

@@ -92,7 +92,7 @@ class Arrivals:
 
     def _write(self, first: int, arrivals: Sequence[Arrival]) -> Path:
         document = [dataclasses.asdict(each) for each in arrivals]
-        text = json.dumps(document, ensure_ascii=False) + "\n"
+        text = json.dumps(document) + "\n"  # ASCII: a name may have bytes that are no UTF-8
         path = self._folder / f"{first:012d}.json"
         file_io.write_bytes(path, text.encode())
         return path

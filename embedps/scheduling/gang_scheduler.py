@@ -103,7 +103,7 @@ class GangScheduler(UnitThreads):
             )
         arguments = self._arguments(unit)  # once: the learning rate is the same for all ranks
         begun: set[int] = set()
-        lock = threading.Lock()  # guards `begun`
+        lock = threading.Lock()  # guards `begun` and `lost`
 
         def begin(rank: int) -> None:
             with lock:
@@ -111,12 +111,22 @@ class GangScheduler(UnitThreads):
                     self._ledger.begin(unit)
                 begun.add(rank)
 
+        on_death, lost = self._death_of(unit), [0] * num_ranks
+
+        def die(rank: int) -> BaseException | None:
+            """Counts a death of the unit if its ranks were not lost as often before."""
+            with lock:
+                lost[rank] += 1
+                is_more = lost[rank] == max(lost) and lost.count(lost[rank]) == 1
+            return on_death() if is_more and on_death is not None else None
+
         def attempt(rank: int) -> ScheduledCall:
             numbers = (rank, num_ranks, after)
             return self._cluster.schedule(
                 self._function,
                 (*arguments, *(tf.constant(np.int64(n)) for n in numbers)),
                 on_start=lambda: begin(rank),
+                on_death=None if on_death is None else lambda: die(rank),
                 order=unit.position,
             )
 
@@ -129,6 +139,19 @@ class GangScheduler(UnitThreads):
             self._leave(started)
             raise
         return started
+
+    def _cause(self, started: UnitInProgress, error: BaseException) -> BaseException | None:
+        """Leaves a unit out, for one; then the units behind it are begun anew, by a new schedule.
+
+        They wait for its last step, which does not come.
+        """
+        cause = super()._cause(started, error)
+        if cause is None:
+            with self._lock:
+                is_last = self._in_progress[-1:] == [started]
+            if not is_last:
+                self.abandon()
+        return cause
 
     def _leave(self, started: UnitInProgress) -> None:
         """Frees the workers that still run a part."""

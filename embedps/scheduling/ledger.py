@@ -21,6 +21,7 @@ import numpy as np
 
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
+from embedps.scheduling.unit_deaths import UnitDeaths
 
 MAX_STEPS = 2**32  # a row stores the step of its last update in 32 bits
 
@@ -73,10 +74,27 @@ class Ledger:
 
     grows = False
 
-    def __init__(self, dataset: Dataset, options: LedgerOptions, *, epochs: int) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        options: LedgerOptions,
+        *,
+        epochs: int,
+        deaths: UnitDeaths | None = None,
+    ) -> None:
+        """Has no unit in progress.
+
+        Args:
+          dataset: whose units they are.
+          options: how they are made.
+          epochs: how often each is visited.
+          deaths: of the run; by default nobody counts them.
+        """
         if epochs < 1:
             raise UsageError(f"epochs must be at least 1 but got {epochs}")
         self._options = options
+        self.deaths = deaths or UnitDeaths()
+        self._root = f"{dataset.directory.absolute()}/"
         self._ranges = split_into_ranges(dataset, options)
         self._fingerprint = _fingerprint(dataset, options)
         self._made_of = _made_of(dataset, options)
@@ -91,6 +109,8 @@ class Ledger:
         self._prefix = 0  # all positions below are done
         self._beyond: list[int] = []  # done positions above, sorted
         self._returned: list[int] = []  # given back, to hand out again, sorted
+        self._aside: dict[int, int] = {}  # rows by position: done, but without these
+        self._again: set[int] = set()  # positions of them that are to do again
         self._next = 0  # this position and all above were never handed out
         self._attempts: dict[int, int] = {}  # attempts over all runs, of units not done
         self._begun: set[int] = set()  # positions that a worker began in this run, and not done
@@ -140,20 +160,37 @@ class Ledger:
         return sum(-(-rows // self._options.batch_rows) for _, _, rows in self._ranges)
 
     def take(self) -> Unit | None:
-        """Hands out the next unit, which is then in progress; returns None if none is left."""
+        """Hands out the next unit, which is then in progress; puts aside what is set aside.
+
+        Returns None if none is left, or none may be at work beside those that are.
+        """
         with self._lock:
-            if self._returned:
-                position = self._returned.pop(0)
-            else:
-                # After a restore, the prefix may have passed positions that were done above it.
-                self._next = max(self._next, self._prefix)
-                while self._next in self._beyond:
-                    self._next += 1
-                if self._next >= min(self._pause, self.num_units):
+            while (position := self._next_position()) is not None:
+                unit = self._unit(position)
+                is_aside = self.deaths.is_aside(self.name_of(unit))
+                if not is_aside and not self.deaths.enter(position, self.name_of(unit)):
                     return None
-                position = self._next
-                self._next += 1
-            return self._unit(position)
+                if self._returned:
+                    self._returned.pop(0)
+                else:
+                    self._next = position + 1
+                if not is_aside:
+                    return unit
+                self._put_aside(unit)
+        return None
+
+    def _next_position(self) -> int | None:
+        if self._returned:
+            return self._returned[0]
+        # After a restore, the prefix may have passed positions that were done above it.
+        self._next = max(self._next, self._prefix)
+        while self._next in self._beyond:
+            self._next += 1
+        return self._next if self._next < min(self._pause, self.num_units) else None
+
+    def name_of(self, unit: Unit) -> str:
+        """Names a unit for the record of deaths; it has the same name in all epochs."""
+        return f"{unit.path.removeprefix(self._root)}:{unit.first_row}"
 
     def units_of(self, epoch: int) -> list[Unit]:
         """Lists an epoch's units in order, without handing them out."""
@@ -171,6 +208,7 @@ class Ledger:
             if not known:
                 self._begun.add(unit.position)
                 self._attempts[unit.position] = self._attempts.get(unit.position, 0) + 1
+        self.deaths.begin(unit.position)
 
     def pause_at(self, position: float) -> None:
         """Hands out no unit at or after a position, until the next call."""
@@ -181,6 +219,18 @@ class Ledger:
         """Records a unit as done."""
         with self._lock:
             self._mark_done(unit)
+            num_done = self._num_done() - self._num_aside()
+        self.deaths.end(unit.position, num_done=num_done)
+
+    def put_aside(self, unit: Unit) -> None:
+        """Records a unit that is set aside as done, without its rows."""
+        with self._lock:
+            self._put_aside(unit)
+        self.deaths.end(unit.position)
+
+    def _put_aside(self, unit: Unit) -> None:
+        self._mark_done(unit)
+        self._aside[unit.position] = unit.num_rows
 
     def leave_out(self, unit: Unit) -> None:
         """Records a unit that cannot be read as done, without its rows.
@@ -197,12 +247,25 @@ class Ledger:
         """
         with self._lock:
             bisect.insort(self._returned, unit.position)
+        self.deaths.leave(unit.position)
 
     @property
     def num_done(self) -> int:
         """Returns the number of units done over all runs."""
         with self._lock:
-            return self._prefix + len(self._beyond)
+            return self._num_done()
+
+    @property
+    def num_aside(self) -> int:
+        """Returns the number of units that are done only because they are set aside."""
+        with self._lock:
+            return self._num_aside()
+
+    def _num_done(self) -> int:
+        return self._prefix + len(self._beyond) - len(self._again)
+
+    def _num_aside(self) -> int:
+        return len(self._aside) - len(self._again)
 
     @property
     def num_repeated(self) -> int:
@@ -238,7 +301,8 @@ class Ledger:
         """Returns the number of rows of the units that are done; counts a repeated unit once."""
         with self._lock:
             full, partial = self._done_units()
-            return full * self.rows_per_epoch + sum(partial)
+            aside = sum(self._aside.values())
+            return full * self.rows_per_epoch + sum(partial) - aside
 
     def state(self) -> dict[str, Any]:
         """Returns the state that a manifest stores, as JSON values."""
@@ -253,6 +317,7 @@ class Ledger:
             "prefix": self._prefix,
             "beyond": list(self._beyond),
             **self._attempt_fields(sorted(self._begun)),
+            **({"set_aside": sorted(self._aside)} if self._aside else {}),
         }
 
     def partially_applied(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -264,7 +329,8 @@ class Ledger:
         with self._lock:
             listed = set(state["beyond"])
             return self._attempt_fields(
-                [
+                [p for p in state.get("set_aside", ()) if p in self._begun or p not in self._aside]
+                + [
                     p
                     for p in range(state["prefix"], self._next)
                     if p not in listed and (p in self._begun or self._is_done(p))
@@ -302,18 +368,28 @@ class Ledger:
             self._begun = set()
             self._attempts = dict(zip(state["doing"], state["attempts"], strict=True))
             self._num_attempts = state["num_attempts"]
-            self._returned = []
             self._repeated = state["repeated"] + len(state["doing"])
+            aside = [self._unit(position) for position in state.get("set_aside", [])]
+            self._aside = {unit.position: unit.num_rows for unit in aside}
+            again = (u.position for u in aside if not self.deaths.is_aside(self.name_of(u)))
+            self._again = set(again)
+            self._returned = sorted(self._again)
 
     def _mark_done(self, unit: Unit) -> None:
         self._begun.discard(unit.position)
         self._attempts.pop(unit.position, None)
+        self._aside.pop(unit.position, None)
+        if unit.position in self._again:
+            self._again.remove(unit.position)
+            return
         bisect.insort(self._beyond, unit.position)
         while self._beyond and self._beyond[0] == self._prefix:
             self._beyond.pop(0)
             self._prefix += 1
 
     def _is_done(self, position: int) -> bool:
+        if position in self._again:
+            return False
         if position < self._prefix:
             return True
         i = bisect.bisect_left(self._beyond, position)

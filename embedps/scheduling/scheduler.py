@@ -47,7 +47,10 @@ class Scheduler(UnitThreads):
     def _start(self, unit: Unit) -> UnitInProgress:
         def attempt(_: int) -> ScheduledCall:
             return self._cluster.schedule(
-                self._function, self._arguments(unit), on_start=lambda: self._ledger.begin(unit)
+                self._function,
+                self._arguments(unit),
+                on_start=lambda: self._ledger.begin(unit),
+                on_death=self._death_of(unit),
             )
 
         return UnitInProgress(unit, [attempt(0)], attempt)

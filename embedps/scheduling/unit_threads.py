@@ -14,11 +14,13 @@ from typing import NamedTuple, Self
 
 import tensorflow as tf
 
-from embedps.cluster.interface import Cluster, ScheduledCall
+from embedps.cluster.interface import Cluster, OnDeath, ScheduledCall
 from embedps.engine.step_logs import StepLogs
-from embedps.engine.unit_functions import UnitFunction
+from embedps.engine.unit_functions import UnitFunction, explain
+from embedps.errors import EmbedpsError
 from embedps.metrics import Counts
 from embedps.scheduling.ledger import Ledger, Unit
+from embedps.scheduling.unit_deaths import SetAsideError
 
 TICK_SECS = 0.2
 _IDLE_SECS = 0.05  # from one look for new units to the next
@@ -79,6 +81,7 @@ class UnitThreads(abc.ABC):
         stop: threading.Event,
         finish_secs: float = math.inf,
         on_failure: Callable[[Unit, BaseException], OnFailure] = lambda *_: OnFailure.STOP,
+        on_death: Callable[[Unit], BaseException | None] | None = None,
     ) -> None:
         """Starts the threads.
 
@@ -91,6 +94,7 @@ class UnitThreads(abc.ABC):
           stop: once set, no unit begins; `end` does the same for this scheduler alone.
           finish_secs: the time after a stop before units in progress are given back.
           on_failure: tells what follows when a unit fails.
+          on_death: tells what follows when the worker that ran a unit was lost; see ScheduledCall.
         """
         self._cluster = cluster
         self._ledger = ledger
@@ -101,6 +105,7 @@ class UnitThreads(abc.ABC):
         self._ending = threading.Event()  # stops this scheduler alone
         self._finish_secs = finish_secs
         self._on_failure = on_failure
+        self._on_death = on_death
         self._order = threading.Lock()
         self._lock = threading.Lock()  # guards the four below
         self._error: BaseException | None = None
@@ -184,7 +189,8 @@ class UnitThreads(abc.ABC):
                     with self._lock:
                         self._in_progress.append(started)
             if unit is None:
-                if not self._ledger.grows:
+                # Units are left if those at work must end first.
+                if self._ledger.exhausted and not self._ledger.grows:
                     return
                 self._ending.wait(_IDLE_SECS)
                 continue
@@ -198,8 +204,9 @@ class UnitThreads(abc.ABC):
                 self._ledger.done(unit)
             except BaseException as error:
                 self._leave(started)
-                if not self._goes_on(unit, error):
-                    self._fail(unit, error)
+                cause = self._cause(started, error)
+                if cause is not None:
+                    self._fail(unit, cause)
                     return
             finally:
                 with self._lock:
@@ -210,17 +217,45 @@ class UnitThreads(abc.ABC):
         for call in started.calls:
             call.cancel()
 
-    def _goes_on(self, unit: Unit, error: BaseException) -> bool:
-        """Leaves a unit that failed out, or gives it back to be tried again; tells if it did."""
+    def _cause(self, started: UnitInProgress, error: BaseException) -> BaseException | None:
+        """Leaves a unit that failed out, or gives it back to be tried again.
+
+        Returns the error that stops all threads; None if they go on.
+        """
+        unit = started.unit
+        if isinstance(error, SetAsideError):
+            self._ledger.put_aside(unit)
+            return None
         if self._is_stopped:
-            return False
+            return error
         outcome = self._on_failure(unit, error)
         if outcome is OnFailure.LEAVE_OUT:
             self._ledger.leave_out(unit)
         elif outcome is OnFailure.TRY_AGAIN:
             self._ledger.give_back(unit)
             self._ending.wait(_RETRY_SECS)
-        return outcome is not OnFailure.STOP
+        elif self._is_units_own(unit, error):
+            cause = self._ledger.deaths.count_death(self._ledger.name_of(unit))
+            if isinstance(cause, SetAsideError):
+                self._ledger.put_aside(unit)
+                return None
+            self._ledger.deaths.end(unit.position)  # it is counted
+            return cause or error
+        return error if outcome is OnFailure.STOP else None
+
+    def _is_units_own(self, unit: Unit, error: BaseException) -> bool:
+        """Tells whether an error may come from a unit's rows, and not from the model or a server.
+
+        A model of which no unit was done may be wrong itself.
+        """
+        is_known = isinstance(explain(error), EmbedpsError)
+        is_unread = "://" in unit.path and unit.path in str(error)  # by an object store
+        is_unexpected = isinstance(error, Exception) and not is_known and not is_unread
+        return is_unexpected and self._ledger.num_done > 0
+
+    def _death_of(self, unit: Unit) -> OnDeath | None:
+        on_death = self._on_death
+        return None if on_death is None else lambda: on_death(unit)
 
     def _is_over(self) -> bool:
         """Tells whether the time to finish after a stop is over."""

@@ -12,6 +12,7 @@ from embedps.data.dataset_metadata import DataFile, Split
 from embedps.errors import CheckpointError, UsageError
 from embedps.scheduling.arrivals import Arrival, Arrivals
 from embedps.scheduling.ledger import MAX_STEPS, Ledger, LedgerOptions, Unit, split_into_ranges
+from embedps.scheduling.unit_deaths import UnitDeaths
 
 SPLIT = "watched"
 
@@ -41,15 +42,19 @@ class WatchLedger(Ledger):
         *,
         epochs: int,
         directory: Path,
+        deaths: UnitDeaths | None = None,
     ) -> None:
         """Takes the dataset, the list of a run's arrivals, and where these are; see Ledger."""
-        super().__init__(dataset, options, epochs=epochs)
+        super().__init__(dataset, options, epochs=epochs, deaths=deaths)
         self._dataset = dataset
         self._directory = directory
         self._first_arrived = super().num_units
         # (path, first row, rows, first step) of arrived units from position _queue_begins on.
         self._queue: collections.deque[tuple[str, int, int, int]] = collections.deque()
         self._queue_begins = self._first_arrived
+        self._kept: dict[
+            int, tuple[str, int, int, int]
+        ] = {}  # of those below, the ones to do again
         self._gone_steps, self._gone_rows = 0, 0  # of arrived units before the queue
         self._next_step = epochs * self.steps_per_epoch
         self._arrived_rows, self._arrived_units = 0, 0
@@ -134,6 +139,14 @@ class WatchLedger(Ledger):
         with self._lock:
             self._forget()
 
+    def name_of(self, unit: Unit) -> str:
+        """Names a unit for the record of deaths: one of a file that arrived has the file's name."""
+        return self._name(unit.path) if self.has_arrived(unit) else super().name_of(unit)
+
+    def _put_aside(self, unit: Unit) -> None:
+        super()._put_aside(unit)
+        self._forget()
+
     def leave_out(self, unit: Unit) -> None:
         """Records a unit that cannot be read as done, without its rows; see Ledger."""
         if not self.has_arrived(unit):
@@ -142,6 +155,7 @@ class WatchLedger(Ledger):
             self._left_out_rows += unit.num_rows
             self._mark_done(unit)
             self._forget()
+        self.deaths.end(unit.position)
 
     def steps_done(self) -> int:
         """Returns the number of steps of the units that are done, in any order."""
@@ -149,7 +163,9 @@ class WatchLedger(Ledger):
 
     def rows_done(self) -> int:
         """Returns the number of rows of the units that are done; counts a repeated unit once."""
-        return self._sums()[1] - self._left_out_rows
+        with self._lock:
+            aside = self._left_out_rows + sum(self._aside.values())
+        return self._sums()[1] - aside
 
     def state(self) -> dict[str, Any]:
         """Returns the state that a manifest stores, as JSON values.
@@ -162,7 +178,7 @@ class WatchLedger(Ledger):
             busy = {*state["beyond"], *state["doing"]}
             paths = [self._range(p)[0] for p in sorted(busy) if p >= self._queue_begins]
             left_out = self._left_out_rows
-        names = [path.removeprefix(f"{self._directory.absolute()}/") for path in paths]
+        names = map(self._name, paths)
         watched = {
             "first_unit": self._first_arrived,
             "in_progress": list(dict.fromkeys(names)),
@@ -192,13 +208,18 @@ class WatchLedger(Ledger):
         super().restore(state)
         with self._lock:
             self._left_out_rows = state.get("watched", {}).get("left_out_rows", 0)
+            again = [position for position in self._again if position >= self._first_arrived]
+            self._kept = {position: self._range(position) for position in again}
             self._forget()
 
     def _steps(self, rows: int) -> int:
         return -(-rows // self._options.batch_rows)
 
     def _range(self, position: int) -> tuple[str, int, int, int]:
-        return self._queue[position - self._queue_begins]
+        return self._kept.get(position) or self._queue[position - self._queue_begins]
+
+    def _name(self, path: str) -> str:
+        return path.removeprefix(f"{self._directory.absolute()}/")
 
     def _unit(self, position: int) -> Unit:
         if position < self._first_arrived:

@@ -56,11 +56,17 @@ def open_file(path: Path) -> BinaryIO:
       NoFileError: it is something else; reading it might never end.
       OSError: it cannot be opened.
     """
-    # O_NONBLOCK: opening a FIFO does not wait for its writer.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    no_file = NoFileError(errno.EINVAL, "must be a file but is not a regular one", str(path))
+    try:
+        # O_NONBLOCK: opening a FIFO does not wait for its writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket
+            raise no_file from None
+        raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise NoFileError(errno.EINVAL, "must be a file but is not a regular one", str(path))
+        raise no_file
     return open(descriptor, "rb")
 
 
@@ -298,6 +304,23 @@ def write_bytes(path: Path, data: bytes) -> None:
     """Writes a small file atomically."""
     with write_atomically(path) as file:
         file.write(data)
+
+
+def write_note(path: Path, data: bytes) -> None:
+    """Writes a small file atomically; it outlives this process, but perhaps no power cut.
+
+    Only one process may write it. A process that dies here leaves at most one temporary file.
+
+    Raises:
+      OSError: a local file cannot be written.
+      CheckpointError: an object cannot be written.
+    """
+    if isinstance(path, ObjectPath):
+        write_bytes(path, data)
+        return
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(data)
+    os.replace(temporary, path)
 
 
 def write_once(path: Path, data: bytes) -> None:

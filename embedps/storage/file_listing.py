@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from embedps.storage.object_store import ObjectPath
@@ -25,20 +25,31 @@ class ListedFile:
     num_bytes: int
 
 
-def list_files(directory: Path, suffix: str, *, known: Collection[str] = ()) -> list[ListedFile]:
+def list_files(
+    directory: Path,
+    suffix: str,
+    *,
+    known: Collection[str] = (),
+    on_unlisted: Callable[[str, OSError], None] = lambda *_: None,
+) -> list[ListedFile]:
     """Lists the files with a suffix, in order of modification, then of name.
 
-    Files and folders whose names begin with "." or "_" are left out.
+    Files and folders whose names begin with "." or "_" are left out. Pipes, devices and links to
+    nothing are listed too: who opens them finds out.
 
     Args:
       directory: local, or a prefix of an object store, which needs a request per 1,000 objects.
       suffix: of the names.
       known: the names of files to leave out.
+      on_unlisted: called with the name of a folder below that cannot be listed, and why.
 
     Raises:
       OSError: the directory cannot be listed.
     """
-    found = _objects(directory) if isinstance(directory, ObjectPath) else _files(directory, known)
+    if isinstance(directory, ObjectPath):
+        found = _objects(directory)
+    else:
+        found = _files(directory, known, on_unlisted)
     return sorted(
         file
         for file in found
@@ -53,25 +64,37 @@ def _objects(prefix: ObjectPath) -> Iterator[ListedFile]:
         yield ListedFile(modified_ns=info.mtime_ns or 0, name=name, num_bytes=info.size or 0)
 
 
-def _files(directory: Path, known: Collection[str]) -> Iterator[ListedFile]:
+def _files(
+    directory: Path, known: Collection[str], on_unlisted: Callable[[str, OSError], None]
+) -> Iterator[ListedFile]:
     folders = [""]
     while folders:
         folder = folders.pop()
         try:
             entries = list(os.scandir(directory / folder))
-        except FileNotFoundError:
-            if folder:
-                continue  # it was removed meanwhile
-            raise
+        except OSError as error:
+            if not folder:
+                raise
+            if not isinstance(error, FileNotFoundError):  # else it was removed meanwhile
+                on_unlisted(folder, error)
+            continue
         for entry in entries:
             name = folder + entry.name
             try:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(name + "/")
                 elif name not in known:
-                    found = entry.stat()
+                    found = _attributes(entry)
                     yield ListedFile(
                         modified_ns=found.st_mtime_ns, name=name, num_bytes=found.st_size
                     )
             except FileNotFoundError:
                 continue
+
+
+def _attributes(entry: os.DirEntry[str]) -> os.stat_result:
+    """Gives those of the file, or those of a link that leads to none."""
+    try:
+        return entry.stat()
+    except OSError:
+        return entry.stat(follow_symlinks=False)

@@ -17,12 +17,14 @@ from embedps.console.tf_logging import op_error_text
 from embedps.data.dataset import Dataset
 from embedps.data.transforms_digest import difference, no_digest, stored_digest
 from embedps.engine.unit_functions import explain
-from embedps.errors import DatasetError
+from embedps.errors import ClusterError, DatasetError, EmbedpsError
 from embedps.scheduling.arrivals import Arrival
 from embedps.scheduling.event_clock import row_group_times
 from embedps.scheduling.ledger import Unit
+from embedps.scheduling.unit_deaths import SetAsideError
 from embedps.scheduling.unit_threads import OnFailure
 from embedps.scheduling.watch_ledger import WatchLedger, dataset_of
+from embedps.storage.file_io import NoFileError, open_file
 from embedps.storage.file_listing import ListedFile, list_files
 from embedps.storage.object_store import ObjectPath
 
@@ -30,6 +32,8 @@ _POLL_SECS = 0.25
 _OBJECTS_POLL_SECS = 1.0
 _PAUSE_TIMES = 4.0  # a pause between two listings lasts this many listings at least
 _SETTLE_SECS = 10.0  # a file that cannot be read yet, and does not change, is refused after this
+# Far above what any writer reaches: units are made of a footer's claim before its rows are read.
+_MAX_ROWS_PER_BYTE = 1 << 16
 _TURN_SECS = 0.02  # from one look whether a file's turn has come to the next
 
 Score = Callable[[Dataset, threading.Event], Mapping[str, float] | None]
@@ -76,6 +80,7 @@ class FileWatch:
         self._known = set(ledger.taken)
         self._unreadable: dict[str, tuple[ListedFile, float]] = {}
         self._told_of_no_digest = False
+        self._unlisted: set[str] = set()  # folders below that a line named
         self._lists = True  # whether the last listing succeeded
         self._stop = threading.Event()
         self._lock = threading.Lock()  # guards the four below
@@ -164,7 +169,9 @@ class FileWatch:
     def _new_files(self) -> list[ListedFile]:
         """Lists the files that were not taken, in order; none if they cannot be listed now."""
         try:
-            found = list_files(self._directory, ".parquet", known=self._known)
+            found = list_files(
+                self._directory, ".parquet", known=self._known, on_unlisted=self._tell_unlisted
+            )
         except OSError as error:
             if self._lists:
                 self._tell(f"{self._directory} cannot be listed, and is tried again: {error}")
@@ -175,6 +182,11 @@ class FileWatch:
         self._lists = True
         return found
 
+    def _tell_unlisted(self, folder: str, error: OSError) -> None:
+        if folder not in self._unlisted:
+            self._unlisted.add(folder)
+            self._tell(f"{folder} cannot be listed, and is tried again: {error.strerror}")
+
     def _await_turn(self) -> bool:
         """Waits until few units wait to be trained; gives False at the end."""
         while self._ledger.num_waiting > self._ahead_units:
@@ -183,7 +195,31 @@ class FileWatch:
         return not self._stop.is_set()
 
     def _take(self, file: ListedFile) -> None:
-        """Takes a file if it is there as a whole."""
+        """Takes a file if it is there as a whole, and who reads it does not die."""
+        deaths, token = self._ledger.deaths, ("file", file.name)
+        if deaths.is_aside(file.name):
+            self._known.add(file.name)
+            return
+        if not deaths.wait_to_enter(token, file.name, self._stop):
+            return
+        deaths.begin(token)
+        try:
+            self._take_living(file)
+        except ClusterError:
+            deaths.leave(token)  # it may be the cause
+            raise
+        except Exception as error:
+            cause: Exception | None = None
+            if not isinstance(error, EmbedpsError | SetAsideError) and self._ledger.num_done:
+                cause = deaths.count_death(file.name)
+            deaths.end(token)
+            if deaths.is_aside(file.name):
+                self._known.add(file.name)
+                return
+            raise cause or error from error
+        deaths.end(token)
+
+    def _take_living(self, file: ListedFile) -> None:
         arrival = self._checked(file)
         if arrival is None:
             return
@@ -192,7 +228,7 @@ class FileWatch:
             try:
                 scores = self._score(dataset, self._stop)
             except (DatasetError, tf.errors.InternalError) as error:
-                if file.name not in str(error):
+                if self._ledger.deaths.is_aside(file.name) or file.name not in str(error):
                     raise
                 arrival = self._unread(file, f"cannot be read: {_message(error)}")
                 if arrival is None:
@@ -213,15 +249,25 @@ class FileWatch:
     def _checked(self, file: ListedFile) -> Arrival | None:
         """Reads a file's footer; gives None if the file may not be complete yet."""
         path = self._directory / file.name
+        if not _is_utf8(file.name):
+            return _refused(file, "its name must be UTF-8: rename it")
         try:
-            source = path.open_input() if isinstance(path, ObjectPath) else path
-            with pq.ParquetFile(source) as parquet:
+            with (
+                path.open_input() if isinstance(path, ObjectPath) else open_file(path) as source,
+                pq.ParquetFile(source) as parquet,
+            ):
                 schema, metadata = parquet.schema_arrow, parquet.metadata
+        except NoFileError as error:
+            return _refused(file, str(error.strerror))
         except FileNotFoundError:
-            return None  # it was removed after the listing
+            if isinstance(path, ObjectPath) or not path.is_symlink():
+                return None  # it was removed after the listing
+            return self._unread(file, "is a link to a file that is absent")
         except (pa.ArrowException, OSError) as error:
             return self._unread(file, f"must be a Parquet file: {error}")
         groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+        if min(groups, default=0) < 0 or sum(groups) > _MAX_ROWS_PER_BYTE * file.num_bytes:
+            return _refused(file, f"its footer claims {sum(groups):,} rows, which it cannot hold")
         for column in self._dataset.columns:
             at = schema.get_field_index(column)
             found = str(schema.field(at).type) if at >= 0 else "none"
@@ -263,6 +309,15 @@ class FileWatch:
     def _tell(self, line: str) -> None:
         with self._lock:
             self._news.append(" ".join(line.split()))
+
+
+def _is_utf8(name: str) -> bool:
+    """Tells whether a name, as Python gives it, is one for JSON and TensorFlow too."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _message(error: BaseException) -> str:

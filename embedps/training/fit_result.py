@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedps.console.progress import rate_text
-from embedps.errors import UsageError
+from embedps.errors import UsageError, printable
 from embedps.run.cluster_config import NO_BOUND, STALE_STEPS
 from embedps.run.summary import SUMMARY_NAME
+from embedps.scheduling.unit_deaths import FILE_NAME as DEATHS_NAME
 from embedps.score_names import check_score, is_higher_better, scores_of
 
 if TYPE_CHECKING:
@@ -96,12 +97,14 @@ class UnitCounts:
       total: units of all epochs.
       repeated: attempts that may have visited rows again.
       attempts: attempts at units; more than `done` if some failed or ran twice.
+      set_aside: units that count as done though they were not trained: who trained them died.
     """
 
     done: int
     total: int
     repeated: int
     attempts: int
+    set_aside: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -274,6 +277,13 @@ class FitResult:
         if self.recoveries:
             times = "once" if len(self.recoveries) == 1 else f"{len(self.recoveries)} times"
             lines.append(f"recovered from the loss of a server {times}")
+        if aside := self.summary.get("set_aside"):
+            names = ", ".join(aside[:_MAX_SHOWN])
+            more = f" and {len(aside) - _MAX_SHOWN} more" if len(aside) > _MAX_SHOWN else ""
+            lines.append(
+                f"set aside, because who trained them died: {printable(names)}{more}; "
+                f"remove {self.model_dir / DEATHS_NAME} and run again to try them again"
+            )
         if self.stopped_early is not None:
             lines.append(f"stopped early: {self.stopped_early}")
         if self.evaluator_problem is not None:

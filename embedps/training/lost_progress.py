@@ -17,7 +17,8 @@ class LostProgress:
       units: units done since that checkpoint, which are done again.
       steps: steps done since then.
       examples: examples visited since then.
-      fruitless: losses in a row, this one included, without a new checkpoint.
+      set_aside: how many units were set aside by then, because who trained them died.
+      fruitless: losses in a row, this one included, without a new checkpoint or a unit set aside.
       earlier: records of the recoveries before.
     """
 
@@ -27,6 +28,7 @@ class LostProgress:
     units: int
     steps: int
     examples: int
+    set_aside: int = 0
     fruitless: int = 1
     earlier: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 

@@ -66,13 +66,16 @@ class Recovery:
             )
         unsaved: dict[str, Any] = {"units": 0, "steps": 0, "examples": 0}
         unsaved["checkpoint"] = self._before.checkpoint if self._before else None
+        unsaved["set_aside"] = self._before.set_aside if self._before else 0
         if self._before is not None:
             unsaved["earlier"] = [*self._before.earlier, self._before.record(None)]
         if trainer is not None:
             unsaved = trainer.unsaved()
         loss = LostProgress(why=str(error), noticed_at=time.time(), **unsaved)
-        if self._before is not None and self._before.checkpoint == loss.checkpoint:
-            loss = dataclasses.replace(loss, fruitless=self._before.fruitless + 1)
+        before = self._before
+        known = None if before is None else (before.checkpoint, before.set_aside)
+        if before is not None and known == (loss.checkpoint, loss.set_aside):
+            loss = dataclasses.replace(loss, fruitless=before.fruitless + 1)
         if loss.fruitless > _MAX_FRUITLESS:
             end_process(
                 f"{error}: {_MAX_FRUITLESS} recoveries in a row came to no new checkpoint, so "

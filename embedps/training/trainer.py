@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -18,7 +18,7 @@ from embedps.console.shutdown import end_process, shutdown_signals
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.engine.unit_functions import explain
-from embedps.errors import ClusterError, ServerLostError, TrainingError, UsageError
+from embedps.errors import ClusterError, DatasetError, ServerLostError, TrainingError, UsageError
 from embedps.evaluation.inline import InlineEvaluation
 from embedps.metrics import Metrics
 from embedps.run.config import DEFAULT_MODEL, TrainConfig
@@ -34,6 +34,7 @@ from embedps.run.run_config import RunConfig, run_of
 from embedps.run.run_lock import RunLock
 from embedps.run.summary import SUMMARY_NAME, complete, read_evaluations, read_json, write_json
 from embedps.scheduling.ledger import Ledger
+from embedps.scheduling.unit_deaths import SetAsideError
 from embedps.scheduling.watch_ledger import SPLIT, WatchLedger
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.specs import event_secs_of
@@ -208,11 +209,22 @@ class Trainer:
         if directory is None or not isinstance(setup.ledger, WatchLedger):
             return None
         scoring = InlineEvaluation(setup.model, setup.collection, dataset, self._cluster)
+        deaths = setup.ledger.deaths
+
+        def score(watched: Dataset, stop: threading.Event) -> Mapping[str, float] | None:
+            (file,) = watched.split(SPLIT).files
+
+            def die() -> Exception | None:
+                cause = deaths.count_death(file.path)
+                return DatasetError(str(cause)) if isinstance(cause, SetAsideError) else cause
+
+            return scoring.scores_of(watched, SPLIT, stop, die)
+
         return FileWatch(
             directory,
             dataset,
             setup.ledger,
-            lambda watched, stop: scoring.scores_of(watched, SPLIT, stop),
+            score,
             ahead_units=2 * self._cluster.num_workers,
             needs_times=bool(event_secs_of(setup.model.tables)),
         )
@@ -254,6 +266,7 @@ class Trainer:
         return {
             "earlier": self._recoveries.all(),
             "checkpoint": None if last is None else last.number,
+            "set_aside": len(ledger.deaths.set_aside),
             "units": ledger.num_done - done,
             "steps": ledger.steps_done() - (0 if last is None else last.step),
             "examples": ledger.rows_done()
@@ -358,7 +371,9 @@ class Trainer:
                 "repeated": ledger.num_repeated,
                 "attempts": ledger.num_attempts,
                 "total": ledger.num_units,
+                "set_aside": ledger.num_aside,
             },
+            "set_aside": ledger.deaths.set_aside,
             "finished": self.finished,
             "stopped_early": self._effects.reason,
             "learning_rate_factor": self._effects.rate_factor,

@@ -17,7 +17,7 @@ from embedps.cluster.interface import Cluster
 from embedps.cluster.local_cluster import LocalCluster
 from embedps.console.progress import ProgressLine
 from embedps.engine.unit_functions import explain
-from embedps.errors import TrainingError
+from embedps.errors import ClusterError, TrainingError
 from embedps.metrics import Counts
 from embedps.run.cluster_config import NO_BOUND
 from embedps.run.config import TrainConfig
@@ -25,6 +25,7 @@ from embedps.run.summary import Restarts
 from embedps.scheduling.gang_scheduler import GangScheduler
 from embedps.scheduling.ledger import Unit
 from embedps.scheduling.scheduler import Scheduler
+from embedps.scheduling.unit_deaths import DeadlyUnitsError
 from embedps.scheduling.unit_threads import OnFailure, UnitThreads
 from embedps.training.callback_effects import CallbackEffects
 from embedps.training.checkpoint_schedule import CheckpointSchedule
@@ -98,6 +99,10 @@ class TrainingLoop:
             share_machine=not cluster.num_ps or isinstance(cluster, LocalCluster),
         )
 
+    def _say_deaths(self, line: ProgressLine) -> None:
+        for news in self._ledger.deaths.news():
+            line.say(news)
+
     def _say_bound(self, line: ProgressLine) -> None:
         """Says that steps wait for each other, if nobody asked for it."""
         bound = self._setup.step_logs.most_stale
@@ -117,12 +122,18 @@ class TrainingLoop:
         """Trains, saves and scores; the last checkpoint says whether the run is finished.
 
         Raises:
-          TrainingError: the loss or the network is not a number.
+          TrainingError: the loss or the network is not a number, or each unit kills who trains it.
         """
         try:
             self._run()
-        except TrainingError as error:
+        except ClusterError:
+            raise  # what is in progress may have ended the server
+        except BaseException as error:
+            self._ledger.deaths.forgive()
+            if not isinstance(error, TrainingError) or isinstance(error, DeadlyUnitsError):
+                raise
             raise TrainingError(f"{error}: {self._advice()}, and {self._way_back()}") from error
+        self._ledger.deaths.forgive()
 
     def _run(self) -> None:
         writer, stop = self._setup.writer, self._notices.stop
@@ -144,6 +155,7 @@ class TrainingLoop:
                 for change in self._setup.changes:
                     line.say(change)
             self._say_bound(line)
+            self._say_deaths(line)
             self._saves = CheckpointSchedule(
                 self._config.checkpoint, self._ledger, self.save, say=line.say
             )
@@ -157,6 +169,7 @@ class TrainingLoop:
                 self._saves.save_last(final=self.finished, stop=stop)
                 self._notices.release_servers(finished=self._ledger.finished)
                 self._score(line)
+                self._say_deaths(line)
             if self.finished and writer.last is not None and not writer.last.final:
                 self._saves.save_last(final=True, stop=stop)
 
@@ -246,7 +259,7 @@ class TrainingLoop:
         """Trains until the units are done, or until a pause for scoring."""
         error: BaseException | None = None
         self._ledger.pause_at(self.scoring.next_pause(self._ledger))
-        asked = self._config.cluster
+        asked, deaths = self._config.cluster, self._ledger.deaths
         schedule = GangScheduler if asked.is_in_step and not asked.in_groups else Scheduler
         with schedule(
             self._cluster,
@@ -257,6 +270,7 @@ class TrainingLoop:
             stop=self._notices.stop,
             finish_secs=self._config.grace_secs / 2,
             on_failure=self._on_failure,
+            on_death=lambda unit: deaths.count_death(self._ledger.name_of(unit)),
         ) as scheduler:
             try:
                 self._watch(scheduler, line)
@@ -320,6 +334,8 @@ class TrainingLoop:
                 for news in self._waits.news(scheduler.awaited(self._setup.step_logs)):
                     line.say(news)
             self._notices.poll(say=line.say, save_now=self._saves.hurry)
+            if self._notices.stop.is_set():
+                self._ledger.deaths.forgive()
             if self._effects.stopping:
                 scheduler.end()
             self._saves.poll()
@@ -334,6 +350,7 @@ class TrainingLoop:
         self._advance_event_clock()
         self._setup.step_logs.forget(self._cluster.unresponsive_workers())
         self._effects.poll(line.say)
+        self._say_deaths(line)
         self.count_restarts()
         for news in [*self.scoring.news(), *self._setup.writer.news(), *self._look_at_tables()]:
             line.say(news)
@@ -394,6 +411,8 @@ class TrainingLoop:
             return
         self._shown_units, self._shown_text = done, text or self._shown_text
         text = self._shown_text
+        if aside := self._ledger.num_aside:
+            text += f", {aside:,} set aside"
         if self._watch_files is not None:
             text += f", {self._watch_files.num_waiting:,} files wait"
         line.update(done, text, total=total, force=force)

@@ -47,6 +47,7 @@ from embedps.run.preparation import check_watch
 from embedps.scheduling.arrivals import Arrivals
 from embedps.scheduling.event_clock import EventAges
 from embedps.scheduling.ledger import Ledger, LedgerOptions
+from embedps.scheduling.unit_deaths import UnitDeaths
 from embedps.scheduling.watch_ledger import WatchLedger
 from embedps.tables.byte_limits import ServerLimit
 from embedps.tables.collection import EmbeddingCollection
@@ -116,7 +117,9 @@ def set_up(
     """
     directory = CheckpointDirectory(config.model_dir)
     last = directory.latest()
-    ledger = _make_ledger(dataset, config, directory)
+    workers = cluster if isinstance(cluster, WorkerCluster) else None
+    follows = workers is not None and workers.follower is not None
+    ledger = _make_ledger(dataset, config, directory, counts_deaths=not follows)
     if last is not None:
         check_ledger(last.ledger, directory.manifest_path(last.number))
         check_transforms(last, dataset.transforms_digest)  # first: it says the most
@@ -127,7 +130,6 @@ def set_up(
         raise UsageError("--replicas divides the steps of one process, not those of a cluster")
     # First: it divides the CPU, if TensorFlow has not started yet.
     mirrored = make_mirrored_strategy(replicas) if config.cluster.mirrored else None
-    workers = cluster if isinstance(cluster, WorkerCluster) else None
     if workers is not None:
         workers.check_same(0 if last is None else last.number)
     asked = config.optimizer
@@ -287,7 +289,9 @@ def _evicted_writer(
     return EvictedRowsWriter(evicted, collection.evicted_files)
 
 
-def _make_ledger(dataset: Dataset, config: TrainConfig, directory: CheckpointDirectory) -> Ledger:
+def _make_ledger(
+    dataset: Dataset, config: TrainConfig, directory: CheckpointDirectory, *, counts_deaths: bool
+) -> Ledger:
     options = LedgerOptions(
         batch_rows=config.batch_size,
         unit_rows=config.unit_rows,
@@ -295,7 +299,19 @@ def _make_ledger(dataset: Dataset, config: TrainConfig, directory: CheckpointDir
         seed=config.seed,
     )
     watched = check_watch(config)
+    deaths = UnitDeaths()
+    if counts_deaths:
+        deaths = UnitDeaths(directory.path, limit=config.max_unit_deaths)
     if watched is None:
-        return Ledger(dataset, options, epochs=config.epochs)
-    arrivals = Arrivals(directory.path)
-    return WatchLedger(dataset, options, arrivals, epochs=config.epochs, directory=watched)
+        ledger = Ledger(dataset, options, epochs=config.epochs, deaths=deaths)
+        deaths.begin_run(num_units=ledger.units_per_epoch)
+        return ledger
+    deaths.begin_run()
+    return WatchLedger(
+        dataset,
+        options,
+        Arrivals(directory.path),
+        epochs=config.epochs,
+        directory=watched,
+        deaths=deaths,
+    )

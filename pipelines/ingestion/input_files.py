@@ -11,6 +11,7 @@ from typing import BinaryIO
 from apache_beam.io.filesystem import BeamIOError, CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
+from embedps.config_fields import check_text
 from embedps.errors import UsageError
 
 _WILDCARDS = "*?["
@@ -185,6 +186,7 @@ def _check_readable(flag: str, pattern: str, path: str) -> None:
     """Raises UsageError for a local path that is not a readable file, such as a pipe."""
     if FileSystems.get_scheme(path) is not None:
         return
+    check_text(f"{flag} {pattern}: a file's name", path)
     hint = f"{flag} {pattern}: must match regular files that can be read"
     if os.path.exists(path) and not os.path.isfile(path):
         raise UsageError(f"{hint}, {path} is a pipe or a device")

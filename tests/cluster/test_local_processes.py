@@ -159,10 +159,11 @@ def test_unit_that_kills_its_worker_ends_the_run_with_a_line(
     assert run.returncode == 1, f"{out}\n{err}"
     log = model_dir / "logs" / "worker-0.log"
     (line,) = err.splitlines()
-    assert line.startswith("embedps: worker 0 ended by SIGABRT, ")
-    assert line.endswith(f"this unit is deadly; see {log}")
+    assert line.startswith("embedps: who trained the unit from row ")
+    assert " died, 2 times each, and no unit ended well in between: " in line
     assert "going on from" not in out
-    assert log.read_text().count("serves at") == 3
+    assert log.read_text().count("serves at") == 4
+    assert log.read_text().count("this unit is deadly") == 4
     wait_until_gone(str(model_dir))
 
 

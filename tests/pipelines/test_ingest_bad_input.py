@@ -224,6 +224,14 @@ def test_match_that_is_no_file_is_one_error(tmp_path: Path, kind: str, message: 
         find_inputs(patterns["--input"], patterns.get("--eval-input", ()))
 
 
+def test_name_that_is_not_utf8_is_one_error(tmp_path: Path):
+    write_log(tmp_path / "logs/a.tsv", make_lines(30))
+    (tmp_path / "logs/a.tsv").rename(os.fsdecode(os.fsencode(tmp_path) + b"/logs/\xff.tsv"))
+    for pattern in ("logs", "logs/*"):
+        with pytest.raises(UsageError, match="file's name must be text of Unicode"):
+            find_inputs([str(tmp_path / pattern)])
+
+
 def test_folder_is_passed_over_by_a_pattern(tmp_path: Path):
     good = write_log(tmp_path / "logs/a.tsv", make_lines(30))
     write_log(tmp_path / "logs/more/b.tsv", make_lines(30))

@@ -11,6 +11,7 @@ from embedps.cluster.interface import ScheduledCall
 from embedps.metrics import Counts
 from embedps.scheduling.ledger import Ledger, LedgerOptions, Unit
 from embedps.scheduling.scheduler import Scheduler
+from embedps.scheduling.unit_deaths import UnitDeaths
 from embedps.scheduling.unit_threads import UnitThreads
 from tests.builders import make_listed
 
@@ -53,9 +54,10 @@ class FakeCluster:
     def scope(self):
         raise NotImplementedError
 
-    def schedule(self, function, args, *, on_start=lambda: None, order=0):
+    def schedule(self, function, args, *, on_start=lambda: None, on_death=None, order=0):
         attempt = Attempt()
         attempt.position, attempt.on_start, attempt.order = args[0], on_start, order
+        attempt.on_death = on_death
         attempt.numbers = tuple(int(n) for n in args[1:])
         with self._more:
             self.scheduled.append(attempt)
@@ -105,6 +107,7 @@ class ScheduledRun:
         finish_secs: float = 30.0,
         batch_rows: int = 10,
         scheduler: type[UnitThreads] = Scheduler,
+        deaths: UnitDeaths | None = None,
     ) -> None:
         """Units of so many rows, at most 10; without them so many units of 10."""
         self.cluster = FakeCluster(num_workers)
@@ -112,6 +115,7 @@ class ScheduledRun:
             make_listed([rows or (10,) * units]),
             LedgerOptions(batch_rows=batch_rows, unit_rows=10, shuffle=False),
             epochs=1,
+            deaths=deaths,
         )
         self.recorded: list[int] = []
         self.counts: list[Counts] = []
@@ -129,6 +133,7 @@ class ScheduledRun:
             record=self._record,
             stop=self.stop,
             finish_secs=self._finish_secs,
+            on_death=lambda unit: self.ledger.deaths.count_death(self.ledger.name_of(unit)),
         )
 
     def _record(self, unit: Unit, counts: Counts) -> None:

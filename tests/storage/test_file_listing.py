@@ -21,7 +21,7 @@ def test_files_come_by_modification_then_name(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x" * (i + 1))
         os.utime(path, ns=(10, 10 - min(i, 1)))
-    os.symlink("absent", tmp_path / "broken.parquet")
+    os.symlink("absent.txt", tmp_path / "broken.txt")
     found = list_files(tmp_path, ".parquet")
     assert [(file.name, file.num_bytes) for file in found] == [
         ("c.parquet", 3),
@@ -32,6 +32,26 @@ def test_files_come_by_modification_then_name(tmp_path: Path) -> None:
     assert [file.name for file in list_files(tmp_path, ".parquet", known=known)] == ["b.parquet"]
     with pytest.raises(FileNotFoundError):
         list_files(tmp_path / "absent", ".parquet")
+
+
+def test_links_that_lead_nowhere_and_folders_that_cannot_be_listed_hide_no_other(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"x")
+    os.symlink("absent", tmp_path / "absent.parquet")
+    os.symlink("loop.parquet", tmp_path / "loop.parquet")
+    long = tmp_path
+    descriptor = os.open(long, os.O_RDONLY)
+    for _ in range(20):  # a path that is longer than the system takes
+        os.mkdir("d" * 250, dir_fd=descriptor)
+        below = os.open("d" * 250, os.O_RDONLY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = below
+    os.close(descriptor)
+    unlisted: list[str] = []
+    found = list_files(tmp_path, ".parquet", on_unlisted=lambda name, _: unlisted.append(name))
+    assert {file.name for file in found} == {"a.parquet", "absent.parquet", "loop.parquet"}
+    assert len(unlisted) == 1
 
 
 def test_objects_come_by_modification_then_name(s3_dir: str) -> None:

@@ -39,6 +39,7 @@ MODELS = {
 FLAGS = (
     *(f"--batch-size={BATCH_ROWS}", f"--unit-rows={UNIT_ROWS}"),
     *("--delta-secs=0.5", "--log-secs=0.5", "--hidden=4", "--embedding-dim=2"),
+    "--max-unit-deaths=1000",  # the tests kill, and no unit
     "--keep-secs=3600",  # each that is resumed from can be read at a test's end
 )
 LOCAL = ("--num-ps=2", "--num-workers=2", "--server-timeout-secs=4")

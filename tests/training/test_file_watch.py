@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -135,6 +136,70 @@ def test_files_that_cannot_be_trained_are_told_once(
     with Watched(tmp_path, dataset).watch:
         pass
     assert len(Arrivals(tmp_path / "m").files) == 5
+
+
+def test_what_is_no_file_is_one_line_and_no_wait(
+    tmp_path: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(file_watch, "time", SimpleNamespace(monotonic=lambda: now, time=time.time))
+    path, _ = dataset.paths("train")
+    watched = Watched(tmp_path, dataset)
+    folder = watched.folder
+    os.mkfifo(folder / "fifo.parquet")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(os.path.relpath(folder / "socket.parquet"))  # a socket's path is a short one
+    for name, target in (
+        ("device", "/dev/zero"),
+        ("folder", "/tmp"),
+        ("dangling", "absent"),
+        ("loop", "loop.parquet"),
+        ("link", str(path)),
+    ):
+        os.symlink(target, folder / f"{name}.parquet")
+    (folder / "nothing.parquet").touch()
+    shutil.copy(path, os.fsencode(folder) + b"/byte-\xff.parquet")
+    watched.put(path, "[/b] new\nline.parquet")
+    watched.put(path, "folder.of.parquet/a.parquet")
+    known = {"link.parquet", "[/b] new\nline.parquet", "folder.of.parquet/a.parquet"}
+    with watched.watch:
+        until(lambda: len(watched.ledger.taken) == 8)
+        until(lambda: len(watched.watch._unreadable) == 3)
+        now = file_watch._SETTLE_SECS
+        until(lambda: len(watched.ledger.taken) == 11)
+    assert not watched.watch._thread.is_alive()
+    assert watched.ledger.num_rows == 3000 + len(known) * 1500
+    told = sorted(line for line in watched.watch.news() if " is not trained: " in line)
+    no_file = "must be a file but is not a regular one"
+    assert [line for line in told if no_file in line] == [
+        f"{name}.parquet is not trained: {no_file}"
+        for name in ("device", "fifo", "folder", "socket")
+    ]
+    assert [line for line in told if no_file not in line] == [
+        "byte-\udcff.parquet is not trained: its name must be UTF-8: rename it",
+        "dangling.parquet is not trained: is a link to a file that is absent",
+        *[line for line in told if line.startswith(("loop.", "nothing."))],
+    ]
+    assert len(told) == 8
+    again = Watched(tmp_path, dataset)
+    assert again.ledger.taken == watched.ledger.taken
+    assert [each.path for each in again.ledger._arrivals.files if each.rows] == [
+        name for name in watched.ledger.taken if name in known
+    ]
+
+
+def test_a_footer_that_claims_more_rows_than_its_file_can_hold_makes_no_units(
+    tmp_path: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(tmp_path, dataset)
+    watched.put(dataset.paths("train")[0], "a.parquet")
+    monkeypatch.setattr(file_watch, "_MAX_ROWS_PER_BYTE", 1e-3)
+    with watched.watch:
+        until(lambda: len(watched.ledger.taken) == 1)
+    assert watched.watch.news() == [
+        "a.parquet is not trained: its footer claims 1,500 rows, which it cannot hold"
+    ]
+    assert watched.ledger.num_rows == 3000
 
 
 def test_what_ends_the_scores_ends_the_run(tmp_path: Path, dataset: Dataset) -> None:

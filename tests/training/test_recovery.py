@@ -69,6 +69,14 @@ def test_recoveries_in_a_row_without_a_new_checkpoint_have_a_bound():
     assert "3 recoveries in a row came to no new checkpoint" in err
 
 
+def test_a_unit_that_was_set_aside_meanwhile_is_a_step_ahead():
+    loss: dict[str, Any] = {"why": "x", "noticed_at": 0.0, "units": 1, "steps": 1, "examples": 1}
+    before = {**loss, "checkpoint": 7, "fruitless": 3}
+    code, out, _ = run("again", EMBEDPS_RECOVERY=json.dumps({**before, "set_aside": -1}))
+    known = [json.loads(line) for line in out if line[0] in "[n"]
+    assert (code, known) == (1, [[7, 1, 3], [7, 2, 1], [7, 2, 2], [7, 2, 3]])
+
+
 def test_loss_at_the_start_is_of_the_checkpoint_before():
     loss: dict[str, Any] = {"why": "x", "noticed_at": 0.0, "units": 1, "steps": 1, "examples": 1}
     before = json.dumps({**loss, "checkpoint": 5, "fruitless": 3})

@@ -27,6 +27,10 @@ def check_ledger(ledger: Mapping[str, Any], path: Path) -> None:
         each = ledger.get(name)
         fits = isinstance(each, list) and all(map(is_count, each))
         _check(path, ledger, name, "a list of integers from 0 on", fits)
+    if "set_aside" in ledger:
+        each = ledger["set_aside"]
+        fits = isinstance(each, list) and all(map(is_count, each))
+        _check(path, ledger, "set_aside", "a list of integers from 0 on", fits)
     growing = all(a < b for a, b in itertools.pairwise([ledger["prefix"], *ledger["beyond"]]))
     _check(path, ledger, "beyond", f"numbers that grow from {ledger['prefix']} on", growing)
     units = len(ledger["doing"])

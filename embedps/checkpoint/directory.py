@@ -26,8 +26,9 @@ from embedps.storage import file_io
 from embedps.storage.file_lock import locked
 from embedps.storage.object_store import as_path
 
-_MANIFEST_NAME = re.compile(r"(\d{8,})\.json")
-_SAVE_NAME = re.compile(r"(base|delta|dense)-(\d+)")
+# Exactly the names that a save writes: another name of the same number would be another file.
+_MANIFEST_NAME = re.compile(r"([0-9]{8}|[1-9][0-9]{8,17})\.json")
+_SAVE_NAME = re.compile(r"(base|delta|dense)-(0|[1-9][0-9]{0,14})")
 
 
 class CheckpointDirectory:
@@ -157,10 +158,15 @@ class CheckpointDirectory:
                     raise
                 first_error = first_error or error
             except CheckpointError:
-                if self.manifest_path(number).exists():
+                path = self.manifest_path(number)
+                if path.exists():
                     raise
                 # Garbage collection removed it after the listing, so newer ones exist now.
                 numbers = self.numbers()
+                if number in numbers:
+                    raise CorruptCheckpointError(
+                        f"{path} must be a file, but is a link that leads nowhere: remove it"
+                    ) from None
         if first_error is not None:
             raise first_error
         return None

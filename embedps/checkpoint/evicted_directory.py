@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from embedps.storage.object_store import as_path
 
 _OWNER_NAME = "_model_dir.json"
 _FOLDER_PREFIX = "save="
+_FOLDER_NAME = re.compile(_FOLDER_PREFIX + r"[0-9]{1,18}")
 
 FIRST_FIELDS = (
     pa.field("table", pa.dictionary(pa.int16(), pa.string()), nullable=False),
@@ -150,7 +152,7 @@ class EvictedDirectory:
         for group in self.path.iterdir():
             if not group.name.startswith("_") and group.is_dir():
                 for folder in group.iterdir():
-                    if folder.name.removeprefix(_FOLDER_PREFIX).isdecimal():
+                    if _FOLDER_NAME.fullmatch(folder.name):
                         yield folder
 
 

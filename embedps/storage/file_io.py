@@ -373,9 +373,15 @@ def unlink(path: Path) -> None:
 
 
 def remove_directory(path: Path) -> int:
-    """Removes a directory and all in it; returns the total size of its files in bytes."""
+    """Removes a directory and all in it; returns the total size of its files in bytes.
+
+    Of a link, only the link is removed: what it leads to may be another's.
+    """
     if isinstance(path, ObjectPath):
         return path.remove_tree()
+    if path.is_symlink():
+        unlink(path)
+        return 0
     num_bytes = sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
     _die_if_fault("io.unlink")
     shutil.rmtree(path)

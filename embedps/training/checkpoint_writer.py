@@ -117,6 +117,7 @@ class CheckpointWriter:
         self._highest = -1  # number that a save here had, committed or not
         self._leftovers = LeftoverSaves(directory)
         self._failed_bases = 0  # in a row
+        self._failed_collections = 0  # in a row
         self._saves_before_base = 0  # after one that failed
         self._news: list[str] = []
         self.counts = {
@@ -304,9 +305,27 @@ class CheckpointWriter:
             self._tried = None
             take()
             under_way = () if self._new_base is None else (f"base-{self._new_base.number}",)
-            collect_garbage(self._directory, self._keep, under_way=under_way)
+            self._collect_garbage(under_way)
         self._count(save, time.monotonic() - began)
         return manifest
+
+    def _collect_garbage(self, under_way: Sequence[str]) -> None:
+        """Removes what nothing needs any more. The save is committed, whether this succeeds or not.
+
+        What stays is removed after a later save.
+        """
+        try:
+            collect_garbage(self._directory, self._keep, under_way=under_way)
+        except CheckpointError as error:
+            if not self._failed_collections:
+                self._news.append(
+                    f"{error}: old checkpoints stay, and are removed after a later save"
+                )
+            self._failed_collections += 1
+        else:
+            if self._failed_collections:
+                self._news.append("old checkpoints are removed again")
+            self._failed_collections = 0
 
     def _take(
         self,

@@ -174,3 +174,24 @@ def test_manifest_is_json_that_anything_reads(tmp_path):
     content = json.loads(run.directory.manifest_path(3).read_text())
     assert content["format"] == "embedps.manifest"
     assert [save["kind"] for save in content["chain"]] == ["base", "delta", "delta"]
+
+
+@pytest.mark.parametrize("name", ["000000003.json", "٠٠٠٠٠٠٠٣.json", "9" * 30 + ".json", "4.json"])
+def test_names_that_no_save_writes_are_not_manifests(tmp_path, name):
+    directory = make_run(tmp_path).directory
+    (directory.manifests_dir / name).write_text("{}")
+    (tmp_path / "base-007").mkdir()
+    (tmp_path / "delta-٣").mkdir()
+    (tmp_path / f"delta-{'9' * 30}").mkdir()
+    assert directory.numbers() == [1, 2, 3]
+    newest = directory.latest()
+    assert newest is not None
+    assert newest.number == 3
+    assert directory.next_number() == 4
+
+
+def test_a_manifest_that_is_a_link_to_nothing_is_named(tmp_path):
+    directory = make_run(tmp_path).directory
+    directory.manifest_path(4).symlink_to(tmp_path / "absent")
+    with pytest.raises(CorruptCheckpointError, match=r"00000004\.json must be a file, but is a li"):
+        directory.latest()

@@ -17,8 +17,10 @@ from embedps.checkpoint.retention import KeepNewest
 from embedps.checkpoint.tools.compact import compact
 from embedps.checkpoint.tools.verify import verify
 from embedps.errors import CorruptCheckpointError, UsageError
+from embedps.storage import file_io
 from embedps.tables import SGD, Chance, FeatureSpec, MinCount, TableSpec, ops
 from embedps.tables.collection import EmbeddingCollection
+from embedps.tables.row_files import StoredFile
 from embedps.training.checkpoint_writer import CheckpointWriter
 from tests.kernels.twins import initial_values
 from tests.tables.admission_twin import AdmissionTwin, examples_of
@@ -266,6 +268,39 @@ def test_damaged_admission_file_is_named_and_not_restored(tmp_path, at):
     assert problem.path == str(path)
     with pytest.raises(CorruptCheckpointError, match=f"{path}.*xxh3_64"):
         run.start()
+
+
+def test_compressed_counters_get_no_more_memory_than_a_batch_needs(tmp_path):
+    run = Run(tmp_path / "chain", 1)
+    run.train()
+    run.save()
+    newest = run.directory.latest()
+    assert newest is not None
+    (group,) = {table["group"] for table in newest.tables}
+    path = tmp_path / "counters.arrow"
+    with pa.OSFile(str(run.directory.file(newest.chain[0].admission[0]))) as file:
+        schema = pa.ipc.open_file(file).schema
+    table = pa.table({name: [] for name in schema.names}, schema=schema)
+    record = {"table": "t", "id": 7, "count": 2, "last_step": 0, "removed": False}
+    for records, claimed in ((65_001, 0), (65_001, 1 << 40), (3_000_000, 0)):
+        table = pa.Table.from_pylist([record] * 4096, schema).take(
+            pa.array(np.arange(records) % 4096)
+        )
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        with pa.ipc.new_file(str(path), schema, options=options) as writer:
+            writer.write_table(table.combine_chunks(), max_chunksize=records)
+        content = path.read_bytes()
+        if claimed:
+            size = np.int64(records * 8).tobytes()  # of the ids
+            assert content.count(size) == 1
+            path.write_bytes(content.replace(size, np.int64(claimed).tobytes()))
+        size, checksum = file_io.checksum_file(path)
+        files = {group: [StoredFile(str(path), size, checksum)]}
+        if records == 65_001 and not claimed:
+            assert run.collection.files.load_admission(files) == records
+            continue
+        with pytest.raises(CorruptCheckpointError, match=r"counters\.arrow"):
+            run.collection.files.load_admission(files)
 
 
 def test_delta_holds_the_counters_that_changed(tmp_path):

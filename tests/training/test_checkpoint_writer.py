@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import random
+import shutil
 import threading
 
 import numpy as np
@@ -129,6 +130,51 @@ def test_chain_is_the_live_rows_and_readers_go_on_across_bases_and_restarts(tmp_
     assert reader.resets == 1
     assert (len(bases) == 1) == (policy.kind == "one-shot")
     assert sum(save.kind == "base" for save in {s.number: s for s in reader.saves}.values()) == 1
+    model.collection.drop()
+
+
+def test_a_save_counts_whether_or_not_old_ones_can_be_removed(tmp_path, monkeypatch):
+    model = Model(tmp_path, Consecutive(max_read_cost=1.01))
+    model.train()
+    first = model.save()
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    while (newest := model.save()).base_number == first.base_number:
+        model.train()
+        model.settle()
+    model.train()
+    newest = model.save()
+    assert model.directory.latest() == newest
+    said = [line for line in model.saver.news() if "garbage" in line]
+    assert len(said) == 1
+    assert "old checkpoints stay, and are removed after a later" in said[0]
+    assert (model.directory.path / "base-1").exists()
+    monkeypatch.undo()
+    model.train()
+    model.save()
+    assert "old checkpoints are removed again" in model.saver.news()
+    assert not (model.directory.path / "base-1").exists()
+    model.collection.drop()
+
+
+def refuse(path, *_, **__):
+    raise PermissionError(13, "Permission denied", str(path))
+
+
+def test_a_save_that_lies_elsewhere_is_removed_as_a_link(tmp_path):
+    model = Model(tmp_path, Consecutive(max_read_cost=1.01))
+    model.train()
+    first = model.save()
+    elsewhere, link = tmp_path / "elsewhere", model.directory.path / "base-1"
+    link.rename(elsewhere)
+    link.symlink_to(elsewhere)
+    while model.save().base_number == first.base_number:
+        model.train()
+        model.settle()
+    model.train()
+    model.save()
+    assert not model.saver.news()
+    assert not link.is_symlink()
+    assert list(elsewhere.rglob("*.arrow"))
     model.collection.drop()
 
 

@@ -29,6 +29,7 @@ SCHEMA = pa.schema(
     metadata={"embedps.dense_file": "1"},
 )
 _STANDARD_KINDS = "biufc"
+_MAX_RANK = 64  # of a NumPy array; longer products take long
 # Looked up by name: np.dtype() would parse any text that a file holds.
 _STANDARD = {np.dtype(code).name: np.dtype(code) for code in "?bBhHiIlLqQefdFD"}
 
@@ -135,7 +136,11 @@ def _decode(path: Path, batch: pa.RecordBatch, row: int) -> np.ndarray:
         raise CorruptCheckpointError(
             f"{path}: variable {name!r}: expected a numeric dtype, found {dtype_name!r}"
         )
-    if any(size < 0 for size in shape) or math.prod(shape) * dtype.itemsize != data.size:
+    if (
+        len(shape) > _MAX_RANK
+        or any(size < 0 for size in shape)
+        or math.prod(shape) * dtype.itemsize != data.size
+    ):
         raise CorruptCheckpointError(
             f"{path}: variable {name!r}: expected the bytes of {dtype_name} {shape}, "
             f"found {data.size} bytes"

@@ -18,7 +18,7 @@ _WITHOUT_ADMISSION = 2
 SaveKind = Literal["base", "delta"]
 
 _CHECKSUM = re.compile(r"[0-9a-f]{16}")
-_DENSE = re.compile(r"dense-\d+")
+_DENSE = re.compile(r"dense-[0-9]+")
 _MAX_INT = 2**63 - 1
 _MAX_TIME = 253_402_300_799  # the last second of the year 9999
 _CHECKSUMS = re.compile(r"([0-9a-f]{16})*")

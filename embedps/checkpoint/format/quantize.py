@@ -10,6 +10,7 @@ Tables whose rows are bfloat16 or float16 in memory are stored as such, bit for 
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, get_args
 
@@ -178,7 +179,7 @@ def encoding_of(path: Path | str, schema: pa.Schema) -> tuple[Encoding, int]:
             f"{get_args(RowEncoding)} and of {get_args(OptimizerSlotEncoding)}, "
             f"found {rows!r} and {slots!r}"
         )
-    if not dim.isdecimal() or not 1 <= int(dim) <= constants.MAX_ROW_FILE_WIDTH:
+    if not re.fullmatch("[0-9]{1,9}", dim) or not 1 <= int(dim) <= constants.MAX_ROW_FILE_WIDTH:
         raise CorruptCheckpointError(
             f"{path}: schema metadata {_DIM_KEY!r}: expected a number in "
             f"1..{constants.MAX_ROW_FILE_WIDTH}, found {dim!r}"

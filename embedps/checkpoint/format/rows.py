@@ -161,8 +161,11 @@ def tables_in(path: Path, schema: pa.Schema) -> list[str]:
     """
     metadata = schema.metadata
     count = metadata.get(_NUM_TABLES_KEY, b"0")
-    keys = [f"{_TABLE_KEY}{i}".encode() for i in range(int(count) if count.isdigit() else 0)]
-    if not keys or any(key not in metadata for key in keys):
+    # A count of more tables than there is metadata is wrong: nothing is made for it.
+    most = len(str(len(metadata)))
+    claimed = int(count) if count.isdigit() and len(count) <= most else 0
+    keys = [f"{_TABLE_KEY}{i}".encode() for i in range(min(claimed, len(metadata)))]
+    if not keys or len(keys) < claimed or any(key not in metadata for key in keys):
         raise CorruptCheckpointError(
             f"{path}: schema metadata {_NUM_TABLES_KEY.decode()!r}: expected as many "
             f"tables as are named, found {count!r}"

@@ -24,7 +24,7 @@ from embedps.errors import CheckpointError, CorruptCheckpointError
 
 MAX_KEYS = 1 << 21  # sorted at once; takes about 100 MB
 _SHARD_NAMES = [
-    re.compile(re.escape(name).replace("%d", r"(\d+)"))
+    re.compile(re.escape(name).replace("%d", r"([0-9]{1,9})"))
     for name in (constants.SHARD_FILE_FORMAT, constants.ADMISSION_FILE_FORMAT)
 ]
 _File: TypeAlias = RowFile | AdmissionFile

@@ -6,6 +6,7 @@
 #include <arrow/buffer.h>
 #include <arrow/ipc/reader.h>
 #include <arrow/ipc/writer.h>
+#include <arrow/memory_pool.h>
 #include <arrow/record_batch.h>
 #include <arrow/type.h>
 #include <arrow/util/key_value_metadata.h>
@@ -131,6 +132,14 @@ Status ReadSchema(const std::string& path, const arrow::Schema& schema,
   return Status::Ok();
 }
 
+int64_t MaxBatchBytes(const std::vector<std::string>& tables) {
+  int64_t table_bytes = 0;
+  for (const std::string& table : tables) table_bytes += table.size() + sizeof(int32_t);
+  // table, id, count, last_step, removed. The slack is for rounded-up buffers and headers.
+  constexpr int64_t kRecordBytes = 2 + 8 + 4 + 4 + 1, kSlackBytes = 1 << 20;
+  return kMaxRowFileBatchRows * kRecordBytes + 2 * table_bytes + kSlackBytes;
+}
+
 Status CopyBatch(const std::string& path, const arrow::RecordBatch& batch, size_t num_tables,
                  CounterColumns* columns) {
   const arrow::Status valid = batch.ValidateFull();
@@ -183,10 +192,16 @@ Status ReadAdmissionFile(const std::string& path, const FileSum& expected,
   };
   auto options = arrow::ipc::IpcReadOptions::Defaults();
   options.use_threads = false;  // shards load their files in parallel
-  auto reader = arrow::ipc::RecordBatchFileReader::Open(file, options);
-  if (!reader.ok()) return unreadable(reader.status());
+  const auto opened = arrow::ipc::RecordBatchFileReader::Open(file, options);
+  if (!opened.ok()) return unreadable(opened.status());
   std::vector<std::string> tables;
-  EMBEDPS_RETURN_IF_ERROR(ReadSchema(path, *(*reader)->schema(), &tables));
+  EMBEDPS_RETURN_IF_ERROR(ReadSchema(path, *(*opened)->schema(), &tables));
+  // The most bytes of a batch are known now: limit what decompression may allocate to it.
+  arrow::ProxyMemoryPool pool(arrow::default_memory_pool());
+  arrow::CappedMemoryPool capped(&pool, MaxBatchBytes(tables));  // outlives the reader
+  options.memory_pool = &capped;
+  const auto reader = arrow::ipc::RecordBatchFileReader::Open(file, options);
+  if (!reader.ok()) return unreadable(reader.status());
   CounterColumns columns;
   for (int i = 0; i < (*reader)->num_record_batches(); ++i) {
     auto batch = (*reader)->ReadRecordBatch(i);

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from embedps.checkpoint.format import rows
 from embedps.checkpoint.format.dense import SCHEMA, read_dense
 from embedps.checkpoint.format.lengths import Blocks
 from embedps.checkpoint.format.rows import RowFile
@@ -15,6 +16,22 @@ from embedps.errors import CorruptCheckpointError
 from tests.checkpoint.builders import Record, row_batch, row_schema
 
 HUGE = 1 << 50
+NUM_TABLES = rows._NUM_TABLES_KEY
+
+
+class Looked(str):
+    """A prefix of keys that notes each key that is made of it."""
+
+    def __new__(cls, text: str, looked_for: list[object]) -> Looked:
+        made = super().__new__(cls, text)
+        made.looked_for = looked_for
+        return made
+
+    looked_for: list[object]
+
+    def __format__(self, spec: str) -> str:
+        self.looked_for.append(spec)
+        return str.__str__(self)
 
 
 def write_rows(path: Path, num_records: int, compression: str | None) -> None:
@@ -90,4 +107,25 @@ def test_dense_file_is_not_compressed(tmp_path: Path):
     with pa.ipc.new_file(str(path), SCHEMA, options=options) as writer:
         writer.write_table(pa.table(row, schema=SCHEMA))
     with pytest.raises(CorruptCheckpointError, match="expected buffers that are not compressed"):
+        read_dense(path)
+
+
+@pytest.mark.parametrize("count", [b"2147483648", b"3", b"9" * 5000, "٢".encode(), b""])
+def test_tables_are_no_more_than_are_named(tmp_path: Path, count: bytes, monkeypatch):
+    path = tmp_path / "rows.arrow"
+    write_rows(path, 1, None)
+    schema = RowFile(path).schema
+    looked_for: list[object] = []
+    monkeypatch.setattr(rows, "_TABLE_KEY", Looked("embedps.table.", looked_for))
+    with pytest.raises(CorruptCheckpointError, match="expected as many tables as are named"):
+        rows.tables_in(path, schema.with_metadata({**schema.metadata, NUM_TABLES: count}))
+    assert len(looked_for) <= len(schema.metadata)
+
+
+def test_shape_of_many_dims_is_refused(tmp_path: Path):
+    path = tmp_path / "dense.arrow"
+    row = {"name": ["v"], "dtype": ["float32"], "shape": [[1] * 65], "data": [bytes(4)]}
+    with pa.ipc.new_file(str(path), SCHEMA) as writer:
+        writer.write_table(pa.table(row, schema=SCHEMA))
+    with pytest.raises(CorruptCheckpointError, match="variable 'v': expected the bytes of"):
         read_dense(path)

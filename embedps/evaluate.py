@@ -21,6 +21,7 @@ from embedps.config_fields import MAX_COUNT
 from embedps.console import command_line
 from embedps.console.child_process import end_with_parent
 from embedps.console.command_line import number, path, text
+from embedps.console.lines import say
 from embedps.console.progress import ProgressLine, rate_text
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
@@ -131,7 +132,7 @@ def _write_scores(evaluator: Evaluator, file: Path, rows: int) -> None:
         ProgressLine("write scores", rows, unit="examples") as line,
     ):
         written = evaluator.write_scores(file, line.update)
-    print(f"{file}: the scores of {written:,} examples", flush=True)
+    say(f"{file}: the scores of {written:,} examples")
 
 
 def _sent_model() -> tuple[Recommender, int] | None:
@@ -235,10 +236,9 @@ class _ScoreDisplay:
         if self._line is not None:
             self._line.__exit__(None, None, None)
             self._line = None
-        print(
+        say(
             f"step {evaluation.step}: {evaluation.metrics.describe()} in {evaluation.secs:.1f} s, "
             f"{evaluation.lag_secs:.1f} s behind training",
-            flush=True,
         )
         if is_logged:
             self._log.add(evaluation)

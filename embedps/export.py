@@ -16,6 +16,7 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.config_fields import MAX_COUNT
 from embedps.console import command_line
 from embedps.console.command_line import number, text
+from embedps.console.lines import say
 from embedps.console.progress import ProgressLine
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.export") -> in
     # TensorFlow takes seconds to import; wrong flags and files are reported before that.
     from embedps.serving.export_model import export_model
 
-    print(f"exports checkpoint {manifest.number}", flush=True)
+    say(f"exports checkpoint {manifest.number}")
     with command_line.sigterm_interrupts(), ProgressLine("export", 0, unit="rows") as line:
         exported = export_model(
             run.recommender(dataset),
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.export") -> in
             seed=run.config.seed,
             on_progress=lambda done, total: line.update(done, total=total),
         )
-    print(
+    say(
         f"{exported.path}: {exported.rows:,} rows in {exported.row_bytes / 1e6:,.1f} MB, "
         f"signatures {', '.join(exported.signatures)}"
     )
@@ -90,7 +91,7 @@ def _check_same(target: Path, history: str, options: Any) -> int:
                 wrong = f"with --{name.replace('_', '-')} {found.get(name, 'of an older version')}"
     if wrong:
         raise UsageError(f"{target} is there, {wrong}: give another --output, or remove it")
-    print(f"{target}: is there already")
+    say(f"{target}: is there already")
     return 0
 
 

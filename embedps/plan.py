@@ -20,6 +20,7 @@ from pathlib import Path
 
 from embedps.console import command_line
 from embedps.console.command_line import text
+from embedps.console.lines import say
 from embedps.data.dataset import Dataset
 from embedps.run.preparation import check_columns
 from embedps.run.run_flags import RunFlags
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.plan") -> int:
     print_plan(plan, asked, make_console())
     if (path := flags.given.json) is not None:
         Path(path).write_text(json.dumps(dataclasses.asdict(plan), indent=1) + "\n")
-        print(f"wrote {path}")
+        say(f"wrote {path}")
     return 0
 
 

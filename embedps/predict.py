@@ -18,6 +18,7 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.config_fields import MAX_COUNT, check_text
 from embedps.console import command_line
 from embedps.console.command_line import number, text
+from embedps.console.lines import say
 from embedps.console.progress import ProgressLine
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.predict") -> i
     total = sum(_num_rows(file.path, raw=options.raw) for file in left)
     check_files([file.path for file in left], dataset, raw=options.raw)
     if not left:
-        print(f"{output}: {len(paths)} of {len(paths)} files scored")
+        say(f"{output}: {len(paths)} of {len(paths)} files scored")
         return 0
     output.mkdir(parents=True, exist_ok=True)
     lock = FileLock(output / _LOCK_NAME)
@@ -77,10 +78,9 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.predict") -> i
     lock.sign()
     plan.save(output)
     rows = f" ({total:,} rows)" if total else ""  # those of text files are not known
-    print(
+    say(
         f"scores {len(left)} of {len(paths)} files{rows} with checkpoint {chosen}"
         + ("" if newest is None or newest.number == chosen else f"; the newest is {newest.number}"),
-        flush=True,
     )
     model = load(model_dir, number=chosen, data=options.data, model=options.model)
     try:
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.predict") -> i
             ).run(left, output)
     finally:
         lock.release()
-    print(f"{output}: {len(paths)} of {len(paths)} files scored")
+    say(f"{output}: {len(paths)} of {len(paths)} files scored")
     return 0
 
 

@@ -18,6 +18,7 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.config_fields import MAX_COUNT
 from embedps.console import command_line
 from embedps.console.command_line import number, path, text
+from embedps.console.lines import say
 from embedps.console.shutdown import stop_signals
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
@@ -83,10 +84,9 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.serve") -> int
                 names = ", ".join(
                     f"{name} (checkpoint {m.standing.number})" for name, m in api.models.items()
                 )
-                print(
+                say(
                     f"serves {names} at {options.host}:{grpc_server.port} (gRPC) and "
                     f"{'https' if certificate else 'http'}://{options.host}:{rest_server.port}",
-                    flush=True,
                 )
             ended.wait()
         finally:

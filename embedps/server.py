@@ -23,6 +23,7 @@ from embedps.cluster.bind_address import check_listening, listen_at
 from embedps.config_fields import MAX_SECS
 from embedps.console import command_line, tf_startup
 from embedps.console.child_process import end_with_parent
+from embedps.console.lines import say
 from embedps.errors import ClusterError, UsageError
 from embedps.run.config import TrainConfig
 from embedps.run.tf_config import read_tf_config
@@ -91,19 +92,19 @@ def serve(*, grace_secs: float) -> NoReturn:
         ) from error
     check_listening(address)
     name = f"{task['type']} {task['index']}"
-    print(f"embedps: {name} serves at {address}", flush=True)
+    say(f"embedps: {name} serves at {address}")
     has_client = False
     while not told.wait(_TICK_SECS):  # signal handlers run between two waits
         had, has_client = has_client, library.embedps_secs_since_probe() < _CLIENT_SECS
         if has_client and not had:
-            print(f"embedps: {name} has a client", flush=True)
+            say(f"embedps: {name} has a client")
     library.embedps_leave()
     deadline = time.monotonic() + grace_secs
     while time.monotonic() < deadline and not library.embedps_released():
         if library.embedps_secs_since_probe() > _CLIENT_SECS:
             break  # no client is there to release it
         time.sleep(_TICK_SECS)
-    print(f"embedps: {name} ends, as it was told to", flush=True)
+    say(f"embedps: {name} ends, as it was told to")
     os._exit(0)  # TensorFlow's shutdown would wait for calls that do not return
 
 

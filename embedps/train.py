@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from embedps.console import command_line
+from embedps.console.lines import say
 from embedps.console.shutdown import sigterm_exits
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.train") -> NoR
     recommender = run.recommender(dataset)
     model_dir = prepare_directory(run.config)
     if isinstance(model_dir, ObjectPath):
-        print(f"logs and TensorBoard's events are in {local_dir(model_dir)}", flush=True)
+        say(f"logs and TensorBoard's events are in {local_dir(model_dir)}")
     scored = _train(recommender, dataset, run.config)
     sys.stdout.flush()
     # Not the interpreter's end: it would wait for a thread whose unit could not finish in time, or

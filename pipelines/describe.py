@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from embedps.console.command_line import Parser, path, run
+from embedps.console.lines import say
 from embedps.console.tables import FINGERPRINTS, make_console, make_table
 from embedps.data.dataset import Dataset
 
@@ -58,7 +59,7 @@ def main(argv: Sequence[str]) -> None:
     _print(profile)
     if options.html is not None:
         options.html.write_text(make_page(profile), encoding="utf-8")
-        print(f"wrote {options.html}")
+        say(f"wrote {options.html}")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from embedps.config_fields import MAX_INT64
 from embedps.console.command_line import Parser, number, path, run
+from embedps.console.lines import say
 from embedps.console.progress import rate_text
 
 from .synthetic.click_log import Options, generate
@@ -61,11 +62,11 @@ def main(argv: Sequence[str]) -> None:
     report = generate(options)
     wall_secs = time.monotonic() - started
     made = options.report_path.stat().st_mtime_ns != before
-    print(
+    say(
         f"{options.output}: {report['rows']:,} rows, {report['bytes']:,} bytes"
         + (rate_text(report["rows"], wall_secs, "rows") if made else ", already there, kept")
     )
-    print(
+    say(
         f"click rate {report['click_rate']:.4f}, best reachable AUC {report['best_auc']:.4f}, "
         f"log loss {report['best_logloss']:.4f} (report: {options.report_path})"
     )

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 
 from embedps.console.command_line import run
+from embedps.console.lines import say
 from embedps.console.progress import rate_text
 from embedps.console.tables import make_console, make_table
 from embedps.data.dataset import Dataset
@@ -32,17 +33,17 @@ def _print_summary(dataset: Dataset, wall_secs: float | None) -> None:
     make_console().print(table)
     read, bad = dataset.input.lines_read, dataset.input.lines_bad
     written = sum(split.rows for split in dataset.splits.values())
-    print(
+    say(
         f"{read:,} rows read = {written:,} written + {bad:,} bad"
         + (f" (see {dataset.directory / dataset.bad_lines})" if bad else "")
     )
     for file in dataset.input.files:
         if not file.lines:
-            print(f"{file.path}: no rows (see {dataset.directory / dataset.bad_lines})")
+            say(f"{file.path}: no rows (see {dataset.directory / dataset.bad_lines})")
     if wall_secs is None:
-        print("already finished with the same input and options: kept")
+        say("already finished with the same input and options: kept")
     else:
-        print(f"{wall_secs:.1f} s{rate_text(read, wall_secs, 'rows')}")
+        say(f"{wall_secs:.1f} s{rate_text(read, wall_secs, 'rows')}")
 
 
 def main(argv: Sequence[str], schema: str | None = None) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from embedps.config_fields import MAX_COUNT
 from embedps.console.command_line import Parser, number, path, run
+from embedps.console.lines import say
 
 from .ingestion.interactions import Options, make_dataset
 
@@ -68,7 +69,7 @@ def main(argv: Sequence[str]) -> None:
     options = parse_options(argv)
     dataset, was_there = make_dataset(options)
     rows = {name: split.rows for name, split in dataset.splits.items()}
-    print(
+    say(
         f"{'kept' if was_there else 'wrote'} {dataset.directory}: {rows['train']:,} pairs to train "
         f"on, {rows['eval']:,} users to score; "
         + ", ".join(f"{c.cardinality:,} {c.name}s" for c in dataset.categorical[:2])

@@ -29,6 +29,7 @@ from embedps.checkpoint.tools.stats import print_statistics, read_statistics
 from embedps.checkpoint.tools.stats_page import make_page
 from embedps.checkpoint.tools.verify import verify
 from embedps.console.command_line import Parser, run, sigterm_interrupts, text
+from embedps.console.lines import say
 from embedps.console.tables import make_console
 from embedps.errors import CheckpointError, UsageError
 from embedps.storage import file_io
@@ -129,11 +130,11 @@ def _stats(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
     if of_run is not None:
         print_run_statistics(of_run, console, details=args.details)
     if not args.details:
-        print("--details shows more columns, and what the run last saw of its tables and servers")
+        say("--details shows more columns, and what the run last saw of its tables and servers")
     if args.html is not None:
         page = make_page(directory.path.name, statistics, of_run)
         file_io.write_bytes(Path(args.html), page.encode())
-        print(f"wrote {args.html}")
+        say(f"wrote {args.html}")
     return 0
 
 
@@ -149,11 +150,9 @@ def _verify(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
         numbers = numbers[-1:]
     found = verify(directory, numbers)
     for problem in found.problems:
-        print(problem)
+        say(str(problem))
     outcome = f"{len(found.problems)} problems" if found.problems else "all as written"
-    print(
-        f"{found.manifests} manifests, {found.files} files, {format_bytes(found.bytes)}: {outcome}"
-    )
+    say(f"{found.manifests} manifests, {found.files} files, {format_bytes(found.bytes)}: {outcome}")
     return 1 if found.problems else 0
 
 
@@ -166,7 +165,7 @@ def _export(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
     directory.check_content(manifest, [file for file in saved if file.group == groups[args.table]])
     schema, batches = stream_table(directory, manifest, args.table)
     num_rows = _write_parquet(Path(args.output), schema, batches)
-    print(
+    say(
         f"{args.output}: {num_rows:,} rows of {args.table} "
         f"from manifest {manifest.number}, step {manifest.step:,}"
     )
@@ -176,12 +175,12 @@ def _export(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
 def _compact(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
     made = compact(directory)
     if made is None:
-        print(
+        say(
             f"{directory.path}: nothing to merge: the chain is one base, or a new base was "
             "committed in the meantime"
         )
         return 0
-    print(
+    say(
         f"{directory.path}: manifest {made.manifest.number} with base-{made.base.number}: "
         f"{made.base.rows:,} rows, {format_bytes(made.read_bytes)} made "
         f"{format_bytes(made.base.bytes)}"
@@ -206,7 +205,7 @@ def _diff(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
             _write_parquet(Path(args.output), first.schema, itertools.chain([first], changes))
     for name in names if args.table is None else [args.table]:
         totals = (f"{counts[name, change]:,} {change}" for change in CHANGES)
-        print(f"{name}: {', '.join(totals)}")
+        say(f"{name}: {', '.join(totals)}")
     return 0
 
 
@@ -218,9 +217,9 @@ def _evict(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
     )
     made = evict(directory, args.table, selection, evicted_rows=args.evicted_rows)
     if made.manifest is None:
-        print(f"{directory.path}: no row of {args.table} is to go: {made.kept:,} rows stay")
+        say(f"{directory.path}: no row of {args.table} is to go: {made.kept:,} rows stay")
         return 0
-    print(
+    say(
         f"{directory.path}: manifest {made.manifest.number} with {made.manifest.chain[-1].kind}-"
         f"{made.manifest.save_number}: {made.removed:,} rows of {args.table} removed, "
         f"{made.kept:,} stay"
@@ -231,7 +230,7 @@ def _evict(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
 def _rollback(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
     made = rollback(directory, args.to)
     aside = f"; {made.evaluations} later evaluations are in {ASIDE_NAME}" * bool(made.evaluations)
-    print(
+    say(
         f"{directory.path}: manifest {made.manifest.number} is manifest {args.to} again: the next "
         f"run goes on from step {made.manifest.step:,}{aside}"
     )

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from embedps.config_fields import check_text, check_value, shown
-from embedps.errors import EmbedpsError, KernelBuildError, UsageError
+from embedps.errors import EmbedpsError, KernelBuildError, UsageError, printable
 
 _LIKENESS = 0.8  # of a flag and what it is taken for
 INTERRUPTED_EXIT_CODE = 130  # 128 + SIGINT, as shells have it
@@ -165,6 +165,7 @@ def report(error: EmbedpsError | OSError) -> int:
         message = str(error) or type(error).__name__
     if not isinstance(error, KernelBuildError):
         message = re.sub(r"\s*\n\s*", " ", message.strip())
+        message = printable(message)
     print(f"embedps: {message}", file=sys.stderr, flush=True)
     return error.exit_code if isinstance(error, EmbedpsError) else 1
 

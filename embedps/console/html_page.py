@@ -28,12 +28,13 @@ svg { display: block; } svg text { font: 11px system-ui, sans-serif; fill: var(-
 def page(title: str, parts: Sequence[str]) -> str:
     """Makes a page of parts in HTML; the title is text."""
     body = "\n".join(parts)
-    return (
+    made = (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n{body}\n"
         "</body></html>\n"
     )
+    return made.encode("utf-8", "backslashreplace").decode()  # a file's name may have any bytes
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

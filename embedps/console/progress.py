@@ -7,6 +7,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from embedps.console.lines import say
 from embedps.errors import printable
 
 if TYPE_CHECKING:  # a command's --help does not wait for it
@@ -58,11 +59,11 @@ class ProgressLine:
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
             self._bar = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=20),
                 TextColumn("{task.fields[amount]}"),
                 TimeRemainingColumn(compact=True),
-                TextColumn("{task.fields[detail]}"),
+                TextColumn("{task.fields[detail]}", markup=False),
                 console=console,
                 transient=bool(unit),
             )
@@ -109,24 +110,23 @@ class ProgressLine:
                 completed=completed,
                 total=self._total,
                 amount=self._amount(completed),
-                detail=detail,
+                detail=printable(detail),
             )
         elif force or now >= self._next_line:
             self._next_line = now + self._log_secs
             if self._unit:
                 behind = f", {detail}" if detail else ""
-                print(f"{self._what}: {self._amount(completed)}{behind}", flush=True)
+                say(f"{self._what}: {self._amount(completed)}{behind}")
             else:
                 share = 100 * completed / max(1, self._total)
-                print(f"{self._what} {self._amount(completed)} ({share:.0f}%) {detail}", flush=True)
+                say(f"{self._what} {self._amount(completed)} ({share:.0f}%) {detail}")
 
     def say(self, text: str) -> None:
         """Prints a line of its own, above the bar; names in it may have any characters."""
-        text = printable(text)
         if self._bar:
-            self._bar.console.print(text, markup=False)
+            self._bar.console.print(printable(text), markup=False)
         else:
-            print(text, flush=True)
+            say(text)
 
     def _amount(self, completed: int) -> str:
         if self._unit:

@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
+from embedps.console.lines import say
 from embedps.errors import ServerLostError
 
 
 def end_process(message: str, code: int) -> NoReturn:
     """Prints a line and ends this process at once, even if its threads wait for something."""
-    print(f"embedps: {message}", file=sys.stderr, flush=True)
+    say(f"embedps: {message}", file=sys.stderr)
     sys.stdout.flush()
     os._exit(code)
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from embedps.errors import printable
 
 FINGERPRINTS = (
     "the id of a text is its fingerprint: embedps.pipelines.ingestion.text_values.fingerprint(text)"
@@ -21,6 +26,14 @@ def make_console() -> Console:
     return console if console.is_terminal else Console(width=_UNBOUNDED)
 
 
+class _Table(Table):
+    """A table whose cells show a stranger's names as they are: as no markup, and in one line."""
+
+    def add_row(self, *cells: Any, **options: Any) -> None:
+        """Adds a row of texts."""
+        super().add_row(*(Text(printable(cell)) for cell in cells), **options)
+
+
 def make_table(title: str, *headings: str, left: int = 1) -> Table:
     """Makes a table whose long cells go on in the next line where a terminal is narrow.
 
@@ -29,7 +42,7 @@ def make_table(title: str, *headings: str, left: int = 1) -> Table:
       headings: of its columns.
       left: how many columns are text, on the left; numbers are on the right.
     """
-    table = Table(title=title, title_justify="left")
+    table = _Table(title=Text(printable(title)), title_justify="left")
     for i, heading in enumerate(headings):
         table.add_column(heading, justify="left" if i < left else "right", overflow="fold")
     return table

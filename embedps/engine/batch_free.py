@@ -18,6 +18,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from embedps import kernels
+from embedps.console.lines import say
 from embedps.engine.einsum_products import product_of
 
 _Result = TypeVar("_Result")
@@ -169,12 +170,11 @@ def _tell_kept(nodes: Iterable[Iterable[Any]]) -> None:
 @functools.cache
 def _tell(kept: str) -> None:
     """Tells it once per process."""
-    print(
+    say(
         f"embedps: a record's scores may differ in their last bits from batch to batch: "
         f"TensorFlow computes the model's {kept}, and it sums in another order for other batches "
         "where there is no AVX-512",
         file=sys.stderr,
-        flush=True,
     )
 
 

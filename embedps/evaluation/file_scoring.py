@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embedps.console.lines import say
 from embedps.data.dataset import Dataset
 from embedps.data.transforms_digest import difference, no_digest, stored_digest
 from embedps.errors import DatasetError, UsageError
@@ -143,7 +144,7 @@ def check_files(paths: Sequence[Path], dataset: Dataset, *, raw: bool) -> None:
         if other := difference(found, wanted, made_of=made_of):
             raise UsageError(f"{path}: {other}")
         if not found and dataset.learned and not told:
-            print(f"{path} {no_digest(dataset.learned)}", flush=True)
+            say(f"{path} {no_digest(dataset.learned)}")
             told = True
 
 
@@ -294,8 +295,7 @@ class _Faults:
     def tell(self) -> None:
         """Prints a line, if there are any."""
         if self._count:
-            print(
+            say(
                 f"{self._path}: {self._count:,} records cannot be read and have null scores, the "
                 f"first at {self._first}",
-                flush=True,
             )

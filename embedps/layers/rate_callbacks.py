@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from embedps.console.lines import say
+
 
 def watch() -> None:
     """Makes these callbacks print a line when they get a model whose rows keep their rate."""
@@ -17,12 +19,11 @@ def watch() -> None:
         def set_model(self: Any, model: tf.keras.Model, before: Any = kind.set_model) -> None:
             before(self, model)
             for rate in _constant_rates(model):
-                print(
+                say(
                     f"embedps: {type(self).__name__} sets the rate of the model's optimizer; the "
                     f"embedding rows keep theirs, {rate:g}: give embedps.Embeddings a schedule, "
                     "learning_rate=tf.keras.optimizers.schedules...",
                     file=sys.stderr,
-                    flush=True,
                 )
 
         kind.set_model = set_model

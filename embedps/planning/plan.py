@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from embedps.console.lines import say
 from embedps.console.progress import ProgressLine
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
@@ -279,7 +280,7 @@ def _measure(
             num_ps=num_ps,
             num_workers=num_workers,
             secs=_MEASURED_SECS,
-            say=lambda text: print(text, flush=True),
+            say=say,
         )
         for num_ps, num_workers in clusters
     ]

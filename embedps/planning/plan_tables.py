@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from embedps.checkpoint.tools.inspect import format_bytes
@@ -35,7 +34,7 @@ def _tables(plan: Plan) -> Table:
     table = make_table(title, "table", "dim", "rows", "bytes", "bytes/row", "ids/step")
     for each in plan.tables:
         table.add_row(
-            escape(each.name),
+            each.name,
             str(each.dim),
             f"{'' if each.exact else '~'}{each.rows:,}",
             format_bytes(each.table_bytes),

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tensorflow.python.trackable.resource import TrackableResource
 
+from embedps.console.lines import say
 from embedps.engine.row_padding import pad, padded_rows, repeated
 from embedps.engine.step_model import StepModel
 from embedps.errors import UsageError
@@ -261,7 +262,7 @@ class StockModel(tf.Module):
         table = own_table(candidates, self._model.features)
         if table is None:
             self._unknown_query = "error"
-            print(NOT_POPULAR, flush=True)
+            say(NOT_POPULAR)
             return None
         steps = tf.constant(tables.steps(table), tf.float32)
         return (tf.minimum(tables.updates(table, ids), steps) + 1) / (steps + 2)

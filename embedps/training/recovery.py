@@ -17,6 +17,7 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from embedps.console import tf_logging
+from embedps.console.lines import say
 from embedps.console.shutdown import end_process
 from embedps.errors import ClusterError, ServerLostError
 from embedps.training.lost_progress import LostProgress
@@ -84,7 +85,7 @@ class Recovery:
             )
         if sys.stdout.isatty():
             print("\x1b[?25h", end="")  # the cursor that a live line hides
-        print(loss.describe(), flush=True)
+        say(loss.describe())
         kept = tf_logging.silence_native_stderr()
         if trainer is not None:
             trainer.close()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
+from embedps.console.lines import say
 from embedps.engine.recommender import Recommender
 from embedps.errors import ClusterError
 from embedps.evaluation.inline import InlineEvaluation
@@ -120,15 +121,15 @@ class RunScoring:
         """
         if self._sidecar is None or stop.is_set():
             return None
-        print("waiting for the evaluator to score the last checkpoint", flush=True)
+        say("waiting for the evaluator to score the last checkpoint")
         try:
             self._sidecar.finish(
                 wait_secs=self._run.config.cluster.wait_secs,
                 stop=stop,
-                say=lambda text: print(text, flush=True),
+                say=say,
             )
         except ClusterError as error:
-            print(f"embedps: {error}", file=sys.stderr, flush=True)
+            say(f"embedps: {error}", file=sys.stderr)
             return str(error)
         return None
 

@@ -10,6 +10,7 @@ from typing import NoReturn
 import tensorflow as tf
 
 from embedps.cluster.worker_cluster import WorkerCluster
+from embedps.console.lines import say
 from embedps.console.shutdown import end_process
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
@@ -50,7 +51,7 @@ def follow(
             raise explain(error) from error
 
     rank = cluster.group.rank
-    print(f"embedps: worker {rank} of {cluster.group.size} trains in step", flush=True)
+    say(f"embedps: worker {rank} of {cluster.group.size} trains in step")
     try:
         follower.serve(run, tables.answer, on_end=_end)
     except ServerLostError as error:
@@ -62,7 +63,7 @@ def follow(
 def _end(was_told: bool) -> None:
     """Ends the process once the first worker is gone."""
     if was_told:
-        print("embedps: the run has ended", flush=True)
+        say("embedps: the run has ended")
         os._exit(0)
     end_process(_again("worker 0 is lost"), ServerLostError.exit_code)
 

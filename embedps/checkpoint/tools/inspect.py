@@ -13,6 +13,7 @@ from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.lease import Lease, read_leases
 from embedps.console.tables import make_table
+from embedps.errors import printable
 
 _CHAIN_COLUMNS = ("save", "since", "step", "files", "rows", "removed", "bytes", "age", "leased by")
 
@@ -23,7 +24,7 @@ def inspect(directory: CheckpointDirectory, manifest: Manifest, console: Console
     numbers = directory.numbers()
     final = ", final" if manifest.final else ""
     console.print(
-        f"[bold]{escape(str(directory.path))}[/]: manifest {manifest.number} of "
+        f"[bold]{escape(printable(str(directory.path)))}[/]: manifest {manifest.number} of "
         f"{len(numbers)} ({numbers[0]}-{numbers[-1]}), step {manifest.step:,}, "
         f"{format_secs(now - manifest.wall_time)} old, {manifest.num_shards} shards{final}"
     )
@@ -74,14 +75,14 @@ def _chain(
             *([f"{sum(file.rows for file in save.admission):,}"] if counts else []),
             format_bytes(save.bytes),
             _age(directory.path / name, now),
-            escape(", ".join(holders.get(name, []))),
+            ", ".join(holders.get(name, [])),
         )
     dense = manifest.dense
     if dense is not None:
         size = format_bytes(dense.bytes)
-        holder = escape(", ".join(holders.get(dense.directory, [])))
+        holder = ", ".join(holders.get(dense.directory, []))
         age = _age(directory.path / dense.directory, now)
-        name, rows = escape(dense.directory), f"{dense.rows:,}"
+        name, rows = dense.directory, f"{dense.rows:,}"
         blank = [""] * (2 if counts else 1)
         table.add_row(name, "", f"{manifest.step:,}", "1", rows, *blank, size, age, holder)
     total = manifest.chain_bytes + (0 if dense is None else dense.bytes)
@@ -113,7 +114,7 @@ def _tables(manifest: Manifest) -> Table:
     table = make_table("tables", "table", "group", "dim", "optimizer")
     for each in manifest.tables:
         name = each["optimizer"]["kind"]
-        table.add_row(*(escape(str(x)) for x in (each["name"], each["group"], each["dim"], name)))
+        table.add_row(*(str(x) for x in (each["name"], each["group"], each["dim"], name)))
     return table
 
 
@@ -122,11 +123,11 @@ def _leases(leases: list[Lease], now: float) -> Table:
     for lease in leases:
         left = lease.expires_at - now
         table.add_row(
-            escape(lease.name),
+            lease.name,
             str(lease.number),
-            escape(lease.holder),
+            lease.holder,
             str(lease.pid),
-            escape(lease.host),
+            lease.host,
             f"{format_secs(now - lease.acquired_at)} ago",
             f"in {format_secs(left)}" if left > 0 else "expired",
         )

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from embedps.checkpoint.tools.inspect import format_bytes
 from embedps.console.tables import make_table
+from embedps.errors import printable
 from embedps.storage.file_io import read_bytes
 
 STATISTICS_NAME = "statistics.json"
@@ -93,10 +94,10 @@ def print_run_statistics(
             continue
         table = make_table(title, *headings)
         for row in rows:
-            table.add_row(*map(escape, row))
+            table.add_row(*row)
         console.print(table)
     for line in statistics.forecast_lines():
-        console.print(escape(f"at the present growth: {line}"))
+        console.print(Text(printable(f"at the present growth: {line}")))
 
 
 def _table_cells(name: str, table: Mapping[str, Any], *, is_short: bool) -> list[str]:

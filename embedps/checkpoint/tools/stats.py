@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.markup import escape
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
@@ -225,7 +224,7 @@ def print_statistics(
         updates = [shard.updates for shard in each.shards]
         fullest = max(updates, default=0) * len(updates) / max(each.updates, 1)
         cells = [
-            escape(each.name),
+            each.name,
             f"{each.rows:,}",
             format_bytes(each.rows * each.row_bytes),
             f"{each.updates:,}",

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from embedps.console.lines import say
 from embedps.serving.server import ivf_index
 from embedps.serving.server.item_index import NO_ITEM, Ids, ItemIndex
 from embedps.serving.server.ivf_index import Floats, IvfIndex
@@ -165,10 +166,9 @@ class ItemSearch:
             return False
         if not ivf_index.is_installed():
             self._can_build = False
-            print(
+            say(
                 f"{len(keys)} items are more than --ivf-above {self._ranking.ivf_above}, but faiss "
                 "is not installed, so each request compares all: pip install 'embedps[ivf]'",
-                flush=True,
             )
             return False
         return ivf is None or (side is not None and side.num_items > _MAX_SIDE * len(keys))
@@ -184,7 +184,7 @@ class ItemSearch:
             )
         except Exception as error:  # requests are answered by the exact search
             self._can_build = False
-            print(f"the IVF of {len(keys)} items cannot be built: {error}", flush=True)
+            say(f"the IVF of {len(keys)} items cannot be built: {error}")
             return None
-        print(ivf, flush=True)
+        say(str(ivf))
         return ivf

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from embedps.console.lines import say
 from embedps.engine.step_model import StepModel
 from embedps.errors import UsageError
 from embedps.serving.server.item_catalog import ItemCatalog
@@ -73,7 +74,7 @@ class LiveItems:
         self.unknown_query = ranking.unknown_query
         if self.unknown_query == "popular" and self._catalog.table is None:
             self.unknown_query = "error"
-            print(NOT_POPULAR, flush=True)
+            say(NOT_POPULAR)
         self._popular: PopularItems | None = None  # of the manifest, once a query needs them
         columns = model.columns_of(model.output_inputs(QUERY))
         missing_id = model.recommender.missing_id

@@ -14,6 +14,7 @@ from typing import TypeVar
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.follow import Advance, Follower
 from embedps.checkpoint.format.manifest import Manifest
+from embedps.console.lines import say
 from embedps.errors import CheckpointError, CorruptCheckpointError, UsageError
 from embedps.serving.server.batcher import Answer, Batcher
 from embedps.serving.server.live_model import LiveModel, PreparedChange
@@ -261,7 +262,7 @@ class ServedModel:
         said = " ".join((str(error) or type(error).__name__).split())
         refusal = Refusal(number=newest, message=said)
         if refusal != self._refusal:
-            print(f"{self.name}: no newer checkpoint is served: {said}", flush=True)
+            say(f"{self.name}: no newer checkpoint is served: {said}")
         self._refusal = refusal
 
     def _advance(self, newest: int) -> None:

@@ -159,7 +159,7 @@ def test_what_is_no_file_is_one_line_and_no_wait(
     ):
         os.symlink(target, folder / f"{name}.parquet")
     (folder / "nothing.parquet").touch()
-    shutil.copy(path, os.fsencode(folder) + b"/byte-\xff.parquet")
+    shutil.copy(path, folder / os.fsdecode(b"byte-\xff.parquet"))
     watched.put(path, "[/b] new\nline.parquet")
     watched.put(path, "folder.of.parquet/a.parquet")
     known = {"link.parquet", "[/b] new\nline.parquet", "folder.of.parquet/a.parquet"}
@@ -362,8 +362,10 @@ def test_a_file_whose_scores_always_fail_is_set_aside(tmp_path: Path, dataset: D
             deaths.begin("token")  # and the process dies
             continue
         watch = FileWatch(watched.folder, dataset, watched.ledger, score, ahead_units=100)
-        with watch, pytest.raises(ValueError, match="an id is 3"):
-            until(lambda watch=watch: watch.news() is None)
+        with watch:
+            watch._thread.join()
+        with pytest.raises(ValueError, match="an id is 3"):
+            watch.news()
     assert deaths.set_aside == ["killer.parquet"]
     unit = watched.ledger.take()
     assert unit is not None

@@ -75,7 +75,7 @@ def write_dataset(folder: Path, num_rows: int) -> Dataset:
 def train(dataset: Dataset, model_dir: Path, delta_secs: float) -> tuple[dict[str, Any], Any]:
     """Trains one epoch; returns its summary and the start time of each unit (file, first row)."""
     from embedps.cluster.embedded import EmbeddedCluster
-    from embedps.cluster.interface import ScheduledCall
+    from embedps.cluster.interface import OnDeath, ScheduledCall
     from embedps.run.config import TrainConfig
     from embedps.training.trainer import Trainer
     from models import dlrm
@@ -89,6 +89,7 @@ def train(dataset: Dataset, model_dir: Path, delta_secs: float) -> tuple[dict[st
             args: tuple[Any, ...],
             *,
             on_start: Callable[[], None] = lambda: None,
+            on_death: OnDeath | None = None,
             order: int = 0,
         ) -> ScheduledCall:
             def noted() -> None:
@@ -96,7 +97,7 @@ def train(dataset: Dataset, model_dir: Path, delta_secs: float) -> tuple[dict[st
                 moments[Path(path.numpy().decode()).name, int(first_row)] = time.time()
                 on_start()
 
-            return super().schedule(function, args, on_start=noted, order=order)
+            return super().schedule(function, args, on_start=noted, on_death=on_death, order=order)
 
     config = TrainConfig.from_options(
         data=str(dataset.directory),

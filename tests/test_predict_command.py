@@ -193,7 +193,7 @@ def test_mistakes_are_one_line(
     os.mkfifo(tmp_path / "pipe.parquet")
     error = refused(*base, "--input", tmp_path / "pipe.parquet", *output)
     assert "pipe.parquet: must be a file but is not a regular one" in error
-    shutil.copy(path, os.fsencode(tmp_path) + b"/\xff.raw")
+    shutil.copy(path, tmp_path / os.fsdecode(b"\xff.raw"))
     assert "file's name must be text of Unicode" in refused(
         *base, "--input", f"{tmp_path}/*.raw", *output
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from embedps.console.progress import ProgressLine
@@ -52,3 +54,17 @@ def test_no_rate_is_told_before_a_second(
         "reading: 600 of 1,000 rows",
         "reading: 1,000 of 1,000 rows, 300 rows/s",  # of the 600 that it did
     ]
+
+
+@pytest.mark.parametrize("term", ["", "xterm"], ids=["plain", "terminal"])
+def test_a_line_shows_names_of_any_characters(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, term: str
+) -> None:
+    if term:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("TERM", term)
+        monkeypatch.setenv("COLUMNS", "200")
+    with ProgressLine("units", 8) as line:
+        line.say("[/b] [red]x\n\x1b[2J\udcff é.parquet")
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().out)
+    assert "[/b] [red]x\\n\\x1b[2J\\udcff é.parquet" in shown

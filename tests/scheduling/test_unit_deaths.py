@@ -362,6 +362,10 @@ def test_a_unit_whose_workers_die_is_left_out_and_the_others_are_done(tmp_path: 
     assert run.ledger.deaths.set_aside == ["the unit from row 0 of train/0.parquet"]
 
 
+def wait_for_one(run: ScheduledRun) -> None:
+    run.wait_until(lambda: run.ledger.num_done == 1)
+
+
 def test_an_error_is_a_death_once_a_unit_was_done(tmp_path: Path) -> None:
     def end(run: ScheduledRun, index: int, error: Exception | None = None) -> None:
         attempt = run.cluster.attempts(index + 1)[index]
@@ -377,7 +381,7 @@ def test_an_error_is_a_death_once_a_unit_was_done(tmp_path: Path) -> None:
     for is_second in (False, True):
         run = run_of(tmp_path, workers=1)
         end(run, 0)
-        run.wait_until(lambda ledger=run.ledger: ledger.num_done == 1)
+        wait_for_one(run)
         end(run, 1, wrong)
         if is_second:
             end(run, 2)

@@ -143,7 +143,9 @@ def test_a_unit_that_kills_workers_is_set_aside_by_the_run(
     tmp_path: Path, dataset: Dataset, sync: str
 ) -> None:
     run = start(dataset, tmp_path, "--num-ps=1", "--num-workers=2", f"--sync={sync}")
-    out = finish(run)
+    out, err = run.communicate(timeout=200)  # TensorFlow tells of lost workers
+    assert run.returncode == 0, f"{out}\n{err}"
+    assert "Traceback" not in err
     name = f"the unit from row {2 * UNIT} of train/shard-00000-of-00001.parquet"
     assert f"{name} is set aside: who trained it died 2 times in a row." in out
     summary = summary_of(tmp_path)
@@ -151,7 +153,7 @@ def test_a_unit_that_kills_workers_is_set_aside_by_the_run(
     assert summary["units"]["set_aside"] == 1
     assert summary["set_aside"] == [name]
     assert summary["examples"] == (NUM_UNITS - 1) * UNIT
-    assert summary["worker_restarts"] == 2
+    assert summary["worker_restarts"] >= 2
 
 
 def test_a_run_that_dies_at_each_unit_from_one_on_ends(tmp_path: Path) -> None:

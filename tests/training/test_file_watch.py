@@ -24,6 +24,7 @@ from embedps.data.dataset import Dataset
 from embedps.errors import DatasetError, UsageError
 from embedps.scheduling.arrivals import Arrival, Arrivals
 from embedps.scheduling.ledger import LedgerOptions
+from embedps.scheduling.unit_deaths import UnitDeaths
 from embedps.scheduling.watch_ledger import SPLIT, WatchLedger
 from embedps.tables import TableSpec, TimeToLive
 from embedps.training import file_watch, training_loop
@@ -158,7 +159,7 @@ def test_what_is_no_file_is_one_line_and_no_wait(
     ):
         os.symlink(target, folder / f"{name}.parquet")
     (folder / "nothing.parquet").touch()
-    shutil.copy(path, os.fsencode(folder) + b"/byte-\xff.parquet")
+    shutil.copy(path, folder / os.fsdecode(b"byte-\xff.parquet"))
     watched.put(path, "[/b] new\nline.parquet")
     watched.put(path, "folder.of.parquet/a.parquet")
     known = {"link.parquet", "[/b] new\nline.parquet", "folder.of.parquet/a.parquet"}
@@ -329,6 +330,57 @@ def test_a_file_that_its_scores_cannot_read_is_refused(
     (line,) = [each for each in watch.news() if "bad" in each]
     assert line.startswith("bad.parquet is not trained: cannot be read: Parquet file '")
     assert line.endswith("row 7: a label is 2")
+
+
+def test_a_file_whose_scores_always_fail_is_set_aside(tmp_path: Path, dataset: Dataset) -> None:
+    """By an error, by the death of the process, or by those of workers."""
+
+    def score(dataset: Dataset, stop: threading.Event) -> dict[str, float]:
+        (path,) = dataset.paths(SPLIT)
+        if path.name == "error.parquet":
+            raise ValueError("an id is 3")
+        if path.name == "workers.parquet":
+            causes = [deaths.count_death(path.name) for _ in range(2)]
+            raise DatasetError(str(causes[1]))
+        return {"loss": 1.0}
+
+    for each in ("killer", "error", "workers", "good"):
+        Watched(tmp_path, dataset).put(dataset.paths("train")[0], f"{each}.parquet")
+    for i, name in enumerate(("killer", "error", "workers", "good")):
+        os.utime(tmp_path / "in" / f"{name}.parquet", ns=(i, i))
+    news: list[str] = []
+    for number in range(3):
+        watched = Watched(tmp_path, dataset)
+        deaths = watched.ledger.deaths = UnitDeaths(tmp_path, limit=2)
+        deaths.begin_run()
+        unit = watched.ledger.take()
+        assert unit is not None
+        watched.ledger.done(unit)
+        news += deaths.news()
+        if number < 2 and not deaths.is_aside("killer.parquet"):
+            assert deaths.wait_to_enter("token", "killer.parquet", threading.Event())
+            deaths.begin("token")  # and the process dies
+            continue
+        watch = FileWatch(watched.folder, dataset, watched.ledger, score, ahead_units=100)
+        with watch:
+            watch._thread.join()
+        with pytest.raises(ValueError, match="an id is 3"):
+            watch.news()
+    assert deaths.set_aside == ["killer.parquet"]
+    unit = watched.ledger.take()
+    assert unit is not None
+    watched.ledger.done(unit)  # else three in a row would end the run
+    watch = FileWatch(watched.folder, dataset, watched.ledger, score, ahead_units=100)
+    with watch:
+        until(lambda: watched.ledger.taken == ["good.parquet"])
+    assert deaths.set_aside == ["killer.parquet", "error.parquet", "workers.parquet"]
+    news += deaths.news()
+    assert [line.partition(" is set aside: ")[0] for line in news[1:]] == [
+        "killer.parquet",
+        "error.parquet",
+        "workers.parquet",
+    ]
+    assert Watched(tmp_path, dataset).ledger.taken == ["good.parquet"]
 
 
 def test_a_run_goes_on_without_files_that_are_gone(

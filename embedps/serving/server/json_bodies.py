@@ -18,7 +18,8 @@ from google.protobuf import json_format
 from embedps.serving.inputs import lengths_name, tensor_name
 from embedps.serving.server.batcher import Answer
 from embedps.serving.server.request_error import invalid
-from embedps.serving.server.requests import MAX_LIST_VALUES, MAX_ROWS, Format
+from embedps.serving.server.request_size import MAX_LIST_VALUES, MAX_ROWS
+from embedps.serving.server.requests import Format
 from embedps.serving.server.tensor_values import Array
 
 _DIGITS = re.compile(r"-?[0-9]{1,20}")

@@ -29,6 +29,7 @@ class MadeColumns:
       lists: the columns of lists.
       list_values: the names of the tensors of their values.
       missing: what a missing id is, by tensor of ids.
+      width: how many numbers a record becomes, besides the values of its lists.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class MadeColumns:
         self.lists, self.missing = tuple(lists), missing or {}
         self.list_values = frozenset(map(tensor_name, lists))
         self._form = form
+        self.width = len(self.specs) + form.width
 
         def flat(**given: tf.Tensor) -> dict[str, tf.Tensor]:
             made, tensors = make(given), {}

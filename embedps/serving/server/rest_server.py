@@ -204,7 +204,7 @@ class _Handler(BaseHTTPRequestHandler):
         read = rows_of if by_row else columns_of
         answer = self.api.predict(
             name,
-            lambda form: form.request(read(given[kinds[0]], form)),
+            lambda form, _: form.request(read(given[kinds[0]], form)),
             version=version,
             signature=given.get("signature_name", ""),
         )

@@ -1,14 +1,16 @@
-// The readers of requests, as C functions.
+// The readers of requests and the writer of answers, as C functions.
 #include <algorithm>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "embedps/kernels/requests/json_answer.h"
 #include "embedps/kernels/requests/json_request.h"
 #include "embedps/kernels/requests/predict_request.h"
 #include "embedps/kernels/requests/request_parts.h"
 
-// embedps/serving/server/request_reader.py and json_reader.py call these through ctypes, which lets
-// other threads of Python run meanwhile.
+// embedps/serving/server/request_reader.py and the json_ files beside it call these through ctypes,
+// which lets other threads of Python run meanwhile.
 extern "C" {
 __attribute__((visibility("default"))) int64_t
 embedps_find_columns(const char* data, int64_t size, const embedps::RequestColumns* columns,
@@ -66,4 +68,20 @@ __attribute__((visibility("default"))) void embedps_free_columns(
     std::vector<embedps::JsonValues>* values) {
   delete values;
 }
+
+// Returns a text, which embedps_free_text frees, and its size.
+__attribute__((visibility("default"))) std::string* embedps_write_rows(
+    const embedps::JsonOutput* outputs, int64_t num_outputs, int64_t rows, bool as_objects,
+    int64_t* size) {
+  auto text =
+      std::make_unique<std::string>(embedps::WriteRows(outputs, num_outputs, rows, as_objects));
+  *size = static_cast<int64_t>(text->size());
+  return text.release();
+}
+
+__attribute__((visibility("default"))) const char* embedps_text_data(const std::string* text) {
+  return text->data();
+}
+
+__attribute__((visibility("default"))) void embedps_free_text(std::string* text) { delete text; }
 }

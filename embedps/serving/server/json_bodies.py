@@ -16,7 +16,6 @@ import tensorflow as tf
 from google.protobuf import json_format
 
 from embedps.serving.inputs import lengths_name, tensor_name
-from embedps.serving.server.batcher import Answer
 from embedps.serving.server.request_error import invalid
 from embedps.serving.server.request_size import MAX_LIST_VALUES, MAX_ROWS
 from embedps.serving.server.requests import Format
@@ -142,27 +141,6 @@ def _bytes(name: str, value: Any, missing: int | bytes | None) -> bytes | None:
     raise invalid(f'{name!r} must hold texts, or bytes as {{"b64": TEXT}} in Base64')
 
 
-def predictions_of(answer: Answer) -> list[Any]:
-    """Gives an answer by row."""
-    columns = {name: array.tolist() for name, array in answer.outputs.items()}
-    if len(columns) == 1:
-        return list(*columns.values())
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def outputs_of(answer: Answer) -> Any:
-    """Gives an answer by column."""
-    columns = {name: array.tolist() for name, array in answer.outputs.items()}
-    return next(iter(columns.values())) if len(columns) == 1 else columns
-
-
-def answer_json(answer: Answer, *, by_row: bool) -> bytes:
-    """Writes the body of an answer."""
-    if by_row:
-        return json_bytes({"predictions": predictions_of(answer)})
-    return json_bytes({"outputs": outputs_of(answer)})
-
-
 def status_json(response: Any) -> Mapping[str, Sequence[Any]]:
     """Gives a status as TensorFlow Serving writes it: with the code of no error, too."""
     states = response.model_version_status
@@ -193,9 +171,9 @@ def message_json(message: Any) -> Any:
 
 def json_bytes(value: Any) -> bytes:
     """Writes JSON; bytes become texts."""
-    return json.dumps(value, default=_text).encode()
+    return json.dumps(value, default=text_of).encode()
 
 
-def _text(value: bytes) -> str:
+def text_of(value: bytes) -> str:
     """Gives an item's identifier, if it is a text, for JSON."""
     return value.decode(errors="replace")

@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from embedps.errors import UsageError
+from embedps.serving.server.json_answer import answer_json
 from embedps.serving.server.json_bodies import (
-    answer_json,
     json_bytes,
     message_json,
     status_json,

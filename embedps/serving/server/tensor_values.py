@@ -5,6 +5,7 @@ TensorFlow's own decoder allocates what a shape claims. This one takes only what
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,12 @@ def _values(field: Any, dtype: np.dtype[Any]) -> Array:
     return made
 
 
+def parts_of(array: Array) -> Iterator[Array]:
+    """Gives parts of a vector; other threads may run between two of them."""
+    for first in range(0, len(array), _PART):
+        yield array[first : first + _PART]
+
+
 def fill(tensor: Any, array: Array) -> None:
     """Sets an empty TensorProto to an array, as `tf.make_tensor_proto` does."""
     numbers = _NUMBERS.get(array.dtype)
@@ -117,6 +124,13 @@ def fill(tensor: Any, array: Array) -> None:
             tensor.tensor_content = array.tobytes()
         else:
             getattr(tensor, values).extend(array.ravel().tolist())
+        return
+    if array.dtype == object:
+        tensor.dtype = tf.string.as_datatype_enum
+        for size in array.shape:
+            tensor.tensor_shape.dim.add(size=size)
+        for part in parts_of(array.ravel()):
+            tensor.string_val.extend(part.tolist())
         return
     tensor.MergeFromString(tf.make_tensor_proto(array).SerializeToString())
 

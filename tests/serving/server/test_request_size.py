@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ from embedps.serving.server.request_reader import RequestReader, parsed_bytes
 from embedps.serving.server.request_size import MAX_ROWS, Room
 from embedps.serving.server.requests import RequestFormat
 from embedps.serving.server.tensor_values import fill
+from embedps.serving.server.top_k_format import MAX_FOUND, TopKFormat
 
 MIB = 1 << 20
 
@@ -189,6 +191,21 @@ def test_what_nobody_waits_for_is_not_begun() -> None:
         with pytest.raises(RequestError, match="deadline passed") as refused:
             api.predict("none", pytest.fail, version=None, signature="", timeout=timeout)
         assert refused.value.code == "DEADLINE_EXCEEDED"
+
+
+def test_a_request_asks_for_so_many_items_in_all() -> None:
+    form = TopKFormat(Columns(ids=("C1",)), missing_id=-1, has_ids=False, default_k=100, max_k=1000)
+    rows = np.zeros(MAX_FOUND // 1000, np.int64)
+    assert form.request({"C1": rows, "k": np.array([1000])}).rows == len(rows)
+    with pytest.raises(RequestError, match=f"at most {MAX_FOUND} items.* but asks for 8389000"):
+        form.request({"C1": np.append(rows, 0), "k": np.array([1000])})
+
+
+def test_texts_of_answers_are_those_of_tensorflow() -> None:
+    texts = np.array([b"a", b"", b"\xff\0"] * 10_000, object).reshape(-1, 2)
+    made = PredictRequest().inputs["x"]
+    fill(made, texts)
+    assert made.SerializeToString() == tf.make_tensor_proto(texts).SerializeToString()
 
 
 def test_long_texts_keep_both_ends() -> None:

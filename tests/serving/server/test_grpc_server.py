@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 from embedps.data.dataset import Dataset
 from embedps.serving.server import messages
 from embedps.serving.server.grpc_server import GrpcServer
 from embedps.serving.server.json_bodies import status_json
+from embedps.serving.server.json_reader import SMALL_BYTES
 from embedps.serving.server.model_api import ModelApi
 from tests.serving.builders import split_of, tensors
 from tests.serving.server.builders import (
@@ -178,4 +180,15 @@ def test_a_full_queue_refuses_and_deadlines_hold(replay: Replay, dataset: Datase
         for code, said in (ask_rest(url), ask_rest(f"{url}:predict", {"inputs": lists})):
             assert code == 400
             assert "'stable'" in said
+        # A large body, which C++ reads and whose answer it writes, gets the scores of a small one.
+        url = f"{addresses.rest}/v1/models/clicks:predict"
+        code, small = ask_rest(url, {"inputs": lists})
+        assert code == 200
+        many = {name: values * 2000 for name, values in lists.items()}
+        rows = [dict(zip(many, row, strict=True)) for row in zip(*many.values(), strict=True)]
+        for body, kind in (({"inputs": many}, "outputs"), ({"instances": rows}, "predictions")):
+            assert len(json.dumps(body)) > SMALL_BYTES
+            code, large = ask_rest(url, body)
+            assert code == 200
+            np.testing.assert_allclose(large[kind], small["outputs"] * 2000, rtol=1e-6)
         client.close()

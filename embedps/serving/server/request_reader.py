@@ -59,7 +59,8 @@ def parsed_bytes(data: bytes) -> int:
     ):
         if count > most:
             raise invalid(f"a PredictRequest must have at most {most} {what} but has {count}")
-    return parts.objects * _OBJECT_BYTES + parts.texts * _TEXT_BYTES + parts.numbers * _NUMBER_BYTES
+    made = parts.objects * _OBJECT_BYTES + parts.texts * _TEXT_BYTES
+    return int(made + parts.numbers * _NUMBER_BYTES)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -46,7 +46,7 @@ OUTPUTS = {
         "ids": texts(b"a", b'"\\\n', "é😀".encode(), b"\xff\xed\xa0\x80", b"", b"[,]").reshape(
             3, 2
         ),
-        "scores": np.float32([[1, 2], [3, 4], [5, 6]]),
+        "scores": np.array([[1, 2], [3, 4], [5, 6]], np.float32),
         'un"known': np.array([True, False, True]),
         "n": np.array([-(1 << 63), 0, (1 << 63) - 1]),
     },

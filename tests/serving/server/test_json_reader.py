@@ -36,7 +36,7 @@ class Tensors:
         for name in lists:
             self.specs[lengths_name(name)] = tf.TensorSpec([None], tf.int64)
         self.lists, self.list_values = lists, frozenset(lists)
-        self.missing = {"I": -1, "L": -7, "T": b"NA", "U": -1, "M": b""}
+        self.missing: Mapping[str, int | bytes] = {"I": -1, "L": -7, "T": b"NA", "U": -1, "M": b""}
         self.width = len(dtypes)
         self._optional = optional
 
@@ -85,7 +85,7 @@ def read(data: bytes, form: Any, most: int) -> Any:
     with python_reads(most), Room().place() as place:
         try:
             body = JsonRequest(data)
-            arrays = body.read(form, place)
+            arrays: Any = body.read(form, place)
         except RequestError as error:
             return error.code
     return body.signature, {
@@ -337,8 +337,8 @@ def test_large_requests_become_the_columns_of_small_ones() -> None:
     texts = [base64.b64encode(bytes([i % 256] * (i % 5))).decode() for i in range(20_000)]
     data = json.dumps({"instances": [{"b64": text} for text in texts]}).encode()
     with Room().place() as place:
-        made = JsonRequest(data).read(FORMS["texts"], place)["X"]
-    assert made.tolist() == [bytes([i % 256] * (i % 5)) for i in range(20_000)]
+        made: Any = JsonRequest(data).read(FORMS["texts"], place)
+    assert made["X"].tolist() == [bytes([i % 256] * (i % 5)) for i in range(20_000)]
 
 
 def test_more_rows_than_may_be_are_counted() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -189,7 +189,7 @@ def test_what_nobody_waits_for_is_not_begun() -> None:
     api = ModelApi()
     for timeout in (0.0, -1.0):  # no model is looked for, and nothing is read
         with pytest.raises(RequestError, match="deadline passed") as refused:
-            api.predict("none", pytest.fail, version=None, signature="", timeout=timeout)
+            api.predict("none", cast(Any, pytest.fail), version=None, signature="", timeout=timeout)
         assert refused.value.code == "DEADLINE_EXCEEDED"
 
 

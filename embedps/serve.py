@@ -57,7 +57,12 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.serve") -> int
     from embedps.serving.server.rest_server import RestServer
 
     certificate = (options.tls_cert, options.tls_key) if options.tls_cert else None
-    api = ModelApi(token=token)
+    numbers = (max(run.directory.numbers()) for run in runs)
+    expected = {
+        name: newest if options.number is None else options.number
+        for name, newest in zip(options.name, numbers, strict=True)
+    }
+    api = ModelApi(token=token, expected=expected)
     grpc_server = GrpcServer(
         api,
         host=options.host,

@@ -59,7 +59,14 @@ def test_manifest_that_once_crashed_the_reader_is_refused(path):
         from_json(path.read_bytes(), path)
 
 
-@pytest.mark.parametrize("name", ["files/row_file_fuzz_test", "input/unit_reader_fuzz_test"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "files/row_file_fuzz_test",
+        "input/unit_reader_fuzz_test",
+        "requests/json_request_fuzz_test",
+    ],
+)
 def test_kernels_reader_reads_or_refuses_every_seed_and_its_changes(name, tmp_path):
     """Uses the kernels as built for use; `make sanitize` runs the test under the sanitizers."""
     if not (build.HERE / "_build").is_dir():

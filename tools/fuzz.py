@@ -32,7 +32,11 @@ _FLAGS = (
     "-Wno-unknown-warning-option",
 )
 _MAX_MB = 1100  # the readers limit a file's decoded pages to 1 GiB
-_FOLDERS = {"row_file_fuzz_test": "row_file", "unit_reader_fuzz_test": "parquet"}
+_FOLDERS = {
+    "row_file_fuzz_test": "row_file",
+    "unit_reader_fuzz_test": "parquet",
+    "json_request_fuzz_test": "json_request",
+}
 
 
 def build_target(test: Path, compiler: str) -> Path:

@@ -33,7 +33,17 @@ _CHECKSUM = "0123456789abcdef"
 
 def main() -> int:
     """Writes all seeds."""
-    for write in (_row_files, _parquet, _dense, _manifests, _datasets, _leases, _runs, _scores):
+    for write in (
+        _row_files,
+        _parquet,
+        _dense,
+        _manifests,
+        _datasets,
+        _leases,
+        _runs,
+        _scores,
+        _requests,
+    ):
         write()
     return 0
 
@@ -42,6 +52,20 @@ def _folder(target: str) -> Path:
     folder = SEEDS / target
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def _requests() -> None:
+    """The names are those of json_request_fuzz_test.cc."""
+    row = '{"I": 1, "F": -0.5e-3, "D": NaN, "T": {"b64": "QUI="}, "L": [null, "7"]}'
+    columns = (
+        '{"I": [18446744073709551615], "F": [null], "D": [-Infinity], '
+        '"T": ["\\ud83d\\ude00é", null], "L": [], "L_lengths": [0]}'
+    )
+    folder = _folder("json_request")
+    rows = f'{{"signature_name": "raw", "instances": [{row}, {row}]}}'
+    (folder / "rows.json").write_text(rows)
+    (folder / "columns.json").write_text(f'{{"inputs": {columns}, "other": [{{}}, true, false]}}')
+    (folder / "values.json").write_text('{"instances": [1, {"I": 2}], "inputs": [3, "4"]}')
 
 
 def _row_files() -> None:

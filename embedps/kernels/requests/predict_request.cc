@@ -4,50 +4,18 @@
 #include <cstring>
 #include <vector>
 
+#include "embedps/kernels/requests/wire_format.h"
+
 namespace embedps {
 namespace {
 
 constexpr uint64_t kFloat = 1, kInt64 = 9;  // of TensorFlow's DataType
-constexpr int kVarint = 0, kBytes = 2;      // wire types of protobuf
-
-// A part of the request, read from its front.
-struct Bytes {
-  const char* at;
-  const char* end;
-
-  int64_t size() const { return end - at; }
-
-  bool Varint(uint64_t* value) {
-    *value = 0;
-    for (int shift = 0; shift < 64 && at < end; shift += 7) {
-      const uint64_t byte = static_cast<unsigned char>(*at++);
-      if (shift == 63 && byte > 1) return false;
-      *value |= (byte & 127) << shift;
-      if (byte < 128) return true;
-    }
-    return false;
-  }
-
-  // Reads a field's number and, of wire type kBytes, its part, else its value.
-  bool Field(uint64_t* number, int* type, Bytes* part, uint64_t* value) {
-    uint64_t tag;
-    if (!Varint(&tag)) return false;
-    *number = tag >> 3;
-    *type = static_cast<int>(tag & 7);
-    if (!Varint(value)) return false;
-    if (*type == kVarint) return true;
-    if (*type != kBytes || *value > static_cast<uint64_t>(size())) return false;
-    *part = {at, at + *value};
-    at += *value;
-    return true;
-  }
-};
 
 // Reads a TensorShapeProto of one dimension without a name.
-bool ReadShape(Bytes shape, int64_t max_rows, int64_t* rows) {
+bool ReadShape(WireBytes shape, int64_t max_rows, int64_t* rows) {
   uint64_t number, value;
   int type;
-  Bytes dim = {}, none = {};
+  WireBytes dim = {}, none = {};
   if (!shape.Field(&number, &type, &dim, &value) || type != kBytes || number != 2) return false;
   if (shape.size() != 0) return false;
   if (!dim.Field(&number, &type, &none, &value) || type != kVarint || number != 1) return false;
@@ -56,7 +24,7 @@ bool ReadShape(Bytes shape, int64_t max_rows, int64_t* rows) {
   return true;
 }
 
-int64_t CountVarints(Bytes values) {
+int64_t CountVarints(WireBytes values) {
   int64_t count = 0;
   uint64_t value;
   while (values.size() > 0) {
@@ -67,16 +35,16 @@ int64_t CountVarints(Bytes values) {
 }
 
 // Reads a TensorProto of a dtype.
-bool ReadTensor(const char* data, Bytes tensor, uint64_t dtype, int64_t max_rows,
+bool ReadTensor(const char* data, WireBytes tensor, uint64_t dtype, int64_t max_rows,
                 ColumnPlace* place) {
   const uint64_t packed_field = dtype == kFloat ? 5 : 10;
   uint32_t seen = 0;
   int64_t rows = 0;
-  Bytes content = {}, packed = {};
+  WireBytes content = {}, packed = {};
   while (tensor.size() > 0) {
     uint64_t number, value;
     int type;
-    Bytes part = {};
+    WireBytes part = {};
     if (!tensor.Field(&number, &type, &part, &value)) return false;
     if (number > 10 || (seen >> number & 1)) return false;
     seen |= 1u << number;
@@ -95,7 +63,7 @@ bool ReadTensor(const char* data, Bytes tensor, uint64_t dtype, int64_t max_rows
   if (!(seen & 2) || rows == 0) return false;
   if ((content.size() == 0) == (packed.size() == 0)) return false;
   const bool is_varints = packed.size() != 0 && dtype == kInt64;
-  const Bytes values = packed.size() != 0 ? packed : content;
+  const WireBytes values = packed.size() != 0 ? packed : content;
   const int64_t width = dtype == kFloat ? sizeof(float) : sizeof(int64_t);
   if (is_varints ? CountVarints(values) != rows : values.size() != rows * width) return false;
   *place = {values.at - data, values.size(), rows, is_varints};
@@ -103,7 +71,7 @@ bool ReadTensor(const char* data, Bytes tensor, uint64_t dtype, int64_t max_rows
 }
 
 // Gives the place of a column by name, or -1. Those after `guess` are looked at first.
-int64_t FindName(const RequestColumns& columns, Bytes name, int64_t guess) {
+int64_t FindName(const RequestColumns& columns, WireBytes name, int64_t guess) {
   for (int64_t i = 0; i < columns.num_columns; ++i) {
     const int64_t place = (guess + i) % columns.num_columns;
     const int64_t begin = place == 0 ? 0 : columns.name_end[place - 1];
@@ -118,7 +86,7 @@ int64_t FindName(const RequestColumns& columns, Bytes name, int64_t guess) {
 template <typename T>
 void CopyColumn(const char* data, const ColumnPlace& place, int64_t rows, T* to) {
   if (place.is_packed) {
-    Bytes values = {data + place.offset, data + place.offset + place.num_bytes};
+    WireBytes values = {data + place.offset, data + place.offset + place.num_bytes};
     for (int64_t row = 0; row < place.rows; ++row) {
       uint64_t value;
       values.Varint(&value);
@@ -134,20 +102,20 @@ void CopyColumn(const char* data, const ColumnPlace& place, int64_t rows, T* to)
 
 int64_t FindColumns(const char* data, int64_t size, const RequestColumns& columns,
                     ColumnPlace* places) {
-  Bytes request = {data, data + size};
+  WireBytes request = {data, data + size};
   std::vector<bool> seen(columns.num_columns);
   int64_t num_seen = 0, guess = 0, rows = 1;
   bool has_spec = false;
   while (request.size() > 0) {
     uint64_t number, value;
     int type;
-    Bytes entry = {};
+    WireBytes entry = {};
     if (!request.Field(&number, &type, &entry, &value) || type != kBytes) return -1;
     if (number == 1 && !has_spec) {
       has_spec = true;
       continue;
     }
-    Bytes name = {}, tensor = {};
+    WireBytes name = {}, tensor = {};
     if (number != 2) return -1;
     if (!entry.Field(&number, &type, &name, &value) || type != kBytes || number != 1) return -1;
     if (!entry.Field(&number, &type, &tensor, &value) || type != kBytes || number != 2) return -1;

@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
+import tensorflow as tf
 from google.protobuf.message import DecodeError
 
 from embedps.errors import UsageError
 from embedps.serving.server import messages
-from embedps.serving.server.model_api import SIGNATURE, ModelApi
+from embedps.serving.server.model_api import SIGNATURE, ModelApi, secs_left
 from embedps.serving.server.request_error import RequestError, invalid, no_labels
-from embedps.serving.server.requests import MAX_LIST_VALUES, MAX_ROWS, Format, Request
-from embedps.serving.server.tensor_values import fill, read_vector
+from embedps.serving.server.request_reader import parsed_bytes
+from embedps.serving.server.request_size import (
+    MAX_LIST_VALUES,
+    MAX_REQUEST_BYTES,
+    MAX_ROWS,
+    Place,
+    column_bytes,
+)
+from embedps.serving.server.requests import Format, Request
+from embedps.serving.server.tensor_values import (
+    claimed_text_bytes,
+    claimed_values,
+    fill,
+    read_vector,
+)
 
-MAX_MESSAGE_BYTES = 64 << 20
+_MAX_SMALL_BYTES = 1 << 16  # of a message besides PredictRequest
 _OTHER_THREADS = 8  # for requests that do not wait for scores
 _MAX_WATCHES = 128  # of health; each has a thread
 
@@ -56,7 +71,7 @@ class GrpcServer:
             ThreadPoolExecutor(threads, thread_name_prefix="grpc"),
             options=[
                 ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
             ],
             maximum_concurrent_rpcs=threads,  # the next gets RESOURCE_EXHAUSTED
         )
@@ -130,23 +145,33 @@ class GrpcServer:
         )
 
     def _predict(self, data: bytes, context: Any) -> Any:
+        timeout = context.time_remaining()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        secs_left(deadline)
         spec, usual = _spec_ahead(data), None
+        wanted: Sequence[str] = ()
         if spec is not None:
             usual = self._api.usual_request(spec.name, spec.signature_name, data)
-        if usual is None:
-            message = _parse(messages.PredictRequest, data)
-            spec, wanted = message.model_spec, message.output_filter
-        else:
-            wanted = ()
+        with self._api.room.place() as parsed:
+            if usual is None:
+                parsed.admit(parsed_bytes(data), sent=len(data))
+                message = _parse(messages.PredictRequest, data)
+                spec, wanted = message.model_spec, message.output_filter
 
-        answer = self._api.predict(
-            spec.name,
-            lambda form: _read(message, form) if usual is None else usual,
-            version=_version_of(spec),
-            signature=spec.signature_name,
-            wanted=wanted,
-            timeout=context.time_remaining(),
-        )
+            def read(form: Format, place: Place) -> Request:
+                if usual is None:
+                    return _read(message, form, place, len(data))
+                place.admit(usual.num_bytes, sent=len(data))
+                return usual.read()
+
+            answer = self._api.predict(
+                spec.name,
+                read,
+                version=_version_of(spec),
+                signature=spec.signature_name,
+                wanted=wanted,
+                timeout=secs_left(deadline),
+            )
         response = messages.PredictResponse()
         response.model_spec.name = spec.name
         response.model_spec.signature_name = spec.signature_name or SIGNATURE
@@ -204,6 +229,8 @@ def _handlers(service: str, **methods: Any) -> Any:
 
 
 def _parse(kind: Callable[[], M], data: bytes) -> M:
+    if kind is not messages.PredictRequest and len(data) > _MAX_SMALL_BYTES:
+        raise invalid(f"the message must have at most {_MAX_SMALL_BYTES} bytes but has {len(data)}")
     message = kind()
     try:
         message.ParseFromString(data)  # type: ignore[attr-defined]
@@ -223,10 +250,16 @@ def _spec_ahead(data: bytes) -> Any:
         return None
 
 
-def _read(message: Any, form: Format) -> Request:
+def _read(message: Any, form: Format, place: Place, sent: int) -> Request:
     form.check_names(set(message.inputs))
     most = dict.fromkeys(form.specs, MAX_ROWS)
     most |= dict.fromkeys(form.list_values, MAX_LIST_VALUES)
+    values, texts = {}, {}
+    for name, tensor in message.inputs.items():
+        values[name] = claimed_values(tensor)
+        if form.specs[name].dtype == tf.string:
+            texts[name] = claimed_text_bytes(tensor)
+    place.admit(column_bytes(form, values, texts), sent=sent)
     return form.request(
         {
             name: read_vector(name, tensor, form.specs[name].dtype, most=most[name])

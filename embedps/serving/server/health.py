@@ -23,6 +23,11 @@ class Health:
         """Whether the server serves."""
         return self._is_serving
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the server ends."""
+        return self._has_ended
+
     def set(self, is_serving: bool) -> None:
         """Changes it."""
         with self._changed:

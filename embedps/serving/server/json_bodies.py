@@ -16,9 +16,9 @@ import tensorflow as tf
 from google.protobuf import json_format
 
 from embedps.serving.inputs import lengths_name, tensor_name
-from embedps.serving.server.batcher import Answer
 from embedps.serving.server.request_error import invalid
-from embedps.serving.server.requests import MAX_LIST_VALUES, MAX_ROWS, Format
+from embedps.serving.server.request_size import MAX_LIST_VALUES, MAX_ROWS
+from embedps.serving.server.requests import Format
 from embedps.serving.server.tensor_values import Array
 
 _DIGITS = re.compile(r"-?[0-9]{1,20}")
@@ -43,7 +43,7 @@ def columns_of(given: Any, form: Format) -> dict[str, Array]:
     if not isinstance(given, dict):
         raise invalid('"inputs" must be an object with a list per tensor')
     form.check_names(given.keys())
-    return {name: _array(name, values, form) for name, values in given.items()}
+    return {name: vector_of(name, values, form) for name, values in given.items()}
 
 
 def rows_of(given: Any, form: Format) -> dict[str, Array]:
@@ -60,6 +60,8 @@ def rows_of(given: Any, form: Format) -> dict[str, Array]:
         if row.keys() != names:
             raise invalid(f"each instance must have the columns of the first; {place} has not")
     lists = {tensor_name(column): lengths_name(column) for column in form.lists}
+    if twice := names & {lists[name] for name in names if name in lists}:
+        raise invalid(f"an instance has its lists, and so must not have {min(twice)!r}")
     form.check_names(names | {lists[name] for name in names if name in lists})
     arrays = {}
     for name in names:
@@ -69,11 +71,11 @@ def rows_of(given: Any, form: Format) -> dict[str, Array]:
                 raise invalid(f"{name!r} must be a list in each instance")
             arrays[lists[name]] = np.array([len(value) for value in values], np.int64)
             values = [item for value in values for item in value]
-        arrays[name] = _array(name, values, form)
+        arrays[name] = vector_of(name, values, form)
     return arrays
 
 
-def _array(name: str, values: Any, form: Format) -> Array:
+def vector_of(name: str, values: Any, form: Format) -> Array:
     """Makes a vector of JSON's values; of numbers, null is a missing one."""
     spec = form.specs[name]
     if not isinstance(values, list):
@@ -94,7 +96,8 @@ def _array(name: str, values: Any, form: Format) -> Array:
     if wrong := {type(value).__name__ for value in values if type(value) not in allowed}:
         raise invalid(f"{name!r} must hold numbers of {spec.dtype.name} but has {min(wrong)}")
     try:
-        return np.array(values, spec.dtype.as_numpy_dtype)
+        with np.errstate(over="ignore"):  # it is infinite
+            return np.array(values, spec.dtype.as_numpy_dtype)
     except (OverflowError, TypeError) as error:
         raise invalid(f"{name!r} must hold numbers of {spec.dtype.name}: {error}") from None
 
@@ -130,24 +133,12 @@ def _bytes(name: str, value: Any, missing: int | bytes | None) -> bytes | None:
         if isinstance(value, str):
             return value.encode()
         if isinstance(value, dict) and value.keys() == {"b64"}:
-            return base64.b64decode(value["b64"], validate=True)
-    except (TypeError, ValueError):
+            text = value["b64"]
+            if len(text) % 4 == 0 and not text.endswith("==="):  # Python takes more of them
+                return base64.b64decode(text, validate=True)
+    except (AttributeError, TypeError, ValueError):
         pass
     raise invalid(f'{name!r} must hold texts, or bytes as {{"b64": TEXT}} in Base64')
-
-
-def predictions_of(answer: Answer) -> list[Any]:
-    """Gives an answer by row."""
-    columns = {name: array.tolist() for name, array in answer.outputs.items()}
-    if len(columns) == 1:
-        return list(*columns.values())
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def outputs_of(answer: Answer) -> Any:
-    """Gives an answer by column."""
-    columns = {name: array.tolist() for name, array in answer.outputs.items()}
-    return next(iter(columns.values())) if len(columns) == 1 else columns
 
 
 def status_json(response: Any) -> Mapping[str, Sequence[Any]]:
@@ -180,9 +171,9 @@ def message_json(message: Any) -> Any:
 
 def json_bytes(value: Any) -> bytes:
     """Writes JSON; bytes become texts."""
-    return json.dumps(value, default=_text).encode()
+    return json.dumps(value, default=text_of).encode()
 
 
-def _text(value: bytes) -> str:
+def text_of(value: bytes) -> str:
     """Gives an item's identifier, if it is a text, for JSON."""
     return value.decode(errors="replace")

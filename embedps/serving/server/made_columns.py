@@ -15,7 +15,7 @@ from embedps.errors import DatasetError
 from embedps.serving.inputs import Inputs, lengths_name, tensor_name
 from embedps.serving.server.request_error import invalid
 from embedps.serving.server.requests import Request, RequestFormat, check_names
-from embedps.serving.server.tensor_values import Array
+from embedps.serving.server.tensor_values import Array, parts_of
 from embedps.serving.stock_transforms import StockTransforms
 
 EXAMPLES, RAW = "examples", "raw"
@@ -29,6 +29,7 @@ class MadeColumns:
       lists: the columns of lists.
       list_values: the names of the tensors of their values.
       missing: what a missing id is, by tensor of ids.
+      width: how many numbers a record becomes, besides the values of its lists.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class MadeColumns:
         self.lists, self.missing = tuple(lists), missing or {}
         self.list_values = frozenset(map(tensor_name, lists))
         self._form = form
+        self.width = len(self.specs) + form.width
 
         def flat(**given: tf.Tensor) -> dict[str, tf.Tensor]:
             made, tensors = make(given), {}
@@ -90,7 +92,7 @@ class MadeColumns:
         try:
             given = {n: self._decode[n](a) if n in self._decode else a for n, a in given.items()}
             tensors = {
-                n: tf.constant(a, tf.int64 if n in self._decode else self.specs[n].dtype)
+                n: _constant(a, tf.int64 if n in self._decode else self.specs[n].dtype)
                 for n, a in given.items()
             }
             made = self._make(**tensors)
@@ -102,6 +104,13 @@ class MadeColumns:
         except UnicodeDecodeError:  # TensorFlow's message quotes the bytes
             raise invalid("the request's values cannot be read: their bytes are damaged") from None
         return self._form.request({name: value.numpy() for name, value in made.items()})
+
+
+def _constant(array: Array, dtype: tf.DType) -> tf.Tensor:
+    if dtype != tf.string:
+        return tf.constant(array, dtype)
+    parts = [tf.constant(part, dtype) for part in parts_of(array)]
+    return parts[0] if len(parts) == 1 else tf.concat([tf.constant([], dtype), *parts], axis=0)
 
 
 def of_examples(form: RequestFormat, columns: Columns, *, missing_id: int) -> MadeColumns:

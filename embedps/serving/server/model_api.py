@@ -16,7 +16,9 @@ from embedps.serving.server.health import Health
 from embedps.serving.server.live_items import QUERY
 from embedps.serving.server.live_model import LiveModel
 from embedps.serving.server.metrics import ROWS, SECONDS, Counter, Gauge, Histogram, Metrics
-from embedps.serving.server.request_error import RequestError, invalid
+from embedps.serving.server.request_error import RequestError, invalid, short_text
+from embedps.serving.server.request_reader import UsualRequest
+from embedps.serving.server.request_size import Place, Room
 from embedps.serving.server.requests import Format, Request
 from embedps.serving.server.served_model import ServedModel
 
@@ -29,12 +31,17 @@ _PREDICT_METHOD = "tensorflow/serving/predict"
 class ModelApi:
     """Models by name, and what is counted of their requests."""
 
-    def __init__(self, *, token: str | None = None) -> None:
+    def __init__(
+        self, *, token: str | None = None, expected: Mapping[str, int] | None = None
+    ) -> None:
         """Starts without models; `models` gets them.
 
         Args:
           token: that each request must carry; None lets all in.
+          expected: the models that will be served, and the versions that they load.
         """
+        self._expected = expected or {}
+        self.room = Room()
         self.models: dict[str, ServedModel] = {}
         self.health = Health()
         self._token = token
@@ -86,24 +93,28 @@ class ModelApi:
           RequestError: there is none of this name, or not yet.
         """
         if name not in self.models:
-            if not self.health.is_serving:
+            if self.is_loading(name):
                 raise RequestError(
                     "UNAVAILABLE", f"model {name!r} is not loaded: ask again once the server serves"
                 )
-            served = ", ".join(map(repr, self.models))
+            served = ", ".join(map(repr, self._expected or self.models))
             raise RequestError("NOT_FOUND", f"no model is named {name!r}: there are {served}")
         return self.models[name]
 
-    def usual_request(self, name: str, signature: str, data: bytes) -> Request | None:
-        """Reads a PredictRequest in the form that is usual; None if it is in another."""
+    def is_loading(self, name: str) -> bool:
+        """Tells whether a model will be served."""
+        return name in self._expected and name not in self.models
+
+    def usual_request(self, name: str, signature: str, data: bytes) -> UsualRequest | None:
+        """Finds the columns of a PredictRequest in its usual form; None if it is in another."""
         model = self.models.get(name)
         reader = None if model is None or signature not in ("", SIGNATURE) else model.model.reader
-        return None if reader is None else reader.read(data)
+        return None if reader is None else reader.find(data)
 
     def predict(
         self,
         name: str,
-        read: Callable[[Format], Request],
+        read: Callable[[Format, Place], Request],
         *,
         version: int | None,
         signature: str,
@@ -114,7 +125,7 @@ class ModelApi:
 
         Args:
           name: of the model.
-          read: reads the request.
+          read: reads the request; it takes the place before it makes arrays.
           version: the number of the manifest that must answer; None takes any.
           signature: of the request; empty is the default one.
           wanted: the predictions to give; none means all.
@@ -123,14 +134,17 @@ class ModelApi:
         Raises:
           RequestError: the request is not of this model, or cannot be answered now.
         """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        secs_left(deadline)
         model = self.model(name)
         forms = _formats(model)
         form = forms.get(signature or SIGNATURE)
         if form is None:
             raise invalid(f"the signature must be {' or '.join(forms)} but is {signature!r}")
         _check_version(model, version)  # before it waits; it may change meanwhile
-        request = read(form)
-        answer = _ask_of(model, signature)(request, timeout)
+        with self.room.place() as place:
+            request = read(form, place)
+            answer = _ask_of(model, signature)(request, secs_left(deadline))
         if version is not None and answer.number != version:
             raise _other_version(model, version, answer.number)
         if unknown := [each for each in wanted if each not in answer.outputs]:
@@ -165,22 +179,29 @@ class ModelApi:
     def status(self, name: str, version: int | None = None) -> Any:
         """Gives a GetModelStatusResponse: the manifest that is served, and a newer one that failed.
 
-        If newer ones cannot be looked for, the served one's message says why.
+        Before that it is LOADING, and UNLOADING once the server ends. If newer ones cannot be
+        looked for, the served one's message says why.
 
         Raises:
           RequestError: there is no such model or version.
         """
+        response = messages.GetModelStatusResponse()
+        if self.is_loading(name):
+            number = self._expected[name]
+            loading = response.model_version_status.add(version=number, state="LOADING")
+            loading.status.error_code = "OK"
+            return response
         model = self.model(name)
         refusal = model.refusal
-        response = messages.GetModelStatusResponse()
-        served = response.model_version_status.add(version=model.standing.number, state="AVAILABLE")
+        state = "UNLOADING" if self.health.has_ended else "AVAILABLE"
+        served = response.model_version_status.add(version=model.standing.number, state=state)
         served.status.error_code = "OK"
         if refusal is not None and (refusal.number is None or refusal.number < served.version):
-            served.status.error_message = refusal.message
+            served.status.error_message = short_text(refusal.message)
         elif refusal is not None:
             failed = response.model_version_status.add(version=refusal.number, state="END")
             failed.status.error_code = "DATA_LOSS"
-            failed.status.error_message = refusal.message
+            failed.status.error_message = short_text(refusal.message)
         if version is not None:
             if version not in [each.version for each in response.model_version_status]:
                 raise _other_version(model, version, model.standing.number)
@@ -242,6 +263,18 @@ class ModelApi:
         )
         metrics.add("embedps_rows", "Rows by table.", rows)
         return metrics
+
+
+def secs_left(deadline: float | None) -> float | None:
+    """Gives the seconds until a deadline, by `time.monotonic`.
+
+    Raises:
+      RequestError: it passed, so nobody waits for what would be done.
+    """
+    left = None if deadline is None else deadline - time.monotonic()
+    if left is not None and left <= 0:
+        raise RequestError("DEADLINE_EXCEEDED", "the request's deadline passed")
+    return left
 
 
 def _formats(model: ServedModel) -> dict[str, Format]:

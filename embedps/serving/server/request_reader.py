@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from embedps import kernels
 from embedps.serving.inputs import tensor_name
-from embedps.serving.server.requests import MAX_ROWS, Request
+from embedps.serving.server.request_error import invalid
+from embedps.serving.server.request_size import MAX_ROWS
+from embedps.serving.server.requests import Request
 
 _PLACE_NUMBERS = 4  # of a ColumnPlace
 
@@ -22,6 +26,54 @@ class _Columns(ctypes.Structure):  # RequestColumns
         ("num_columns", ctypes.c_int64),
         ("max_rows", ctypes.c_int64),
     )
+
+
+class _Parts(ctypes.Structure):  # RequestParts
+    _fields_ = (
+        ("objects", ctypes.c_int64),
+        ("texts", ctypes.c_int64),
+        ("numbers", ctypes.c_int64),
+    )
+
+
+# What protobuf holds of each, with room to grow.
+_OBJECT_BYTES, _TEXT_BYTES, _NUMBER_BYTES = 256, 48, 24
+_MAX_OBJECTS = 1 << 16  # each takes the interpreter a while
+_MAX_TEXTS = 1 << 21
+
+
+def parsed_bytes(data: bytes) -> int:
+    """Counts the bytes that protobuf takes to parse a PredictRequest, besides what it copies.
+
+    Raises:
+      RequestError: it is malformed, or has too many parts.
+    """
+    parts = _Parts()
+    is_whole = kernels.library().embedps_count_parts
+    is_whole.restype = ctypes.c_bool
+    if not is_whole(data, ctypes.c_int64(len(data)), ctypes.byref(parts)):
+        raise invalid(f"the {len(data)} bytes must be a PredictRequest")
+    for count, most, what in (
+        (parts.objects, _MAX_OBJECTS, "inputs, dimensions and other parts"),
+        (parts.texts, _MAX_TEXTS, "texts in string_val"),
+    ):
+        if count > most:
+            raise invalid(f"a PredictRequest must have at most {most} {what} but has {count}")
+    made = parts.objects * _OBJECT_BYTES + parts.texts * _TEXT_BYTES
+    return int(made + parts.numbers * _NUMBER_BYTES)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UsualRequest:
+    """A request whose columns are found.
+
+    Attributes:
+      num_bytes: that its columns will have.
+      read: copies them.
+    """
+
+    num_bytes: int
+    read: Callable[[], Request]
 
 
 class RequestReader:
@@ -44,19 +96,27 @@ class RequestReader:
         )
         self._num_floats, self._num_columns = len(floats), len(names)
 
-    def read(self, data: bytes) -> Request | None:
-        """Reads a request; None if it is not as clients send it as a rule, or is malformed."""
+    def find(self, data: bytes) -> UsualRequest | None:
+        """Finds a request's columns.
+
+        Returns:
+          None if it is not as clients send it as a rule, or is malformed.
+        """
         size = ctypes.c_int64(len(data))
         columns = ctypes.byref(self._columns)
         places = np.empty([self._num_columns, _PLACE_NUMBERS], np.int64)
-        rows = self._find(data, size, columns, _address(places))
+        rows = int(self._find(data, size, columns, _address(places)))
         if rows < 0:
             return None
+        width = 4 * self._num_floats + 8 * (self._num_columns - self._num_floats)
+        return UsualRequest(num_bytes=rows * width, read=lambda: self._read(data, places, rows))
+
+    def _read(self, data: bytes, places: Any, rows: int) -> Request:
         floats = np.empty([self._num_floats, rows], np.float32)
         integers = np.empty([self._num_columns - self._num_floats, rows], np.int64)
         self._copy(
             data,
-            columns,
+            ctypes.byref(self._columns),
             _address(places),
             ctypes.c_int64(rows),
             _address(floats),

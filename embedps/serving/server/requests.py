@@ -18,10 +18,8 @@ from embedps.data.unit_reader import NUMERICS
 from embedps.engine.row_padding import padded_size
 from embedps.serving.inputs import Inputs, lengths_name, tensor_name
 from embedps.serving.server.request_error import invalid
+from embedps.serving.server.request_size import MAX_LIST_VALUES
 from embedps.serving.server.tensor_values import Array
-
-MAX_ROWS = 1 << 16
-MAX_LIST_VALUES = 1 << 22
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,6 +104,10 @@ class Format(Protocol):
     def missing(self) -> Mapping[str, int | bytes]:
         """What a missing id is, by tensor of ids."""
 
+    @property
+    def width(self) -> int:
+        """How many numbers a record becomes, besides the values of its lists."""
+
     def check_names(self, names: Set[str]) -> None:
         """Checks the names of a request's tensors."""
 
@@ -136,6 +138,7 @@ class RequestFormat:
       list_values: the names of the tensors of their values.
       missing: what a missing id is, by tensor of ids.
       floats, integers: the columns of a Request's matrices.
+      width: how many numbers a record becomes, besides the values of its lists.
     """
 
     def __init__(self, columns: Columns, *, missing_id: int) -> None:
@@ -154,6 +157,7 @@ class RequestFormat:
         singles.sort(key=lambda name: name not in columns.numerics)  # the numbers' matrix is first
         self.floats = [n for n in singles if self._dtype(n) == tf.float32]
         self.integers = [n for n in singles if self._dtype(n) == tf.int64]
+        self.width = len(columns.names)
 
     def signature(self) -> list[tf.TensorSpec]:
         """Gives the specs of `Request.arguments`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import ssl
 import threading
@@ -13,15 +12,13 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from embedps.errors import UsageError
+from embedps.serving.server.json_answer import answer_json
 from embedps.serving.server.json_bodies import (
-    columns_of,
     json_bytes,
     message_json,
-    outputs_of,
-    predictions_of,
-    rows_of,
     status_json,
 )
+from embedps.serving.server.json_reader import JsonRequest
 from embedps.serving.server.metrics import CONTENT_TYPE
 from embedps.serving.server.model_api import ModelApi
 from embedps.serving.server.request_error import RequestError, invalid, no_labels
@@ -193,37 +190,16 @@ class _Handler(BaseHTTPRequestHandler):
         name, version, action = _parts(path)
         if action != ":predict":
             raise RequestError("UNIMPLEMENTED", "a POST must be to /v1/models/NAME:predict")
-        given = self._body()
-        kinds = [kind for kind in ("instances", "inputs") if kind in given]
-        if len(kinds) != 1 or not isinstance(given.get("signature_name", ""), str):
-            raise invalid(
-                'the body must be {"instances": [...]} or {"inputs": {...}}, and may name its '
-                '"signature_name"'
-            )
-        by_row = kinds[0] == "instances"
-        read = rows_of if by_row else columns_of
-        answer = self.api.predict(
-            name,
-            lambda form: form.request(read(given[kinds[0]], form)),
-            version=version,
-            signature=given.get("signature_name", ""),
-        )
-        body = (
-            {"predictions": predictions_of(answer)} if by_row else {"outputs": outputs_of(answer)}
-        )
-        return json_bytes(body), {"Embedps-Manifest": str(answer.number)}
+        given = JsonRequest(self._body())
+        answer = self.api.predict(name, given.read, version=version, signature=given.signature)
+        body = answer_json(answer, by_row=given.by_row)
+        return body, {"Embedps-Manifest": str(answer.number)}
 
-    def _body(self) -> dict[str, Any]:
+    def _body(self) -> bytes:
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal() or int(length[:18]) > MAX_BODY_BYTES:
             raise invalid(f"a POST must have a Content-Length of at most {MAX_BODY_BYTES}")
-        try:
-            given = json.loads(self.rfile.read(int(length)))
-        except (ValueError, RecursionError) as error:
-            raise invalid(f"the body must be JSON: {error}") from None
-        if not isinstance(given, dict):
-            raise invalid("the body must be a JSON object")
-        return given
+        return self.rfile.read(int(length))
 
 
 def _parts(path: str) -> tuple[str, int | None, str]:

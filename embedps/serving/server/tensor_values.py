@@ -5,6 +5,7 @@ TensorFlow's own decoder allocates what a shape claims. This one takes only what
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from embedps.serving.server.request_error import invalid
 
 Array = npt.NDArray[Any]
 
+_PART = 1 << 14  # values that are made while no other thread runs
 _FIELDS = {
     tf.int64: "int64_val",
     tf.float32: "float_val",
@@ -76,12 +78,39 @@ def read_vector(name: str, tensor: Any, dtype: tf.DType, *, most: int) -> Array:
                 f"of tensor_content but has {len(content)}"
             )
         return np.frombuffer(content, numpy_dtype)
-    values = np.array(getattr(tensor, _FIELDS[dtype]), numpy_dtype)
+    values = _values(getattr(tensor, _FIELDS[dtype]), numpy_dtype)
     if len(values) == size:
         return values
     if len(values) == 1:  # a constant tensor, as TensorFlow abbreviates it
         return np.repeat(values, size)
     raise invalid(f"tensor {name!r} of shape {shape} has {len(values)} values")
+
+
+def claimed_values(tensor: Any) -> int:
+    """Gives how many values a TensorProto of a vector says that it has."""
+    dims = tensor.tensor_shape.dim
+    return max(dims[0].size, 0) if dims else 0
+
+
+def claimed_text_bytes(tensor: Any) -> int:
+    """Gives how many bytes the texts of a TensorProto have, or more."""
+    is_one = len(tensor.string_val) == 1
+    return int(tensor.ByteSize()) * (max(claimed_values(tensor), 1) if is_one else 1)
+
+
+def _values(field: Any, dtype: np.dtype[Any]) -> Array:
+    """Copies a repeated field; other threads may run between two parts."""
+    made = np.empty(len(field), dtype)
+    for first in range(0, len(field), _PART):
+        part = field[first : first + _PART]
+        made[first : first + len(part)] = part
+    return made
+
+
+def parts_of(array: Array) -> Iterator[Array]:
+    """Gives parts of a vector; other threads may run between two of them."""
+    for first in range(0, len(array), _PART):
+        yield array[first : first + _PART]
 
 
 def fill(tensor: Any, array: Array) -> None:
@@ -95,6 +124,13 @@ def fill(tensor: Any, array: Array) -> None:
             tensor.tensor_content = array.tobytes()
         else:
             getattr(tensor, values).extend(array.ravel().tolist())
+        return
+    if array.dtype == object:
+        tensor.dtype = tf.string.as_datatype_enum
+        for size in array.shape:
+            tensor.tensor_shape.dim.add(size=size)
+        for part in parts_of(array.ravel()):
+            tensor.string_val.extend(part.tolist())
         return
     tensor.MergeFromString(tf.make_tensor_proto(array).SerializeToString())
 

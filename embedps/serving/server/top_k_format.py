@@ -14,6 +14,7 @@ from embedps.serving.server.request_error import invalid
 from embedps.serving.server.requests import Request, RequestFormat
 from embedps.serving.server.tensor_values import Array
 
+MAX_FOUND = 1 << 23  # items of an answer
 K, SEEN, ALLOWED = "k", "seen", "allowed"
 _IS_LIMITED = "embedps_is_limited"  # no tensor of a request: whether it has a list of `allowed`
 
@@ -93,7 +94,13 @@ class TopKFormat(RequestFormat):
         if np.any(k < 1) or np.any(k > self._max_k):
             raise invalid(f"{K!r} must be from 1 to {self._max_k} but is {k.tolist()[:5]}")
         whole[_IS_LIMITED] = np.full(1, ALLOWED in given, np.int64)
-        return self._request(whole)
+        request = self._request(whole)
+        if (found := request.rows * int(k.max(initial=0))) > MAX_FOUND:
+            raise invalid(
+                f"a request must ask for at most {MAX_FOUND} items, its records times the largest "
+                f"{K!r}, but asks for {found}: send fewer records at a time"
+            )
+        return request
 
     def parts(self, request: Request) -> TopKRequest:
         """Splits a request, or several that were put together."""

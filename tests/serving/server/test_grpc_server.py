@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 from embedps.data.dataset import Dataset
 from embedps.serving.server import messages
 from embedps.serving.server.grpc_server import GrpcServer
+from embedps.serving.server.json_bodies import status_json
+from embedps.serving.server.json_reader import SMALL_BYTES
 from embedps.serving.server.model_api import ModelApi
 from tests.serving.builders import split_of, tensors
 from tests.serving.server.builders import (
@@ -21,6 +24,7 @@ from tests.serving.server.builders import (
     ask_rest,
     predict_request,
     serving,
+    status,
     until,
 )
 
@@ -64,6 +68,49 @@ def test_watchers_are_told_of_each_change(server: tuple[ModelApi, GrpcServer]) -
         grpc_server.stop(5)
         assert [each.status for each in seen] == [NOT_SERVING]
     until(lambda: grpc_server._watches._value == 128)
+
+
+def test_a_model_that_loads_is_loading_and_not_unknown(
+    server: tuple[ModelApi, GrpcServer],
+) -> None:
+    api, grpc_server = server
+    api._expected = {"clicks": 7}
+    client = Client(f"127.0.0.1:{grpc_server.port}")
+    (found,) = status(client).model_version_status
+    assert (found.version, found.state) == (7, messages.ModelVersionStatus.State.Value("LOADING"))
+    assert found.status.error_code == 0
+    assert status_json(api.status("clicks"))["model_version_status"][0]["state"] == "LOADING"
+    with pytest.raises(grpc.RpcError, match="'clicks' is not loaded: ask again") as refused:
+        client.predict(predict_request({}))
+    assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+    with pytest.raises(grpc.RpcError, match="no model is named 'other': there are 'clicks'") as no:
+        client.predict(predict_request({}, name="other"))
+    assert no.value.code() == grpc.StatusCode.NOT_FOUND
+    client.close()
+
+
+def test_a_name_of_a_request_is_quoted_in_part(server: tuple[ModelApi, GrpcServer]) -> None:
+    client = Client(f"127.0.0.1:{server[1].port}")
+    name = "é\n\x1b[31m" * 5000
+    service, kind = messages.MODEL_SERVICE, messages.GetModelStatusResponse
+    request = messages.GetModelStatusRequest()
+    request.model_spec.name = name
+    for ask, code in (
+        (lambda: client.call(service, "GetModelStatus", request, kind), "NOT_FOUND"),
+        (lambda: client.predict(predict_request({}, name=name * 100)), "NOT_FOUND"),
+        (lambda: client.predict(predict_request({}, label=name * 100)), "INVALID_ARGUMENT"),
+    ):
+        with pytest.raises(grpc.RpcError) as refused:
+            ask()
+        said = refused.value.details()
+        assert refused.value.code() == getattr(grpc.StatusCode, code)
+        assert len(said.encode()) <= 1000
+        assert said.isprintable()
+    # A message of a fixed few fields is not read at all.
+    request.model_spec.name = "a" * (1 << 16)
+    with pytest.raises(grpc.RpcError, match="at most 65536 bytes but has 65544"):
+        client.call(service, "GetModelStatus", request, kind)
+    client.close()
 
 
 def test_grpcs_own_client_side_health_check(server: tuple[ModelApi, GrpcServer]) -> None:
@@ -133,4 +180,15 @@ def test_a_full_queue_refuses_and_deadlines_hold(replay: Replay, dataset: Datase
         for code, said in (ask_rest(url), ask_rest(f"{url}:predict", {"inputs": lists})):
             assert code == 400
             assert "'stable'" in said
+        # A large body, which C++ reads and whose answer it writes, gets the scores of a small one.
+        url = f"{addresses.rest}/v1/models/clicks:predict"
+        code, small = ask_rest(url, {"inputs": lists})
+        assert code == 200
+        many = {name: values * 2000 for name, values in lists.items()}
+        rows = [dict(zip(many, row, strict=True)) for row in zip(*many.values(), strict=True)]
+        for body, kind in (({"inputs": many}, "outputs"), ({"instances": rows}, "predictions")):
+            assert len(json.dumps(body)) > SMALL_BYTES
+            code, large = ask_rest(url, body)
+            assert code == 200
+            np.testing.assert_allclose(large[kind], small["outputs"] * 2000, rtol=1e-6)
         client.close()

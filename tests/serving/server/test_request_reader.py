@@ -12,7 +12,8 @@ from embedps.data.columns import Columns
 from embedps.serving.server.messages import PredictRequest
 from embedps.serving.server.request_error import RequestError
 from embedps.serving.server.request_reader import RequestReader
-from embedps.serving.server.requests import MAX_ROWS, Request, RequestFormat
+from embedps.serving.server.request_size import MAX_ROWS
+from embedps.serving.server.requests import Request, RequestFormat
 from embedps.serving.server.tensor_values import fill, read_vector
 
 FORMAT = RequestFormat(Columns(numerics=("I1", "I2"), ids=("C1", "C2", "a.b")), missing_id=-1)
@@ -27,6 +28,11 @@ def make_message(rows: int, *, ones: tuple[str, ...] = ()) -> Any:
         values = rng.integers(-(2**62), 2**62, count).astype(spec.dtype.as_numpy_dtype)
         fill(message.inputs[name], values)
     return message
+
+
+def read(data: bytes) -> Request | None:
+    found = READER.find(data)
+    return None if found is None else found.read()
 
 
 def by_protobuf(data: bytes) -> Request:
@@ -52,28 +58,28 @@ def assert_equal(found: Request, wanted: Request) -> None:
 @pytest.mark.parametrize("ones", [(), ("C1", "I2"), ("C1", "C2", "a_b", "I1", "I2")])
 def test_requests_are_read_as_protobuf_reads_them(rows: int, ones: tuple[str, ...]) -> None:
     data = make_message(rows, ones=ones).SerializeToString()
-    found = READER.read(data)
+    found = read(data)
     assert found is not None
     assert_equal(found, by_protobuf(data))
 
 
 def test_what_is_read_of_damaged_bytes_is_what_protobuf_reads() -> None:
-    rng, read = np.random.default_rng(0), 0
+    rng, num_read = np.random.default_rng(0), 0
     wholes = [make_message(rows).SerializeToString() for rows in (1, 2, 3)]
     for turn in range(3000):
         damaged = bytearray(wholes[turn % 3])
         for place in rng.integers(0, len(damaged), 1 + turn % 2):
             damaged[place] ^= 1 << rng.integers(8)
-        found = READER.read(bytes(damaged))
+        found = read(bytes(damaged))
         if found is None:
             continue
-        read += 1
+        num_read += 1
         try:
             assert_equal(found, by_protobuf(bytes(damaged)))
         except DecodeError:  # the server reads the model_spec by protobuf before
             with pytest.raises(DecodeError):
                 PredictRequest.FromString(bytes(damaged[: 2 + damaged[1]]))
-    assert read > 300  # values were damaged, not what is around them
+    assert num_read > 300  # values were damaged, not what is around them
 
 
 def test_other_forms_are_declined() -> None:
@@ -83,6 +89,6 @@ def test_other_forms_are_declined() -> None:
     empty.inputs["C2"].Clear()
     wide.inputs["C1"].tensor_shape.dim.add(size=1)
     for message in (filtered, named, empty, wide, make_message(MAX_ROWS + 1)):
-        assert READER.read(message.SerializeToString()) is None
+        assert READER.find(message.SerializeToString()) is None
     with pytest.raises(RequestError, match="must be int64"):
         by_protobuf(empty.SerializeToString())

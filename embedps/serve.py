@@ -11,6 +11,7 @@ import re
 import sys
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,8 +92,9 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.serve") -> int
             ended.wait()
         finally:
             api.health.set(False)
-            grpc_server.stop(options.grace_secs)
-            rest_server.stop()
+            with ThreadPoolExecutor() as both:
+                for server in (grpc_server, rest_server):
+                    both.submit(server.stop, options.grace_secs)
             for model in api.models.values():
                 model.close()
     return 0

@@ -149,6 +149,7 @@ class HttpServer:
         for each in tasks:
             each.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._listener.close()
         self._server.pre_shutdown()  # those without a request
         await asyncio.sleep(0)
         await self._server.shutdown(grace_secs)
@@ -223,7 +224,7 @@ class HttpServer:
                 is_last = _is_last(request)
             except _RefusedError as refused:
                 reply, is_last = self._application.refuse(*refused.args), True
-            response = web.Response(status=reply.status, body=reply.body, headers=reply.headers)
+            response = _response(reply)
             if is_last:
                 response.force_close()
             async with _limit(self._times.answer, request):
@@ -298,7 +299,7 @@ class _Connection(web.RequestHandler):
         lines = (message or "").splitlines() or [""]
         text = f"a request must be of HTTP/1.1: {lines[0][:200]}"
         reply = self._application.refuse("INVALID_ARGUMENT", text, status)
-        response = web.Response(status=status, body=reply.body, headers=reply.headers)
+        response = _response(reply)
         response.force_close()
         return response
 
@@ -324,6 +325,11 @@ class _Budget:
     def give(self, size: int) -> None:
         with self._lock:
             self._used -= size
+
+
+def _response(reply: Reply) -> web.Response:
+    headers = {"Server": "embedps", **reply.headers}
+    return web.Response(status=reply.status, body=reply.body, headers=headers)
 
 
 def _check_framing(request: web.BaseRequest) -> None:

@@ -52,21 +52,27 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.serve") -> int
     token = _read_token(options.token_file)
     # TensorFlow takes seconds to import; wrong flags and files are reported before that.
     from embedps.console.tf_logging import silence_native_stderr
+    from embedps.serving.server.descriptors import share_out
     from embedps.serving.server.grpc_server import GrpcServer
     from embedps.serving.server.model_api import ModelApi
     from embedps.serving.server.rest_server import RestServer
 
     certificate = (options.tls_cert, options.tls_key) if options.tls_cert else None
-    api = ModelApi(token=token)
+    api, most = ModelApi(token=token), share_out()
     grpc_server = GrpcServer(
         api,
         host=options.host,
         port=options.port,
         max_waiting=options.max_waiting,
         certificate=certificate,
+        max_connections=most.grpc,
     )
     rest_server = RestServer(
-        api, host=options.host, port=options.rest_port, certificate=certificate
+        api,
+        host=options.host,
+        port=options.rest_port,
+        certificate=certificate,
+        max_connections=most.rest,
     )
     silence_native_stderr()  # such as what oneDNN says of dtypes that it lacks
     # A thread that has scored waits for the interpreter at most so long.

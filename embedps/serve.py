@@ -11,6 +11,7 @@ import re
 import sys
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.serve") -> int
     token = _read_token(options.token_file)
     # TensorFlow takes seconds to import; wrong flags and files are reported before that.
     from embedps.console.tf_logging import silence_native_stderr
+    from embedps.serving.server.descriptors import share_out
     from embedps.serving.server.grpc_server import GrpcServer
     from embedps.serving.server.model_api import ModelApi
     from embedps.serving.server.rest_server import RestServer
@@ -62,16 +64,21 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.serve") -> int
         name: newest if options.number is None else options.number
         for name, newest in zip(options.name, numbers, strict=True)
     }
-    api = ModelApi(token=token, expected=expected)
+    api, most = ModelApi(token=token, expected=expected), share_out()
     grpc_server = GrpcServer(
         api,
         host=options.host,
         port=options.port,
         max_waiting=options.max_waiting,
         certificate=certificate,
+        max_connections=most.grpc,
     )
     rest_server = RestServer(
-        api, host=options.host, port=options.rest_port, certificate=certificate
+        api,
+        host=options.host,
+        port=options.rest_port,
+        certificate=certificate,
+        max_connections=most.rest,
     )
     silence_native_stderr()  # such as what oneDNN says of dtypes that it lacks
     # A thread that has scored waits for the interpreter at most so long.
@@ -96,8 +103,9 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.serve") -> int
             ended.wait()
         finally:
             api.health.set(False)
-            grpc_server.stop(options.grace_secs)
-            rest_server.stop()
+            with ThreadPoolExecutor() as both:
+                for server in (grpc_server, rest_server):
+                    both.submit(server.stop, options.grace_secs)
             for model in api.models.values():
                 model.close()
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -36,6 +37,12 @@ from embedps.serving.server.tensor_values import (
 _MAX_SMALL_BYTES = 1 << 16  # of a message besides PredictRequest
 _OTHER_THREADS = 8  # for requests that do not wait for scores
 _MAX_WATCHES = 128  # of health; each has a thread
+MAX_CONNECTIONS = 4096
+_HANDSHAKE_MS = 10_000
+_IDLE_MS = 300_000  # without a call; a client connects again by itself
+_KEEPALIVE_MS = 60_000  # after which a silent client is asked whether it lives
+
+_HEALTH = f"/{messages.HEALTH_SERVICE}/"
 
 M = TypeVar("M")
 
@@ -51,6 +58,7 @@ class GrpcServer:
         port: int,
         max_waiting: int,
         certificate: tuple[Path, Path] | None = None,
+        max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         """Takes the port; answers begin with `start`.
 
@@ -60,6 +68,7 @@ class GrpcServer:
           port: 0 takes a free one.
           max_waiting: requests that may wait for scores; each has a thread.
           certificate: files of the certificate chain and its key, for TLS.
+          max_connections: that clients may have open; the next is closed.
 
         Raises:
           UsageError: the port is in use, or the certificate cannot be read.
@@ -69,9 +78,15 @@ class GrpcServer:
         threads = max_waiting + _OTHER_THREADS + _MAX_WATCHES
         self._server = grpc.server(
             ThreadPoolExecutor(threads, thread_name_prefix="grpc"),
+            interceptors=[_Tokens(api)],
             options=[
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+                ("grpc.max_allowed_incoming_connections", max_connections),
+                ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+                ("grpc.max_connection_idle_ms", _IDLE_MS),
+                ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+                ("grpc.keepalive_timeout_ms", _HANDSHAKE_MS),
             ],
             maximum_concurrent_rpcs=threads,  # the next gets RESOURCE_EXHAUSTED
         )
@@ -79,16 +94,15 @@ class GrpcServer:
             [
                 _handlers(
                     messages.PREDICTION_SERVICE,
-                    Predict=self._guarded(None, self._predict),
-                    GetModelMetadata=self._guarded(
+                    Predict=self._answering(None, self._predict),
+                    GetModelMetadata=self._answering(
                         messages.GetModelMetadataRequest, self._metadata
                     ),
                 ),
                 _handlers(
                     messages.MODEL_SERVICE,
-                    GetModelStatus=self._guarded(messages.GetModelStatusRequest, self._status),
+                    GetModelStatus=self._answering(messages.GetModelStatusRequest, self._status),
                 ),
-                # Health is open to all: orchestrators have no token.
                 _handlers(
                     messages.HEALTH_SERVICE,
                     Check=self._answering(messages.HealthCheckRequest, self._check),
@@ -99,7 +113,8 @@ class GrpcServer:
                 ),
             ]
         )
-        self.port = self._bind(f"{host}:{port}", certificate)
+        name = f"[{host}]" if ":" in host else host  # of IPv6
+        self.port = self._bind(f"{name}:{port}", certificate)
 
     def _bind(self, address: str, certificate: tuple[Path, Path] | None) -> int:
         try:
@@ -122,13 +137,6 @@ class GrpcServer:
         """Takes no further requests, and waits for those that it has."""
         self._api.health.end()
         self._server.stop(grace_secs).wait()
-
-    def _guarded(self, kind: Any, answer: Callable[[Any, Any], Any]) -> Any:
-        def checked(request: Any, context: Any) -> Any:
-            self._api.check_token(dict(context.invocation_metadata()).get("authorization"))
-            return answer(request, context)
-
-        return self._answering(kind, checked)
 
     def _answering(self, kind: Any, answer: Callable[[Any, Any], Any]) -> Any:
         """Makes a handler. It parses the message itself: gRPC would call a wrong one INTERNAL."""
@@ -222,6 +230,31 @@ class GrpcServer:
     def _is_known(self, service: str) -> bool:
         services = ("", messages.PREDICTION_SERVICE, messages.MODEL_SERVICE)
         return service in services or service in self._api.models
+
+
+class _Tokens(grpc.ServerInterceptor):
+    """Refuses a call without the token by its headers: its message is not read."""
+
+    def __init__(self, api: ModelApi) -> None:
+        self._api = api
+
+    def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
+        if details.method.startswith(_HEALTH):  # orchestrators have no token
+            return continuation(details)
+        try:
+            self._api.check_token(dict(details.invocation_metadata).get("authorization"))
+        except RequestError as refused:
+            error = refused
+        else:
+            return continuation(details)
+
+        def refuse(requests: Any, context: Any) -> Any:
+            with contextlib.suppress(RequestError), self._api.counting("grpc"):
+                raise error
+            context.abort(getattr(grpc.StatusCode, error.code), str(error))
+
+        # On the wire a call of one message is one of many. Of these nobody asks for the first.
+        return grpc.stream_unary_rpc_method_handler(refuse)
 
 
 def _handlers(service: str, **methods: Any) -> Any:

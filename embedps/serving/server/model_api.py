@@ -81,7 +81,7 @@ class ModelApi:
         """
         wanted = "" if self._token is None else f"Bearer {self._token}"
         given = authorization or ""
-        if wanted and not hmac.compare_digest(given.encode(), wanted.encode()):
+        if wanted and not hmac.compare_digest(given.encode(errors="replace"), wanted.encode()):
             raise RequestError(
                 "UNAUTHENTICATED", "a request must have the header `authorization: Bearer TOKEN`"
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from embedps.errors import EmbedpsError
+from embedps.errors import EmbedpsError, printable
 
 Code = Literal[
     "INVALID_ARGUMENT",
@@ -41,7 +41,7 @@ def short_text(message: str) -> str:
     half = MAX_TEXT_BYTES // 2 - 3
     if len(message) > 2 * MAX_TEXT_BYTES:  # escapes make it longer, not shorter
         message = message[:MAX_TEXT_BYTES] + message[-MAX_TEXT_BYTES:]
-    line = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in message)
+    line = printable(message)
     data = line.encode()
     if len(data) <= MAX_TEXT_BYTES:
         return line

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import ssl
-import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from embedps.errors import UsageError
+from embedps.serving.server.http_server import MAX_CONNECTIONS, Head, HttpServer, Reply
 from embedps.serving.server.json_answer import answer_json
 from embedps.serving.server.json_bodies import (
     json_bytes,
@@ -21,11 +20,8 @@ from embedps.serving.server.json_bodies import (
 from embedps.serving.server.json_reader import JsonRequest
 from embedps.serving.server.metrics import CONTENT_TYPE
 from embedps.serving.server.model_api import ModelApi
-from embedps.serving.server.request_error import RequestError, invalid, no_labels
+from embedps.serving.server.request_error import Code, RequestError, no_labels, short_text
 
-MAX_BODY_BYTES = 64 << 20
-_MAX_CONNECTIONS = 256  # each has a thread
-_IDLE_SECS = 60.0
 _STATUS = {
     "INVALID_ARGUMENT": 400,
     "UNAUTHENTICATED": 401,
@@ -37,10 +33,11 @@ _STATUS = {
     "DEADLINE_EXCEEDED": 504,
 }
 _MODEL = re.compile(
-    r"/v1/models/([^/:]+)(?:/versions/(\d{1,18})|/labels/([^/:]+))?(:predict|/metadata)?"
+    r"/v1/models/([^/:]+)(?:/versions/([0-9]{1,18})|/labels/([^/:]+))?(:predict|/metadata)?"
 )
+_HEALTH = "/healthz"
 _METRICS = ("/metrics", "/monitoring/prometheus/metrics")
-
+_JSON = {"Content-Type": "application/json"}
 
 _Answered = tuple[bytes, dict[str, str]]  # the body, and headers
 
@@ -55,6 +52,7 @@ class RestServer:
         host: str,
         port: int,
         certificate: tuple[Path, Path] | None = None,
+        max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         """Takes the port; answers begin with `start`.
 
@@ -63,6 +61,7 @@ class RestServer:
           host: the address to listen on.
           port: 0 takes a free one.
           certificate: files of the certificate chain and its key, for TLS.
+          max_connections: that clients may have open.
 
         Raises:
           UsageError: the port is in use, or the certificate cannot be read.
@@ -77,99 +76,80 @@ class RestServer:
                     f"{certificate[0]} and {certificate[1]} must be a certificate and its key: "
                     f"{error}"
                 ) from error
-        handler = type("Handler", (_Handler,), {"api": api, "tls": context})
         try:
-            self._server = _Server((host, port), handler)
+            self._server = HttpServer(
+                _Answers(api),
+                host=host,
+                port=port,
+                context=context,
+                max_connections=max_connections,
+            )
         except OSError as error:
             raise UsageError(
                 f"{host}:{port} must be an address of this machine with a free port "
                 f"({error.strerror}): give another --rest-port or --host"
             ) from error
-        self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, name="rest", daemon=True, args=(0.1,)
-        )
+        self.port = self._server.port
 
     def start(self) -> None:
         """Begins to answer."""
-        self._thread.start()
+        self._server.start()
 
-    def stop(self) -> None:
-        """Takes no further connections; requests that it has are answered."""
-        if self._thread.is_alive():
-            self._server.shutdown()
-        self._server.server_close()
+    def stop(self, grace_secs: float) -> None:
+        """Takes no further requests, and answers those that it has, within a time."""
+        self._server.stop(grace_secs)
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
+class _Answers:
+    """What is at each path."""
 
-    def __init__(self, address: tuple[str, int], handler: Any) -> None:
-        self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
-        super().__init__(address, handler)
+    def __init__(self, api: ModelApi) -> None:
+        self.api = api
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+    def begin(self, head: Head) -> Reply | Callable[[bytes], Reply]:
+        """Checks the token and the path, before there is a body."""
         try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
+            work = self._work_of(head)
+        except RequestError as error:
+            return self.refuse(error.code, str(error), _STATUS[error.code])
+        if head.path == _HEALTH:
+            return self._reply(work, b"")
+        return lambda body: self._reply(work, body)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Says nothing of a connection that a client breaks off."""
+    def refuse(self, code: Code, text: str, status: int) -> Reply:
+        """Gives an error, and counts it."""
+        text = short_text(text)
+        with contextlib.suppress(RequestError), self.api.counting("rest"):
+            raise RequestError(code, text)
+        return Reply(status=status, body=json_bytes({"error": text}), headers=_JSON)
 
-
-class _Handler(BaseHTTPRequestHandler):
-    api: ModelApi
-    tls: ssl.SSLContext | None
-    protocol_version = "HTTP/1.1"
-    timeout = _IDLE_SECS
-
-    def setup(self) -> None:
-        if self.tls is not None:  # here, in the connection's thread: a client may be slow
-            self.request.settimeout(_IDLE_SECS)
-            self.request = self.tls.wrap_socket(self.request, server_side=True)
-        super().setup()
-
-    def log_message(self, *_: Any) -> None:
-        """Writes no line per request."""
-
-    def do_GET(self) -> None:
-        self._answer(self._get)
-
-    def do_POST(self) -> None:
-        self._answer(self._post)
-
-    def _answer(self, answer: Callable[[str], _Answered]) -> None:
-        code, headers = 200, dict[str, str]()
+    def _reply(self, work: Callable[[bytes], _Answered], body: bytes) -> Reply:
         try:
             with self.api.counting("rest"):
-                body, headers = answer(urlsplit(self.path).path)
+                answer, headers = work(body)
         except RequestError as error:
-            code, body = _STATUS[error.code], json_bytes({"error": str(error)})
-        if code >= 400:
-            self.close_connection = True  # a body may be unread
-        self.send_response(code)
-        for name, value in {"Content-Type": "application/json", **headers}.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        if self.close_connection:
-            self.send_header("Connection", "close")
-        self.end_headers()
-        self.wfile.write(body)
+            answer = json_bytes({"error": str(error)})
+            return Reply(status=_STATUS[error.code], body=answer, headers=_JSON)
+        return Reply(status=200, body=answer, headers={**_JSON, **headers})
+
+    def _work_of(self, head: Head) -> Callable[[bytes], _Answered]:
+        if head.method not in ("GET", "POST"):
+            raise RequestError("UNIMPLEMENTED", "a request must be a GET or a POST")
+        is_get = head.method == "GET"
+        if not is_get or head.path != _HEALTH:  # orchestrators have no token
+            self.api.check_token(head.headers.get("authorization"))
+        if is_get:
+            return lambda _: self._get(head.path)
+        name, version, action = _parts(head.path)
+        if action != ":predict":
+            raise RequestError("UNIMPLEMENTED", "a POST must be to /v1/models/NAME:predict")
+        return lambda body: self._predict(name, version, body)
 
     def _get(self, path: str) -> _Answered:
-        if path == "/healthz":
+        if path == _HEALTH:
             if not self.api.health.is_serving:
                 raise RequestError("UNAVAILABLE", "the server does not serve now")
             return b'{"status": "SERVING"}', {}
-        self.api.check_token(self.headers.get("authorization"))
         if path in _METRICS:
             return self.api.metrics.text().encode(), {"Content-Type": CONTENT_TYPE}
         name, version, action = _parts(path)
@@ -185,21 +165,11 @@ class _Handler(BaseHTTPRequestHandler):
             raise RequestError("UNIMPLEMENTED", f"{action[1:]} must be a POST")
         return json_bytes(status_json(self.api.status(name, version))), {}
 
-    def _post(self, path: str) -> _Answered:
-        self.api.check_token(self.headers.get("authorization"))
-        name, version, action = _parts(path)
-        if action != ":predict":
-            raise RequestError("UNIMPLEMENTED", "a POST must be to /v1/models/NAME:predict")
-        given = JsonRequest(self._body())
+    def _predict(self, name: str, version: int | None, body: bytes) -> _Answered:
+        given = JsonRequest(body)
         answer = self.api.predict(name, given.read, version=version, signature=given.signature)
-        body = answer_json(answer, by_row=given.by_row)
-        return body, {"Embedps-Manifest": str(answer.number)}
-
-    def _body(self) -> bytes:
-        length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length[:18]) > MAX_BODY_BYTES:
-            raise invalid(f"a POST must have a Content-Length of at most {MAX_BODY_BYTES}")
-        return self.rfile.read(int(length))
+        said = answer_json(answer, by_row=given.by_row)
+        return said, {"Embedps-Manifest": str(answer.number)}
 
 
 def _parts(path: str) -> tuple[str, int | None, str]:

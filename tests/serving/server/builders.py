@@ -86,7 +86,7 @@ def serving(
         yield api, model, Addresses(servers[0].port, servers[1].port)
     finally:
         servers[0].stop(5)
-        servers[1].stop()
+        servers[1].stop(5)
         model.close()
 
 

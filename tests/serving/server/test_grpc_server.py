@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import select
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +20,7 @@ from embedps.serving.server.grpc_server import GrpcServer
 from embedps.serving.server.json_bodies import status_json
 from embedps.serving.server.json_reader import SMALL_BYTES
 from embedps.serving.server.model_api import ModelApi
+from embedps.serving.server.request_size import MAX_REQUEST_BYTES
 from tests.serving.builders import split_of, tensors
 from tests.serving.server.builders import (
     Client,
@@ -136,6 +140,50 @@ def test_a_malformed_watch_is_refused(server: tuple[ModelApi, GrpcServer]) -> No
         with pytest.raises(grpc.RpcError, match="must be a HealthCheckRequest") as refused:
             next(call(b"\x0a\xff", timeout=60))
         assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_token_is_looked_at_before_the_message_is_read() -> None:
+    """A message beyond the limit is refused as too large once it is read, and not before."""
+    server = GrpcServer(ModelApi(token="secret"), host="127.0.0.1", port=0, max_waiting=4)
+    server.start()
+    large = bytes(MAX_REQUEST_BYTES + 1)
+    options = [("grpc.max_send_message_length", -1)]
+    with grpc.insecure_channel(f"127.0.0.1:{server.port}", options) as channel:
+        for service, method in (
+            (messages.PREDICTION_SERVICE, "Predict"),
+            (messages.PREDICTION_SERVICE, "GetModelMetadata"),
+            (messages.MODEL_SERVICE, "GetModelStatus"),
+        ):
+            call = channel.unary_unary(f"/{service}/{method}")
+            for token in ("", "Bearer other", "Bearer secret"):
+                with pytest.raises(grpc.RpcError) as refused:
+                    call(large, metadata=[("authorization", token)], timeout=60)
+                code = "RESOURCE_EXHAUSTED" if token == "Bearer secret" else "UNAUTHENTICATED"
+                assert refused.value.code().name == code
+        check = channel.unary_unary(f"/{messages.HEALTH_SERVICE}/Check")
+        assert check(b"", timeout=60) == b"\x08\x02"  # NOT_SERVING; without a token
+    server.stop(5)
+
+
+def test_connections_are_bounded() -> None:
+    api = ModelApi()
+    server = GrpcServer(api, host="::1", port=0, max_waiting=4, max_connections=4)
+    server.start()
+    with contextlib.ExitStack() as stack:
+        opened = []
+        for _ in range(8):
+            opened.append(socket.create_connection(("::1", server.port), timeout=60))
+            stack.callback(opened[-1].close)
+        ends = select.poll()
+        for each in opened:
+            each.setblocking(False)
+            ends.register(each, select.POLLRDHUP)
+        until(lambda: len(ends.poll(0)) >= 4)
+        for each in opened:
+            each.close()
+        with grpc.insecure_channel(f"[::1]:{server.port}") as channel:
+            grpc.channel_ready_future(channel).result(60)
+    server.stop(5)
 
 
 def test_a_full_queue_refuses_and_deadlines_hold(replay: Replay, dataset: Dataset) -> None:

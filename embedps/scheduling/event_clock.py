@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow.parquet as pq
 
+from embedps.data.arrow_errors import naming
 from embedps.data.dataset import Dataset
 from embedps.errors import DatasetError, UsageError
 from embedps.scheduling.ledger import Ledger, Unit
@@ -71,7 +72,8 @@ class EventClock:
         found = []
         for unit in units:
             if unit.path not in times:
-                metadata = pq.read_metadata(unit.path)
+                with naming(unit.path):
+                    metadata = pq.read_metadata(unit.path)
                 times[unit.path] = row_group_times(metadata, unit.path, dataset.timestamp)
             last = unit.first_row + unit.num_rows
             groups, first = times[unit.path], 0

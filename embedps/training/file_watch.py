@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import tensorflow as tf
 
 from embedps.console.tf_logging import op_error_text
+from embedps.data.arrow_errors import UNREADABLE
 from embedps.data.dataset import Dataset
 from embedps.data.transforms_digest import difference, no_digest, stored_digest
 from embedps.engine.unit_functions import explain
@@ -219,7 +219,7 @@ class FileWatch:
                 schema, metadata = parquet.schema_arrow, parquet.metadata
         except FileNotFoundError:
             return None  # it was removed after the listing
-        except (pa.ArrowException, OSError) as error:
+        except UNREADABLE as error:
             return self._unread(file, f"must be a Parquet file: {error}")
         groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         for column in self._dataset.columns:

@@ -346,8 +346,8 @@ class Table:
         columns: list[Column] = []
         features: list[Feature] = []
         explicit = [dict(entry) for entry in _entries(settings.pop("feature", []), "feature")]
-        for entry in explicit:
-            _check_kinds("a feature", entry, {"name": str, "from": str})
+        for declared in explicit:
+            _check_kinds("a feature", declared, {"name": str, "from": str})
         own = {entry.get("name") for entry in explicit}
         for entry in _entries(settings.pop("column", []), "column"):
             entry = dict(entry)

@@ -86,7 +86,7 @@ def read_ids(path: Path) -> npt.NDArray[np.int64]:
             batch.validate(full=True)
             found = batch.column(0)
             ids: npt.NDArray[np.int64] = found.to_numpy(zero_copy_only=False)
-    except (*UNREADABLE, IndexError) as error:
+    except (*UNREADABLE, ValueError, IndexError) as error:  # ValueError: it has no batch
         raise DatasetError(f"{path}: must be an Arrow file of ids: {error}") from None
     if found.type != pa.int64() or found.null_count or (ids[1:] < ids[:-1]).any():
         raise DatasetError(f"{path}: must be an Arrow file of ids, ascending, but has {found.type}")

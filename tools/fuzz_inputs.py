@@ -21,7 +21,8 @@ from embedps.data.dataset import FILE_NAME, Dataset
 from embedps.data.dataset_metadata import CategoricalFeature, DataFile, NumericFeature, Split
 from embedps.data.transforms_digest import read_digest, read_ids
 from embedps.errors import EmbedpsError
-from embedps.scheduling.event_clock import row_group_times
+from embedps.scheduling.event_clock import EventClock
+from embedps.scheduling.ledger import Ledger, LedgerOptions
 from pipelines.ingestion import transforms
 from pipelines.ingestion.line_blocks import LineBlockReader
 from pipelines.ingestion.line_parser import LineParser
@@ -225,8 +226,9 @@ def shard(data: bytes) -> None:
         dataclasses.replace(small_dataset(folder), splits={"train": split}).save()
         try:
             dataset = Dataset.open(folder)
-            for path in dataset.paths("train"):
-                row_group_times(pq.read_metadata(path), str(path), "time")
+            units = Ledger(dataset, LedgerOptions(batch_rows=2, unit_rows=2), epochs=1).units_of(0)
+            clock = EventClock.of(dataset, units)
+            clock.first_step_within(1, units_done=1)
             make_profile(dataset)
         finally:
             (folder / FILE_NAME).unlink()

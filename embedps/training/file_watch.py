@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import tensorflow as tf
 
 from embedps.console.tf_logging import op_error_text
-from embedps.data.arrow_errors import UNREADABLE
+from embedps.data.arrow_errors import UNREADABLE, check_statistics
 from embedps.data.dataset import Dataset
 from embedps.data.transforms_digest import difference, no_digest, stored_digest
 from embedps.engine.unit_functions import explain
@@ -217,6 +217,8 @@ class FileWatch:
             source = path.open_input() if isinstance(path, ObjectPath) else path
             with pq.ParquetFile(source) as parquet:
                 schema, metadata = parquet.schema_arrow, parquet.metadata
+                if self._dataset.timestamp:
+                    check_statistics(parquet, self._dataset.timestamp)
         except FileNotFoundError:
             return None  # it was removed after the listing
         except UNREADABLE as error:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from embedps.data.arrow_errors import naming
+from embedps.data.arrow_errors import check_statistics, naming
 from embedps.data.dataset import Dataset
 from embedps.data.dataset_metadata import CategoricalFeature, DataFile, NumericFeature
 
@@ -187,8 +187,9 @@ def _bounds(dataset: Dataset, name: str) -> tuple[float, float]:
     lows, highs = [], []
     for split in dataset.splits:
         for path in dataset.paths(split):
-            with naming(path):
-                metadata = pq.read_metadata(path)
+            with naming(path), pq.ParquetFile(path) as file:
+                check_statistics(file, name)
+                metadata = file.metadata
                 index = metadata.schema.names.index(name)
             for i in range(metadata.num_row_groups):
                 statistics = metadata.row_group(i).column(index).statistics

@@ -30,6 +30,7 @@ as = "list"
 type = "integer"
 """
 
+HUGE = f"0x{'f' * 9000}"
 TIME = BASE + '[[column]]\nname = "t"\nas = "timestamp"\n'
 
 
@@ -174,8 +175,7 @@ def test_features_of_a_column_are_its_own_and_those_declared(tmp_path: Path):
         ),
         (BASE + '[[feature]]\nname = "z"\nfrom = ["c"]\n', "from must be a text, got ['c']"),
         (
-            BASE
-            + f'[[feature]]\nname = "z"\nfrom = "x"\ntransform = [{{ clip = [0, 0x{"f" * 9000}] }}]\n',
+            f'{BASE}[[feature]]\nname = "z"\nfrom = "x"\ntransform = [{{ clip = [0, {HUGE}] }}]\n',
             "clip must be a finite number, got a number of thousands of digits",
         ),
     ],

@@ -154,12 +154,13 @@ def _input_files(paths: Sequence[Path]) -> tuple[Any, ...]:
 
 def _num_rows(path: Path, *, raw: bool) -> int:
     """Gives the rows of a Parquet file; 0 if the file is raw and of another kind."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
+
+    from embedps.data.arrow_errors import UNREADABLE
 
     try:
         return int(pq.read_metadata(path).num_rows)
-    except (pa.ArrowException, OSError) as error:
+    except UNREADABLE as error:
         if raw:
             return 0
         message = " ".join(str(error).split())

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from embedps.config_fields import MAX_INT64, check, option
 from embedps.constants import EVICTION_ORDERS, MAX_MIN_COUNT, MAX_ROW_FILE_WIDTH
+from embedps.data.arrow_errors import naming
 from embedps.data.dataset import Dataset
 from embedps.data.dataset_metadata import CategoricalFeature
 from embedps.dtypes import COMPUTE_DTYPES
@@ -68,7 +69,10 @@ def edges(dataset: Dataset, bins: int) -> npt.NDArray[np.float32] | None:
         for i in range(len(file.row_groups))
     ]
     chosen = [groups[i * len(groups) // _MAX_GROUPS] for i in range(_MAX_GROUPS)] if groups else []
-    tables = [pq.ParquetFile(p).read_row_group(i, columns=names) for p, i in dict.fromkeys(chosen)]
+    tables = []
+    for path, i in dict.fromkeys(chosen):
+        with naming(path):
+            tables.append(pq.ParquetFile(path).read_row_group(i, columns=names))
     for row, name in zip(found, names, strict=True):
         numbers = np.concatenate([table[name].to_numpy() for table in tables] or [row[:0]])
         numbers = numbers[np.isfinite(numbers)]

@@ -1,18 +1,39 @@
 """Runs one target of tools/fuzz_targets.py under atheris; `tools.fuzz` starts it."""
 
+import random
+import resource
 import sys
 
 import atheris
 
-with atheris.instrument_imports(include=["embedps"]):
+_INSTRUMENTED = ["embedps", "pipelines", "models", "tomllib"]
+_MOST_BYTES = 8 << 30  # of addresses: what takes more gets a MemoryError, which is a finding
+
+with atheris.instrument_imports(include=_INSTRUMENTED):
     import embedps  # noqa: F401  selects Keras 2 before TensorFlow is imported
-    from tools.fuzz_targets import TARGETS, call
+    from tools.fuzz_seeds import SEEDS
+    from tools.fuzz_targets import CHANGES, TARGETS, call
 
 
 def main() -> None:
     """Runs the target. It never returns: libFuzzer ends the process."""
-    target = TARGETS[sys.argv.pop(1)]
-    atheris.Setup(sys.argv, lambda data: call(target, data))
+    name = sys.argv.pop(1)
+    target, change = TARGETS[name], CHANGES.get(name)
+    with atheris.instrument_imports(include=_INSTRUMENTED):  # what the first call imports
+        for path in sorted((SEEDS / name).iterdir()):
+            call(target, path.read_bytes())
+    resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
+
+    def mutate(data: bytes, most: int, seed: int) -> bytes:
+        rng = random.Random(seed)
+        if change is not None and rng.random() < 0.7:
+            data = change(data, rng)[:most]
+            if rng.random() < 0.8:
+                return data
+        return bytes(atheris.Mutate(data, most))
+
+    options = {} if change is None else {"custom_mutator": mutate}
+    atheris.Setup(sys.argv, lambda data: call(target, data), **options)
     atheris.Fuzz()
 
 

@@ -23,8 +23,11 @@ from embedps.checkpoint.format.manifest import FileEntry, Manifest, SaveSet
 from embedps.checkpoint.format.manifest_json import to_json
 from embedps.checkpoint.format.quantize import Encoding, encode
 from embedps.checkpoint.lease import Lease
-from embedps.data.dataset import Dataset
-from embedps.data.dataset_metadata import CategoricalFeature, DataFile, NumericFeature, Split
+from embedps.data.dataset_metadata import DataFile, Split
+from embedps.storage import file_io
+from tools.fuzz_input_seeds import input_seeds
+from tools.fuzz_inputs import SHARD, small_dataset, small_shard
+from tools.fuzz_request_seeds import request_seeds
 
 SEEDS = Path(__file__).resolve().parents[1] / "tests" / "fuzz_seeds"
 _TABLES = ("C1", "C2")
@@ -45,6 +48,8 @@ def main() -> int:
         _requests,
     ):
         write()
+    for target, name, data in (*input_seeds(), *request_seeds()):
+        (_folder(target) / name).write_bytes(data)
     return 0
 
 
@@ -240,15 +245,17 @@ def _manifests() -> None:
 
 
 def _datasets() -> None:
-    file = DataFile(path="train/a.parquet", rows=4, bytes=9, xxh3_64=_CHECKSUM, row_groups=(3, 1))
+    shard = small_shard()
+    file = DataFile(
+        path=SHARD,
+        rows=3,
+        bytes=len(shard),
+        xxh3_64=file_io.checksum_bytes(shard),
+        row_groups=(2, 1),
+    )
+    split = Split(rows=3, positives=2, files=(file,))
     with tempfile.TemporaryDirectory() as name:
-        dataset = Dataset(
-            directory=Path(name),
-            numeric=(NumericFeature(name="I1"),),
-            categorical=(CategoricalFeature(name="C1", cardinality=3),),
-            schema={"label": "float", "I1": "float", "C1": "int64"},
-            splits={"train": Split(rows=4, positives=2, files=(file,))},
-        )
+        dataset = dataclasses.replace(small_dataset(Path(name)), splits={"train": split})
         (_folder("dataset") / "dataset.json").write_bytes(dataset.save().read_bytes())
 
 
@@ -270,7 +277,7 @@ def _runs() -> None:
     from models import dlrm
 
     content = {
-        "train": {"data": "data", "model_dir": "model"},
+        "train": {"model": "dlrm", "data": "data", "model_dir": "model"},
         "model": dataclasses.asdict(dlrm.Config()),
     }
     (_folder("run") / "config.json").write_text(json.dumps(content))

@@ -37,9 +37,9 @@ class Position:
         try:
             content: dict[str, Any] = json.loads(text)
             return cls(history=str(content["history"]), number=int(content["number"]))
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise CheckpointError(
-                f"a position must be a text that Position.to_json wrote but is {text!r}"
+                f"a position must be a text that Position.to_json wrote but is {text[:200]!r}"
             ) from error
 
 

@@ -112,7 +112,7 @@ class EvictedDirectory:
             taken = (
                 theirs is None and self.path.exists() and any(map(_is_other, self.path.iterdir()))
             )
-        except (OSError, ValueError, LookupError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             raise CheckpointError(f"cannot read {self.path / _OWNER_NAME}: {error}") from error
         if taken:
             raise UsageError(

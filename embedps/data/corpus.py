@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from embedps.data.arrow_errors import naming
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
 
@@ -59,7 +60,8 @@ class Corpus:
             raise UsageError(f"{dataset.directory} has no column {absent[0]!r} of items")
         found, listed = [], [np.zeros(0, np.int64)]
         for path in (path for split in dataset.splits for path in dataset.paths(split)):
-            table = pq.read_table(path, columns=[column, *features, *lists])
+            with naming(path):
+                table = pq.read_table(path, columns=[column, *features, *lists])
             ids = table.column(column).to_numpy()
             _, first = np.unique(ids, return_index=True)
             found.append(table.select([column, *features]).take(first))

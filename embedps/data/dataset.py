@@ -280,8 +280,9 @@ def _decode(root: Path, document: dict[str, Any]) -> Dataset:
 
 def _check_file(dataset: Dataset, file: DataFile) -> None:
     """Compares a shard's size, row groups and columns with `_dataset.json`."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
+
+    from embedps.data.arrow_errors import UNREADABLE
 
     path = dataset.absolute_path(file)
     try:
@@ -301,7 +302,7 @@ def _check_file(dataset: Dataset, file: DataFile) -> None:
             arrow_schema = parquet.schema_arrow
             metadata = parquet.metadata
             groups = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
-    except (pa.ArrowException, OSError) as error:
+    except UNREADABLE as error:
         raise DatasetError(
             f"{path}: must be a Parquet file, make the dataset again: {error}"
         ) from None

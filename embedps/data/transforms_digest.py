@@ -71,7 +71,7 @@ def read_digest(path: Path) -> tuple[str, tuple[str, ...]]:
         return digest_of(table, lambda file: read_ids(path.parent / file)), learned_features(table)
     except FileNotFoundError:
         return "", ()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DatasetError(f"{path}: must describe a dataset's transforms: {error!r}") from None
 
 
@@ -79,12 +79,19 @@ def read_ids(path: Path) -> npt.NDArray[np.int64]:
     """Reads the ids that a `min_count` keeps, ascending; raises DatasetError."""
     import pyarrow as pa
 
+    from embedps.data.arrow_errors import UNREADABLE
+
     try:
         with file_io.open_arrow(path) as source:
-            ids: npt.NDArray[np.int64] = pa.ipc.open_file(source).get_batch(0).column(0).to_numpy()
-            return ids
-    except (OSError, pa.ArrowException, IndexError) as error:
+            batch = pa.ipc.open_file(source).get_batch(0)
+            batch.validate(full=True)
+            found = batch.column(0)
+            ids: npt.NDArray[np.int64] = found.to_numpy(zero_copy_only=False)
+    except (*UNREADABLE, ValueError, IndexError) as error:  # ValueError: it has no batch
         raise DatasetError(f"{path}: must be an Arrow file of ids: {error}") from None
+    if found.type != pa.int64() or found.null_count or (ids[1:] < ids[:-1]).any():
+        raise DatasetError(f"{path}: must be an Arrow file of ids, ascending, but has {found.type}")
+    return ids
 
 
 def stored_digest(metadata: Mapping[bytes, bytes] | None) -> str:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedps.console.lines import say
+from embedps.data.arrow_errors import UNREADABLE
 from embedps.data.dataset import Dataset
 from embedps.data.transforms_digest import difference, no_digest, stored_digest
 from embedps.errors import DatasetError, UsageError
@@ -111,7 +112,7 @@ def read_plan(output: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         if not output.exists() or (output.is_dir() and not any(output.iterdir())):
             return None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     raise UsageError(
         f"--output must be an empty directory or one of an earlier prediction, but {output} has "
@@ -136,7 +137,7 @@ def check_files(paths: Sequence[Path], dataset: Dataset, *, raw: bool) -> None:
     for path in paths:
         try:
             found = stored_digest(pq.read_metadata(path).metadata)
-        except pa.ArrowException:
+        except (pa.ArrowException, UnicodeDecodeError):
             continue
         if raw and found:
             raise UsageError(f"{path} has features, and no raw records: leave out --raw")
@@ -255,7 +256,7 @@ class FileScorer:
                     schema = pa.schema([file.schema_arrow.field(name) for name in read])
                     yield pa.RecordBatch.from_pylist([], schema=schema)
                 yield from file.iter_batches(self.batch_rows, columns=read)
-        except (pa.ArrowException, OSError) as error:
+        except UNREADABLE as error:
             message = " ".join(str(error).split())
             raise DatasetError(f"{path} cannot be read as a Parquet file: {message}") from error
 

@@ -74,6 +74,16 @@ def read_items(path: Path | str) -> tuple[npt.NDArray[Any], tf.Tensor]:
                 vectors[place : place + batch.num_rows] = flat.reshape(batch.num_rows, -1)
                 ids.append(batch.column(name).to_numpy(zero_copy_only=False))
                 place += batch.num_rows
-    except (OSError, pa.ArrowException, KeyError, ValueError, AttributeError) as error:
+            if place != len(vectors):
+                raise ValueError(f"it claims {len(vectors)} items but has {place}")
+    except (
+        OSError,
+        pa.ArrowException,
+        KeyError,
+        ValueError,
+        AttributeError,
+        MemoryError,  # it claims more items than there is room for
+        OverflowError,
+    ) as error:
         raise DatasetError(f"{path} must be a file of export_items: {error}") from error
     return np.concatenate(ids) if ids else np.zeros(0, np.int64), as_tensor(vectors)

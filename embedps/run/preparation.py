@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embedps.data.arrow_errors import UNREADABLE
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.errors import CheckpointError, UsageError
@@ -102,7 +102,7 @@ def check_columns(recommender: Recommender, dataset: Dataset) -> None:
     try:
         file = dataset.directory / dataset.split("train").files[0].path
         columns = {dataset.label, *numerics, *categoricals, *pq.read_schema(file).names}
-    except (OSError, IndexError, pa.ArrowException):
+    except (*UNREADABLE, IndexError):
         return  # the reader reports a file that it cannot read, with its place
     if recommender.label not in columns:
         raise UsageError(

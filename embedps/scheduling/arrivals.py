@@ -110,7 +110,7 @@ def _read(path: Path) -> tuple[int, list[Arrival]]:
     try:
         document = json.loads(file_io.read_bytes(path))
         return int(path.stem), [_decode(each) for each in document]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CorruptCheckpointError(
             f"{path}: must be a list of watched files: {error}: restore it from a copy, or start a "
             "new model directory"

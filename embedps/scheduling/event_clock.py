@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow.parquet as pq
 
+from embedps.data.arrow_errors import check_statistics, naming
 from embedps.data.dataset import Dataset
 from embedps.errors import DatasetError, UsageError
 from embedps.scheduling.ledger import Ledger, Unit
@@ -71,8 +72,9 @@ class EventClock:
         found = []
         for unit in units:
             if unit.path not in times:
-                metadata = pq.read_metadata(unit.path)
-                times[unit.path] = row_group_times(metadata, unit.path, dataset.timestamp)
+                with naming(unit.path), pq.ParquetFile(unit.path) as file:
+                    check_statistics(file, dataset.timestamp)
+                    times[unit.path] = row_group_times(file.metadata, unit.path, dataset.timestamp)
             last = unit.first_row + unit.num_rows
             groups, first = times[unit.path], 0
             mine = []
@@ -159,6 +161,8 @@ class EventAges:
 
 def row_group_times(metadata: pq.FileMetaData, path: str, column: str) -> list[tuple[int, int]]:
     """Returns the number of rows and the least timestamp of each row group of a file.
+
+    `check_statistics` must have read the file before.
 
     Raises:
       DatasetError: a row group has no statistics of the column.

@@ -33,7 +33,7 @@ def read_description(path: Path) -> dict[str, Any]:
         found = json.loads(file_io.read_bytes(path / EXTRA / DESCRIPTION))
         if (found["format"], found["version"]) == (_FORMAT, _VERSION):
             return dict(found)
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         pass
     raise UsageError(f"{path} must be an export but is not: remove it, or give another --output")
 

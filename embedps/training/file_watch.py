@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import tensorflow as tf
 
 from embedps.console.tf_logging import op_error_text
+from embedps.data.arrow_errors import UNREADABLE, check_statistics
 from embedps.data.dataset import Dataset
 from embedps.data.transforms_digest import difference, no_digest, stored_digest
 from embedps.engine.unit_functions import explain
@@ -257,13 +257,15 @@ class FileWatch:
                 pq.ParquetFile(source) as parquet,
             ):
                 schema, metadata = parquet.schema_arrow, parquet.metadata
+                if self._dataset.timestamp:
+                    check_statistics(parquet, self._dataset.timestamp)
         except NoFileError as error:
             return _refused(file, str(error.strerror))
         except FileNotFoundError:
             if isinstance(path, ObjectPath) or not path.is_symlink():
                 return None  # it was removed after the listing
             return self._unread(file, "is a link to a file that is absent")
-        except (pa.ArrowException, OSError) as error:
+        except UNREADABLE as error:
             return self._unread(file, f"must be a Parquet file: {error}")
         groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         if min(groups, default=0) < 0 or sum(groups) > _MAX_ROWS_PER_BYTE * file.num_bytes:

@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embedps.data.arrow_errors import UNREADABLE
 from embedps.errors import DatasetError
 
 from .arrow_kinds import is_list
@@ -57,7 +58,7 @@ def read_rows(
                 batch, share = next(batches)
             except StopIteration:
                 return
-            except (pa.ArrowException, OSError) as error:
+            except UNREADABLE as error:
                 reason = f"the {kind} file is damaged here: {' '.join(str(error).split())}"
                 if head and not head.startswith(_MAGICS[table.format]):
                     reason = (

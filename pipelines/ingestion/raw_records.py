@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from embedps.data.arrow_errors import UNREADABLE
 from embedps.errors import DatasetError, UsageError
 
 from .decode import decode_batch
@@ -165,7 +166,7 @@ class RawReader:
                     reasons={first + row: reason for row, reason in reasons.items()},
                 )
                 first += batch.num_rows
-        except (pa.ArrowException, OSError) as error:
+        except UNREADABLE as error:
             message = " ".join(str(error).split())
             raise DatasetError(f"{path} cannot be read: {message}") from error
 

@@ -30,10 +30,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from embedps.config_fields import shown
 from embedps.data.dataset_metadata import LABEL_KINDS
 from embedps.errors import UsageError
 
-from .transform_steps import TransformStep, parse_step
+from .transform_steps import TransformStep, finite_number, parse_step
 
 SCHEMAS = Path(__file__).parent.parent / "schemas"
 """The folder of the schemas that the package ships."""
@@ -74,6 +75,12 @@ _ROW_TYPES = {
     "key": _INT,
 }
 LIST_TYPE = _ROW_TYPES["list"]
+_KINDS = {str: "a text", bool: "true or false"}
+_SETTINGS = {"name": str, "format": str, "delimiter": str, "quote": str}
+_COLUMN_SETTINGS = {
+    **dict.fromkeys(("type", "separator", "format", "task"), str),
+    "keep": bool,
+}
 _WRITTEN = ("label", "float_list", "weight", "timestamp")
 _SOURCES = ("numeric", "categorical", "list", "timestamp")
 
@@ -225,8 +232,8 @@ class Table:
             raise UsageError(f"quote must be empty, \" or ', got {self.quote!r}")
         if self.quote == self.delimiter:
             raise UsageError(f"quote and delimiter must differ, both are {self.quote!r}")
-        if self.header not in (True, False, "auto"):
-            raise UsageError(f'header must be true, false or "auto", got {self.header!r}')
+        if not isinstance(self.header, bool) and self.header != "auto":
+            raise UsageError(f'header must be true, false or "auto", got {shown(self.header)}')
         _check_unique("column", [column.name for column in self.columns])
         for role in ("weight", "timestamp"):
             found = [column.name for column in self.columns if column.role == role]
@@ -322,7 +329,7 @@ class Table:
             raise UsageError(
                 f"--schema {name_or_path}: {error.strerror}: give a TOML file, or one of {known}"
             ) from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:  # ValueError: not TOML, or not UTF-8
             raise UsageError(f"--schema {name_or_path}: must be TOML: {error}") from None
         try:
             return cls.parse({"name": path.stem} | node)
@@ -332,17 +339,26 @@ class Table:
     @classmethod
     def parse(cls, node: Mapping[str, Any]) -> Table:
         """Parses a table from its TOML or JSON form; raises UsageError if it is not valid."""
+        if not isinstance(node, Mapping):
+            raise UsageError(f"a schema must be a table of settings, got {shown(node)}")
         settings = dict(node)
+        _check_kinds("a schema", settings, _SETTINGS)
         columns: list[Column] = []
         features: list[Feature] = []
         explicit = [dict(entry) for entry in _entries(settings.pop("feature", []), "feature")]
+        for declared in explicit:
+            _check_kinds("a feature", declared, {"name": str, "from": str})
         own = {entry.get("name") for entry in explicit}
         for entry in _entries(settings.pop("column", []), "column"):
             entry = dict(entry)
             names = entry.pop("names", None) or [entry.pop("name", "")]
+            if not _are_texts(names):
+                raise UsageError(
+                    f"a column must have a name, or a list of names, got {shown(names)}"
+                )
             transform = entry.pop("transform", [])
             for name in names:
-                column = _column(str(name), entry)
+                column = _column(name, entry)
                 columns.append(column)
                 if column.role in ("numeric", "categorical", "list"):
                     # A stored table lists every feature, including those that columns declare.
@@ -353,7 +369,10 @@ class Table:
         by_name = {column.name: column for column in columns}
         for entry in explicit:
             features.append(_declared_feature(entry, by_name))
-        settings["missing"] = tuple(settings.get("missing", ("",)))
+        missing = settings.get("missing", [""])
+        if not _are_texts(missing):
+            raise UsageError(f"missing must be a list of texts, got {shown(missing)}")
+        settings["missing"] = tuple(missing)
         unknown = set(settings) - {"name", "format", "delimiter", "header", "quote", "missing"}
         if unknown:
             raise UsageError(f"a schema has no {', '.join(sorted(unknown))}")
@@ -362,8 +381,19 @@ class Table:
 
 def _entries(node: Any, what: str) -> list[Mapping[str, Any]]:
     if not isinstance(node, list) or not all(isinstance(entry, Mapping) for entry in node):
-        raise UsageError(f"{what} must be [[{what}]] tables, got {node!r:.80}")
+        raise UsageError(f"{what} must be [[{what}]] tables, got {shown(node)}")
     return node
+
+
+def _are_texts(node: Any) -> bool:
+    return isinstance(node, list) and all(isinstance(each, str) for each in node)
+
+
+def _check_kinds(where: str, node: Mapping[str, Any], kinds: Mapping[str, type]) -> None:
+    """Checks of which kind the settings are; raises UsageError if one is of another."""
+    for key, kind in kinds.items():
+        if key in node and not isinstance(node[key], kind):
+            raise UsageError(f"{where}: {key} must be {_KINDS[kind]}, got {shown(node[key])}")
 
 
 def _column(name: str, entry: Mapping[str, Any]) -> Column:
@@ -375,31 +405,33 @@ def _column(name: str, entry: Mapping[str, Any]) -> Column:
     if unknown:
         raise UsageError(f"column {name!r} has no setting {', '.join(sorted(unknown))}")
     if role not in ROLES:
-        raise UsageError(f"column {name!r}: as must be one of {ROLES}, got {role!r}")
+        raise UsageError(f"column {name!r}: as must be one of {ROLES}, got {shown(role)}")
+    _check_kinds(f"column {name!r}", settings, _COLUMN_SETTINGS)
+    if "positive_from" in settings:
+        finite_number(f"column {name!r}: positive_from", settings["positive_from"])
     default = "text" if "format" in settings else _TYPES[role][0]
     if "classes" in settings:
         settings["classes"] = _classes(name, settings["classes"])
         settings.setdefault("task", "classes")
-    if not isinstance(settings.get("keep", False), bool):
-        raise UsageError(f"column {name!r}: keep must be true or false, got {settings['keep']!r}")
     if role in ("categorical", "list", "key") and "type" not in settings:
         raise UsageError(f"column {name!r}: type must be given, one of {_ID_TYPES}")
     return Column(name=name, role=role, type=settings.pop("type", default), **settings)
 
 
 def _classes(name: str, node: Any) -> int | tuple[str, ...]:
-    if isinstance(node, int) and not isinstance(node, bool) and node >= 2:
+    if isinstance(node, int) and not isinstance(node, bool) and 2 <= node < 1 << 31:
         return node
-    if isinstance(node, list) and len(node) >= 2 and all(isinstance(each, str) for each in node):
+    if _are_texts(node) and len(node) >= 2:
         return tuple(node)
     raise UsageError(
-        f"column {name!r}: classes must be a number of 2 or more, or a list of texts, got {node!r}"
+        f"column {name!r}: classes must be a number from 2 to below 2**31, or a list of texts, got "
+        f"{shown(node)}"
     )
 
 
 def _feature(name: str, sources: tuple[Column, ...], transform: Any) -> Feature:
     if not isinstance(transform, list):
-        raise UsageError(f"feature {name!r}: transform must be a list, got {transform!r}")
+        raise UsageError(f"feature {name!r}: transform must be a list, got {shown(transform)}")
     try:
         parsed = tuple(parse_step(step) for step in transform)
     except UsageError as error:
@@ -411,16 +443,18 @@ def _feature(name: str, sources: tuple[Column, ...], transform: Any) -> Feature:
 
 
 def _declared_feature(entry: Mapping[str, Any], columns: Mapping[str, Column]) -> Feature:
-    name = str(entry.get("name", ""))
+    name = entry.get("name", "")
     unknown = set(entry) - {"name", "from", "cross", "transform"}
     if not name or unknown or ("from" in entry) == ("cross" in entry):
         raise UsageError(
             f"a feature must have a name, from = column or cross = [columns], and transform, "
-            f"got {dict(entry)!r}"
+            f"got {shown(dict(entry))}"
         )
     sources = entry["cross"] if "cross" in entry else [entry["from"]]
-    if not isinstance(sources, list) or ("cross" in entry and len(sources) < 2):
-        raise UsageError(f"feature {name!r}: cross must list two or more columns, got {sources!r}")
+    if not _are_texts(sources) or ("cross" in entry and len(sources) < 2):
+        raise UsageError(
+            f"feature {name!r}: cross must list two or more columns, got {shown(sources)}"
+        )
     allowed = ("categorical",) if "cross" in entry else _SOURCES
     for source in sources:
         if source not in columns or columns[source].role not in allowed:

@@ -12,11 +12,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embedps.config_fields import shown
 from embedps.data.dataset import MISSING_ID, RARE_ID
 from embedps.errors import UsageError
 from embedps.splitmix import mix
@@ -24,6 +26,7 @@ from embedps.splitmix import mix
 Kind = Literal["numbers", "ids", "times"]
 _HOUR_MS = 3_600_000
 _DAY_MS = 24 * _HOUR_MS
+_MOST = 1 << 62  # of buckets and of counts
 _FIRST_WEEKDAY = 3  # 1970 began on a Thursday
 
 
@@ -141,8 +144,8 @@ class Hash(TransformStep):
     buckets: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.buckets < 1 << 62:
-            raise UsageError(f"hash must have 1 to 2**62 buckets, got {self.buckets}")
+        if not 1 <= self.buckets < _MOST:
+            raise UsageError(f"hash must have 1 to 2**62 buckets, got {shown(self.buckets)}")
 
     def apply(self, values: NDArray[Any]) -> NDArray[Any]:
         hashes = mix(values.astype(np.uint64)) % np.uint64(self.buckets)
@@ -166,8 +169,10 @@ class MinCount(TransformStep):
     """The ids to keep, ascending; None before they are fitted or loaded."""
 
     def __post_init__(self) -> None:
-        if self.count < 2:
-            raise UsageError(f"min_count must be 2 or more, got {self.count}")
+        if not 2 <= self.count < _MOST:
+            raise UsageError(f"min_count must be from 2 to below 2**62, got {shown(self.count)}")
+        if Path(self.file).is_absolute() or ".." in Path(self.file).parts or "\0" in self.file:
+            raise UsageError(f"min_count's file must be inside the dataset, got {self.file!r:.80}")
 
     @property
     def fitted(self) -> bool:
@@ -236,24 +241,26 @@ def parse_step(node: Any) -> TransformStep:
     if isinstance(node, str):
         node = {node: True}
     if not isinstance(node, Mapping) or len(node) != 1:
-        raise UsageError(f"a step must be a name or one name = value, got {node!r}")
+        raise UsageError(f"a step must be a name or one name = value, got {shown(node)}")
     ((op, value),) = node.items()
     if op == "log1p" and value is True:
         return Log1p()
     if op == "standardize" and value is True:
         return Standardize()
     if op == "standardize" and isinstance(value, Mapping) and set(value) == {"mean", "std"}:
-        return Standardize(mean=_number(op, value["mean"]), std=_number(op, value["std"]))
+        return Standardize(
+            mean=finite_number(op, value["mean"]), std=finite_number(op, value["std"])
+        )
     if op == "clip" and isinstance(value, list) and len(value) == 2:
-        return Clip(low=_number(op, value[0]), high=_number(op, value[1]))
+        return Clip(low=finite_number(op, value[0]), high=finite_number(op, value[1]))
     if op == "bucketize" and isinstance(value, list):
-        return Bucketize(bounds=tuple(_number(op, bound) for bound in value))
+        return Bucketize(bounds=tuple(finite_number(op, bound) for bound in value))
     if op == "hash" and _is_int(value):
         return Hash(buckets=value)
     if op == "min_count" and _is_int(value):
         return MinCount(count=value)
     if op == "min_count" and isinstance(value, Mapping) and set(value) == {"count", "file"}:
-        return MinCount(count=int(value["count"]), file=str(value["file"]))
+        return _loaded(value["count"], value["file"])
     if op == "hour" and value is True:
         return Hour()
     if op == "weekday" and value is True:
@@ -263,8 +270,16 @@ def parse_step(node: Any) -> TransformStep:
     raise UsageError(
         "a step must be log1p, standardize, clip = [low, high], bucketize = [bounds], "
         "hash = buckets, min_count = times, hour, weekday or age = time, "
-        f"got {op} = {value!r}"
+        f"got {op} = {shown(value)}"
     )
+
+
+def _loaded(count: Any, file: Any) -> MinCount:
+    if not _is_int(count) or not isinstance(file, str):
+        raise UsageError(
+            f"min_count must have a number and a file's name, got {shown(count)} and {shown(file)}"
+        )
+    return MinCount(count=count, file=file)
 
 
 def _instant(value: Any) -> datetime:
@@ -274,7 +289,7 @@ def _instant(value: Any) -> datetime:
         found = datetime.fromisoformat(text)
     except (TypeError, ValueError):
         raise UsageError(
-            f"age must be a time such as 2026-01-31 or 2026-01-31T12:00:00Z, got {value!r}"
+            f"age must be a time such as 2026-01-31 or 2026-01-31T12:00:00Z, got {shown(value)}"
         ) from None
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
@@ -283,7 +298,11 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _number(op: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise UsageError(f"{op} must have finite numbers, got {value!r}")
-    return float(value)
+def finite_number(what: str, value: Any) -> float:
+    """Reads a finite number; raises UsageError if it is something else."""
+    try:
+        if not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value):
+            return float(value)
+    except OverflowError:  # a whole number that no float has
+        pass
+    raise UsageError(f"{what} must be a finite number, got {shown(value)}")

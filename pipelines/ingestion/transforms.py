@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from embedps.config_fields import shown
 from embedps.data.dataset import MISSING_ID, Dataset
 from embedps.data.transforms_digest import KEY, declared, digest_of, read_ids
 from embedps.errors import DatasetError, UsageError
@@ -168,13 +169,17 @@ class Transforms:
         path = Path(directory) / FILE_NAME
         try:
             document = json.loads(path.read_bytes())
+            found = (document["format"], document["version"])
         except FileNotFoundError:
             raise DatasetError(f"{path}: absent: give the directory of a dataset") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DatasetError(f"{path}: must be a JSON document: {error}") from None
-        found = (document.get("format"), document.get("version"))
+        except (TypeError, KeyError):
+            raise DatasetError(f"{path}: must be {_FORMAT}, a JSON object with a format") from None
         if found != (_FORMAT, _VERSION):
-            raise DatasetError(f"{path}: must be {_FORMAT} of version {_VERSION}, got {found}")
+            raise DatasetError(
+                f"{path}: must be {_FORMAT} of version {_VERSION}, got {shown(found)}"
+            )
         try:
             table = Table.parse(document["table"])
         except (UsageError, KeyError, TypeError) as error:

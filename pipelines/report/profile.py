@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from embedps.data.arrow_errors import check_statistics, naming
 from embedps.data.dataset import Dataset
 from embedps.data.dataset_metadata import CategoricalFeature, DataFile, NumericFeature
 
@@ -168,7 +169,8 @@ def _read_shard(
 
 
 def _row_groups(dataset: Dataset, path: str) -> Iterator[pa.Table]:
-    with pq.ParquetFile(dataset.directory / path, page_checksum_verification=True) as file:
+    shard = dataset.directory / path
+    with naming(shard), pq.ParquetFile(shard, page_checksum_verification=True) as file:
         for i in range(file.num_row_groups):
             yield file.read_row_group(i).combine_chunks()
 
@@ -185,8 +187,10 @@ def _bounds(dataset: Dataset, name: str) -> tuple[float, float]:
     lows, highs = [], []
     for split in dataset.splits:
         for path in dataset.paths(split):
-            metadata = pq.read_metadata(path)
-            index = metadata.schema.names.index(name)
+            with naming(path), pq.ParquetFile(path) as file:
+                check_statistics(file, name)
+                metadata = file.metadata
+                index = metadata.schema.names.index(name)
             for i in range(metadata.num_row_groups):
                 statistics = metadata.row_group(i).column(index).statistics
                 if statistics is not None and statistics.has_min_max:

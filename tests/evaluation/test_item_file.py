@@ -11,6 +11,7 @@ import pytest
 
 from embedps.errors import DatasetError, UsageError
 from embedps.evaluation.item_file import read_items, write_items
+from tools.fuzz_seeds import SEEDS
 
 
 def test_items_come_back_as_they_were(tmp_path: Path) -> None:
@@ -54,3 +55,7 @@ def test_other_files_are_named(tmp_path: Path) -> None:
     pq.write_table(pa.table({"item": [1], "vector": [[0.5]]}), tmp_path / "lists.parquet")
     with pytest.raises(DatasetError, match="must be a file of export_items"):
         read_items(tmp_path / "lists.parquet")
+    claim = (SEEDS / "items" / "found-count.parquet").read_bytes()
+    (tmp_path / "claim.parquet").write_bytes(claim)
+    with pytest.raises(DatasetError, match="it claims 3 items but has 0"):
+        read_items(tmp_path / "claim.parquet")

@@ -52,10 +52,10 @@ class AdmissionFile:
             file = file_io.open_arrow(self.path)
             self._reader = pa.ipc.open_file(file)
             self._blocks = lengths.Blocks(file)
+            self.schema: pa.Schema = self._reader.schema
+            found = {name: self.schema.field(name).type for name in self.schema.names}
         except _ARROW_ERRORS as error:
             raise unreadable(self.path, error) from error
-        self.schema: pa.Schema = self._reader.schema
-        found = {name: self.schema.field(name).type for name in self.schema.names}
         version = (self.schema.metadata or {}).get(_VERSION_KEY)
         if version != _VERSION or list(found.items()) != list(_FIELDS.items()):
             raise CorruptCheckpointError(

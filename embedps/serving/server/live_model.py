@@ -13,6 +13,7 @@ import tensorflow as tf
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.follow import Advance
 from embedps.checkpoint.format.manifest import Manifest
+from embedps.data.arrow_errors import naming
 from embedps.data.dataset import Dataset
 from embedps.engine.checkpoint_restore import check_tables, read_values, stage_rows
 from embedps.engine.model_signature import check_signature
@@ -250,6 +251,7 @@ class LiveModel(LoadedModel):
 def sample_records(dataset: Dataset, columns: Sequence[str]) -> pa.Table:
     """Reads some records; of the split that is not trained on, if there is one."""
     split = "eval" if "eval" in dataset.splits else next(iter(dataset.splits))
-    with pq.ParquetFile(dataset.paths(split)[0]) as file:
+    path = dataset.paths(split)[0]
+    with naming(path), pq.ParquetFile(path) as file:
         batches = file.iter_batches(SAMPLE_QUERIES, columns=list(columns))
         return pa.Table.from_batches([next(batches)])

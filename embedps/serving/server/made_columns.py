@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from google.protobuf.message import DecodeError
+from tensorflow.core.example.example_pb2 import Example
 
 from embedps.console.tf_logging import op_error_text
 from embedps.data.columns import Columns
@@ -42,6 +44,7 @@ class MadeColumns:
         lists: Sequence[str] = (),
         missing: Mapping[str, int | bytes] | None = None,
         decode: Mapping[str, Callable[[Array], Array]] | None = None,
+        check: Callable[[Mapping[str, Array]], None] | None = None,
     ) -> None:
         """Traces a function.
 
@@ -53,8 +56,9 @@ class MadeColumns:
           lists: the columns of lists among them.
           missing: what a missing id is, by tensor of ids.
           decode: by tensor, what makes int64 of its texts before that; it raises DatasetError.
+          check: refuses tensors that TensorFlow must not see; it raises RequestError.
         """
-        self._decode = decode or {}
+        self._decode, self._check = decode or {}, check
         texts = {n: tf.TensorSpec([None], tf.string, name=n) for n in self._decode}
         self.specs: Mapping[str, tf.TensorSpec] = {**specs, **texts}
         self.lists, self.missing = tuple(lists), missing or {}
@@ -89,6 +93,8 @@ class MadeColumns:
           RequestError: a tensor is absent or unknown, or its values have no meaning.
         """
         self.check_names(given.keys())
+        if self._check is not None:
+            self._check(given)
         try:
             given = {n: self._decode[n](a) if n in self._decode else a for n, a in given.items()}
             tensors = {
@@ -117,9 +123,31 @@ def of_examples(form: RequestFormat, columns: Columns, *, missing_id: int) -> Ma
     """Makes the format of serialized tf.Examples, as an export's signature "examples" has it."""
     inputs = Inputs(columns, missing_id=missing_id)
     specs = {EXAMPLES: tf.TensorSpec([None], tf.string, name=EXAMPLES)}
-    made = MadeColumns(form, columns, lambda given: inputs.parse(given[EXAMPLES]), specs=specs)
+    made = MadeColumns(
+        form,
+        columns,
+        lambda given: inputs.parse(given[EXAMPLES]),
+        specs=specs,
+        check=_check_examples,
+    )
     made.request({EXAMPLES: np.array(inputs.examples(1), object)})  # the first one takes longer
     return made
+
+
+def _check_examples(given: Mapping[str, Array]) -> None:
+    """Refuses what protobuf cannot read.
+
+    TensorFlow's own parser reserves memory for the floats that a list claims, of up to 17 GB, and
+    ends the process if there is not as much.
+    """
+    for place, each in enumerate(given[EXAMPLES]):
+        try:
+            Example.FromString(each)
+        except DecodeError:
+            raise invalid(
+                f"the request's values cannot be read: value {place} of {EXAMPLES!r}, of "
+                f"{len(each)} bytes, must be a serialized tf.Example"
+            ) from None
 
 
 def of_raw(

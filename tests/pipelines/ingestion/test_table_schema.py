@@ -30,6 +30,7 @@ as = "list"
 type = "integer"
 """
 
+HUGE = f"0x{'f' * 9000}"
 TIME = BASE + '[[column]]\nname = "t"\nas = "timestamp"\n'
 
 
@@ -78,7 +79,7 @@ def test_features_of_a_column_are_its_own_and_those_declared(tmp_path: Path):
         ),
         (
             BASE + '[[column]]\nname = "z"\nas = "label"\nclasses = 1\n',
-            "classes must be a number of 2 or more, or a list of texts, got 1",
+            "classes must be a number from 2 to below 2**31, or a list of texts, got 1",
         ),
         (
             BASE + '[[column]]\nname = "z"\nas = "label"\nclasses = ["a", "a"]\n',
@@ -153,7 +154,7 @@ def test_features_of_a_column_are_its_own_and_those_declared(tmp_path: Path):
         ),
         (
             BASE + '[[feature]]\nname = "z"\nfrom = "c"\ntransform = [{ min_count = 1 }]\n',
-            "min_count must be 2 or more",
+            "min_count must be from 2 to below 2**62",
         ),
         (BASE + '[[feature]]\nname = "z"\ncross = ["c"]\n', "cross must list two or more"),
         (BASE + '[[feature]]\nname = "z"\ncross = ["c", "x"]\n', "must be made of categorical"),
@@ -162,6 +163,21 @@ def test_features_of_a_column_are_its_own_and_those_declared(tmp_path: Path):
         (BASE + '[[feature]]\nname = "y"\nfrom = "c"\n', "feature names must differ, ['y']"),
         ("column = 3\n", "column must be [[column]] tables"),
         ("= 3", "must be TOML"),
+        ("a = " + "[" * 3000, "must be TOML"),
+        ("delimiter = 3\n" + BASE, "a schema: delimiter must be a text, got 3"),
+        ("header = 1\n" + BASE, 'header must be true, false or "auto", got 1'),
+        ("missing = 3\n" + BASE, "missing must be a list of texts, got 3"),
+        (BASE + '[[column]]\nnames = "z"\nas = "numeric"\n', "or a list of names, got 'z'"),
+        (BASE + '[[column]]\nname = "z"\nas = "label"\npositive_from = nan\n', "got nan"),
+        (
+            BASE + '[[column]]\nname = "z"\nas = "list"\ntype = "hex"\nseparator = 3\n',
+            "column 'z': separator must be a text, got 3",
+        ),
+        (BASE + '[[feature]]\nname = "z"\nfrom = ["c"]\n', "from must be a text, got ['c']"),
+        (
+            f'{BASE}[[feature]]\nname = "z"\nfrom = "x"\ntransform = [{{ clip = [0, {HUGE}] }}]\n',
+            "clip must be a finite number, got a number of thousands of digits",
+        ),
     ],
 )
 def test_schema_that_cannot_be_is_named(tmp_path: Path, text: str, message: str):

@@ -5,9 +5,13 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pytest
 
+from embedps.errors import DatasetError
 from pipelines.ingestion.table_schema import Feature, Table
 from pipelines.ingestion.transform_steps import MinCount
 from pipelines.ingestion.transforms import Transforms
@@ -47,3 +51,22 @@ def test_descriptions_saved_at_two_places_at_once_are_whole(tmp_path: Path):
     with ThreadPoolExecutor(WRITERS) as pool:
         list(pool.map(save, range(WRITERS)))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["_transforms", "_transforms.json"]
+
+
+@pytest.mark.parametrize("file", ["../f.arrow", "/tmp/f.arrow", "_transforms/../../f.arrow"])
+def test_ids_that_a_step_keeps_lie_inside_the_dataset(tmp_path: Path, file: str):
+    make_transforms().save(tmp_path)
+    path = tmp_path / "_transforms.json"
+    path.write_text(path.read_text().replace("_transforms/f.arrow", file))
+    with pytest.raises(DatasetError, match="file must be inside the dataset, got"):
+        Transforms.load(tmp_path)
+
+
+@pytest.mark.parametrize("ids", [np.array([2, 1]), np.array([1.5]), np.array(["a"])])
+def test_ids_that_a_step_keeps_are_ascending_integers(tmp_path: Path, ids: Any):
+    make_transforms().save(tmp_path)
+    batch = pa.record_batch({"id": ids})
+    with pa.ipc.new_file(tmp_path / "_transforms" / "f.arrow", batch.schema) as writer:
+        writer.write_batch(batch)
+    with pytest.raises(DatasetError, match="must be an Arrow file of ids, ascending"):
+        Transforms.load(tmp_path)

@@ -26,6 +26,7 @@ from tests.serving.builders import examples
 from tests.serving.raw_values import SCHEMA, make_records, request_of, write_csv
 from tests.serving.server.builders import Client, ask_rest, predict_request, score_of, serving
 from tests.serving.warm_up_replay import replay
+from tools.fuzz_seeds import SEEDS
 
 
 @pytest.fixture(scope="module")
@@ -101,14 +102,11 @@ def test_signatures_are_those_of_the_export(
         np.testing.assert_array_equal(score_of(found[0]), score_of(found[1]))
         check_rest(addresses.rest, serialized["examples"], given, want, score_of(response))
         # What cannot be read is refused.
-        for broken, what in (
-            (b"\xff\xff", "bytes are damaged"),
-            (b"abc", "Could not parse example"),
-        ):
-            request = predict_request(
-                {"examples": np.array([broken], object)}, signature="examples"
-            )
-            assert f"cannot be read: {what}" in refusal(client, request).replace("their ", "")
+        claims = (SEEDS / "example" / "found-floats-of-17-gb.bin").read_bytes()
+        for broken in (b"\xff\xff", b"abc", claims[1:]):
+            several = np.array([serialized["examples"][0], broken], object)
+            said = refusal(client, predict_request({"examples": several}, signature="examples"))
+            assert f"value 1 of 'examples', of {len(broken)} bytes, must be a serialized" in said
         wrong = predict_request({**given, "site": np.array([b"xyz"] * 40, object)}, signature="raw")
         assert "must have hexadecimal ids of 64 bits" in refusal(client, wrong)
         lengths = {**given, "pages_lengths": np.full(40, 3)}

@@ -1,0 +1,206 @@
+"""Attacks a server and readers of files: `python -m benchmarks.hostile`.
+
+Each attack on a server has a server of its own, a process of `embedps serve` on a small model.
+Others ask it for one record at a time at a fixed rate (benchmarks.open_loop), and open a new
+connection four times per second, while for some seconds nothing else happens, then a harmless
+request comes again and again, and then the attack. Each attack by a file is read in a process of
+its own, and then a harmless file is, of the same size. CPU seconds are of one request or file;
+peak bytes are of resident memory above that before; a request of others without an answer takes for
+ever. All processes have limits, so that an attack that succeeds ends no other process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import report
+from benchmarks.hostile import file_attacks, run, server_attacks, under_attack
+from benchmarks.hostile.processes import Limits
+from embedps.console import command_line
+from embedps.console.command_line import number
+
+ATTACKS = (*server_attacks.ATTACKS, *file_attacks.ATTACKS)
+_DESCRIPTORS = 1024  # the usual limit of a process
+
+
+def ratios(found: dict[str, Any]) -> dict[str, float | None]:
+    """Compares an attack with its twin, and the others' latencies with quiet ones.
+
+    A ratio is None if one of both is none: the process died, or nobody was answered.
+    """
+    harmless, hostile = found["harmless"], found["hostile"]
+    survived = hostile["ended_with"] == (None if "quiet" in found else 0)
+
+    def ratio(above: float | None, below: float | None, least: float) -> float | None:
+        if above is None or below is None:
+            return None
+        return round(max(above, least) / max(below, least), 2)
+
+    made = {
+        # What is less than these costs nothing that could be measured.
+        "cpu": ratio(hostile["cpu_secs"], harmless["cpu_secs"], 0.01) if survived else None,
+        "peak": ratio(hostile["peak_bytes"], harmless["peak_bytes"], 1e6) if survived else None,
+    }
+    if "quiet" in found:
+        quiet = found["quiet"]["p99_ms"]
+        made["p99"] = ratio(hostile["p99_ms"], quiet, 0.1)
+        made["harmless_p99"] = ratio(harmless["p99_ms"], quiet, 0.1)
+    return made
+
+
+def rows(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Lays the results out: the heads, and a row per attack."""
+    heads = ["attack", "bytes", "CPU s", "peak MB", "others' p99 ms", "p99 / quiet", "what came"]
+    found = []
+    for name, case in results.items():
+        pair = (case["harmless"], case["hostile"])
+        latency = ratio = ""
+        if "quiet" in case:
+            three = (case["quiet"], *pair)
+            latency = " / ".join(_shown(each["p99_ms"]) for each in three)
+            ratio = _shown(case["ratios"]["p99"])
+        found.append(
+            [
+                name,
+                f"{case['sent_bytes']:,}",
+                " / ".join(f"{each['cpu_secs']:.2f}" for each in pair),
+                " / ".join(f"{each['peak_bytes'] / 1e6:,.0f}" for each in pair),
+                latency,
+                ratio,
+                outcome(case["hostile"], is_server="quiet" in case),
+            ]
+        )
+    return heads, found
+
+
+def outcome(hostile: dict[str, Any], *, is_server: bool) -> str:
+    """Tells in a few words what came of an attack."""
+    ended = hostile["ended_with"]
+    parts = [hostile["said"][:80]] if hostile["said"] else []
+    if is_server:
+        parts += [] if ended is None else [f"the server died ({ended})"]
+        if hostile["probes_failed"]:
+            parts.append(f"{hostile['probes_failed']} of {hostile['probes']} new connections fail")
+        if hostile["failed"]:
+            parts.append(f"{hostile['failed']} others' requests fail")
+    elif ended is None:
+        parts.append("never ends")
+    elif ended:
+        parts.append(f"died ({ended})")
+    return "; ".join(parts)
+
+
+def _shown(value: float | None) -> str:
+    return "none" if value is None else f"{value:,.1f}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command line."""
+    options = _parser().parse_args(arguments)
+    environment, results = report.environment(), dict[str, Any]()
+    limits = Limits(
+        address_bytes=options.max_gib << 30, descriptors=_DESCRIPTORS, secs=options.limit_secs
+    )
+    quick = options.quick
+    names = run.columns(options.tables)
+    with tempfile.TemporaryDirectory(prefix="embedps-hostile-") as folder:
+        model_dir = run.train(Path(folder), names)
+        for name in options.only:
+            if name in server_attacks.ATTACKS:
+                sizes = server_attacks.QUICK if quick else server_attacks.Sizes()
+                make = server_attacks.ATTACKS[name]
+                found = under_attack.run(
+                    model_dir,
+                    names,
+                    lambda make=make, sizes=sizes: make(names, sizes),
+                    limits,
+                    rate=options.rate,
+                    secs=options.secs,
+                )
+            else:
+                of_files = file_attacks.QUICK if quick else file_attacks.Sizes()
+                found = file_attacks.measure(name, model_dir, limits, of_files, Path(folder))
+            commit = environment["commit"]
+            results[name] = {**found, "ratios": ratios(found), "commit": commit}
+            print(json.dumps({name: results[name]}), flush=True)
+    show(results)
+    if options.add:
+        results = json.loads(options.output.read_text())["results"] | results
+        results = {name: results[name] for name in ATTACKS if name in results}
+    report.write(
+        options.output,
+        report.envelope(
+            "hostile",
+            arguments,
+            environment=environment,
+            config={"rate": options.rate, "secs": options.secs, **dataclasses.asdict(limits)},
+            results=results,
+        ),
+    )
+    return 0
+
+
+def show(results: dict[str, Any]) -> None:
+    """Prints the table."""
+    heads, found = rows(results)
+    table = Table(title="harmless / hostile; latencies: quiet / harmless / hostile")
+    for head in heads:
+        table.add_column(head)
+    for row in found:
+        table.add_row(*row)
+    Console(width=None if Console().is_terminal else 180).print(table)
+
+
+def _names(text: str) -> list[str]:
+    names = text.split(",")
+    unknown = sorted(set(names) - set(ATTACKS))
+    if unknown:
+        raise argparse.ArgumentTypeError(
+            f"no attack is named {unknown[0]}: there are {', '.join(ATTACKS)}"
+        )
+    return names
+
+
+def _parser() -> command_line.Parser:
+    parser = command_line.Parser(prog="python -m benchmarks.hostile", description=__doc__)
+    count = number(int, least=1, most=10**6)
+    secs = number(float, above=0, most=3600)
+    parser.add_argument(
+        "--only",
+        type=_names,
+        default=list(ATTACKS),
+        metavar="ATTACK,...",
+        help=f"some of {', '.join(ATTACKS)}",
+    )
+    for flag, kind, default, text in (
+        ("--tables", count, 26, "of the model, each of a column of ids"),
+        ("--rate", secs, 50.0, "others' requests per second"),
+        ("--secs", secs, 6.0, "of each phase of a server"),
+        ("--limit-secs", secs, 60.0, "that an answer or a file may take"),
+        ("--max-gib", count, 12, "address space that a process may take"),
+    ):
+        parser.add_argument(
+            flag, type=kind, default=default, metavar="X", help=f"{text} (default: {default})"
+        )
+    parser.add_argument("--quick", action="store_true", help="small attacks, to try the program")
+    parser.add_argument(
+        "--add", action="store_true", help="keep what the output file has of other attacks"
+    )
+    parser.add_argument(
+        "--output", type=report.output_file, default=report.RESULTS / "hostile.json", metavar="FILE"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(command_line.run(main, sys.argv[1:]))

@@ -60,11 +60,20 @@ def envelope(
     """
     return {
         "benchmark": benchmark,
-        "command": shlex.join(["python", "-m", f"benchmarks.{benchmark}", *arguments]),
+        "command": command(f"benchmarks.{benchmark}", arguments),
         "environment": environment,
         "config": config,
         "results": results,
     }
+
+
+def command(module: str, arguments: Sequence[str]) -> str:
+    """Returns a command line without --output."""
+    kept = [each for each in arguments if not each.startswith("--output=")]
+    if "--output" in kept:
+        at = kept.index("--output")
+        del kept[at : at + 2]
+    return shlex.join(["python", "-m", module, *kept])
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import sys
 import tempfile
@@ -24,84 +25,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import report
-from benchmarks.hostile import file_attacks, run, server_attacks, under_attack
+from benchmarks.hostile import file_attacks, run, server_attacks, tables, under_attack
 from benchmarks.hostile.processes import Limits
 from embedps.console import command_line
 from embedps.console.command_line import number
 
 ATTACKS = (*server_attacks.ATTACKS, *file_attacks.ATTACKS)
 _DESCRIPTORS = 1024  # the usual limit of a process
-
-
-def ratios(found: dict[str, Any]) -> dict[str, float | None]:
-    """Compares an attack with its twin, and the others' latencies with quiet ones.
-
-    A ratio is None if one of both is none: the process died, or nobody was answered.
-    """
-    harmless, hostile = found["harmless"], found["hostile"]
-    survived = hostile["ended_with"] == (None if "quiet" in found else 0)
-
-    def ratio(above: float | None, below: float | None, least: float) -> float | None:
-        if above is None or below is None:
-            return None
-        return round(max(above, least) / max(below, least), 2)
-
-    made = {
-        # What is less than these costs nothing that could be measured.
-        "cpu": ratio(hostile["cpu_secs"], harmless["cpu_secs"], 0.01) if survived else None,
-        "peak": ratio(hostile["peak_bytes"], harmless["peak_bytes"], 1e6) if survived else None,
-    }
-    if "quiet" in found:
-        quiet = found["quiet"]["p99_ms"]
-        made["p99"] = ratio(hostile["p99_ms"], quiet, 0.1)
-        made["harmless_p99"] = ratio(harmless["p99_ms"], quiet, 0.1)
-    return made
-
-
-def rows(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Lays the results out: the heads, and a row per attack."""
-    heads = ["attack", "bytes", "CPU s", "peak MB", "others' p99 ms", "p99 / quiet", "what came"]
-    found = []
-    for name, case in results.items():
-        pair = (case["harmless"], case["hostile"])
-        latency = ratio = ""
-        if "quiet" in case:
-            three = (case["quiet"], *pair)
-            latency = " / ".join(_shown(each["p99_ms"]) for each in three)
-            ratio = _shown(case["ratios"]["p99"])
-        found.append(
-            [
-                name,
-                f"{case['sent_bytes']:,}",
-                " / ".join(f"{each['cpu_secs']:.2f}" for each in pair),
-                " / ".join(f"{each['peak_bytes'] / 1e6:,.0f}" for each in pair),
-                latency,
-                ratio,
-                outcome(case["hostile"], is_server="quiet" in case),
-            ]
-        )
-    return heads, found
-
-
-def outcome(hostile: dict[str, Any], *, is_server: bool) -> str:
-    """Tells in a few words what came of an attack."""
-    ended = hostile["ended_with"]
-    parts = [hostile["said"][:80]] if hostile["said"] else []
-    if is_server:
-        parts += [] if ended is None else [f"the server died ({ended})"]
-        if hostile["probes_failed"]:
-            parts.append(f"{hostile['probes_failed']} of {hostile['probes']} new connections fail")
-        if hostile["failed"]:
-            parts.append(f"{hostile['failed']} others' requests fail")
-    elif ended is None:
-        parts.append("never ends")
-    elif ended:
-        parts.append(f"died ({ended})")
-    return "; ".join(parts)
-
-
-def _shown(value: float | None) -> str:
-    return "none" if value is None else f"{value:,.1f}"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -118,11 +48,10 @@ def main(arguments: Sequence[str]) -> int:
         for name in options.only:
             if name in server_attacks.ATTACKS:
                 sizes = server_attacks.QUICK if quick else server_attacks.Sizes()
-                make = server_attacks.ATTACKS[name]
                 found = under_attack.run(
                     model_dir,
                     names,
-                    lambda make=make, sizes=sizes: make(names, sizes),
+                    functools.partial(server_attacks.ATTACKS[name], names, sizes),
                     limits,
                     rate=options.rate,
                     secs=options.secs,
@@ -131,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
                 of_files = file_attacks.QUICK if quick else file_attacks.Sizes()
                 found = file_attacks.measure(name, model_dir, limits, of_files, Path(folder))
             commit = environment["commit"]
-            results[name] = {**found, "ratios": ratios(found), "commit": commit}
+            results[name] = {**found, "ratios": tables.ratios(found), "commit": commit}
             print(json.dumps({name: results[name]}), flush=True)
     show(results)
     if options.add:
@@ -152,9 +81,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def show(results: dict[str, Any]) -> None:
     """Prints the table."""
-    heads, found = rows(results)
+    found = tables.rows(results)
     table = Table(title="harmless / hostile; latencies: quiet / harmless / hostile")
-    for head in heads:
+    for head in tables.HEADS:
         table.add_column(head)
     for row in found:
         table.add_row(*row)

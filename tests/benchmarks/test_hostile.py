@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.hostile import __main__ as hostile
-from benchmarks.hostile import file_attacks, ids, run, server_attacks, wire
+from benchmarks.hostile import file_attacks, ids, run, server_attacks, tables, wire
 from embedps.console import command_line
 from embedps.serving.server import messages
 from embedps.tables.row_hashes import row_hashes
@@ -55,12 +55,12 @@ def test_a_skipped_field_is_no_part_of_a_message() -> None:
 def test_who_is_not_answered_and_who_dies_have_no_ratio() -> None:
     alive = {"cpu_secs": 0.0, "peak_bytes": 0, "p99_ms": 5.0, "ended_with": None}
     stalled = {**alive, "cpu_secs": 2.0, "p99_ms": None}
-    found = hostile.ratios({"quiet": alive, "harmless": alive, "hostile": stalled})
+    found = tables.ratios({"quiet": alive, "harmless": alive, "hostile": stalled})
     assert found == {"cpu": 200, "peak": 1, "p99": None, "harmless_p99": 1}
     read = {"cpu_secs": 1.0, "peak_bytes": 2**30, "ended_with": 0}
     for code in (-6, None):  # it died, or never ended
         killed = {**read, "ended_with": code}
-        found = hostile.ratios({"harmless": read, "hostile": killed})
+        found = tables.ratios({"harmless": read, "hostile": killed})
         assert found == {"cpu": None, "peak": None}
 
 

@@ -148,10 +148,8 @@ def _growth(result: dict[str, Any]) -> str:
 def _hostile(result: dict[str, Any]) -> str:
     rows = hostile_tables.rows(result["results"])
     commits = {case["commit"] for case in result["results"].values()}
-    note = "CPU seconds and peak: harmless / hostile. Latencies: quiet / harmless / hostile."
-    if len(commits) > 1:
-        note += f" Measured at {', '.join(sorted(commits))}."
-    return f"{model_tables.table(hostile_tables.HEADS, rows)}\n\n{note}"
+    table = model_tables.table(hostile_tables.HEADS, rows)
+    return f"{table}\n\nMeasured at {', '.join(sorted(commits))}."
 
 
 def _byte_limit(result: dict[str, Any]) -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import json
 import sys
 import tempfile
@@ -37,52 +36,52 @@ _DESCRIPTORS = 1024  # the usual limit of a process
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line."""
     options = _parser().parse_args(arguments)
-    environment, results = report.environment(), dict[str, Any]()
+    environment = report.environment()
     limits = Limits(
         address_bytes=options.max_gib << 30, descriptors=_DESCRIPTORS, secs=options.limit_secs
     )
-    quick = options.quick
-    names = run.columns(options.tables)
-    with tempfile.TemporaryDirectory(prefix="embedps-hostile-") as folder:
-        model_dir = run.train(Path(folder), names)
-        for name in options.only:
-            if name in server_attacks.ATTACKS:
-                sizes = server_attacks.QUICK if quick else server_attacks.Sizes()
-                found = under_attack.run(
-                    model_dir,
-                    names,
-                    functools.partial(server_attacks.ATTACKS[name], names, sizes),
-                    limits,
-                    rate=options.rate,
-                    secs=options.secs,
-                )
-            else:
-                of_files = file_attacks.QUICK if quick else file_attacks.Sizes()
-                found = file_attacks.measure(name, model_dir, limits, of_files, Path(folder))
+    config = {"rate": options.rate, "secs": options.secs, **dataclasses.asdict(limits)}
+    results = json.loads(options.output.read_text())["results"] if options.add else {}
+    with tempfile.TemporaryDirectory(prefix="embedps-hostile-") as name:
+        folder, columns = Path(name), run.columns(options.tables)
+        model_dir = run.train(folder, columns)
+        for attack in options.only:
+            found = _measure(attack, options, limits, folder, model_dir, columns)
             commit = environment["commit"]
-            results[name] = {**found, "ratios": tables.ratios(found), "commit": commit}
-            print(json.dumps({name: results[name]}), flush=True)
+            results[attack] = {**found, "ratios": tables.ratios(found), "commit": commit}
+            results = {each: results[each] for each in ATTACKS if each in results}
+            report.write(  # keeps the results if a later attack fails
+                options.output,
+                report.envelope(
+                    "hostile", arguments, environment=environment, config=config, results=results
+                ),
+            )
     show(results)
-    if options.add:
-        results = json.loads(options.output.read_text())["results"] | results
-        results = {name: results[name] for name in ATTACKS if name in results}
-    report.write(
-        options.output,
-        report.envelope(
-            "hostile",
-            arguments,
-            environment=environment,
-            config={"rate": options.rate, "secs": options.secs, **dataclasses.asdict(limits)},
-            results=results,
-        ),
-    )
     return 0
+
+
+def _measure(
+    name: str,
+    options: argparse.Namespace,
+    limits: Limits,
+    folder: Path,
+    model_dir: Path,
+    columns: Sequence[str],
+) -> dict[str, Any]:
+    if name in file_attacks.ATTACKS:
+        of_files = file_attacks.QUICK if options.quick else file_attacks.Sizes()
+        return file_attacks.measure(name, model_dir, limits, of_files, folder)
+    sizes = server_attacks.QUICK if options.quick else server_attacks.Sizes()
+    attack = server_attacks.ATTACKS[name](columns, sizes)
+    return under_attack.run(
+        model_dir, columns, attack, limits, rate=options.rate, secs=options.secs
+    )
 
 
 def show(results: dict[str, Any]) -> None:
     """Prints the table."""
     found = tables.rows(results)
-    table = Table(title="harmless / hostile; latencies: quiet / harmless / hostile")
+    table = Table(title="attacks, and how they compare with harmless requests and files")
     for head in tables.HEADS:
         table.add_column(head)
     for row in found:

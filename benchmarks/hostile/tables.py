@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-HEADS = ("attack", "bytes", "CPU s", "peak MB", "others' p99 ms", "p99 / quiet", "what came")
+HEADS = (
+    "attack",
+    "bytes",
+    "CPU s",
+    "/ harmless",
+    "peak MB",
+    "/ harmless",
+    "others' p99 ms",
+    "/ quiet",
+    "harmless p99 / quiet",
+    "what came",
+)
 
 
 def ratios(found: dict[str, Any]) -> dict[str, float | None]:
@@ -34,26 +45,26 @@ def ratios(found: dict[str, Any]) -> dict[str, float | None]:
 
 def rows(results: dict[str, Any]) -> list[list[str]]:
     """Lays the results out: a row per attack, for `HEADS`."""
-    found = []
-    for name, case in results.items():
-        pair = (case["harmless"], case["hostile"])
-        latency = ratio = ""
-        if "quiet" in case:
-            three = (case["quiet"], *pair)
-            latency = " / ".join(_shown(each["p99_ms"]) for each in three)
-            ratio = _shown(case["ratios"]["p99"])
-        found.append(
-            [
-                name,
-                f"{case['sent_bytes']:,}",
-                " / ".join(f"{each['cpu_secs']:.2f}" for each in pair),
-                " / ".join(f"{each['peak_bytes'] / 1e6:,.0f}" for each in pair),
-                latency,
-                ratio,
-                outcome(case["hostile"], is_server="quiet" in case),
-            ]
-        )
-    return found
+    return [
+        [
+            name,
+            f"{case['sent_bytes']:,}",
+            f"{case['hostile']['cpu_secs']:.2f}",
+            _shown(case["ratios"]["cpu"]),
+            f"{case['hostile']['peak_bytes'] / 1e6:,.0f}",
+            _shown(case["ratios"]["peak"]),
+            *_latencies(case),
+            outcome(case["hostile"], is_server="quiet" in case),
+        ]
+        for name, case in results.items()
+    ]
+
+
+def _latencies(case: dict[str, Any]) -> list[str]:
+    if "quiet" not in case:
+        return ["", "", ""]
+    ratios = case["ratios"]
+    return [_shown(x) for x in (case["hostile"]["p99_ms"], ratios["p99"], ratios["harmless_p99"])]
 
 
 def outcome(hostile: dict[str, Any], *, is_server: bool) -> str:

@@ -7,7 +7,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +146,7 @@ def latencies(load: open_loop.Load) -> dict[str, float | None]:
 def run(
     model_dir: Path,
     columns: Sequence[str],
-    make: Callable[[], Attack],
+    attack: Attack,
     limits: Limits,
     *,
     rate: float,
@@ -157,12 +157,11 @@ def run(
     Args:
       model_dir: of the run to serve.
       columns: of its model.
-      make: makes the attack.
+      attack: on the server.
       limits: of the server.
       rate: of the others' requests, per second.
       secs: of each of the three phases; an attack that takes longer is waited for.
     """
-    attack = make()
     with tempfile.TemporaryDirectory() as name:
         token = Path(name, "token")
         token.write_text(f"{TOKEN}\n")

@@ -34,6 +34,7 @@ from embedps.storage import file_io
 
 _TABLE = "C1"
 _HUGE = 2**62
+_STEP_IDS = 10_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,14 +96,12 @@ def _latest(directory: CheckpointDirectory) -> Manifest:
     return manifest
 
 
-def _ids(count: int, is_hostile: bool, *, shared_bits: int) -> hostile_ids.Ids:
-    if is_hostile:
-        return hostile_ids.colliding(_TABLE, count, shared_bits=shared_bits)
-    return hostile_ids.random(count)
+def _rows(count: int, is_hostile: bool) -> hostile_ids.Ids:
+    return hostile_ids.inseparable(_TABLE, count) if is_hostile else hostile_ids.random(count)
 
 
 def _base(folder: Path, is_hostile: bool, sizes: Sizes) -> int:
-    ids = _ids(sizes.base_rows, is_hostile, shared_bits=51)
+    ids = _rows(sizes.base_rows, is_hostile)
 
     def change(records: pa.Table) -> pa.Table:
         of_table = records.filter(pa.compute.equal(records["table"], _TABLE))
@@ -147,13 +146,15 @@ def _long_name(folder: Path, is_hostile: bool, sizes: Sizes) -> int:
 
 
 def _counters(folder: Path, is_hostile: bool, sizes: Sizes) -> int:
-    ids = _ids(sizes.counters, is_hostile, shared_bits=32)
+    ids = hostile_ids.random(sizes.counters)
+    if is_hostile:
+        ids = hostile_ids.colliding(_TABLE, sizes.counters, shared_bits=32)
     np.save(folder / "ids.npy", ids)
     return ids.nbytes
 
 
 def _unit(folder: Path, is_hostile: bool, sizes: Sizes) -> int:
-    ids = _ids(sizes.unit_rows, is_hostile, shared_bits=48)
+    ids = _rows(sizes.unit_rows, is_hostile)
     np.save(folder / "ids.npy", ids)
     return ids.nbytes
 
@@ -186,7 +187,8 @@ def _count(folder: Path) -> str:
     ids = np.load(folder / "ids.npy")
     table = EvictingTable(_TABLE, [], small_run.MODEL.embedding_dim, counts=True)
     table.step(ids[:1])  # the first call takes longer
-    table.step(ids)
+    for part in np.array_split(ids, -(-len(ids) // _STEP_IDS)):
+        table.step(part)
     return "counted"
 
 

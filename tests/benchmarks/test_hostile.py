@@ -25,6 +25,14 @@ def test_colliding_ids_differ_and_share_the_lowest_bits_of_their_hashes() -> Non
     assert len(np.unique(hashes & np.uint64(2**48 - 1))) == 1
 
 
+def test_inseparable_ids_are_of_one_stripe_and_share_all_bits_of_a_split() -> None:
+    made = ids.inseparable("C1", 60_000)
+    hashes = row_hashes("C1", made)
+    assert len(np.unique(made)) == 60_000
+    assert hashes.max() < 2**24
+    assert (hashes & np.uint64(4095)).max() < 16
+
+
 @pytest.mark.parametrize("name", ["grpc_no_token", "grpc_names", "router_ids"])
 def test_the_twin_of_an_attack_is_a_request_of_its_size(name: str) -> None:
     sent: list[bytes] = []

@@ -42,6 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     config = {"rate": options.rate, "secs": options.secs, **dataclasses.asdict(limits)}
     results = json.loads(options.output.read_text())["results"] if options.add else {}
+    command = [] if options.add else arguments  # all runs together did what one would
     with tempfile.TemporaryDirectory(prefix="embedps-hostile-") as name:
         folder, columns = Path(name), run.columns(options.tables)
         model_dir = run.train(folder, columns)
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
             report.write(  # keeps the results if a later attack fails
                 options.output,
                 report.envelope(
-                    "hostile", arguments, environment=environment, config=config, results=results
+                    "hostile", command, environment=environment, config=config, results=results
                 ),
             )
     show(results)

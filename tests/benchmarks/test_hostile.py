@@ -81,13 +81,15 @@ def test_an_unknown_attack_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.multiprocess
 def test_an_attack_on_a_server_and_one_by_a_file_are_reported(tmp_path: Path) -> None:
     output = tmp_path / "hostile.json"
-    output.write_text(json.dumps({"results": {"counters": {"said": "before"}}}))
+    read = {"said": "counted", "cpu_secs": 1.0, "peak_bytes": 1, "ended_with": 0}
+    before = {"sent_bytes": 8, "hostile": read, "ratios": {"cpu": 1.0, "peak": 1.0}}
+    output.write_text(json.dumps({"results": {"counters": before}}))
     attacks = "--only=rest_smuggling,manifest_name"
     flags = ["--quick", "--tables=2", "--secs=1", "--limit-secs=15", "--add", f"--output={output}"]
     assert command_line.run(hostile.main, [attacks, *flags]) == 0
     found = json.loads(output.read_text())["results"]
     assert list(found) == ["rest_smuggling", "counters", "manifest_name"]
-    assert found["counters"] == {"said": "before"}
+    assert found["counters"] == before
     assert found["rest_smuggling"]["harmless"]["said"] == "200; 200"
     assert found["rest_smuggling"]["hostile"]["said"]
     assert found["rest_smuggling"]["hostile"]["probes_failed"] == 0

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
     for suite in wanted:
         result: dict[str, Any] = {
             "benchmark": suite,
-            "command": _command(arguments),
+            "command": report.command("benchmarks", arguments),
             "environment": report.environment(),
             "config": {
                 "rounds": options.rounds,
@@ -95,12 +94,6 @@ def main(arguments: Sequence[str]) -> int:
             )  # keeps the results if a later part fails
         tables.plot(measured, options.output / f"{name}.png")
     return 0
-
-
-def _command(arguments: Sequence[str]) -> str:
-    """Returns the command line without --output."""
-    at = arguments.index("--output") if "--output" in arguments else len(arguments)
-    return shlex.join(["python", "-m", "benchmarks", *arguments[:at], *arguments[at + 2 :]])
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import model_tables, tables
+from benchmarks.hostile import tables as hostile_tables
 from benchmarks.report import RESULTS
 
 PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
@@ -50,6 +51,7 @@ def render(result: dict[str, Any]) -> str:
         "model_speed": model_tables.model_speed,
         "sequences": model_tables.sequences,
         "ratings": model_tables.ratings,
+        "hostile": _hostile,
     }
     body = kinds.get(result["benchmark"], _comparisons)(result)
     return f"{body}\n\n{_origin(result)}"
@@ -141,6 +143,13 @@ def _growth(result: dict[str, Any]) -> str:
     return model_tables.table(
         [f"{r['rows']:,} rows x dim 16, row-wise Adagrad", "measured", "limit"], rows
     )
+
+
+def _hostile(result: dict[str, Any]) -> str:
+    rows = hostile_tables.rows(result["results"])
+    commits = {case["commit"] for case in result["results"].values()}
+    table = model_tables.table(hostile_tables.HEADS, rows)
+    return f"{table}\n\nMeasured at {', '.join(sorted(commits))}."
 
 
 def _byte_limit(result: dict[str, Any]) -> str:

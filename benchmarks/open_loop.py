@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,15 +65,38 @@ class Load(NamedTuple):
         }
 
 
-def offer(address: str, requests: Sequence[bytes], rate: float, secs: float, seed: int) -> Load:
-    """Runs the generator in a process of its own."""
+def offer(
+    address: str,
+    requests: Sequence[bytes],
+    rate: float,
+    secs: float,
+    seed: int,
+    *,
+    token: str = "",
+    beside: Callable[[], object] = lambda: None,
+) -> Load:
+    """Runs the generator in a process of its own.
+
+    Args:
+      address: of the server.
+      requests: sent in turn.
+      rate: requests per second.
+      secs: how long to send, after the warm-up.
+      seed: of the times.
+      token: that each request carries.
+      beside: is called here once the warm-up is over, while the load is offered.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         np.savez(folder / "requests.npz", *[np.frombuffer(each, np.uint8) for each in requests])
-        plan = {"address": address, "rate": rate, "secs": secs, "seed": seed}
+        plan = {"address": address, "rate": rate, "secs": secs, "seed": seed, "token": token}
         (folder / "plan.json").write_text(json.dumps(plan))
         command = [sys.executable, "-m", "benchmarks.open_loop", name]
-        subprocess.run(command, check=True)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as generator:
+            if generator.stdout is not None and generator.stdout.readline():
+                beside()
+        if generator.returncode:
+            raise subprocess.CalledProcessError(generator.returncode, command)
         with np.load(folder / "load.npz") as found:
             return Load(
                 due=found["due"],
@@ -88,8 +111,15 @@ def _percentiles(secs: Floats, *wanted: float) -> list[float]:
     return [round(float(each), 2) for each in np.percentile(secs * 1e3, wanted)]
 
 
-def send(predict: Any, requests: Sequence[bytes], rate: float, secs: float, seed: int) -> Load:
-    """Sends requests as they are due, and waits for the answers."""
+def send(
+    predict: Any,
+    requests: Sequence[bytes],
+    rate: float,
+    secs: float,
+    seed: int,
+    **options: Any,
+) -> Load:
+    """Sends requests as they are due, with options of their calls, and waits for the answers."""
     due = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, int(rate * secs)))
     ends, sent = np.zeros(len(due)), np.zeros(len(due))
     calls: list[Any] = [None] * len(due)
@@ -105,7 +135,7 @@ def send(predict: Any, requests: Sequence[bytes], rate: float, secs: float, seed
         if wait > 0:
             time.sleep(wait)
         sent[place] = time.monotonic()
-        call = predict.future(requests[place % len(requests)], timeout=_DRAIN_SECS)
+        call = predict.future(requests[place % len(requests)], timeout=_DRAIN_SECS, **options)
         calls[place] = call
         call.add_done_callback(lambda _, place=place: ended(place))
     for _ in due:
@@ -132,8 +162,12 @@ def main(arguments: Sequence[str]) -> int:
     with grpc.insecure_channel(plan["address"]) as channel:
         predict = channel.unary_unary(PREDICT)
         rate, secs, seed = plan["rate"], plan["secs"], plan["seed"]
-        send(predict, requests, rate, min(_WARM_UP_SECS, secs), seed + 1)
-        load = send(predict, requests, rate, secs, seed)
+        options = {}
+        if plan["token"]:
+            options["metadata"] = [("authorization", f"Bearer {plan['token']}")]
+        send(predict, requests, rate, min(_WARM_UP_SECS, secs), seed + 1, **options)
+        print("warm", flush=True)
+        load = send(predict, requests, rate, secs, seed, **options)
     np.savez(folder / "load.npz", **{f: getattr(load, f) for f in Load._fields[:-1]})
     (folder / "codes.json").write_text(json.dumps(load.codes))
     return 0

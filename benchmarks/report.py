@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import statistics
 import subprocess
 import time
@@ -40,6 +41,41 @@ def environment() -> dict[str, Any]:
     }
 
 
+def envelope(
+    benchmark: str,
+    arguments: Sequence[str],
+    *,
+    environment: dict[str, Any],
+    config: dict[str, Any],
+    results: Any,
+) -> dict[str, Any]:
+    """Makes what a benchmark writes.
+
+    Args:
+      benchmark: its module in this package.
+      arguments: of its command.
+      environment: from before it measured.
+      config: what it was told.
+      results: what it found.
+    """
+    return {
+        "benchmark": benchmark,
+        "command": command(f"benchmarks.{benchmark}", arguments),
+        "environment": environment,
+        "config": config,
+        "results": results,
+    }
+
+
+def command(module: str, arguments: Sequence[str]) -> str:
+    """Returns a command line without --output."""
+    kept = [each for each in arguments if not each.startswith("--output=")]
+    if "--output" in kept:
+        at = kept.index("--output")
+        del kept[at : at + 2]
+    return shlex.join(["python", "-m", module, *kept])
+
+
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Summarizes repeated measurements: median, minimum and maximum."""
     return {
@@ -67,6 +103,12 @@ def write(path: Path, content: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n")
     print(f"wrote {path}")
+
+
+def cpu_secs(pid: int) -> float:
+    """Returns the seconds of processors that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def rss_bytes() -> int:

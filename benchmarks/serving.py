@@ -50,13 +50,18 @@ class Server:
       said: its lines before it served.
     """
 
-    def __init__(self, module: str, *arguments: str) -> None:
+    def __init__(self, module: str, *arguments: str, prefix: Sequence[str] = ()) -> None:
         """Starts it, and waits until it serves.
+
+        Args:
+          module: to run.
+          arguments: of its command.
+          prefix: what the command is an argument of, such as `prlimit`.
 
         Raises:
           UsageError: it ends before that.
         """
-        command = [sys.executable, "-m", module, *arguments, "--port=0", "--rest-port=0"]
+        command = [*prefix, sys.executable, "-m", module, *arguments, "--port=0", "--rest-port=0"]
         began = time.monotonic()
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self.said: list[str] = []
@@ -79,8 +84,7 @@ class Server:
 
     def cpu_secs(self) -> float:
         """Gives the seconds of processors that it has used."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / 100
+        return report.cpu_secs(self.process.pid)
 
     def metric(self, name: str) -> float:
         """Reads a metric of Prometheus; 0 if it is absent; the sum over its labels."""

@@ -19,6 +19,7 @@ from embedps.evaluation.evaluator import Evaluator
 from embedps.run.run_lock import RunLock
 from embedps.storage.file_lock import RUN_LOCK_NAME
 from tests.builders import ROOT, latest, make_dlrm, make_trainer, write_dataset
+from tests.commands import checkpoint_command
 
 # Holds the lock, and a process of its own that outlives it.
 HOLDER = """
@@ -111,6 +112,9 @@ def test_readers_and_a_compaction_work_beside_a_run(tmp_path, dataset):
     assert scored is not None
     changes = iter(follow(tmp_path, position=None))
     assert isinstance(next(changes), Reset)
+    rows = tmp_path / "C1.parquet"
+    assert checkpoint_command(["export", str(tmp_path), "--table=C1", f"--output={rows}"]) == 0
+    assert checkpoint_command(["stats", str(tmp_path)]) == 0
     assert compact(directory) is not None
     assert len(latest(tmp_path).chain) == 1
     assert trainer.fit().summary["finished"]  # it goes on from the compaction

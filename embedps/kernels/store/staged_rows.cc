@@ -17,9 +17,9 @@ int64_t StagedRows::Add(const RowColumns& columns, const std::vector<int>& table
   for (int64_t i = 0; i < columns.num_rows; ++i) {
     const int t = tables[columns.table[i]];
     if (t < 0) continue;
-    const uint64_t hash = RowHash(table_salts_[t], columns.id[i]);
-    if (ShardOf(hash, num_shards_) != shard_) continue;
+    if (ShardOf(RowHash(table_salts_[t], columns.id[i]), num_shards_) != shard_) continue;
     ++taken;
+    const uint64_t hash = PlaceHash(columns.id[i]);
     const int64_t n = columns_.num_rows;
     if (2 * (n + 1) > static_cast<int64_t>(places_.size())) MakePlaces();
     int64_t& place = places_[PlaceOf(t, hash, columns.id[i])];
@@ -56,7 +56,7 @@ float StagedRows::UpdatesOf(int64_t at) const {
 
 size_t StagedRows::PlaceOf(int table, uint64_t hash, int64_t id) const {
   const size_t mask = places_.size() - 1;
-  size_t at = (hash >> kStripeBits) & mask;  // files have stripe after stripe
+  size_t at = (hash + table * kSplitMixIncrement) & mask;  // tables may have the same ids
   while (places_[at] >= 0 &&
          (columns_.id[places_[at]] != id || columns_.table[places_[at]] != table)) {
     at = (at + 1) & mask;
@@ -74,7 +74,8 @@ void StagedRows::MakePlaces() {
 void StagedRows::Finish() {
   const int64_t n = columns_.num_rows;
   const auto bin_of = [this](int64_t i) {
-    return columns_.table[i] * kStripes + StripeOf(hashes_[i]);
+    return columns_.table[i] * kStripes +
+           StripeOf(RowHash(table_salts_[columns_.table[i]], columns_.id[i]));
   };
   std::vector<int64_t>& starts = order_.starts;
   starts.assign(table_salts_.size() * kStripes + 1, 0);

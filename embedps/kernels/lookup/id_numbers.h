@@ -23,7 +23,7 @@ class IdNumbers {
   // Returns an id's number, which is its index in `ids`. A new id is appended there.
   int32_t Add(int64_t id, std::vector<int64_t>* ids) {
     const size_t mask = numbers_.size() - 1;
-    size_t at = PlaceHash(id) & mask;
+    size_t at = PlaceHash(static_cast<uint64_t>(id)) & mask;
     while (numbers_[at] >= 0 && (*ids)[numbers_[at]] != id) at = (at + 1) & mask;
     if (numbers_[at] < 0) {
       numbers_[at] = static_cast<int32_t>(ids->size());

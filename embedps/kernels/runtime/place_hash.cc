@@ -11,8 +11,8 @@ uint64_t RandomWord(std::random_device* device) {
 
 PlaceKey RandomKey() {
   std::random_device device;
-  const uint64_t low = RandomWord(&device), high = RandomWord(&device);
-  return {low, high, RandomWord(&device), RandomWord(&device)};
+  const uint64_t low = RandomWord(&device);
+  return {low, RandomWord(&device)};
 }
 
 }  // namespace

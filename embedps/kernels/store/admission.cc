@@ -29,7 +29,7 @@ class CounterPrefetch {
       counters_->PrefetchPage(HashOf(e));
     }
     for (const Entry* e = first_; e < std::min(last_, first_ + kEntries); ++e) {
-      counters_->PrefetchEntry(HashOf(e), ids_[e->at]);
+      counters_->PrefetchEntry(HashOf(e));
     }
   }
   // Continues with the counters after that of `e`, which comes next. Returns its RowHash.
@@ -38,9 +38,7 @@ class CounterPrefetch {
     const uint64_t hash = HashOf(e);
     if (last_ - e > kDirectories) Hash(e + kDirectories);
     if (last_ - e > kPages) counters_->PrefetchPage(HashOf(e + kPages));
-    if (last_ - e > kEntries) {
-      counters_->PrefetchEntry(HashOf(e + kEntries), ids_[e[kEntries].at]);
-    }
+    if (last_ - e > kEntries) counters_->PrefetchEntry(HashOf(e + kEntries));
     return hash;
   }
 
@@ -290,7 +288,7 @@ int64_t RowStore::LoadCounters(const CounterColumns& columns,
     std::lock_guard<std::mutex> lock(stripes_[bin]->mutex);
     if (columns.removed[i]) {
       counters->Load(hash, {id, 0, 0});
-    } else if (stripes_[bin]->Find(PlaceHash(id), id) != kNone) {
+    } else if (stripes_[bin]->Find(PlaceHash(hash), id) != kNone) {
       // The id was admitted between the copies of its counter and of its row. The next delta says
       // that the counter is gone.
       counters->Load(hash, {id, columns.count[i], columns.last_step[i]});

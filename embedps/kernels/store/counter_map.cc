@@ -32,7 +32,7 @@ CounterMap::CounterMap(uint64_t table_salt, uint32_t expire_steps, CounterBudget
 
 uint32_t CounterMap::Count(uint64_t hash, int64_t id, uint32_t step) const {
   if (directory_.empty()) return 0;
-  const Entry* entry = Probe(*PageOf(hash), id);  // an empty one counts 0
+  const Entry* entry = Probe(*PageOf(hash), hash, id);  // an empty one counts 0
   return Expired(entry->tick, TickOf(step)) ? 0 : entry->count;
 }
 
@@ -40,7 +40,7 @@ bool CounterMap::Show(uint64_t hash, int64_t id, uint32_t examples, uint32_t min
                       uint32_t step) {
   const uint32_t now = TickOf(step);
   Page* page = directory_.empty() ? nullptr : PageOf(hash);
-  Entry* entry = page == nullptr ? nullptr : Probe(*page, id);
+  Entry* entry = page == nullptr ? nullptr : Probe(*page, hash, id);
   const bool is_known = entry != nullptr && !entry->empty();
   uint32_t count = examples;
   if (is_known && !Expired(entry->tick, now)) count += entry->count;
@@ -61,7 +61,7 @@ bool CounterMap::Show(uint64_t hash, int64_t id, uint32_t examples, uint32_t min
 void CounterMap::Erase(uint64_t hash, int64_t id) {
   if (directory_.empty()) return;
   Page* page = PageOf(hash);
-  Entry* found = Probe(*page, id);
+  Entry* found = Probe(*page, hash, id);
   if (found->count == 0) return;  // it is empty, or removed
   --size_;
   if (!found->saved) return Remove(page, found);
@@ -72,7 +72,7 @@ void CounterMap::Erase(uint64_t hash, int64_t id) {
 
 void CounterMap::Load(uint64_t hash, const CounterRecord& counter) {
   Page* page = directory_.empty() ? nullptr : PageOf(hash);
-  Entry* entry = page == nullptr ? nullptr : Probe(*page, counter.id);
+  Entry* entry = page == nullptr ? nullptr : Probe(*page, hash, counter.id);
   const bool is_known = entry != nullptr && !entry->empty();
   if (counter.count == 0) {
     if (!is_known) return;
@@ -94,7 +94,7 @@ CounterMap::Entry* CounterMap::Add(uint64_t hash, int64_t id, uint32_t now, Entr
   while (*page == nullptr || IsFull((*page)->used + 1, (*page)->capacity)) {
     MakeRoom(hash, now);
     *page = PageOf(hash);
-    end = Probe(**page, id);
+    end = Probe(**page, hash, id);
   }
   end->id = id;
   end->count = 1;
@@ -114,7 +114,7 @@ void CounterMap::Remove(Page* page, Entry* found) {
   uint32_t gap = static_cast<uint32_t>(found - entries);
   for (uint32_t at = gap + 1 == capacity ? 0 : gap + 1; !entries[at].empty();
        at = at + 1 == capacity ? 0 : at + 1) {
-    const uint32_t home = Home(*page, entries[at].id);
+    const uint32_t home = Home(*page, HashOf(entries[at].id));
     if (distance(home, at) >= distance(gap, at)) {
       entries[gap] = entries[at];
       gap = at;
@@ -130,7 +130,7 @@ void CounterMap::Place(const Entry* entries, uint32_t num, Page* page) const {
   homes.resize(num);
   places.assign(page->capacity, 0);
   for (uint32_t i = 0; i < num; ++i) {
-    homes[i] = Home(*page, entries[i].id);
+    homes[i] = Home(*page, HashOf(entries[i].id));
     ++places[homes[i]];
   }
   uint32_t end = 0;

@@ -102,10 +102,10 @@ class CounterMap {
   [[gnu::always_inline]] void PrefetchPage(uint64_t hash) const {
     if (!directory_.empty()) __builtin_prefetch(PageOf(hash));
   }
-  [[gnu::always_inline]] void PrefetchEntry(uint64_t hash, int64_t id) const {
+  [[gnu::always_inline]] void PrefetchEntry(uint64_t hash) const {
     if (directory_.empty()) return;
     const Page& page = *PageOf(hash);
-    const char* entry = reinterpret_cast<const char*>(&page.entries[Home(page, id)]);
+    const char* entry = reinterpret_cast<const char*>(&page.entries[Home(page, hash)]);
     // A probe sequence is some entries long.
     for (int line = 0; line < 4; ++line) __builtin_prefetch(entry + 64 * line, 1);
   }
@@ -170,12 +170,12 @@ class CounterMap {
   uint64_t HashOf(int64_t id) const { return RowHash(salt_, id); }
   static size_t Bits(uint64_t hash) { return hash >> kStripeBits; }
   Page* PageOf(uint64_t hash) const { return directory_[Bits(hash) & (directory_.size() - 1)]; }
-  static uint32_t Home(const Page& page, int64_t id) {
-    return static_cast<uint32_t>(((PlaceHash(id) >> 32) * page.capacity) >> 32);
+  static uint32_t Home(const Page& page, uint64_t hash) {
+    return static_cast<uint32_t>(((PlaceHash(hash) >> 32) * page.capacity) >> 32);
   }
   // Returns an id's entry, or the empty one where its probe sequence ends.
-  static Entry* Probe(const Page& page, int64_t id) {
-    for (uint32_t at = Home(page, id);;) {
+  static Entry* Probe(const Page& page, uint64_t hash, int64_t id) {
+    for (uint32_t at = Home(page, hash);;) {
       Entry* entry = &page.entries[at];
       if (entry->id == id || entry->empty()) return entry;
       if (++at == page.capacity) at = 0;

@@ -152,7 +152,7 @@ inline void PrepareDisplacements(EvictionOrder order, uint32_t displaced, Stripe
   known.next = known.second;
   known.second = Candidates(*stripe, Wrap(stripe->hand + 1, used)).Worst(order);
   if (known.second != kNone) {
-    stripe->PrefetchEntry(PlaceHash(stripe->Row(known.second)->id));
+    stripe->PrefetchEntry(stripe->HashOf(stripe->Row(known.second)->id));
     stripe->PrefetchRow(known.second);
   }
   known.changed[0] = known.changed[1];

@@ -39,7 +39,8 @@ RowStore::RowStore(RowStoreConfig config)
     salts_.push_back(TableSalt(table.name));
     const int chunk_bits = ChunkBits(table);
     for (int i = 0; i < kStripes; ++i)
-      stripes_.push_back(std::make_unique<Stripe>(layout_.row_bytes(), pool_, chunk_bits));
+      stripes_.push_back(
+          std::make_unique<Stripe>(layout_.row_bytes(), pool_, salts_.back(), chunk_bits));
   }
   MakeCounters();
   if (config_.open_evicted_file) {
@@ -383,7 +384,7 @@ int64_t RowStore::Load(const RowColumns& columns, const std::vector<int>& tables
     const uint64_t hash = RowHash(salts_[t], columns.id[i]);
     if (ShardOf(hash, num_shards) != shard) continue;
     const int64_t bin = t * kStripes + StripeOf(hash);
-    ours.push_back({{PlaceHash(columns.id[i]), i}, bin});
+    ours.push_back({{PlaceHash(hash), i}, bin});
     ++order.starts[bin + 1];
   }
   for (size_t bin = 0; bin < stripes_.size(); ++bin) order.starts[bin + 1] += order.starts[bin];
@@ -484,7 +485,7 @@ void RowStore::ReadStaged(const IdsByTable& batch, const StagedRows& staged,
     parallel(batch.splits[t + 1] - first, 200 + config_.dim, [&](int64_t begin, int64_t end) {
       for (int64_t i = first + begin; i < first + end; ++i) {
         const int64_t id = batch.ids[i];
-        const int64_t at = staged.Find(t, PlaceHash(id), id);
+        const int64_t at = staged.Find(t, PlaceHash(RowHash(salts_[t], id)), id);
         if (at >= 0) ReadRecord(t, staged, at, embeddings + i * config_.dim);
       }
     });
@@ -539,7 +540,7 @@ int64_t RowStore::MarkClean() {
     std::lock_guard<std::mutex> lock(s.mutex);
     s.ForgetTouches();
     for (const int64_t id : s.displaced_by_records.Take()) {
-      if (s.Find(PlaceHash(id), id) == kNone) s.open_removed.Append(id);
+      if (s.Find(s.HashOf(id), id) == kNone) s.open_removed.Append(id);
     }
     if (counters_[i] != nullptr) counters_[i]->ForgetTouches();
   }

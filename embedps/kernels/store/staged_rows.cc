@@ -17,12 +17,12 @@ int64_t StagedRows::Add(const RowColumns& columns, const std::vector<int>& table
   for (int64_t i = 0; i < columns.num_rows; ++i) {
     const int t = tables[columns.table[i]];
     if (t < 0) continue;
-    if (ShardOf(RowHash(table_salts_[t], columns.id[i]), num_shards_) != shard_) continue;
+    const uint64_t hash = RowHash(table_salts_[t], columns.id[i]);
+    if (ShardOf(hash, num_shards_) != shard_) continue;
     ++taken;
-    const uint64_t hash = PlaceHash(columns.id[i]);
     const int64_t n = columns_.num_rows;
     if (2 * (n + 1) > static_cast<int64_t>(places_.size())) MakePlaces();
-    int64_t& place = places_[PlaceOf(t, hash, columns.id[i])];
+    int64_t& place = places_[PlaceOf(t, PlaceHash(hash), columns.id[i])];
     if (place < 0) {
       place = n;
       Append(static_cast<int16_t>(t), hash, columns.id[i]);
@@ -56,7 +56,7 @@ float StagedRows::UpdatesOf(int64_t at) const {
 
 size_t StagedRows::PlaceOf(int table, uint64_t hash, int64_t id) const {
   const size_t mask = places_.size() - 1;
-  size_t at = (hash + table * kSplitMixIncrement) & mask;  // tables may have the same ids
+  size_t at = hash & mask;
   while (places_[at] >= 0 &&
          (columns_.id[places_[at]] != id || columns_.table[places_[at]] != table)) {
     at = (at + 1) & mask;
@@ -67,15 +67,14 @@ size_t StagedRows::PlaceOf(int table, uint64_t hash, int64_t id) const {
 void StagedRows::MakePlaces() {
   places_.assign(std::max<size_t>(64, 2 * places_.size()), -1);
   for (int64_t i = 0; i < columns_.num_rows; ++i) {
-    places_[PlaceOf(columns_.table[i], hashes_[i], columns_.id[i])] = i;
+    places_[PlaceOf(columns_.table[i], PlaceHash(hashes_[i]), columns_.id[i])] = i;
   }
 }
 
 void StagedRows::Finish() {
   const int64_t n = columns_.num_rows;
   const auto bin_of = [this](int64_t i) {
-    return columns_.table[i] * kStripes +
-           StripeOf(RowHash(table_salts_[columns_.table[i]], columns_.id[i]));
+    return columns_.table[i] * kStripes + StripeOf(hashes_[i]);
   };
   std::vector<int64_t>& starts = order_.starts;
   starts.assign(table_salts_.size() * kStripes + 1, 0);
@@ -87,7 +86,7 @@ void StagedRows::Finish() {
   std::vector<int64_t>& moved = next;  // where each record is then
   moved.resize(n);
   for (int64_t to = 0; to < n; ++to) {
-    order_.entries[to] = {hashes_[from[to]], to};
+    order_.entries[to] = {PlaceHash(hashes_[from[to]]), to};
     moved[from[to]] = to;
     if (!columns_.removed[to]) steps_ = std::max(steps_, int64_t{columns_.last_step[to]} + 1);
   }

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "embedps/kernels/runtime/hash.h"
 #include "embedps/kernels/runtime/place_hash.h"
 #include "embedps/kernels/store/block_list.h"
 #include "embedps/kernels/store/page_pool.h"
@@ -85,16 +86,17 @@ inline void SortRows(uint32_t limit, std::vector<uint32_t>* numbers) {
 //
 // The index consists of segments of at most 4096 entries, which a directory finds (Fagin et al.,
 // Extendible Hashing, 1979). A full segment is split alone, so an insert rehashes the rows of at
-// most one segment, however many rows there are. The place of a row in it is by PlaceHash, which is
+// most one segment, however many rows there are. The place of a row in it is by HashOf, which is
 // the `hash` of all functions here.
 class Stripe {
  public:
-  Stripe(size_t row_bytes, PagePool* pool, int chunk_bits = kChunkBits)
+  Stripe(size_t row_bytes, PagePool* pool, uint64_t table_salt, int chunk_bits = kChunkBits)
       : open(pool),
         open_removed(pool),
         pending(pool),
         pending_removed(pool),
         displaced_by_records(pool),
+        table_salt_(table_salt),
         row_bytes_(row_bytes),
         chunk_bits_(chunk_bits),
         pool_(pool),
@@ -103,6 +105,9 @@ class Stripe {
         chunks_(PoolAllocator<char*>(pool)) {}
 
   std::mutex mutex;
+
+  // Returns the hash of an id of the table.
+  uint64_t HashOf(int64_t id) const { return PlaceHash(RowHash(table_salt_, id)); }
 
   // Four functions prefetch an id's row: the directory entry, the index entry, the chunk's address,
   // the row. Each needs the result of the one before, so the caller calls it some ids later. All
@@ -372,7 +377,7 @@ class Stripe {
     return entry == 0 || Distance(entry) < Distance(key);
   }
   uint32_t DistanceOfRow(uint32_t entry, uint32_t at) const {
-    return (at - Home(PlaceHash(Row(RowOf(entry))->id))) & mask_;
+    return (at - Home(HashOf(Row(RowOf(entry))->id))) & mask_;
   }
   uint32_t Home(uint64_t hash) const { return static_cast<uint32_t>(hash) & mask_; }
   static size_t DirectoryBits(uint64_t hash) { return hash >> kSegmentBits; }
@@ -435,7 +440,7 @@ class Stripe {
     for (uint32_t i = 0; i < old_size; ++i) {
       if (i + 8 < old_size && old[i + 8] != 0) __builtin_prefetch(Row(RowOf(old[i + 8])));
       if (old[i] == 0) continue;
-      const uint64_t moved = PlaceHash(Row(RowOf(old[i]))->id);
+      const uint64_t moved = HashOf(Row(RowOf(old[i]))->id);
       Place(SegmentOf(moved), moved, RowOf(old[i]));
     }
     return true;
@@ -470,13 +475,14 @@ class Stripe {
 
   uint32_t chunk_rows() const { return 1u << chunk_bits_; }
 
+  const uint64_t table_salt_;
   const size_t row_bytes_;
   const int chunk_bits_;
+  uint32_t mask_ = 0;  // entries per segment - 1
   PagePool* const pool_;
   // 2^n entries, by the hash's bits after those of the position.
   std::vector<Segment*, PoolAllocator<Segment*>> directory_;
   std::vector<Segment*, PoolAllocator<Segment*>> segments_;
-  uint32_t mask_ = 0;  // entries per segment - 1
   std::vector<char*, PoolAllocator<char*>> chunks_;
   uint32_t room_ = 0;      // rows in the chunks, used or not
   uint32_t free_ = kNone;  // the first free row

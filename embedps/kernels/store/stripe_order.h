@@ -24,7 +24,7 @@ struct IdsByTable {
 class StripeOrder {
  public:
   struct Entry {
-    uint64_t hash;  // PlaceHash
+    uint64_t hash;  // Stripe::HashOf
     int32_t at;     // index in the batch
     int32_t bin;    // table * kStripes + stripe
   };

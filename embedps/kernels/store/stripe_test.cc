@@ -16,12 +16,14 @@ namespace {
 
 constexpr size_t kRowBytes = kHeaderBytes + 4;
 
-uint64_t Hash(int64_t id) { return PlaceHash(id); }
+const uint64_t kSalt = TableSalt("t");
+
+uint64_t Hash(int64_t id) { return PlaceHash(RowHash(kSalt, id)); }
 
 // Returns ids of which every seventh is a number in order, and the others were chosen to be in one
 // stripe and to share bits of their hashes.
 std::vector<int64_t> IdsOfAStripe(size_t n) {
-  std::vector<int64_t> ids = testing::ChosenIds(TableSalt("t"), n);
+  std::vector<int64_t> ids = testing::ChosenIds(kSalt, n);
   for (size_t i = 0; i < n; i += 7) ids[i] = static_cast<int64_t>(i);
   return ids;
 }
@@ -62,7 +64,7 @@ float* FloatsOf(const Stripe& stripe, uint32_t number) {
 TEST(RowsAreFoundThroughEveryGrowthOfTheIndexAndEveryRemoval) {
   const std::vector<int64_t> ids = IdsOfAStripe(60000);
   PagePool pool;
-  Stripe stripe(kRowBytes, &pool);
+  Stripe stripe(kRowBytes, &pool, kSalt);
   std::unordered_map<int64_t, uint32_t> numbers;  // the plain twin
   uint64_t random = 1;
   for (size_t i = 0; i < ids.size(); ++i) {
@@ -91,7 +93,7 @@ TEST(RowsOfFewHomesAreFoundAfterEveryRemoval) {
     if ((home + 16) % kSegmentEntries < 32) ids.push_back(id);
   }
   PagePool pool;
-  Stripe stripe(kRowBytes, &pool);
+  Stripe stripe(kRowBytes, &pool, kSalt);
   std::unordered_map<int64_t, uint32_t> numbers;  // the plain twin
   uint64_t random = 1;
   for (int i = 0; i < 6000; ++i) {
@@ -117,7 +119,7 @@ TEST(AnIndexThatWasReservedHoldsItsRowsAsOneThatGrew) {
   const std::vector<int64_t> ids = IdsOfAStripe(30000);
   for (const size_t count : {1, 6, 7, 12, 3000, 3200, 3277, 6144, 6145, 30000}) {
     PagePool pool;
-    Stripe grown(kRowBytes, &pool), reserved(kRowBytes, &pool);
+    Stripe grown(kRowBytes, &pool, kSalt), reserved(kRowBytes, &pool, kSalt);
     reserved.Reserve(count);
     const int64_t index_bytes = reserved.MemoryBytes();
     EXPECT_TRUE(index_bytes < static_cast<int64_t>(sizeof(Stripe) + 100 + 12 * count));
@@ -142,7 +144,7 @@ TEST(AnIndexThatWasReservedHoldsItsRowsAsOneThatGrew) {
 TEST(AnInsertNeverMovesMoreThanASegmentsEntries) {
   const std::vector<int64_t> ids = IdsOfAStripe(60000);
   PagePool pool;
-  Stripe stripe(kRowBytes, &pool);
+  Stripe stripe(kRowBytes, &pool, kSalt);
   int64_t before = stripe.MemoryBytes(), most = 0;
   for (const int64_t id : ids) {
     stripe.Insert(Hash(id), id);
@@ -157,7 +159,7 @@ TEST(AnInsertNeverMovesMoreThanASegmentsEntries) {
 
 TEST(ARowIsListedOnceACutAndAnewWhenItComesBack) {
   PagePool pool;
-  Stripe stripe(kRowBytes, &pool);
+  Stripe stripe(kRowBytes, &pool, kSalt);
   const uint32_t number = stripe.Insert(Hash(64), 64);
   stripe.Touch(number);
   stripe.Touch(number);
@@ -174,7 +176,7 @@ TEST(ARowIsListedOnceACutAndAnewWhenItComesBack) {
 TEST(TheLastStripeHasTwiceTheRowsOfTheFirst) {
   constexpr int kRows = 1 << 20;
   std::vector<int> rows(kStripes, 0);
-  for (int id = 0; id < kRows; ++id) ++rows[StripeOf(RowHash(TableSalt("t"), id))];
+  for (int id = 0; id < kRows; ++id) ++rows[StripeOf(RowHash(kSalt, id))];
   for (int k = 0; k < kStripes; ++k) {
     // The integral of the share from 0 to x is x (4 - x) / 3. The stripes are equal parts of it.
     const auto below = [](double part) { return 2 - std::sqrt(4 - 3 * part); };
@@ -187,7 +189,7 @@ TEST(TheLastStripeHasTwiceTheRowsOfTheFirst) {
 TEST(ARowTakesSixteenBytesBesideItsFloats) {
   const std::vector<int64_t> ids = IdsOfAStripe(50000);
   PagePool pool;
-  Stripe stripe(kRowBytes, &pool);
+  Stripe stripe(kRowBytes, &pool, kSalt);
   for (const int64_t id : ids) stripe.Insert(Hash(id), id);
   // Plus an index entry of 4 bytes at a load factor between 0.4 and 0.8.
   EXPECT_TRUE(stripe.MemoryBytes() < 50000 * static_cast<int64_t>(kRowBytes + 10) + 100000);
@@ -195,9 +197,9 @@ TEST(ARowTakesSixteenBytesBesideItsFloats) {
 
 TEST(IdsChosenToShareBitsOfTheirHashesTakeTheMemoryOfOthers) {
   for (const int64_t count : {3277, 5000, 100000}) {
-    const std::vector<int64_t> chosen = testing::ChosenIds(TableSalt("t"), count);
+    const std::vector<int64_t> chosen = testing::ChosenIds(kSalt, count);
     PagePool pool;
-    Stripe of_chosen(kRowBytes, &pool), of_others(kRowBytes, &pool);
+    Stripe of_chosen(kRowBytes, &pool, kSalt), of_others(kRowBytes, &pool, kSalt);
     for (int64_t i = 0; i < count; ++i) {
       of_chosen.Insert(Hash(chosen[i]), chosen[i]);
       of_others.Insert(Hash(i), i);
@@ -214,7 +216,7 @@ TEST(WhoKnewTheSecretWouldGetNoMemoryBeyondHisRows) {
     if ((Hash(id) >> kSegmentBits & 0xFFF) == 0) ids.push_back(id);
   }
   PagePool pool;
-  Stripe stripe(kRowBytes, &pool);
+  Stripe stripe(kRowBytes, &pool, kSalt);
   int64_t refused = 0;
   for (const int64_t id : ids) refused += stripe.Insert(Hash(id), id) == kNone;
   EXPECT_EQ(refused, int64_t{3300 - kSegmentEntries * 4 / 5});

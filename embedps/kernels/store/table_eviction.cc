@@ -275,7 +275,7 @@ void TableEviction::RemoveUncounted(Stripe* stripe, uint32_t number, EvictionCau
   const int64_t id = row->id;
   if (on_evicted_) on_evicted_(*row, cause);
   if (row->saved) removed->Append(id);
-  stripe->RemoveRow(PlaceHash(id), number);
+  stripe->RemoveRow(stripe->HashOf(id), number);
 }
 
 void TableEviction::Reset() {
@@ -298,7 +298,7 @@ std::array<int64_t, kNumEvictionCauses> TableEviction::Counts() const {
 int64_t RowStore::Remove(int table, const int64_t* ids, int64_t num_ids) {
   int64_t removed = 0;
   for (int64_t i = 0; i < num_ids; ++i) {
-    const uint64_t row_hash = RowHash(salts_[table], ids[i]), hash = PlaceHash(ids[i]);
+    const uint64_t row_hash = RowHash(salts_[table], ids[i]), hash = PlaceHash(row_hash);
     const int bin = table * kStripes + StripeOf(row_hash);
     Stripe& s = *stripes_[bin];
     std::lock_guard<std::mutex> lock(s.mutex);

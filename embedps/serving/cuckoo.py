@@ -102,7 +102,7 @@ def place(chunks: list[Ids]) -> tuple[Ids, IdHash]:
     num_buckets = max(2, math.ceil(num_ids / (_LOAD * PLACES)))
     digest = hashlib.blake2b(digest_size=16)
     for chunk in chunks:
-        digest.update(np.ascontiguousarray(chunk))
+        digest.update(np.ascontiguousarray(chunk).data)
     for attempt in range(_MAX_ARRAYS):
         digest.update(bytes([attempt]))
         words = np.frombuffer(digest.digest(), "<u8").tolist()

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from embedps.data.arrow_errors import naming
 from embedps.data.dataset import Dataset
+from embedps.data.distinct_ids import sorted_distinct
 from embedps.errors import UsageError
 
 
@@ -65,18 +66,21 @@ class Corpus:
             ids = table.column(column).to_numpy()
             _, first = np.unique(ids, return_index=True)
             found.append(table.select([column, *features]).take(first))
-            listed += [np.unique(pc.list_flatten(table.column(name)).to_numpy()) for name in lists]
+            listed += [
+                sorted_distinct(pc.list_flatten(table.column(name)).to_numpy()) for name in lists
+            ]
         table = pa.concat_tables(found)
         ids, first = np.unique(table.column(column).to_numpy(), return_index=True)
         table = table.take(first)
-        only_listed = np.setdiff1d(np.concatenate(listed), ids)
+        only_listed = sorted_distinct(np.concatenate(listed))
+        only_listed = only_listed[~np.isin(only_listed, ids, kind="sort")]
         if len(only_listed) and features:
             raise UsageError(
                 f"item {only_listed[0]} of {dataset.directory} is in a list, but no row has it in "
                 f"{column!r}, so its {', '.join(features)} are not known"
             )
         if len(only_listed):
-            table = pa.table({column: np.union1d(ids, only_listed)})
+            table = pa.table({column: sorted_distinct(np.append(ids, only_listed))})
         if not table.num_rows:
             raise UsageError(f"{dataset.directory} has no item in column {column!r}")
         return cls(table.combine_chunks())

@@ -8,10 +8,14 @@ of the ids over sketches changes the count.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
 
 from embedps.splitmix import mix
+
+Word = TypeVar("Word", bound=np.generic)
 
 MAX_HASHES = 1 << 18
 
@@ -33,7 +37,7 @@ class DistinctSketch:
         """Adds hashes of ids, such as another sketch's."""
         if len(self._kept) >= self._max_hashes:
             hashes = hashes[hashes < self._kept[-1]]
-        hashes = _sorted_distinct(hashes)
+        hashes = sorted_distinct(hashes)
         self._pending.append(hashes)
         self._num_pending += len(hashes)
         if self._num_pending >= self._max_hashes // 2:
@@ -60,13 +64,16 @@ class DistinctSketch:
 
     def _compact(self) -> None:
         if self._pending:
-            merged = _sorted_distinct(np.concatenate([self._kept, *self._pending]))
+            merged = sorted_distinct(np.concatenate([self._kept, *self._pending]))
             self._kept = merged[: self._max_hashes]
             self._pending, self._num_pending = [], 0
 
 
-def _sorted_distinct(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Sorts values and drops repeats; several times faster here than np.unique's hash set."""
+def sorted_distinct(values: NDArray[Word]) -> NDArray[Word]:
+    """Sorts values and drops repeats.
+
+    It is several times faster than the hash set of np.unique, in which chosen ids can collide.
+    """
     values = np.sort(values)
     is_first = np.ones(len(values), np.bool_)
     np.not_equal(values[1:], values[:-1], out=is_first[1:])

@@ -1,12 +1,16 @@
 """Two-choice cuckoo arrays: each id of a table lies in one of two buckets of four places.
 
 A lookup is two gathers and a comparison, so stock ops of TensorFlow can do it. An id's buckets are
-functions of its hash (kernels/runtime/hash.h). Empty places hold an id that belongs to another
-bucket, so nothing says which places are empty, and every comparison is exact.
+functions of mix64(id * multiplier + summand), whose two numbers are a digest of all ids of the
+table. So the same ids give the same arrays, but nobody can choose ids that share buckets: each
+choice is hashed by other numbers. Empty places hold an id that belongs to another bucket, so
+nothing says which places are empty, and every comparison is exact.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import math
 from typing import Final
 
@@ -14,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from embedps import constants
+from embedps.data.distinct_ids import sorted_distinct
+from embedps.errors import CheckpointError
 
 Ids = npt.NDArray[np.int64]
 
@@ -23,6 +29,7 @@ _LOAD = 0.93  # the share of places that are taken; 0.97 is the limit of such ar
 _SMALL_BUCKETS = 1024
 _MAX_ROUNDS = 1000  # of moves, until a larger array is tried
 _MAX_SMALL_ROUNDS = 50  # a larger array costs little
+_MAX_ARRAYS = 40  # that are tried, each a fiftieth larger; one or two are enough
 _HALF = np.uint64(32)
 _LOW = np.uint64(0xFFFF_FFFF)
 
@@ -44,52 +51,81 @@ def mix64(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return np.asarray(x ^ (x >> np.uint64(31)))
 
 
-def buckets_of(ids: Ids, salt: int, num_buckets: int) -> tuple[Ids, Ids]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IdHash:
+    """The hash of a table's ids: mix64(id * multiplier + summand).
+
+    Attributes:
+      multiplier: odd, below 2^64.
+      summand: below 2^64.
+    """
+
+    multiplier: int
+    summand: int
+
+
+def buckets_of(ids: Ids, id_hash: IdHash, num_buckets: int) -> tuple[Ids, Ids]:
     """Gives the two buckets of each id, in [0, num_buckets); they may be equal."""
-    x, n = mix64(ids.view(np.uint64) ^ np.uint64(salt)), np.uint64(num_buckets)
+    words = ids.view(np.uint64) * np.uint64(id_hash.multiplier) + np.uint64(id_hash.summand)
+    x, n = mix64(words), np.uint64(num_buckets)
     return ((x >> _HALF) * n >> _HALF).view(np.int64), ((x & _LOW) * n >> _HALF).view(np.int64)
 
 
-def find(buckets: Ids, ids: Ids, salt: int) -> Ids:
+def find(buckets: Ids, ids: Ids, id_hash: IdHash) -> Ids:
     """Gives each id's place: bucket * PLACES + place in it; -1 of an absent one.
 
     Args:
       buckets: int64 [num_buckets, PLACES], as `place` returns them.
       ids: int64 [n].
-      salt: of the table.
+      id_hash: as `place` returns it.
     """
     found = np.full(len(ids), -1, np.int64)
-    for at in buckets_of(ids, salt, len(buckets)):
+    for at in buckets_of(ids, id_hash, len(buckets)):
         places = at[:, None] * PLACES + np.arange(PLACES)
         found = np.maximum(found, np.where(buckets[at] == ids[:, None], places, -1).max(axis=1))
     return found
 
 
-def place(chunks: list[Ids], salt: int) -> Ids:
+def place(chunks: list[Ids]) -> tuple[Ids, IdHash]:
     """Places a table's ids.
 
     Args:
-      chunks: the ids, which may repeat few; they are taken off the list, so that memory is freed.
-      salt: of the table.
+      chunks: the ids; they are taken off the list, so that memory is freed.
 
     Returns:
-      int64 [num_buckets, PLACES].
+      The buckets, int64 [num_buckets, PLACES], and the hash that finds ids in them.
+
+    Raises:
+      CheckpointError: no array of up to twice the size has places for them.
     """
-    num_buckets = max(2, math.ceil(sum(map(len, chunks)) / (_LOAD * PLACES)))
-    while True:
-        array = _Array(num_buckets, salt)
+    num_ids = sum(map(len, chunks))
+    num_buckets = max(2, math.ceil(num_ids / (_LOAD * PLACES)))
+    digest = hashlib.blake2b(digest_size=16)
+    for chunk in chunks:
+        digest.update(np.ascontiguousarray(chunk).data)
+    for attempt in range(_MAX_ARRAYS):
+        digest.update(bytes([attempt]))
+        words = np.frombuffer(digest.digest(), "<u8").tolist()
+        id_hash = IdHash(multiplier=words[0] | 1, summand=words[1])
+        array = _Array(num_buckets, id_hash)
         left = array.place(chunks)
         if left is None:
-            return array.filled()
-        chunks.extend([left, array.ids()])
+            return array.filled(), id_hash
+        ids = np.concatenate([left, array.ids(), *chunks])
+        chunks[:] = [sorted_distinct(ids)]  # an id that came often would fill its buckets again
         num_buckets += max(1, num_buckets // 50)
+    raise CheckpointError(
+        f"the {num_ids} ids of a table must fit into arrays of two buckets for each, but did not "
+        f"in {_MAX_ARRAYS} of up to {num_buckets * PLACES} places: export the checkpoint once more "
+        "after it was compacted (python -m embedps.checkpoint compact), or without that table"
+    )
 
 
 class _Array:
     """Buckets that are being filled."""
 
-    def __init__(self, num_buckets: int, salt: int) -> None:
-        self._salt = salt
+    def __init__(self, num_buckets: int, id_hash: IdHash) -> None:
+        self._id_hash = id_hash
         self._buckets = np.zeros([num_buckets, PLACES], np.int64)
         self._taken = np.zeros(num_buckets, np.int8)  # places, from the first on
         self._random = np.random.default_rng(num_buckets)
@@ -114,7 +150,7 @@ class _Array:
     def filled(self) -> Ids:
         """Gives the buckets, with ids of other buckets in the empty places."""
         candidates = np.arange(1 << 12, dtype=np.int64)
-        first, second = buckets_of(candidates, self._salt, len(self._buckets))
+        first, second = buckets_of(candidates, self._id_hash, len(self._buckets))
         # Two ids without a common bucket: one of them fits wherever the other does not.
         alone = np.flatnonzero(first == second) if len(self._buckets) < 4 else np.arange(1)
         one = alone[0]
@@ -126,7 +162,7 @@ class _Array:
         return self._buckets
 
     def _place(self, ids: Ids) -> Ids | None:
-        first, second = buckets_of(ids, self._salt, len(self._buckets))
+        first, second = buckets_of(ids, self._id_hash, len(self._buckets))
         at = np.where(self._taken[first] <= self._taken[second], first, second)
         is_small = len(self._buckets) < _SMALL_BUCKETS
         for _ in range(_MAX_SMALL_ROUNDS if is_small else _MAX_ROUNDS):
@@ -164,5 +200,5 @@ class _Array:
         return left, left_at
 
     def _others(self, ids: Ids, at: Ids) -> Ids:
-        first, second = buckets_of(ids, self._salt, len(self._buckets))
+        first, second = buckets_of(ids, self._id_hash, len(self._buckets))
         return np.where(first == at, second, first)

@@ -19,7 +19,7 @@ from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.format.quantize import quantize, to_bfloat16, to_nearest
 from embedps.checkpoint.tools.replay import NumberedBatch, Partition, make_partitions
 from embedps.errors import CorruptCheckpointError
-from embedps.serving.cuckoo import PLACES, find, place, table_salt
+from embedps.serving.cuckoo import PLACES, IdHash, find, place
 from embedps.tables.specs import TableSpec
 
 RowDtype: TypeAlias = Literal["float32", "bfloat16", "int8"]
@@ -36,6 +36,7 @@ class TableRange:
       first_bucket: of the table.
       num_buckets: of the table, at least 2.
       num_rows: of the table.
+      id_hash: finds its ids in the buckets.
       steps: of training that its rows' updates were counted in.
     """
 
@@ -43,6 +44,7 @@ class TableRange:
     first_bucket: int
     num_buckets: int
     num_rows: int
+    id_hash: IdHash
     steps: int
 
 
@@ -179,12 +181,13 @@ def _place_ids(
     placed, tables, first = [], {}, 0
     for name, of_table in chunks.items():
         num_rows = sum(map(len, of_table))
-        buckets = place(of_table, table_salt(name))
+        buckets, id_hash = place(of_table)
         tables[name] = TableRange(
             name=name,
             first_bucket=first,
             num_buckets=len(buckets),
             num_rows=num_rows,
+            id_hash=id_hash,
             steps=steps_of.get(name, 0),
         )
         placed.append(buckets)
@@ -213,7 +216,7 @@ def _place_ids(
 def _places(stack: RowStack, name: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     table = stack.tables[name]
     buckets = stack.ids[table.first_bucket : table.first_bucket + table.num_buckets]
-    return find(buckets, ids, table_salt(name)) + table.first_bucket * PLACES
+    return find(buckets, ids, table.id_hash) + table.first_bucket * PLACES
 
 
 def _embeddings(batch: pa.RecordBatch, dim: int, table: str) -> npt.NDArray[np.float32]:

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from embedps.layers.candidates import as_tensor
-from embedps.serving.cuckoo import PLACES, table_salt
+from embedps.serving.cuckoo import PLACES
 from embedps.serving.row_arrays import RowStack
 from embedps.serving.stock_hash import initial_rows, mixed, signed, unsigned
 from embedps.tables.activations import Activation, Ids
@@ -114,14 +114,23 @@ class _StockStack(tf.Module):
         """Gives the place of each id of all features; that of the row of zeros for an absent id."""
         ranges = [self._tables[table.name] for table in tables]
         of_feature = np.array(
-            [[signed(table_salt(r.name)), r.num_buckets, r.first_bucket] for r in ranges], np.int64
+            [
+                [
+                    signed(r.id_hash.multiplier),
+                    signed(r.id_hash.summand),
+                    r.num_buckets,
+                    r.first_bucket,
+                ]
+                for r in ranges
+            ],
+            np.int64,
         )
         ids = tf.concat(of_features, axis=0)
         counts = tf.stack([tf.size(each) for each in of_features])
         of_id = tf.repeat(tf.constant(of_feature), counts, axis=0)
-        salt, num_buckets, first_bucket = tf.unstack(of_id, axis=1)
-        hashes = mixed(tf.bitcast(tf.bitwise.bitwise_xor(ids, salt), tf.uint64))
-        count = tf.bitcast(num_buckets, tf.uint64)
+        multiplier, summand, count, _ = tf.unstack(tf.bitcast(of_id, tf.uint64), axis=1)
+        first_bucket = of_id[:, 3]
+        hashes = mixed(tf.bitcast(ids, tf.uint64) * multiplier + summand)
         half = tf.constant(32, tf.uint64)
         shift = tf.bitwise.right_shift
         halves = (shift(hashes, half), tf.bitwise.bitwise_and(hashes, unsigned(0xFFFF_FFFF)))

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "embedps/kernels/runtime/hash.h"
+#include "embedps/kernels/lookup/id_numbers.h"
 #include "embedps/kernels/runtime/simd.h"
 
 // A fused product would round once where other CPUs round twice.
@@ -55,21 +55,11 @@ void MergeTable(const std::vector<RowPart>& parts, int table, std::vector<int64_
                 std::vector<std::vector<int32_t>>* positions) {
   int64_t num_ids = 0;
   for (const RowPart& part : parts) num_ids += part.splits[table + 1] - part.splits[table];
-  uint64_t capacity = 16;
-  while (capacity < static_cast<uint64_t>(num_ids) * 2) capacity *= 2;
-  std::vector<int32_t> hash_table(capacity, -1);
-  const uint64_t mask = capacity - 1;
+  IdNumbers numbers(num_ids);
   ids->reserve(num_ids);
   for (size_t r = 0; r < parts.size(); ++r) {
     for (int32_t i = parts[r].splits[table]; i < parts[r].splits[table + 1]; ++i) {
-      const int64_t id = parts[r].ids[i];
-      uint64_t at = Mix64(static_cast<uint64_t>(id)) & mask;
-      while (hash_table[at] >= 0 && (*ids)[hash_table[at]] != id) at = (at + 1) & mask;
-      if (hash_table[at] < 0) {
-        hash_table[at] = static_cast<int32_t>(ids->size());
-        ids->push_back(id);
-      }
-      (*positions)[r][i] = hash_table[at];
+      (*positions)[r][i] = numbers.Add(parts[r].ids[i], ids);
     }
   }
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "embedps/kernels/lookup/id_numbers.h"
 #include "embedps/kernels/runtime/hash.h"
 
 namespace embedps {
@@ -21,25 +22,18 @@ void Deduplicate(uint64_t salt, int num_shards, const std::vector<const FeatureI
   int64_t num_ids = 0;
   for (const FeatureIds* f : features) num_ids += f->num_ids;
   unique->per_shard.assign(num_shards, 0);
-  uint64_t capacity = 16;
-  while (capacity < static_cast<uint64_t>(num_ids) * 2) capacity *= 2;
   unique->ids.reserve(num_ids / 2);
-  std::vector<int32_t> hash_table(capacity, -1);
-  const uint64_t mask = capacity - 1;
+  IdNumbers numbers(num_ids);
   for (const FeatureIds* f : features) {
     for (int64_t i = 0; i < f->num_ids; ++i) {
       const int64_t id = f->ids[i];
-      const uint64_t hash = RowHash(salt, id);
-      uint64_t at = hash & mask;
-      while (hash_table[at] >= 0 && unique->ids[hash_table[at]] != id) at = (at + 1) & mask;
-      if (hash_table[at] < 0) {
-        hash_table[at] = static_cast<int32_t>(unique->ids.size());
-        unique->ids.push_back(id);
-        const int shard = num_shards == 1 ? 0 : ShardOf(hash, num_shards);
+      const size_t known = unique->ids.size();
+      f->positions[i] = numbers.Add(id, &unique->ids);
+      if (unique->ids.size() > known) {
+        const int shard = num_shards == 1 ? 0 : ShardOf(RowHash(salt, id), num_shards);
         if (num_shards > 1) unique->shards.push_back(shard);
         ++unique->per_shard[shard];
       }
-      f->positions[i] = hash_table[at];
     }
   }
 }

@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "embedps/kernels/lookup/combiner.h"
+#include "embedps/kernels/lookup/id_numbers.h"
 #include "embedps/kernels/runtime/hash.h"
+#include "embedps/kernels/testing/chosen_ids.h"
 #include "embedps/kernels/testing/testing.h"
 
 namespace embedps {
@@ -311,6 +313,18 @@ TEST(ExamplesOfAnIdAreCountedOnceOverTheFeaturesOfItsTable) {
     EXPECT_TRUE(found == expected);
     EXPECT_TRUE(Route({"a", "b"}, num_shards, features, {}, SerialFor)[0].examples.empty());
   }
+}
+
+TEST(IdsChosenToShareBitsOfTheirHashesAreFoundAsQuicklyAsOthers) {
+  constexpr int64_t kIds = 1 << 18;
+  const std::vector<int64_t> chosen = testing::ChosenIds(TableSalt("a"), kIds);
+  IdNumbers numbers(kIds);
+  std::vector<int64_t> ids;
+  for (int64_t i = 0; i < kIds; ++i) EXPECT_EQ(numbers.Add(chosen[i], &ids), i);
+  for (int64_t i = 0; i < kIds; i += 1001) EXPECT_EQ(numbers.Add(chosen[i], &ids), i);
+  EXPECT_TRUE(ids == chosen);
+  // Random ids at this load need some 70. By RowHash it would be all of them.
+  EXPECT_TRUE(numbers.MostProbes() < 300);
 }
 
 }  // namespace

@@ -15,36 +15,49 @@ class CounterPrefetch {
  public:
   using Entry = StripeOrder::Entry;
   // `counters` may be null. Begins with the directory; what the caller does next hides its wait.
-  CounterPrefetch(const CounterMap* counters, const Entry* first, const Entry* last)
-      : counters_(counters), first_(first), last_(last) {
+  // `ids` are those of the entries' batch.
+  CounterPrefetch(const CounterMap* counters, uint64_t table_salt, const int64_t* ids,
+                  const Entry* first, const Entry* last)
+      : counters_(counters), table_salt_(table_salt), ids_(ids), first_(first), last_(last) {
     if (counters_ == nullptr) return;
-    for (const Entry* e = first; e < std::min(last, first + kDirectories); ++e) {
-      counters_->PrefetchDirectory(e->hash);
-    }
+    for (const Entry* e = first; e < std::min(last, first + kDirectories); ++e) Hash(e);
   }
   // Prefetches the first counters.
   void Begin() const {
     if (counters_ == nullptr) return;
     for (const Entry* e = first_; e < std::min(last_, first_ + kPages); ++e) {
-      counters_->PrefetchPage(e->hash);
+      counters_->PrefetchPage(HashOf(e));
     }
     for (const Entry* e = first_; e < std::min(last_, first_ + kEntries); ++e) {
-      counters_->PrefetchEntry(e->hash);
+      counters_->PrefetchEntry(HashOf(e));
     }
   }
-  // Continues with the counters after that of `e`, which comes next.
-  void Next(const Entry* e) const {
-    if (counters_ == nullptr) return;
-    if (last_ - e > kDirectories) counters_->PrefetchDirectory(e[kDirectories].hash);
-    if (last_ - e > kPages) counters_->PrefetchPage(e[kPages].hash);
-    if (last_ - e > kEntries) counters_->PrefetchEntry(e[kEntries].hash);
+  // Continues with the counters after that of `e`, which comes next. Returns its RowHash.
+  uint64_t Next(const Entry* e) {
+    if (counters_ == nullptr) return 0;
+    const uint64_t hash = HashOf(e);
+    if (last_ - e > kDirectories) Hash(e + kDirectories);
+    if (last_ - e > kPages) counters_->PrefetchPage(HashOf(e + kPages));
+    if (last_ - e > kEntries) counters_->PrefetchEntry(HashOf(e + kEntries));
+    return hash;
   }
 
  private:
   static constexpr int kEntries = 8, kPages = 16, kDirectories = 24;
+  static constexpr int kHashes = 32;
+  uint64_t HashOf(const Entry* e) const { return hashes_[(e - first_) % kHashes]; }
+  void Hash(const Entry* e) {
+    const uint64_t hash = RowHash(table_salt_, ids_[e->at]);
+    hashes_[(e - first_) % kHashes] = hash;
+    counters_->PrefetchDirectory(hash);
+  }
+
   const CounterMap* const counters_;
+  const uint64_t table_salt_;
+  const int64_t* const ids_;
   const Entry* const first_;
   const Entry* const last_;
+  uint64_t hashes_[kHashes];  // RowHash of the next entries
 };
 
 // Collects records of counters in batches and gives them to a sink.
@@ -52,16 +65,12 @@ class OutgoingCounters {
  public:
   explicit OutgoingCounters(const CounterSink& sink) : sink_(sink) {}
 
-  void Append(int table, const CounterRecord& counter) {
-    columns_.table.push_back(static_cast<int16_t>(table));
-    columns_.id.push_back(counter.id);
-    columns_.count.push_back(counter.count);
-    columns_.last_step.push_back(counter.last_step);
-    columns_.removed.push_back(counter.count == 0);
-    ++columns_.num_records;
-  }
-
-  void FlushIfFull() {
+  // Appends the counters of a page, in the order of their ids: their order in the page is secret.
+  void Append(int table, std::vector<CounterRecord>* page) {
+    std::sort(page->begin(), page->end(),
+              [](const CounterRecord& a, const CounterRecord& b) { return a.id < b.id; });
+    for (const CounterRecord& counter : *page) Append(table, counter);
+    page->clear();
     if (columns_.num_records >= kBatchCounters) (void)Flush();
   }
 
@@ -78,6 +87,15 @@ class OutgoingCounters {
   }
 
  private:
+  void Append(int table, const CounterRecord& counter) {
+    columns_.table.push_back(static_cast<int16_t>(table));
+    columns_.id.push_back(counter.id);
+    columns_.count.push_back(counter.count);
+    columns_.last_step.push_back(counter.last_step);
+    columns_.removed.push_back(counter.count == 0);
+    ++columns_.num_records;
+  }
+
   const CounterSink& sink_;
   CounterColumns columns_;
   Status status_;
@@ -128,15 +146,15 @@ void RowStore::ReadShown(int bin, const IdsByTable& batch,
   const int t = bin / kStripes;
   const int64_t max_rows = config_.tables[t].max_rows;
   const bool is_full = max_rows > 0 && table_rows_[t].load(std::memory_order_relaxed) >= max_rows;
-  const CounterPrefetch prefetch(counters_[bin].get(), absent.data(),
-                                 absent.data() + absent.size());
+  CounterPrefetch prefetch(counters_[bin].get(), salts_[t], batch.ids, absent.data(),
+                           absent.data() + absent.size());
   prefetch.Begin();
   for (const StripeOrder::Entry& e : absent) {
-    prefetch.Next(&e);
+    const uint64_t hash = prefetch.Next(&e);
     const int64_t id = batch.ids[e.at];
     float* out = embeddings + int64_t{e.at} * config_.dim;
     shown.absent[e.at] = 1;
-    if (!is_full && Admits(bin, e.hash, id, shown.examples[e.at], shown.step)) {
+    if (!is_full && Admits(bin, hash, id, shown.examples[e.at], shown.step)) {
       InitialEmbedding(t, id, out);
     } else {
       ReadAbsent(t, id, out);
@@ -186,18 +204,18 @@ void RowStore::Admit(const IdsByTable& batch, const ShownIds& shown, const Paral
                      std::lock_guard<std::mutex> lock(stripe.mutex);
                      const TableEviction::Visit visit(evictions_[t].get(), &stripe);
                      PrefetchBin(last->bin);
-                     const CounterPrefetch prefetch(counters, first, last);
+                     CounterPrefetch prefetch(counters, salts_[t], ids.data(), first, last);
                      RowFinder finder(stripe, first, last);
                      prefetch.Begin();
                      for (const auto* e = first; e < last; ++e) {
-                       prefetch.Next(e);
+                       const uint64_t hash = prefetch.Next(e);
                        const int64_t id = ids[e->at];
                        if (finder.Next(e, id) != kNone)
                          continue;  // another step admitted it meanwhile
-                       if (!CountShown(bin, e->hash, id, shown.examples[at[e->at]], shown.step)) {
+                       if (!CountShown(bin, hash, id, shown.examples[at[e->at]], shown.step)) {
                          ++refused;
                        } else if (InsertRow(t, e->hash, id, &stripe) != kNone) {
-                         if (counters != nullptr) counters->Erase(e->hash, id);
+                         if (counters != nullptr) counters->Erase(hash, id);
                          ++admitted;
                        }
                      }
@@ -210,19 +228,18 @@ Status RowStore::CutCounters(CutKind kind, bool drop_pending, uint32_t number,
                              const CounterSink& sink) {
   OutgoingCounters outgoing(sink);
   const bool all = kind == CutKind::kBase;
+  std::vector<CounterRecord> page;
+  const CounterMap::Visit append = [&page](const CounterRecord& c) { page.push_back(c); };
   for (size_t bin = 0; bin < counters_.size(); ++bin) {
     CounterMap* counters = counters_[bin].get();
     if (counters == nullptr) continue;
-    const CounterMap::Visit append = [&](const CounterRecord& counter) {
-      outgoing.Append(static_cast<int>(bin) / kStripes, counter);
-    };
     std::mutex& mutex = stripes_[bin]->mutex;
     for (size_t at = 0;;) {
       {
         std::lock_guard<std::mutex> lock(mutex);
         if (!counters->NextPage(number, drop_pending, all, &at, append)) break;
       }
-      outgoing.FlushIfFull();
+      outgoing.Append(static_cast<int>(bin) / kStripes, &page);
     }
   }
   return outgoing.Flush();
@@ -230,17 +247,16 @@ Status RowStore::CutCounters(CutKind kind, bool drop_pending, uint32_t number,
 
 Status RowStore::CopyCounters(const CounterSink& sink) const {
   OutgoingCounters outgoing(sink);
+  std::vector<CounterRecord> page;
+  const CounterMap::Visit append = [&page](const CounterRecord& c) { page.push_back(c); };
   for (size_t bin = 0; bin < counters_.size(); ++bin) {
     if (counters_[bin] == nullptr) continue;
-    const CounterMap::Visit append = [&](const CounterRecord& counter) {
-      outgoing.Append(static_cast<int>(bin) / kStripes, counter);
-    };
     for (size_t at = 0;;) {
       {
         std::lock_guard<std::mutex> lock(stripes_[bin]->mutex);
         if (!counters_[bin]->CopyPage(&at, append)) break;
       }
-      outgoing.FlushIfFull();
+      outgoing.Append(static_cast<int>(bin) / kStripes, &page);
     }
   }
   return outgoing.Flush();
@@ -272,7 +288,7 @@ int64_t RowStore::LoadCounters(const CounterColumns& columns,
     std::lock_guard<std::mutex> lock(stripes_[bin]->mutex);
     if (columns.removed[i]) {
       counters->Load(hash, {id, 0, 0});
-    } else if (stripes_[bin]->Find(hash, id) != kNone) {
+    } else if (stripes_[bin]->Find(PlaceHash(hash), id) != kNone) {
       // The id was admitted between the copies of its counter and of its row. The next delta says
       // that the counter is gone.
       counters->Load(hash, {id, columns.count[i], columns.last_step[i]});

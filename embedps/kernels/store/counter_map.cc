@@ -220,10 +220,13 @@ void CounterMap::MakeRoom(uint64_t hash, uint32_t now) {
     kept += stays;
     size_ -= counts & !stays;
   }
-  const bool splits = kept >= kMaxPageCounters;
+  const size_t longer = DirectoryGrowth(*page);
+  const bool splits = kept >= kMaxPageCounters &&
+                      directory_.size() + longer <= kMaxDirectoryShare * (pages_.size() + 1);
   const uint32_t entries = splits ? 2 * CapacityFor(kept / 2) : CapacityFor(kept);
   uint32_t capacity = CapacityFor(kept);
-  const int64_t more = (int64_t{entries} - page->capacity) * static_cast<int64_t>(sizeof(Entry));
+  const int64_t more = (int64_t{entries} - page->capacity) * static_cast<int64_t>(sizeof(Entry)) +
+                       (splits ? static_cast<int64_t>(longer * sizeof(Page*)) : 0);
   if (more > 0 && !budget_->HasRoom(more)) {
     capacity = page->capacity;
     if (IsFull(kept + 1, capacity)) kept = Forget(entries_before, kept, capacity / 8 + 1);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "embedps/kernels/runtime/hash.h"
+#include "embedps/kernels/runtime/place_hash.h"
 #include "embedps/kernels/store/server_memory.h"
 #include "embedps/kernels/store/stripe.h"
 
@@ -74,10 +75,15 @@ class CounterBudget {
 // The caller holds the stripe's lock during each call. Takes at most 17.8 bytes per counter once a
 // stripe has some hundred: entries of 12 bytes, of which 0.69 to 0.83 are in use.
 //
-// The counters lie in pages of at most 512, which a directory finds by the hash's bits after the
-// stripe's (extendible hashing, as in stripe.h). A page grows by a fifth and is split alone, so
-// one call moves at most 512 counters. A saved counter that is removed keeps its entry until a cut
-// with the removal is committed and the page is full.
+// The counters lie in pages of at most 512, which a directory finds by the bits of RowHash, the
+// `hash` of all functions, after the stripe's (extendible hashing, as in stripe.h). A page grows by
+// a fifth and is split alone, so one call moves at most 512 counters. A saved counter that is
+// removed keeps its entry until a cut with the removal is committed and the page is full.
+//
+// Which counters a page forgets at a limit is the same in each run, so its ids are chosen by a
+// public hash. Whoever chooses ids to share its bits gets one page of many counters, as the
+// directory has at most 16 entries per page. Within a page the place is by PlaceHash, so such a
+// page takes as much memory and time per counter as others, but one call may move all of them.
 class CounterMap {
  public:
   // `expire_steps` is the time after which an id that no example shows is forgotten, rounded up to
@@ -165,8 +171,7 @@ class CounterMap {
   static size_t Bits(uint64_t hash) { return hash >> kStripeBits; }
   Page* PageOf(uint64_t hash) const { return directory_[Bits(hash) & (directory_.size() - 1)]; }
   static uint32_t Home(const Page& page, uint64_t hash) {
-    // A shard's hashes share their highest bits, and a page's the lowest. A product mixes them.
-    return static_cast<uint32_t>((((hash * kSplitMixIncrement) >> 32) * page.capacity) >> 32);
+    return static_cast<uint32_t>(((PlaceHash(hash) >> 32) * page.capacity) >> 32);
   }
   // Returns an id's entry, or the empty one where its probe sequence ends.
   static Entry* Probe(const Page& page, uint64_t hash, int64_t id) {
@@ -185,6 +190,10 @@ class CounterMap {
   Entry* Add(uint64_t hash, int64_t id, uint32_t now, Entry* end, Page** page);
   void Remove(Page* page, Entry* found);
   void MakeRoom(uint64_t hash, uint32_t now);
+  // Returns by how many entries a split would make the directory longer.
+  size_t DirectoryGrowth(const Page& page) const {
+    return size_t{1} << page.depth == directory_.size() ? directory_.size() : 0;
+  }
   // Splits a page whose first `used` entries are those in use.
   void Split(Page* page, uint32_t used, uint64_t hash);
   Page* AddPage();

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "embedps/kernels/runtime/hash.h"
+#include "embedps/kernels/testing/chosen_ids.h"
 #include "embedps/kernels/testing/testing.h"
 
 namespace embedps {
@@ -82,6 +83,30 @@ TEST(CounterTakesAtMost18Bytes) {
     if (size >= 500 && size % 997 == 0) EXPECT_TRUE(counters.MemoryBytes() <= 18 * size);
   }
   EXPECT_TRUE(counters.MemoryBytes() <= 18 * size);
+}
+
+TEST(CounterOfAnIdChosenToShareBitsOfItsHashTakesAtMost18Bytes) {
+  CounterMap counters(kSalt, 0, &no_limit);
+  int64_t size = 0;
+  for (const int64_t id : testing::ChosenIds(kSalt, 60000)) {
+    Add(&counters, id, 1, 0);
+    ++size;
+    if (size >= 5000 && size % 97 == 0) EXPECT_TRUE(counters.MemoryBytes() <= 18 * size);
+  }
+  // Those of others beside them.
+  for (int64_t id = 0; id < 60000; ++id) Add(&counters, id, 1, 0);
+  size += 60000;
+  EXPECT_EQ(counters.size(), size);
+  EXPECT_TRUE(counters.MemoryBytes() <= 18 * size);
+  EXPECT_EQ(CopyOf(&counters).size(), static_cast<size_t>(size));
+}
+
+TEST(CountersOfChosenIdsStayWithinTheirBudget) {
+  CounterBudget budget(64 << 10);
+  CounterMap counters(kSalt, 0, &budget);
+  for (const int64_t id : testing::ChosenIds(kSalt, 60000)) Add(&counters, id, 1, 0);
+  EXPECT_TRUE(counters.MemoryBytes() <= budget.most_bytes());
+  EXPECT_TRUE(counters.MemoryBytes() > budget.most_bytes() / 2);
 }
 
 TEST(CounterExpiresAndItsMemoryIsUsedAgain) {
@@ -195,7 +220,7 @@ TEST(AtItsBudgetForgetsEqualsByChanceInAllPlaces) {
   constexpr int kParts = 8;
   int64_t in_part[kParts] = {};
   for (const auto& [id, counter] : CopyOf(&counters)) {
-    ++in_part[(HashOf(id) * kSplitMixIncrement) >> 61];
+    ++in_part[PlaceHash(HashOf(id)) >> 61];
   }
   for (const int64_t of_part : in_part) {
     EXPECT_TRUE(of_part > counters.size() / kParts * 4 / 5);

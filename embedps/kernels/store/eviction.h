@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "embedps/kernels/runtime/hash.h"
 #include "embedps/kernels/store/stripe.h"
 
 namespace embedps {
@@ -147,14 +146,13 @@ inline uint32_t NextDisplaced(EvictionOrder order, Stripe* stripe) {
 // they will use: the candidates of the third, and the row that the second will remove, where a new
 // one will be, with its index entry. Each needs the memory that an earlier call prefetched. The
 // first was the second of the call before.
-inline void PrepareDisplacements(EvictionOrder order, uint64_t salt, uint32_t displaced,
-                                 Stripe* stripe) {
+inline void PrepareDisplacements(EvictionOrder order, uint32_t displaced, Stripe* stripe) {
   Stripe::Displacements& known = stripe->displacements;
   const uint32_t used = stripe->used();
   known.next = known.second;
   known.second = Candidates(*stripe, Wrap(stripe->hand + 1, used)).Worst(order);
   if (known.second != kNone) {
-    stripe->PrefetchEntry(RowHash(salt, stripe->Row(known.second)->id));
+    stripe->PrefetchEntry(stripe->HashOf(stripe->Row(known.second)->id));
     stripe->PrefetchRow(known.second);
   }
   known.changed[0] = known.changed[1];

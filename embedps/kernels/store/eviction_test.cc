@@ -10,6 +10,7 @@
 #include "embedps/kernels/runtime/hash.h"
 #include "embedps/kernels/store/row_store.h"
 #include "embedps/kernels/store/row_store_testing.h"
+#include "embedps/kernels/testing/chosen_ids.h"
 #include "embedps/kernels/testing/testing.h"
 
 namespace embedps {
@@ -426,6 +427,21 @@ TEST(WhatShardsHoldAtAByteLimitHasAPlaceOnAnyOthers) {
       }
     }
   }
+}
+
+TEST(IdsChosenToShareBitsOfTheirHashesStayWithinAByteLimit) {
+  RowStoreConfig config = MakeConfig(16, 1);
+  EvictionConfig& eviction = config.tables[0].eviction;
+  eviction.max_bytes = 16 << 20;
+  RowStore store(config);
+  const std::vector<int64_t> chosen = testing::ChosenIds(TableSalt("t0"), 200000);
+  for (size_t first = 0; first < chosen.size(); first += 1000) {
+    const Batch batch({{chosen.begin() + first, chosen.begin() + first + 1000}});
+    Lookup(&store, batch);
+    EXPECT_TRUE(store.Stats().memory_bytes <= eviction.max_bytes);
+  }
+  EXPECT_TRUE(NumRows(store, 0) > 100000);
+  EXPECT_EQ(store.Stats().rejected_inserts, 0);
 }
 
 }  // namespace

@@ -39,7 +39,8 @@ RowStore::RowStore(RowStoreConfig config)
     salts_.push_back(TableSalt(table.name));
     const int chunk_bits = ChunkBits(table);
     for (int i = 0; i < kStripes; ++i)
-      stripes_.push_back(std::make_unique<Stripe>(layout_.row_bytes(), pool_, chunk_bits));
+      stripes_.push_back(
+          std::make_unique<Stripe>(layout_.row_bytes(), pool_, salts_.back(), chunk_bits));
   }
   MakeCounters();
   if (config_.open_evicted_file) {
@@ -56,7 +57,7 @@ RowStore::RowStore(RowStoreConfig config)
       };
     }
     evictions_.push_back(std::make_unique<TableEviction>(
-        eviction, config_.tables[t].admission, layout_, EvictedBytesPerTable(config_), salts_[t],
+        eviction, config_.tables[t].admission, layout_, EvictedBytesPerTable(config_),
         &stripes_[t * kStripes], &table_rows_[t], config_.server_memory.get(), on_evicted));
     sweeps |= eviction.sweeps();
     if (eviction.max_bytes == 0) most_bytes = SIZE_MAX;
@@ -103,10 +104,6 @@ RowFileSchema RowStore::FileSchema() const {
   schema.optimizer_slot_encoding = layout_.optimizer_slot_encoding();
   schema.metadata["group"] = config_.group;
   return schema;
-}
-
-Stripe& RowStore::stripe(int table, uint64_t row_hash) const {
-  return *stripes_[table * kStripes + StripeOf(row_hash)];
 }
 
 void RowStore::InitialEmbedding(int table, int64_t id, float* embedding) const {
@@ -156,7 +153,9 @@ void RowStore::LookUp(const IdsByTable& batch, bool insert, const ShownIds* show
                        }
                        if (number == kNone && admits && shown != nullptr) {
                          absent.push_back(*e);
-                         if (counters_[bin] != nullptr) counters_[bin]->PrefetchDirectory(e->hash);
+                         if (counters_[bin] != nullptr) {
+                           counters_[bin]->PrefetchDirectory(RowHash(salts_[t], id));
+                         }
                        } else if (number == kNone) {
                          ReadAbsent(t, id, out);
                        } else {
@@ -175,7 +174,7 @@ uint32_t RowStore::InsertRow(int t, uint64_t hash, int64_t id, Stripe* stripe) {
     has_place = (table.max_rows == 0 || rows < table.max_rows) &&
                 (!evictions_[t]->displaces() || evictions_[t]->MakePlace(stripe));
   }
-  const uint32_t number = has_place ? stripe->Insert(hash, id, salts_[t]) : kNone;
+  const uint32_t number = has_place ? stripe->Insert(hash, id) : kNone;
   if (number == kNone) {
     table_rows_[t].fetch_sub(1, std::memory_order_relaxed);
     rejected_inserts_.fetch_add(1, std::memory_order_relaxed);
@@ -215,7 +214,8 @@ void RowStore::Update(const IdsByTable& batch, const float* gradients, float lea
                    [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
                      Stripe& stripe = *stripes_[bin];
                      RowUpdater updater(layout_, config_.optimizer,
-                                        config_.tables[bin / kStripes].seed, learning_rate, step);
+                                        config_.tables[bin / kStripes].seed, salts_[bin / kStripes],
+                                        learning_rate, step);
                      std::lock_guard<std::mutex> lock(stripe.mutex);
                      PrefetchBin(last->bin);
                      RowFinder finder(stripe, first, last);
@@ -229,7 +229,7 @@ void RowStore::Update(const IdsByTable& batch, const float* gradients, float lea
                        RowHeader* row = stripe.Row(number);
                        row->last_step = step;
                        if (row->frequency < kMaxFrequency) ++row->frequency;
-                       updater.Apply(e->hash, gradients + int64_t{e->at} * dim, row);
+                       updater.Apply(gradients + int64_t{e->at} * dim, row);
                        stripe.Touch(number);
                      }
                      if (skipped > 0)
@@ -384,7 +384,7 @@ int64_t RowStore::Load(const RowColumns& columns, const std::vector<int>& tables
     const uint64_t hash = RowHash(salts_[t], columns.id[i]);
     if (ShardOf(hash, num_shards) != shard) continue;
     const int64_t bin = t * kStripes + StripeOf(hash);
-    ours.push_back({{hash, i}, bin});
+    ours.push_back({{PlaceHash(hash), i}, bin});
     ++order.starts[bin + 1];
   }
   for (size_t bin = 0; bin < stripes_.size(); ++bin) order.starts[bin + 1] += order.starts[bin];
@@ -421,7 +421,7 @@ void RowStore::LoadRecord(const RowColumns& columns, int64_t i, int table, uint6
                           bool optimizer_slots, Stripe* stripe) {
   const int64_t id = columns.id[i];
   if (columns.removed[i]) {
-    if (stripe->Remove(hash, id, salts_[table])) {
+    if (stripe->Remove(hash, id)) {
       table_rows_[table].fetch_sub(1, std::memory_order_relaxed);
     }
     return;
@@ -432,7 +432,7 @@ void RowStore::LoadRecord(const RowColumns& columns, int64_t i, int table, uint6
     const bool has_place = !evictions_[table]->displaces() ||
                            evictions_[table]->MakePlaceForRecord(id, columns.last_step[i],
                                                                  columns.frequency[i], stripe);
-    if (has_place) number = stripe->Insert(hash, id, salts_[table]);
+    if (has_place) number = stripe->Insert(hash, id);
     if (number == kNone) {
       table_rows_[table].fetch_sub(1, std::memory_order_relaxed);
       if (has_place) rejected_inserts_.fetch_add(1, std::memory_order_relaxed);
@@ -485,7 +485,7 @@ void RowStore::ReadStaged(const IdsByTable& batch, const StagedRows& staged,
     parallel(batch.splits[t + 1] - first, 200 + config_.dim, [&](int64_t begin, int64_t end) {
       for (int64_t i = first + begin; i < first + end; ++i) {
         const int64_t id = batch.ids[i];
-        const int64_t at = staged.Find(t, RowHash(salts_[t], id), id);
+        const int64_t at = staged.Find(t, PlaceHash(RowHash(salts_[t], id)), id);
         if (at >= 0) ReadRecord(t, staged, at, embeddings + i * config_.dim);
       }
     });
@@ -539,9 +539,8 @@ int64_t RowStore::MarkClean() {
     Stripe& s = *stripes_[i];
     std::lock_guard<std::mutex> lock(s.mutex);
     s.ForgetTouches();
-    const uint64_t salt = salts_[i / kStripes];
     for (const int64_t id : s.displaced_by_records.Take()) {
-      if (s.Find(RowHash(salt, id), id) == kNone) s.open_removed.Append(id);
+      if (s.Find(s.HashOf(id), id) == kNone) s.open_removed.Append(id);
     }
     if (counters_[i] != nullptr) counters_[i]->ForgetTouches();
   }

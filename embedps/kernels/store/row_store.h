@@ -87,7 +87,7 @@ struct RowStoreStats {
   int64_t skipped_updates = 0;       // updates of absent rows
 };
 
-// The hash of an id decides a row's stripe. Each stripe has one lock, an index from id to row,
+// The RowHash of an id decides a row's stripe. Each stripe has one lock, an index from id to row,
 // chunks of rows, and a list of the rows touched since the last cut.
 class RowStore {
  public:
@@ -245,7 +245,6 @@ class RowStore {
   bool IsBusy() const;
 
  private:
-  Stripe& stripe(int table, uint64_t row_hash) const;
   int ChunkBits(const TableConfig& table) const;
   // Of the stripes and of the files of evicted rows, outside of the pool.
   int64_t HeapBytes() const {
@@ -263,7 +262,8 @@ class RowStore {
   // Reads ids without a row for a training step, and marks them as absent.
   void ReadShown(int bin, const IdsByTable& batch, const std::vector<StripeOrder::Entry>& absent,
                  const ShownIds& shown, float* embeddings) const;
-  // Whether examples of a step admit an id without a row. The caller holds the stripe's lock.
+  // Whether examples of a step admit an id without a row. `hash` is its RowHash. The caller holds
+  // the stripe's lock.
   bool Admits(int bin, uint64_t hash, int64_t id, int32_t examples, uint32_t step) const;
   // The same, and counts the examples if they do not.
   bool CountShown(int bin, uint64_t hash, int64_t id, int32_t examples, uint32_t step);

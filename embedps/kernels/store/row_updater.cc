@@ -28,23 +28,24 @@ uint64_t RoundingKey(int64_t seed, uint64_t row_hash, uint32_t step) {
 }
 
 RowUpdater::RowUpdater(const RowLayout& layout, const OptimizerConfig& optimizer, int64_t seed,
-                       float learning_rate, uint32_t step)
+                       uint64_t table_salt, float learning_rate, uint32_t step)
     : layout_(layout),
       optimizer_(optimizer),
       seed_(seed),
+      table_salt_(table_salt),
       learning_rate_(learning_rate),
       step_(step),
       is_float32_(layout.is_float32()),
       embedding_(layout.row_dtype == FloatDtype::kFloat32 ? 0 : layout.dim),
       optimizer_slots_(layout.slot_dtype == FloatDtype::kFloat32 ? 0 : layout.slot_floats) {}
 
-void RowUpdater::ApplyRounded(uint64_t row_hash, const float* gradient, RowHeader* row) {
+void RowUpdater::ApplyRounded(const float* gradient, RowHeader* row) {
   char* stored_embedding = layout_.Embedding(row);
   char* stored_slots = layout_.OptimizerSlots(row);
   float* embedding = Opened(layout_.row_dtype, stored_embedding, &embedding_);
   float* slots = Opened(layout_.slot_dtype, stored_slots, &optimizer_slots_);
   ApplyUpdate(optimizer_, layout_.dim, learning_rate_, row->frequency, gradient, embedding, slots);
-  const uint64_t key = RoundingKey(seed_, row_hash, step_);
+  const uint64_t key = RoundingKey(seed_, RowHash(table_salt_, row->id), step_);
   Close(layout_.row_dtype, embedding_, key, 0, stored_embedding);
   Close(layout_.slot_dtype, optimizer_slots_, key, (layout_.dim + 1) / 2, stored_slots);
 }

@@ -21,23 +21,25 @@ uint64_t RoundingKey(int64_t seed, uint64_t row_hash, uint32_t step);
 // less than half of its last bit, and small changes of weights would be lost.
 class RowUpdater {
  public:
+  // `seed` and `table_salt` are the table's.
   RowUpdater(const RowLayout& layout, const OptimizerConfig& optimizer, int64_t seed,
-             float learning_rate, uint32_t step);
+             uint64_t table_salt, float learning_rate, uint32_t step);
 
   // Applies a gradient [dim] to a row whose header counts this update already.
-  void Apply(uint64_t row_hash, const float* gradient, RowHeader* row) {
-    if (!is_float32_) return ApplyRounded(row_hash, gradient, row);
+  void Apply(const float* gradient, RowHeader* row) {
+    if (!is_float32_) return ApplyRounded(gradient, row);
     ApplyUpdate(optimizer_, layout_.dim, learning_rate_, row->frequency, gradient,
                 reinterpret_cast<float*>(layout_.Embedding(row)),
                 reinterpret_cast<float*>(layout_.OptimizerSlots(row)));
   }
 
  private:
-  void ApplyRounded(uint64_t row_hash, const float* gradient, RowHeader* row);
+  void ApplyRounded(const float* gradient, RowHeader* row);
 
   const RowLayout& layout_;
   const OptimizerConfig& optimizer_;
   const int64_t seed_;
+  const uint64_t table_salt_;
   const float learning_rate_;
   const uint32_t step_;
   const bool is_float32_;

@@ -22,7 +22,7 @@ int64_t StagedRows::Add(const RowColumns& columns, const std::vector<int>& table
     ++taken;
     const int64_t n = columns_.num_rows;
     if (2 * (n + 1) > static_cast<int64_t>(places_.size())) MakePlaces();
-    int64_t& place = places_[PlaceOf(t, hash, columns.id[i])];
+    int64_t& place = places_[PlaceOf(t, PlaceHash(hash), columns.id[i])];
     if (place < 0) {
       place = n;
       Append(static_cast<int16_t>(t), hash, columns.id[i]);
@@ -56,7 +56,7 @@ float StagedRows::UpdatesOf(int64_t at) const {
 
 size_t StagedRows::PlaceOf(int table, uint64_t hash, int64_t id) const {
   const size_t mask = places_.size() - 1;
-  size_t at = (hash >> kStripeBits) & mask;  // files have stripe after stripe
+  size_t at = hash & mask;
   while (places_[at] >= 0 &&
          (columns_.id[places_[at]] != id || columns_.table[places_[at]] != table)) {
     at = (at + 1) & mask;
@@ -67,7 +67,7 @@ size_t StagedRows::PlaceOf(int table, uint64_t hash, int64_t id) const {
 void StagedRows::MakePlaces() {
   places_.assign(std::max<size_t>(64, 2 * places_.size()), -1);
   for (int64_t i = 0; i < columns_.num_rows; ++i) {
-    places_[PlaceOf(columns_.table[i], hashes_[i], columns_.id[i])] = i;
+    places_[PlaceOf(columns_.table[i], PlaceHash(hashes_[i]), columns_.id[i])] = i;
   }
 }
 
@@ -86,7 +86,7 @@ void StagedRows::Finish() {
   std::vector<int64_t>& moved = next;  // where each record is then
   moved.resize(n);
   for (int64_t to = 0; to < n; ++to) {
-    order_.entries[to] = {hashes_[from[to]], to};
+    order_.entries[to] = {PlaceHash(hashes_[from[to]]), to};
     moved[from[to]] = to;
     if (!columns_.removed[to]) steps_ = std::max(steps_, int64_t{columns_.last_step[to]} + 1);
   }

@@ -16,8 +16,8 @@ namespace embedps {
 // stripes load in parallel.
 struct RecordOrder {
   struct Entry {
-    uint64_t hash;
-    int64_t at;  // index in the columns
+    uint64_t hash;  // Stripe::HashOf
+    int64_t at;     // index in the columns
   };
   std::vector<Entry> entries;
   std::vector<int64_t> starts;  // of each bin (table * kStripes + stripe), and the end
@@ -44,7 +44,7 @@ class StagedRows {
   const RowColumns& columns() const { return columns_; }
   const RecordOrder& order() const { return order_; }
 
-  // Finds an id's record among the columns; -1 if it has none. `hash` is its RowHash.
+  // Finds an id's record among the columns; -1 if it has none. `hash` is its Stripe::HashOf.
   int64_t Find(int table, uint64_t hash, int64_t id) const {
     return places_.empty() ? -1 : places_[PlaceOf(table, hash, id)];
   }
@@ -64,7 +64,7 @@ class StagedRows {
 
   const std::vector<uint64_t> table_salts_;
   const int dim_, shard_, num_shards_;
-  std::vector<uint64_t> hashes_;  // of the records, until Finish
+  std::vector<uint64_t> hashes_;  // RowHash of the records, until Finish
   // By hash: a record, or -1. Its size is a power of two, and twice the records at least.
   std::vector<int64_t> places_;
   RowColumns columns_;

@@ -9,6 +9,7 @@
 
 #include "embedps/kernels/runtime/hash.h"
 #include "embedps/kernels/store/row_store_testing.h"
+#include "embedps/kernels/testing/chosen_ids.h"
 
 namespace embedps {
 namespace {
@@ -218,6 +219,24 @@ TEST(ACompactStoreHasLittleRoomForGrowth) {
   int64_t bytes = 0;  // without what is ready for more rows, which is 4 MiB at most
   for (const int64_t table_bytes : store.Stats().table_bytes) bytes += table_bytes;
   EXPECT_TRUE(bytes <= 1.25 * columns.num_rows * (4 * kRowDim + 16));
+}
+
+TEST(RecordsOfIdsChosenToShareBitsOfTheirHashesLoad) {
+  constexpr int64_t kRecords = 20000;
+  RowColumns columns = MakeRecords(kRecords, 1);
+  std::fill(columns.table.begin(), columns.table.end(), int16_t{2});
+  std::fill(columns.removed.begin(), columns.removed.end(), 0);
+  columns.id = testing::ChosenIds(TableSalt("t0"), kRecords);
+  RowStore loaded(MakeConfig(kDim, 2)), applied(MakeConfig(kDim, 2));
+  EXPECT_EQ(loaded.Load(columns, kTables, 0, 1, false, SerialFor), kRecords);
+  StagedRows staged = applied.Stage(0, 1);
+  EXPECT_EQ(staged.Add(columns, kTables), kRecords);
+  staged.Finish();
+  applied.Apply(staged, SerialFor);
+  EXPECT_EQ(NumRows(loaded, 0), kRecords);
+  EXPECT_TRUE(BaseOf(&applied) == BaseOf(&loaded));
+  // A row takes 28 bytes, and up to 12 of the index; a stripe has half a chunk and the pool more.
+  EXPECT_TRUE(loaded.Stats().table_bytes[0] < kRecords * 60 + (1 << 20));
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "embedps/kernels/runtime/hash.h"
+#include "embedps/kernels/runtime/place_hash.h"
 #include "embedps/kernels/store/block_list.h"
 #include "embedps/kernels/store/page_pool.h"
 
@@ -28,6 +29,9 @@ inline constexpr uint32_t kFirstChunkRows = 1u << kFirstChunkBits;
 inline constexpr int kSegmentBits = 12;
 inline constexpr uint32_t kSegmentEntries = 1u << kSegmentBits;
 inline constexpr uint32_t kMaxStripeRows = (1u << 24) - 2;
+// Directory entries per segment, beyond which no segment is split. The ids' hashes are as random as
+// the process's secret: with random ids there are not 4.
+inline constexpr size_t kMaxDirectoryShare = 16;
 inline constexpr uint32_t kNone = 0xFFFFFFFF;  // not a row
 inline constexpr uint32_t kMaxFrequency = (1u << 29) - 1;
 
@@ -43,9 +47,13 @@ struct __attribute__((packed, aligned(4))) RowHeader {
 };
 inline constexpr size_t kHeaderBytes = 16;
 
-// Returns the stripe of a row. Stripe sizes grow evenly from the first to the last, which has twice
-// as many rows. If all stripes had the same size, all segments of a table's indexes would be full
-// and split at the same time, and a lookup that inserts would wait for a split in each stripe.
+// Returns the stripe of a row, by RowHash: rows are in files in the order of stripes, and rows of
+// one stripe displace each other at a limit, in each run in the same way. So whoever chooses ids
+// can put them all into one stripe. It is as fast and as small as if they were spread, except that
+// there is one lock for them, and that it takes kMaxStripeRows rows. Stripe sizes grow evenly from
+// the first to the last, which has twice as many rows. If all stripes had the same size, all
+// segments of a table's indexes would be full and split at the same time, and a lookup that inserts
+// would wait for a split in each stripe.
 inline int StripeOf(uint64_t row_hash) {
   constexpr uint64_t kOne = uint64_t{1} << kStripeBits;
   const uint64_t x = row_hash & (kOne - 1);
@@ -78,15 +86,17 @@ inline void SortRows(uint32_t limit, std::vector<uint32_t>* numbers) {
 //
 // The index consists of segments of at most 4096 entries, which a directory finds (Fagin et al.,
 // Extendible Hashing, 1979). A full segment is split alone, so an insert rehashes the rows of at
-// most one segment, however many rows there are.
+// most one segment, however many rows there are. The place of a row in it is by HashOf, which is
+// the `hash` of all functions here.
 class Stripe {
  public:
-  Stripe(size_t row_bytes, PagePool* pool, int chunk_bits = kChunkBits)
+  Stripe(size_t row_bytes, PagePool* pool, uint64_t table_salt, int chunk_bits = kChunkBits)
       : open(pool),
         open_removed(pool),
         pending(pool),
         pending_removed(pool),
         displaced_by_records(pool),
+        table_salt_(table_salt),
         row_bytes_(row_bytes),
         chunk_bits_(chunk_bits),
         pool_(pool),
@@ -95,6 +105,9 @@ class Stripe {
         chunks_(PoolAllocator<char*>(pool)) {}
 
   std::mutex mutex;
+
+  // Returns the hash of an id of the table.
+  uint64_t HashOf(int64_t id) const { return PlaceHash(RowHash(table_salt_, id)); }
 
   // Four functions prefetch an id's row: the directory entry, the index entry, the chunk's address,
   // the row. Each needs the result of the one before, so the caller calls it some ids later. All
@@ -151,8 +164,11 @@ class Stripe {
   }
 
   // Adds a row for an absent id, without setting its floats. Returns its number, or kNone if the
-  // stripe is full.
-  uint32_t Insert(uint64_t hash, int64_t id, uint64_t salt) {
+  // stripe is full, or too many ids share the bits of their hashes.
+  uint32_t Insert(uint64_t hash, int64_t id) {
+    while (directory_.empty() || (SegmentOf(hash)->used + 1) * 5 > (mask_ + 1) * 4) {
+      if (!Grow(hash)) return kNone;
+    }
     uint32_t number;
     if (free_ != kNone) {
       number = free_;
@@ -170,10 +186,7 @@ class Stripe {
     row->saved = 0;
     row->listed = 0;
     ++live_;
-    while (directory_.empty() || (SegmentOf(hash)->used + 1) * 5 > (mask_ + 1) * 4) {
-      Grow(hash, salt);
-    }
-    Place(SegmentOf(hash), hash, number, salt);
+    Place(SegmentOf(hash), hash, number);
     return number;
   }
 
@@ -192,15 +205,15 @@ class Stripe {
 
   // Removes the row of `id`. Returns whether it was there. The caller records the removal if the
   // next cut must contain it.
-  bool Remove(uint64_t hash, int64_t id, uint64_t salt) {
+  bool Remove(uint64_t hash, int64_t id) {
     const uint32_t number = Find(hash, id);
     if (number == kNone) return false;
-    RemoveRow(hash, number, salt);
+    RemoveRow(hash, number);
     return true;
   }
 
   // The same for a live row of that hash.
-  void RemoveRow(uint64_t hash, uint32_t number, uint64_t salt) {
+  void RemoveRow(uint64_t hash, uint32_t number) {
     Segment* segment = SegmentOf(hash);
     uint32_t at = Home(hash);
     while (RowOf(segment->entries()[at]) != number) at = (at + 1) & mask_;
@@ -212,7 +225,7 @@ class Stripe {
     free_ = number;
     --live_;
     --segment->used;
-    CloseGap(segment, at, salt);
+    CloseGap(segment, at);
   }
 
   // Lists a live row for the next cut. A row that was removed in between may be listed twice.
@@ -235,7 +248,7 @@ class Stripe {
   uint32_t room() const { return room_; }  // rows that there is memory for
 
   // Whether the next insert needs memory for more rows, and for how many there will be memory then.
-  bool NeedsRoom() const { return free_ == kNone && used_ == room_; }
+  bool NeedsRoom() const { return free_ == kNone && used_ == room_ && used_ < kMaxStripeRows; }
   uint32_t NextRoom() const {
     return room_ >= chunk_rows() ? room_ + chunk_rows() : std::max(kFirstChunkRows, 2 * room_);
   }
@@ -301,7 +314,7 @@ class Stripe {
   Displacements displacements;
 
  private:
-  // Entries of ids whose hashes share `depth` bits, after the bits for the stripe and the position.
+  // Entries of ids whose hashes share `depth` bits, after those of the position.
   struct Segment {
     uint32_t used;
     uint32_t depth;
@@ -353,7 +366,7 @@ class Stripe {
   static uint32_t Distance(uint32_t entry) { return entry >> kDistanceShift; }
   // Returns an entry at its home, without a row number.
   static uint32_t KeyOf(uint64_t hash) {
-    return static_cast<uint32_t>((hash * kSplitMixIncrement) >> (64 - kTagBits)) << 24;
+    return static_cast<uint32_t>(hash >> (64 - kTagBits)) << 24;
   }
   static uint32_t Farther(uint32_t entry) {
     return entry + (Distance(entry) < kFar ? kOneFarther : 0);
@@ -363,11 +376,11 @@ class Stripe {
   static bool EndsAt(uint32_t entry, uint32_t key) {
     return entry == 0 || Distance(entry) < Distance(key);
   }
-  uint32_t DistanceOfRow(uint32_t entry, uint32_t at, uint64_t salt) const {
-    return (at - Home(RowHash(salt, Row(RowOf(entry))->id))) & mask_;
+  uint32_t DistanceOfRow(uint32_t entry, uint32_t at) const {
+    return (at - Home(HashOf(Row(RowOf(entry))->id))) & mask_;
   }
-  uint32_t Home(uint64_t hash) const { return static_cast<uint32_t>(hash >> kStripeBits) & mask_; }
-  static size_t DirectoryBits(uint64_t hash) { return hash >> (kStripeBits + kSegmentBits); }
+  uint32_t Home(uint64_t hash) const { return static_cast<uint32_t>(hash) & mask_; }
+  static size_t DirectoryBits(uint64_t hash) { return hash >> kSegmentBits; }
   Segment* SegmentOf(uint64_t hash) const {
     return directory_[DirectoryBits(hash) & (directory_.size() - 1)];
   }
@@ -385,11 +398,11 @@ class Stripe {
   }
 
   // Adds an entry where a search for it ends, and moves those from there on by one place.
-  void Place(Segment* segment, uint64_t hash, uint32_t number, uint64_t salt) {
+  void Place(Segment* segment, uint64_t hash, uint32_t number) {
     uint32_t* entries = segment->entries();
     uint32_t at = Home(hash), key = KeyOf(hash);
     for (uint32_t distance = 0; !EndsAt(entries[at], key); ++distance, key = Farther(key)) {
-      if (distance >= kFar && DistanceOfRow(entries[at], at, salt) < distance) break;
+      if (distance >= kFar && DistanceOfRow(entries[at], at) < distance) break;
       at = (at + 1) & mask_;
     }
     uint32_t placed = key | (number + 1);
@@ -401,16 +414,20 @@ class Stripe {
   }
 
   // Makes room in the segment of `hash`: doubles the only segment until it has the full size, then
-  // splits segments.
-  void Grow(uint64_t hash, uint64_t salt) {
+  // splits segments. Returns false, and changes nothing, if the directory would be too large.
+  bool Grow(uint64_t hash) {
     if (directory_.empty()) {
       mask_ = 7;
       segments_.push_back(NewSegment(mask_ + 1, 0));
       directory_.push_back(segments_.back());
-      return;
+      return true;
     }
     const uint32_t old_size = mask_ + 1;
     const Segment* segment = SegmentOf(hash);
+    if (old_size == kSegmentEntries && size_t{1} << segment->depth == directory_.size() &&
+        directory_.size() >= kMaxDirectoryShare * segments_.size()) {
+      return false;
+    }
     const std::vector<uint32_t> old(segment->entries(), segment->entries() + old_size);
     if (old_size < kSegmentEntries) {
       mask_ = 2 * old_size - 1;
@@ -423,9 +440,10 @@ class Stripe {
     for (uint32_t i = 0; i < old_size; ++i) {
       if (i + 8 < old_size && old[i + 8] != 0) __builtin_prefetch(Row(RowOf(old[i + 8])));
       if (old[i] == 0) continue;
-      const uint64_t moved = RowHash(salt, Row(RowOf(old[i]))->id);
-      Place(SegmentOf(moved), moved, RowOf(old[i]), salt);
+      const uint64_t moved = HashOf(Row(RowOf(old[i]))->id);
+      Place(SegmentOf(moved), moved, RowOf(old[i]));
     }
+    return true;
   }
 
   // Empties the segment at `bits` of the directory, and makes another one for half of its ids.
@@ -444,11 +462,11 @@ class Stripe {
   }
 
   // Moves the later entries of the probe sequence back by one place. So there are no tombstones.
-  void CloseGap(Segment* segment, uint32_t gap, uint64_t salt) {
+  void CloseGap(Segment* segment, uint32_t gap) {
     uint32_t* entries = segment->entries();
     for (uint32_t at = (gap + 1) & mask_; Distance(entries[at]) > 0; at = (at + 1) & mask_) {
       const uint32_t entry = entries[at];
-      const bool stays_far = Distance(entry) == kFar && DistanceOfRow(entry, at, salt) > kFar;
+      const bool stays_far = Distance(entry) == kFar && DistanceOfRow(entry, at) > kFar;
       entries[gap] = stays_far ? entry : entry - kOneFarther;
       gap = at;
     }
@@ -457,13 +475,14 @@ class Stripe {
 
   uint32_t chunk_rows() const { return 1u << chunk_bits_; }
 
+  const uint64_t table_salt_;
   const size_t row_bytes_;
   const int chunk_bits_;
+  uint32_t mask_ = 0;  // entries per segment - 1
   PagePool* const pool_;
-  // 2^n entries, by the hash's bits after the segment's.
+  // 2^n entries, by the hash's bits after those of the position.
   std::vector<Segment*, PoolAllocator<Segment*>> directory_;
   std::vector<Segment*, PoolAllocator<Segment*>> segments_;
-  uint32_t mask_ = 0;  // entries per segment - 1
   std::vector<char*, PoolAllocator<char*>> chunks_;
   uint32_t room_ = 0;      // rows in the chunks, used or not
   uint32_t free_ = kNone;  // the first free row

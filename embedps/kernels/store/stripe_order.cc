@@ -25,7 +25,7 @@ StripeOrder::StripeOrder(const IdsByTable& batch, const std::vector<uint64_t>& t
       for (int32_t i = first; i < last; ++i) {
         const uint64_t hash = hashes[i - first];
         const int k = StripeOf(hash);
-        entries_[first + starts[k]++] = {hash, i, t * kStripes + k};
+        entries_[first + starts[k]++] = {PlaceHash(hash), i, t * kStripes + k};
       }
     }
   });

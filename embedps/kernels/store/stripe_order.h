@@ -24,9 +24,9 @@ struct IdsByTable {
 class StripeOrder {
  public:
   struct Entry {
-    uint64_t hash;
-    int32_t at;   // index in the batch
-    int32_t bin;  // table * kStripes + stripe
+    uint64_t hash;  // Stripe::HashOf
+    int32_t at;     // index in the batch
+    int32_t bin;    // table * kStripes + stripe
   };
 
   // `table_salts` has the TableSalt of each table of the batch.

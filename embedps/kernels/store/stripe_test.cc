@@ -7,22 +7,24 @@
 #include <unordered_map>
 #include <vector>
 
+#include "embedps/kernels/runtime/hash.h"
+#include "embedps/kernels/testing/chosen_ids.h"
 #include "embedps/kernels/testing/testing.h"
 
 namespace embedps {
 namespace {
 
-constexpr uint64_t kSalt = 7;
 constexpr size_t kRowBytes = kHeaderBytes + 4;
 
-uint64_t Hash(int64_t id) { return RowHash(kSalt, id); }
+const uint64_t kSalt = TableSalt("t");
 
-// Returns ids whose hashes belong to the first stripe.
+uint64_t Hash(int64_t id) { return PlaceHash(RowHash(kSalt, id)); }
+
+// Returns ids of which every seventh is a number in order, and the others were chosen to be in one
+// stripe and to share bits of their hashes.
 std::vector<int64_t> IdsOfAStripe(size_t n) {
-  std::vector<int64_t> ids;
-  for (int64_t id = 0; ids.size() < n; ++id) {
-    if (StripeOf(Hash(id)) == 0) ids.push_back(id);
-  }
+  std::vector<int64_t> ids = testing::ChosenIds(kSalt, n);
+  for (size_t i = 0; i < n; i += 7) ids[i] = static_cast<int64_t>(i);
   return ids;
 }
 
@@ -62,17 +64,17 @@ float* FloatsOf(const Stripe& stripe, uint32_t number) {
 TEST(RowsAreFoundThroughEveryGrowthOfTheIndexAndEveryRemoval) {
   const std::vector<int64_t> ids = IdsOfAStripe(60000);
   PagePool pool;
-  Stripe stripe(kRowBytes, &pool);
+  Stripe stripe(kRowBytes, &pool, kSalt);
   std::unordered_map<int64_t, uint32_t> numbers;  // the plain twin
   uint64_t random = 1;
   for (size_t i = 0; i < ids.size(); ++i) {
     EXPECT_EQ(stripe.Find(Hash(ids[i]), ids[i]), kNone);
-    numbers[ids[i]] = stripe.Insert(Hash(ids[i]), ids[i], kSalt);
+    numbers[ids[i]] = stripe.Insert(Hash(ids[i]), ids[i]);
     *FloatsOf(stripe, numbers[ids[i]]) = static_cast<float>(i);
     random = Mix64(random);
     if (random % 3 != 0) continue;
     const int64_t id = ids[random / 3 % (i + 1)];
-    EXPECT_EQ(stripe.Remove(Hash(id), id, kSalt), numbers.erase(id) == 1);
+    EXPECT_EQ(stripe.Remove(Hash(id), id), numbers.erase(id) == 1);
   }
   EXPECT_EQ(stripe.live(), static_cast<int64_t>(numbers.size()));
   for (size_t i = 0; i < ids.size(); ++i) {
@@ -87,11 +89,11 @@ TEST(RowsOfFewHomesAreFoundAfterEveryRemoval) {
   // Their probe sequences are long, and wrap in each size of the index.
   std::vector<int64_t> ids;
   for (int64_t id = 0; ids.size() < 300; ++id) {
-    const uint64_t home = Hash(id) >> kStripeBits & (kSegmentEntries - 1);
-    if (StripeOf(Hash(id)) == 0 && (home + 16) % kSegmentEntries < 32) ids.push_back(id);
+    const uint64_t home = Hash(id) & (kSegmentEntries - 1);
+    if ((home + 16) % kSegmentEntries < 32) ids.push_back(id);
   }
   PagePool pool;
-  Stripe stripe(kRowBytes, &pool);
+  Stripe stripe(kRowBytes, &pool, kSalt);
   std::unordered_map<int64_t, uint32_t> numbers;  // the plain twin
   uint64_t random = 1;
   for (int i = 0; i < 6000; ++i) {
@@ -99,9 +101,9 @@ TEST(RowsOfFewHomesAreFoundAfterEveryRemoval) {
     const int64_t changed = ids[random % ids.size()];
     const auto found = numbers.find(changed);
     if (found == numbers.end()) {
-      numbers[changed] = stripe.Insert(Hash(changed), changed, kSalt);
+      numbers[changed] = stripe.Insert(Hash(changed), changed);
     } else {
-      stripe.RemoveRow(Hash(changed), found->second, kSalt);
+      stripe.RemoveRow(Hash(changed), found->second);
       numbers.erase(found);
     }
     if (i % 20 > 0) continue;
@@ -117,13 +119,13 @@ TEST(AnIndexThatWasReservedHoldsItsRowsAsOneThatGrew) {
   const std::vector<int64_t> ids = IdsOfAStripe(30000);
   for (const size_t count : {1, 6, 7, 12, 3000, 3200, 3277, 6144, 6145, 30000}) {
     PagePool pool;
-    Stripe grown(kRowBytes, &pool), reserved(kRowBytes, &pool);
+    Stripe grown(kRowBytes, &pool, kSalt), reserved(kRowBytes, &pool, kSalt);
     reserved.Reserve(count);
     const int64_t index_bytes = reserved.MemoryBytes();
     EXPECT_TRUE(index_bytes < static_cast<int64_t>(sizeof(Stripe) + 100 + 12 * count));
     for (size_t i = 0; i < count; ++i) {
-      EXPECT_EQ(grown.Insert(Hash(ids[i]), ids[i], kSalt), i);
-      EXPECT_EQ(reserved.Insert(Hash(ids[i]), ids[i], kSalt), i);
+      EXPECT_EQ(grown.Insert(Hash(ids[i]), ids[i]), i);
+      EXPECT_EQ(reserved.Insert(Hash(ids[i]), ids[i]), i);
     }
     // The index did not grow. Only chunks of rows were added, as in the other stripe.
     EXPECT_EQ(reserved.MemoryBytes() - index_bytes, RowsBytes(count));
@@ -142,10 +144,10 @@ TEST(AnIndexThatWasReservedHoldsItsRowsAsOneThatGrew) {
 TEST(AnInsertNeverMovesMoreThanASegmentsEntries) {
   const std::vector<int64_t> ids = IdsOfAStripe(60000);
   PagePool pool;
-  Stripe stripe(kRowBytes, &pool);
+  Stripe stripe(kRowBytes, &pool, kSalt);
   int64_t before = stripe.MemoryBytes(), most = 0;
   for (const int64_t id : ids) {
-    stripe.Insert(Hash(id), id, kSalt);
+    stripe.Insert(Hash(id), id);
     const int64_t now = stripe.MemoryBytes();
     most = std::max(most, now - before);
     before = now;
@@ -157,13 +159,13 @@ TEST(AnInsertNeverMovesMoreThanASegmentsEntries) {
 
 TEST(ARowIsListedOnceACutAndAnewWhenItComesBack) {
   PagePool pool;
-  Stripe stripe(kRowBytes, &pool);
-  const uint32_t number = stripe.Insert(Hash(64), 64, kSalt);
+  Stripe stripe(kRowBytes, &pool, kSalt);
+  const uint32_t number = stripe.Insert(Hash(64), 64);
   stripe.Touch(number);
   stripe.Touch(number);
   EXPECT_EQ(stripe.open.size(), size_t{1});
-  stripe.Remove(Hash(64), 64, kSalt);
-  EXPECT_EQ(stripe.Insert(Hash(64), 64, kSalt), number);
+  stripe.Remove(Hash(64), 64);
+  EXPECT_EQ(stripe.Insert(Hash(64), 64), number);
   stripe.Touch(number);
   EXPECT_EQ(stripe.open.size(), size_t{2});
   stripe.ForgetTouches();
@@ -174,7 +176,7 @@ TEST(ARowIsListedOnceACutAndAnewWhenItComesBack) {
 TEST(TheLastStripeHasTwiceTheRowsOfTheFirst) {
   constexpr int kRows = 1 << 20;
   std::vector<int> rows(kStripes, 0);
-  for (int id = 0; id < kRows; ++id) ++rows[StripeOf(Hash(id))];
+  for (int id = 0; id < kRows; ++id) ++rows[StripeOf(RowHash(kSalt, id))];
   for (int k = 0; k < kStripes; ++k) {
     // The integral of the share from 0 to x is x (4 - x) / 3. The stripes are equal parts of it.
     const auto below = [](double part) { return 2 - std::sqrt(4 - 3 * part); };
@@ -187,10 +189,43 @@ TEST(TheLastStripeHasTwiceTheRowsOfTheFirst) {
 TEST(ARowTakesSixteenBytesBesideItsFloats) {
   const std::vector<int64_t> ids = IdsOfAStripe(50000);
   PagePool pool;
-  Stripe stripe(kRowBytes, &pool);
-  for (const int64_t id : ids) stripe.Insert(Hash(id), id, kSalt);
+  Stripe stripe(kRowBytes, &pool, kSalt);
+  for (const int64_t id : ids) stripe.Insert(Hash(id), id);
   // Plus an index entry of 4 bytes at a load factor between 0.4 and 0.8.
   EXPECT_TRUE(stripe.MemoryBytes() < 50000 * static_cast<int64_t>(kRowBytes + 10) + 100000);
+}
+
+TEST(IdsChosenToShareBitsOfTheirHashesTakeTheMemoryOfOthers) {
+  for (const int64_t count : {3277, 5000, 100000}) {
+    const std::vector<int64_t> chosen = testing::ChosenIds(kSalt, count);
+    PagePool pool;
+    Stripe of_chosen(kRowBytes, &pool, kSalt), of_others(kRowBytes, &pool, kSalt);
+    for (int64_t i = 0; i < count; ++i) {
+      of_chosen.Insert(Hash(chosen[i]), chosen[i]);
+      of_others.Insert(Hash(i), i);
+    }
+    EXPECT_EQ(of_chosen.live(), count);
+    EXPECT_TRUE(4 * of_chosen.MemoryBytes() < 5 * of_others.MemoryBytes());
+  }
+}
+
+TEST(WhoKnewTheSecretWouldGetNoMemoryBeyondHisRows) {
+  // Ids that share 12 bits of the directory, so that a segment of more of them cannot be split.
+  std::vector<int64_t> ids;
+  for (int64_t id = 0; ids.size() < 3300; ++id) {
+    if ((Hash(id) >> kSegmentBits & 0xFFF) == 0) ids.push_back(id);
+  }
+  PagePool pool;
+  Stripe stripe(kRowBytes, &pool, kSalt);
+  int64_t refused = 0;
+  for (const int64_t id : ids) refused += stripe.Insert(Hash(id), id) == kNone;
+  EXPECT_EQ(refused, int64_t{3300 - kSegmentEntries * 4 / 5});
+  EXPECT_EQ(stripe.live(), 3300 - refused);
+  EXPECT_TRUE(stripe.MemoryBytes() < RowsBytes(3300) + 10 * int64_t{4 * kSegmentEntries});
+  // The others have a place still.
+  for (int64_t id = -1000; id < 0; ++id) refused += stripe.Insert(Hash(id), id) == kNone;
+  EXPECT_TRUE(stripe.live() > 3300 - 100 + 1000 - 100);
+  for (const int64_t id : ids) EXPECT_TRUE(stripe.Find(Hash(id), id) != kNone || refused > 0);
 }
 
 }  // namespace

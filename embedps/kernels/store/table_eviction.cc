@@ -76,7 +76,7 @@ double TableEviction::PoolShare(const RowLayout& layout) {
 }
 
 TableEviction::TableEviction(const EvictionConfig& config, const AdmissionConfig& admission,
-                             const RowLayout& layout, int64_t evicted_bytes, uint64_t salt,
+                             const RowLayout& layout, int64_t evicted_bytes,
                              const std::unique_ptr<Stripe>* stripes, std::atomic<int64_t>* rows,
                              ServerMemory* server_memory, OnEvicted on_evicted)
     : config_(config),
@@ -87,7 +87,6 @@ TableEviction::TableEviction(const EvictionConfig& config, const AdmissionConfig
                                             kTableBytes - evicted_bytes) /
                                                CountedBytes(layout))),
       layout_(layout),
-      salt_(salt),
       stripes_(stripes),
       rows_(rows),
       server_memory_(server_memory),
@@ -148,7 +147,7 @@ bool TableEviction::DisplaceWorst(Stripe* stripe) {
   if (worst == kNone) return false;
   RemoveUncounted(stripe, worst, EvictionCause::kLimit, &stripe->open_removed);
   ++stripe->displacements.uncounted;
-  PrepareDisplacements(config_.order, salt_, worst, stripe);
+  PrepareDisplacements(config_.order, worst, stripe);
   return true;
 }
 
@@ -276,7 +275,7 @@ void TableEviction::RemoveUncounted(Stripe* stripe, uint32_t number, EvictionCau
   const int64_t id = row->id;
   if (on_evicted_) on_evicted_(*row, cause);
   if (row->saved) removed->Append(id);
-  stripe->RemoveRow(RowHash(salt_, id), number, salt_);
+  stripe->RemoveRow(stripe->HashOf(id), number);
 }
 
 void TableEviction::Reset() {
@@ -299,19 +298,20 @@ std::array<int64_t, kNumEvictionCauses> TableEviction::Counts() const {
 int64_t RowStore::Remove(int table, const int64_t* ids, int64_t num_ids) {
   int64_t removed = 0;
   for (int64_t i = 0; i < num_ids; ++i) {
-    const uint64_t hash = RowHash(salts_[table], ids[i]);
-    Stripe& s = stripe(table, hash);
+    const uint64_t row_hash = RowHash(salts_[table], ids[i]), hash = PlaceHash(row_hash);
+    const int bin = table * kStripes + StripeOf(row_hash);
+    Stripe& s = *stripes_[bin];
     std::lock_guard<std::mutex> lock(s.mutex);
     const uint32_t number = s.Find(hash, ids[i]);
     if (number == kNone) {
-      CounterMap* counters = counters_[table * kStripes + StripeOf(hash)].get();
-      if (counters != nullptr && counters->Count(hash, ids[i], 0) > 0) {
-        counters->Erase(hash, ids[i]);
+      CounterMap* counters = counters_[bin].get();
+      if (counters != nullptr && counters->Count(row_hash, ids[i], 0) > 0) {
+        counters->Erase(row_hash, ids[i]);
       }
       continue;
     }
     if (s.Row(number)->saved) s.open_removed.Append(ids[i]);
-    s.RemoveRow(hash, number, salts_[table]);
+    s.RemoveRow(hash, number);
     ++removed;
   }
   table_rows_[table].fetch_sub(removed, std::memory_order_relaxed);

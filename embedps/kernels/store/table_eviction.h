@@ -80,7 +80,7 @@ class TableEviction {
   // outlive the object. `on_evicted` may be null. The server's memory, to which LeastBytes are
   // charged, is null if the server has no limit.
   TableEviction(const EvictionConfig& config, const AdmissionConfig& admission,
-                const RowLayout& layout, int64_t evicted_bytes, uint64_t salt,
+                const RowLayout& layout, int64_t evicted_bytes,
                 const std::unique_ptr<Stripe>* stripes, std::atomic<int64_t>* rows,
                 ServerMemory* server_memory, OnEvicted on_evicted);
   ~TableEviction();
@@ -164,7 +164,6 @@ class TableEviction {
   const int64_t evicted_bytes_;
   const int64_t max_room_;  // rows that the byte limit allows memory for
   const RowLayout& layout_;
-  const uint64_t salt_;
   const std::unique_ptr<Stripe>* const stripes_;
   std::atomic<int64_t>* const rows_;
   ServerMemory* const server_memory_;

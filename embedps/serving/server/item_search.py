@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from embedps.console.lines import say
+from embedps.data.distinct_ids import sorted_distinct
 from embedps.serving.server import ivf_index
 from embedps.serving.server.item_index import NO_ITEM, Ids, ItemIndex
 from embedps.serving.server.ivf_index import Floats, IvfIndex
@@ -97,7 +98,7 @@ class ItemSearch:
             ivf, self._thread, self._built = self._built, None, None
             if ivf is not None and not self._is_stale:
                 keys, index = self._state.keys, self._state.index
-                ids = np.unique(np.concatenate([np.zeros(0, np.int64), *self._since]))
+                ids = sorted_distinct(np.concatenate([np.zeros(0, np.int64), *self._since]))
                 ids = ids[np.isin(ids, keys)]
                 none = np.zeros(0, np.int64)
                 side = ItemIndex(index.dim).changed(ids, index.read(ids), none)

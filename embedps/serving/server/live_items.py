@@ -11,6 +11,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from embedps.console.lines import say
+from embedps.data.distinct_ids import sorted_distinct
 from embedps.engine.step_model import StepModel
 from embedps.errors import UsageError
 from embedps.serving.server.item_catalog import ItemCatalog
@@ -91,7 +92,7 @@ class LiveItems:
         keys = self._catalog.declared
         if self._table is not None:
             keys = self._catalog.known(collection.ids(self._table))
-        keys = np.unique(keys)
+        keys = sorted_distinct(keys)
         self._encoder = ItemEncoder(model, collection)
         shape = queries().shape[1:]
         if shape != (self._encoder.dim,):

@@ -76,7 +76,9 @@ class UnitDeaths:
             self._deaths[name] = self._set_aside.pop(name)
         self._in_a_row = [name for name in self._in_a_row if name in self._set_aside]
         self._suspects = set(self._deaths)
-        self._written = ""
+        # Nothing is written before there is something to say.
+        says_nothing = not (self._left or self._suspects or self._set_aside or self._in_a_row)
+        self._written = self._text() if says_nothing else ""
 
     def begin_run(self, *, num_units: float = math.inf) -> None:
         """Counts the death of the last process, if it died.
@@ -223,11 +225,8 @@ class UnitDeaths:
             "machine: see the logs, then run again, which tries all of it again"
         )
 
-    def _write(self) -> None:
-        """Writes the record if it changed. It need not survive a power cut, which blames nobody."""
-        if self._path is None:
-            return
-        text = json.dumps(
+    def _text(self) -> str:
+        return json.dumps(
             {
                 "in_progress": sorted({*self._in_progress.values()}),
                 "deaths": self._deaths,
@@ -236,6 +235,12 @@ class UnitDeaths:
                 "most_done": self._most_done,
             }
         )
+
+    def _write(self) -> None:
+        """Writes the record if it changed. It need not survive a power cut, which blames nobody."""
+        if self._path is None:
+            return
+        text = self._text()
         if text == self._written:
             return
         with suppress(OSError, CheckpointError):  # a full disk: failing checkpoints report it

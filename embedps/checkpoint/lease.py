@@ -7,9 +7,12 @@ import json
 import os
 import re
 import socket
+import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
@@ -131,7 +134,11 @@ def hold_manifest(
 
 
 class LeaseRenewer:
-    """Renews a lease on its own thread while the block runs; releases it at the block's end."""
+    """Renews a lease on its own thread while the block runs; releases it at the block's end.
+
+    A renewal that fails is tried again. If the manifest was removed meanwhile, `explain` tells its
+    missing files from damage; the block's end does so too.
+    """
 
     def __init__(
         self, directory: CheckpointDirectory, name: str, *, expire_secs: float, holder: str
@@ -141,6 +148,7 @@ class LeaseRenewer:
         self._expire_secs = expire_secs
         self._holder = holder
         self._number: int | None = None
+        self._failure = ""  # of the last renewal; empty if it worked
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
@@ -177,26 +185,72 @@ class LeaseRenewer:
             self._number = None
             release_lease(self._directory, self._name)
 
+    def explain(self, error: BaseException) -> CheckpointError | None:
+        """Says that the leased manifest was removed, if it was; None if the error stands.
+
+        A manifest goes before its files, so what is wrong with a file while its manifest is there
+        is damage.
+        """
+        with self._lock:
+            number, failure = self._number, self._failure
+        if number is None or not isinstance(error, CheckpointError | OSError):
+            return None
+        path = self._directory.manifest_path(number)
+        with suppress(OSError):
+            if not path.exists():
+                why = f" ({failure})" if failure else ""
+                return CheckpointError(
+                    f"{path} was removed while {self._holder} read its files: its lease must be "
+                    f"renewed every {self._expire_secs:g} s but was not{why}: start again from the "
+                    "newest manifest"
+                )
+        return None
+
     def _run(self) -> None:
         while not self._ended.wait(self._expire_secs / 4):
-            with self._lock:
-                if self._number is not None:
-                    write_lease(
-                        self._directory,
-                        self._name,
-                        self._number,
-                        expire_secs=self._expire_secs,
-                        holder=self._holder,
-                    )
+            self._renew()
+
+    def _renew(self) -> None:
+        with self._lock:
+            if self._number is None:
+                return
+            before, self._failure = self._failure, ""
+            try:
+                write_lease(
+                    self._directory,
+                    self._name,
+                    self._number,
+                    expire_secs=self._expire_secs,
+                    holder=self._holder,
+                )
+            except (CheckpointError, OSError) as error:
+                self._failure = str(error)
+        path = _lease_path(self._directory, self._name)
+        if self._failure and not before:
+            _say(
+                f"{path}: the lease of {self._holder} cannot be renewed and is tried again; after "
+                f"{self._expire_secs:g} s its files may be removed: {self._failure}"
+            )
+        elif before and not self._failure:
+            _say(f"{path}: the lease of {self._holder} is renewed again")
 
     def __enter__(self) -> LeaseRenewer:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._ended.set()
         self._thread.join()
-        self.release()
+        removed = None if error is None else self.explain(error)
+        with suppress(OSError):  # it expires then
+            self.release()
+        if removed is not None:
+            raise removed from error
 
 
 def read_leases(directory: CheckpointDirectory) -> list[Lease]:
@@ -218,6 +272,10 @@ def read_leases(directory: CheckpointDirectory) -> list[Lease]:
                 f"{path}: must be a lease but is not ({error}): remove it if its reader is gone"
             ) from error
     return leases
+
+
+def _say(text: str) -> None:
+    print(f"embedps: {text}", file=sys.stderr, flush=True)
 
 
 def _lease_path(directory: CheckpointDirectory, name: str) -> Path:

@@ -19,6 +19,8 @@ from embedps.checkpoint.format.manifest import Manifest
 from embedps.errors import CheckpointError, CorruptCheckpointError
 from embedps.storage import file_io
 
+_SKEW_SECS = 60.0  # between a reader's clock and the store's: worth a line
+_skewed: set[tuple[str, str]] = set()  # directories and hosts of which that was said
 _LEASE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -32,8 +34,9 @@ class Lease:
       pid: the reader's process.
       host: the machine of that process.
       number: the manifest's number.
-      acquired_at: when it was written last, in seconds since the epoch.
-      expires_at: seconds since the epoch; the reader renews the lease before.
+      acquired_at: when it was written last, in seconds since the epoch: by its reader's clock in
+        its file, by the clock of the file system or object store when `read_leases` gives it.
+      expires_at: likewise; the reader renews the lease before.
     """
 
     name: str
@@ -254,7 +257,10 @@ class LeaseRenewer:
 
 
 def read_leases(directory: CheckpointDirectory) -> list[Lease]:
-    """Reads all leases by name, expired ones too.
+    """Reads all leases by name, expired ones too, with their times by the store's clock.
+
+    A lease lasts for as long as its reader says, from the time that the store gave to its file. So
+    the clocks of the machines need not agree; a line says that one is off.
 
     Raises:
       CorruptCheckpointError: a lease cannot be read. Then no garbage may be collected.
@@ -264,14 +270,39 @@ def read_leases(directory: CheckpointDirectory) -> list[Lease]:
     leases = []
     for path in sorted(directory.leases_dir.glob("*.json")):
         try:
-            leases.append(Lease(**json.loads(file_io.read_bytes(path))))
+            lease = Lease(**json.loads(file_io.read_bytes(path)))
+            written = path.stat().st_mtime
+            _check_clock(directory, lease, written)
+            expires_at = written + (lease.expires_at - lease.acquired_at)
+            leases.append(dataclasses.replace(lease, acquired_at=written, expires_at=expires_at))
         except FileNotFoundError:
             continue  # was released in the meantime
-        except (file_io.NoFileError, ValueError, TypeError, RecursionError) as error:
+        except (file_io.NoFileError, ValueError, TypeError, RecursionError, OverflowError) as error:
             raise CorruptCheckpointError(
                 f"{path}: must be a lease but is not ({error}): remove it if its reader is gone"
             ) from error
     return leases
+
+
+def read_clock(directory: CheckpointDirectory) -> float:
+    """Returns the time by the clock of the file system or object store, to compare leases with.
+
+    Raises:
+      OSError: the directory may not be written.
+    """
+    return file_io.touch(directory.manifests_dir / ".lock")
+
+
+def _check_clock(directory: CheckpointDirectory, lease: Lease, written: float) -> None:
+    skew = lease.acquired_at - written
+    key = (str(directory.path), str(lease.host))
+    if abs(skew) > _SKEW_SECS and key not in _skewed:
+        _skewed.add(key)
+        _say(
+            f"{_lease_path(directory, lease.name)}: the clock of {lease.host!r} is "
+            f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} that of the directory's "
+            "store: set it; leases last by the store's clock"
+        )
 
 
 def _say(text: str) -> None:

@@ -1,10 +1,12 @@
 """Leases: failed renewals, clocks that differ, and manifests that go while they are read."""
 
+import os
 import shutil
+import time
 
 import pytest
 
-from embedps.checkpoint.lease import LeaseRenewer, read_leases
+from embedps.checkpoint.lease import LeaseRenewer, read_leases, write_lease
 from embedps.checkpoint.retention import KeepNewest, collect_garbage
 from embedps.errors import CheckpointError, CorruptCheckpointError
 from tests.checkpoint.builders import CheckpointRun, Record
@@ -79,3 +81,20 @@ def test_damage_under_a_lease_stays_damage(run):
 
     with pytest.raises(CorruptCheckpointError, match="restore another manifest"):
         read()
+
+
+@pytest.mark.parametrize(("skew", "word"), [(-300, "behind"), (300, "ahead of")])
+def test_lease_lasts_by_the_clock_of_the_store(run, capsys, skew, word):
+    """Its reader's clock is off by 300 s; the file's time is the store's."""
+    directory = run.directory
+    write_lease(directory, "reader", 1, expire_secs=120, now=time.time() + skew)
+    collect_garbage(directory, [KeepNewest(1)])
+    collect_garbage(directory, [KeepNewest(1)])
+    assert directory.numbers() == [1, 3]
+    (said,) = capsys.readouterr().err.splitlines()
+    assert f"is 300 s {word} that of the directory's store" in said
+    then = time.time() - 121
+    os.utime(directory.leases_dir / "reader.json", (then, then))
+    collect_garbage(directory, [KeepNewest(1)])
+    assert directory.numbers() == [3]
+    assert read_leases(directory) == []

@@ -176,6 +176,10 @@ class Follower:
             reset=saves is None,
         )
 
+    def explain(self, error: CheckpointError) -> CheckpointError:
+        """Says that the manifest under the lease was removed, if it was; else returns the error."""
+        return error if self._lease is None else self._lease.explain(error) or error
+
     def reached(self, advance: Advance) -> None:
         """Records that the reader now holds the rows of an advance's manifest."""
         self.position = position_of(advance.manifest)

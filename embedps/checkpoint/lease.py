@@ -7,15 +7,20 @@ import json
 import os
 import re
 import socket
+import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.errors import CheckpointError, CorruptCheckpointError
 from embedps.storage import file_io
 
+_SKEW_SECS = 60.0  # between a reader's clock and the store's: worth a line
+_skewed: set[tuple[str, str]] = set()  # directories and hosts of which that was said
 _LEASE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -29,8 +34,9 @@ class Lease:
       pid: the reader's process.
       host: the machine of that process.
       number: the manifest's number.
-      acquired_at: when it was written last, in seconds since the epoch.
-      expires_at: seconds since the epoch; the reader renews the lease before.
+      acquired_at: when it was written last, in seconds since the epoch: by its reader's clock in
+        its file, by the clock of the file system or object store when `read_leases` gives it.
+      expires_at: likewise; the reader renews the lease before.
     """
 
     name: str
@@ -131,7 +137,11 @@ def hold_manifest(
 
 
 class LeaseRenewer:
-    """Renews a lease on its own thread while the block runs; releases it at the block's end."""
+    """Renews a lease on its own thread while the block runs; releases it at the block's end.
+
+    A renewal that fails is tried again. If the manifest was removed meanwhile, `explain` tells its
+    missing files from damage; the block's end does so too.
+    """
 
     def __init__(
         self, directory: CheckpointDirectory, name: str, *, expire_secs: float, holder: str
@@ -141,6 +151,7 @@ class LeaseRenewer:
         self._expire_secs = expire_secs
         self._holder = holder
         self._number: int | None = None
+        self._failure = ""  # of the last renewal; empty if it worked
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
@@ -177,30 +188,79 @@ class LeaseRenewer:
             self._number = None
             release_lease(self._directory, self._name)
 
+    def explain(self, error: BaseException) -> CheckpointError | None:
+        """Says that the leased manifest was removed, if it was; None if the error stands.
+
+        A manifest goes before its files, so what is wrong with a file while its manifest is there
+        is damage.
+        """
+        with self._lock:
+            number, failure = self._number, self._failure
+        if number is None or not isinstance(error, CheckpointError | OSError):
+            return None
+        path = self._directory.manifest_path(number)
+        with suppress(OSError):
+            if not path.exists():
+                why = f" ({failure})" if failure else ""
+                return CheckpointError(
+                    f"{path} was removed while {self._holder} read its files: its lease must be "
+                    f"renewed every {self._expire_secs:g} s but was not{why}: start again from the "
+                    "newest manifest"
+                )
+        return None
+
     def _run(self) -> None:
         while not self._ended.wait(self._expire_secs / 4):
-            with self._lock:
-                if self._number is not None:
-                    write_lease(
-                        self._directory,
-                        self._name,
-                        self._number,
-                        expire_secs=self._expire_secs,
-                        holder=self._holder,
-                    )
+            self._renew()
+
+    def _renew(self) -> None:
+        with self._lock:
+            if self._number is None:
+                return
+            before, self._failure = self._failure, ""
+            try:
+                write_lease(
+                    self._directory,
+                    self._name,
+                    self._number,
+                    expire_secs=self._expire_secs,
+                    holder=self._holder,
+                )
+            except (CheckpointError, OSError) as error:
+                self._failure = str(error)
+        path = _lease_path(self._directory, self._name)
+        if self._failure and not before:
+            _say(
+                f"{path}: the lease of {self._holder} cannot be renewed and is tried again; after "
+                f"{self._expire_secs:g} s its files may be removed: {self._failure}"
+            )
+        elif before and not self._failure:
+            _say(f"{path}: the lease of {self._holder} is renewed again")
 
     def __enter__(self) -> LeaseRenewer:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._ended.set()
         self._thread.join()
-        self.release()
+        removed = None if error is None else self.explain(error)
+        with suppress(OSError):  # it expires then
+            self.release()
+        if removed is not None:
+            raise removed from error
 
 
 def read_leases(directory: CheckpointDirectory) -> list[Lease]:
-    """Reads all leases by name, expired ones too.
+    """Reads all leases by name, expired ones too, with their times by the store's clock.
+
+    A lease lasts for as long as its reader says, from the time that the store gave to its file. So
+    the clocks of the machines need not agree; a line says that one is off.
 
     Raises:
       CorruptCheckpointError: a lease cannot be read. Then no garbage may be collected.
@@ -210,14 +270,43 @@ def read_leases(directory: CheckpointDirectory) -> list[Lease]:
     leases = []
     for path in sorted(directory.leases_dir.glob("*.json")):
         try:
-            leases.append(Lease(**json.loads(file_io.read_bytes(path))))
+            lease = Lease(**json.loads(file_io.read_bytes(path)))
+            written = path.stat().st_mtime
+            _check_clock(directory, lease, written)
+            expires_at = written + (lease.expires_at - lease.acquired_at)
+            leases.append(dataclasses.replace(lease, acquired_at=written, expires_at=expires_at))
         except FileNotFoundError:
             continue  # was released in the meantime
-        except (file_io.NoFileError, ValueError, TypeError, RecursionError) as error:
+        except (file_io.NoFileError, ValueError, TypeError, RecursionError, OverflowError) as error:
             raise CorruptCheckpointError(
                 f"{path}: must be a lease but is not ({error}): remove it if its reader is gone"
             ) from error
     return leases
+
+
+def read_clock(directory: CheckpointDirectory) -> float:
+    """Returns the time by the clock of the file system or object store, to compare leases with.
+
+    Raises:
+      OSError: the directory may not be written.
+    """
+    return file_io.touch(directory.manifests_dir / ".lock")
+
+
+def _check_clock(directory: CheckpointDirectory, lease: Lease, written: float) -> None:
+    skew = lease.acquired_at - written
+    key = (str(directory.path), str(lease.host))
+    if abs(skew) > _SKEW_SECS and key not in _skewed:
+        _skewed.add(key)
+        _say(
+            f"{_lease_path(directory, lease.name)}: the clock of {lease.host!r} is "
+            f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} that of the directory's "
+            "store: set it; leases last by the store's clock"
+        )
+
+
+def _say(text: str) -> None:
+    print(f"embedps: {text}", file=sys.stderr, flush=True)
 
 
 def _lease_path(directory: CheckpointDirectory, name: str) -> Path:

@@ -11,7 +11,7 @@ from embedps import constants
 from embedps.checkpoint.chain import position_of, shortest_path
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
-from embedps.checkpoint.lease import read_leases, release_lease
+from embedps.checkpoint.lease import read_clock, read_leases, release_lease
 from embedps.errors import CheckpointError, CorruptCheckpointError, UsageError
 from embedps.score_names import is_higher_better
 from embedps.storage import file_io
@@ -138,7 +138,8 @@ def collect_garbage(
       directory: of the checkpoints.
       keep: policies; at least one.
       under_way: the directories of other saves that are still written; they stay.
-      now: seconds since the epoch; the clock's time if not given.
+      now: seconds since the epoch; if not given, the clock's time for the policies and the store's
+        for the leases.
 
     Raises:
       UsageError: there is no policy.
@@ -146,7 +147,6 @@ def collect_garbage(
     """
     if not keep:
         raise UsageError("collect_garbage must get a policy that says what to keep")
-    now = time.time() if now is None else now
     try:
         return _collect(directory, keep, under_way, now)
     except OSError as error:
@@ -157,13 +157,15 @@ def _collect(
     directory: CheckpointDirectory,
     policies: Sequence[KeepPolicy],
     under_way: Collection[str],
-    now: float,
+    given_now: float | None,
 ) -> CollectResult:
     _restore_set_aside(directory)
     manifests = _readable(directory)
     if not manifests:
         return CollectResult(manifests=(), directories=(), bytes=0)
+    now = time.time() if given_now is None else given_now
     keep = {max(manifests)}.union(*(policy.select(manifests, now) for policy in policies))
+    now = read_clock(directory) if given_now is None else given_now
     keep |= _leased(directory, manifests, now)
     removed = _remove_manifests(directory, manifests, keep, now)
     kept = [manifests[n] for n in manifests if n not in removed]

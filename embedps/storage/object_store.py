@@ -53,12 +53,13 @@ class ObjectPath(PosixPath):
         return self
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """Returns its mode and size; the other fields are 0."""
+        """Returns its mode, size and time, in whole seconds; the other fields are 0."""
         info = self._filesystem.get_file_info(self._key)
         if info.type == pafs.FileType.NotFound:
             raise FileNotFoundError(2, "No such object", str(self))
         mode = stat.S_IFDIR if info.type == pafs.FileType.Directory else stat.S_IFREG
-        return os.stat_result((mode, 0, 0, 1, 0, 0, info.size or 0, 0, 0, 0))
+        written = (info.mtime_ns or 0) // 10**9  # a prefix has no time
+        return os.stat_result((mode, 0, 0, 1, 0, 0, info.size or 0, 0, written, 0))
 
     def exists(self, *, follow_symlinks: bool = True) -> bool:
         return bool(self._filesystem.get_file_info(self._key).type != pafs.FileType.NotFound)

@@ -11,6 +11,7 @@ from embedps.checkpoint import retention
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest_json import to_json
 from embedps.checkpoint.lease import (
+    Lease,
     LeaseRenewer,
     lease_latest,
     read_leases,
@@ -48,6 +49,13 @@ def make_chains(path, *lengths: int) -> CheckpointDirectory:
 
 def saves(directory: CheckpointDirectory) -> set[str]:
     return {path.name for _, path in directory.save_directories()}
+
+
+def lease_at_now(directory: CheckpointDirectory, name: str, number: int) -> Lease:
+    """Leases for 60 s from NOW on, by the reader's clock and by the store's."""
+    lease = write_lease(directory, name, number, expire_secs=60, now=NOW)
+    os.utime(directory.leases_dir / f"{name}.json", (NOW, NOW))
+    return lease
 
 
 def check_all_present(directory: CheckpointDirectory) -> None:
@@ -99,7 +107,7 @@ def test_kept_are_the_newest_and_the_last_of_chains(tmp_path, keep_manifests, ke
 
 def test_leased_manifest_and_what_leads_on_from_it_stay_until_the_lease_ends(tmp_path):
     directory = make_chains(tmp_path, 2, 1, 1)
-    write_lease(directory, "evaluator", 1, expire_secs=60, now=NOW)
+    lease_at_now(directory, "evaluator", 1)
     collect_garbage(directory, [KeepNewest(1), KeepChains(1)], now=NOW + 59)
     assert directory.numbers() == [1, 2, 4]
     old = {"base-1", "dense-1", "delta-2", "dense-2"}
@@ -113,7 +121,7 @@ def test_leased_manifest_and_what_leads_on_from_it_stay_until_the_lease_ends(tmp
 
 def test_released_lease_holds_nothing(tmp_path):
     directory = make_chains(tmp_path, 1, 1)
-    write_lease(directory, "evaluator", 1, expire_secs=60, now=NOW)
+    lease_at_now(directory, "evaluator", 1)
     release_lease(directory, "evaluator")
     release_lease(directory, "evaluator")
     collect_garbage(directory, [KeepNewest(1), KeepChains(1)], now=NOW)
@@ -123,6 +131,7 @@ def test_released_lease_holds_nothing(tmp_path):
 def test_lease_says_who_holds_it(tmp_path):
     directory = make_chains(tmp_path, 1)
     lease = write_lease(directory, "eval-0", 1, expire_secs=5, holder="sidecar", now=NOW)
+    os.utime(directory.leases_dir / "eval-0.json", (NOW, NOW))
     assert read_leases(directory) == [lease]
     assert (lease.holder, lease.pid, lease.number) == ("sidecar", os.getpid(), 1)
     assert (lease.acquired_at, lease.expires_at) == (NOW, NOW + 5)
@@ -164,7 +173,7 @@ def test_lease_taken_while_manifests_go_brings_its_manifest_back(tmp_path, monke
     def lease_in_between(*args):
         found = find(*args)
         if not calls:
-            write_lease(directory, "e", 2, expire_secs=60, now=NOW)
+            lease_at_now(directory, "e", 2)
         calls.append(1)
         return found
 
@@ -178,7 +187,7 @@ def test_lease_taken_while_manifests_go_brings_its_manifest_back(tmp_path, monke
 
 def test_kill_while_manifests_are_set_aside_loses_no_leased_one(tmp_path):
     directory = make_chains(tmp_path, 1, 1)
-    write_lease(directory, "e", 1, expire_secs=60, now=NOW)
+    lease_at_now(directory, "e", 1)
     path = directory.manifest_path(1)
     path.rename(path.with_suffix(".removed"))
     assert directory.numbers() == [2]
@@ -238,7 +247,7 @@ def test_corrupt_newest_manifest_stops_the_collection(tmp_path):
 
 def test_corrupt_lease_stops_the_collection(tmp_path):
     directory = make_chains(tmp_path, 1, 1)
-    lease = write_lease(directory, "e", 1, expire_secs=60, now=NOW)
+    lease = lease_at_now(directory, "e", 1)
     path = directory.leases_dir / "e.json"
     for content in (b"{", json.dumps({**dataclasses.asdict(lease), "x": 1}).encode()):
         path.write_bytes(content)

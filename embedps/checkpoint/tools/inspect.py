@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from rich.table import Table
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
-from embedps.checkpoint.lease import Lease, read_leases
+from embedps.checkpoint.lease import Lease, read_clock, read_leases
 from embedps.console.tables import make_table
 from embedps.errors import printable
 
@@ -29,10 +30,14 @@ def inspect(directory: CheckpointDirectory, manifest: Manifest, console: Console
         f"{format_secs(now - manifest.wall_time)} old, {manifest.num_shards} shards{final}"
     )
     leases = read_leases(directory)
-    console.print(_chain(directory, manifest, leases, now))
+    lease_now = now
+    with contextlib.suppress(OSError):  # of a directory that only others may write
+        lease_now = read_clock(directory) if leases else now
+    holders = _holders(directory, leases, lease_now)
+    console.print(_chain(directory, manifest, holders, now))
     console.print(_tables(manifest))
     if leases:
-        console.print(_leases(leases, now))
+        console.print(_leases(leases, lease_now))
     else:
         console.print("no leases")
 
@@ -55,14 +60,13 @@ def format_secs(secs: float) -> str:
 
 
 def _chain(
-    directory: CheckpointDirectory, manifest: Manifest, leases: list[Lease], now: float
+    directory: CheckpointDirectory, manifest: Manifest, holders: dict[str, list[str]], now: float
 ) -> Table:
     columns = [*_CHAIN_COLUMNS]
     counts = any(save.admission for save in manifest.chain)
     if counts:
         columns.insert(columns.index("removed") + 1, "counters")
     table = make_table("chain", *columns)
-    holders = _holders(directory, leases, now)
     for save in manifest.chain:
         name = f"{save.kind}-{save.number}"
         table.add_row(

@@ -283,10 +283,11 @@ class ServedModel:
             advance = self._follower.next()
             if advance is not None:
                 self._move(advance)
-        except CheckpointError:
+        except CheckpointError as error:
             tried = -1 if advance is None else advance.manifest.number
+            said = self._follower.explain(error)  # before the lease moves
             if not self._move_past(tried, newest):
-                raise
+                raise said from None
 
     def _move_past(self, tried: int, newest: int) -> bool:
         """Tries other manifests than one that failed; tells whether the newest is served then."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 
@@ -9,7 +10,32 @@ _LEAST_TIMES = 1.5  # an even share; less costs a server little
 _LEAST_NATS = 32.0  # 8 standard deviations, squared and halved
 
 
-def skewed_shard(rows: Mapping[int, int], num_shards: int) -> int | None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShardSkew:
+    """A table's shard that has too many rows.
+
+    Attributes:
+      table: its name.
+      shard: from 0.
+      num_shards: of the table.
+      share: of the table's rows that the shard has.
+    """
+
+    table: str
+    shard: int
+    num_shards: int
+    share: float
+
+    def text(self) -> str:
+        """Says it in one line."""
+        return (
+            f"table {self.table!r}: shard {self.shard} of {self.num_shards} has "
+            f"{self.share:.0%} of the rows ({self.share * self.num_shards:.1f} times an even "
+            "share): ids may be chosen for it; see Ids in docs/security.md"
+        )
+
+
+def find_skew(table: str, rows: Mapping[int, int], num_shards: int) -> ShardSkew | None:
     """Finds the fullest shard, if ids that were not chosen for it would not fill it so.
 
     A hash deals ids to shards, so a shard's rows are binomial. By Chernoff, a shard that should
@@ -17,7 +43,8 @@ def skewed_shard(rows: Mapping[int, int], num_shards: int) -> int | None:
     of exp(-32) where it is named. For many rows that is 8 standard deviations; it holds for few.
 
     Args:
-      rows: of a table, by shard; a shard without rows may be absent.
+      table: its name.
+      rows: of it, by shard; a shard without rows may be absent.
       num_shards: how many there are.
     """
     total = sum(rows.values())
@@ -28,17 +55,6 @@ def skewed_shard(rows: Mapping[int, int], num_shards: int) -> int | None:
     nats = share * math.log(share / even)
     if share < 1:
         nats += (1 - share) * math.log((1 - share) / (1 - even))
-    return fullest if share > _LEAST_TIMES * even and total * nats > _LEAST_NATS else None
-
-
-def skew_text(table: str, rows: Mapping[int, int], num_shards: int) -> str | None:
-    """Names the shard that `skewed_shard` finds, in one line; None if there is none."""
-    shard = skewed_shard(rows, num_shards)
-    if shard is None:
+    if share <= _LEAST_TIMES * even or total * nats <= _LEAST_NATS:
         return None
-    share = rows[shard] / sum(rows.values())
-    return (
-        f"table {table!r}: shard {shard} of {num_shards} has {share:.0%} of the rows "
-        f"({share * num_shards:.1f} times an even share): ids may be chosen for it; "
-        "see Ids in docs/security.md"
-    )
+    return ShardSkew(table=table, shard=fullest, num_shards=num_shards, share=share)

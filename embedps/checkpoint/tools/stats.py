@@ -22,7 +22,7 @@ from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.format.rows import table_codes
 from embedps.checkpoint.tools.inspect import format_bytes
 from embedps.checkpoint.tools.replay import Partition, make_partitions
-from embedps.checkpoint.tools.shard_skew import skew_text
+from embedps.checkpoint.tools.shard_skew import ShardSkew, find_skew
 from embedps.console.tables import FINGERPRINTS, make_table
 from embedps.errors import CheckpointError
 from embedps.frequencies import HOT_SHARE, FrequencyCounts, exponent_text
@@ -85,9 +85,9 @@ class TableStatistics:
     shards: list[ShardLoad]
 
     @property
-    def skew(self) -> str | None:
-        """Names a shard whose ids may be chosen for it, in one line."""
-        return skew_text(self.name, {s.shard: s.rows for s in self.shards}, self.num_shards)
+    def skew(self) -> ShardSkew | None:
+        """Finds a shard whose ids may be chosen for it."""
+        return find_skew(self.name, {s.shard: s.rows for s in self.shards}, self.num_shards)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -253,4 +253,4 @@ def print_statistics(
     console.print(FINGERPRINTS, style=None, highlight=False)
     for each in statistics.tables:
         if each.skew is not None:
-            console.print(Text(each.skew))
+            console.print(Text(each.skew.text()))

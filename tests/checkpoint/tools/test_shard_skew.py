@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from embedps.checkpoint.tools.shard_skew import skew_text, skewed_shard
+from embedps.checkpoint.tools.shard_skew import find_skew
 from embedps.tables.row_hashes import row_hashes, shards_of
 
 
@@ -19,7 +19,7 @@ def test_ids_that_nobody_chose_name_no_shard(num_ids, num_shards):
         drawn = np.random.default_rng(seed).integers(-(1 << 63), 1 << 63, num_ids, dtype=np.int64)
         numbered = np.arange(seed, seed + num_ids)
         for ids in (drawn, numbered):
-            assert skewed_shard(count(ids, num_shards), num_shards) is None
+            assert find_skew("C1", count(ids, num_shards), num_shards) is None
 
 
 @pytest.mark.parametrize("num_shards", [2, 8, 64])
@@ -32,7 +32,8 @@ def test_chosen_ids_name_their_shard_among_random_ones(num_shards, part):
     rows = count(np.concatenate([chosen, others]), num_shards)
     times = max(rows.values()) / sum(rows.values()) * num_shards
     expected = num_shards - 1 if times > 1.5 else None
-    assert skewed_shard(rows, num_shards) == expected
+    found = find_skew("C1", rows, num_shards)
+    assert (found and found.shard) == expected
     assert (times > 1.5) == (part == 1.0 or num_shards > 6)  # a tenth of two shards is little
 
 
@@ -41,7 +42,7 @@ def test_the_bound_of_many_rows_is_eight_standard_deviations():
     def named(total: int, times: float) -> bool:
         fullest = round(total / 16 * times)
         rest = divmod(total - fullest, 15)[0]
-        return skewed_shard({0: fullest} | dict.fromkeys(range(1, 16), rest), 16) == 0
+        return find_skew("t", {0: fullest} | dict.fromkeys(range(1, 16), rest), 16) is not None
 
     assert named(100_000, 1.51)
     assert not named(100_000, 1.49)
@@ -50,14 +51,15 @@ def test_the_bound_of_many_rows_is_eight_standard_deviations():
 
 
 def test_a_table_without_rows_or_with_one_shard_says_nothing():
-    assert skew_text("t", {}, 4) is None
-    assert skew_text("t", {0: 0, 1: 0}, 4) is None
-    assert skew_text("t", {0: 10_000}, 1) is None
+    assert find_skew("t", {}, 4) is None
+    assert find_skew("t", {0: 0, 1: 0}, 4) is None
+    assert find_skew("t", {0: 10_000}, 1) is None
 
 
 def test_the_line_quotes_the_tables_name():
-    line = skew_text("a\nb", {3: 710, 0: 290}, 8)
-    assert line == (
+    found = find_skew("a\nb", {3: 710, 0: 290}, 8)
+    assert found is not None
+    assert found.text() == (
         "table 'a\\nb': shard 3 of 8 has 71% of the rows (5.7 times an even share): "
         "ids may be chosen for it; see Ids in docs/security.md"
     )

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embedps.checkpoint.tools.shard_skew import ShardSkew, find_skew
 from embedps.frequencies import HOT_SHARE
 from embedps.tables.byte_limits import ServerLimit
 from embedps.tables.specs import TableSpec
@@ -95,6 +96,15 @@ class TableReport:
                 self._evicted_bytes,
             )
         return found + memory
+
+    def skews(self) -> list[ShardSkew]:
+        """Finds shards whose ids may be chosen for them, one at most per table."""
+        found = []
+        for table in self._tables:
+            rows = {i: shard.tables[table.name].rows for i, shard in enumerate(self._last)}
+            if (skew := find_skew(table.name, rows, len(rows))) is not None:
+                found.append(skew)
+        return found
 
     def to_json(self, *, step: int) -> dict[str, Any]:
         """Gives all statistics after so many steps; NaN stands for what is not known."""

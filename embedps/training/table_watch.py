@@ -1,4 +1,4 @@
-"""Watches the tables of a run: looks at them now and then, and says when a limit comes near."""
+"""Watches the tables of a run: looks at them now and then, and says what is amiss."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from embedps.checkpoint.tools.run_statistics import LEAST_OBSERVED_SECS, STATISTICS_NAME
+from embedps.checkpoint.tools.shard_skew import ShardSkew
 from embedps.errors import CheckpointError
 from embedps.run.summary import write_json
 from embedps.tables.byte_limits import evicted_bytes
@@ -66,6 +67,7 @@ class TableWatch:
         self._scanning: concurrent.futures.Future[dict[str, TableScan]] | None = None
         self._looked_at = -math.inf
         self._told: dict[tuple[str, str], float] = {}
+        self._told_skews: set[tuple[str, int]] = set()
         self._use()
 
     @property
@@ -106,18 +108,28 @@ class TableWatch:
             concurrent.futures.wait([self._scanning])
 
     def warnings(self, *, left_hours: float) -> list[str]:
-        """Tells of limits that come near, each once below a day and once below an hour.
+        """Tells of limits that come near, and once of each shard whose ids may be chosen for it.
+
+        A limit is told once below a day and once below an hour.
 
         Args:
           left_hours: how long the run will go on; later limits are not told.
         """
-        if self._report.observed_secs < LEAST_OBSERVED_SECS:
-            return []
-        return [
-            f"warning: {each.text()}"
-            for each in self._report.forecasts()
-            if each.hours and each.hours < left_hours and self._is_nearer(each)
-        ]
+        told = [each.text() for each in self._report.skews() if self._is_new(each)]
+        if self._report.observed_secs >= LEAST_OBSERVED_SECS:
+            told += [
+                each.text()
+                for each in self._report.forecasts()
+                if each.hours and each.hours < left_hours and self._is_nearer(each)
+            ]
+        return [f"warning: {text}" for text in told]
+
+    def _is_new(self, skew: ShardSkew) -> bool:
+        """Whether a shard was not told of yet."""
+        key = (skew.table, skew.shard)
+        new = key not in self._told_skews
+        self._told_skews.add(key)
+        return new
 
     def _is_nearer(self, forecast: Forecast) -> bool:
         """Whether a limit is nearer than when it was told of last."""

@@ -366,7 +366,7 @@ class TrainingLoop:
             self.log.write("watch", scores, step=self._ledger.steps_done())
 
     def _look_at_tables(self) -> list[str]:
-        """Takes the tables' statistics if it is time; returns warnings of limits."""
+        """Takes the tables' statistics if it is time; returns its warnings."""
         if not self._tables.due:
             return []
         step = self._ledger.steps_done()

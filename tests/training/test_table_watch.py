@@ -1,6 +1,7 @@
 """Statistics while a run trains: its growth, forecasts of limits, and where they are written."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from embedps.checkpoint.tools.run_statistics import STATISTICS_NAME
 from embedps.run.summary import read_json
 from embedps.tables import SizeLimit
 from embedps.tables.byte_limits import ServerLimit
+from embedps.tables.row_hashes import row_hashes, shards_of
 from embedps.training.growth import Forecast, Growth, forecast_memory, hours_until
 from embedps.training.table_report import points, texts
 from embedps.training.table_watch import TableWatch
@@ -120,6 +122,21 @@ def test_a_limit_is_told_once_below_a_day_and_once_below_an_hour(tmp_path):
     assert stream.watch.warnings(left_hours=100) == []
     forecasts = json.loads((tmp_path / STATISTICS_NAME).read_text())["forecasts"]
     assert {"subject": "table 't'", "limit": "capacity", "size": 250_000, "hours": 0.0} in forecasts
+
+
+def test_a_shard_whose_ids_were_chosen_is_told_once(tmp_path):
+    stream = Stream(tmp_path, 60_000)
+    stream.run(looks=1, secs=30)
+    assert stream.watch.warnings(left_hours=math.inf) == []
+    new = np.arange(1_000_000, 1_010_000)
+    chosen = new[shards_of(row_hashes("t", new), 2) == 1]
+    look(stream.collection, {"t": tf.constant(chosen)}, insert=True)
+    stream.watch.look(step=1)
+    (line,) = stream.watch.warnings(left_hours=0)
+    assert line.startswith("warning: table 't': shard 1 of 2 has 9")
+    assert "ids may be chosen for it" in line
+    stream.watch.look(step=2)
+    assert stream.watch.warnings(left_hours=0) == []
 
 
 def test_memory_is_forecast_by_what_all_servers_of_a_machine_take(tmp_path):

@@ -15,12 +15,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from rich.console import Console
+from rich.text import Text
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.checkpoint.format.rows import table_codes
 from embedps.checkpoint.tools.inspect import format_bytes
 from embedps.checkpoint.tools.replay import Partition, make_partitions
+from embedps.checkpoint.tools.shard_skew import ShardSkew, find_skew
 from embedps.console.tables import FINGERPRINTS, make_table
 from embedps.errors import CheckpointError
 from embedps.frequencies import HOT_SHARE, FrequencyCounts, exponent_text
@@ -61,7 +63,8 @@ class TableStatistics:
       norms: percentiles 1, 10, 50, 90 and 99 of the embeddings' Euclidean norms.
       largest_norm: of all embeddings.
       median_age_steps: steps since the last update of half of the rows.
-      shards: the load of each shard.
+      num_shards: how many there are; 1 if the chain has saves of several numbers of shards.
+      shards: the load of each shard that has rows.
     """
 
     name: str
@@ -78,7 +81,13 @@ class TableStatistics:
     norms: list[float]
     largest_norm: float
     median_age_steps: float
+    num_shards: int
     shards: list[ShardLoad]
+
+    @property
+    def skew(self) -> ShardSkew | None:
+        """Finds a shard whose ids may be chosen for it."""
+        return find_skew(self.name, {s.shard: s.rows for s in self.shards}, self.num_shards)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,6 +147,7 @@ class _TableRows:
         self._name = table["name"]
         self._dim = int(table["dim"])
         self._row_bytes = 0
+        self._num_shards = 1
         self._parts: list[tuple[NDArray[Any], ...]] = []
         self._shards: dict[int, list[int]] = {}
 
@@ -147,8 +157,9 @@ class _TableRows:
         return self._row_bytes > 0
 
     def begin(self, part: Partition) -> None:
-        """Takes the layout of the rows."""
+        """Takes the layout of the rows, and how many shards there are."""
         self._row_bytes = self._row_bytes or _row_bytes(self._table, part.schema)
+        self._num_shards = part.num_shards
 
     def add(
         self,
@@ -195,6 +206,7 @@ class _TableRows:
             norms=[float(x) for x in np.percentile(norms, _PERCENTILES)] if rows else [],
             largest_norm=float(norms.max()) if rows else 0.0,
             median_age_steps=float(step - 1 - np.median(last_steps)) if rows else 0.0,
+            num_shards=self._num_shards,
             shards=[
                 ShardLoad(shard=shard, rows=load[0], updates=load[1])
                 for shard, load in sorted(self._shards.items())
@@ -222,7 +234,7 @@ def print_statistics(
     table = make_table(title, *_COLUMNS, *(_DETAILS if details else ()))
     for each in statistics.tables:
         updates = [shard.updates for shard in each.shards]
-        fullest = max(updates, default=0) * len(updates) / max(each.updates, 1)
+        fullest = max(updates, default=0) * each.num_shards / max(each.updates, 1)
         cells = [
             each.name,
             f"{each.rows:,}",
@@ -239,3 +251,6 @@ def print_statistics(
         table.add_row(*cells[: len(table.columns)])
     console.print(table)
     console.print(FINGERPRINTS, style=None, highlight=False)
+    for each in statistics.tables:
+        if each.skew is not None:
+            console.print(Text(each.skew.text()))

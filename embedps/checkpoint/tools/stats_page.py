@@ -53,6 +53,7 @@ def _table(table: TableStatistics) -> str:
     return "\n".join(
         [
             f"<h2>{escape(table.name)}</h2>",
+            *([f"<p>{escape(table.skew.text())}</p>"] if table.skew is not None else []),
             f"<p>{table.rows:,} rows of {table.row_bytes} bytes, {table.updates:,} updates, "
             f"{table.ids_per_step:,.1f} distinct ids per step; the most frequent 1% of ids have "
             f"{table.hot_share:.1%} of the updates; "

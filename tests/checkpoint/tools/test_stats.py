@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.checkpoint.format.manifest import SaveSet
 from embedps.checkpoint.format.rows import RowFile
 from embedps.checkpoint.tools.run_statistics import STATISTICS_NAME, read_run_statistics
 from embedps.checkpoint.tools.stats import read_statistics
-from tests.checkpoint.builders import make_run
+from embedps.tables.row_hashes import row_hashes, shards_of
+from tests.checkpoint.builders import Record, make_manifest, make_run, write_rows
 from tests.commands import checkpoint_command as main
 
 STEP = 300  # of the newest manifest of make_run; a row's frequency is its id
@@ -77,6 +80,52 @@ def test_all_tables_are_read_in_one_pass(tmp_path, monkeypatch):
     files = len(set(reads))
     assert len(manifest.tables) == 2
     assert len(reads) == 3 * files  # their numbers, their last records, their rows
+
+
+def write_base(directory, ids_of_tables, num_shards: int) -> None:
+    """Commits a base whose rows are on the shards that their hashes name."""
+    of_shards: list[list[Record]] = [[] for _ in range(num_shards)]
+    for table, ids in ids_of_tables.items():
+        for i, shard in zip(ids, shards_of(row_hashes(table, ids), num_shards), strict=True):
+            of_shards[shard].append(Record(table, int(i)))
+    files = [
+        write_rows(directory, "base", 1, records, shard, num_shards)
+        for shard, records in enumerate(of_shards)
+    ]
+    base = SaveSet(kind="base", number=1, step=100, since=None, files=tuple(files))
+    directory.commit(make_manifest(1, [base]))
+
+
+@pytest.mark.parametrize("others", [0, 300])
+def test_a_shard_whose_ids_were_chosen_is_named_in_one_line(tmp_path, capsys, others):
+    num_shards, chosen_shard = 8, 3
+    drawn = np.random.default_rng(0).integers(-(1 << 63), 1 << 63, 4000, dtype=np.int64)
+    of = shards_of(row_hashes("C1", drawn), num_shards)
+    ids = np.concatenate([drawn[of == chosen_shard][:300], drawn[of != chosen_shard][:others]])
+    share = 300 / len(ids)
+    directory = CheckpointDirectory(tmp_path / "run")
+    write_base(directory, {"C1": ids, "C2": drawn[:500]}, num_shards)
+    page = tmp_path / "page.html"
+    assert main(["stats", str(directory.path), "--details", "--html", str(page)]) == 0
+    line = (
+        f"table 'C1': shard 3 of 8 has {share:.0%} of the rows ({8 * share:.1f} times an even "
+        "share): ids may be chosen for it; see Ids in docs/security.md"
+    )
+    shown = capsys.readouterr().out
+    assert [each for each in shown.splitlines() if "chosen" in each] == [line]
+    assert page.read_text().count("may be chosen") == 1
+    if not others:
+        assert "8.00x" in shown  # the fullest shard; the others have no rows
+
+
+def test_a_shards_number_in_a_files_name_takes_no_memory(tmp_path):
+    directory = CheckpointDirectory(tmp_path / "run")
+    file = write_rows(directory, "base", 1, [Record("C1", 5)] * 3, 0, 999_999_999)
+    base = SaveSet(kind="base", number=1, step=100, since=None, files=(file,))
+    directory.commit(make_manifest(1, [base]))
+    manifest = directory.latest()
+    assert manifest is not None
+    assert read_statistics(directory, manifest).tables[0].num_shards == 999_999_999
 
 
 STATISTICS: dict[str, Any] = {

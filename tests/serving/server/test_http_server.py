@@ -515,3 +515,32 @@ def test_a_token_is_asked_for_before_the_body_and_not_for_health() -> None:
         assert answer_of(connection) == (200, b'{"status": "SERVING"}')
     assert 'embedps_requests_total{api="rest",code="UNAUTHENTICATED"} 3' in api.metrics.text()
     server.stop(1)
+
+
+def test_health_is_answered_while_all_threads_are_busy(monkeypatch: Any) -> None:
+    monkeypatch.setattr(http_server, "_MAX_THREADS", 2)
+    api = ModelApi()
+    api.health.set(True)
+    server = RestServer(api, host="127.0.0.1", port=0)
+    server.start()
+    may_go, begun = threading.Event(), threading.Semaphore(0)
+
+    def hold() -> bool:
+        begun.release()
+        return may_go.wait(60)
+
+    pool = server._server._pool
+    held = [pool.submit(hold) for _ in range(2)]
+    for _ in held:
+        assert begun.acquire(timeout=60)
+    with connect(server) as waiting, connect(server) as probe:
+        waiting.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
+        until(lambda: pool._work_queue.qsize() == 1)
+        for _ in range(3):
+            probe.sendall(HEALTH)
+            assert answer_of(probe) == (200, b'{"status": "SERVING"}')
+        assert pool._work_queue.qsize() == 1
+        may_go.set()
+        assert all(each.result(60) for each in held)
+        assert answer_of(waiting)[0] == 200
+    server.stop(5)

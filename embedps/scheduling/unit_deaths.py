@@ -76,9 +76,10 @@ class UnitDeaths:
             self._deaths[name] = self._set_aside.pop(name)
         self._in_a_row = [name for name in self._in_a_row if name in self._set_aside]
         self._suspects = set(self._deaths)
-        # Nothing is written before there is something to say.
-        says_nothing = not (self._left or self._suspects or self._set_aside or self._in_a_row)
-        self._written = self._text() if says_nothing else ""
+        # Nothing is written before there is something new to say.
+        now = json.loads(self._text())
+        is_said = record == now if record else not any(now.values())
+        self._written = self._text() if is_said else ""
 
     def begin_run(self, *, num_units: float = math.inf) -> None:
         """Counts the death of the last process, if it died.

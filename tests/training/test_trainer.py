@@ -145,6 +145,7 @@ def test_summary_has_what_the_run_did(tmp_path, dataset):
         "done": trainer.ledger.num_units,
         "repeated": 0,
         "attempts": trainer.ledger.num_units,
+        "set_aside": 0,
         "total": trainer.ledger.num_units,
     }
     assert summary["finished"]

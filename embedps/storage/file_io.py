@@ -319,8 +319,12 @@ def write_note(path: Path, data: bytes) -> None:
         write_bytes(path, data)
         return
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(data)
-    os.replace(temporary, path)
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def write_once(path: Path, data: bytes) -> None:

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 
 from embedps.errors import DatasetError
 
-UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)
-"""UnicodeDecodeError: of a column's name."""
+UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError, RuntimeError)
+"""UnicodeDecodeError: of a column's name. RuntimeError: of C++, for some damaged footers."""
 
 
 @contextlib.contextmanager
@@ -29,7 +29,8 @@ def check_statistics(file: pq.ParquetFile, column: str) -> None:
     """Reads a row of a column in each row group, before its statistics are asked for.
 
     Asked for those of some damaged footers, pyarrow ends the process: it lets an exception of C++
-    pass. A read raises one of UNREADABLE there.
+    pass. A read raises one of UNREADABLE there, but it reads nothing of a row group that says it
+    has no rows: its statistics must not be asked for.
     """
     for group in range(file.num_row_groups):
         next(file.iter_batches(1, row_groups=[group], columns=[column]), None)

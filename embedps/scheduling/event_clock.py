@@ -82,6 +82,11 @@ class EventClock:
                 if first < last and unit.first_row < first + num_rows:
                     mine.append(time)
                 first += num_rows
+            if not mine:
+                raise DatasetError(
+                    f"{unit.path} must have {last:,} rows or more, it has {first:,}: make the "
+                    "dataset again"
+                )
             found.append(min(mine))
         return cls([unit.first_step for unit in units], found)
 
@@ -160,7 +165,7 @@ class EventAges:
 
 
 def row_group_times(metadata: pq.FileMetaData, path: str, column: str) -> list[tuple[int, int]]:
-    """Returns the number of rows and the least timestamp of each row group of a file.
+    """Returns the number of rows and the least timestamp of each row group of a file with rows.
 
     `check_statistics` must have read the file before.
 
@@ -171,6 +176,8 @@ def row_group_times(metadata: pq.FileMetaData, path: str, column: str) -> list[t
     groups = []
     for i in range(metadata.num_row_groups):
         group = metadata.row_group(i)
+        if not group.num_rows:
+            continue
         statistics_ = group.column(index).statistics
         if statistics_ is None or not statistics_.has_min_max:
             raise DatasetError(

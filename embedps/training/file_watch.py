@@ -290,7 +290,7 @@ class FileWatch:
         if self._dataset.timestamp and sum(groups):
             try:
                 times = row_group_times(metadata, file.name, self._dataset.timestamp)
-                event_ms = min(time for rows, time in times if rows)
+                event_ms = min(time for _, time in times)
             except DatasetError as error:
                 if self._needs_times:
                     return _refused(file, str(error))

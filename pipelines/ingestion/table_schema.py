@@ -22,6 +22,7 @@ The fitted form of the same table is `_transforms.json` (pipelines/ingestion/tra
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -341,6 +342,10 @@ class Table:
         """Parses a table from its TOML or JSON form; raises UsageError if it is not valid."""
         if not isinstance(node, Mapping):
             raise UsageError(f"a schema must be a table of settings, got {shown(node)}")
+        try:
+            json.dumps(node, ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError as error:  # JSON may hold half of a surrogate pair
+            raise UsageError(f"a schema's texts must be UTF-8: {error}") from None
         settings = dict(node)
         _check_kinds("a schema", settings, _SETTINGS)
         columns: list[Column] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -71,8 +72,11 @@ class NumericProfile:
         present = values[~np.isnan(values)].astype(np.float64)
         self.moments = self.moments + Moments.of(present)
         if len(present):
-            high = self.high if self.high > self.low else self.low + 1
-            self.bins += np.histogram(present, NUM_BINS, (self.low, high))[0]
+            width = (self.high - self.low) / NUM_BINS
+            if np.isfinite(width) and self.low + width > self.low and self.high - width < self.high:
+                self.bins += np.histogram(present, NUM_BINS, (self.low, self.high))[0]
+            else:  # one value, or as good as one
+                self.bins[0] += len(present)
 
 
 @dataclass(kw_only=True)
@@ -152,13 +156,15 @@ def _read_shard(
     """Adds a shard's rows to the column profiles; returns the shard's own profile."""
     positives = 0.0
     label = next((label.name for label in dataset.labels if label.kind == "binary"), None)
-    for batch in _row_groups(dataset, file.path):
-        if label is not None:
-            positives += float(batch.column(label).to_numpy().sum(dtype=np.float64))
-        for number in numeric:
-            number.add(batch.column(number.name).to_numpy())
-        for column in ids:
-            _add_ids(column, batch.column(column.name), dataset.missing_id)
+    shard = dataset.directory / file.path
+    with naming(shard):  # also what the rows hold: a damaged shard may have nulls
+        for batch in _row_groups(shard):
+            if label is not None:
+                positives += float(batch.column(label).to_numpy().sum(dtype=np.float64))
+            for number in numeric:
+                number.add(batch.column(number.name).to_numpy())
+            for column in ids:
+                _add_ids(column, batch.column(column.name), dataset.missing_id)
     return ShardProfile(
         split=split,
         path=file.path,
@@ -168,9 +174,8 @@ def _read_shard(
     )
 
 
-def _row_groups(dataset: Dataset, path: str) -> Iterator[pa.Table]:
-    shard = dataset.directory / path
-    with naming(shard), pq.ParquetFile(shard, page_checksum_verification=True) as file:
+def _row_groups(shard: Path) -> Iterator[pa.Table]:
+    with pq.ParquetFile(shard, page_checksum_verification=True) as file:
         for i in range(file.num_row_groups):
             yield file.read_row_group(i).combine_chunks()
 
@@ -192,7 +197,8 @@ def _bounds(dataset: Dataset, name: str) -> tuple[float, float]:
                 metadata = file.metadata
                 index = metadata.schema.names.index(name)
             for i in range(metadata.num_row_groups):
-                statistics = metadata.row_group(i).column(index).statistics
+                group = metadata.row_group(i)
+                statistics = group.column(index).statistics if group.num_rows else None
                 if statistics is not None and statistics.has_min_max:
                     lows.append(float(statistics.min) + 0.0)  # Parquet may store a 0 as -0
                     highs.append(float(statistics.max))

@@ -291,9 +291,9 @@ def test_compressed_counters_get_no_more_memory_than_a_batch_needs(tmp_path):
             writer.write_table(table.combine_chunks(), max_chunksize=records)
         content = path.read_bytes()
         if claimed:
-            size = np.int64(records * 8).tobytes()  # of the ids
-            assert content.count(size) == 1
-            path.write_bytes(content.replace(size, np.int64(claimed).tobytes()))
+            own = np.int64(records * 8).tobytes()  # of the ids
+            assert content.count(own) == 1
+            path.write_bytes(content.replace(own, np.int64(claimed).tobytes()))
         size, checksum = file_io.checksum_file(path)
         files = {group: [StoredFile(str(path), size, checksum)]}
         if records == 65_001 and not claimed:

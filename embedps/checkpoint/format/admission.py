@@ -53,11 +53,11 @@ class AdmissionFile:
             self._reader = pa.ipc.open_file(file)
             self._blocks = lengths.Blocks(file)
             self.schema: pa.Schema = self._reader.schema
-            found = {name: self.schema.field(name).type for name in self.schema.names}
+            found = [*zip(self.schema.names, self.schema.types, strict=True)]
         except _ARROW_ERRORS as error:
             raise unreadable(self.path, error) from error
         version = (self.schema.metadata or {}).get(_VERSION_KEY)
-        if version != _VERSION or list(found.items()) != list(_FIELDS.items()):
+        if version != _VERSION or found != list(_FIELDS.items()):
             raise CorruptCheckpointError(
                 f"{self.path}: expected an admission file of version {_VERSION.decode()} with "
                 f"columns {_FIELDS}, found version {version!r} with {found}"

@@ -78,7 +78,15 @@ def read_run_statistics(folder: Path, *, has_ended: bool = False) -> RunStatisti
                 if each["hours"] is not None and not has_ended
             ],
         )
-    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+    except (
+        OSError,
+        ValueError,
+        ArithmeticError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        AttributeError,
+    ):
         return None
 
 

@@ -22,6 +22,7 @@ from embedps.serving.server import http_server
 from embedps.serving.server.http_server import Head, HttpServer, Reply, Times
 from embedps.serving.server.model_api import ModelApi
 from embedps.serving.server.request_error import Code
+from embedps.serving.server.request_size import MAX_REQUEST_BYTES
 from embedps.serving.server.rest_server import RestServer
 from tests.serving.server.builders import until
 
@@ -88,7 +89,7 @@ def rest_of(connection: Any) -> bytes:
 
 
 def answer_of(connection: Any) -> tuple[int, bytes]:
-    """Reads an answer."""
+    """Reads an answer, and nothing of the next one, which may come with it."""
     reader = h11.Connection(h11.CLIENT)
     reader.send(h11.Request(method="GET", target="/", headers=[("Host", "a")]))
     reader.send(h11.EndOfMessage())
@@ -96,7 +97,7 @@ def answer_of(connection: Any) -> tuple[int, bytes]:
     while True:
         event = reader.next_event()
         if event is h11.NEED_DATA:
-            reader.receive_data(connection.recv(1 << 16))
+            reader.receive_data(connection.recv(1))
         elif isinstance(event, h11.Response):
             code = event.status_code
         elif isinstance(event, h11.Data):
@@ -225,7 +226,7 @@ def test_a_body_is_asked_for_if_the_client_waits(server: HttpServer) -> None:
 @pytest.mark.parametrize("zeros", [0, 18])
 def test_a_large_body_is_refused_before_it_is_sent(zeros: int) -> None:
     with serving() as (echo, server), connect(server) as connection:
-        length = b"0" * zeros + b"%d" % (http_server.MAX_REQUEST_BYTES + 1)
+        length = b"0" * zeros + b"%d" % (MAX_REQUEST_BYTES + 1)
         connection.sendall(POST + b"Content-Length: " + length + b"\r\n\r\n")
         code, body = answer_of(connection)
         assert code == 413

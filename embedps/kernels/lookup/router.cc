@@ -26,15 +26,20 @@ void Deduplicate(uint64_t salt, int num_shards, const std::vector<const FeatureI
   IdNumbers numbers(num_ids);
   for (const FeatureIds* f : features) {
     for (int64_t i = 0; i < f->num_ids; ++i) {
-      const int64_t id = f->ids[i];
-      const size_t known = unique->ids.size();
-      f->positions[i] = numbers.Add(id, &unique->ids);
-      if (unique->ids.size() > known) {
-        const int shard = num_shards == 1 ? 0 : ShardOf(RowHash(salt, id), num_shards);
-        if (num_shards > 1) unique->shards.push_back(shard);
-        ++unique->per_shard[shard];
-      }
+      f->positions[i] = numbers.Add(f->ids[i], &unique->ids);
     }
+  }
+  if (num_shards == 1) {
+    unique->per_shard[0] = static_cast<int32_t>(unique->ids.size());
+    return;
+  }
+  // In a loop of its own: the processor then hashes several ids at once, which it could not after
+  // the branch, predicted wrongly, that tells a new id.
+  unique->shards.resize(unique->ids.size());
+  for (size_t k = 0; k < unique->ids.size(); ++k) {
+    const int shard = ShardOf(RowHash(salt, unique->ids[k]), num_shards);
+    unique->shards[k] = shard;
+    ++unique->per_shard[shard];
   }
 }
 

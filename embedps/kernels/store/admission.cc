@@ -10,54 +10,44 @@ namespace {
 
 constexpr int64_t kBatchCounters = 32768;
 
+IdHashes Of(const StripeOrder::Entry& e) { return {e.row_hash, e.hash}; }
+
 // Prefetches the counters of a stripe's entries in order.
 class CounterPrefetch {
  public:
   using Entry = StripeOrder::Entry;
   // `counters` may be null. Begins with the directory; what the caller does next hides its wait.
-  // `ids` are those of the entries' batch.
-  CounterPrefetch(const CounterMap* counters, uint64_t table_salt, const int64_t* ids,
-                  const Entry* first, const Entry* last)
-      : counters_(counters), table_salt_(table_salt), ids_(ids), first_(first), last_(last) {
+  CounterPrefetch(const CounterMap* counters, const Entry* first, const Entry* last)
+      : counters_(counters), first_(first), last_(last) {
     if (counters_ == nullptr) return;
-    for (const Entry* e = first; e < std::min(last, first + kDirectories); ++e) Hash(e);
+    for (const Entry* e = first; e < std::min(last, first + kDirectories); ++e) {
+      counters_->PrefetchDirectory(e->row_hash);
+    }
   }
   // Prefetches the first counters.
   void Begin() const {
     if (counters_ == nullptr) return;
     for (const Entry* e = first_; e < std::min(last_, first_ + kPages); ++e) {
-      counters_->PrefetchPage(HashOf(e));
+      counters_->PrefetchPage(e->row_hash);
     }
     for (const Entry* e = first_; e < std::min(last_, first_ + kEntries); ++e) {
-      counters_->PrefetchEntry(HashOf(e));
+      counters_->PrefetchEntry(Of(*e));
     }
   }
-  // Continues with the counters after that of `e`, which comes next. Returns its RowHash.
-  uint64_t Next(const Entry* e) {
-    if (counters_ == nullptr) return 0;
-    const uint64_t hash = HashOf(e);
-    if (last_ - e > kDirectories) Hash(e + kDirectories);
-    if (last_ - e > kPages) counters_->PrefetchPage(HashOf(e + kPages));
-    if (last_ - e > kEntries) counters_->PrefetchEntry(HashOf(e + kEntries));
-    return hash;
+  // Continues with the counters after that of `e`, which comes next.
+  void Next(const Entry* e) const {
+    if (counters_ == nullptr) return;
+    if (last_ - e > kDirectories) counters_->PrefetchDirectory(e[kDirectories].row_hash);
+    if (last_ - e > kPages) counters_->PrefetchPage(e[kPages].row_hash);
+    if (last_ - e > kEntries) counters_->PrefetchEntry(Of(e[kEntries]));
   }
 
  private:
   static constexpr int kEntries = 8, kPages = 16, kDirectories = 24;
-  static constexpr int kHashes = 32;
-  uint64_t HashOf(const Entry* e) const { return hashes_[(e - first_) % kHashes]; }
-  void Hash(const Entry* e) {
-    const uint64_t hash = RowHash(table_salt_, ids_[e->at]);
-    hashes_[(e - first_) % kHashes] = hash;
-    counters_->PrefetchDirectory(hash);
-  }
 
   const CounterMap* const counters_;
-  const uint64_t table_salt_;
-  const int64_t* const ids_;
   const Entry* const first_;
   const Entry* const last_;
-  uint64_t hashes_[kHashes];  // RowHash of the next entries
 };
 
 // Collects records of counters in batches and gives them to a sink.
@@ -146,15 +136,15 @@ void RowStore::ReadShown(int bin, const IdsByTable& batch,
   const int t = bin / kStripes;
   const int64_t max_rows = config_.tables[t].max_rows;
   const bool is_full = max_rows > 0 && table_rows_[t].load(std::memory_order_relaxed) >= max_rows;
-  CounterPrefetch prefetch(counters_[bin].get(), salts_[t], batch.ids, absent.data(),
-                           absent.data() + absent.size());
+  const CounterPrefetch prefetch(counters_[bin].get(), absent.data(),
+                                 absent.data() + absent.size());
   prefetch.Begin();
   for (const StripeOrder::Entry& e : absent) {
-    const uint64_t hash = prefetch.Next(&e);
+    prefetch.Next(&e);
     const int64_t id = batch.ids[e.at];
     float* out = embeddings + int64_t{e.at} * config_.dim;
     shown.absent[e.at] = 1;
-    if (!is_full && Admits(bin, hash, id, shown.examples[e.at], shown.step)) {
+    if (!is_full && Admits(bin, Of(e), id, shown.examples[e.at], shown.step)) {
       InitialEmbedding(t, id, out);
     } else {
       ReadAbsent(t, id, out);
@@ -162,20 +152,20 @@ void RowStore::ReadShown(int bin, const IdsByTable& batch,
   }
 }
 
-bool RowStore::Admits(int bin, uint64_t hash, int64_t id, int32_t examples, uint32_t step) const {
+bool RowStore::Admits(int bin, IdHashes hashes, int64_t id, int32_t examples, uint32_t step) const {
   const int t = bin / kStripes;
   const TableConfig& table = config_.tables[t];
   if (table.admission.kind == AdmissionConfig::Kind::kProbability) {
     return AdmitsByChance(table.admission.threshold, table.seed, salts_[t], id, step, examples);
   }
-  return counters_[bin]->Count(hash, id, step) + static_cast<uint32_t>(examples) >=
+  return counters_[bin]->Count(hashes, id, step) + static_cast<uint32_t>(examples) >=
          table.admission.min_count;
 }
 
-bool RowStore::CountShown(int bin, uint64_t hash, int64_t id, int32_t examples, uint32_t step) {
+bool RowStore::CountShown(int bin, IdHashes hashes, int64_t id, int32_t examples, uint32_t step) {
   CounterMap* counters = counters_[bin].get();
-  if (counters == nullptr) return Admits(bin, hash, id, examples, step);
-  return counters->Show(hash, id, static_cast<uint32_t>(examples),
+  if (counters == nullptr) return Admits(bin, hashes, id, examples, step);
+  return counters->Show(hashes, id, static_cast<uint32_t>(examples),
                         config_.tables[bin / kStripes].admission.min_count, step);
 }
 
@@ -204,18 +194,18 @@ void RowStore::Admit(const IdsByTable& batch, const ShownIds& shown, const Paral
                      std::lock_guard<std::mutex> lock(stripe.mutex);
                      const TableEviction::Visit visit(evictions_[t].get(), &stripe);
                      PrefetchBin(last->bin);
-                     CounterPrefetch prefetch(counters, salts_[t], ids.data(), first, last);
+                     const CounterPrefetch prefetch(counters, first, last);
                      RowFinder finder(stripe, first, last);
                      prefetch.Begin();
                      for (const auto* e = first; e < last; ++e) {
-                       const uint64_t hash = prefetch.Next(e);
+                       prefetch.Next(e);
                        const int64_t id = ids[e->at];
                        if (finder.Next(e, id) != kNone)
                          continue;  // another step admitted it meanwhile
-                       if (!CountShown(bin, hash, id, shown.examples[at[e->at]], shown.step)) {
+                       if (!CountShown(bin, Of(*e), id, shown.examples[at[e->at]], shown.step)) {
                          ++refused;
                        } else if (InsertRow(t, e->hash, id, &stripe) != kNone) {
-                         if (counters != nullptr) counters->Erase(hash, id);
+                         if (counters != nullptr) counters->Erase(Of(*e), id);
                          ++admitted;
                        }
                      }
@@ -277,24 +267,24 @@ int64_t RowStore::LoadCounters(const CounterColumns& columns,
   int64_t taken = 0;
   for (int64_t i = 0; i < columns.num_records; ++i) {
     const int64_t id = columns.id[i];
-    const uint64_t hash = RowHash(salts[columns.table[i]], id);
-    if (ShardOf(hash, num_shards) != shard) continue;
+    const IdHashes hashes = HashesOf(salts[columns.table[i]], id);
+    if (ShardOf(hashes.row, num_shards) != shard) continue;
     ++taken;
     const int t = ours[columns.table[i]];
     if (t < 0) continue;
-    const int bin = t * kStripes + StripeOf(hash);
+    const int bin = t * kStripes + StripeOf(hashes.row);
     CounterMap* counters = counters_[bin].get();
     if (counters == nullptr) continue;  // the table has another policy by now
     std::lock_guard<std::mutex> lock(stripes_[bin]->mutex);
     if (columns.removed[i]) {
-      counters->Load(hash, {id, 0, 0});
-    } else if (stripes_[bin]->Find(PlaceHash(hash), id) != kNone) {
+      counters->Load(hashes, {id, 0, 0});
+    } else if (stripes_[bin]->Find(hashes.place, id) != kNone) {
       // The id was admitted between the copies of its counter and of its row. The next delta says
       // that the counter is gone.
-      counters->Load(hash, {id, columns.count[i], columns.last_step[i]});
-      counters->Erase(hash, id);
+      counters->Load(hashes, {id, columns.count[i], columns.last_step[i]});
+      counters->Erase(hashes, id);
     } else {
-      counters->Load(hash, {id, columns.count[i], columns.last_step[i]});
+      counters->Load(hashes, {id, columns.count[i], columns.last_step[i]});
     }
   }
   return taken;

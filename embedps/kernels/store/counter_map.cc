@@ -30,23 +30,23 @@ CounterMap::CounterMap(uint64_t table_salt, uint32_t expire_steps, CounterBudget
       expire_ticks_(expire_steps == 0 ? 0 : TickOf(expire_steps - 1) + 1),
       budget_(budget) {}
 
-uint32_t CounterMap::Count(uint64_t hash, int64_t id, uint32_t step) const {
+uint32_t CounterMap::Count(IdHashes hashes, int64_t id, uint32_t step) const {
   if (directory_.empty()) return 0;
-  const Entry* entry = Probe(*PageOf(hash), hash, id);  // an empty one counts 0
+  const Entry* entry = Probe(*PageOf(hashes.row), hashes.place, id);  // an empty one counts 0
   return Expired(entry->tick, TickOf(step)) ? 0 : entry->count;
 }
 
-bool CounterMap::Show(uint64_t hash, int64_t id, uint32_t examples, uint32_t min_count,
+bool CounterMap::Show(IdHashes hashes, int64_t id, uint32_t examples, uint32_t min_count,
                       uint32_t step) {
   const uint32_t now = TickOf(step);
-  Page* page = directory_.empty() ? nullptr : PageOf(hash);
-  Entry* entry = page == nullptr ? nullptr : Probe(*page, hash, id);
+  Page* page = directory_.empty() ? nullptr : PageOf(hashes.row);
+  Entry* entry = page == nullptr ? nullptr : Probe(*page, hashes.place, id);
   const bool is_known = entry != nullptr && !entry->empty();
   uint32_t count = examples;
   if (is_known && !Expired(entry->tick, now)) count += entry->count;
   if (count >= min_count) return true;
   if (!is_known) {
-    entry = Add(hash, id, now, entry, &page);
+    entry = Add(hashes, id, now, entry, &page);
   } else if (entry->count == 0) {
     ++size_;  // it was removed
     entry->tick = now;
@@ -58,10 +58,10 @@ bool CounterMap::Show(uint64_t hash, int64_t id, uint32_t examples, uint32_t min
   return false;
 }
 
-void CounterMap::Erase(uint64_t hash, int64_t id) {
+void CounterMap::Erase(IdHashes hashes, int64_t id) {
   if (directory_.empty()) return;
-  Page* page = PageOf(hash);
-  Entry* found = Probe(*page, hash, id);
+  Page* page = PageOf(hashes.row);
+  Entry* found = Probe(*page, hashes.place, id);
   if (found->count == 0) return;  // it is empty, or removed
   --size_;
   if (!found->saved) return Remove(page, found);
@@ -70,9 +70,9 @@ void CounterMap::Erase(uint64_t hash, int64_t id) {
   page->touched = true;
 }
 
-void CounterMap::Load(uint64_t hash, const CounterRecord& counter) {
-  Page* page = directory_.empty() ? nullptr : PageOf(hash);
-  Entry* entry = page == nullptr ? nullptr : Probe(*page, hash, counter.id);
+void CounterMap::Load(IdHashes hashes, const CounterRecord& counter) {
+  Page* page = directory_.empty() ? nullptr : PageOf(hashes.row);
+  Entry* entry = page == nullptr ? nullptr : Probe(*page, hashes.place, counter.id);
   const bool is_known = entry != nullptr && !entry->empty();
   if (counter.count == 0) {
     if (!is_known) return;
@@ -80,7 +80,7 @@ void CounterMap::Load(uint64_t hash, const CounterRecord& counter) {
     return Remove(page, entry);
   }
   if (!is_known) {
-    entry = Add(hash, counter.id, 0, entry, &page);
+    entry = Add(hashes, counter.id, 0, entry, &page);
   } else {
     size_ += entry->count == 0;
   }
@@ -89,12 +89,12 @@ void CounterMap::Load(uint64_t hash, const CounterRecord& counter) {
   entry->saved = 1;
 }
 
-CounterMap::Entry* CounterMap::Add(uint64_t hash, int64_t id, uint32_t now, Entry* end,
+CounterMap::Entry* CounterMap::Add(IdHashes hashes, int64_t id, uint32_t now, Entry* end,
                                    Page** page) {
   while (*page == nullptr || IsFull((*page)->used + 1, (*page)->capacity)) {
-    MakeRoom(hash, now);
-    *page = PageOf(hash);
-    end = Probe(**page, hash, id);
+    MakeRoom(hashes.row, now);
+    *page = PageOf(hashes.row);
+    end = Probe(**page, hashes.place, id);
   }
   end->id = id;
   end->count = 1;
@@ -114,7 +114,7 @@ void CounterMap::Remove(Page* page, Entry* found) {
   uint32_t gap = static_cast<uint32_t>(found - entries);
   for (uint32_t at = gap + 1 == capacity ? 0 : gap + 1; !entries[at].empty();
        at = at + 1 == capacity ? 0 : at + 1) {
-    const uint32_t home = Home(*page, HashOf(entries[at].id));
+    const uint32_t home = Home(*page, HashesOf(salt_, entries[at].id).place);
     if (distance(home, at) >= distance(gap, at)) {
       entries[gap] = entries[at];
       gap = at;
@@ -130,7 +130,7 @@ void CounterMap::Place(const Entry* entries, uint32_t num, Page* page) const {
   homes.resize(num);
   places.assign(page->capacity, 0);
   for (uint32_t i = 0; i < num; ++i) {
-    homes[i] = Home(*page, HashOf(entries[i].id));
+    homes[i] = Home(*page, HashesOf(salt_, entries[i].id).place);
     ++places[homes[i]];
   }
   uint32_t end = 0;
@@ -201,14 +201,14 @@ uint32_t CounterMap::Forget(Entry* entries, uint32_t used, uint32_t num) {
       entries);
 }
 
-void CounterMap::MakeRoom(uint64_t hash, uint32_t now) {
+void CounterMap::MakeRoom(uint64_t row_hash, uint32_t now) {
   if (directory_.empty()) {
     Renew(AddPage(), kFirstCapacity);
     directory_.push_back(pages_.back().get());
     Charge(static_cast<int64_t>(sizeof(Page*)) + kHeapBytes);
     return;
   }
-  Page* page = PageOf(hash);
+  Page* page = PageOf(row_hash);
   // Moves what stays to the front, without branches: nothing predicts which entries are empty.
   Entry* entries_before = page->entries.get();
   uint32_t kept = 0;
@@ -231,13 +231,13 @@ void CounterMap::MakeRoom(uint64_t hash, uint32_t now) {
     capacity = page->capacity;
     if (IsFull(kept + 1, capacity)) kept = Forget(entries_before, kept, capacity / 8 + 1);
   } else if (splits) {
-    return Split(page, kept, hash);
+    return Split(page, kept, row_hash);
   }
   const auto old = Renew(page, capacity);
   Place(old.get(), kept, page);
 }
 
-void CounterMap::Split(Page* page, uint32_t used, uint64_t hash) {
+void CounterMap::Split(Page* page, uint32_t used, uint64_t row_hash) {
   const size_t step = size_t{1} << page->depth++;
   Page* other = AddPage();
   other->depth = page->depth;
@@ -248,7 +248,7 @@ void CounterMap::Split(Page* page, uint32_t used, uint64_t hash) {
   uint32_t kept = 0, moved = 0;
   for (uint32_t at = 0; at < used; ++at) {
     const Entry entry = page->entries[at];
-    const bool moves = (Bits(HashOf(entry.id)) & step) != 0;
+    const bool moves = (Bits(RowHash(salt_, entry.id)) & step) != 0;
     page->entries[kept] = moving[moved] = entry;
     kept += !moves;
     moved += moves;
@@ -262,7 +262,7 @@ void CounterMap::Split(Page* page, uint32_t used, uint64_t hash) {
     std::copy_n(directory_.begin(), step, directory_.begin() + step);
     Charge(static_cast<int64_t>(step * sizeof(Page*)));
   }
-  for (size_t i = (Bits(hash) & (step - 1)) + step; i < directory_.size(); i += 2 * step) {
+  for (size_t i = (Bits(row_hash) & (step - 1)) + step; i < directory_.size(); i += 2 * step) {
     directory_[i] = other;
   }
 }

@@ -18,6 +18,17 @@ namespace embedps {
 
 inline constexpr int kStepsPerTickBits = 10;  // counters remember their last step in ticks
 
+// The hashes of an id of a table.
+struct IdHashes {
+  uint64_t row;    // RowHash
+  uint64_t place;  // PlaceHash of it, which is Stripe::HashOf
+};
+
+inline IdHashes HashesOf(uint64_t table_salt, int64_t id) {
+  const uint64_t row = RowHash(table_salt, id);
+  return {row, PlaceHash(row)};
+}
+
 // A counter as checkpoints hold it. A count of 0 means that there is none.
 struct CounterRecord {
   int64_t id;
@@ -75,10 +86,10 @@ class CounterBudget {
 // The caller holds the stripe's lock during each call. Takes at most 17.8 bytes per counter once a
 // stripe has some hundred: entries of 12 bytes, of which 0.69 to 0.83 are in use.
 //
-// The counters lie in pages of at most 512, which a directory finds by the bits of RowHash, the
-// `hash` of all functions, after the stripe's (extendible hashing, as in stripe.h). A page grows by
-// a fifth and is split alone, so one call moves at most 512 counters. A saved counter that is
-// removed keeps its entry until a cut with the removal is committed and the page is full.
+// The counters lie in pages of at most 512, which a directory finds by the bits of RowHash after
+// the stripe's (extendible hashing, as in stripe.h). A page grows by a fifth and is split alone, so
+// one call moves at most 512 counters. A saved counter that is removed keeps its entry until a cut
+// with the removal is committed and the page is full.
 //
 // Which counters a page forgets at a limit is the same in each run, so its ids are chosen by a
 // public hash. Whoever chooses ids to share its bits gets one page of many counters, as the
@@ -96,33 +107,34 @@ class CounterMap {
 
   // Three functions prefetch an id's counter. Each needs the result of the one before, so the
   // caller calls it some ids later.
-  [[gnu::always_inline]] void PrefetchDirectory(uint64_t hash) const {
-    if (!directory_.empty()) __builtin_prefetch(&directory_[Bits(hash) & (directory_.size() - 1)]);
+  [[gnu::always_inline]] void PrefetchDirectory(uint64_t row_hash) const {
+    if (!directory_.empty())
+      __builtin_prefetch(&directory_[Bits(row_hash) & (directory_.size() - 1)]);
   }
-  [[gnu::always_inline]] void PrefetchPage(uint64_t hash) const {
-    if (!directory_.empty()) __builtin_prefetch(PageOf(hash));
+  [[gnu::always_inline]] void PrefetchPage(uint64_t row_hash) const {
+    if (!directory_.empty()) __builtin_prefetch(PageOf(row_hash));
   }
-  [[gnu::always_inline]] void PrefetchEntry(uint64_t hash) const {
+  [[gnu::always_inline]] void PrefetchEntry(IdHashes hashes) const {
     if (directory_.empty()) return;
-    const Page& page = *PageOf(hash);
-    const char* entry = reinterpret_cast<const char*>(&page.entries[Home(page, hash)]);
+    const Page& page = *PageOf(hashes.row);
+    const char* entry = reinterpret_cast<const char*>(&page.entries[Home(page, hashes.place)]);
     // A probe sequence is some entries long.
     for (int line = 0; line < 4; ++line) __builtin_prefetch(entry + 64 * line, 1);
   }
 
   // Returns an id's count as of a step. A counter that expired counts 0.
-  uint32_t Count(uint64_t hash, int64_t id, uint32_t step) const;
+  uint32_t Count(IdHashes hashes, int64_t id, uint32_t step) const;
 
   // Returns whether an id's count and `examples` more, at least 1, make `min_count`. If not, they
   // are its count from now on, and the next cut lists it. If its page is full, forgets the page's
   // counters that expired by then.
-  bool Show(uint64_t hash, int64_t id, uint32_t examples, uint32_t min_count, uint32_t step);
+  bool Show(IdHashes hashes, int64_t id, uint32_t examples, uint32_t min_count, uint32_t step);
 
   // Removes an id's counter. The next cut lists the removal if a cut or a copy may have given it.
-  void Erase(uint64_t hash, int64_t id);
+  void Erase(IdHashes hashes, int64_t id);
 
   // Loads a saved counter; the next cut does not list it.
-  void Load(uint64_t hash, const CounterRecord& counter);
+  void Load(IdHashes hashes, const CounterRecord& counter);
 
   // A cut is a sequence of calls until one returns false, between which the caller may release the
   // lock. `number` must differ from that of the cut before. Each gives `visit` what the next delta
@@ -167,15 +179,16 @@ class CounterMap {
     bool touched = false;  // some entry is open or pending
   };
 
-  uint64_t HashOf(int64_t id) const { return RowHash(salt_, id); }
-  static size_t Bits(uint64_t hash) { return hash >> kStripeBits; }
-  Page* PageOf(uint64_t hash) const { return directory_[Bits(hash) & (directory_.size() - 1)]; }
-  static uint32_t Home(const Page& page, uint64_t hash) {
-    return static_cast<uint32_t>(((PlaceHash(hash) >> 32) * page.capacity) >> 32);
+  static size_t Bits(uint64_t row_hash) { return row_hash >> kStripeBits; }
+  Page* PageOf(uint64_t row_hash) const {
+    return directory_[Bits(row_hash) & (directory_.size() - 1)];
+  }
+  static uint32_t Home(const Page& page, uint64_t place_hash) {
+    return static_cast<uint32_t>(((place_hash >> 32) * page.capacity) >> 32);
   }
   // Returns an id's entry, or the empty one where its probe sequence ends.
-  static Entry* Probe(const Page& page, uint64_t hash, int64_t id) {
-    for (uint32_t at = Home(page, hash);;) {
+  static Entry* Probe(const Page& page, uint64_t place_hash, int64_t id) {
+    for (uint32_t at = Home(page, place_hash);;) {
       Entry* entry = &page.entries[at];
       if (entry->id == id || entry->empty()) return entry;
       if (++at == page.capacity) at = 0;
@@ -187,15 +200,15 @@ class CounterMap {
   // Adds an entry for an absent id, with a count of 1: at `end`, where its probe sequence in
   // `*page` ends, if there is room. Both are null if there is no page. Sets `*page` to the entry's
   // page.
-  Entry* Add(uint64_t hash, int64_t id, uint32_t now, Entry* end, Page** page);
+  Entry* Add(IdHashes hashes, int64_t id, uint32_t now, Entry* end, Page** page);
   void Remove(Page* page, Entry* found);
-  void MakeRoom(uint64_t hash, uint32_t now);
+  void MakeRoom(uint64_t row_hash, uint32_t now);
   // Returns by how many entries a split would make the directory longer.
   size_t DirectoryGrowth(const Page& page) const {
     return size_t{1} << page.depth == directory_.size() ? directory_.size() : 0;
   }
   // Splits a page whose first `used` entries are those in use.
-  void Split(Page* page, uint32_t used, uint64_t hash);
+  void Split(Page* page, uint32_t used, uint64_t row_hash);
   Page* AddPage();
   // Removes the worst `num` of entries. Returns how many are left; they are the first.
   uint32_t Forget(Entry* entries, uint32_t used, uint32_t num);

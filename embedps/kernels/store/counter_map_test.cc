@@ -15,7 +15,7 @@ namespace {
 
 constexpr uint64_t kSalt = 0x1234;
 
-uint64_t HashOf(int64_t id) { return RowHash(kSalt, id); }
+IdHashes HashOf(int64_t id) { return HashesOf(kSalt, id); }
 
 CounterBudget no_limit(0);
 
@@ -220,7 +220,7 @@ TEST(AtItsBudgetForgetsEqualsByChanceInAllPlaces) {
   constexpr int kParts = 8;
   int64_t in_part[kParts] = {};
   for (const auto& [id, counter] : CopyOf(&counters)) {
-    ++in_part[PlaceHash(HashOf(id)) >> 61];
+    ++in_part[HashOf(id).place >> 61];
   }
   for (const int64_t of_part : in_part) {
     EXPECT_TRUE(of_part > counters.size() / kParts * 4 / 5);

@@ -154,7 +154,7 @@ void RowStore::LookUp(const IdsByTable& batch, bool insert, const ShownIds* show
                        if (number == kNone && admits && shown != nullptr) {
                          absent.push_back(*e);
                          if (counters_[bin] != nullptr) {
-                           counters_[bin]->PrefetchDirectory(RowHash(salts_[t], id));
+                           counters_[bin]->PrefetchDirectory(e->row_hash);
                          }
                        } else if (number == kNone) {
                          ReadAbsent(t, id, out);

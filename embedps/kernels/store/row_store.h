@@ -262,11 +262,11 @@ class RowStore {
   // Reads ids without a row for a training step, and marks them as absent.
   void ReadShown(int bin, const IdsByTable& batch, const std::vector<StripeOrder::Entry>& absent,
                  const ShownIds& shown, float* embeddings) const;
-  // Whether examples of a step admit an id without a row. `hash` is its RowHash. The caller holds
-  // the stripe's lock.
-  bool Admits(int bin, uint64_t hash, int64_t id, int32_t examples, uint32_t step) const;
+  // Whether examples of a step admit an id without a row. A table without counters does not need
+  // `hashes`. The caller holds the stripe's lock.
+  bool Admits(int bin, IdHashes hashes, int64_t id, int32_t examples, uint32_t step) const;
   // The same, and counts the examples if they do not.
-  bool CountShown(int bin, uint64_t hash, int64_t id, int32_t examples, uint32_t step);
+  bool CountShown(int bin, IdHashes hashes, int64_t id, int32_t examples, uint32_t step);
   Status CutCounters(CutKind kind, bool drop_pending, uint32_t number, const CounterSink& sink);
   // Writes what an id without a row reads as.
   void ReadAbsent(int table, int64_t id, float* out) const;

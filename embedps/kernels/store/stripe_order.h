@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "embedps/kernels/runtime/parallel.h"
@@ -24,9 +25,10 @@ struct IdsByTable {
 class StripeOrder {
  public:
   struct Entry {
-    uint64_t hash;  // Stripe::HashOf
-    int32_t at;     // index in the batch
-    int32_t bin;    // table * kStripes + stripe
+    uint64_t hash;      // Stripe::HashOf
+    uint64_t row_hash;  // RowHash
+    int32_t at;         // index in the batch
+    int32_t bin;        // table * kStripes + stripe
   };
 
   // `table_salts` has the TableSalt of each table of the batch.
@@ -38,7 +40,7 @@ class StripeOrder {
   // it is -1.
   template <typename Visit>
   void ForEachBin(const ParallelFor& parallel, int64_t cost, const Visit& visit) const {
-    const int64_t n = static_cast<int64_t>(entries_.size()) - 1;
+    const int64_t n = num_ids_;
     parallel(n, cost, [&](int64_t begin, int64_t end) {
       // A bin belongs to the range that contains its first entry.
       while (begin > 0 && begin < n && entries_[begin].bin == entries_[begin - 1].bin) ++begin;
@@ -52,7 +54,8 @@ class StripeOrder {
   }
 
  private:
-  std::vector<Entry> entries_;  // and one after the last
+  const int64_t num_ids_;
+  const std::unique_ptr<Entry[]> entries_;  // and one after the last
 };
 
 // Finds the rows of a stripe's entries in order, and prefetches those of later entries. The caller

@@ -298,20 +298,20 @@ std::array<int64_t, kNumEvictionCauses> TableEviction::Counts() const {
 int64_t RowStore::Remove(int table, const int64_t* ids, int64_t num_ids) {
   int64_t removed = 0;
   for (int64_t i = 0; i < num_ids; ++i) {
-    const uint64_t row_hash = RowHash(salts_[table], ids[i]), hash = PlaceHash(row_hash);
-    const int bin = table * kStripes + StripeOf(row_hash);
+    const IdHashes hashes = HashesOf(salts_[table], ids[i]);
+    const int bin = table * kStripes + StripeOf(hashes.row);
     Stripe& s = *stripes_[bin];
     std::lock_guard<std::mutex> lock(s.mutex);
-    const uint32_t number = s.Find(hash, ids[i]);
+    const uint32_t number = s.Find(hashes.place, ids[i]);
     if (number == kNone) {
       CounterMap* counters = counters_[bin].get();
-      if (counters != nullptr && counters->Count(row_hash, ids[i], 0) > 0) {
-        counters->Erase(row_hash, ids[i]);
+      if (counters != nullptr && counters->Count(hashes, ids[i], 0) > 0) {
+        counters->Erase(hashes, ids[i]);
       }
       continue;
     }
     if (s.Row(number)->saved) s.open_removed.Append(ids[i]);
-    s.RemoveRow(hash, number);
+    s.RemoveRow(hashes.place, number);
     ++removed;
   }
   table_rows_[table].fetch_sub(removed, std::memory_order_relaxed);

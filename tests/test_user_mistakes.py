@@ -281,6 +281,7 @@ def test_damaged_manifest_is_named(tmp_path, trained, dataset, fails, command):
             "index must be under 1",
         ),
         ("[]", "TF_CONFIG must be"),
+        ('{"cluster": [["h:1"]], "task": {"type": 0, "index": 0}}', "TF_CONFIG must be"),
         ('{"cluster": {"ps": 5}, "task": {"type": "ps", "index": 0}}', "TF_CONFIG must be"),
         ('{"cluster": {"ps": ["a"]}, "task": {"type": "ps", "index": "x"}}', "TF_CONFIG must be"),
         ('{"cluster": {"ps": ["a"]}, "task": {"type": "ps", "index": 1e400}}', "TF_CONFIG must be"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +19,7 @@ import pyarrow.parquet as pq
 
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
+from embedps.checkpoint.lease import LeaseRenewer
 from embedps.checkpoint.tools.compact import compact
 from embedps.checkpoint.tools.diff import CHANGES, diff
 from embedps.checkpoint.tools.evict import Selection, evict
@@ -105,21 +107,31 @@ def _parser(prog: str) -> Parser:
     return parser
 
 
-def _manifest(directory: CheckpointDirectory, number: int | None) -> Manifest:
-    manifest = directory.latest() if number is None else directory.read(number)
-    if manifest is None:
-        raise CheckpointError(f"{directory.path} holds no manifest: nothing was committed there")
-    return manifest
+@contextlib.contextmanager
+def _leased(directory: CheckpointDirectory, number: int | None, command: str) -> Iterator[Manifest]:
+    """Reads a manifest, by default the newest, and keeps its files while the block reads them."""
+    with LeaseRenewer(directory, holder=command, is_needed=False) as lease:
+        if number is not None:
+            directory.read(number)  # which says what there is
+            lease.hold(number)
+            yield directory.read(number)
+        elif manifest := lease.take_latest():
+            yield manifest
+        else:
+            raise directory.holds_none()
 
 
 def _inspect(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
-    inspect(directory, _manifest(directory, args.number), make_console())
+    manifest = directory.latest() if args.number is None else directory.read(args.number)
+    if manifest is None:
+        raise directory.holds_none()
+    inspect(directory, manifest, make_console())
     return 0
 
 
 def _stats(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
-    manifest = _manifest(directory, args.number)
-    statistics = read_statistics(directory, manifest)
+    with _leased(directory, args.number, "stats") as manifest:
+        statistics = read_statistics(directory, manifest)
     console = make_console()
     print_statistics(statistics, console, details=args.details)
     of_run = (
@@ -141,30 +153,38 @@ def _stats(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
 def _verify(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
     numbers = directory.numbers()
     if not numbers:
-        raise CheckpointError(f"{directory.path} holds no manifest: nothing was committed there")
+        raise directory.holds_none()
     if args.number is not None:
         if args.all:
             raise UsageError("--number and --all must not be given together")
+        if args.number not in numbers:
+            directory.read(args.number)  # which says what there is
         numbers = [args.number]
     elif not args.all:
         numbers = numbers[-1:]
     found = verify(directory, numbers)
     for problem in found.problems:
         say(str(problem))
+    if found.collected:
+        gone = ", ".join(map(str, found.collected))
+        say(f"{directory.path}: removed meanwhile, as its run keeps fewer: manifests {gone}")
+    if not found.manifests:
+        raise CheckpointError(f"{directory.path}: nothing could be verified: verify again")
     outcome = f"{len(found.problems)} problems" if found.problems else "all as written"
     say(f"{found.manifests} manifests, {found.files} files, {format_bytes(found.bytes)}: {outcome}")
     return 1 if found.problems else 0
 
 
 def _export(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
-    manifest = _manifest(directory, args.number)
-    groups = {table["name"]: table["group"] for table in manifest.tables}
-    if args.table not in groups:
-        raise UsageError(f"--table must be one of {sorted(groups)} but is {args.table!r}")
-    saved = (file for save in manifest.chain for file in save.files)
-    directory.check_content(manifest, [file for file in saved if file.group == groups[args.table]])
-    schema, batches = stream_table(directory, manifest, args.table)
-    num_rows = _write_parquet(Path(args.output), schema, batches)
+    with _leased(directory, args.number, "export") as manifest:
+        groups = {table["name"]: table["group"] for table in manifest.tables}
+        if args.table not in groups:
+            raise UsageError(f"--table must be one of {sorted(groups)} but is {args.table!r}")
+        saved = (file for save in manifest.chain for file in save.files)
+        files = [file for file in saved if file.group == groups[args.table]]
+        directory.check_content(manifest, files)
+        schema, batches = stream_table(directory, manifest, args.table)
+        num_rows = _write_parquet(Path(args.output), schema, batches)
     say(
         f"{args.output}: {num_rows:,} rows of {args.table} "
         f"from manifest {manifest.number}, step {manifest.step:,}"
@@ -189,7 +209,16 @@ def _compact(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
 
 
 def _diff(directory: CheckpointDirectory, args: argparse.Namespace) -> int:
-    before, after = directory.read(args.before), directory.read(args.after)
+    with (
+        _leased(directory, args.before, "diff") as before,
+        _leased(directory, args.after, "diff") as after,
+    ):
+        return _diff_of(directory, before, after, args)
+
+
+def _diff_of(
+    directory: CheckpointDirectory, before: Manifest, after: Manifest, args: argparse.Namespace
+) -> int:
     names = sorted({table["name"] for m in (before, after) for table in m.tables})
     if args.table is not None and args.table not in names:
         raise UsageError(f"--table must be one of {names} but is {args.table!r}")

@@ -87,6 +87,10 @@ class CheckpointDirectory:
         """Returns the path of a file that a manifest lists."""
         return self.path / entry.path
 
+    def holds_none(self) -> CheckpointError:
+        """Makes the error of a reader that needs a manifest where there is none."""
+        return CheckpointError(f"{self.path} holds no manifest: nothing was committed there")
+
     def numbers(self) -> list[int]:
         """Lists the numbers of the committed manifests, in order."""
         # As names: a follower lists thousands several times per second.

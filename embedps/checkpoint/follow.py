@@ -16,8 +16,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import os
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -33,7 +31,6 @@ from embedps.checkpoint.format.rows import RowFile
 from embedps.checkpoint.lease import LeaseRenewer
 from embedps.errors import CheckpointError, CorruptCheckpointError
 
-LEASE_SECS = 120.0
 _POLL_SECS = 0.1
 _names = itertools.count()
 
@@ -114,15 +111,12 @@ class Follower:
         """
         self._directory = directory
         self._holder = holder
-        self._name = f"{holder}-{socket.gethostname()}-{os.getpid()}-{next(_names)}"
         self._lease: LeaseRenewer | None = None
         self._seen = -1  # number of the last manifest that the reader reached
         self.position = position
 
     def __enter__(self) -> Follower:
-        self._lease = LeaseRenewer(
-            self._directory, self._name, expire_secs=LEASE_SECS, holder=self._holder
-        )
+        self._lease = LeaseRenewer(self._directory, holder=self._holder)
         self._lease.__enter__()
         return self
 
@@ -188,7 +182,7 @@ class Follower:
     def _choose(self) -> Advance:
         newest = self._directory.latest()
         if newest is None:
-            raise _nothing(self._directory)
+            raise self._directory.holds_none()
         # The newest manifest if its saves continue from here; else the first of a path to it.
         # A path needs all manifests, of which an hour has thousands.
         saves = continuation(newest, self.position)
@@ -283,8 +277,4 @@ def _readable(directory: CheckpointDirectory) -> list[Manifest]:
         if manifests and manifests[-1].number == numbers[-1]:
             return manifests
         if not numbers:
-            raise _nothing(directory)
-
-
-def _nothing(directory: CheckpointDirectory) -> CheckpointError:
-    return CheckpointError(f"{directory.path} holds no manifest: nothing was committed there")
+            raise directory.holds_none()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from embedps.storage import file_io
 
 _SKEW_SECS = 60.0  # between a reader's clock and the store's: worth a line
 _skewed: set[tuple[str, str]] = set()  # directories and hosts of which that was said
+_names = itertools.count()
 _LEASE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -144,12 +146,30 @@ class LeaseRenewer:
     """
 
     def __init__(
-        self, directory: CheckpointDirectory, name: str, *, expire_secs: float, holder: str
+        self,
+        directory: CheckpointDirectory,
+        name: str = "",
+        *,
+        holder: str,
+        expire_secs: float = 120.0,
+        is_needed: bool = True,
     ) -> None:
+        """Leases nothing yet.
+
+        Args:
+          directory: of the checkpoints.
+          name: the lease's; by default made of the holder, the machine and the process.
+          holder: the reader's name, for people.
+          expire_secs: after which the lease ends if it is not renewed.
+          is_needed: whether a lease that cannot be written is an error. If not, one line says so
+            and what is read is not protected: for tools that also read where they may not write.
+        """
         self._directory = directory
-        self._name = name
+        self._name = name or f"{holder}-{socket.gethostname()}-{os.getpid()}-{next(_names)}"
         self._expire_secs = expire_secs
         self._holder = holder
+        self._is_needed = is_needed
+        self._has_told = False
         self._number: int | None = None
         self._failure = ""  # of the last renewal; empty if it worked
         self._lock = threading.Lock()
@@ -163,22 +183,32 @@ class LeaseRenewer:
     def hold(self, number: int) -> bool:
         """Moves the lease to a manifest; tells whether it is leased: not if it was removed."""
         with self._lock:
-            held = hold_manifest(
-                self._directory,
-                self._name,
-                number,
-                expire_secs=self._expire_secs,
-                holder=self._holder,
-            )
+            self._number = None
+            try:
+                held = hold_manifest(
+                    self._directory,
+                    self._name,
+                    number,
+                    expire_secs=self._expire_secs,
+                    holder=self._holder,
+                )
+            except (CheckpointError, OSError) as error:
+                self._go_without(error)
+                return self._directory.manifest_path(number).exists()
             self._number = number if held else None
             return held
 
     def take_latest(self) -> Manifest | None:
         """Moves the lease to the newest manifest and reads it; returns None before any commit."""
         with self._lock:
-            found = lease_latest(
-                self._directory, self._name, expire_secs=self._expire_secs, holder=self._holder
-            )
+            self._number = None
+            try:
+                found = lease_latest(
+                    self._directory, self._name, expire_secs=self._expire_secs, holder=self._holder
+                )
+            except OSError as error:
+                self._go_without(error)
+                return self._directory.latest()
             self._number = found[0].number if found is not None else None
             return found[0] if found is not None else None
 
@@ -208,6 +238,16 @@ class LeaseRenewer:
                     "newest manifest"
                 )
         return None
+
+    def _go_without(self, error: Exception) -> None:
+        if self._is_needed:
+            raise error
+        if not self._has_told:
+            self._has_told = True
+            _say(
+                f"{self._directory.path}: no lease can be written there ({error}): a run that "
+                "collects old checkpoints meanwhile may remove what is read"
+            )
 
     def _run(self) -> None:
         while not self._ended.wait(self._expire_secs / 4):

@@ -36,6 +36,8 @@ from embedps.storage.file_io import checksum_file, write_bytes
 FORMAT = "embedps.dataset"
 VERSION = 1
 FILE_NAME = "_dataset.json"
+MAX_ROWS_PER_BYTE = 1 << 16
+"""Of a shard. Far above what any writer reaches: units are made of a footer's claim."""
 MISSING_ID = -1
 RARE_ID = -2
 """Replaces ids below a frequency threshold."""
@@ -306,6 +308,11 @@ def _check_file(dataset: Dataset, file: DataFile) -> None:
         raise DatasetError(
             f"{path}: must be a Parquet file, make the dataset again: {error}"
         ) from None
+    if min(groups, default=0) < 0 or sum(groups) > MAX_ROWS_PER_BYTE * size:
+        raise DatasetError(
+            f"{path}: its footer claims {sum(groups):,} rows, which it cannot hold: make the "
+            "dataset again"
+        )
     if groups != file.row_groups:
         raise DatasetError(
             f"{path}: row groups must be {file.row_groups}, the footer has {groups}: "

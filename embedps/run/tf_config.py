@@ -21,6 +21,8 @@ def read_tf_config() -> dict[str, Any] | None:
     try:
         config = json.loads(text)
         task = config["task"]
+        if not isinstance(config["cluster"], dict):
+            raise TypeError("the cluster must map types of tasks to addresses")
         addresses = config["cluster"][task["type"]]
         int(task["index"])
         if not isinstance(addresses, list):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import bisect
 import collections
+import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -68,23 +69,22 @@ class EventClock:
                 f"{dataset.directory} declares none: give one in its schema and make it again, or "
                 "use steps"
             )
-        times: dict[str, list[tuple[int, int]]] = {}
+        files: dict[str, tuple[list[int], list[int]]] = {}  # first rows of row groups, and times
         found = []
         for unit in units:
-            if unit.path not in times:
+            if unit.path not in files:
                 with naming(unit.path), pq.ParquetFile(unit.path) as file:
                     check_statistics(file, dataset.timestamp)
-                    times[unit.path] = row_group_times(file.metadata, unit.path, dataset.timestamp)
+                    groups = row_group_times(file.metadata, unit.path, dataset.timestamp)
+                starts = [*itertools.accumulate((rows for rows, _ in groups), initial=0)]
+                files[unit.path] = starts, [time for _, time in groups]
+            starts, times = files[unit.path]
             last = unit.first_row + unit.num_rows
-            groups, first = times[unit.path], 0
-            mine = []
-            for num_rows, time in groups:
-                if first < last and unit.first_row < first + num_rows:
-                    mine.append(time)
-                first += num_rows
+            begin = bisect.bisect_right(starts, unit.first_row) - 1
+            mine = times[begin : bisect.bisect_left(starts, last)]
             if not mine:
                 raise DatasetError(
-                    f"{unit.path} must have {last:,} rows or more, it has {first:,}: make the "
+                    f"{unit.path} must have {last:,} rows or more, it has {starts[-1]:,}: make the "
                     "dataset again"
                 )
             found.append(min(mine))

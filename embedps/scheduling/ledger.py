@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 import hashlib
 import math
 import threading
@@ -149,12 +150,12 @@ class Ledger:
         """Returns the number of rows of all epochs."""
         return self.rows_per_epoch * self._epochs
 
-    @property
+    @functools.cached_property
     def rows_per_epoch(self) -> int:
         """Returns the number of rows per epoch."""
         return sum(rows for _, _, rows in self._ranges)
 
-    @property
+    @functools.cached_property
     def steps_per_epoch(self) -> int:
         """Returns the training steps per epoch; a unit's last step may have fewer rows."""
         return sum(-(-rows // self._options.batch_rows) for _, _, rows in self._ranges)

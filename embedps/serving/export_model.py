@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,8 +28,6 @@ from embedps.serving.stock_model import StockModel
 from embedps.serving.unknown_queries import UnknownQuery
 from embedps.serving.warm_up import FILE_NAME, write_requests
 from embedps.tables.groups import group_tables
-
-_LEASE_SECS = 60.0
 
 
 class Progress(Protocol):
@@ -94,10 +90,9 @@ def export_model(
       CheckpointError: the checkpoint is not there, is damaged, or is of another model.
     """
     tf_logging.silence_python_logging()
-    name = f"export-{socket.gethostname()}-{os.getpid()}"
     with (
         new_export(output, number) as path,
-        LeaseRenewer(directory, name, expire_secs=_LEASE_SECS, holder="export") as lease,
+        LeaseRenewer(directory, holder="export") as lease,
         stock_ops.stock_ops(),
         tf.device("/device:CPU:0"),
     ):

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from embedps.console.tf_logging import op_error_text
 from embedps.data.arrow_errors import UNREADABLE, check_statistics
-from embedps.data.dataset import Dataset
+from embedps.data.dataset import MAX_ROWS_PER_BYTE, Dataset
 from embedps.data.transforms_digest import difference, no_digest, stored_digest
 from embedps.engine.unit_functions import explain
 from embedps.errors import ClusterError, DatasetError, EmbedpsError
@@ -32,8 +32,6 @@ _POLL_SECS = 0.25
 _OBJECTS_POLL_SECS = 1.0
 _PAUSE_TIMES = 4.0  # a pause between two listings lasts this many listings at least
 _SETTLE_SECS = 10.0  # a file that cannot be read yet, and does not change, is refused after this
-# Far above what any writer reaches: units are made of a footer's claim before its rows are read.
-_MAX_ROWS_PER_BYTE = 1 << 16
 _TURN_SECS = 0.02  # from one look whether a file's turn has come to the next
 
 Score = Callable[[Dataset, threading.Event], Mapping[str, float] | None]
@@ -268,7 +266,7 @@ class FileWatch:
         except UNREADABLE as error:
             return self._unread(file, f"must be a Parquet file: {error}")
         groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-        if min(groups, default=0) < 0 or sum(groups) > _MAX_ROWS_PER_BYTE * file.num_bytes:
+        if min(groups, default=0) < 0 or sum(groups) > MAX_ROWS_PER_BYTE * file.num_bytes:
             return _refused(file, f"its footer claims {sum(groups):,} rows, which it cannot hold")
         for column in self._dataset.columns:
             at = schema.get_field_index(column)

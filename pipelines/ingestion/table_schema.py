@@ -22,7 +22,6 @@ The fitted form of the same table is `_transforms.json` (pipelines/ingestion/tra
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -342,10 +341,7 @@ class Table:
         """Parses a table from its TOML or JSON form; raises UsageError if it is not valid."""
         if not isinstance(node, Mapping):
             raise UsageError(f"a schema must be a table of settings, got {shown(node)}")
-        try:
-            json.dumps(node, ensure_ascii=False, default=str).encode()
-        except UnicodeEncodeError as error:  # JSON may hold half of a surrogate pair
-            raise UsageError(f"a schema's texts must be UTF-8: {error}") from None
+        _check_texts(node)
         settings = dict(node)
         _check_kinds("a schema", settings, _SETTINGS)
         columns: list[Column] = []
@@ -392,6 +388,20 @@ def _entries(node: Any, what: str) -> list[Mapping[str, Any]]:
 
 def _are_texts(node: Any) -> bool:
     return isinstance(node, list) and all(isinstance(each, str) for each in node)
+
+
+def _check_texts(node: Any) -> None:
+    """Raises UsageError if a text holds half of a surrogate pair, as JSON may."""
+    if isinstance(node, Mapping):
+        _check_texts([*node, *node.values()])
+    elif isinstance(node, list):
+        for each in node:
+            _check_texts(each)
+    elif isinstance(node, str):
+        try:
+            node.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"a schema's texts must be UTF-8: {error}") from None
 
 
 def _check_kinds(where: str, node: Mapping[str, Any], kinds: Mapping[str, type]) -> None:

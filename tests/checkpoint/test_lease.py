@@ -6,6 +6,8 @@ import time
 
 import pytest
 
+from embedps.checkpoint.__main__ import main
+from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.lease import LeaseRenewer, read_leases, write_lease
 from embedps.checkpoint.retention import KeepNewest, collect_garbage
 from embedps.errors import CheckpointError, CorruptCheckpointError
@@ -98,3 +100,26 @@ def test_lease_lasts_by_the_clock_of_the_store(run, capsys, skew, word):
     collect_garbage(directory, [KeepNewest(1)])
     assert directory.numbers() == [3]
     assert read_leases(directory) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "kept"),
+    [
+        ("stats", ["--number=1"], [1, 3]),
+        ("export", ["--number=1", "--table=C1", "--output=rows.parquet"], [1, 3]),
+        ("diff", ["1", "2"], [1, 2, 3]),
+    ],
+)
+def test_tool_leases_what_it_reads(run, monkeypatch, command, arguments, kept):
+    """A run collects all but the newest manifest just before the tool compares files."""
+    check = CheckpointDirectory.check_content
+
+    def collect_and_check(directory, manifest, files):
+        collect_garbage(directory, [KeepNewest(1)])
+        check(directory, manifest, files)
+
+    monkeypatch.chdir(run.directory.path)
+    monkeypatch.setattr(CheckpointDirectory, "check_content", collect_and_check)
+    assert main([command, str(run.directory.path), *arguments]) == 0
+    assert run.directory.numbers() == kept
+    assert read_leases(run.directory) == []

@@ -296,6 +296,15 @@ def test_shard_with_other_row_groups_is_named(tmp_path: Path):
         Dataset.open(tmp_path)
 
 
+def test_footer_that_claims_more_rows_than_its_file_can_hold_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    make_dataset(tmp_path)
+    monkeypatch.setattr("embedps.data.dataset.MAX_ROWS_PER_BYTE", 1e-3)
+    with pytest.raises(DatasetError, match="its footer claims 10 rows, which it cannot hold"):
+        Dataset.open(tmp_path)
+
+
 def test_verify_finds_one_flipped_bit(tmp_path: Path):
     dataset = make_dataset(tmp_path)
     dataset.verify()

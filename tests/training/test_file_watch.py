@@ -194,7 +194,7 @@ def test_a_footer_that_claims_more_rows_than_its_file_can_hold_makes_no_units(
 ) -> None:
     watched = Watched(tmp_path, dataset)
     watched.put(dataset.paths("train")[0], "a.parquet")
-    monkeypatch.setattr(file_watch, "_MAX_ROWS_PER_BYTE", 1e-3)
+    monkeypatch.setattr(file_watch, "MAX_ROWS_PER_BYTE", 1e-3)
     with watched.watch:
         until(lambda: len(watched.ledger.taken) == 1)
     assert watched.watch.news() == [

@@ -9,9 +9,7 @@ See "Compaction" in docs/checkpoint-format.md.
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +33,6 @@ from embedps.storage.file_lock import locked
 from embedps.storage.object_store import ObjectPath
 
 WORK_NAME = "compacting"
-_LEASE_SECS = 120.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,18 +69,15 @@ def compact(directory: CheckpointDirectory) -> CompactResult | None:
             f"{directory.path}: an object store has no locks to compact under: compact a local copy"
         )
     work = directory.path / WORK_NAME
-    name = f"compaction-{socket.gethostname()}-{os.getpid()}"
     with (
         locked(directory.manifests_dir / ".compact.lock", wait=False) as held,
-        LeaseRenewer(directory, name, expire_secs=_LEASE_SECS, holder="compaction") as lease,
+        LeaseRenewer(directory, holder="compaction") as lease,
     ):
         if not held:
             raise CheckpointError(f"{directory.path}: another compaction runs: wait for it")
         manifest = lease.take_latest()
         if manifest is None:
-            raise CheckpointError(
-                f"{directory.path} holds no manifest: nothing was committed there"
-            )
+            raise directory.holds_none()
         if len(manifest.chain) == 1:
             return None
         shutil.rmtree(work, ignore_errors=True)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import shutil
-import socket
 import time
 from pathlib import Path
 
@@ -30,7 +28,6 @@ from embedps.storage.file_lock import RUN_LOCK_NAME, locked
 from embedps.storage.object_store import ObjectPath
 
 WORK_NAME = "evicting"
-_LEASE_SECS = 120.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,10 +105,9 @@ def evict(
             f"{directory.path}: an object store has no locks to evict under: evict in a local copy"
         )
     work = directory.path / WORK_NAME
-    name = f"eviction-{socket.gethostname()}-{os.getpid()}"
     with (
         locked(directory.path / RUN_LOCK_NAME, wait=False) as held,
-        LeaseRenewer(directory, name, expire_secs=_LEASE_SECS, holder="eviction") as lease,
+        LeaseRenewer(directory, holder="eviction") as lease,
     ):
         if not held:
             raise DirectoryInUseError(
@@ -120,9 +116,7 @@ def evict(
             )
         manifest = lease.take_latest()
         if manifest is None:
-            raise CheckpointError(
-                f"{directory.path} holds no manifest: nothing was committed there"
-            )
+            raise directory.holds_none()
         names = sorted(each["name"] for each in manifest.tables)
         if table not in names:
             raise UsageError(f"--table must be one of {names} but is {table!r}")

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import secrets
-import socket
 import time
 from pathlib import Path
 
@@ -25,7 +23,6 @@ from embedps.storage.file_lock import RUN_LOCK_NAME, locked
 from embedps.storage.object_store import ObjectPath
 
 ASIDE_NAME = "evaluation.rolled-back.jsonl"
-_LEASE_SECS = 120.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,10 +59,9 @@ def rollback(directory: CheckpointDirectory, number: int) -> RollbackResult:
             f"{directory.path}: an object store has no locks to roll back under: roll back in a "
             "local copy"
         )
-    name = f"rollback-{socket.gethostname()}-{os.getpid()}"
     with (
         locked(directory.path / RUN_LOCK_NAME, wait=False) as held,
-        LeaseRenewer(directory, name, expire_secs=_LEASE_SECS, holder="rollback") as lease,
+        LeaseRenewer(directory, holder="rollback") as lease,
     ):
         if not held:
             raise DirectoryInUseError(

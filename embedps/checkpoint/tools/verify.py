@@ -15,6 +15,7 @@ from embedps.checkpoint.format.dense import read_dense
 from embedps.checkpoint.format.ledger_state import check_ledger
 from embedps.checkpoint.format.manifest import FileEntry, Manifest
 from embedps.checkpoint.format.rows import RowFile, table_codes
+from embedps.checkpoint.lease import LeaseRenewer
 from embedps.errors import CheckpointError, CorruptCheckpointError
 from embedps.storage import file_io
 
@@ -41,48 +42,79 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VerifyResult:
-    """Counts what was read, and lists every problem."""
+    """Counts what was read, and lists every problem.
+
+    Attributes:
+      manifests: how many were verified.
+      files: that they name, each once.
+      bytes: of these files.
+      problems: what is wrong.
+      collected: the numbers of manifests that a run removed meanwhile; none of them counts above.
+    """
 
     manifests: int
     files: int
     bytes: int
     problems: tuple[Problem, ...]
+    collected: tuple[int, ...]
 
 
 def verify(directory: CheckpointDirectory, numbers: Sequence[int]) -> VerifyResult:
-    """Checks manifests, and each file that they name once: presence, size, checksum, content."""
+    """Checks manifests, and each file that they name once: presence, size, checksum, content.
+
+    Each manifest is leased while its files are read, so a run may go on in the directory.
+    """
     problems: list[Problem] = []
+    collected: list[int] = []
     files: dict[str, FileEntry] = {}
     dims: dict[str, int] = {}
-    for number in numbers:
-        try:
-            manifest = directory.read(number)
-            problems += _check_manifest(directory.manifest_path(number))
-            if manifest.ledger:  # a run's; a writer of rows alone leaves it empty
-                check_ledger(manifest.ledger, directory.manifest_path(number))
-        except (CheckpointError, OSError) as error:
-            problems.append(_unreadable(directory.manifest_path(number), error))
-            continue
-        dims.update(_dims(manifest))
-        for entry in manifest.files:
-            known = files.setdefault(entry.path, entry)
-            if known != entry:
-                problems.append(
-                    Problem(
-                        path=str(directory.manifest_path(number)),
-                        field=f"entry of {entry.path}",
-                        expected=f"the other manifests' entry, {known}",
-                        found=str(entry),
-                    )
-                )
-    num_bytes = 0
-    for entry in files.values():
-        found = list(_check_file(directory.file(entry), entry, dims))
-        problems += found
-        num_bytes += entry.bytes
+    with LeaseRenewer(directory, holder="verify", is_needed=False) as lease:
+        for number in numbers:
+            if not lease.hold(number):
+                collected.append(number)
+                continue
+            known = dict(files)
+            found = list(_check(directory, number, files, dims))
+            if found and not directory.manifest_path(number).exists():  # without a lease, or late
+                collected.append(number)
+                files = known
+            else:
+                problems += found
     return VerifyResult(
-        manifests=len(numbers), files=len(files), bytes=num_bytes, problems=tuple(problems)
+        manifests=len(numbers) - len(collected),
+        files=len(files),
+        bytes=sum(entry.bytes for entry in files.values()),
+        problems=tuple(problems),
+        collected=tuple(collected),
     )
+
+
+def _check(
+    directory: CheckpointDirectory, number: int, files: dict[str, FileEntry], dims: dict[str, int]
+) -> Iterator[Problem]:
+    """Checks a manifest, and those of its files that are not in `files` yet; adds them."""
+    path = directory.manifest_path(number)
+    try:
+        manifest = directory.read(number)
+        yield from _check_manifest(path)
+        if manifest.ledger:  # a run's; a writer of rows alone leaves it empty
+            check_ledger(manifest.ledger, path)
+    except (CheckpointError, OSError) as error:
+        yield _unreadable(path, error)
+        return
+    dims.update(_dims(manifest))
+    for entry in manifest.files:
+        known = files.get(entry.path)
+        if known is None:
+            files[entry.path] = entry
+            yield from _check_file(directory.file(entry), entry, dims)
+        elif known != entry:
+            yield Problem(
+                path=str(path),
+                field=f"entry of {entry.path}",
+                expected=f"the other manifests' entry, {known}",
+                found=str(entry),
+            )
 
 
 def _check_manifest(path: Path) -> Iterator[Problem]:

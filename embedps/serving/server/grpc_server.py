@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 import tensorflow as tf
@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 
 from embedps.errors import UsageError
 from embedps.serving.server import messages
+from embedps.serving.server.arrivals import Arrivals
 from embedps.serving.server.model_api import SIGNATURE, ModelApi, secs_left
 from embedps.serving.server.request_error import RequestError, invalid, no_labels
 from embedps.serving.server.request_reader import parsed_bytes
@@ -35,8 +36,11 @@ from embedps.serving.server.tensor_values import (
 )
 
 _MAX_SMALL_BYTES = 1 << 16  # of a message besides PredictRequest
-_OTHER_THREADS = 8  # for requests that do not wait for scores
+_MIN_ARRIVING = 64  # calls whose message is on its way; each has a thread
+_MAX_ARRIVING_CHECKS = 32  # of health, whose messages are small and come at once
+_MESSAGE_SECS = 60.0
 _MAX_WATCHES = 128  # of health; each has a thread
+_OTHER_THREADS = 8  # for calls that are refused, and requests that do not wait for scores
 MAX_CONNECTIONS = 4096
 _HANDSHAKE_MS = 10_000
 _IDLE_MS = 300_000  # without a call; a client connects again by itself
@@ -59,6 +63,7 @@ class GrpcServer:
         max_waiting: int,
         certificate: tuple[Path, Path] | None = None,
         max_connections: int = MAX_CONNECTIONS,
+        message_secs: float = _MESSAGE_SECS,
     ) -> None:
         """Takes the port; answers begin with `start`.
 
@@ -69,13 +74,21 @@ class GrpcServer:
           max_waiting: requests that may wait for scores; each has a thread.
           certificate: files of the certificate chain and its key, for TLS.
           max_connections: that clients may have open; the next is closed.
+          message_secs: within which a call's message must come whole.
 
         Raises:
           UsageError: the port is in use, or the certificate cannot be read.
         """
         self._api = api
         self._watches = threading.BoundedSemaphore(_MAX_WATCHES)
-        threads = max_waiting + _OTHER_THREADS + _MAX_WATCHES
+        arriving = max(max_waiting, _MIN_ARRIVING)
+        self._arrivals = Arrivals(arriving, message_secs)
+        self._arriving_checks = Arrivals(_MAX_ARRIVING_CHECKS, message_secs)
+        self._ended = threading.Event()
+        self._watcher = threading.Thread(
+            target=self._end_late, args=(message_secs / 8,), name="arrivals", daemon=True
+        )
+        threads = max_waiting + arriving + _MAX_ARRIVING_CHECKS + _MAX_WATCHES + _OTHER_THREADS
         self._server = grpc.server(
             ThreadPoolExecutor(threads, thread_name_prefix="grpc"),
             interceptors=[_Tokens(api)],
@@ -90,29 +103,7 @@ class GrpcServer:
             ],
             maximum_concurrent_rpcs=threads,  # the next gets RESOURCE_EXHAUSTED
         )
-        self._server.add_generic_rpc_handlers(
-            [
-                _handlers(
-                    messages.PREDICTION_SERVICE,
-                    Predict=self._answering(None, self._predict),
-                    GetModelMetadata=self._answering(
-                        messages.GetModelMetadataRequest, self._metadata
-                    ),
-                ),
-                _handlers(
-                    messages.MODEL_SERVICE,
-                    GetModelStatus=self._answering(messages.GetModelStatusRequest, self._status),
-                ),
-                _handlers(
-                    messages.HEALTH_SERVICE,
-                    Check=self._answering(messages.HealthCheckRequest, self._check),
-                    Watch=grpc.unary_stream_rpc_method_handler(
-                        self._watch,
-                        response_serializer=lambda message: message.SerializeToString(),
-                    ),
-                ),
-            ]
-        )
+        self._server.add_generic_rpc_handlers(self._handlers())
         name = f"[{host}]" if ":" in host else host  # of IPv6
         self.port = self._bind(f"{name}:{port}", certificate)
 
@@ -129,28 +120,71 @@ class GrpcServer:
                 "must be of its key: give another --port or --host, or mend the files"
             ) from None
 
+    def _handlers(self) -> list[Any]:
+        """Makes handlers of many messages, of which they take one: on the wire it is the same.
+
+        gRPC's own for one message wait for it without a bound, before they call anybody.
+        """
+
+        def answering(kind: Any, answer: Any, arrivals: Arrivals = self._arrivals) -> Any:
+            return grpc.stream_unary_rpc_method_handler(
+                self._answering(kind, answer, arrivals), response_serializer=_bytes_of
+            )
+
+        check = answering(messages.HealthCheckRequest, self._check, self._arriving_checks)
+        methods = {
+            messages.PREDICTION_SERVICE: {
+                "Predict": answering(None, self._predict),
+                "GetModelMetadata": answering(messages.GetModelMetadataRequest, self._metadata),
+            },
+            messages.MODEL_SERVICE: {
+                "GetModelStatus": answering(messages.GetModelStatusRequest, self._status)
+            },
+            messages.HEALTH_SERVICE: {
+                "Check": check,
+                "Watch": grpc.stream_stream_rpc_method_handler(
+                    self._watch, response_serializer=_bytes_of
+                ),
+            },
+        }
+        return [grpc.method_handlers_generic_handler(*each) for each in methods.items()]
+
     def start(self) -> None:
         """Begins to answer."""
         self._server.start()
+        self._watcher.start()
 
     def stop(self, grace_secs: float) -> None:
         """Takes no further requests, and waits for those that it has."""
         self._api.health.end()
         self._server.stop(grace_secs).wait()
+        self._ended.set()
 
-    def _answering(self, kind: Any, answer: Callable[[Any, Any], Any]) -> Any:
+    def _end_late(self, pause_secs: float) -> None:
+        while not self._ended.wait(pause_secs):
+            self._arrivals.end_late()
+            self._arriving_checks.end_late()
+
+    def _answering(
+        self, kind: Any, answer: Callable[[Any, Any], Any], arrivals: Arrivals
+    ) -> Callable[[Iterator[bytes], Any], Any]:
         """Makes a handler. It parses the message itself: gRPC would call a wrong one INTERNAL."""
 
-        def handle(data: bytes, context: Any) -> Any:
+        def handle(requests: Iterator[bytes], context: Any) -> Any:
+            data = self._take(arrivals, requests, context)
             try:
                 with self._api.counting("grpc"):
                     return answer(data if kind is None else _parse(kind, data), context)
             except RequestError as error:
-                context.abort(getattr(grpc.StatusCode, error.code), str(error))
+                _abort(context, error)
 
-        return grpc.unary_unary_rpc_method_handler(
-            handle, response_serializer=lambda message: message.SerializeToString()
-        )
+        return handle
+
+    def _take(self, arrivals: Arrivals, requests: Iterator[bytes], context: Any) -> bytes:
+        try:
+            return arrivals.take(requests, context)
+        except RequestError as error:
+            _refuse(self._api, context, error)
 
     def _predict(self, data: bytes, context: Any) -> Any:
         timeout = context.time_remaining()
@@ -207,11 +241,12 @@ class GrpcServer:
             raise RequestError("NOT_FOUND", f"no service is named {request.service!r}")
         return messages.HealthCheckResponse(status=self._health_of(request.service))
 
-    def _watch(self, data: bytes, context: Any) -> Any:
+    def _watch(self, requests: Iterator[bytes], context: Any) -> Any:
+        data = self._take(self._arriving_checks, requests, context)
         try:
             name = _parse(messages.HealthCheckRequest, data).service
         except RequestError as error:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            _abort(context, error)
         if not self._watches.acquire(blocking=False):
             # By this code a client does without its watch.
             context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{_MAX_WATCHES} clients watch already")
@@ -248,17 +283,25 @@ class _Tokens(grpc.ServerInterceptor):
         else:
             return continuation(details)
 
-        def refuse(requests: Any, context: Any) -> Any:
-            with contextlib.suppress(RequestError), self._api.counting("grpc"):
-                raise error
-            context.abort(getattr(grpc.StatusCode, error.code), str(error))
+        def refuse(requests: Any, context: Any) -> Any:  # and asks for none
+            _refuse(self._api, context, error)
 
-        # On the wire a call of one message is one of many. Of these nobody asks for the first.
         return grpc.stream_unary_rpc_method_handler(refuse)
 
 
-def _handlers(service: str, **methods: Any) -> Any:
-    return grpc.method_handlers_generic_handler(service, methods)
+def _refuse(api: ModelApi, context: Any, error: RequestError) -> NoReturn:
+    with contextlib.suppress(RequestError), api.counting("grpc"):
+        raise error
+    _abort(context, error)
+
+
+def _abort(context: Any, error: RequestError) -> NoReturn:
+    context.abort(getattr(grpc.StatusCode, error.code), str(error))
+    raise AssertionError  # abort raises
+
+
+def _bytes_of(message: Any) -> bytes:
+    return bytes(message.SerializeToString())
 
 
 def _parse(kind: Callable[[], M], data: bytes) -> M:

@@ -15,6 +15,7 @@ Code = Literal[
     "UNAVAILABLE",
     "UNIMPLEMENTED",
     "INTERNAL",
+    "CANCELLED",
 ]
 
 

@@ -13,13 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embedps import constants
+from embedps.checkpoint.__main__ import main
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.dense import write_dense
 from embedps.checkpoint.format.manifest import FileEntry, SaveSet
-from embedps.checkpoint.tools.verify import _check_manifest, verify
+from embedps.checkpoint.lease import read_leases
+from embedps.checkpoint.retention import KeepNewest, collect_garbage
+from embedps.checkpoint.tools import verify as verify_module
+from embedps.checkpoint.tools.verify import _check_file, _check_manifest, verify
+from embedps.errors import CheckpointError
 from embedps.storage import file_io
 from tests.checkpoint.builders import (
     GROUP,
+    CheckpointRun,
     Record,
     make_manifest,
     row_batch,
@@ -131,8 +137,12 @@ def test_missing_and_longer_files_are_found(whole):
         assert [p.path.endswith(name) for p in damaged(whole, name, good + b"\0")] == [True]
         copy = whole.path.with_name("damaged")
         (copy / name).unlink()
-        (problem,) = verify(CheckpointDirectory(copy), [1]).problems
-        assert problem.path.endswith(name)
+        found = verify(CheckpointDirectory(copy), [1])
+        if name.startswith("manifests/"):  # a run may have removed it, after it was listed
+            assert (found.manifests, found.collected, found.problems) == (0, (1,), ())
+        else:
+            (problem,) = found.problems
+            assert problem.path.endswith(name)
 
 
 def test_swapped_files_of_one_size_are_both_found(whole):
@@ -182,3 +192,46 @@ def test_ledger_that_no_run_can_go_on_from_is_named(tmp_path):
         f"{tmp_path}/manifests/00000001.json: content: expected a readable file, found "
         "field 'ledger.dataset': expected a text, found nothing"
     )
+
+
+@pytest.fixture
+def collecting(tmp_path, monkeypatch) -> CheckpointDirectory:
+    """Three bases, 1 to 3. Before a file is read, a run collects all but the newest."""
+    run = CheckpointRun(tmp_path)
+    for i in range(3):
+        run.base([Record("C1", 1, float(i))])
+
+    def collect_and_check(path, entry, dims):
+        collect_garbage(run.directory, [KeepNewest(1)])
+        return _check_file(path, entry, dims)
+
+    monkeypatch.setattr(verify_module, "_check_file", collect_and_check)
+    return run.directory
+
+
+def test_manifest_that_is_verified_stays_and_one_collected_meanwhile_is_no_damage(collecting):
+    found = verify(collecting, [1, 2, 3])
+    assert (found.manifests, found.collected, found.problems) == (2, (2,), ())
+    assert found.files == 6  # two shards and the dense variables of 1 and of 3
+    assert read_leases(collecting) == []
+
+
+def test_verify_goes_on_where_no_lease_can_be_written(collecting, capsys):
+    collecting.leases_dir.write_bytes(b"")
+    found = verify(collecting, [1, 2, 3])
+    assert (found.manifests, found.collected, found.problems) == (1, (1, 2), ())
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no lease can be written there" in line
+
+
+def test_command_says_which_manifests_were_collected_meanwhile(collecting, capsys):
+    assert main(["verify", str(collecting.path), "--all"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].endswith("removed meanwhile, as its run keeps fewer: manifests 2")
+    assert said[1].startswith("2 manifests, 6 files, ")
+
+
+def test_command_says_that_all_were_collected_meanwhile(collecting):
+    collecting.leases_dir.write_bytes(b"")
+    with pytest.raises(CheckpointError, match="nothing could be verified: verify again"):
+        main(["verify", str(collecting.path), "--number", "1"])

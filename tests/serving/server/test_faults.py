@@ -25,7 +25,7 @@ from tests.serving.server.builders import (
 )
 
 COLUMNS = ("I1", "I2", "C1", "C2", "C3")
-AVAILABLE, END, DATA_LOSS = 30, 50, 15
+AVAILABLE, UNLOADING, END, DATA_LOSS = 30, 40, 50, 15
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +96,9 @@ def test_a_start_serves_the_newest_manifest_that_is_whole(
         until(lambda: model.refusal is None)
         asker.check(third)
         assert 'embedps_follow_failing{model="clicks"} 0' in api.metrics.text()
+        api.health.end()  # as the server begins to stop; what it has is still answered
+        (left,) = status(asker.client).model_version_status
+        assert (left.version, left.state) == (third, UNLOADING)
         asker.client.close()
 
 

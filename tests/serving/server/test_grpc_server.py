@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 from embedps.data.dataset import Dataset
+from embedps.serving.server import grpc_server as module
 from embedps.serving.server import messages
+from embedps.serving.server.arrivals import Arrivals, _client_of
 from embedps.serving.server.grpc_server import GrpcServer
 from embedps.serving.server.json_bodies import status_json
 from embedps.serving.server.json_reader import SMALL_BYTES
@@ -31,9 +33,14 @@ from tests.serving.server.builders import (
     status,
     until,
 )
+from tests.serving.server.half_calls import HalfCalls
 
 COLUMNS = ("I1", "I2", "C1", "C2", "C3")
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
+CHECK, WATCH = (f"/{messages.HEALTH_SERVICE}/{name}" for name in ("Check", "Watch"))
+PREDICT = f"/{messages.PREDICTION_SERVICE}/Predict"
+METADATA = f"/{messages.PREDICTION_SERVICE}/GetModelMetadata"
+STATUS = f"/{messages.MODEL_SERVICE}/GetModelStatus"
 
 
 @pytest.fixture(name="server")
@@ -184,6 +191,107 @@ def test_connections_are_bounded() -> None:
         with grpc.insecure_channel(f"[::1]:{server.port}") as channel:
             grpc.channel_ready_future(channel).result(60)
     server.stop(5)
+
+
+def clients_of(arrivals: Arrivals) -> list[str]:
+    with arrivals._lock:
+        return [call.client for call in arrivals._calls]
+
+
+@pytest.mark.parametrize("source", ["127.0.0.2", "127.0.0.1"])
+@pytest.mark.parametrize("part", [None, b"a part"])
+def test_half_sent_calls_leave_others_their_places(
+    server: tuple[ModelApi, GrpcServer], source: str, part: bytes | None
+) -> None:
+    """More than the server has threads, from another address or from the honest client's own."""
+    places = {STATUS: module._MIN_ARRIVING, WATCH: module._MAX_ARRIVING_CHECKS}
+    arrivals = {STATUS: server[1]._arrivals, WATCH: server[1]._arriving_checks}
+    paths = {STATUS: (PREDICT, METADATA, STATUS), WATCH: (CHECK, WATCH)}
+    with contextlib.ExitStack() as stack:
+        hostile = {kind: HalfCalls(server[1].port, source) for kind in paths}
+        for kind, calls in hostile.items():
+            stack.callback(calls.close)
+            sent = [calls.send(paths[kind][i % len(paths[kind])], part) for i in range(400)]
+            # The oldest ended for the next, and the newest are there.
+            ended = calls.wait_for_end(400 - places[kind])
+            assert {stream for stream, _ in ended} <= set(sent)
+            assert all(b"grpc-status\x011" in said for _, said in ended)  # CANCELLED
+            assert clients_of(arrivals[kind]) == [source] * places[kind]
+        client = Client(f"127.0.0.1:{server[1].port}")
+        stack.callback(client.close)
+        for _ in range(20):
+            with pytest.raises(grpc.RpcError, match="no model is named 'clicks'"):
+                client.predict(predict_request({}))
+            check = client._channel.unary_unary(CHECK)
+            assert check(b"", timeout=60) == b"\x08\x02"
+            seen = watch(client._channel, "")
+            assert next(seen).status == NOT_SERVING
+            seen.cancel()
+        # Each of these took a place of the hostile client's, once: a place that is free is taken.
+        for kind, found in arrivals.items():
+            assert clients_of(found) == [source] * (places[kind] - 1)
+            hostile[kind].wait_for_end()
+
+
+def test_a_client_takes_no_place_of_another(server: tuple[ModelApi, GrpcServer]) -> None:
+    arrivals, most = server[1]._arriving_checks, module._MAX_ARRIVING_CHECKS
+    slow, hostile = (HalfCalls(server[1].port, f"127.0.0.{i}") for i in (3, 2))
+    for _ in range(2):
+        slow.send(CHECK, b"a part")
+    until(lambda: len(clients_of(arrivals)) == 2)
+    for _ in range(100):
+        hostile.send(CHECK)
+    hostile.wait_for_end(100 - (most - 2))
+    assert clients_of(arrivals) == ["127.0.0.3"] * 2 + ["127.0.0.2"] * (most - 2)
+    # Nor does a connection take one of another of the same address.
+    second = HalfCalls(server[1].port, "127.0.0.2")
+    second.send(CHECK)
+    hostile.wait_for_end()
+    for _ in range(100):
+        hostile.send(CHECK)
+    hostile.wait_for_end(100)
+    assert len({call.connection for call in arrivals._calls}) == 3
+    for each in (slow, hostile, second):
+        each.close()
+    until(lambda: not clients_of(arrivals))
+
+
+@pytest.mark.parametrize("path", [CHECK, WATCH, PREDICT, METADATA, STATUS])
+@pytest.mark.parametrize("part", [None, b"a part"])
+def test_a_message_must_come_in_time(path: str, part: bytes | None) -> None:
+    api = ModelApi()
+    server = GrpcServer(api, host="127.0.0.1", port=0, max_waiting=4, message_secs=0.1)
+    server.start()
+    calls = HalfCalls(server.port)
+    sent = calls.send(path, part)
+    ((stream, said),) = calls.wait_for_end()
+    assert stream == sent
+    assert b"grpc-status\x011" in said  # CANCELLED
+    counted = 'embedps_requests_total{api="grpc",code="CANCELLED"} 1'
+    until(lambda: counted in api.metrics.text())
+    assert not server._arrivals._calls
+    assert not server._arriving_checks._calls
+    calls.close()
+    server.stop(5)
+    server._watcher.join(60)
+    assert not server._watcher.is_alive()
+
+
+@pytest.mark.parametrize("path", [CHECK, WATCH, PREDICT, METADATA, STATUS])
+def test_a_call_without_a_message_is_refused(
+    server: tuple[ModelApi, GrpcServer], path: str
+) -> None:
+    calls = HalfCalls(server[1].port)
+    calls.send(path, ends=True)
+    ((_, said),) = calls.wait_for_end()
+    assert b"a call must have one message but has none" in said
+    calls.close()
+
+
+def test_a_client_is_an_address_or_a_network() -> None:
+    assert _client_of("ipv4:10.0.0.7:4711") == "10.0.0.7"
+    assert _client_of("ipv6:%5B2001:db8:1:2:3:4:5:6%5D:4711") == "2001:db8:1:2::/64"
+    assert _client_of("ipv6:%5Bfe80::1%25eth0%5D:4711") == "fe80::/64"
 
 
 def test_a_full_queue_refuses_and_deadlines_hold(replay: Replay, dataset: Dataset) -> None:

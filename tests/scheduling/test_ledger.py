@@ -124,6 +124,18 @@ def test_unit_is_a_function_of_its_position_whatever_order_it_is_asked_in():
     assert held == straight
 
 
+def test_a_unit_is_made_without_a_look_at_all_others():
+    ledger = make_ledger(unit_rows=4, batch_rows=2)
+    expected = ledger.units_of(0)
+
+    class Ranges(list):
+        def __iter__(self):
+            raise AssertionError("all units are looked at for one")
+
+    ledger._ranges = Ranges(ledger._ranges)
+    assert ledger.units_of(0) == expected
+
+
 def test_given_back_unit_comes_first_and_is_counted_when_it_begins_again():
     ledger = make_ledger()
     a, b, c = (begin(ledger) for _ in range(3))

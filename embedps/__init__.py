@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from embedps.engine.click_model import ClickModel
     from embedps.engine.recommender import Recommender
     from embedps.evaluation.loaded_model import load
+    from embedps.features.transforms import Transforms
     from embedps.keras.checkpoints import SaveCheckpoints
     from embedps.keras.input import read
     from embedps.layers.candidates import Candidates
@@ -81,6 +82,7 @@ __all__ = [
     "TimeToLive",
     "TrainConfig",
     "Trainer",
+    "Transforms",
     "__version__",
     "bpr_loss",
     "cosine_contrastive_loss",
@@ -126,6 +128,7 @@ _MODULE_OF = {
     "TimeToLive": "tables.eviction",
     "TrainConfig": "run.config",
     "Trainer": "training.trainer",
+    "Transforms": "features.transforms",
     "bpr_loss": "layers.losses",
     "cosine_contrastive_loss": "layers.losses",
     "follow": "checkpoint.follow",

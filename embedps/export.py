@@ -20,10 +20,10 @@ from embedps.console.lines import say
 from embedps.console.progress import ProgressLine
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
+from embedps.features.transforms import Transforms
 from embedps.run.run_config import read_run
 from embedps.run.run_flags import add_model_and_data
 from embedps.serving import unknown_queries
-from embedps.serving.dataset_transforms import transforms_of
 from embedps.serving.export_directory import read_description
 from embedps.storage.object_store import ObjectPath, as_path
 
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.export") -> in
             row_dtype=options.rows,
             top_k=options.top_k,
             unknown_query=options.unknown_query,
-            transforms=transforms_of(dataset).table if options.raw else None,
+            table=Transforms.of(dataset).table if options.raw else None,
             seed=run.config.seed,
             on_progress=lambda done, total: line.update(done, total=total),
         )

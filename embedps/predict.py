@@ -22,6 +22,7 @@ from embedps.console.lines import say
 from embedps.console.progress import ProgressLine
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
+from embedps.features.transforms import Transforms
 from embedps.run.run_config import read_run
 from embedps.run.run_flags import add_model_and_data
 from embedps.run.shipped_packages import import_shipped
@@ -169,9 +170,9 @@ def _num_rows(path: Path, *, raw: bool) -> int:
 
 def _raw_reader(dataset: Dataset) -> Callable[..., Any]:
     """Checks that the dataset has transforms; gives the function that makes the reader."""
-    module = import_shipped("pipelines.transforms")
-    module.Transforms.of(dataset)
-    return partial(module.raw_reader, dataset)
+    transforms = Transforms.of(dataset)
+    reader = import_shipped("pipelines.ingestion.raw_records").RawReader
+    return partial(reader, transforms)
 
 
 def _parser(prog: str) -> command_line.Parser:

@@ -23,10 +23,10 @@ from embedps.console.lines import say
 from embedps.console.shutdown import stop_signals
 from embedps.data.dataset import Dataset
 from embedps.errors import UsageError
+from embedps.features.transforms import Transforms
 from embedps.run.run_config import RunConfig, read_run
 from embedps.run.run_flags import add_model_and_data
 from embedps.serving import unknown_queries
-from embedps.serving.dataset_transforms import transforms_of
 from embedps.serving.server.ranking import Ranking
 from embedps.storage.object_store import as_path
 
@@ -147,7 +147,7 @@ def _add(api: ModelApi, name: str, run: _Run, options: Any) -> None:
 
     recommender = run.config.recommender(run.dataset)
     seed = run.config.config.seed
-    transforms = transforms_of(run.dataset) if options.raw else None
+    transforms = Transforms.of(run.dataset) if options.raw else None
 
     def make(manifest: Manifest) -> LiveModel:
         return LiveModel(

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from embedps.data.dataset import Dataset, describe_file
 from embedps.data.dataset_metadata import CategoricalFeature, NumericFeature, Split
-from pipelines.ingestion.table_schema import SCHEMAS, Table
+from embedps.features.table_schema import SCHEMAS, Table
 
 NAMES = tuple(sorted(path.stem for path in SCHEMAS.glob("*.toml")))
 ROWS = {"train": 1024, "eval": 512}

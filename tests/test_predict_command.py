@@ -22,7 +22,7 @@ import embedps
 from embedps import predict
 from embedps.console import command_line
 from embedps.data.dataset import Dataset
-from pipelines.transforms import Transforms
+from embedps.features.transforms import Transforms
 from tests.builders import ROOT, TINY_DLRM, make_config, write_dataset
 from tests.pipelines.shop import NAMES, make, make_records, write_csv
 from tests.pipelines.shop import load as shop

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import zstandard
 
 from embedps import constants
-from pipelines.ingestion.table_schema import SCHEMAS
+from embedps.features.table_schema import SCHEMAS
 from tools.fuzz_inputs import LINES, TABLE, small_shard
 
 _ROW = {

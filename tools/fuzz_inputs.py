@@ -21,15 +21,15 @@ from embedps.data.dataset import FILE_NAME, Dataset
 from embedps.data.dataset_metadata import CategoricalFeature, DataFile, NumericFeature, Split
 from embedps.data.transforms_digest import read_digest, read_ids
 from embedps.errors import EmbedpsError
+from embedps.features import transforms
+from embedps.features.table_schema import Table
+from embedps.features.transforms import Transforms
 from embedps.scheduling.event_clock import EventClock
 from embedps.scheduling.ledger import Ledger, LedgerOptions
-from pipelines.ingestion import transforms
 from pipelines.ingestion.line_blocks import LineBlockReader
 from pipelines.ingestion.line_parser import LineParser
 from pipelines.ingestion.quoted_records import Records
 from pipelines.ingestion.raw_records import RawReader
-from pipelines.ingestion.table_schema import Table
-from pipelines.ingestion.transforms import Transforms
 from pipelines.report.profile import make_profile
 from tools.fuzz_folders import in_folder, in_memory
 

@@ -22,11 +22,11 @@ K = 3
 def formats() -> Mapping[str, Any]:
     """Makes the formats by signature."""
     from embedps.data.columns import Columns
+    from embedps.features.table_schema import Table
+    from embedps.features.transforms import Transforms
     from embedps.serving.server.made_columns import of_examples, of_raw
     from embedps.serving.server.requests import RequestFormat
     from embedps.serving.server.top_k_format import TopKFormat
-    from pipelines.ingestion.table_schema import Table
-    from pipelines.ingestion.transforms import Transforms
 
     columns = Columns(numerics=("I1", "I2"), ids=("C1", "C2"))
     usual = RequestFormat(columns, missing_id=-1)

@@ -10,9 +10,7 @@ from rich.text import Text
 
 from embedps.errors import printable
 
-FINGERPRINTS = (
-    "the id of a text is its fingerprint: embedps.pipelines.ingestion.text_values.fingerprint(text)"
-)
+FINGERPRINTS = "the id of a text is its fingerprint: embedps.features.text_values.fingerprint(text)"
 """What to say below a table of ids."""
 _UNBOUNDED = 10_000
 

@@ -1,7 +1,7 @@
 """The dataset on disk: Parquet shards of two splits, committed by `_dataset.json`.
 
     DIR/train/shard-00000-of-00008.parquet, DIR/eval/shard-…, DIR/_bad_lines.jsonl
-    DIR/_transforms.json    how input becomes features (pipelines/ingestion/transforms.py)
+    DIR/_transforms.json    how input becomes features (embedps/features/transforms.py)
     DIR/_dataset.json       written last: a directory without it is not a dataset
 
 Columns, all non-nullable: labels (float32, or int64 classes); numeric features (float32, NaN is

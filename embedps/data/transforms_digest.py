@@ -33,7 +33,7 @@ def declared(table: Mapping[str, Any]) -> dict[str, Any]:
     """Gives what a table declares of its values, by name, without what steps learned.
 
     Args:
-      table: its JSON form (pipelines/ingestion/table_schema.py), fitted or not.
+      table: its JSON form (embedps/features/table_schema.py), fitted or not.
     """
     return {name: _content(node, None) for name, node in _nodes(table).items()}
 
@@ -121,7 +121,7 @@ def no_digest(learned: Sequence[str]) -> str:
     return (
         f"has no digest of transforms: {', '.join(learned[:3])}{', …' if learned[3:] else ''} must "
         "be made with what the dataset's transforms learned, by embedps.pipelines.ingest "
-        "--transforms-of or embedps.pipelines.transforms (further files without one are not named)"
+        "--transforms-of or embedps.Transforms (further files without one are not named)"
     )
 
 

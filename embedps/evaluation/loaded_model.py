@@ -100,7 +100,7 @@ class LoadedModel(RestoredModel):
             mapping of names to arrays or lists. Labels and weights are not needed, unless the
             model's call uses them. A null number is NaN, a null id the missing id, a null list
             empty; labels, weights, keys and times must not be null. Other columns are ignored. Raw
-            records become features by `pipelines.transforms.Transforms`.
+            records become features by `embedps.Transforms`.
 
         Returns:
           What the model's call returns, by name: "score" if that is one tensor, the names of the
@@ -278,5 +278,5 @@ def _check_whole(table: pa.Table, name: str) -> None:
 def _wrong_type(name: str, wanted: str, kind: pa.DataType) -> UsageError:
     return UsageError(
         f"column {name!r} must have {wanted} but has {kind}: make features of raw records by "
-        "embedps.pipelines.transforms.Transforms"
+        "embedps.Transforms"
     )

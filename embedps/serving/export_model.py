@@ -19,6 +19,7 @@ from embedps.engine.model_signature import check_signature, signature_of
 from embedps.engine.recommender import Recommender
 from embedps.engine.step_model import StepModel
 from embedps.errors import CheckpointError
+from embedps.features.table_schema import Table
 from embedps.layers import stock_ops
 from embedps.serving import unknown_queries
 from embedps.serving.export_directory import EXTRA, describe, new_export
@@ -63,7 +64,7 @@ def export_model(
     top_k: int,
     unknown_query: UnknownQuery = unknown_queries.DEFAULT,
     row_dtype: RowDtype = "float32",
-    transforms: Any = None,
+    table: Table | None = None,
     seed: int = 0,
     on_progress: Progress = lambda done, total: None,
 ) -> Exported:
@@ -78,8 +79,7 @@ def export_model(
       top_k: how many of its candidates a retrieval model gives a request.
       unknown_query: what a query gets none of whose ids has been trained.
       row_dtype: of the stored rows.
-      transforms: the table of the dataset's `pipelines.transforms.Transforms`, to take raw values
-        too.
+      table: of the dataset's `embedps.Transforms`, to take raw values too.
       seed: the run's.
       on_progress: called with the rows that were read, and their total; each is read twice.
 
@@ -106,7 +106,7 @@ def export_model(
         check_tables(manifest, _tables_in_use(model), embedding_dim=model.embedding_dim)
         check_signature(manifest, signature_of(model))
         directory.check_content(manifest, manifest.files)
-        stock = StockModel(model, transforms, unknown_query=unknown_query)
+        stock = StockModel(model, table, unknown_query=unknown_query)
         load_dense(directory, manifest, model.named_variables)
         stacks = _stack(directory, manifest, stock, row_dtype, on_progress)
         stock.take(StockTables(stacks, stock.tables), top_k=top_k)

@@ -14,6 +14,7 @@ from embedps.console.lines import say
 from embedps.engine.row_padding import pad, padded_rows, repeated
 from embedps.engine.step_model import StepModel
 from embedps.errors import UsageError
+from embedps.features.table_schema import Table
 from embedps.layers import stock_ops
 from embedps.serving import unknown_queries
 from embedps.serving.inputs import Inputs, common_rows, tensor_name
@@ -54,7 +55,7 @@ class StockModel(tf.Module):
     def __init__(
         self,
         model: StepModel,
-        transforms: Any = None,
+        table: Table | None = None,
         *,
         unknown_query: UnknownQuery = unknown_queries.DEFAULT,
     ) -> None:
@@ -63,7 +64,7 @@ class StockModel(tf.Module):
         Args:
           model: the model.
           unknown_query: what a query gets none of whose ids has been trained.
-          transforms: the table of the dataset's Transforms, to take raw values too.
+          table: of the dataset's `embedps.Transforms`, to take raw values too.
 
         Raises:
           UsageError: the model has no call, its predictions need what a request has not, or a
@@ -76,10 +77,10 @@ class StockModel(tf.Module):
         self._query = self._predictions(QUERY) if is_retrieval else None
         self._unknown_query = unknown_query
         self._raw: StockTransforms | None = None
-        if transforms is not None:
+        if table is not None:
             missing_id = model.recommender.missing_id
             columns = self._all.inputs.columns
-            self._raw = StockTransforms(transforms, columns, missing_id=missing_id)
+            self._raw = StockTransforms(table, columns, missing_id=missing_id)
         self._tables: StockTables | None = None
         self._index: StockIndex | None = None
         self._captured: list[Any] = []

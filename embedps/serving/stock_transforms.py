@@ -1,12 +1,12 @@
 """A dataset's transforms in stock ops of TensorFlow: features of raw values.
 
-They give what `pipelines.transforms.Transforms` gives. A number that takes a logarithm may differ
+They give what `embedps.Transforms` gives. A number that takes a logarithm may differ
 in its last bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,15 +17,28 @@ from embedps import constants
 from embedps.data.columns import Columns
 from embedps.data.dataset import MISSING_ID, RARE_ID
 from embedps.errors import UsageError
+from embedps.features.table_schema import Column, Feature, Table
+from embedps.features.transform_steps import (
+    DAY_MS,
+    FIRST_WEEKDAY,
+    HOUR_MS,
+    Age,
+    Bucketize,
+    Clip,
+    Hash,
+    Hour,
+    Log1p,
+    MinCount,
+    Standardize,
+    TransformStep,
+    Weekday,
+)
 from embedps.serving.inputs import Inputs, lengths_name, tensor_name
 from embedps.serving.stock_hash import mixed, unsigned
 
 _DIGITS = 16
 _HEX = "0*[0-9a-fA-F]{1,16}"
 _RESERVED = "0*[fF]{15}[eEfF]"  # the bits of MISSING_ID and RARE_ID
-_HOUR_MS = 3_600_000
-_DAY_MS = 24 * _HOUR_MS
-_FIRST_WEEKDAY = 3  # 1970 began on a Thursday
 
 
 class StockTransforms(tf.Module):
@@ -36,12 +49,12 @@ class StockTransforms(tf.Module):
     """
 
     def __init__(
-        self, table: Any, columns: Columns, *, missing_id: int, takes_decoded: bool = False
+        self, table: Table, columns: Columns, *, missing_id: int, takes_decoded: bool = False
     ) -> None:
         """Takes what makes a model's columns.
 
         Args:
-          table: of the dataset's Transforms (pipelines/ingestion/table_schema.py).
+          table: of the dataset's `embedps.Transforms`.
           columns: those that the model reads.
           missing_id: the dataset's.
           takes_decoded: takes ids of texts, and times written as text, as the int64 that
@@ -53,10 +66,10 @@ class StockTransforms(tf.Module):
         super().__init__(name="transforms")
         self._table = table
         wanted = set(columns.names)
-        self._features: list[Any] = [f for f in table.features if f.name in wanted]
+        self._features = [f for f in table.features if f.name in wanted]
         made = {feature.name for feature in self._features}
         names = dict.fromkeys(name for f in self._features for name in f.sources)
-        self._sources: list[Any] = [table.column(name) for name in names]
+        self._sources = [table.column(name) for name in names]
         self._as_they_are = [name for name in names if name in wanted - made]  # such as a time
         rest = columns.keep(wanted - made - set(self._as_they_are))
         self._rest = Inputs(rest, missing_id=missing_id)
@@ -67,14 +80,14 @@ class StockTransforms(tf.Module):
             raise UsageError(
                 f"--raw: the model reads column {column.name!r} of {what}, for which TensorFlow "
                 "has no op: leave --raw out and send features, which "
-                "embedps.pipelines.transforms.Transforms.load(DATA).apply(batch) makes; or run "
+                "embedps.Transforms.load(DATA).apply(batch) makes; or run "
                 "embedps serve --raw, which takes texts"
             )
         self._kept = {
             feature.name: tf.Variable(step.kept, trainable=False, name="kept_ids")
             for feature in self._features
             for step in feature.steps
-            if step.op == "min_count" and len(step.kept)
+            if isinstance(step, MinCount) and step.kept is not None and len(step.kept)
         }
         names_of = [*self._rest.specs(), *(tensor_name(c.name) for c in self._sources)]
         names_of += [lengths_name(c.name) for c in self._sources if c.role == "list"]
@@ -146,7 +159,7 @@ class StockTransforms(tf.Module):
                 made[feature.name] = self._apply(feature, value)
         return made
 
-    def _decoded(self, column: Any, given: Mapping[str, tf.Tensor]) -> Any:
+    def _decoded(self, column: Column, given: Mapping[str, tf.Tensor]) -> Any:
         values = given[tensor_name(column.name)]
         if column.type == "hex":
             values = _hex_ids(values, self._table.missing, column.name)
@@ -156,12 +169,12 @@ class StockTransforms(tf.Module):
             return values
         return tf.RaggedTensor.from_row_lengths(values, given[lengths_name(column.name)])
 
-    def _apply(self, feature: Any, values: tf.Tensor) -> tf.Tensor:
+    def _apply(self, feature: Feature, values: tf.Tensor) -> tf.Tensor:
         for step in feature.steps:
-            if step.op == "min_count":
+            if isinstance(step, MinCount):
                 values = self._frequent(feature.name, values)
-            elif step.op in _STEPS:
-                values = _STEPS[step.op](values, step)
+            elif (made := _apply_step(step, values)) is not None:
+                values = made
             else:
                 raise UsageError(
                     f"--raw: feature {feature.name!r} has the transform {step.op}, which has no "
@@ -180,52 +193,31 @@ class StockTransforms(tf.Module):
         return tf.where(stays, ids, tf.constant(RARE_ID, tf.int64))
 
 
-def _log1p(x: tf.Tensor, step: Any) -> tf.Tensor:
-    return tf.where(tf.math.is_nan(x), x, tf.math.log1p(tf.maximum(x, 0)))
-
-
-def _clip(x: tf.Tensor, step: Any) -> tf.Tensor:
-    return tf.where(tf.math.is_nan(x), x, tf.clip_by_value(x, step.low, step.high))
-
-
-def _standardize(x: tf.Tensor, step: Any) -> tf.Tensor:
-    return (x - step.mean) / (step.std or 1.0)
-
-
-def _bucketize(x: tf.Tensor, step: Any) -> tf.Tensor:
-    bounds = tf.constant(step.bounds, tf.float64)
-    ids = tf.searchsorted(bounds, x, side="right", out_type=tf.int64)
-    return tf.where(tf.math.is_nan(x), tf.constant(MISSING_ID, tf.int64), ids)
-
-
-def _hash(ids: tf.Tensor, step: Any) -> tf.Tensor:
-    hashes = tf.math.floormod(_finalized(tf.bitcast(ids, tf.uint64)), unsigned(step.buckets))
-    return tf.where(tf.equal(ids, MISSING_ID), ids, tf.bitcast(hashes, tf.int64))
-
-
-def _hour(times: tf.Tensor, step: Any) -> tf.Tensor:
-    return times // _HOUR_MS % 24
-
-
-def _weekday(times: tf.Tensor, step: Any) -> tf.Tensor:
-    return (times // _DAY_MS + _FIRST_WEEKDAY) % 7
-
-
-def _age(times: tf.Tensor, step: Any) -> tf.Tensor:
-    until = tf.constant(step.until.timestamp() * 1000, tf.float64)
-    return (until - tf.cast(times, tf.float64)) / _DAY_MS
-
-
-_STEPS: Mapping[str, Callable[[tf.Tensor, Any], tf.Tensor]] = {
-    "log1p": _log1p,
-    "clip": _clip,
-    "standardize": _standardize,
-    "bucketize": _bucketize,
-    "hash": _hash,
-    "hour": _hour,
-    "weekday": _weekday,
-    "age": _age,
-}
+def _apply_step(step: TransformStep, x: tf.Tensor) -> tf.Tensor | None:
+    """Does in TensorFlow what the step does in NumPy; gives None if it has no twin."""
+    match step:
+        case Log1p():
+            return tf.where(tf.math.is_nan(x), x, tf.math.log1p(tf.maximum(x, 0)))
+        case Clip():
+            return tf.where(tf.math.is_nan(x), x, tf.clip_by_value(x, step.low, step.high))
+        case Standardize():
+            return (x - step.mean) / (step.std or 1.0)
+        case Bucketize():
+            bounds = tf.constant(step.bounds, tf.float64)
+            ids = tf.searchsorted(bounds, x, side="right", out_type=tf.int64)
+            return tf.where(tf.math.is_nan(x), tf.constant(MISSING_ID, tf.int64), ids)
+        case Hash():
+            words = _finalized(tf.bitcast(x, tf.uint64))
+            hashes = tf.math.floormod(words, unsigned(step.buckets))
+            return tf.where(tf.equal(x, MISSING_ID), x, tf.bitcast(hashes, tf.int64))
+        case Hour():
+            return x // HOUR_MS % 24
+        case Weekday():
+            return (x // DAY_MS + FIRST_WEEKDAY) % 7
+        case Age():
+            until = tf.constant(step.until.timestamp() * 1000, tf.float64)
+            return (until - tf.cast(x, tf.float64)) / DAY_MS
+    return None
 
 
 def _finalized(words: tf.Tensor) -> tf.Tensor:

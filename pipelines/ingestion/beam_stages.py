@@ -11,6 +11,7 @@ from pathlib import Path
 
 import apache_beam as beam
 
+from embedps.features.transforms import Transforms
 from embedps.storage.file_io import replacing
 
 from .column_statistics import fit_features
@@ -20,7 +21,6 @@ from .file_record import FileRecord, in_order
 from .ingest_job import BAD_LINES_NAME, IngestJob
 from .input_files import InputTask
 from .shard_writer import ShardRecord, ShardTask, write_shard
-from .transforms import Transforms
 
 _SHOWN_NAMES = 10
 

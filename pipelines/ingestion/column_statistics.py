@@ -16,14 +16,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from embedps.features.table_schema import Feature, Table
+from embedps.features.transform_steps import MinCount, Standardize
+from embedps.features.transforms import FOLDER_NAME, compute_feature, compute_numbers
 from embedps.splitmix import mix, unmix
 from embedps.storage.file_io import replacing
 
 from ..moments import Moments
 from .file_record import FileRecord
-from .table_schema import Feature, Table
-from .transform_steps import MinCount, Standardize
-from .transforms import FOLDER_NAME, compute_feature, compute_numbers
 from .work_dir import WorkDir
 
 _PIECE_IDS = 1 << 20

@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 
 from embedps.data.arrow_errors import UNREADABLE
 from embedps.errors import DatasetError
+from embedps.features.arrow_kinds import is_list
+from embedps.features.decode import decode_batch
+from embedps.features.table_schema import Table
 
-from .arrow_kinds import is_list
 from .bad_lines import BadLine
-from .decode import decode_batch
 from .line_parser import drop_rows
 from .path_columns import path_columns, with_path_columns
-from .table_schema import Table
 from .text_encoding import kind_of
 
 _BATCH_ROWS = 65536

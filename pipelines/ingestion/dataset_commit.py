@@ -16,13 +16,13 @@ from embedps.data.dataset_metadata import (
 )
 from embedps.data.transforms_digest import learned_features
 from embedps.errors import DatasetError
+from embedps.features.table_schema import Table
+from embedps.features.transforms import FILE_NAME as TRANSFORMS_NAME
+from embedps.features.transforms import Transforms
 
 from .file_record import FileRecord
 from .ingest_job import BAD_LINES_NAME, IngestJob
 from .shard_writer import ShardRecord, merged_sketches
-from .table_schema import Table
-from .transforms import FILE_NAME as TRANSFORMS_NAME
-from .transforms import Transforms
 from .work_dir import SPLITS
 
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from embedps.features.table_schema import Table
+
 from .shard_writer import ShardTask
 from .splits import SplitRule
-from .table_schema import Table
 from .work_dir import SPLITS, WorkDir
 
 BAD_LINES_NAME = "_bad_lines.jsonl"

@@ -16,13 +16,13 @@ import pyarrow as pa
 from pyarrow import csv
 
 from embedps.errors import DatasetError
+from embedps.features.decode import decode_batch
+from embedps.features.table_schema import Table
 
 from .bad_lines import BadLine
-from .decode import decode_batch
 from .line_blocks import MAX_LINE_BYTES, LineBlock
 from .path_columns import path_columns, with_path_columns
 from .quoted_records import RETURN_REASON, RecordFinder, Records
-from .table_schema import Table
 
 _NumberedLine = tuple[int, bytes]
 _Batch = tuple[list[_NumberedLine], pa.RecordBatch]

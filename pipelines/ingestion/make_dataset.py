@@ -13,6 +13,9 @@ import apache_beam as beam
 
 from embedps.data.dataset import FILE_NAME, Dataset
 from embedps.errors import DatasetError, UsageError
+from embedps.features.transforms import FILE_NAME as TRANSFORMS_NAME
+from embedps.features.transforms import FOLDER_NAME as TRANSFORMS_FOLDER
+from embedps.features.transforms import Transforms
 
 from .beam_runner import make_pipeline, run_pipeline, temporary_folder
 from .beam_stages import build
@@ -22,9 +25,6 @@ from .job_progress import progress_shown
 from .line_blocks import checksum_of
 from .lock import locked
 from .options import Options
-from .transforms import FILE_NAME as TRANSFORMS_NAME
-from .transforms import FOLDER_NAME as TRANSFORMS_FOLDER
-from .transforms import Transforms
 from .work_dir import SPLITS
 
 

@@ -12,9 +12,9 @@ from embedps.config_fields import MAX_INT64
 from embedps.console.command_line import Parser, number, path, text
 from embedps.data.dataset import ROW_GROUP_ROWS
 from embedps.errors import UsageError
+from embedps.features.table_schema import Table
 
 from .splits import SplitRule
-from .table_schema import Table
 
 _HELP = {
     "criteo": """\

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from embedps.data.arrow_errors import UNREADABLE
 from embedps.errors import DatasetError, UsageError
+from embedps.features.decode import decode_batch
+from embedps.features.table_schema import Column, Table
+from embedps.features.transforms import Transforms, compute_feature
 
-from .decode import decode_batch
 from .line_blocks import LineBlockReader
 from .line_parser import LineParser, drop_rows
 from .path_columns import path_columns, with_path_columns
-from .table_schema import Column, Table
-from .transforms import Transforms, compute_feature
 
 _MAGICS = {b"PAR1": "parquet", b"ORC": "orc"}
 

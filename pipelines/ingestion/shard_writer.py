@@ -16,11 +16,11 @@ from embedps.data.dataset import MISSING_ID
 from embedps.data.dataset_metadata import DataFile
 from embedps.data.distinct_ids import DistinctSketch
 from embedps.data.transforms_digest import KEY
+from embedps.features.transforms import Transforms
 from embedps.storage.file_io import replacing
 
 from .line_blocks import checksum_of
 from .sorted_runs import RUN_ROWS, SortedRunReader, SortedRunRecord
-from .transforms import Transforms
 from .work_dir import SPLITS, WorkDir
 
 _ROWS_PER_DICTIONARY_VALUE = 4

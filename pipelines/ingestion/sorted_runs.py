@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from embedps.features.table_schema import Table
 from embedps.splitmix import GOLDEN, mix, seed_hashes
 from embedps.storage.file_io import replacing
 
-from .table_schema import Table
 from .work_dir import WorkDir
 
 RUN_ROWS = 1 << 17

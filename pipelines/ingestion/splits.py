@@ -10,9 +10,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from embedps.errors import UsageError
+from embedps.features.table_schema import Table
 from embedps.splitmix import GOLDEN, mix, seed_hashes
-
-from .table_schema import Table
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import zstandard
 
 from embedps.data.dataset import Dataset
+from embedps.features.table_schema import LIST_TYPE, Table
 from pipelines.criteo_format import NUM_IDS, NUM_INTEGERS
-from pipelines.ingestion.table_schema import LIST_TYPE, Table
 
 
 def make_line(

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from embedps.data.dataset import Dataset
+from embedps.features.table_schema import Table
 from pipelines.ingestion.make_dataset import make_dataset
 from pipelines.ingestion.options import Options
-from pipelines.ingestion.table_schema import Table
 
 SHOP = """
 delimiter = ","

@@ -19,12 +19,12 @@ import pytest
 
 from embedps.data.dataset import Dataset
 from embedps.errors import DatasetError, UsageError
+from embedps.features.table_schema import Table
 from pipelines.criteo_format import FIELDS
 from pipelines.ingestion.input_files import find_inputs
 from pipelines.ingestion.make_dataset import make_dataset
 from pipelines.ingestion.options import Options, parse_options
 from pipelines.ingestion.splits import SplitRule
-from pipelines.ingestion.table_schema import Table
 from tests.pipelines.builders import files_of, make_line, make_lines, read_split, write_log
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,10 +16,10 @@ import pytest
 
 from embedps.console.command_line import run
 from embedps.errors import UsageError
+from embedps.features.table_schema import Table
 from pipelines.generate import main, parse_options
 from pipelines.ingestion.line_blocks import LineBlock
 from pipelines.ingestion.line_parser import LineParser
-from pipelines.ingestion.table_schema import Table
 from pipelines.synthetic import click_log, planted_model
 from pipelines.synthetic.click_log import CHUNK_ROWS, Options, generate
 from pipelines.synthetic.click_rows import COUNT_COLUMNS, ID_COLUMNS, MISSING_RANK, draw_rows

@@ -18,10 +18,10 @@ import pytest
 
 from embedps.data.dataset import RAGGED_TYPE, Dataset
 from embedps.errors import DatasetError, UsageError
+from embedps.features.table_schema import Table
+from embedps.features.text_values import fingerprint
+from embedps.features.transforms import Transforms
 from pipelines.ingestion.splits import SplitRule
-from pipelines.ingestion.table_schema import Table
-from pipelines.ingestion.text_values import fingerprint
-from pipelines.ingestion.transforms import Transforms
 from tests.pipelines.builders import read_split, write_log
 from tests.pipelines.shop import NAMES, SHOP, as_rows, as_texts, load, make, make_records, write_csv
 
@@ -46,7 +46,7 @@ def test_shards_hold_what_the_plain_function_makes_of_the_raw_rows(tmp_path: Pat
 
 def test_plain_function_needs_neither_beam_nor_tensorflow():
     code = (
-        "import sys, pipelines.ingestion.transforms; "
+        "import sys, embedps.features.transforms; "
         "print([m for m in ('tensorflow', 'apache_beam') if m in sys.modules])"
     )
     root = Path(__file__).resolve().parents[2]

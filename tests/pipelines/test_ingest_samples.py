@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from embedps.features.table_schema import Table
+from embedps.features.text_values import fingerprint
 from pipelines.ingestion.splits import SplitRule
-from pipelines.ingestion.table_schema import Table
-from pipelines.ingestion.text_values import fingerprint
 from tests.pipelines.builders import read_split, write_log
 from tests.pipelines.shop import make
 

@@ -88,10 +88,8 @@ def test_shipped_packages_work_by_names_that_no_folder_hides(folder):
     assert "--schema" in run(folder, *arguments).stdout
     program = (
         "from embedps.models import dlrm\n"
-        "from embedps.pipelines.transforms import Transforms\n"
         "from embedps.run.shipped_packages import import_shipped\n"
         "assert import_shipped('models.dlrm') is dlrm\n"
-        "assert import_shipped('pipelines.transforms').Transforms is Transforms\n"
     )
     run(folder, "-c", program)
 
@@ -118,9 +116,7 @@ def test_raw_reads_the_transforms_beside_folders_of_the_same_name(folder, tmp_pa
         "from pathlib import Path\n"
         "from embedps.data.dataset import Dataset\n"
         "from embedps.predict import _raw_reader\n"
-        "from embedps.serving.dataset_transforms import transforms_of\n"
         f"dataset = Dataset.open(Path({str(shop_data.directory)!r}))\n"
-        "assert transforms_of(dataset).table.read_columns\n"
         "made = _raw_reader(dataset)([*dataset.schema], (), 100)\n"
         f"(part,) = made.read(Path({str(logs)!r}))\n"
         "assert part.readable.all() and len(part.readable) == 50\n"

@@ -15,9 +15,9 @@ from embedps import export
 from embedps.console import command_line
 from embedps.data.columns import Columns
 from embedps.data.dataset import Dataset
+from embedps.features.table_schema import Table
+from embedps.features.transforms import Transforms
 from embedps.serving.stock_transforms import StockTransforms
-from pipelines.ingestion.table_schema import Table
-from pipelines.transforms import Transforms
 from tests.builders import make_config
 from tests.pipelines.shop import load as load_table
 from tests.pipelines.shop import make

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,6 +19,7 @@ from embedps.engine.model_signature import check_signature
 from embedps.engine.recommender import Recommender
 from embedps.errors import EmbedpsError
 from embedps.evaluation.loaded_model import LoadedModel
+from embedps.features.transforms import Transforms
 from embedps.serving.server.batcher import Answer
 from embedps.serving.server.graph_call import GraphCall
 from embedps.serving.server.ivf_index import SAMPLE_QUERIES
@@ -66,7 +66,7 @@ class LiveModel(LoadedModel):
         manifest: Manifest,
         *,
         ranking: Ranking = Ranking(),  # noqa: B008  frozen
-        transforms: Any = None,
+        transforms: Transforms | None = None,
         seed: int = 0,
     ) -> None:
         """Loads a manifest, and scores a few records, so that the first request does not wait.
@@ -77,7 +77,7 @@ class LiveModel(LoadedModel):
           directory: of the checkpoints.
           manifest: to load.
           ranking: how a retrieval model ranks its items.
-          transforms: the dataset's `pipelines.transforms.Transforms`, to take raw values too.
+          transforms: the dataset's `embedps.Transforms`, to take raw values too.
           seed: the run's.
 
         Raises:

@@ -14,6 +14,7 @@ from tensorflow.core.example.example_pb2 import Example
 from embedps.console.tf_logging import op_error_text
 from embedps.data.columns import Columns
 from embedps.errors import DatasetError
+from embedps.features.transforms import Transforms
 from embedps.serving.inputs import Inputs, lengths_name, tensor_name
 from embedps.serving.server.request_error import invalid
 from embedps.serving.server.requests import Request, RequestFormat, check_names
@@ -151,14 +152,14 @@ def _check_examples(given: Mapping[str, Array]) -> None:
 
 
 def of_raw(
-    form: RequestFormat, columns: Columns, transforms: Any, *, missing_id: int
+    form: RequestFormat, columns: Columns, transforms: Transforms, *, missing_id: int
 ) -> MadeColumns:
     """Makes the format of raw values, as an export's signature "raw" has it, and with texts.
 
     Args:
       form: of the requests that are made.
       columns: that the model's predictions depend on.
-      transforms: the dataset's (`pipelines.transforms.Transforms`).
+      transforms: the dataset's `embedps.Transforms`.
       missing_id: the dataset's.
 
     Raises:

@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from embedps.errors import DatasetError
+from embedps.features.table_schema import Table
+from embedps.features.text_values import fingerprint
 from pipelines.ingestion import columnar_input
 from pipelines.ingestion.bad_lines import BadLine
 from pipelines.ingestion.columnar_input import read_rows
 from pipelines.ingestion.job_progress import estimate_rows
-from pipelines.ingestion.table_schema import Table
-from pipelines.ingestion.text_values import fingerprint
 
 LABEL = {"name": "y", "as": "label"}
 USER = {"name": "user", "as": "categorical", "type": "string"}

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embedps.errors import DatasetError
+from embedps.features.table_schema import Table
+from embedps.features.transforms import Transforms
 from pipelines.criteo_format import FIELDS, IDS, INTEGERS
 from pipelines.ingestion.bad_lines import BadLine
 from pipelines.ingestion.line_blocks import LineBlock
 from pipelines.ingestion.line_parser import LineParser
-from pipelines.ingestion.table_schema import Table
-from pipelines.ingestion.transforms import Transforms
 from tests.pipelines.builders import make_line, make_lines
 
 

@@ -2,11 +2,11 @@
 
 import pytest
 
+from embedps.features.table_schema import Table
+from embedps.features.text_values import fingerprint
 from pipelines.ingestion.line_blocks import LineBlock
 from pipelines.ingestion.line_parser import LineParser
 from pipelines.ingestion.path_columns import path_columns
-from pipelines.ingestion.table_schema import Table
-from pipelines.ingestion.text_values import fingerprint
 
 NAMES = ["day", "city", "x", "e", "part"]
 COLUMNS = [

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embedps.features.table_schema import Table
+from embedps.features.text_values import fingerprint
 from pipelines.ingestion import line_blocks
 from pipelines.ingestion.bad_lines import BadLine
 from pipelines.ingestion.line_blocks import LineBlockReader
 from pipelines.ingestion.line_parser import LineParser
-from pipelines.ingestion.table_schema import Table
-from pipelines.ingestion.text_values import fingerprint
 
 TABLE = Table.parse(
     {

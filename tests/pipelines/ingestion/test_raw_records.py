@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from embedps.errors import UsageError
+from embedps.features.table_schema import Table
+from embedps.features.text_values import fingerprint
+from embedps.features.transforms import Transforms
 from pipelines.ingestion.raw_records import RawReader
-from pipelines.ingestion.table_schema import Table
-from pipelines.ingestion.text_values import fingerprint
-from pipelines.ingestion.transforms import Transforms
 
 COLUMNS = [
     {"name": "y", "as": "label"},

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 
 from embedps.errors import UsageError
+from embedps.features.table_schema import LIST_TYPE, Table
 from pipelines.ingestion.options import parse_options
 from pipelines.ingestion.splits import SplitRule, hash_rows
-from pipelines.ingestion.table_schema import LIST_TYPE, Table
 
 TABLE = Table.parse(
     {

@@ -10,14 +10,14 @@ import tensorflow as tf
 
 from embedps.data.columns import Columns
 from embedps.data.unit_reader import NUMERICS
+from embedps.features.text_values import fingerprint
+from embedps.features.transforms import Transforms
 from embedps.serving.server.json_bodies import columns_of, rows_of
 from embedps.serving.server.made_columns import of_raw
 from embedps.serving.server.messages import PredictRequest
 from embedps.serving.server.request_error import RequestError
 from embedps.serving.server.requests import RequestFormat, concatenate
 from embedps.serving.server.tensor_values import fill, read_vector
-from pipelines.ingestion.text_values import fingerprint
-from pipelines.transforms import Transforms
 from tests.pipelines.shop import load as load_table
 
 FORMAT = RequestFormat(

@@ -15,9 +15,9 @@ import tensorflow as tf
 import embedps
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.data.dataset import Dataset
+from embedps.features.transforms import Transforms
 from embedps.serving.export_model import export_model
 from embedps.serving.server import messages
-from pipelines.transforms import Transforms
 from tests.builders import latest, make_config
 from tests.pipelines.shop import load as load_table
 from tests.pipelines.shop import make
@@ -65,7 +65,7 @@ def test_signatures_are_those_of_the_export(
         tmp_path,
         latest(model_dir).number,
         top_k=1,
-        transforms=transforms.table,
+        table=transforms.table,
     )
     export = tf.saved_model.load(str(exported.path))
     assert replay(exported.path) == dict.fromkeys(export.signatures, 2)

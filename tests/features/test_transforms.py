@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from embedps.errors import DatasetError
-from pipelines.ingestion.table_schema import Feature, Table
-from pipelines.ingestion.transform_steps import MinCount
-from pipelines.ingestion.transforms import Transforms
+from embedps.features.table_schema import Feature, Table
+from embedps.features.transform_steps import MinCount
+from embedps.features.transforms import Transforms
 
 WRITERS = 4
 

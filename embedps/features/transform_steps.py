@@ -24,10 +24,10 @@ from embedps.errors import UsageError
 from embedps.splitmix import mix
 
 Kind = Literal["numbers", "ids", "times"]
-_HOUR_MS = 3_600_000
-_DAY_MS = 24 * _HOUR_MS
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
 _MOST = 1 << 62  # of buckets and of counts
-_FIRST_WEEKDAY = 3  # 1970 began on a Thursday
+FIRST_WEEKDAY = 3  # 1970 began on a Thursday
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +199,7 @@ class Hour(TransformStep):
     gives: ClassVar[Kind] = "ids"
 
     def apply(self, values: NDArray[Any]) -> NDArray[Any]:
-        return np.asarray(values // _HOUR_MS % 24)
+        return np.asarray(values // HOUR_MS % 24)
 
     def to_json(self) -> Any:
         return "hour"
@@ -214,7 +214,7 @@ class Weekday(TransformStep):
     gives: ClassVar[Kind] = "ids"
 
     def apply(self, values: NDArray[Any]) -> NDArray[Any]:
-        return np.asarray((values // _DAY_MS + _FIRST_WEEKDAY) % 7)
+        return np.asarray((values // DAY_MS + FIRST_WEEKDAY) % 7)
 
     def to_json(self) -> Any:
         return "weekday"
@@ -230,7 +230,7 @@ class Age(TransformStep):
     until: datetime
 
     def apply(self, values: NDArray[Any]) -> NDArray[Any]:
-        return np.asarray((self.until.timestamp() * 1000 - values) / _DAY_MS)
+        return np.asarray((self.until.timestamp() * 1000 - values) / DAY_MS)
 
     def to_json(self) -> Any:
         return {"age": self.until.isoformat()}

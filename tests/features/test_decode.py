@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embedps.errors import DatasetError
-from pipelines.ingestion.decode import decode_batch, decode_column
+from embedps.features.decode import decode_batch, decode_column
+from embedps.features.table_schema import Column, Table
+from embedps.features.text_values import fingerprint, text_decoder
 from pipelines.ingestion.line_blocks import LineBlock
 from pipelines.ingestion.line_parser import LineParser
-from pipelines.ingestion.table_schema import Column, Table
-from pipelines.ingestion.text_values import fingerprint, text_decoder
 
 COLUMNS = {
     "label": Column(name="c", role="label", type="number"),

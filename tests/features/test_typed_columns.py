@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from embedps.errors import DatasetError
-from pipelines.ingestion.decode import decode_column
-from pipelines.ingestion.table_schema import Column
-from pipelines.ingestion.text_values import fingerprint
+from embedps.features.decode import decode_column
+from embedps.features.table_schema import Column
+from embedps.features.text_values import fingerprint
 
 ID = Column(name="c", role="categorical", type="integer")
 STRING = Column(name="c", role="categorical", type="string")

@@ -17,7 +17,7 @@ r"""The declared schema of a table: its file format, its columns and the feature
     cross = ["C1", "C2"]
     transform = [{ hash = 100000 }]
 
-The fitted form of the same table is `_transforms.json` (pipelines/ingestion/transforms.py).
+The fitted form of the same table is `_transforms.json` (embedps/features/transforms.py).
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ import pyarrow as pa
 from embedps.config_fields import shown
 from embedps.data.dataset_metadata import LABEL_KINDS
 from embedps.errors import UsageError
+from embedps.features.transform_steps import TransformStep, finite_number, parse_step
 
-from .transform_steps import TransformStep, finite_number, parse_step
-
-SCHEMAS = Path(__file__).parent.parent / "schemas"
+SCHEMAS = Path(__file__).parent / "schemas"
 """The folder of the schemas that the package ships."""
 
 ROLES = (

@@ -9,7 +9,7 @@ on. It needs pyarrow, NumPy and xxhash, but not Beam or TensorFlow.
     transforms = Transforms.load(DIR)
     features = transforms.apply(batch)   # texts as in the log, or typed columns
 
-Users import it as `pipelines.transforms`.
+Users import it as `embedps.Transforms`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from embedps.config_fields import shown
 from embedps.data.dataset import MISSING_ID, Dataset
 from embedps.data.transforms_digest import KEY, declared, digest_of, read_ids
 from embedps.errors import DatasetError, UsageError
+from embedps.features.decode import decode_batch, decode_column, first_bad_row
+from embedps.features.table_schema import LIST_TYPE, Feature, Table
+from embedps.features.transform_steps import MinCount, TransformStep
 from embedps.splitmix import GOLDEN, mix
 from embedps.storage.file_io import replacing
-
-from .decode import decode_batch, decode_column, first_bad_row
-from .table_schema import LIST_TYPE, Feature, Table
-from .transform_steps import MinCount, TransformStep
 
 FILE_NAME = "_transforms.json"
 FOLDER_NAME = "_transforms"

@@ -16,11 +16,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from embedps.data.dataset import MISSING_ID
-
-from .arrow_kinds import is_list, reduce_kind, wrong_type
-from .table_schema import Column, Table
-from .text_lists import split_lists
-from .text_values import (
+from embedps.features.arrow_kinds import is_list, reduce_kind, wrong_type
+from embedps.features.table_schema import Column, Table
+from embedps.features.text_lists import split_lists
+from embedps.features.text_values import (
     MAX_INT,
     MAX_UNSIGNED_ID,
     MIN_INT,

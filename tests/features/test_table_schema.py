@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from embedps.errors import UsageError
-from pipelines.ingestion.table_schema import SCHEMAS, Table
+from embedps.features.table_schema import SCHEMAS, Table
 
 BASE = """
 [[column]]

@@ -1,0 +1,1 @@
+"""Features: the declared table, how its values are read, and the transforms fitted to them."""

@@ -171,7 +171,7 @@ def _add(api: ModelApi, name: str, run: _Run, options: Any) -> None:
             max_waiting=options.max_waiting,
             wait_secs=options.batch_wait_ms / 1000,
         ),
-        on_batch=api.count_batch(name),
+        on_batch=api.metrics.count_batch(name),
     )
 
 

@@ -1,103 +1,117 @@
-"""Counters, histograms and gauges in Prometheus' text format."""
+"""What `serve` counts and measures, as Prometheus reads it at `/metrics`."""
 
 from __future__ import annotations
 
-import bisect
-import threading
-from collections.abc import Callable, Iterable, Sequence
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.registry import Collector
 
-SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-ROWS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
+from embedps.serving.server.served_model import ServedModel
 
-Labels = tuple[tuple[str, str], ...]
-Sample = tuple[str, Labels, float]
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+_ROWS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 
-class Counter:
-    """Counts events by labels."""
+# By name, of each model: what it is, and its value when it is asked.
+_GAUGES: dict[str, tuple[str, Callable[[ServedModel], float]]] = {
+    "manifest_number": ("The manifest that is served.", lambda m: m.standing.number),
+    "manifest_step": ("Its training step.", lambda m: m.standing.step),
+    "manifest_age_seconds": (
+        "Time since its commit.",
+        lambda m: time.time() - m.standing.wall_time,
+    ),
+    "commit_to_visible_seconds": (
+        "From its commit until requests saw it.",
+        lambda m: m.standing.visible_secs,
+    ),
+    "apply_seconds": (
+        "For how long requests waited while it was applied.",
+        lambda m: m.standing.apply_secs,
+    ),
+    "applied_rows": ("Rows that it changed or removed.", lambda m: m.standing.applied_rows),
+    "follow_failing": (
+        "1 if the newest manifest cannot be served: GetModelStatus says why.",
+        lambda m: m.refusal is not None,
+    ),
+    "row_bytes": ("Memory of the rows and their index.", lambda m: m.standing.row_bytes),
+    "items": ("Items that are ranked for queries.", lambda m: m.standing.items),
+    "item_recall": (
+        "Share of the exact best items that a search finds, by a sample of queries.",
+        lambda m: 1.0 if m.model.items is None else m.model.items.recall,
+    ),
+    "item_bytes": ("Memory of their vectors.", lambda m: m.standing.item_bytes),
+}
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._values: dict[Labels, float] = {}
-
-    def add(self, **labels: str) -> None:
-        """Counts one."""
-        key = tuple(labels.items())
-        with self._lock:
-            self._values[key] = self._values.get(key, 0) + 1
-
-    def samples(self) -> list[Sample]:
-        """Gives the suffix, labels and value of each line."""
-        with self._lock:
-            return [("", key, value) for key, value in self._values.items()]
-
-
-class Histogram:
-    """Counts values by labels in buckets."""
-
-    def __init__(self, limits: Sequence[float]) -> None:
-        """Takes the buckets' upper limits, in order; the last bucket has none."""
-        self._limits = tuple(limits)
-        self._lock = threading.Lock()
-        self._counts: dict[Labels, list[int]] = {}
-        self._sums: dict[Labels, float] = {}
-
-    def add(self, value: float, **labels: str) -> None:
-        """Counts a value."""
-        key = tuple(labels.items())
-        with self._lock:
-            counts = self._counts.setdefault(key, [0] * (len(self._limits) + 1))
-            counts[bisect.bisect_left(self._limits, value)] += 1
-            self._sums[key] = self._sums.get(key, 0.0) + value
-
-    def samples(self) -> list[Sample]:
-        """Gives the suffix, labels and value of each line."""
-        made: list[Sample] = []
-        with self._lock:
-            for key, counts in self._counts.items():
-                total = 0
-                names = (*(f"{limit:g}" for limit in self._limits), "+Inf")
-                for name, count in zip(names, counts, strict=True):
-                    total += count
-                    made.append(("_bucket", (*key, ("le", name)), total))
-                made += [("_sum", key, self._sums[key]), ("_count", key, total)]
-        return made
+disable_created_metrics()  # of when each counter began
 
 
-class Gauge:
-    """Gives values when it is asked."""
+class ServerMetrics:
+    """Counts requests and batches, and reads the gauges of the models."""
 
-    def __init__(self, values: Callable[[], Iterable[tuple[dict[str, str], float]]]) -> None:
-        """Takes a function that gives labels and values."""
-        self._values = values
+    def __init__(self, models: Mapping[str, ServedModel]) -> None:
+        """Takes the models that are served, which may come later."""
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "embedps_requests_total",
+            "Requests by API and code.",
+            ("api", "code"),
+            registry=self._registry,
+        )
+        self._seconds = Histogram(
+            "embedps_request_seconds",
+            "Time to answer a request.",
+            ("api",),
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._batch_rows = Histogram(
+            "embedps_batch_rows",
+            "Records that were scored together.",
+            ("model",),
+            buckets=_ROWS,
+            registry=self._registry,
+        )
+        self._registry.register(_ModelGauges(models))
+        # To find a metric by its labels takes longer than to count.
+        self._counts_of = functools.cache(
+            lambda api, code: (self._requests.labels(api, code), self._seconds.labels(api))
+        )
 
-    def samples(self) -> list[Sample]:
-        """Gives the suffix, labels and value of each line."""
-        return [("", tuple(labels.items()), value) for labels, value in self._values()]
+    def count_request(self, api: str, code: str, secs: float) -> None:
+        """Counts a request by its code, and the seconds that it took."""
+        requests, seconds = self._counts_of(api, code)
+        requests.inc()
+        seconds.observe(secs)
 
-
-class Metrics:
-    """A set of metrics by name."""
-
-    def __init__(self) -> None:
-        self._metrics: dict[str, tuple[str, Counter | Histogram | Gauge]] = {}
-
-    def add(self, name: str, text: str, metric: Counter | Histogram | Gauge) -> None:
-        """Adds a metric; `text` says what it is, on one line."""
-        self._metrics[name] = (text, metric)
+    def count_batch(self, model: str) -> Callable[[int], None]:
+        """Gives the function that counts the rows of a model's batches."""
+        return self._batch_rows.labels(model).observe
 
     def text(self) -> str:
-        """Writes all metrics."""
-        lines = []
-        for name, (text, metric) in self._metrics.items():
-            lines += [f"# HELP {name} {text}", f"# TYPE {name} {type(metric).__name__.lower()}"]
-            for suffix, labels, value in metric.samples():
-                shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
-                lines.append(f"{name}{suffix}{{{shown}}} {value:.10g}")
-        return "\n".join(lines) + "\n"
+        """Writes all metrics in Prometheus' text format."""
+        return generate_latest(self._registry).decode()
 
 
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+class _ModelGauges(Collector):
+    """Asks each model for its values when Prometheus asks."""
+
+    def __init__(self, models: Mapping[str, ServedModel]) -> None:
+        self._models = models
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        for name, (text, value) in _GAUGES.items():
+            family = GaugeMetricFamily(f"embedps_{name}", text, labels=("model",))
+            for model, served in list(self._models.items()):
+                family.add_metric((model,), value(served))
+            yield family
+        rows = GaugeMetricFamily("embedps_rows", "Rows by table.", labels=("model", "table"))
+        for model, served in list(self._models.items()):
+            for table, count in served.standing.rows.items():
+                rows.add_metric((model, table), count)
+        yield rows

@@ -15,7 +15,7 @@ from embedps.serving.server.batcher import Answer
 from embedps.serving.server.health import Health
 from embedps.serving.server.live_items import QUERY
 from embedps.serving.server.live_model import LiveModel
-from embedps.serving.server.metrics import ROWS, SECONDS, Counter, Gauge, Histogram, Metrics
+from embedps.serving.server.metrics import ServerMetrics
 from embedps.serving.server.request_error import RequestError, invalid, short_text
 from embedps.serving.server.request_reader import UsualRequest
 from embedps.serving.server.request_size import Place, Room
@@ -45,13 +45,7 @@ class ModelApi:
         self.models: dict[str, ServedModel] = {}
         self.health = Health()
         self._token = token
-        self._requests, self._seconds = Counter(), Histogram(SECONDS)
-        self._batch_rows = Histogram(ROWS)
-        self.metrics = self._make_metrics()
-
-    def count_batch(self, name: str) -> Callable[[int], None]:
-        """Gives the function that counts a model's batches."""
-        return lambda rows: self._batch_rows.add(rows, model=name)
+        self.metrics = ServerMetrics(self.models)
 
     @contextmanager
     def counting(self, api: str) -> Iterator[None]:
@@ -70,8 +64,7 @@ class ModelApi:
             code = "INTERNAL"
             raise RequestError("INTERNAL", f"{type(error).__name__}: {error}") from error
         finally:
-            self._requests.add(api=api, code=code)
-            self._seconds.add(time.monotonic() - began, api=api)
+            self.metrics.count_request(api, code, time.monotonic() - began)
 
     def check_token(self, authorization: str | None) -> None:
         """Checks the header "authorization: Bearer TOKEN".
@@ -209,60 +202,6 @@ class ModelApi:
                 if response.model_version_status[i].version != version:
                     del response.model_version_status[i]
         return response
-
-    def _make_metrics(self) -> Metrics:
-        metrics = Metrics()
-        metrics.add("embedps_requests_total", "Requests by API and code.", self._requests)
-        metrics.add("embedps_request_seconds", "Time to answer a request.", self._seconds)
-        metrics.add("embedps_batch_rows", "Records that were scored together.", self._batch_rows)
-
-        def gauge(name: str, text: str, value: Callable[[ServedModel], float]) -> None:
-            metrics.add(
-                f"embedps_{name}",
-                text,
-                Gauge(lambda: [({"model": n}, value(m)) for n, m in self.models.items()]),
-            )
-
-        gauge("manifest_number", "The manifest that is served.", lambda m: m.standing.number)
-        gauge("manifest_step", "Its training step.", lambda m: m.standing.step)
-        gauge(
-            "manifest_age_seconds",
-            "Time since its commit.",
-            lambda m: time.time() - m.standing.wall_time,
-        )
-        gauge(
-            "commit_to_visible_seconds",
-            "From its commit until requests saw it.",
-            lambda m: m.standing.visible_secs,
-        )
-        gauge(
-            "apply_seconds",
-            "For how long requests waited while it was applied.",
-            lambda m: m.standing.apply_secs,
-        )
-        gauge("applied_rows", "Rows that it changed or removed.", lambda m: m.standing.applied_rows)
-        gauge(
-            "follow_failing",
-            "1 if the newest manifest cannot be served: GetModelStatus says why.",
-            lambda m: float(m.refusal is not None),
-        )
-        gauge("row_bytes", "Memory of the rows and their index.", lambda m: m.standing.row_bytes)
-        gauge("items", "Items that are ranked for queries.", lambda m: m.standing.items)
-        gauge(
-            "item_recall",
-            "Share of the exact best items that a search finds, by a sample of queries.",
-            lambda m: 1.0 if m.model.items is None else m.model.items.recall,
-        )
-        gauge("item_bytes", "Memory of their vectors.", lambda m: m.standing.item_bytes)
-        rows = Gauge(
-            lambda: [
-                ({"model": name, "table": table}, float(count))
-                for name, model in self.models.items()
-                for table, count in model.standing.rows.items()
-            ]
-        )
-        metrics.add("embedps_rows", "Rows by table.", rows)
-        return metrics
 
 
 def secs_left(deadline: float | None) -> float | None:

@@ -72,7 +72,7 @@ def serving(
         number=options.pop("number", None),
         follows=options.pop("follows", True),
         batching=Batching(max_batch_rows=1024, max_waiting=max_waiting, wait_secs=0.0),
-        on_batch=api.count_batch(NAME),
+        on_batch=api.metrics.count_batch(NAME),
     )
     api.models[NAME] = model
     api.health.set(True)

@@ -193,10 +193,10 @@ def _copy(sources: Sequence[Path], root: Path) -> float:
                     file.write(view[first : first + _CHUNK_BYTES])
                 os.fsync(file.fileno())
         for folder in (*folders, target, root):
-            file_io.sync_directory(folder)
+            file_io.store_of(folder).sync_directory(folder)
 
     secs = _timed(write)
-    file_io.remove_directory(target)
+    file_io.store_of(target).remove_directory(target)
     return secs
 
 

@@ -25,7 +25,7 @@ from embedps.run.run_config import read_run
 from embedps.run.run_flags import add_model_and_data
 from embedps.serving import unknown_queries
 from embedps.serving.export_directory import read_description
-from embedps.storage.object_store import ObjectPath, as_path
+from embedps.storage.object_store import as_path, is_local
 
 _ROW_DTYPES = ("float32", "bfloat16", "int8")
 
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.export") -> in
     """Exports a checkpoint."""
     options = _parser(prog).parse_args(arguments)
     output = as_path(options.output)
-    if isinstance(output, ObjectPath):
+    if not is_local(output):
         raise UsageError(f"--output {output} must be a local directory: copy the export there")
     model_dir = as_path(options.model_dir)
     run = read_run(model_dir, model=options.model)

@@ -34,7 +34,7 @@ from embedps.run.run_config import RunConfig
 from embedps.run.run_flags import RunFlags
 from embedps.run.tf_config import is_of_workers, read_tf_config
 from embedps.server import add_grace_flag, serve
-from embedps.storage.object_store import ObjectPath, local_dir
+from embedps.storage.object_store import is_local, local_dir
 
 if TYPE_CHECKING:  # it imports TensorFlow
     from embedps.cluster.worker_cluster import WorkerCluster
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str], prog: str = "python -m embedps.train") -> NoR
         make_replica_devices(run.config.cluster.replicas)
     recommender = run.recommender(dataset)
     model_dir = prepare_directory(run.config)
-    if isinstance(model_dir, ObjectPath):
+    if not is_local(model_dir):
         say(f"logs and TensorBoard's events are in {local_dir(model_dir)}")
     scored = _train(recommender, dataset, run.config)
     sys.stdout.flush()

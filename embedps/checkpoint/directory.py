@@ -94,7 +94,10 @@ class CheckpointDirectory:
     def numbers(self) -> list[int]:
         """Lists the numbers of the committed manifests, in order."""
         # As names: a follower lists thousands several times per second.
-        found = map(_MANIFEST_NAME.fullmatch, file_io.names_in(self.manifests_dir))
+        found = map(
+            _MANIFEST_NAME.fullmatch,
+            file_io.store_of(self.manifests_dir).names_in(self.manifests_dir),
+        )
         return sorted(int(match[1]) for match in found if match)
 
     def save_directories(self) -> list[tuple[int, Path]]:

@@ -144,7 +144,7 @@ class EvictedDirectory:
         try:
             for folder in list(self._folders()):
                 if int(folder.name.removeprefix(_FOLDER_PREFIX)) > number:
-                    file_io.remove_directory(folder)
+                    file_io.store_of(folder).remove_directory(folder)
         except OSError as error:
             raise CheckpointError(f"cannot remove files in {self.path}: {error}") from error
 

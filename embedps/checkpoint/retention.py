@@ -233,7 +233,7 @@ def _remove_manifests(
         file_io.unlink(path)
     for path in directory.manifests_dir.glob(f"*{constants.TEMPORARY_SUFFIX}"):
         file_io.unlink(path)
-    file_io.sync_directory(directory.manifests_dir)
+    file_io.store_of(directory.manifests_dir).sync_directory(directory.manifests_dir)
     return sorted(aside)
 
 
@@ -246,9 +246,9 @@ def _remove_saves(
     num_bytes = 0
     for number, path in directory.save_directories():
         if number <= newest and path.name not in needed:
-            num_bytes += file_io.remove_directory(path)
+            num_bytes += file_io.store_of(path).remove_directory(path)
             removed.append(path.name)
-    file_io.sync_directory(directory.path)
+    file_io.store_of(directory.path).sync_directory(directory.path)
     return removed, num_bytes
 
 

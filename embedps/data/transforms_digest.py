@@ -82,7 +82,7 @@ def read_ids(path: Path) -> npt.NDArray[np.int64]:
     from embedps.data.arrow_errors import UNREADABLE
 
     try:
-        with file_io.open_arrow(path) as source:
+        with file_io.store_of(path).open_arrow(path) as source:
             batch = pa.ipc.open_file(source).get_batch(0)
             batch.validate(full=True)
             found = batch.column(0)

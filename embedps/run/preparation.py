@@ -16,7 +16,7 @@ from embedps.run.cluster_config import NO_BOUND
 from embedps.run.config import TrainConfig
 from embedps.run.tf_config import read_tf_config
 from embedps.storage.file_io import write_bytes
-from embedps.storage.object_store import ObjectPath, as_path
+from embedps.storage.object_store import ObjectPath, as_path, is_local
 
 
 def open_dataset(config: TrainConfig) -> Dataset:
@@ -61,7 +61,7 @@ def check_watch(config: TrainConfig) -> Path | None:
     if config.watch is None:
         return None
     watched = as_path(config.watch)
-    if isinstance(watched, ObjectPath):
+    if not is_local(watched):
         _check_bucket(watched)
     elif not watched.is_dir():
         raise UsageError(f"--watch {watched} must be a directory: make it first")
@@ -78,7 +78,7 @@ def check_watch(config: TrainConfig) -> Path | None:
     return watched.absolute()
 
 
-def _check_bucket(watched: ObjectPath) -> None:
+def _check_bucket(watched: Path) -> None:
     bucket = ObjectPath(*watched.parts[:2])
     try:
         found = bucket.exists()
@@ -181,7 +181,7 @@ def prepare_directory(config: TrainConfig) -> Path:
       UsageError: it cannot be made or written.
     """
     model_dir = as_path(config.model_dir)
-    if isinstance(model_dir, ObjectPath):
+    if not is_local(model_dir):
         try:
             write_bytes(model_dir / "_writable", b"")
         except CheckpointError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import math
-import os
 import platform
 from contextlib import suppress
 from pathlib import Path
@@ -13,8 +12,7 @@ from typing import Any
 
 from embedps.errors import CheckpointError
 from embedps.score_names import EVALUATIONS_NAME
-from embedps.storage.file_io import NoFileError, open_file, read_bytes, write_bytes
-from embedps.storage.object_store import ObjectPath
+from embedps.storage.file_io import NoFileError, read_bytes, store_of, write_bytes
 
 SUMMARY_NAME = "summary.json"
 RESTARTS_NAME = "restarts.json"
@@ -77,12 +75,9 @@ class EvaluationReader:
           CheckpointError: the path is a directory or a FIFO.
         """
         try:
-            if isinstance(self._path, ObjectPath):
-                data = self._path.read_bytes()[self._offset :]
-            else:
-                with open_file(self._path) as file:
-                    file.seek(self._offset)
-                    data = file.read()
+            with store_of(self._path).open(self._path) as file:
+                file.seek(self._offset)
+                data = file.read()
         except FileNotFoundError:
             return []
         except NoFileError as error:
@@ -114,24 +109,15 @@ def _is_evaluation(line: Any) -> bool:
 
 
 def append_evaluation(model_dir: Path, evaluation: dict[str, Any]) -> None:
-    """Appends a line to a model directory's evaluation.jsonl; an object is written again with it.
-
-    A line that a kill or a full disk truncated before stays a line of its own.
+    """Appends a line to a model directory's evaluation.jsonl, as `Store.append_line` does.
 
     Raises:
       CheckpointError: it cannot be written.
     """
     path = model_dir / EVALUATIONS_NAME
     line = (json.dumps(evaluation) + "\n").encode()
-    if isinstance(path, ObjectPath):
-        write_bytes(path, (path.read_bytes() if path.exists() else b"") + line)
-        return
     try:
-        with open(path, "ab+") as file:
-            if file.tell() > 0:
-                file.seek(-1, os.SEEK_END)
-                line = line if file.read(1) == b"\n" else b"\n" + line
-            file.write(line)
+        store_of(path).append_line(path, line)
     except OSError as error:
         raise CheckpointError(f"cannot write {str(path)!r}: {error}") from error
 

@@ -84,7 +84,7 @@ class Arrivals:
         Raises:
           CheckpointError: it cannot be written.
         """
-        file_io.make_directories(self._folder)
+        file_io.store_of(self._folder).make_directories(self._folder)
         self._unmerged.append(self._write(len(self.files), arrivals))
         self.files += arrivals
         if len(self._unmerged) >= _MAX_FILES:

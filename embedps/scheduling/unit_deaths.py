@@ -245,7 +245,7 @@ class UnitDeaths:
         if text == self._written:
             return
         with suppress(OSError, CheckpointError):  # a full disk: failing checkpoints report it
-            file_io.write_note(self._path, (text + "\n").encode())
+            file_io.store_of(self._path).write_note(self._path, (text + "\n").encode())
             self._written = text
 
 

@@ -62,7 +62,7 @@ def new_export(output: Path, number: int) -> Iterator[Path]:
     """
     target, temporary = output / str(number), output / f".{number}.tmp"
     try:
-        file_io.make_directories(output)
+        file_io.store_of(output).make_directories(output)
         lock = FileLock(output / f".{number}.lock")
         held = lock.acquire()
     except OSError as error:
@@ -79,7 +79,7 @@ def new_export(output: Path, number: int) -> Iterator[Path]:
             yield temporary
             _sync(temporary)
             file_io.rename(temporary, target)
-            file_io.sync_directory(output)
+            file_io.store_of(output).sync_directory(output)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
@@ -91,8 +91,8 @@ def _sync(directory: Path) -> None:
     """Makes a directory and all in it survive a power cut."""
     for path in directory.rglob("*"):
         if path.is_dir():
-            file_io.sync_directory(path)
+            file_io.store_of(path).sync_directory(path)
         else:
             with open(path, "rb") as written:
                 os.fsync(written.fileno())
-    file_io.sync_directory(directory)
+    file_io.store_of(directory).sync_directory(directory)

@@ -17,22 +17,21 @@ import os
 import shutil
 import signal
 import stat
-import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import pyarrow as pa
 import xxhash
 
 from embedps import constants
 from embedps.errors import CheckpointError, DirectoryTakenError
-from embedps.storage.object_store import ObjectPath
+from embedps.storage.object_store import ObjectStore, is_local
+from embedps.storage.store import ListedFile, Store
 
 _CHUNK_BYTES = 1 << 20
-_SPOOL_BYTES = 64 << 20  # a larger upload is kept in a temporary file before it is sent
 
 
 def format_checksum(xxh3_64: int) -> str:
@@ -77,37 +76,8 @@ def read_bytes(path: Path) -> bytes:
       NoFileError: it is not a regular file.
       OSError: it cannot be read.
     """
-    if isinstance(path, ObjectPath):
-        return path.read_bytes()
-    with open_file(path) as file:
+    with store_of(path).open(path) as file:
         return file.read()
-
-
-def names_in(directory: Path) -> list[str]:
-    """Lists the names in a directory, local or of an object store; none if it is absent.
-
-    Raises:
-      OSError: it cannot be listed.
-    """
-    if isinstance(directory, ObjectPath):
-        return [each.name for each in directory.iterdir()]
-    try:
-        return os.listdir(directory)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def open_arrow(path: Path) -> pa.NativeFile:
-    """Opens a file for Arrow's readers; a local one is mapped.
-
-    Raises:
-      NoFileError: it is not a regular file.
-      OSError: it cannot be opened.
-    """
-    if isinstance(path, ObjectPath):
-        return path.open_input()
-    open_file(path).close()
-    return pa.memory_map(str(path))
 
 
 def block_bytes(num_bytes: int) -> int:
@@ -162,7 +132,7 @@ class Digest:
 def digest_file(path: Path) -> Digest:
     """Reads a file and computes its checksums."""
     digest = Digest()
-    with path.open_input() if isinstance(path, ObjectPath) else open_file(path) as file:
+    with store_of(path).open(path) as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest
@@ -208,7 +178,7 @@ def _die_if_fault(point: str) -> None:
 class ChecksummedFile(io.RawIOBase):
     """A file that is being written, with the checksums of what was written."""
 
-    def __init__(self, file: io.FileIO | tempfile.SpooledTemporaryFile[bytes]) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._digest = Digest()
 
@@ -237,32 +207,14 @@ class ChecksummedFile(io.RawIOBase):
 
 @contextmanager
 def write_atomically(path: Path) -> Iterator[ChecksummedFile]:
-    """Opens a file that appears at `path`, synced, when the block ends; not if the block raises.
-
-    Missing directories are made. A temporary file that a killed writer left is overwritten.
+    """Opens a file with checksums that appears at `path` as a whole, as `Store.committing` does.
 
     Raises:
       CheckpointError: it cannot be written; the file that was at `path` is unchanged.
     """
-    if isinstance(path, ObjectPath):
-        with tempfile.SpooledTemporaryFile(_SPOOL_BYTES) as whole:
-            yield ChecksummedFile(whole)
-            try:
-                whole.seek(0)
-                path.upload(whole)
-            except OSError as error:
-                raise CheckpointError(f"cannot write {str(path)!r}: {error}") from error
-        return
     try:
-        make_directories(path.parent)
-        with (
-            _renamed(path.with_name(path.name + constants.TEMPORARY_SUFFIX), path) as temporary,
-            open(temporary, "wb", buffering=0) as file,
-        ):
+        with store_of(path).committing(path) as file:
             yield ChecksummedFile(file)
-            _die_if_fault("io.fsync")
-            os.fsync(file.fileno())
-        sync_directory(path.parent)
     except OSError as error:
         raise CheckpointError(f"cannot write {str(path)!r}: {error}") from error
 
@@ -286,7 +238,7 @@ def replacing(path: Path, *, sync: bool = False) -> Iterator[Path]:
             with open(temporary, "rb") as written:
                 os.fsync(written.fileno())
     if sync:
-        sync_directory(path.parent)
+        _LOCAL.sync_directory(path.parent)
 
 
 @contextmanager
@@ -306,27 +258,6 @@ def write_bytes(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def write_note(path: Path, data: bytes) -> None:
-    """Writes a small file atomically; it outlives this process, but perhaps no power cut.
-
-    Only one process may write it. A process that dies here leaves at most one temporary file.
-
-    Raises:
-      OSError: a local file cannot be written.
-      CheckpointError: an object cannot be written.
-    """
-    if isinstance(path, ObjectPath):
-        write_bytes(path, data)
-        return
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
 def write_once(path: Path, data: bytes) -> None:
     """Writes a small file that no other process may write, and checks that none did.
 
@@ -335,33 +266,11 @@ def write_once(path: Path, data: bytes) -> None:
       DirectoryTakenError: another process wrote it meanwhile.
     """
     write_bytes(path, data)
-    # An object store has no locks: two writers may put one name, and the later one's bytes stay.
-    if isinstance(path, ObjectPath) and path.read_bytes() != data:
+    # Without locks, two writers may put one name, and the later one's bytes stay.
+    if not store_of(path).has_locks and read_bytes(path) != data:
         raise DirectoryTakenError(
             f"{path} was written by another run meanwhile: only one run may write to a directory"
         )
-
-
-def make_directories(path: Path) -> None:
-    """Makes a directory and its parents; they survive a power cut."""
-    if isinstance(path, ObjectPath) or path.is_dir():
-        return
-    make_directories(path.parent)
-    _die_if_fault("io.mkdir")
-    path.mkdir(exist_ok=True)
-    sync_directory(path.parent)
-
-
-def sync_directory(path: Path) -> None:
-    """Makes the renames and removals in a directory survive a power cut."""
-    if isinstance(path, ObjectPath):
-        return
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        _die_if_fault("io.fsync")
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def touch(path: Path) -> float:
@@ -370,15 +279,12 @@ def touch(path: Path) -> float:
     Raises:
       OSError: it may not be written.
     """
-    if isinstance(path, ObjectPath):
-        path.write_bytes(b"")
-    else:
-        path.touch()
+    path.touch()
     return path.stat().st_mtime
 
 
 def rename(source: Path, target: Path) -> None:
-    """Renames a file, over one that may be there; `sync_directory` makes the rename durable."""
+    """Renames a file, over one that may be there; `Store.sync_directory` makes it durable."""
     _die_if_fault("io.rename")
     source.replace(target)
 
@@ -389,17 +295,117 @@ def unlink(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def remove_directory(path: Path) -> int:
-    """Removes a directory and all in it; returns the total size of its files in bytes.
+class LocalStore(Store[Path]):
+    """Files of this machine's file systems."""
 
-    Of a link, only the link is removed: what it leads to may be another's.
-    """
-    if isinstance(path, ObjectPath):
-        return path.remove_tree()
-    if path.is_symlink():
-        unlink(path)
-        return 0
-    num_bytes = sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
-    _die_if_fault("io.unlink")
-    shutil.rmtree(path)
-    return num_bytes
+    has_locks = True
+
+    def open(self, path: Path) -> BinaryIO:
+        return open_file(path)
+
+    def open_arrow(self, path: Path) -> pa.NativeFile:
+        open_file(path).close()
+        return pa.memory_map(str(path))
+
+    def names_in(self, directory: Path) -> list[str]:
+        try:
+            return os.listdir(directory)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def _files_below(
+        self, directory: Path, known: Collection[str], on_unlisted: Callable[[str, OSError], None]
+    ) -> Iterator[ListedFile]:
+        folders = [""]
+        while folders:
+            folder = folders.pop()
+            try:
+                entries = list(os.scandir(directory / folder))
+            except OSError as error:
+                if not folder:
+                    raise
+                if not isinstance(error, FileNotFoundError):  # else it was removed meanwhile
+                    on_unlisted(folder, error)
+                continue
+            for entry in entries:
+                name = folder + entry.name
+                try:
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(name + "/")
+                    elif name not in known:
+                        found = _attributes(entry)
+                        yield ListedFile(
+                            modified_ns=found.st_mtime_ns, name=name, num_bytes=found.st_size
+                        )
+                except FileNotFoundError:
+                    continue
+
+    @contextmanager
+    def committing(self, path: Path) -> Iterator[IO[bytes]]:
+        """Writes beside `path`, over what a killed writer left there, and renames."""
+        self.make_directories(path.parent)
+        with (
+            _renamed(path.with_name(path.name + constants.TEMPORARY_SUFFIX), path) as temporary,
+            open(temporary, "wb", buffering=0) as file,
+        ):
+            yield file
+            _die_if_fault("io.fsync")
+            os.fsync(file.fileno())
+        self.sync_directory(path.parent)
+
+    def write_note(self, path: Path, data: bytes) -> None:
+        temporary = path.with_name(f".{path.name}.tmp")
+        try:
+            temporary.write_bytes(data)
+            os.replace(temporary, path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    def append_line(self, path: Path, line: bytes) -> None:
+        with open(path, "ab+") as file:
+            if file.tell() > 0:
+                file.seek(-1, os.SEEK_END)
+                line = line if file.read(1) == b"\n" else b"\n" + line
+            file.write(line)
+
+    def make_directories(self, path: Path) -> None:
+        if path.is_dir():
+            return
+        self.make_directories(path.parent)
+        _die_if_fault("io.mkdir")
+        path.mkdir(exist_ok=True)
+        self.sync_directory(path.parent)
+
+    def sync_directory(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            _die_if_fault("io.fsync")
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def remove_directory(self, path: Path) -> int:
+        if path.is_symlink():
+            unlink(path)
+            return 0
+        num_bytes = sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
+        _die_if_fault("io.unlink")
+        shutil.rmtree(path)
+        return num_bytes
+
+
+_LOCAL, _OBJECTS = LocalStore(), ObjectStore()
+
+
+def store_of(path: Path) -> Store[Any]:
+    """Finds the kind of storage that a path is of."""
+    return _LOCAL if is_local(path) else _OBJECTS
+
+
+def _attributes(entry: os.DirEntry[str]) -> os.stat_result:
+    """Gives those of the file, or those of a link that leads to none."""
+    try:
+        return entry.stat()
+    except OSError:
+        return entry.stat(follow_symlinks=False)

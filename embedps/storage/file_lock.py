@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from embedps.storage.file_io import NoFileError, make_directories
-from embedps.storage.object_store import ObjectPath
+from embedps.errors import CheckpointError
+from embedps.storage.file_io import NoFileError, store_of
 
 RUN_LOCK_NAME = ".run.lock"
 """In a model directory, the lock of the run that trains there."""
@@ -60,7 +60,7 @@ class FileLock:
           NoFileError: something else lies at the path.
           OSError: the file cannot be opened or locked.
         """
-        while not isinstance(self._path, ObjectPath):
+        while store_of(self._path).has_locks:
             descriptor = self._open()
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -110,6 +110,18 @@ class FileLock:
             return False
 
 
+def check_locks(path: Path, action: str) -> None:
+    """Checks that a lock in a directory keeps other processes out.
+
+    Raises:
+      CheckpointError: the store has no locks, so the action would not be safe.
+    """
+    if not store_of(path).has_locks:
+        raise CheckpointError(
+            f"{path}: an object store has no locks to {action} under: {action} in a local copy"
+        )
+
+
 @contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
     """Holds a file's lock while the block runs.
@@ -119,7 +131,7 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
     Yields:
       Whether the lock is held: always, unless not to `wait` and another process has it.
     """
-    make_directories(path.parent)
+    store_of(path).make_directories(path.parent)
     lock = FileLock(path)
     try:
         yield lock.acquire(wait=wait)

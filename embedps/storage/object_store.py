@@ -12,10 +12,10 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Generator
-from contextlib import suppress
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path, PosixPath
-from typing import Any
+from typing import IO, Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -24,8 +24,10 @@ import pyarrow.fs as pafs
 from embedps.config_fields import check_text
 from embedps.constants import OBJECT_SCHEMES
 from embedps.errors import UsageError
+from embedps.storage.store import ListedFile, Store
 
 _CHUNK_BYTES = 1 << 20
+_SPOOL_BYTES = 64 << 20  # a larger upload is kept in a temporary file before it is sent
 
 
 class ObjectPath(PosixPath):
@@ -104,6 +106,13 @@ class ObjectPath(PosixPath):
             file.write(data)
         return len(data)
 
+    def touch(self, *_: Any, **__: Any) -> None:
+        """Puts an empty object, whose time is new."""
+        self.write_bytes(b"")
+
+    def is_symlink(self) -> bool:
+        return False
+
     def upload(self, source: Any) -> None:
         """Puts the object from an open file; a large one in parts."""
         with self._filesystem.open_output_stream(self._key) as file:
@@ -144,6 +153,54 @@ class ObjectPath(PosixPath):
         return found
 
 
+class ObjectStore(Store[ObjectPath]):
+    """Objects, which appear as a whole by one upload; nothing locks them."""
+
+    has_locks = False
+
+    def open(self, path: ObjectPath) -> BinaryIO:
+        file: BinaryIO = path.open_input()
+        return file
+
+    def open_arrow(self, path: ObjectPath) -> pa.NativeFile:
+        return path.open_input()
+
+    def names_in(self, directory: ObjectPath) -> list[str]:
+        return [each.name for each in directory.iterdir()]
+
+    def _files_below(self, directory: ObjectPath, *_: Any) -> Iterator[ListedFile]:
+        for name, info in directory.objects():
+            yield ListedFile(modified_ns=info.mtime_ns or 0, name=name, num_bytes=info.size or 0)
+
+    @contextmanager
+    def committing(self, path: ObjectPath) -> Iterator[IO[bytes]]:
+        """Keeps the bytes until all are there: an upload cannot be taken back."""
+        with tempfile.SpooledTemporaryFile(_SPOOL_BYTES) as whole:
+            yield whole
+            whole.seek(0)
+            path.upload(whole)
+
+    def write_note(self, path: ObjectPath, data: bytes) -> None:
+        path.write_bytes(data)
+
+    def append_line(self, path: ObjectPath, line: bytes) -> None:
+        path.write_bytes((path.read_bytes() if path.exists() else b"") + line)
+
+    def make_directories(self, path: ObjectPath) -> None:
+        """Does nothing: an object needs no directory."""
+
+    def sync_directory(self, path: ObjectPath) -> None:
+        """Does nothing: an object that is there stays."""
+
+    def remove_directory(self, path: ObjectPath) -> int:
+        return path.remove_tree()
+
+
+def is_local(path: Path) -> bool:
+    """Tells whether a path is of this machine's file systems, and not of an object store."""
+    return not isinstance(path, ObjectPath)
+
+
 def as_path(location: str | Path) -> Path:
     """Makes a path of a local path or file:// URL, or an `ObjectPath` of an s3:// or gs:// URL.
 
@@ -182,7 +239,7 @@ def local_dir(directory: Path) -> Path:
     Raises:
       UsageError: that folder is another user's, or not private.
     """
-    if not isinstance(directory, ObjectPath):
+    if is_local(directory):
         return directory
     private = Path(tempfile.gettempdir(), f"embedps-{os.geteuid()}")
     _make_private(private)

@@ -24,9 +24,9 @@ from embedps.scheduling.ledger import Unit
 from embedps.scheduling.unit_deaths import SetAsideError
 from embedps.scheduling.unit_threads import OnFailure
 from embedps.scheduling.watch_ledger import WatchLedger, dataset_of
-from embedps.storage.file_io import NoFileError, open_file
-from embedps.storage.file_listing import ListedFile, list_files
-from embedps.storage.object_store import ObjectPath
+from embedps.storage.file_io import NoFileError, store_of
+from embedps.storage.object_store import is_local
+from embedps.storage.store import ListedFile
 
 _POLL_SECS = 0.25
 _OBJECTS_POLL_SECS = 1.0
@@ -136,14 +136,14 @@ class FileWatch:
             rows = f"rows {unit.first_row:,} to {unit.first_row + unit.num_rows:,}"
             self._tell(f"{rows} of {unit.path} are left out: {_message(error)}")
             return OnFailure.LEAVE_OUT
-        is_object = isinstance(self._directory, ObjectPath)
+        is_object = not is_local(self._directory)
         if is_object and isinstance(error, tf.errors.InternalError) and unit.path in error.message:
             self._tell(f"{unit.path} is tried again: {_message(error)}")
             return OnFailure.TRY_AGAIN
         return OnFailure.STOP
 
     def _run(self) -> None:
-        is_object = isinstance(self._directory, ObjectPath)
+        is_object = not is_local(self._directory)
         try:
             while not self._stop.is_set():
                 began = time.monotonic()
@@ -167,7 +167,7 @@ class FileWatch:
     def _new_files(self) -> list[ListedFile]:
         """Lists the files that were not taken, in order; none if they cannot be listed now."""
         try:
-            found = list_files(
+            found = store_of(self._directory).list_files(
                 self._directory, ".parquet", known=self._known, on_unlisted=self._tell_unlisted
             )
         except OSError as error:
@@ -251,7 +251,7 @@ class FileWatch:
             return _refused(file, "its name must be UTF-8: rename it")
         try:
             with (
-                path.open_input() if isinstance(path, ObjectPath) else open_file(path) as source,
+                store_of(path).open(path) as source,
                 pq.ParquetFile(source) as parquet,
             ):
                 schema, metadata = parquet.schema_arrow, parquet.metadata
@@ -260,7 +260,7 @@ class FileWatch:
         except NoFileError as error:
             return _refused(file, str(error.strerror))
         except FileNotFoundError:
-            if isinstance(path, ObjectPath) or not path.is_symlink():
+            if not path.is_symlink():
                 return None  # it was removed after the listing
             return self._unread(file, "is a link to a file that is absent")
         except UNREADABLE as error:

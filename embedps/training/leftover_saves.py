@@ -7,7 +7,6 @@ from contextlib import suppress
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.errors import CheckpointError
 from embedps.storage import file_io
-from embedps.storage.object_store import ObjectPath
 
 
 class LeftoverSaves:
@@ -37,7 +36,7 @@ class LeftoverSaves:
             for name in sorted(self._names):
                 path = self._directory.path / name
                 if name not in needed and path.is_dir():
-                    file_io.remove_directory(path)
+                    file_io.store_of(path).remove_directory(path)
                 self._names.discard(name)
 
     def remove_uncommitted(self) -> None:
@@ -46,7 +45,7 @@ class LeftoverSaves:
         Its dense files stay until the next commit: they show how far it came. In an object store
         nothing is removed, because no lock says that no other run writes there.
         """
-        if isinstance(self._directory.path, ObjectPath):
+        if not file_io.store_of(self._directory.path).has_locks:
             return
         with suppress(OSError, CheckpointError):
             newest = self._directory.latest()

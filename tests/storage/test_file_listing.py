@@ -5,14 +5,20 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from embedps.storage.file_listing import list_files
+from embedps.storage.file_io import store_of
 from embedps.storage.object_store import as_path
+from embedps.storage.store import ListedFile
 
 SEEN = ("b.parquet", "day=1/hour=2/a.parquet", "c.parquet")
 UNSEEN = ("_x.parquet", ".y.parquet", "_new/z.parquet", "a/.b/c.parquet", "d.parquet.tmp", "e.txt")
+
+
+def list_files(directory: Path, suffix: str, **options: Any) -> list[ListedFile]:
+    return store_of(directory).list_files(directory, suffix, **options)
 
 
 def test_files_come_by_modification_then_name(tmp_path: Path) -> None:

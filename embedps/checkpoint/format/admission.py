@@ -49,7 +49,7 @@ class AdmissionFile:
         """
         self.path = as_path(path)
         try:
-            file = file_io.open_arrow(self.path)
+            file = file_io.store_of(self.path).open_arrow(self.path)
             self._reader = pa.ipc.open_file(file)
             self._blocks = lengths.Blocks(file)
             self.schema: pa.Schema = self._reader.schema

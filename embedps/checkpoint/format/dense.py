@@ -80,7 +80,7 @@ def _read(path: Path, names: Collection[str] | None) -> list[tuple[str, np.ndarr
     """Reads all names, and the arrays of those in `names`."""
     arrays: dict[str, np.ndarray | None] = {}
     try:
-        with file_io.open_arrow(path) as source, pa.ipc.open_file(source) as reader:
+        with file_io.store_of(path).open_arrow(path) as source, pa.ipc.open_file(source) as reader:
             if not reader.schema.equals(SCHEMA):
                 raise CorruptCheckpointError(
                     f"{path}: expected the columns of a dense file ({', '.join(SCHEMA.names)}), "

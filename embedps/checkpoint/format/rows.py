@@ -48,7 +48,7 @@ class RowFile:
         """
         self.path = as_path(path)
         try:
-            file = file_io.open_arrow(self.path)
+            file = file_io.store_of(self.path).open_arrow(self.path)
             self._reader = pa.ipc.open_file(file)
             stored = self._reader.schema
             empty = stored.empty_table()

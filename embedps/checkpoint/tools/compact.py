@@ -29,8 +29,7 @@ from embedps.checkpoint.tools.replay import (
 )
 from embedps.errors import CheckpointError, CorruptCheckpointError
 from embedps.storage import file_io
-from embedps.storage.file_lock import locked
-from embedps.storage.object_store import ObjectPath
+from embedps.storage.file_lock import check_locks, locked
 
 WORK_NAME = "compacting"
 
@@ -64,10 +63,7 @@ def compact(directory: CheckpointDirectory) -> CompactResult | None:
         written.
       CorruptCheckpointError: a file is not what its manifest says. Nothing was committed.
     """
-    if isinstance(directory.path, ObjectPath):
-        raise CheckpointError(
-            f"{directory.path}: an object store has no locks to compact under: compact a local copy"
-        )
+    check_locks(directory.path, "compact")
     work = directory.path / WORK_NAME
     with (
         locked(directory.manifests_dir / ".compact.lock", wait=False) as held,
@@ -169,7 +165,7 @@ def _commit(
         if folder.exists():
             _remove_leftover(directory, folder)
         file_io.rename(work / folder.name, folder)
-        file_io.sync_directory(directory.path)
+        file_io.store_of(directory.path).sync_directory(directory.path)
         manifest = dataclasses.replace(
             newest,
             version=0,
@@ -190,4 +186,4 @@ def _remove_leftover(directory: CheckpointDirectory, folder: Path) -> None:
             raise CheckpointError(f"{folder} may be needed: {error}") from error
         if any(file.directory == folder.name for file in manifest.files):
             raise CheckpointError(f"{folder} belongs to manifest {number}: compact another chain")
-    file_io.remove_directory(folder)
+    file_io.store_of(folder).remove_directory(folder)

@@ -24,8 +24,7 @@ from embedps.checkpoint.lease import LeaseRenewer
 from embedps.checkpoint.tools.replay import Partition, make_partitions
 from embedps.errors import CheckpointError, DirectoryInUseError, UsageError
 from embedps.storage import file_io
-from embedps.storage.file_lock import RUN_LOCK_NAME, locked
-from embedps.storage.object_store import ObjectPath
+from embedps.storage.file_lock import RUN_LOCK_NAME, check_locks, locked
 
 WORK_NAME = "evicting"
 
@@ -100,10 +99,7 @@ def evict(
       CheckpointError: the directory has no manifest, or a file cannot be written.
       CorruptCheckpointError: a file is not what its manifest says. Nothing was committed.
     """
-    if isinstance(directory.path, ObjectPath):
-        raise CheckpointError(
-            f"{directory.path}: an object store has no locks to evict under: evict in a local copy"
-        )
+    check_locks(directory.path, "evict")
     work = directory.path / WORK_NAME
     with (
         locked(directory.path / RUN_LOCK_NAME, wait=False) as held,
@@ -231,7 +227,7 @@ def _commit(directory: CheckpointDirectory, read: Manifest, save: SaveSet, work:
             )
         folder = directory.path / f"delta-{save.number}"
         file_io.rename(work / folder.name, folder)
-        file_io.sync_directory(directory.path)
+        file_io.store_of(directory.path).sync_directory(directory.path)
         manifest = dataclasses.replace(
             newest,
             version=VERSION,

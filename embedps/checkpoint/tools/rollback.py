@@ -19,8 +19,7 @@ from embedps.checkpoint.lease import LeaseRenewer
 from embedps.errors import CheckpointError, DirectoryInUseError, UsageError
 from embedps.score_names import EVALUATIONS_NAME
 from embedps.storage import file_io
-from embedps.storage.file_lock import RUN_LOCK_NAME, locked
-from embedps.storage.object_store import ObjectPath
+from embedps.storage.file_lock import RUN_LOCK_NAME, check_locks, locked
 
 ASIDE_NAME = "evaluation.rolled-back.jsonl"
 
@@ -54,11 +53,7 @@ def rollback(directory: CheckpointDirectory, number: int) -> RollbackResult:
       CheckpointError: there is no such manifest (any more), or a file cannot be written.
       CorruptCheckpointError: a file is not what the manifest says. Nothing was committed.
     """
-    if isinstance(directory.path, ObjectPath):
-        raise CheckpointError(
-            f"{directory.path}: an object store has no locks to roll back under: roll back in a "
-            "local copy"
-        )
+    check_locks(directory.path, "roll back")
     with (
         locked(directory.path / RUN_LOCK_NAME, wait=False) as held,
         LeaseRenewer(directory, holder="rollback") as lease,

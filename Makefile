@@ -23,11 +23,11 @@ unexport PYTHONPATH
 unexport PYTHONHOME
 
 .DELETE_ON_ERROR:
-.PHONY: help env kernels train test test-slow test-all lint format types sanitize docs bazel bench bench-micro lock clean check-tools
+.PHONY: help env kernels train test test-slow test-all lint format types thread-safety sanitize docs bazel bench bench-micro lock clean check-tools
 .DEFAULT_GOAL := help
 
 help: ## say what there is
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 	@echo
 	@echo 'Variables: PYTHON=$(PYTHON) ROWS=$(ROWS) SEED=$(SEED) RUN=$(RUN) TRAIN_FLAGS TEST_JOBS=$(TEST_JOBS)'
 	@echo '  PYTEST_FLAGS BENCH_FLAGS'
@@ -56,6 +56,9 @@ format: env ## rewrite sources in the project's style
 
 types: env ## check types: mypy, strict
 	$(VENV)/bin/mypy
+
+thread-safety: env ## check what each lock of the row store guards: Clang's analysis
+	$(PY) -m tools.thread_safety
 
 sanitize: env ## run the C++ tests under ASan + UBSan and under TSan
 	$(PY) -m tools.sanitize

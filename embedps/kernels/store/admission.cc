@@ -191,7 +191,7 @@ void RowStore::Admit(const IdsByTable& batch, const ShownIds& shown, const Paral
                      Stripe& stripe = *stripes_[bin];
                      CounterMap* counters = counters_[bin].get();
                      int64_t admitted = 0, refused = 0;
-                     std::lock_guard<std::mutex> lock(stripe.mutex);
+                     const MutexLock lock(&stripe.mutex);
                      const TableEviction::Visit visit(evictions_[t].get(), &stripe);
                      PrefetchBin(last->bin);
                      const CounterPrefetch prefetch(counters, first, last);
@@ -223,10 +223,9 @@ Status RowStore::CutCounters(CutKind kind, bool drop_pending, uint32_t number,
   for (size_t bin = 0; bin < counters_.size(); ++bin) {
     CounterMap* counters = counters_[bin].get();
     if (counters == nullptr) continue;
-    std::mutex& mutex = stripes_[bin]->mutex;
     for (size_t at = 0;;) {
       {
-        std::lock_guard<std::mutex> lock(mutex);
+        const MutexLock lock(&stripes_[bin]->mutex);
         if (!counters->NextPage(number, drop_pending, all, &at, append)) break;
       }
       outgoing.Append(static_cast<int>(bin) / kStripes, &page);
@@ -243,7 +242,7 @@ Status RowStore::CopyCounters(const CounterSink& sink) const {
     if (counters_[bin] == nullptr) continue;
     for (size_t at = 0;;) {
       {
-        std::lock_guard<std::mutex> lock(stripes_[bin]->mutex);
+        const MutexLock lock(&stripes_[bin]->mutex);
         if (!counters_[bin]->CopyPage(&at, append)) break;
       }
       outgoing.Append(static_cast<int>(bin) / kStripes, &page);
@@ -275,7 +274,7 @@ int64_t RowStore::LoadCounters(const CounterColumns& columns,
     const int bin = t * kStripes + StripeOf(hashes.row);
     CounterMap* counters = counters_[bin].get();
     if (counters == nullptr) continue;  // the table has another policy by now
-    std::lock_guard<std::mutex> lock(stripes_[bin]->mutex);
+    const MutexLock lock(&stripes_[bin]->mutex);
     if (columns.removed[i]) {
       counters->Load(hashes, {id, 0, 0});
     } else if (stripes_[bin]->Find(hashes.place, id) != kNone) {
@@ -295,7 +294,7 @@ std::vector<AdmissionStats> RowStore::StatsOfAdmission() const {
   for (size_t bin = 0; bin < counters_.size(); ++bin) {
     AdmissionStats& table = stats[bin / kStripes];
     if (counters_[bin] == nullptr) continue;
-    std::lock_guard<std::mutex> lock(stripes_[bin]->mutex);
+    const MutexLock lock(&stripes_[bin]->mutex);
     table.counters += counters_[bin]->size();
     table.bytes += counters_[bin]->MemoryBytes();
   }

@@ -45,10 +45,10 @@ EvictedRows::EvictedRows(const RowLayout& layout, RowFileSchema schema, OpenFile
 
 EvictedRows::~EvictedRows() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(&mutex_);
     ended_ = true;
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
   thread_.join();
 }
 
@@ -73,8 +73,8 @@ std::unique_ptr<EvictedColumns> EvictedRows::MakeBatch() const {
 void EvictedRows::Add(int table, const RowHeader& row, EvictionCause cause, uint32_t step) {
   if (!active_.load(std::memory_order_relaxed)) return;
   const int64_t millis = NowMillis();
-  std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [this] { return ended_ || current_ != nullptr || !free_.empty(); });
+  const MutexLock lock(&mutex_);
+  while (!ended_ && current_ == nullptr && free_.empty()) changed_.Wait(&mutex_);
   if (ended_) return;
   if (current_ == nullptr) {
     current_ = std::move(free_.back());
@@ -100,31 +100,33 @@ void EvictedRows::Add(int table, const RowHeader& row, EvictionCause cause, uint
   current_->evicted_millis.push_back(millis);
   if (++rows.num_rows < batch_rows_) return;
   items_.push_back({std::move(current_), nullptr, {}});
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 EvictedFileInfo EvictedRows::NextFile(const std::string& path) {
   std::promise<EvictedFileInfo> finished;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(&mutex_);
     if (!active_.load(std::memory_order_relaxed)) {
       for (size_t i = 0; i < kBatches; ++i) free_.push_back(MakeBatch());
     }
     items_.push_back({std::move(current_), &finished, path});
     active_.store(true, std::memory_order_relaxed);
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
   return finished.get_future().get();
 }
 
 void EvictedRows::Run() {
-  std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
-    changed_.wait(lock, [this] { return ended_ || !items_.empty(); });
-    if (ended_) return;
-    Item item = std::move(items_.front());
-    items_.pop_front();
-    lock.unlock();
+    Item item;
+    {
+      const MutexLock lock(&mutex_);
+      while (!ended_ && items_.empty()) changed_.Wait(&mutex_);
+      if (ended_) return;
+      item = std::move(items_.front());
+      items_.pop_front();
+    }
     if (item.batch != nullptr) {
       Write(*item.batch);
       Clear(item.batch.get());
@@ -135,10 +137,10 @@ void EvictedRows::Run() {
       num_files_ = 0;
       item.finished->set_value(std::exchange(info_, EvictedFileInfo()));
     }
-    lock.lock();
     if (item.batch == nullptr) continue;
+    const MutexLock lock(&mutex_);
     free_.push_back(std::move(item.batch));
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
 }
 

@@ -3,18 +3,17 @@
 #define EMBEDPS_KERNELS_STORE_EVICTED_ROWS_H_
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <future>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "embedps/kernels/files/evicted_file.h"
+#include "embedps/kernels/runtime/mutex.h"
 #include "embedps/kernels/runtime/status.h"
 #include "embedps/kernels/store/eviction.h"
 #include "embedps/kernels/store/row_layout.h"
@@ -80,12 +79,12 @@ class EvictedRows {
   const OpenFile open_;
   std::atomic<bool> active_{false};
 
-  std::mutex mutex_;                                   // guards the four below
-  std::unique_ptr<EvictedColumns> current_;            // null until the first row
-  std::vector<std::unique_ptr<EvictedColumns>> free_;  // batches without rows
-  std::deque<Item> items_;
-  bool ended_ = false;
-  std::condition_variable changed_;
+  Mutex mutex_;
+  std::unique_ptr<EvictedColumns> current_ GUARDED_BY(mutex_);  // null until the first row
+  std::vector<std::unique_ptr<EvictedColumns>> free_ GUARDED_BY(mutex_);  // batches without rows
+  std::deque<Item> items_ GUARDED_BY(mutex_);
+  bool ended_ GUARDED_BY(mutex_) = false;
+  CondVar changed_;
 
   // Of the thread.
   std::string path_;

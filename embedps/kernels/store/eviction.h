@@ -46,10 +46,10 @@ inline uint32_t Wrap(uint32_t number, uint32_t used) {
 }
 
 // The row numbers that a displacement compares: at equal distances, from a hand on, which is below
-// the number of rows that the stripe has used.
+// the number of rows that the stripe has used. The caller holds its lock as long as they live.
 class Candidates {
  public:
-  Candidates(const Stripe& stripe, uint32_t hand)
+  Candidates(const Stripe& stripe, uint32_t hand) EXCLUSIVE_LOCKS_REQUIRED(stripe.mutex)
       : stripe_(stripe), count_(std::min(kCandidates, stripe.used())) {
     const uint32_t used = stripe.used(), distance = Distance(used);
     for (uint32_t i = 0; i < count_; ++i) {
@@ -67,7 +67,7 @@ class Candidates {
 
   // Prefetches them and those of the next hands, `hands` in all. Except at the end of a chunk, the
   // next hand's candidates are the rows after them.
-  [[gnu::always_inline]] void Prefetch(uint32_t hands) const {
+  [[gnu::always_inline]] void Prefetch(uint32_t hands) const NO_THREAD_SAFETY_ANALYSIS {
     for (uint32_t i = 0; i < count_; ++i) {
       const char* row = reinterpret_cast<const char*>(stripe_.Row(numbers_[i]));
       for (uint32_t k = 0; k < hands; ++k) __builtin_prefetch(row + k * stripe_.row_bytes());
@@ -75,7 +75,7 @@ class Candidates {
   }
 
   // Returns the worst live one, the first of several, or kNone. Prefetches those of the next hand.
-  uint32_t Worst(EvictionOrder order) const {
+  uint32_t Worst(EvictionOrder order) const NO_THREAD_SAFETY_ANALYSIS {
     uint32_t worst = kNone;
     uint64_t least = UINT64_MAX;  // more than any row's: a frequency has 29 bits
     for (uint32_t i = 0; i < count_; ++i) {
@@ -101,7 +101,8 @@ class Candidates {
 // Returns the worst of a stripe's candidates, or kNone if the stripe has no row. The candidates are
 // the live ones of kCandidates row numbers from the stripe's hand on; if none of them lives, it is
 // the next live row. The hand moves by one.
-inline uint32_t WorstCandidate(EvictionOrder order, Stripe* stripe) {
+inline uint32_t WorstCandidate(EvictionOrder order, Stripe* stripe)
+    EXCLUSIVE_LOCKS_REQUIRED(stripe->mutex) {
   const uint32_t used = stripe->used();
   if (stripe->live() == 0) return kNone;
   uint32_t& hand = stripe->hand;
@@ -121,7 +122,7 @@ inline uint32_t WorstCandidate(EvictionOrder order, Stripe* stripe) {
 // Begins a visit of a stripe, during which the caller holds its lock, and changes rows by
 // displacements and inserts only. If the last visit displaced rows, this one will too: prefetches
 // what its first displacement compares.
-inline void BeginDisplacements(Stripe* stripe) {
+inline void BeginDisplacements(Stripe* stripe) EXCLUSIVE_LOCKS_REQUIRED(stripe->mutex) {
   if (stripe->displacements.in_visit > 0) {
     Candidates(*stripe, Wrap(stripe->hand, stripe->used())).Prefetch(3);
   }
@@ -131,7 +132,8 @@ inline void BeginDisplacements(Stripe* stripe) {
 // Returns what WorstCandidate returns, and moves the hand likewise, within a visit. Two
 // displacements ago the choice was found already, and it stands if the rows that were replaced
 // since are not among its candidates.
-inline uint32_t NextDisplaced(EvictionOrder order, Stripe* stripe) {
+inline uint32_t NextDisplaced(EvictionOrder order, Stripe* stripe)
+    EXCLUSIVE_LOCKS_REQUIRED(stripe->mutex) {
   const Stripe::Displacements& known = stripe->displacements;
   const uint32_t used = stripe->used(), hand = stripe->hand;
   if (known.in_visit < 2 || known.next == kNone || Candidates::Has(known.changed[0], hand, used) ||
@@ -146,7 +148,8 @@ inline uint32_t NextDisplaced(EvictionOrder order, Stripe* stripe) {
 // they will use: the candidates of the third, and the row that the second will remove, where a new
 // one will be, with its index entry. Each needs the memory that an earlier call prefetched. The
 // first was the second of the call before.
-inline void PrepareDisplacements(EvictionOrder order, uint32_t displaced, Stripe* stripe) {
+inline void PrepareDisplacements(EvictionOrder order, uint32_t displaced, Stripe* stripe)
+    EXCLUSIVE_LOCKS_REQUIRED(stripe->mutex) {
   Stripe::Displacements& known = stripe->displacements;
   const uint32_t used = stripe->used();
   known.next = known.second;

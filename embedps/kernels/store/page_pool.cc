@@ -34,17 +34,17 @@ __attribute__((no_sanitize("thread"))) void TouchPages(char* begin, char* end) {
 
 PagePool::~PagePool() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(&mutex_);
     ended_ = true;
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
   if (toucher_.joinable()) toucher_.join();
   for (const Region& region : regions_) munmap(region.mapped, region.mapped_bytes);
 }
 
 char* PagePool::Allocate(size_t bytes) {
   bytes = RoundUp(bytes, 64);
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(&mutex_);
   used_bytes_ += bytes;
   if (char* piece = TakeFreed(bytes)) return piece;
   largest_piece_ = std::max(largest_piece_, bytes);
@@ -59,14 +59,14 @@ char* PagePool::Allocate(size_t bytes) {
   allocated_bytes_ += bytes;
   if (used_bytes_ >= kTouchFromBytes) {
     if (!toucher_.joinable()) toucher_ = std::thread([this] { TouchAhead(); });
-    if (AheadBytes() < TargetAheadBytes()) changed_.notify_one();
+    if (AheadBytes() < TargetAheadBytes()) changed_.NotifyOne();
   }
   return piece;
 }
 
 void PagePool::Free(char* piece, size_t bytes) {
   bytes = RoundUp(bytes, 64);
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(&mutex_);
   used_bytes_ -= bytes;
   AddFreed(piece, bytes);
 }
@@ -103,17 +103,17 @@ void PagePool::LeaveRegion(Region* region) {
 }
 
 void PagePool::SetMostBytes(size_t bytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(&mutex_);
   most_bytes_ = bytes;
 }
 
 void PagePool::SetMostAheadBytes(size_t bytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(&mutex_);
   most_ahead_bytes_ = bytes;
 }
 
 int64_t PagePool::SpareBytes() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(&mutex_);
   size_t bytes = 0;
   for (const Region& region : regions_) bytes += std::max(region.allocated, region.touched);
   return static_cast<int64_t>(bytes - used_bytes_);
@@ -157,10 +157,10 @@ size_t PagePool::TargetAheadBytes() const {
 }
 
 void PagePool::TouchAhead() {
-  std::unique_lock<std::mutex> lock(mutex_);
+  const MutexLock lock(&mutex_);
   while (!ended_) {
     if (AheadBytes() >= TargetAheadBytes()) {
-      changed_.wait(lock);
+      changed_.Wait(&mutex_);
       continue;
     }
     size_t i = current_;
@@ -177,9 +177,9 @@ void PagePool::TouchAhead() {
         most_bytes_ == SIZE_MAX ? kHugePageBytes : std::min(kHugePageBytes, missing);
     const size_t last = std::min(region.bytes, first + step);
     char* const begin = region.begin;
-    lock.unlock();
+    mutex_.Unlock();
     TouchPages(begin + first, begin + last);
-    lock.lock();
+    mutex_.Lock();
     regions_[i].touched = last;
     if (i < current_) LeaveRegion(&regions_[i]);
   }

@@ -3,13 +3,13 @@
 #define EMBEDPS_KERNELS_STORE_PAGE_POOL_H_
 
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <thread>
 #include <vector>
+
+#include "embedps/kernels/runtime/mutex.h"
 
 namespace embedps {
 
@@ -63,28 +63,28 @@ class PagePool {
     FreePiece* next;
   };
 
-  void AddRegion(size_t min_bytes);
-  char* TakeFreed(size_t bytes);
-  void AddFreed(char* piece, size_t bytes);
-  void LeaveRegion(Region* region);
+  void AddRegion(size_t min_bytes) EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  char* TakeFreed(size_t bytes) EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AddFreed(char* piece, size_t bytes) EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void LeaveRegion(Region* region) EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Bytes that are touched but not allocated: how many there are, and how many there should be.
-  size_t AheadBytes() const;
-  size_t TargetAheadBytes() const;
+  size_t AheadBytes() const EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  size_t TargetAheadBytes() const EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TouchAhead();
 
-  mutable std::mutex mutex_;  // guards everything below except the thread
-  std::vector<Region> regions_;
-  size_t current_ = 0;  // the region to allocate from
-  size_t used_bytes_ = 0;
-  size_t allocated_bytes_ = 0;  // of all regions
-  size_t largest_piece_ = 0;
-  size_t most_bytes_ = SIZE_MAX;
-  size_t most_ahead_bytes_ = SIZE_MAX;
-  std::map<size_t, FreePiece*> freed_;  // by size, each in a list
-  bool ended_ = false;
-  std::condition_variable changed_;
+  mutable Mutex mutex_;
+  std::vector<Region> regions_ GUARDED_BY(mutex_);
+  size_t current_ GUARDED_BY(mutex_) = 0;  // the region to allocate from
+  size_t used_bytes_ GUARDED_BY(mutex_) = 0;
+  size_t allocated_bytes_ GUARDED_BY(mutex_) = 0;  // of all regions
+  size_t largest_piece_ GUARDED_BY(mutex_) = 0;
+  size_t most_bytes_ GUARDED_BY(mutex_) = SIZE_MAX;
+  size_t most_ahead_bytes_ GUARDED_BY(mutex_) = SIZE_MAX;
+  std::map<size_t, FreePiece*> freed_ GUARDED_BY(mutex_);  // by size, each in a list
+  bool ended_ GUARDED_BY(mutex_) = false;
+  CondVar changed_;
   std::atomic<int64_t> elsewhere_{0};
-  std::thread toucher_;
+  std::thread toucher_ GUARDED_BY(mutex_);
 };
 
 // Allocates from a pool, which outlives what is allocated, for the vectors of a store.

@@ -137,7 +137,7 @@ void RowStore::LookUp(const IdsByTable& batch, bool insert, const ShownIds* show
                      Stripe& stripe = *stripes_[bin];
                      const int t = bin / kStripes;
                      const bool admits = HasAdmission(config_.tables[t]);
-                     std::lock_guard<std::mutex> lock(stripe.mutex);
+                     const MutexLock lock(&stripe.mutex);
                      const TableEviction::Visit visit(evictions_[t].get(), &stripe);
                      PrefetchBin(last->bin);
                      RowFinder finder(stripe, first, last);
@@ -216,7 +216,7 @@ void RowStore::Update(const IdsByTable& batch, const float* gradients, float lea
                      RowUpdater updater(layout_, config_.optimizer,
                                         config_.tables[bin / kStripes].seed, salts_[bin / kStripes],
                                         learning_rate, step);
-                     std::lock_guard<std::mutex> lock(stripe.mutex);
+                     const MutexLock lock(&stripe.mutex);
                      PrefetchBin(last->bin);
                      RowFinder finder(stripe, first, last);
                      int64_t skipped = 0;
@@ -256,7 +256,7 @@ void RowStore::CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pend
   BlockList<int64_t> pending_removed(pool_), open_removed(pool_);
   uint32_t num_rows;
   {
-    std::lock_guard<std::mutex> lock(stripe.mutex);
+    const MutexLock lock(&stripe.mutex);
     pending.Swap(&stripe.pending);
     pending_removed.Swap(&stripe.pending_removed);
     open.Swap(&stripe.open);
@@ -278,7 +278,7 @@ void RowStore::CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pend
   std::vector<int64_t> removed =
       merge(&pending_removed, &open_removed, [](auto* ids) { SortIds(ids); });
   if (!rows.empty() || !removed.empty()) {
-    std::lock_guard<std::mutex> lock(stripe.mutex);
+    const MutexLock lock(&stripe.mutex);
     stripe.pending.Swap(&pending);
     stripe.pending_removed.Swap(&pending_removed);
   }
@@ -295,7 +295,7 @@ void RowStore::CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pend
   for (uint32_t first = 0; first < num_rows; first += kSliceRows) {
     const uint32_t last = std::min(num_rows, first + kSliceRows);
     outgoing->Reserve(last - first);  // not under the lock
-    std::lock_guard<std::mutex> lock(stripe.mutex);
+    const MutexLock lock(&stripe.mutex);
     for (uint32_t i = first; i < last; ++i) {
       const uint32_t number = kind == CutKind::kDelta ? rows[i] : i;
       // A base's rows come in order: the processor prefetches them by itself.
@@ -315,7 +315,7 @@ void RowStore::CutStripe(int table, Stripe& stripe, CutKind kind, bool drop_pend
 
 Status RowStore::Cut(CutKind kind, int64_t since, const RowSink& sink, int64_t* cut,
                      const CounterSink* counters) {
-  std::lock_guard<std::mutex> cut_lock(cut_mutex_);
+  const MutexLock cut_lock(&cut_mutex_);
   const bool drop_pending = since == last_cut_;
   // A base gives every row, so it may follow any cut. It keeps the pending lists and extends them.
   if (kind == CutKind::kDelta && !drop_pending && since != pending_since_) {
@@ -349,14 +349,14 @@ Status RowStore::Copy(const RowSink& sink) {
     Stripe& stripe = *stripes_[i];
     uint32_t num_rows;
     {
-      std::lock_guard<std::mutex> lock(stripe.mutex);
+      const MutexLock lock(&stripe.mutex);
       num_rows = stripe.used();
     }
     for (uint32_t first = 0; first < num_rows; first += kSliceRows) {
       if (copies_stopped_ != stopped) return Status::IoError("the copy was stopped");
       const uint32_t last = std::min(num_rows, first + kSliceRows);
       outgoing.Reserve(last - first);  // not under the lock
-      std::lock_guard<std::mutex> lock(stripe.mutex);
+      const MutexLock lock(&stripe.mutex);
       for (uint32_t number = first; number < last; ++number) {
         RowHeader* row = stripe.Row(number);
         if (!row->live) continue;
@@ -405,7 +405,7 @@ void RowStore::LoadInOrder(const RowColumns& columns, const RecordOrder& order,
                if (first == last) continue;
                const int t = static_cast<int>(bin) / kStripes;
                Stripe& s = *stripes_[bin];
-               std::lock_guard<std::mutex> lock(s.mutex);
+               const MutexLock lock(&s.mutex);
                s.Reserve(last - first);
                for (const auto* r = first; r < last; ++r) {
                  if (last - r > 2 * kAheadRecords) s.PrefetchEntry(r[2 * kAheadRecords].hash);
@@ -457,12 +457,12 @@ void RowStore::LoadRecord(const RowColumns& columns, int64_t i, int table, uint6
 }
 
 void RowStore::Show(std::shared_ptr<const StagedRows> staged) {
-  const std::lock_guard<std::mutex> lock(shown_mutex_);
+  const MutexLock lock(&shown_mutex_);
   shown_ = std::move(staged);
 }
 
 std::shared_ptr<const StagedRows> RowStore::Shown() const {
-  const std::lock_guard<std::mutex> lock(shown_mutex_);
+  const MutexLock lock(&shown_mutex_);
   return shown_;
 }
 
@@ -508,7 +508,7 @@ void RowStore::CompareStaged(int table, const StagedRows& staged, const Parallel
     for (int64_t bin = table * kStripes + begin; bin < table * kStripes + end; ++bin) {
       const auto* last = order.entries.data() + order.starts[bin + 1];
       Stripe& stripe = *stripes_[bin];
-      const std::lock_guard<std::mutex> lock(stripe.mutex);
+      const MutexLock lock(&stripe.mutex);
       for (const auto* r = order.entries.data() + order.starts[bin]; r < last; ++r) {
         if (last - r > 2 * kAheadRecords) stripe.PrefetchEntry(r[2 * kAheadRecords].hash);
         if (last - r > kAheadRecords) {
@@ -530,14 +530,14 @@ void RowStore::CompareStaged(int table, const StagedRows& staged, const Parallel
 }
 
 int64_t RowStore::MarkClean() {
-  std::lock_guard<std::mutex> cut_lock(cut_mutex_);
+  const MutexLock cut_lock(&cut_mutex_);
   ++last_cut_;
   pending_since_ = last_cut_;
   // In the opposite order of lookups, so a lookup waits at one stripe at most. In the same order it
   // could wait at each of them.
   for (size_t i = stripes_.size(); i-- > 0;) {
     Stripe& s = *stripes_[i];
-    std::lock_guard<std::mutex> lock(s.mutex);
+    const MutexLock lock(&s.mutex);
     s.ForgetTouches();
     for (const int64_t id : s.displaced_by_records.Take()) {
       if (s.Find(s.HashOf(id), id) == kNone) s.open_removed.Append(id);
@@ -549,10 +549,10 @@ int64_t RowStore::MarkClean() {
 }
 
 void RowStore::Clear() {
-  std::lock_guard<std::mutex> cut_lock(cut_mutex_);
+  const MutexLock cut_lock(&cut_mutex_);
   for (size_t i = 0; i < stripes_.size(); ++i) {
     Stripe& s = *stripes_[i];
-    std::lock_guard<std::mutex> lock(s.mutex);
+    const MutexLock lock(&s.mutex);
     table_rows_[i / kStripes].fetch_sub(s.live(), std::memory_order_relaxed);
     s.Clear();
     if (counters_[i] != nullptr) counters_[i]->Clear();
@@ -571,7 +571,7 @@ RowStoreStats RowStore::Stats() const {
   for (const auto& rows : table_rows_) stats.rows.push_back(rows.load(std::memory_order_relaxed));
   stats.table_bytes.resize(config_.tables.size());
   for (size_t i = 0; i < stripes_.size(); ++i) {
-    std::lock_guard<std::mutex> lock(stripes_[i]->mutex);
+    const MutexLock lock(&stripes_[i]->mutex);
     stats.table_bytes[i / kStripes] += stripes_[i]->MemoryBytes();
   }
   const std::vector<AdmissionStats> admission = StatsOfAdmission();

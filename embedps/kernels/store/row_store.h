@@ -9,13 +9,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "embedps/kernels/files/counter_columns.h"
 #include "embedps/kernels/files/row_file.h"
 #include "embedps/kernels/runtime/float_dtype.h"
+#include "embedps/kernels/runtime/mutex.h"
 #include "embedps/kernels/runtime/parallel.h"
 #include "embedps/kernels/runtime/status.h"
 #include "embedps/kernels/store/admission.h"
@@ -167,7 +167,7 @@ class RowStore {
   // waits for the first.
   // If there are counters, `counters` gets them first, in the same way.
   Status Cut(CutKind kind, int64_t since, const RowSink& sink, int64_t* cut,
-             const CounterSink* counters = nullptr);
+             const CounterSink* counters = nullptr) LOCKS_EXCLUDED(cut_mutex_);
 
   // Gives every row to `sink`, independently of cuts. Each row is consistent, as of some moment
   // during the copy. Applying the deltas from a cut before the copy's start up to one that began
@@ -219,10 +219,10 @@ class RowStore {
 
   // Forgets which rows were touched, for instance after a restore. Returns the `since` of the next
   // delta, which has the removal of each record that a limit displaced.
-  int64_t MarkClean();
+  int64_t MarkClean() LOCKS_EXCLUDED(cut_mutex_);
 
   // Removes every row and forgets which rows were touched and removed.
-  void Clear();
+  void Clear() LOCKS_EXCLUDED(cut_mutex_);
 
   RowStoreStats Stats() const;
 
@@ -255,7 +255,8 @@ class RowStore {
   void PrefetchBin(int bin) const;
   // Creates the row of an absent id, with initial values. Returns kNone if the table is full. The
   // caller holds the stripe's lock.
-  uint32_t InsertRow(int table, uint64_t hash, int64_t id, Stripe* stripe);
+  uint32_t InsertRow(int table, uint64_t hash, int64_t id, Stripe* stripe)
+      EXCLUSIVE_LOCKS_REQUIRED(stripe->mutex);
   void LookUp(const IdsByTable& batch, bool insert, const ShownIds* shown,
               const ParallelFor& parallel, float* embeddings);
   void MakeCounters();
@@ -278,7 +279,7 @@ class RowStore {
   void LoadInOrder(const RowColumns& columns, const RecordOrder& order, bool optimizer_slots,
                    const ParallelFor& parallel);
   void LoadRecord(const RowColumns& columns, int64_t i, int table, uint64_t hash,
-                  bool optimizer_slots, Stripe* stripe);
+                  bool optimizer_slots, Stripe* stripe) EXCLUSIVE_LOCKS_REQUIRED(stripe->mutex);
   void NoteStep(uint32_t step);
   std::shared_ptr<const StagedRows> Shown() const;
   void ReadStaged(const IdsByTable& batch, const StagedRows& staged, const ParallelFor& parallel,
@@ -309,14 +310,14 @@ class RowStore {
   std::atomic<int64_t> rejected_inserts_{0};
   std::atomic<int64_t> skipped_updates_{0};
   std::atomic<int64_t> copies_stopped_{0};
-  mutable std::mutex shown_mutex_;
-  std::shared_ptr<const StagedRows> shown_;  // see Show; guarded by shown_mutex_
+  mutable Mutex shown_mutex_;
+  std::shared_ptr<const StagedRows> shown_ GUARDED_BY(shown_mutex_);  // see Show
 
-  std::mutex cut_mutex_;  // held during a cut; guards the two below
-  uint32_t last_cut_ =
-      0;  // rows touched since are in the stripes' open lists, or the cut copied them
-  int64_t pending_since_ = -1;        // the stripes' pending lists hold the rows touched in
-                                      // (pending_since_, last_cut_]
+  Mutex cut_mutex_;  // held during a cut
+  // Rows touched since are in the stripes' open lists, or the cut copied them.
+  uint32_t last_cut_ GUARDED_BY(cut_mutex_) = 0;
+  // The stripes' pending lists hold the rows touched in (pending_since_, last_cut_].
+  int64_t pending_since_ GUARDED_BY(cut_mutex_) = -1;
   std::unique_ptr<Sweeper> sweeper_;  // the last member, as its thread uses the others
 };
 

@@ -59,7 +59,7 @@ void RowStore::UpdateRates(const IdsByTable& batch, const ParallelFor& parallel,
   order.ForEachBin(
       parallel, 100, [&](int bin, const StripeOrder::Entry* first, const StripeOrder::Entry* last) {
         Stripe& stripe = *stripes_[bin];
-        std::lock_guard<std::mutex> lock(stripe.mutex);
+        const MutexLock lock(&stripe.mutex);
         PrefetchBin(last->bin);
         RowFinder finder(stripe, first, last);
         for (const auto* e = first; e < last; ++e) {

@@ -6,8 +6,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 
+#include "embedps/kernels/runtime/mutex.h"
 #include "embedps/kernels/store/page_pool.h"
 
 namespace embedps {
@@ -55,19 +55,19 @@ class ServerMemory {
   // charged for one of its rows; by the least of them the pool knows when to touch no page ahead.
   // `bytes` is what the store takes outside of the pool.
   void AddStore(double pool_share, int64_t bytes) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(&mutex_);
     ++num_stores_;
     pool_share_ = std::min(pool_share_, pool_share);
     pool_.SetMostBytes(static_cast<size_t>(pool_share_ * static_cast<double>(max_bytes_)));
     pool_.AddElsewhere(bytes);
   }
   void RemoveStore(int64_t bytes) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(&mutex_);
     --num_stores_;
     pool_.AddElsewhere(-bytes);
   }
   int num_stores() const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(&mutex_);
     return num_stores_;
   }
 
@@ -75,9 +75,9 @@ class ServerMemory {
   const int64_t max_bytes_;
   std::atomic<int64_t> charged_{0};
   std::atomic<int64_t> counter_bytes_{0};  // of them, those of counters
-  mutable std::mutex mutex_;               // guards the two below
-  int num_stores_ = 0;
-  double pool_share_ = 1;
+  mutable Mutex mutex_;
+  int num_stores_ GUARDED_BY(mutex_) = 0;
+  double pool_share_ GUARDED_BY(mutex_) = 1;
   PagePool pool_;
 };
 

@@ -6,11 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <mutex>
 #include <utility>
 #include <vector>
 
 #include "embedps/kernels/runtime/hash.h"
+#include "embedps/kernels/runtime/mutex.h"
 #include "embedps/kernels/runtime/place_hash.h"
 #include "embedps/kernels/store/block_list.h"
 #include "embedps/kernels/store/page_pool.h"
@@ -104,7 +104,7 @@ class Stripe {
         segments_(PoolAllocator<Segment*>(pool)),
         chunks_(PoolAllocator<char*>(pool)) {}
 
-  std::mutex mutex;
+  mutable Mutex mutex;
 
   // Returns the hash of an id of the table.
   uint64_t HashOf(int64_t id) const { return PlaceHash(RowHash(table_salt_, id)); }
@@ -113,18 +113,18 @@ class Stripe {
   // the row. Each needs the result of the one before, so the caller calls it some ids later. All
   // four are outside the caches for a large table. They are inlined by force: GCC considers a
   // function that only prefetches to have no effect, and drops its calls.
-  [[gnu::always_inline]] void PrefetchSegment(uint64_t hash) const {
+  [[gnu::always_inline]] void PrefetchSegment(uint64_t hash) const EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (!directory_.empty()) {
       __builtin_prefetch(&directory_[DirectoryBits(hash) & (directory_.size() - 1)]);
     }
   }
 
-  [[gnu::always_inline]] void PrefetchEntry(uint64_t hash) const {
+  [[gnu::always_inline]] void PrefetchEntry(uint64_t hash) const EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (!directory_.empty()) __builtin_prefetch(&SegmentOf(hash)->entries()[Home(hash)]);
   }
 
   // Also returns the number of the row that is probably the id's, or kNone.
-  uint32_t PrefetchChunk(uint64_t hash) const {
+  uint32_t PrefetchChunk(uint64_t hash) const EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (directory_.empty()) return kNone;
     const uint32_t* entries = SegmentOf(hash)->entries();
     uint32_t key = KeyOf(hash);
@@ -138,7 +138,7 @@ class Stripe {
     return kNone;
   }
 
-  [[gnu::always_inline]] void PrefetchRow(uint32_t probably) const {
+  [[gnu::always_inline]] void PrefetchRow(uint32_t probably) const EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (probably == kNone) return;
     const char* row = reinterpret_cast<const char*>(Row(probably));
     for (size_t byte = 0; byte < row_bytes_; byte += 64) __builtin_prefetch(row + byte, 1);
@@ -146,13 +146,14 @@ class Stripe {
   }
 
   // Find, with the result of PrefetchChunk.
-  uint32_t Find(uint64_t hash, int64_t id, uint32_t probably) const {
+  uint32_t Find(uint64_t hash, int64_t id, uint32_t probably) const
+      EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (probably != kNone && Row(probably)->id == id && Row(probably)->live) return probably;
     return Find(hash, id);
   }
 
   // Returns the number of the row of `id`, or kNone.
-  uint32_t Find(uint64_t hash, int64_t id) const {
+  uint32_t Find(uint64_t hash, int64_t id) const EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (directory_.empty()) return kNone;
     const Segment* segment = SegmentOf(hash);
     uint32_t key = KeyOf(hash);
@@ -165,7 +166,7 @@ class Stripe {
 
   // Adds a row for an absent id, without setting its floats. Returns its number, or kNone if the
   // stripe is full, or too many ids share the bits of their hashes.
-  uint32_t Insert(uint64_t hash, int64_t id) {
+  uint32_t Insert(uint64_t hash, int64_t id) EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     while (directory_.empty() || (SegmentOf(hash)->used + 1) * 5 > (mask_ + 1) * 4) {
       if (!Grow(hash)) return kNone;
     }
@@ -192,7 +193,7 @@ class Stripe {
 
   // Makes an empty stripe's index large enough for `rows` rows. Otherwise inserts would double and
   // split it again and again, which is a sixth of the time of a load.
-  void Reserve(int64_t rows) {
+  void Reserve(int64_t rows) EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (!directory_.empty()) return;
     uint32_t size = 8, depth = 0;
     while (size < kSegmentEntries && rows * 5 > size * int64_t{4}) size *= 2;
@@ -205,7 +206,7 @@ class Stripe {
 
   // Removes the row of `id`. Returns whether it was there. The caller records the removal if the
   // next cut must contain it.
-  bool Remove(uint64_t hash, int64_t id) {
+  bool Remove(uint64_t hash, int64_t id) EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     const uint32_t number = Find(hash, id);
     if (number == kNone) return false;
     RemoveRow(hash, number);
@@ -213,7 +214,7 @@ class Stripe {
   }
 
   // The same for a live row of that hash.
-  void RemoveRow(uint64_t hash, uint32_t number) {
+  void RemoveRow(uint64_t hash, uint32_t number) EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     Segment* segment = SegmentOf(hash);
     uint32_t at = Home(hash);
     while (RowOf(segment->entries()[at]) != number) at = (at + 1) & mask_;
@@ -229,7 +230,7 @@ class Stripe {
   }
 
   // Lists a live row for the next cut. A row that was removed in between may be listed twice.
-  void Touch(uint32_t number) {
+  void Touch(uint32_t number) EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     RowHeader* row = Row(number);
     if (row->listed) return;
     row->listed = 1;
@@ -237,23 +238,26 @@ class Stripe {
     open.Append(number);
   }
 
-  RowHeader* Row(uint32_t number) const {
+  RowHeader* Row(uint32_t number) const EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     return reinterpret_cast<RowHeader*>(chunks_[number >> chunk_bits_] +
                                         (number & (chunk_rows() - 1)) * row_bytes_);
   }
 
   size_t row_bytes() const { return row_bytes_; }
-  uint32_t used() const { return used_; }  // row numbers ever used
-  int64_t live() const { return live_; }
-  uint32_t room() const { return room_; }  // rows that there is memory for
+  uint32_t used() const EXCLUSIVE_LOCKS_REQUIRED(mutex) { return used_; }  // row numbers ever used
+  int64_t live() const EXCLUSIVE_LOCKS_REQUIRED(mutex) { return live_; }
+  // Rows that there is memory for.
+  uint32_t room() const EXCLUSIVE_LOCKS_REQUIRED(mutex) { return room_; }
 
   // Whether the next insert needs memory for more rows, and for how many there will be memory then.
-  bool NeedsRoom() const { return free_ == kNone && used_ == room_ && used_ < kMaxStripeRows; }
-  uint32_t NextRoom() const {
+  bool NeedsRoom() const EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    return free_ == kNone && used_ == room_ && used_ < kMaxStripeRows;
+  }
+  uint32_t NextRoom() const EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     return room_ >= chunk_rows() ? room_ + chunk_rows() : std::max(kFirstChunkRows, 2 * room_);
   }
 
-  void Clear() {
+  void Clear() EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     for (Segment* segment : segments_) FreeSegment(segment, mask_ + 1);
     for (char* chunk : chunks_) pool_->Free(chunk, std::min(room_, chunk_rows()) * row_bytes_);
     for (auto* pointers : {&directory_, &segments_}) {
@@ -274,7 +278,7 @@ class Stripe {
     displacements = {};
   }
 
-  void ForgetTouches() {
+  void ForgetTouches() EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     constexpr size_t kAhead = 16;
     for (auto* list : {&open, &pending}) {
       const std::vector<uint32_t> rows = list->Take();
@@ -288,7 +292,7 @@ class Stripe {
     pending_removed.Take();
   }
 
-  int64_t MemoryBytes() const {
+  int64_t MemoryBytes() const EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     return static_cast<int64_t>(
         sizeof(*this) + room_ * row_bytes_ + segments_.size() * SegmentBytes(mask_ + 1) +
         (chunks_.capacity() + segments_.capacity() + directory_.capacity()) * sizeof(void*) +
@@ -296,12 +300,16 @@ class Stripe {
         pending_removed.MemoryBytes() + displaced_by_records.MemoryBytes());
   }
 
-  BlockList<uint32_t> open;         // rows touched since the last cut
-  BlockList<int64_t> open_removed;  // ids of saved rows removed since the last cut
-  BlockList<uint32_t> pending;      // rows of the last cut, until it is known to be committed
-  BlockList<int64_t> pending_removed;
-  BlockList<int64_t> displaced_by_records;  // ids without a place when records were loaded
-  uint32_t hand = 0;                        // where the next choice of a row to displace begins
+  // Rows touched, and ids of saved rows removed, since the last cut.
+  BlockList<uint32_t> open GUARDED_BY(mutex);
+  BlockList<int64_t> open_removed GUARDED_BY(mutex);
+  // Those of the last cut, until it is known to be committed.
+  BlockList<uint32_t> pending GUARDED_BY(mutex);
+  BlockList<int64_t> pending_removed GUARDED_BY(mutex);
+  // Ids without a place when records were loaded.
+  BlockList<int64_t> displaced_by_records GUARDED_BY(mutex);
+  // Where the next choice of a row to displace begins.
+  uint32_t hand GUARDED_BY(mutex) = 0;
 
   // What a displacement finds out for the next ones (eviction.h).
   struct Displacements {
@@ -311,7 +319,7 @@ class Stripe {
     int in_visit = 0;   // since when only displacements and inserts in their places changed rows
     int uncounted = 0;  // that the table's counts do not have yet
   };
-  Displacements displacements;
+  Displacements displacements GUARDED_BY(mutex);
 
  private:
   // Entries of ids whose hashes share `depth` bits, after those of the position.
@@ -338,7 +346,7 @@ class Stripe {
 
   // Adds a chunk. Chunks never move, except the first: it doubles until it has the full size, as
   // most of a full chunk would stay empty in each stripe of a small table.
-  void AddRoom() {
+  void AddRoom() EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (room_ >= chunk_rows()) {
       chunks_.push_back(pool_->Allocate(chunk_rows() * row_bytes_));
       room_ += chunk_rows();
@@ -376,21 +384,25 @@ class Stripe {
   static bool EndsAt(uint32_t entry, uint32_t key) {
     return entry == 0 || Distance(entry) < Distance(key);
   }
-  uint32_t DistanceOfRow(uint32_t entry, uint32_t at) const {
+  uint32_t DistanceOfRow(uint32_t entry, uint32_t at) const EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     return (at - Home(HashOf(Row(RowOf(entry))->id))) & mask_;
   }
-  uint32_t Home(uint64_t hash) const { return static_cast<uint32_t>(hash) & mask_; }
+  uint32_t Home(uint64_t hash) const EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    return static_cast<uint32_t>(hash) & mask_;
+  }
   static size_t DirectoryBits(uint64_t hash) { return hash >> kSegmentBits; }
-  Segment* SegmentOf(uint64_t hash) const {
+  Segment* SegmentOf(uint64_t hash) const EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     return directory_[DirectoryBits(hash) & (directory_.size() - 1)];
   }
 
   // A free row's id is the number of the next free row.
-  uint32_t NextFree(uint32_t number) const { return static_cast<uint32_t>(Row(number)->id); }
+  uint32_t NextFree(uint32_t number) const EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    return static_cast<uint32_t>(Row(number)->id);
+  }
 
   // The open list has a row number twice if the row was removed and the number got another row, so
   // it is cleared of these before it gets much longer than five quarters of the rows.
-  void ShortenOpenList() {
+  void ShortenOpenList() EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (open.size() < used_ + used_ / 4 + 16) return;
     std::vector<uint32_t> numbers = open.Take();
     SortRows(used_, &numbers);
@@ -398,7 +410,7 @@ class Stripe {
   }
 
   // Adds an entry where a search for it ends, and moves those from there on by one place.
-  void Place(Segment* segment, uint64_t hash, uint32_t number) {
+  void Place(Segment* segment, uint64_t hash, uint32_t number) EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     uint32_t* entries = segment->entries();
     uint32_t at = Home(hash), key = KeyOf(hash);
     for (uint32_t distance = 0; !EndsAt(entries[at], key); ++distance, key = Farther(key)) {
@@ -415,7 +427,7 @@ class Stripe {
 
   // Makes room in the segment of `hash`: doubles the only segment until it has the full size, then
   // splits segments. Returns false, and changes nothing, if the directory would be too large.
-  bool Grow(uint64_t hash) {
+  bool Grow(uint64_t hash) EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (directory_.empty()) {
       mask_ = 7;
       segments_.push_back(NewSegment(mask_ + 1, 0));
@@ -447,7 +459,7 @@ class Stripe {
   }
 
   // Empties the segment at `bits` of the directory, and makes another one for half of its ids.
-  void Split(Segment* segment, size_t bits) {
+  void Split(Segment* segment, size_t bits) EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     const size_t step = size_t{1} << segment->depth++;
     std::fill_n(segment->entries(), mask_ + 1, 0);
     segment->used = 0;
@@ -462,7 +474,7 @@ class Stripe {
   }
 
   // Moves the later entries of the probe sequence back by one place. So there are no tombstones.
-  void CloseGap(Segment* segment, uint32_t gap) {
+  void CloseGap(Segment* segment, uint32_t gap) EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     uint32_t* entries = segment->entries();
     for (uint32_t at = (gap + 1) & mask_; Distance(entries[at]) > 0; at = (at + 1) & mask_) {
       const uint32_t entry = entries[at];
@@ -478,16 +490,16 @@ class Stripe {
   const uint64_t table_salt_;
   const size_t row_bytes_;
   const int chunk_bits_;
-  uint32_t mask_ = 0;  // entries per segment - 1
+  uint32_t mask_ GUARDED_BY(mutex) = 0;  // entries per segment - 1
   PagePool* const pool_;
   // 2^n entries, by the hash's bits after those of the position.
-  std::vector<Segment*, PoolAllocator<Segment*>> directory_;
-  std::vector<Segment*, PoolAllocator<Segment*>> segments_;
-  std::vector<char*, PoolAllocator<char*>> chunks_;
-  uint32_t room_ = 0;      // rows in the chunks, used or not
-  uint32_t free_ = kNone;  // the first free row
-  uint32_t used_ = 0;
-  int64_t live_ = 0;
+  std::vector<Segment*, PoolAllocator<Segment*>> directory_ GUARDED_BY(mutex);
+  std::vector<Segment*, PoolAllocator<Segment*>> segments_ GUARDED_BY(mutex);
+  std::vector<char*, PoolAllocator<char*>> chunks_ GUARDED_BY(mutex);
+  uint32_t room_ GUARDED_BY(mutex) = 0;      // rows in the chunks, used or not
+  uint32_t free_ GUARDED_BY(mutex) = kNone;  // the first free row
+  uint32_t used_ GUARDED_BY(mutex) = 0;
+  int64_t live_ GUARDED_BY(mutex) = 0;
 };
 
 }  // namespace embedps

@@ -59,22 +59,23 @@ class StripeOrder {
 };
 
 // Finds the rows of a stripe's entries in order, and prefetches those of later entries. The caller
-// holds the stripe's lock.
+// holds the stripe's lock as long as it lives.
 class RowFinder {
  public:
   using Entry = StripeOrder::Entry;
   RowFinder(const Stripe& stripe, const Entry* first, const Entry* last)
+      EXCLUSIVE_LOCKS_REQUIRED(stripe.mutex)
       : stripe_(stripe), last_(last) {
-    const auto begin = [&](int ahead, const auto& step) {
-      for (const Entry* e = first; e < std::min(last, first + ahead); ++e) step(e);
-    };
-    begin(kSegments, [&](const Entry* e) { stripe.PrefetchSegment(e->hash); });
-    begin(kEntries, [&](const Entry* e) { stripe.PrefetchEntry(e->hash); });
-    begin(kChunks, [&](const Entry* e) { probably_[e - first] = stripe.PrefetchChunk(e->hash); });
-    begin(kRows, [&](const Entry* e) { stripe.PrefetchRow(probably_[e - first]); });
+    const auto end = [&](int ahead) { return std::min(last, first + ahead); };
+    for (const Entry* e = first; e < end(kSegments); ++e) stripe.PrefetchSegment(e->hash);
+    for (const Entry* e = first; e < end(kEntries); ++e) stripe.PrefetchEntry(e->hash);
+    for (const Entry* e = first; e < end(kChunks); ++e) {
+      probably_[e - first] = stripe.PrefetchChunk(e->hash);
+    }
+    for (const Entry* e = first; e < end(kRows); ++e) stripe.PrefetchRow(probably_[e - first]);
   }
   // Returns the number of the next entry's row, or kNone. `id` is the entry's id.
-  uint32_t Next(const Entry* e, int64_t id) {
+  uint32_t Next(const Entry* e, int64_t id) NO_THREAD_SAFETY_ANALYSIS {
     const uint32_t number = stripe_.Find(e->hash, id, probably_[at_ % kChunks]);
     if (last_ - e > kSegments) stripe_.PrefetchSegment(e[kSegments].hash);
     if (last_ - e > kEntries) stripe_.PrefetchEntry(e[kEntries].hash);

@@ -24,10 +24,10 @@ Sweeper::Sweeper(std::function<void(const Pause&)> sweep, std::function<bool()> 
 
 Sweeper::~Sweeper() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(&mutex_);
     ended_ = true;
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
   thread_.join();
 }
 
@@ -49,28 +49,32 @@ void Sweeper::Run() {
 }
 
 void Sweeper::Hold(bool held) {
-  std::unique_lock<std::mutex> lock(mutex_);
+  const MutexLock lock(&mutex_);
   held_ = held;
-  changed_.notify_all();
-  if (held) changed_.wait(lock, [this] { return !in_slice_; });
+  changed_.NotifyAll();
+  while (held && in_slice_) changed_.Wait(&mutex_);
 }
 
 bool Sweeper::BeginSlice() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [this] { return !held_ || ended_; });
+  const MutexLock lock(&mutex_);
+  while (held_ && !ended_) changed_.Wait(&mutex_);
   in_slice_ = !ended_;
   return in_slice_;
 }
 
 void Sweeper::EndSlice() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(&mutex_);
   in_slice_ = false;
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 bool Sweeper::Wait(double secs) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait_for(lock, std::chrono::duration<double>(secs), [this] { return ended_; });
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() +
+                   std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(secs));
+  const MutexLock lock(&mutex_);
+  while (!ended_ && changed_.WaitUntil(&mutex_, end)) {
+  }
   return !ended_;
 }
 

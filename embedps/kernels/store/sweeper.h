@@ -2,11 +2,10 @@
 #ifndef EMBEDPS_KERNELS_STORE_SWEEPER_H_
 #define EMBEDPS_KERNELS_STORE_SWEEPER_H_
 
-#include <condition_variable>
 #include <functional>
-#include <mutex>
 #include <thread>
 
+#include "embedps/kernels/runtime/mutex.h"
 #include "embedps/kernels/runtime/throttle.h"
 
 namespace embedps {
@@ -47,9 +46,11 @@ class Sweeper {
 
   const std::function<void(const Pause&)> sweep_;
   const std::function<bool()> is_due_, is_busy_;
-  std::mutex mutex_;
-  bool ended_ = false, held_ = false, in_slice_ = false;  // guarded by mutex_
-  std::condition_variable changed_;
+  Mutex mutex_;
+  bool ended_ GUARDED_BY(mutex_) = false;
+  bool held_ GUARDED_BY(mutex_) = false;
+  bool in_slice_ GUARDED_BY(mutex_) = false;
+  CondVar changed_;
   std::thread thread_;
 };
 

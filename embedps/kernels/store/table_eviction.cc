@@ -174,8 +174,8 @@ bool TableEviction::DisplaceElsewhere(const Stripe* full) {
   for (int i = 1; i < kStripes; ++i) {
     Stripe* other = stripes_[(at + i) % kStripes].get();
     // Another thread may hold its lock and wait for the caller's.
-    const std::unique_lock<std::mutex> lock(other->mutex, std::try_to_lock);
-    if (!lock.owns_lock()) continue;
+    if (!other->mutex.TryLock()) continue;
+    const MutexLock lock(&other->mutex, std::adopt_lock);
     const uint32_t worst = WorstCandidate(config_.order, other);
     if (worst == kNone) continue;
     Remove(other, worst, EvictionCause::kLimit);
@@ -186,7 +186,7 @@ bool TableEviction::DisplaceElsewhere(const Stripe* full) {
 
 void TableEviction::DisplaceSurplus() {
   for (int i = 0; AtRowLimit(0); i = (i + 1) % kStripes) {
-    std::lock_guard<std::mutex> lock(stripes_[i]->mutex);
+    const MutexLock lock(&stripes_[i]->mutex);
     const uint32_t worst = WorstCandidate(config_.order, stripes_[i].get());
     if (worst != kNone) Remove(stripes_[i].get(), worst, EvictionCause::kLimit);
   }
@@ -216,7 +216,7 @@ bool TableEviction::Sweep(int64_t steps, const Sweeper::Pause& pause) {
     Stripe* stripe = stripes_[i].get();
     for (uint32_t first = 0;; first += kSliceRows) {
       {
-        std::lock_guard<std::mutex> lock(stripe->mutex);
+        const MutexLock lock(&stripe->mutex);
         if (first >= stripe->used()) break;
         SweepSlice(stripe, first, now);
       }
@@ -248,7 +248,7 @@ int64_t TableEviction::Evict(uint32_t step, uint32_t max_frequency) {
   for (int i = 0; i < kStripes; ++i) {
     Stripe* stripe = stripes_[i].get();
     for (uint32_t first = 0;; first += kSliceRows) {
-      std::lock_guard<std::mutex> lock(stripe->mutex);
+      const MutexLock lock(&stripe->mutex);
       if (first >= stripe->used()) break;
       const uint32_t last = std::min(first + kSliceRows, stripe->used());
       for (uint32_t number = first; number < last; ++number) {
@@ -301,7 +301,7 @@ int64_t RowStore::Remove(int table, const int64_t* ids, int64_t num_ids) {
     const IdHashes hashes = HashesOf(salts_[table], ids[i]);
     const int bin = table * kStripes + StripeOf(hashes.row);
     Stripe& s = *stripes_[bin];
-    std::lock_guard<std::mutex> lock(s.mutex);
+    const MutexLock lock(&s.mutex);
     const uint32_t number = s.Find(hashes.place, ids[i]);
     if (number == kNone) {
       CounterMap* counters = counters_[bin].get();

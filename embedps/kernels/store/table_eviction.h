@@ -26,7 +26,8 @@ class TableEviction {
   // stripes would wait for each other.
   class Visit {
    public:
-    Visit(TableEviction* eviction, Stripe* stripe) : eviction_(eviction), stripe_(stripe) {
+    Visit(TableEviction* eviction, Stripe* stripe) EXCLUSIVE_LOCKS_REQUIRED(stripe->mutex)
+        : eviction_(eviction), stripe_(stripe) {
       BeginDisplacements(stripe_);
     }
     ~Visit() {
@@ -98,19 +99,20 @@ class TableEviction {
   // At a limit, makes a place for a new row in a stripe that the caller visits: displaces the worst
   // of the stripe's candidates. `rows` stays as it is. Returns false below the limits, and if the
   // stripe has no row; then MakePlace may make one.
-  bool Displace(Stripe* stripe);
+  bool Displace(Stripe* stripe) EXCLUSIVE_LOCKS_REQUIRED(stripe->mutex);
 
   // Makes a place for a new row in a stripe that the caller visits; the row is already counted in
   // `rows`. At a limit it displaces the worst of the stripe's candidates, or if the stripe has no
   // row, of the next stripe's that has one and is not locked. Returns false if there is no such
   // row.
-  bool MakePlace(Stripe* stripe);
+  bool MakePlace(Stripe* stripe) EXCLUSIVE_LOCKS_REQUIRED(stripe->mutex);
 
   // The same while records are loaded. The table's limits are higher then, so that what another
   // number of shards held within its byte limit has a place (see RoomSlack). The next delta removes
   // what is displaced, unless a later record brings it back. Returns false if the record itself is
   // the worst: it has no place.
-  bool MakePlaceForRecord(int64_t id, uint32_t last_step, uint32_t frequency, Stripe* stripe);
+  bool MakePlaceForRecord(int64_t id, uint32_t last_step, uint32_t frequency, Stripe* stripe)
+      EXCLUSIVE_LOCKS_REQUIRED(stripe->mutex);
 
   // Displaces rows until their number is within the limit, once all records are loaded: of each
   // stripe in turn its worst candidate. Locks the stripes.
@@ -139,25 +141,28 @@ class TableEviction {
   std::array<int64_t, kNumEvictionCauses> Counts() const;
 
  private:
-  void SweepSlice(Stripe* stripe, uint32_t first, uint32_t now);
+  void SweepSlice(Stripe* stripe, uint32_t first, uint32_t now)
+      EXCLUSIVE_LOCKS_REQUIRED(stripe->mutex);
   bool AtRowLimit(int64_t slack_rows) const;
   // Whether a new row of a stripe passes a limit. Only reads: at a limit every new row asks, and
   // each write would make the other cores wait.
-  bool IsFull(const Stripe& stripe) const;
-  bool DisplaceWorst(Stripe* stripe);
+  bool IsFull(const Stripe& stripe) const EXCLUSIVE_LOCKS_REQUIRED(stripe.mutex);
+  bool DisplaceWorst(Stripe* stripe) EXCLUSIVE_LOCKS_REQUIRED(stripe->mutex);
   void Count(EvictionCause cause, int64_t rows) {
     counts_[static_cast<int>(cause)].fetch_add(rows, std::memory_order_relaxed);
   }
   // Charges the memory for the next row of a stripe; returns false at the byte limits, of which the
   // table's is higher while records are loaded.
-  bool ChargeRow(const Stripe& stripe, bool is_record);
+  bool ChargeRow(const Stripe& stripe, bool is_record) EXCLUSIVE_LOCKS_REQUIRED(stripe.mutex);
   // Removes a row of a locked stripe; the next delta has its removal.
-  void Remove(Stripe* stripe, uint32_t number, EvictionCause cause) {
+  void Remove(Stripe* stripe, uint32_t number, EvictionCause cause)
+      EXCLUSIVE_LOCKS_REQUIRED(stripe->mutex) {
     Remove(stripe, number, cause, &stripe->open_removed);
   }
-  void Remove(Stripe* stripe, uint32_t number, EvictionCause cause, BlockList<int64_t>* removed);
+  void Remove(Stripe* stripe, uint32_t number, EvictionCause cause, BlockList<int64_t>* removed)
+      EXCLUSIVE_LOCKS_REQUIRED(stripe->mutex);
   void RemoveUncounted(Stripe* stripe, uint32_t number, EvictionCause cause,
-                       BlockList<int64_t>* removed);
+                       BlockList<int64_t>* removed) EXCLUSIVE_LOCKS_REQUIRED(stripe->mutex);
   bool DisplaceElsewhere(const Stripe* full);
 
   const EvictionConfig config_;

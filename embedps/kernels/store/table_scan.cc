@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <mutex>
 #include <utility>
 
 #include "embedps/kernels/store/row_store.h"
@@ -55,7 +54,7 @@ TableScan RowStore::Scan(int table, const std::function<void()>& pause) const {
     const Stripe& stripe = *stripes_[table * kStripes + i];
     for (uint32_t first = 0;; first += kSliceRows) {
       {
-        std::lock_guard<std::mutex> lock(stripes_[table * kStripes + i]->mutex);
+        const MutexLock lock(&stripe.mutex);
         if (first >= stripe.used()) break;
         const uint32_t last = std::min(first + kSliceRows, stripe.used());
         for (uint32_t number = first; number < last; ++number) {
@@ -81,7 +80,7 @@ std::vector<int64_t> RowStore::Ids(int table) const {
   std::vector<int64_t> ids;
   for (int i = 0; i < kStripes; ++i) {
     const Stripe& stripe = *stripes_[table * kStripes + i];
-    std::lock_guard<std::mutex> lock(stripes_[table * kStripes + i]->mutex);
+    const MutexLock lock(&stripe.mutex);
     for (uint32_t number = 0; number < stripe.used(); ++number) {
       const RowHeader& row = *stripe.Row(number);
       if (row.live) ids.push_back(row.id);

@@ -43,11 +43,8 @@ test-slow: env kernels ## run the tests that `make test` leaves out
 
 test-all: test test-slow ## run every test (real samples: EMBEDPS_SAMPLES=DIR)
 
-lint: env ## check style and imports: ruff, import-linter, clang-format
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/lint-imports --no-cache
-	$(VENV)/bin/ruff format --check .
-	git ls-files -- '*.cc' '*.h' | xargs -r $(VENV)/bin/clang-format --dry-run --Werror
+lint: env ## check style, spelling and imports, as .pre-commit-config.yaml says
+	PRE_COMMIT_HOME=$(VENV)/pre-commit $(VENV)/bin/pre-commit run --all-files
 
 format: env ## rewrite sources in the project's style
 	$(VENV)/bin/ruff check --fix .

@@ -54,7 +54,7 @@ format: env ## rewrite sources in the project's style
 types: env ## check types: mypy, strict
 	$(VENV)/bin/mypy
 
-thread-safety: env ## check what each lock of the row store guards: Clang's analysis
+thread-safety: env ## check what each lock of the kernels guards: Clang's analysis
 	$(PY) -m tools.thread_safety
 
 sanitize: env ## run the C++ tests under ASan + UBSan and under TSan

@@ -1,7 +1,7 @@
 """Checks the kernels' locks by Clang's analysis: `python -m tools.thread_safety [SOURCE...]`.
 
 The annotations of `embedps/kernels/runtime/thread_annotations.h` say what a mutex guards, and which
-functions need it. It reads the sources that include `mutex.h`. Clang is that of the environment's
+functions need it. It reads what includes `mutex.h`. Clang is that of the environment's
 clang-tidy; where there is none, it says so and fails nothing.
 """
 
@@ -19,12 +19,16 @@ _MUTEX = build.HERE / "runtime" / "mutex.h"
 
 
 def annotated_sources() -> list[Path]:
-    """Lists the library's sources that include the mutex, directly or not, but no ops.
+    """Lists what includes the mutex, directly or not, of the kernels without TensorFlow.
 
-    Ops call a store's public functions, which take its locks; TensorFlow's headers take long.
+    An op has no lock of its own, and TensorFlow's headers take long. So the runtime's headers,
+    which only ops include, are read by themselves, and its tests, which use its templates.
     """
-    sources = [each for each in build.library_sources() if each.parent.name != "ops"]
-    return [each for each in sources if _MUTEX in build.included(each)]
+    runtime = build.HERE / "runtime"
+    sources = [*build.library_sources(), *runtime.glob("*.h"), *runtime.glob("*_test.cc")]
+    return sorted(
+        each for each in sources if each.parent.name != "ops" and _MUTEX in build.included(each)
+    )
 
 
 def faults(source: Path) -> str:
@@ -38,6 +42,7 @@ def faults(source: Path) -> str:
         str(source),
         "--",
         *build.compile_flags(source),
+        "-xc++",  # a header too
         "-Wthread-safety",
         "-Wno-unknown-warning-option",
     ]

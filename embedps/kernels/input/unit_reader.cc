@@ -11,11 +11,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <exception>
-#include <mutex>
 #include <numeric>
 #include <thread>
 #include <utility>
@@ -25,6 +23,7 @@
 #include "embedps/kernels/input/parquet_columns.h"
 #include "embedps/kernels/input/unit_columns.h"
 #include "embedps/kernels/runtime/hash.h"
+#include "embedps/kernels/runtime/mutex.h"
 
 namespace embedps {
 namespace {
@@ -100,10 +99,10 @@ class ParquetUnitReader final : public UnitReader {
 
   ~ParquetUnitReader() override {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(&mutex_);
       stopped_ = true;
     }
-    changed_.notify_all();
+    changed_.NotifyAll();
     if (thread_.joinable()) thread_.join();
     --live_readers;
   }
@@ -117,16 +116,17 @@ class ParquetUnitReader final : public UnitReader {
   }
 
   Status Next(UnitBatch* batch) override {
-    std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [this] { return !ready_.empty() || done_; });
-    if (ready_.empty()) {
-      *batch = EmptyBatch(options_);
-      return result_;
+    {
+      const MutexLock lock(&mutex_);
+      while (ready_.empty() && !done_) changed_.Wait(&mutex_);
+      if (ready_.empty()) {
+        *batch = EmptyBatch(options_);
+        return result_;
+      }
+      *batch = std::move(ready_.front());
+      ready_.pop_front();
     }
-    *batch = std::move(ready_.front());
-    ready_.pop_front();
-    lock.unlock();
-    changed_.notify_all();
+    changed_.NotifyAll();
     return Status::Ok();
   }
 
@@ -247,21 +247,22 @@ class ParquetUnitReader final : public UnitReader {
         if (!Push(std::exchange(batch, UnitBatch()))) return;
       }
     }
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(&mutex_);
     result_ = std::move(status);
     done_ = true;
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
 
   // Hands a batch over. Returns false once the reader is told to stop.
   bool Push(UnitBatch batch) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    const size_t limit = static_cast<size_t>(options_.prefetch_batches);
-    changed_.wait(lock, [this, limit] { return stopped_ || ready_.size() < limit; });
-    if (stopped_) return false;
-    ready_.push_back(std::move(batch));
-    lock.unlock();
-    changed_.notify_all();
+    {
+      const MutexLock lock(&mutex_);
+      const size_t limit = static_cast<size_t>(options_.prefetch_batches);
+      while (!stopped_ && ready_.size() >= limit) changed_.Wait(&mutex_);
+      if (stopped_) return false;
+      ready_.push_back(std::move(batch));
+    }
+    changed_.NotifyAll();
     return true;
   }
 
@@ -333,12 +334,12 @@ class ParquetUnitReader final : public UnitReader {
   int64_t group_rows_left_ = 0;
   int64_t rows_left_ = 0;  // of the unit
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<UnitBatch> ready_;  // mutex_ guards this and the members below
-  bool done_ = false;            // no more batches come; result_ says why
-  bool stopped_ = false;
-  Status result_;
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<UnitBatch> ready_ GUARDED_BY(mutex_);
+  bool done_ GUARDED_BY(mutex_) = false;  // no more batches come; result_ says why
+  bool stopped_ GUARDED_BY(mutex_) = false;
+  Status result_ GUARDED_BY(mutex_);
 
   std::thread thread_;
 };

@@ -4,11 +4,11 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
-#include <mutex>
 #include <new>
 #include <utility>
 
 #include "embedps/kernels/retrieval/item_codes.h"
+#include "embedps/kernels/runtime/mutex.h"
 #include "embedps/kernels/runtime/simd.h"
 
 namespace embedps {
@@ -325,7 +325,7 @@ void ItemIndex::Search(const float* queries, int64_t num_queries, int k,
   // Of each query a score that k items have at least, as all threads know it.
   std::vector<std::atomic<float>> least(unlimited.size());
   for (auto& each : least) each = -std::numeric_limits<float>::infinity();
-  std::mutex mutex;  // guards `best`
+  Mutex mutex;  // guards `best`
   if (!unlimited.empty()) {
     parallel(num_parts, cost, [&](int64_t first, int64_t last) {
       std::vector<Best> ours;
@@ -343,7 +343,7 @@ void ItemIndex::Search(const float* queries, int64_t num_queries, int k,
           Raise(ours[i].least(), &least[i]);
         }
       }
-      const std::lock_guard<std::mutex> lock(mutex);
+      const MutexLock lock(&mutex);
       for (size_t i = 0; i < unlimited.size(); ++i) best[unlimited[i]].AddAll(ours[i]);
     });
   }

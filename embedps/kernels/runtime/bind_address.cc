@@ -12,7 +12,8 @@
 
 #include <cstdint>
 #include <cstring>
-#include <mutex>
+
+#include "embedps/kernels/runtime/mutex.h"
 
 namespace {
 
@@ -28,8 +29,8 @@ struct BindAddress {
   in6_addr v6 = {};
 };
 
-std::mutex mutex;  // guards `bind_address`
-BindAddress bind_address;
+embedps::Mutex mutex;
+BindAddress bind_address GUARDED_BY(mutex);
 
 bool IsWildcard(const sockaddr* address, socklen_t length) {
   if (address->sa_family == AF_INET && length >= sizeof(sockaddr_in)) {
@@ -46,7 +47,7 @@ bool IsWildcard(const sockaddr* address, socklen_t length) {
 int BindToAddress(int fd, const sockaddr* address, socklen_t length) {
   BindAddress to;
   {
-    std::lock_guard<std::mutex> lock(mutex);
+    const embedps::MutexLock lock(&mutex);
     to = bind_address;
   }
   int type = 0;
@@ -169,7 +170,7 @@ extern "C" __attribute__((visibility("default"))) int embedps_set_bind_address(
     return -1;
   }
   {
-    std::lock_guard<std::mutex> lock(mutex);
+    const embedps::MutexLock lock(&mutex);
     bind_address = to;
   }
   int redirected = 0;

@@ -8,11 +8,11 @@
 #include <iterator>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "embedps/kernels/runtime/mutex.h"
 #include "embedps/kernels/runtime/status.h"
 #include "embedps/kernels/runtime/step_log.h"
 
@@ -34,7 +34,7 @@ class GroupSums {
 
   // Keeps a part, unless it has it or the part was applied: the first attempt counts.
   void Hold(const StepLog::Entry& entry, Part part) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(&mutex_);
     if (log_->Has(entry.step)) return;
     held_.emplace(entry.step, Held{entry, std::make_shared<const Part>(std::move(part))});
   }
@@ -46,7 +46,7 @@ class GroupSums {
     *ticket = -1;
     Turn turn;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(&mutex_);
       if (index >= num_applied_) {
         for (const int64_t number : numbers) {
           if (held_.count(static_cast<uint32_t>(number))) continue;
@@ -66,7 +66,7 @@ class GroupSums {
   // Calls `begin` once so many groups are applied, maybe at once. Returns a number for `Cancel`.
   int64_t Await(int64_t num_groups, Begin begin) {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(&mutex_);
       if (num_applied_ < num_groups) {
         const auto applied = [begin = std::move(begin)](const Parts&) { begin(); };
         waiting_.push_back({next_ticket_, num_groups - 1, {}, applied});
@@ -78,13 +78,13 @@ class GroupSums {
   }
 
   int64_t NumApplied() const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(&mutex_);
     return num_applied_;
   }
 
   // Forgets who waits.
   void Cancel(int64_t ticket) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(&mutex_);
     waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(),
                                   [ticket](const Waiting& each) { return each.ticket == ticket; }),
                    waiting_.end());
@@ -94,21 +94,21 @@ class GroupSums {
   void Applied() {
     std::vector<StepLog::Entry> entries;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(&mutex_);
       for (const int64_t number : taken_) entries.push_back(held_.at(number).entry);
     }
     log_->Add(entries);  // first, so that a part meets either the log or what is held
     std::vector<Waiting> released;
     Turn turn;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(&mutex_);
       for (const int64_t number : taken_) held_.erase(number);
       taken_.clear();
       is_taken_ = false;
       ++num_applied_;
-      const auto first =
-          std::stable_partition(waiting_.begin(), waiting_.end(),
-                                [this](const Waiting& each) { return each.index >= num_applied_; });
+      const auto first = std::stable_partition(
+          waiting_.begin(), waiting_.end(),
+          [num = num_applied_](const Waiting& each) { return each.index >= num; });
       std::move(first, waiting_.end(), std::back_inserter(released));
       waiting_.erase(first, waiting_.end());
       turn = NextTurn();
@@ -121,7 +121,7 @@ class GroupSums {
   void Abandoned() {
     Turn turn;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(&mutex_);
       is_taken_ = false;
       turn = NextTurn();
     }
@@ -147,11 +147,12 @@ class GroupSums {
     }
   };
 
-  Turn NextTurn() {
+  Turn NextTurn() EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (is_taken_) return {};
-    const auto at = std::find_if(waiting_.begin(), waiting_.end(), [this](const Waiting& each) {
-      return each.index == num_applied_ && !each.numbers.empty();
-    });
+    const auto at =
+        std::find_if(waiting_.begin(), waiting_.end(), [num = num_applied_](const Waiting& each) {
+          return each.index == num && !each.numbers.empty();
+        });
     if (at == waiting_.end()) return {};
     is_taken_ = true;
     taken_ = std::move(at->numbers);
@@ -162,13 +163,13 @@ class GroupSums {
   }
 
   StepLog* const log_;
-  mutable std::mutex mutex_;
-  std::map<uint32_t, Held> held_;
-  std::vector<Waiting> waiting_;
-  int64_t num_applied_ = 0;
-  bool is_taken_ = false;       // the next group, by an attempt that applies it
-  std::vector<int64_t> taken_;  // its parts
-  int64_t next_ticket_ = 0;
+  mutable Mutex mutex_;
+  std::map<uint32_t, Held> held_ GUARDED_BY(mutex_);
+  std::vector<Waiting> waiting_ GUARDED_BY(mutex_);
+  int64_t num_applied_ GUARDED_BY(mutex_) = 0;
+  bool is_taken_ GUARDED_BY(mutex_) = false;       // the next group, by an attempt that applies it
+  std::vector<int64_t> taken_ GUARDED_BY(mutex_);  // its parts
+  int64_t next_ticket_ GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace embedps

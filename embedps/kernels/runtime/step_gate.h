@@ -7,9 +7,10 @@
 #include <deque>
 #include <functional>
 #include <list>
-#include <mutex>
 #include <utility>
 #include <vector>
+
+#include "embedps/kernels/runtime/mutex.h"
 
 namespace embedps {
 
@@ -25,7 +26,7 @@ class StepGate {
     std::vector<Begin> begun;
     int64_t ticket;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(&mutex_);
       Forget(worker);
       ticket = next_ticket_++;
       waiting_.push_back({ticket, worker, most, std::move(begin)});
@@ -40,7 +41,7 @@ class StepGate {
     std::vector<Begin> begun;
     bool found = false;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(&mutex_);
       const auto at = std::find_if(waiting_.begin(), waiting_.end(),
                                    [ticket](const Waiting& each) { return each.ticket == ticket; });
       if (at != waiting_.end()) {
@@ -57,7 +58,7 @@ class StepGate {
   void Leave(int64_t worker) {
     std::vector<Begin> begun;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(&mutex_);
       Forget(worker);
       begun = Admit();
     }
@@ -73,12 +74,12 @@ class StepGate {
     int64_t worker, most, others;
   };
 
-  void Forget(int64_t worker) {
+  void Forget(int64_t worker) EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     under_way_.remove_if([worker](const UnderWay& each) { return each.worker == worker; });
   }
 
   // Lets those in that may begin, in the order in which they came.
-  std::vector<Begin> Admit() {
+  std::vector<Begin> Admit() EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     std::vector<Begin> begun;
     while (!waiting_.empty()) {
       const int64_t others = static_cast<int64_t>(under_way_.size());
@@ -93,10 +94,10 @@ class StepGate {
     return begun;
   }
 
-  std::mutex mutex_;
-  std::list<UnderWay> under_way_;
-  std::deque<Waiting> waiting_;
-  int64_t next_ticket_ = 0;
+  Mutex mutex_;
+  std::list<UnderWay> under_way_ GUARDED_BY(mutex_);
+  std::deque<Waiting> waiting_ GUARDED_BY(mutex_);
+  int64_t next_ticket_ GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace embedps

@@ -7,11 +7,11 @@
 #include <deque>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "embedps/kernels/runtime/mutex.h"
 #include "embedps/kernels/runtime/step_log.h"
 
 namespace embedps {
@@ -34,7 +34,7 @@ class StepGroups {
   // A worker begins a unit; a group does not wait for `backup_workers` of those that are there.
   // Returns the number of groups that are closed.
   int64_t Enter(int64_t worker, int64_t backup_workers) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(&mutex_);
     backup_workers_ = backup_workers;
     Worker& known = workers_[worker];
     ++known.units;
@@ -44,7 +44,7 @@ class StepGroups {
 
   // A worker ends a unit, or is lost in it.
   void Leave(int64_t worker) {
-    Release([this, worker] {
+    Release([this, worker]() EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       const auto at = workers_.find(worker);
       if (at != workers_.end() && --at->second.units <= 0) workers_.erase(at);
     });
@@ -52,7 +52,7 @@ class StepGroups {
 
   // A worker does not answer: no group waits for it until it brings a part.
   void Forget(int64_t worker) {
-    Release([this, worker] {
+    Release([this, worker]() EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       const auto at = workers_.find(worker);
       if (at != workers_.end()) at->second.is_lost = true;
     });
@@ -64,7 +64,7 @@ class StepGroups {
   int64_t Join(uint32_t number, int64_t worker, int64_t seen, Closed closed) {
     int64_t ticket = -1;
     bool waits = false;
-    Release([&] {
+    Release([&]() EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       const auto at = workers_.find(worker);
       if (at != workers_.end()) at->second.is_lost = false;
       if (group_of_.count(number) || log_->Has(number)) return;
@@ -86,7 +86,7 @@ class StepGroups {
   int64_t Await(uint32_t number, Closed closed) {
     Group found;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(&mutex_);
       const auto at = group_of_.find(number);
       if (at != group_of_.end() && at->second == index_) {
         waiting_.push_back({next_ticket_, std::move(closed)});
@@ -100,7 +100,7 @@ class StepGroups {
 
   // Forgets who waits; the part stays.
   void Cancel(int64_t ticket) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(&mutex_);
     waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(),
                                   [ticket](const Waiting& each) { return each.ticket == ticket; }),
                    waiting_.end());
@@ -108,7 +108,7 @@ class StepGroups {
 
   // Lists the last groups that closed, in order, and then the open one, which may have no parts.
   std::vector<Group> Last() const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(&mutex_);
     std::vector<Group> found = {closed_.begin(), closed_.end()};
     found.push_back({index_, open_});
     return found;
@@ -116,7 +116,7 @@ class StepGroups {
 
   // Lists the workers that have no fresh part in the open group, if others wait for theirs.
   std::vector<int64_t> Awaited() const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(&mutex_);
     std::vector<int64_t> found;
     for (const auto& [worker, known] : workers_) {
       if (num_fresh_ && !known.is_lost && known.fresh_in != index_) found.push_back(worker);
@@ -139,7 +139,7 @@ class StepGroups {
   };
 
   int64_t NumClosed() const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(&mutex_);
     return index_;
   }
 
@@ -148,7 +148,7 @@ class StepGroups {
     std::vector<Waiting> released;
     Group group;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(&mutex_);
       change();
       const auto present = std::count_if(workers_.begin(), workers_.end(),
                                          [](const auto& each) { return !each.second.is_lost; });
@@ -171,17 +171,18 @@ class StepGroups {
   }
 
   const StepLog* const log_;
-  mutable std::mutex mutex_;
-  std::map<int64_t, Worker> workers_;
-  int64_t backup_workers_ = 0;
-  int64_t index_ = 0;                               // of the open group
-  std::vector<int64_t> open_;                       // its parts
-  int64_t num_fresh_ = 0;                           // of them
-  int64_t num_closed_parts_ = 0;                    // of all closed groups
-  std::deque<Group> closed_;                        // the last ones
-  std::unordered_map<uint32_t, int64_t> group_of_;  // by part, of these and the open one
-  std::vector<Waiting> waiting_;                    // for the open group
-  int64_t next_ticket_ = 0;
+  mutable Mutex mutex_;
+  std::map<int64_t, Worker> workers_ GUARDED_BY(mutex_);
+  int64_t backup_workers_ GUARDED_BY(mutex_) = 0;
+  int64_t index_ GUARDED_BY(mutex_) = 0;             // of the open group
+  std::vector<int64_t> open_ GUARDED_BY(mutex_);     // its parts
+  int64_t num_fresh_ GUARDED_BY(mutex_) = 0;         // of them
+  int64_t num_closed_parts_ GUARDED_BY(mutex_) = 0;  // of all closed groups
+  std::deque<Group> closed_ GUARDED_BY(mutex_);      // the last ones
+  std::unordered_map<uint32_t, int64_t> group_of_
+      GUARDED_BY(mutex_);                            // by part, of these and the open one
+  std::vector<Waiting> waiting_ GUARDED_BY(mutex_);  // for the open group
+  int64_t next_ticket_ GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace embedps

@@ -9,9 +9,10 @@
 #include <functional>
 #include <iterator>
 #include <map>
-#include <mutex>
 #include <utility>
 #include <vector>
+
+#include "embedps/kernels/runtime/mutex.h"
 
 namespace embedps {
 
@@ -26,13 +27,13 @@ class StepLog {
   using Begin = std::function<void()>;
 
   bool Has(uint32_t step) const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(&mutex_);
     return HasLocked(step);
   }
 
   // Returns how many steps were added.
   int64_t Count() const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(&mutex_);
     return count_;
   }
 
@@ -44,7 +45,7 @@ class StepLog {
   void Add(const std::vector<Entry>& parts) {
     std::vector<Begin> begun;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(&mutex_);
       const int64_t before = count_;
       for (const Entry& part : parts) {
         if (HasLocked(part.step)) continue;
@@ -60,7 +61,7 @@ class StepLog {
   // Calls `begin` as soon as the log has a step, maybe at once. Returns a number for `Cancel`.
   int64_t WhenAdded(uint32_t step, Begin begin) {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(&mutex_);
       if (!HasLocked(step)) {
         waiting_.insert({step, {next_ticket_, std::move(begin)}});
         return next_ticket_++;
@@ -72,7 +73,7 @@ class StepLog {
 
   // Forgets what waits.
   void Cancel(int64_t ticket) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(&mutex_);
     for (auto at = waiting_.begin(); at != waiting_.end();) {
       at = at->second.first == ticket ? waiting_.erase(at) : std::next(at);
     }
@@ -80,7 +81,7 @@ class StepLog {
 
   // Lists (worker, staleness, number of steps), sorted.
   std::vector<std::array<int64_t, 3>> Staleness() const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(&mutex_);
     std::vector<std::array<int64_t, 3>> found;
     found.reserve(staleness_.size());
     for (const auto& [key, steps] : staleness_) found.push_back({key.first, key.second, steps});
@@ -88,24 +89,26 @@ class StepLog {
   }
 
  private:
-  bool HasLocked(uint32_t step) const {
+  bool HasLocked(uint32_t step) const EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const auto block = blocks_.find(step / kBlockSteps);
     return block != blocks_.end() && block->second.test(step % kBlockSteps);
   }
 
-  void TakeWaiting(uint32_t step, std::vector<Begin>* begun) {
+  void TakeWaiting(uint32_t step, std::vector<Begin>* begun) EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const auto [first, last] = waiting_.equal_range(step);
     for (auto at = first; at != last; ++at) begun->push_back(std::move(at->second.second));
     waiting_.erase(first, last);
   }
 
   static constexpr uint32_t kBlockSteps = 4096;
-  mutable std::mutex mutex_;
-  std::map<uint32_t, std::bitset<kBlockSteps>> blocks_;
-  std::map<std::pair<int64_t, int64_t>, int64_t> staleness_;    // by worker and staleness
-  std::multimap<uint32_t, std::pair<int64_t, Begin>> waiting_;  // by step: ticket, what to call
-  int64_t next_ticket_ = 0;
-  int64_t count_ = 0;
+  mutable Mutex mutex_;
+  std::map<uint32_t, std::bitset<kBlockSteps>> blocks_ GUARDED_BY(mutex_);
+  // By worker and staleness.
+  std::map<std::pair<int64_t, int64_t>, int64_t> staleness_ GUARDED_BY(mutex_);
+  // By step: ticket, what to call.
+  std::multimap<uint32_t, std::pair<int64_t, Begin>> waiting_ GUARDED_BY(mutex_);
+  int64_t next_ticket_ GUARDED_BY(mutex_) = 0;
+  int64_t count_ GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace embedps

@@ -9,11 +9,11 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "embedps/kernels/runtime/mutex.h"
 #include "embedps/kernels/runtime/status.h"
 #include "embedps/kernels/runtime/step_log.h"
 
@@ -46,7 +46,7 @@ class StepSums {
     const auto number = static_cast<uint32_t>(entry.step - rank);
     Parts parts;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(&mutex_);
       if (!log_->Has(number)) {
         Step& step = steps_[number];
         if (step.parts.empty()) {
@@ -80,7 +80,7 @@ class StepSums {
 
   // Forgets an attempt that waits.
   void Cancel(int64_t ticket) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(&mutex_);
     for (auto& [number, step] : steps_) {
       auto& waiting = step.waiting;
       waiting.erase(std::remove_if(waiting.begin(), waiting.end(),
@@ -94,12 +94,12 @@ class StepSums {
     std::deque<Waiting> waiting;
     std::vector<StepLog::Entry> entries;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(&mutex_);
       entries = steps_[number].entries;
     }
     log_->Add(entries);  // first, so that a part meets either the log's step or the open one
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(&mutex_);
       waiting = std::move(steps_[number].waiting);
       steps_.erase(number);
     }
@@ -111,7 +111,7 @@ class StepSums {
     Decided next;
     Parts parts;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(&mutex_);
       Step& step = steps_[number];
       step.is_taken = !step.waiting.empty();
       if (!step.is_taken) return;
@@ -125,7 +125,7 @@ class StepSums {
   // Lists (step, rank, worker) of the steps that lack parts, sorted; worker is -1 if the part is
   // absent.
   std::vector<std::array<int64_t, 3>> Open() const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(&mutex_);
     std::vector<std::array<int64_t, 3>> found;
     for (const auto& [number, step] : steps_) {
       const auto num_parts = static_cast<int64_t>(step.parts.size());
@@ -152,9 +152,9 @@ class StepSums {
   };
 
   StepLog* const log_;
-  mutable std::mutex mutex_;
-  std::map<uint32_t, Step> steps_;
-  int64_t next_ticket_ = 0;
+  mutable Mutex mutex_;
+  std::map<uint32_t, Step> steps_ GUARDED_BY(mutex_);
+  int64_t next_ticket_ GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace embedps

@@ -184,7 +184,9 @@ class ObjectStore(Store[ObjectPath]):
         path.write_bytes(data)
 
     def append_line(self, path: ObjectPath, line: bytes) -> None:
-        path.write_bytes((path.read_bytes() if path.exists() else b"") + line)
+        before = path.read_bytes() if path.exists() else b""
+        between = b"\n" if before and not before.endswith(b"\n") else b""
+        path.write_bytes(before + between + line)
 
     def make_directories(self, path: ObjectPath) -> None:
         """Does nothing: an object needs no directory."""

@@ -56,7 +56,7 @@ class ObjectPath(PosixPath):
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
         """Returns its mode, size and time, in whole seconds; the other fields are 0."""
-        info = self._filesystem.get_file_info(self._key)
+        info = self.filesystem.get_file_info(self.key)
         if info.type == pafs.FileType.NotFound:
             raise FileNotFoundError(2, "No such object", str(self))
         mode = stat.S_IFDIR if info.type == pafs.FileType.Directory else stat.S_IFREG
@@ -64,34 +64,23 @@ class ObjectPath(PosixPath):
         return os.stat_result((mode, 0, 0, 1, 0, 0, info.size or 0, 0, written, 0))
 
     def exists(self, *, follow_symlinks: bool = True) -> bool:
-        return bool(self._filesystem.get_file_info(self._key).type != pafs.FileType.NotFound)
+        return bool(self.filesystem.get_file_info(self.key).type != pafs.FileType.NotFound)
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        return bool(self._filesystem.get_file_info(self._key).type == pafs.FileType.Directory)
+        return bool(self.filesystem.get_file_info(self.key).type == pafs.FileType.Directory)
 
     def iterdir(self) -> Generator[ObjectPath, None, None]:
         """Lists what is directly under it; nothing if it is absent."""
-        for info in self._list(recursive=False):
+        for info in self.infos(recursive=False):
             yield self / info.base_name
 
     def glob(self, pattern: str, **_: Any) -> Generator[ObjectPath, None, None]:
         """Lists the children whose names match."""
         return (each for each in self.iterdir() if fnmatch.fnmatchcase(each.name, pattern))
 
-    def objects(self) -> Generator[tuple[str, pafs.FileInfo], None, None]:
-        """Lists the objects under it, at any depth, with their names from here on.
-
-        Raises:
-          OSError: the store does not answer, or refuses.
-        """
-        begins = len(self._key) + 1
-        for info in self._list(recursive=True):
-            if info.is_file:
-                yield info.path[begins:], info
-
     def open_input(self) -> pa.NativeFile:
         """Opens the object for random access."""
-        return self._filesystem.open_input_file(self._key)
+        return self.filesystem.open_input_file(self.key)
 
     def read_bytes(self) -> bytes:
         with self.open_input() as file:
@@ -102,7 +91,7 @@ class ObjectPath(PosixPath):
 
     def write_bytes(self, data: Any) -> int:
         """Puts the object; it appears as a whole or not at all."""
-        with self._filesystem.open_output_stream(self._key) as file:
+        with self.filesystem.open_output_stream(self.key) as file:
             file.write(data)
         return len(data)
 
@@ -113,43 +102,35 @@ class ObjectPath(PosixPath):
     def is_symlink(self) -> bool:
         return False
 
-    def upload(self, source: Any) -> None:
-        """Puts the object from an open file; a large one in parts."""
-        with self._filesystem.open_output_stream(self._key) as file:
-            shutil.copyfileobj(source, file, _CHUNK_BYTES)
-
     def mkdir(self, *_: Any, **__: Any) -> None:
         """Does nothing: an object needs no directory."""
 
     def replace(self, target: str | os.PathLike[str]) -> ObjectPath:
         """Copies the object, then removes it: for a moment there are two."""
         there = ObjectPath(target)
-        self._filesystem.copy_file(self._key, there._key)
+        self.filesystem.copy_file(self.key, there.key)
         self.unlink()
         return there
 
     def unlink(self, missing_ok: bool = False) -> None:
         if missing_ok and not self.exists():
             return
-        self._filesystem.delete_file(self._key)
-
-    def remove_tree(self) -> int:
-        """Removes all objects under it; returns their total size in bytes."""
-        num_bytes = sum(info.size or 0 for info in self._list(recursive=True))
-        self._filesystem.delete_dir(self._key)
-        return num_bytes
+        self.filesystem.delete_file(self.key)
 
     @property
-    def _key(self) -> str:
+    def key(self) -> str:
+        """The bucket and the object's name, as Arrow's filesystems take it."""
         return "/".join(self.parts[1:])
 
     @property
-    def _filesystem(self) -> pafs.FileSystem:
+    def filesystem(self) -> pafs.FileSystem:
+        """The store of its bucket."""
         return _filesystem(self.parts[0][:-1], self.parts[1])
 
-    def _list(self, *, recursive: bool) -> list[pafs.FileInfo]:
-        selector = pafs.FileSelector(self._key, allow_not_found=True, recursive=recursive)
-        found: list[pafs.FileInfo] = self._filesystem.get_file_info(selector)
+    def infos(self, *, recursive: bool) -> list[pafs.FileInfo]:
+        """Lists what is under it, or directly under it; nothing if it is absent."""
+        selector = pafs.FileSelector(self.key, allow_not_found=True, recursive=recursive)
+        found: list[pafs.FileInfo] = self.filesystem.get_file_info(selector)
         return found
 
 
@@ -169,8 +150,14 @@ class ObjectStore(Store[ObjectPath]):
         return [each.name for each in directory.iterdir()]
 
     def _files_below(self, directory: ObjectPath, *_: Any) -> Iterator[ListedFile]:
-        for name, info in directory.objects():
-            yield ListedFile(modified_ns=info.mtime_ns or 0, name=name, num_bytes=info.size or 0)
+        begins = len(directory.key) + 1
+        for info in directory.infos(recursive=True):
+            if info.is_file:
+                yield ListedFile(
+                    modified_ns=info.mtime_ns or 0,
+                    name=info.path[begins:],
+                    num_bytes=info.size or 0,
+                )
 
     @contextmanager
     def committing(self, path: ObjectPath) -> Iterator[IO[bytes]]:
@@ -178,7 +165,8 @@ class ObjectStore(Store[ObjectPath]):
         with tempfile.SpooledTemporaryFile(_SPOOL_BYTES) as whole:
             yield whole
             whole.seek(0)
-            path.upload(whole)
+            with path.filesystem.open_output_stream(path.key) as file:
+                shutil.copyfileobj(whole, file, _CHUNK_BYTES)
 
     def write_note(self, path: ObjectPath, data: bytes) -> None:
         path.write_bytes(data)
@@ -195,7 +183,9 @@ class ObjectStore(Store[ObjectPath]):
         """Does nothing: an object that is there stays."""
 
     def remove_directory(self, path: ObjectPath) -> int:
-        return path.remove_tree()
+        num_bytes = sum(info.size or 0 for info in path.infos(recursive=True))
+        path.filesystem.delete_dir(path.key)
+        return num_bytes
 
 
 def is_local(path: Path) -> bool:

@@ -1,6 +1,7 @@
 """A checkpoint directory in an object store: committed, read, verified, collected as on a disk."""
 
 import os
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 import pyarrow.fs as pafs
@@ -14,7 +15,7 @@ from embedps.checkpoint.tools.compact import compact
 from embedps.checkpoint.tools.diff import diff
 from embedps.errors import CheckpointError, CorruptCheckpointError, UsageError
 from embedps.storage import file_io
-from embedps.storage.object_store import ObjectPath, as_path
+from embedps.storage.object_store import ObjectPath, ObjectStore, as_path
 from tests.checkpoint.builders import GROUP, CheckpointRun, make_run
 from tests.checkpoint.readers import read_chain
 from tests.commands import checkpoint_command as main
@@ -128,14 +129,16 @@ def test_large_object_goes_up_in_parts_and_comes_back(s3_dir):
 def test_manifest_that_another_writer_put_meanwhile_is_not_a_commit(s3_dir, monkeypatch):
     run = CheckpointRun(as_path(s3_dir))
     run.base([])
-    put = ObjectPath.upload
+    committing = ObjectStore.committing
 
-    def put_and_lose(path, source):
-        put(path, source)
+    @contextmanager
+    def commit_and_lose(store, path):
+        with committing(store, path) as file:
+            yield file
         if path.parent.name == "manifests":
             path.write_bytes(b"{}")
 
-    monkeypatch.setattr(ObjectPath, "upload", put_and_lose)
+    monkeypatch.setattr(ObjectStore, "committing", commit_and_lose)
     with pytest.raises(CheckpointError, match="written by another run meanwhile"):
         run.delta([])
 

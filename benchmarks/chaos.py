@@ -32,8 +32,8 @@ from benchmarks.row_visits import visits, write_dataset
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.tools.verify import verify
 from embedps.console import command_line
+from embedps.engine.steps.ways import OnLostWorker, SyncMode
 from embedps.errors import EmbedpsError
-from embedps.run.cluster_config import OnLostWorker, SyncMode
 from embedps.run.summary import read_json
 
 UNIT_ROWS = 4096

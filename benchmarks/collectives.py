@@ -83,8 +83,8 @@ def _serve(folder: Path) -> None:
     from embedps import kernels
     from embedps.engine.dense_optimizer import make_dense_optimizer
     from embedps.engine.step_model import StepModel
-    from embedps.engine.worker_group import WorkerGroup
-    from embedps.engine.worker_unit import make_worker_unit
+    from embedps.engine.steps.worker_group import WorkerGroup
+    from embedps.engine.unit_functions import make_train_unit
     from embedps.tables.collection import EmbeddingCollection
     from models import dlrm
 
@@ -108,7 +108,9 @@ def _serve(folder: Path) -> None:
     optimizer = make_dense_optimizer("adagrad", 0.01, model.network)
     unit_rows = _WORKERS * _STEPS_PER_UNIT * _BATCH
     unit_input = model.input(batch_rows=_BATCH, shuffle_rows=unit_rows)
-    train_unit = make_worker_unit(model, optimizer, collection, unit_input, group)
+    train_unit = make_train_unit(
+        model, optimizer, collection, tf.distribute.get_strategy(), unit_input, workers=group
+    )
     path = tf.constant(str(folder / "batches.parquet"))
     units = iter(range(1 << 30))
 

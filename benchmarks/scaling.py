@@ -41,8 +41,8 @@ from embedps.cluster import local_processes
 from embedps.cluster.coordinator import CoordinatorCluster
 from embedps.cluster.local_cluster import LocalCluster
 from embedps.console import command_line, tf_logging
+from embedps.engine.steps.ways import OnLostWorker, SyncMode
 from embedps.planning.step_traffic import TERMS, ServerStep, place_variables, predict
-from embedps.run.cluster_config import OnLostWorker, SyncMode
 
 _UNITS = 4  # the first is not counted
 _FITTED = (1, 2)

@@ -85,6 +85,7 @@ def train_in_step(task: dict[str, Any], run: RunConfig, dataset: Dataset) -> NoR
     if cluster.follower is not None:
         follow(recommender, dataset, run.config, cluster)
     scored = _train(recommender, dataset, run.config, cluster)
+    cluster.close()
     sys.stdout.flush()
     os._exit(0 if scored else ClusterError.exit_code)
 
@@ -93,7 +94,7 @@ def _train(
     recommender: Recommender,
     dataset: Dataset,
     config: TrainConfig,
-    workers: WorkerCluster | None = None,
+    cluster: WorkerCluster | None = None,
 ) -> bool:
     """Trains and prints the result; returns whether the evaluator could score it.
 
@@ -111,20 +112,16 @@ def _train(
     try:
         # Before and after training there is nothing to save.
         with sigterm_exits(config.grace_secs / 2):
-            if workers is not None:
-                workers.call_on_loss(recovery.begin)
             trainer = Trainer(
                 recommender,
                 dataset,
                 config,
-                workers,
+                cluster,
                 recovered_from=loss,
                 on_lost=recovery.begin,
             )
             recovery.follow(trainer)
             result = trainer.fit()
-            if workers is not None:
-                workers.close()
             print(result, flush=True)
     except (ServerLostError, tf.errors.OpError) as error:
         lost = explain(error)

@@ -17,10 +17,11 @@ from embedps.cluster.bind_address import check_listening, listen_at
 from embedps.cluster.call_queue import CallQueue
 from embedps.cluster.call_tracker import CallTracker
 from embedps.cluster.health import HealthMonitor, TaskId, use_own_executor
-from embedps.cluster.interface import OnDeath, ScheduledCall
+from embedps.cluster.interface import Cluster, OnDeath, ScheduledCall
 from embedps.cluster.local_processes import LocalProcesses
 from embedps.cluster.variable_placement import VariablePlacement
 from embedps.console import tf_logging
+from embedps.engine.steps.ways import Place
 from embedps.errors import ClusterError, ServerLostError, UsageError
 
 _TICK_SECS = 0.2
@@ -47,11 +48,14 @@ class _WorkerClosure(cluster_coordinator.Closure):
             self._function(worker.worker_index)
 
 
-class CoordinatorCluster:
+class CoordinatorCluster(Cluster):
     """A cluster of workers and parameter servers over gRPC, on TensorFlow's ClusterCoordinator.
 
     Every task must load the kernels before it starts to serve, as `embedps.server` does.
     """
+
+    place: Place = "servers"
+    shares_machine = False
 
     def __init__(
         self,

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import tensorflow as tf
 
 from embedps import kernels
-from embedps.cluster.health import TaskId
-from embedps.cluster.interface import OnDeath, ScheduledCall
+from embedps.cluster.interface import Cluster, OnDeath, ScheduledCall
 from embedps.console import tf_logging
+from embedps.engine.steps.ways import Place
 
 
-class EmbeddedCluster:
+class EmbeddedCluster(Cluster):
     """A cluster in this process: threads are workers, memory holds the shards, no port is open."""
+
+    place: Place = "process"
 
     def __init__(self, *, num_workers: int = 1, num_shards: int = 1) -> None:
         kernels.load()
@@ -28,7 +30,6 @@ class EmbeddedCluster:
         self.num_ps = 0
         self.server_timeout_secs = 0.0
         self.can_lose_workers = False
-        self.worker_restarts = 0
         self._pool = concurrent.futures.ThreadPoolExecutor(num_workers, "worker")
         self._lock = threading.Lock()
         self._running: set[concurrent.futures.Future[Any]] = set()
@@ -71,21 +72,6 @@ class EmbeddedCluster:
     def fetch(self, result: ScheduledCall) -> Any:
         """Waits for a function's values and returns them."""
         return result.result()
-
-    def unresponsive_workers(self) -> Set[int]:
-        """Returns none: the workers are threads."""
-        return frozenset()
-
-    def lost_workers(self) -> Set[int]:
-        """Returns none: the workers are threads."""
-        return frozenset()
-
-    def draining(self) -> Set[TaskId]:
-        """Returns none: there are no servers."""
-        return frozenset()
-
-    def allow_shutdown(self, task: TaskId) -> None:
-        """Does nothing: there are no servers."""
 
     def done(self) -> bool:
         """Tells whether the threads are idle."""

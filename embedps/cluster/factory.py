@@ -36,18 +36,18 @@ def make_cluster(config: TrainConfig, *, on_lost: Callable[[ClusterError], None]
     asked = config.cluster
     if task is not None:
         return _join(config, task, on_lost)
-    if config.cluster.num_ps:
+    if asked.num_ps:
         return LocalCluster(
-            num_ps=config.cluster.num_ps,
-            num_workers=config.cluster.num_workers,
-            num_shards=config.cluster.num_shards,
+            num_ps=asked.num_ps,
+            num_workers=asked.num_workers,
+            num_shards=asked.num_shards,
             log_dir=local_dir(as_path(config.model_dir)) / "logs",
             grace_secs=config.grace_secs,
-            server_timeout_secs=config.cluster.server_timeout_secs,
-            wait_secs=config.cluster.wait_secs,
+            server_timeout_secs=asked.server_timeout_secs,
+            wait_secs=asked.wait_secs,
             on_lost=on_lost,
         )
-    _check_sync(config, num_ps=0)
+    asked.check_way("process")
     return EmbeddedCluster(num_workers=asked.num_workers, num_shards=asked.num_shards or 1)
 
 
@@ -58,7 +58,7 @@ def check_cluster(cluster: Cluster, config: TrainConfig) -> None:
       UsageError: a field is neither its default nor the cluster's value, or asks for what the
         cluster lacks.
     """
-    _check_sync(config, num_ps=cluster.num_ps)
+    config.cluster.check_way(cluster.place)
     config.cluster.parts_needed(cluster.num_workers)
     has: dict[str, float] = {
         "num_ps": cluster.num_ps,
@@ -74,16 +74,6 @@ def check_cluster(cluster: Cluster, config: TrainConfig) -> None:
                 f"config.cluster.{name} is {asked}, but the cluster that was passed has {value}: "
                 "remove one of the two"
             )
-
-
-def _check_sync(config: TrainConfig, *, num_ps: int) -> None:
-    """Refuses steps of all workers without parameter servers, which add the workers' parts up."""
-    if config.cluster.is_in_step and not num_ps:
-        raise UsageError(
-            f"--sync {config.cluster.sync} needs parameter servers, which add up what the workers "
-            "send, but this run has none: give --num-ps, or use --replicas, which takes such steps "
-            "in one process, without --sync"
-        )
 
 
 def _join(

@@ -12,6 +12,11 @@ from typing import Any, Protocol, TypeAlias
 import tensorflow as tf
 
 from embedps.cluster.health import TaskId
+from embedps.engine.steps.interface import UnitFunction
+from embedps.engine.steps.ways import Place
+from embedps.engine.steps.worker_group import WorkerGroup
+from embedps.errors import ClusterError
+from embedps.tables.collection import EmbeddingCollection
 
 OnDeath: TypeAlias = Callable[[], BaseException | None]
 
@@ -65,7 +70,13 @@ class ScheduledCall(concurrent.futures.Future[Any]):
 class Cluster(Protocol):
     """Runs functions on workers, and says where tables and variables are.
 
+    What only some clusters do has a default here: that of threads of one process.
+
     Attributes:
+      place: where tables and variables are.
+      leads: whether this process has the ledger; others do their part of what it tells them.
+      group: the workers, if they exchange by collectives.
+      shares_machine: whether all tables are on this machine.
       strategy: its `run` calls a step.
       shard_devices: a device per shard of the tables.
       num_workers: how many functions run at once.
@@ -75,6 +86,10 @@ class Cluster(Protocol):
       can_lose_workers: whether a worker can be slow or lost while others are not.
     """
 
+    place: Place
+    leads: bool = True
+    group: WorkerGroup | None = None
+    shares_machine: bool = True
     strategy: tf.distribute.Strategy
     shard_devices: Sequence[str]
     num_workers: int
@@ -84,6 +99,31 @@ class Cluster(Protocol):
 
     def scope(self) -> AbstractContextManager[Any]:
         """Enters the scope in which variables must be made."""
+
+    def check_same(self, number: int) -> None:
+        """Checks that all clients see the same last checkpoint.
+
+        Raises:
+          UsageError: they do not.
+        """
+
+    def seed_steps(self, seed: int) -> None:
+        """Seeds what a network draws in steps, once it is made."""
+
+    def make_tables(self, *args: Any, **options: Any) -> EmbeddingCollection:
+        """Makes tables with a shard on each of `shard_devices`; see `EmbeddingCollection`."""
+        return EmbeddingCollection(*args, devices=self.shard_devices, **options)
+
+    def rate_setter(self, set_rate: Callable[[float], Any]) -> Callable[[float], Any]:
+        """Makes a function that sets the network's learning rate wherever it is."""
+        return set_rate
+
+    def led(self, name: str, function: UnitFunction) -> UnitFunction:
+        """Makes a unit's function one that runs on all workers which must run it; `name` is its."""
+        return function
+
+    def call_on_loss(self, on_lost: Callable[[ClusterError], None] | None) -> None:
+        """Replaces the function that is called on another thread if the cluster cannot go on."""
 
     def schedule(
         self,
@@ -109,12 +149,15 @@ class Cluster(Protocol):
 
     def unresponsive_workers(self) -> Set[int]:
         """Returns the workers that have not answered for too long."""
+        return frozenset()
 
     def lost_workers(self) -> Set[int]:
         """Returns the workers that cannot be reached or do not answer."""
+        return frozenset()
 
     def draining(self) -> Set[TaskId]:
         """Returns the servers that got a shutdown notice and wait for `allow_shutdown`."""
+        return frozenset()
 
     def allow_shutdown(self, task: TaskId) -> None:
         """Lets a draining server shut down."""
@@ -122,6 +165,7 @@ class Cluster(Protocol):
     @property
     def worker_restarts(self) -> int:
         """Returns how often a worker's process was restarted."""
+        return 0
 
     def done(self) -> bool:
         """Tells whether every scheduled function has ended."""

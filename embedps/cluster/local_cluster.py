@@ -31,6 +31,8 @@ class LocalCluster(CoordinatorCluster):
     ends the cluster: start another, and train again to resume from the last checkpoint.
     """
 
+    shares_machine = True
+
     def __init__(
         self,
         *,

@@ -20,10 +20,12 @@ from embedps.cluster.bind_address import check_listening, listen_at
 from embedps.cluster.embedded import EmbeddedCluster
 from embedps.cluster.worker_channel import Follower, Leader
 from embedps.console.shutdown import deadline
-from embedps.engine.unit_functions import UnitFunction
-from embedps.engine.worker_group import WorkerGroup
+from embedps.engine.steps.interface import UnitFunction
+from embedps.engine.steps.ways import Place
+from embedps.engine.steps.worker_group import WorkerGroup
 from embedps.errors import ClusterError, ServerLostError, UsageError
 from embedps.metrics import Counts
+from embedps.tables.worker_tables import WorkerTables
 
 _NUMBERS, _SHOWN = 7, 9  # the places of a program that exchange, see WorkerGroup
 
@@ -32,10 +34,11 @@ class WorkerCluster(EmbeddedCluster):
     """The workers of TF_CONFIG; TensorFlow must not have started.
 
     Attributes:
-      group: the workers, in a step.
       leader: tells the others what to do; None if this worker is not the first.
       follower: does what it is told; None if this worker is the first.
     """
+
+    place: Place = "workers"
 
     def __init__(
         self,
@@ -68,6 +71,7 @@ class WorkerCluster(EmbeddedCluster):
         # It formed the cluster. Variables are plain: each worker updates its copy by the same sums.
         self.multi_worker = strategy
         self.group = WorkerGroup(rank, len(addresses))
+        self.leads = rank == 0
         self._on_lost = on_lost
         self._rate = 1.0
         self._functions: dict[str, UnitFunction] = {}
@@ -86,9 +90,19 @@ class WorkerCluster(EmbeddedCluster):
             on_notice=lambda: os.kill(os.getpid(), signal.SIGTERM),
         )
 
-    def call_on_loss(self, on_lost: Callable[[ClusterError], None]) -> None:
+    def call_on_loss(self, on_lost: Callable[[ClusterError], None] | None) -> None:
         """Replaces the function that is called when another worker is gone."""
-        self._on_lost = on_lost
+        self._on_lost = on_lost or (lambda error: None)
+
+    def seed_steps(self, seed: int) -> None:
+        """Makes each worker draw other numbers, of dropout."""
+        tf.random.set_seed(seed + self.group.rank)
+
+    def make_tables(self, *args: Any, **options: Any) -> WorkerTables:
+        """Makes the tables of which this worker fills the shard of its rank."""
+        return WorkerTables(
+            *args, devices=self.shard_devices, rank=self.group.rank, workers=self, **options
+        )
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
         """Gives all workers' numbers, by rank; all must call it, with as many."""

@@ -16,11 +16,10 @@ import tensorflow as tf
 
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.cluster.interface import Cluster, OnDeath
-from embedps.cluster.worker_cluster import WorkerCluster
 from embedps.data.dataset import Dataset
 from embedps.engine.step_model import StepModel
+from embedps.engine.steps.ways import way_of
 from embedps.engine.unit_functions import explain, make_eval_unit
-from embedps.errors import UsageError
 from embedps.evaluation.evaluator import (
     EVAL_BATCH_ROWS,
     Evaluation,
@@ -70,18 +69,10 @@ class InlineEvaluation:
         self._split = split
         self._every_units = every_units
         self._log: EvaluationLog | None = None
-        self._eval_unit = make_eval_unit(
-            model,
-            collection,
-            model.input(batch_rows=EVAL_BATCH_ROWS, shuffle_rows=0),
-        )
-        if isinstance(cluster, WorkerCluster):
-            if model.candidates:
-                raise UsageError(
-                    "--eval inline must be left out for a model that ranks candidates where "
-                    "TF_CONFIG has workers only: start `embedps evaluate` beside the run"
-                )
-            self._eval_unit = cluster.led("score", self._eval_unit)
+        if model.candidates:
+            way_of(place=cluster.place).check({"ranks_inline": True})
+        unit_input = model.input(batch_rows=EVAL_BATCH_ROWS, shuffle_rows=0)
+        self._eval_unit = cluster.led("score", make_eval_unit(model, collection, unit_input))
 
     def next_pause(self, position: int, units_per_epoch: int) -> int:
         """Returns the first position after this one at which training pauses for a scoring."""

@@ -16,6 +16,7 @@ from embedps.console.progress import ProgressLine
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
 from embedps.engine.step_model import StepModel
+from embedps.engine.steps.ways import SyncMode
 from embedps.planning import dataset_ids, speed
 from embedps.planning.dataset_ids import StepIds, TableRows
 from embedps.planning.memory import MemoryCurve, spare_bytes
@@ -24,7 +25,7 @@ from embedps.planning.row_limits import HeldRows, hold_rows
 from embedps.planning.speed import Machines, MeasuredStep
 from embedps.planning.step_traffic import ServerStep, place_variables, predict
 from embedps.planning.sync_modes import ModePlan, calls_of, plan_modes, speed_of
-from embedps.run.cluster_config import ClusterConfig, SyncMode
+from embedps.run.cluster_config import ClusterConfig
 from embedps.run.config import TrainConfig
 from embedps.tables.byte_limits import ServerLimit, evicted_bytes
 from embedps.tables.groups import TableGroup, group_tables

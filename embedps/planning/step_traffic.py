@@ -1,7 +1,7 @@
 """The scaling model: bytes and calls of a training step at a parameter server.
 
 A step sends a server its ids, and gets rows and the network's variables; then it sends the
-gradients of both (engine/step_exchange.py). So bytes are linear in ids, in floats of rows and in
+gradients of both (engine/steps/servers.py). So bytes are linear in ids, in floats of rows and in
 floats of the network. Calls are so many per step, and so many per unit that a worker has a part of;
 each call has bytes of its own.
 `python -m benchmarks.scaling` counts them at sockets and fits the coefficients;

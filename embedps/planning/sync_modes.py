@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from embedps.engine.steps.ways import SyncMode
 from embedps.planning.step_traffic import ServerStep, predict
-from embedps.run.cluster_config import ClusterConfig, SyncMode
+from embedps.run.cluster_config import ClusterConfig
 
 SPEEDS: Mapping[SyncMode, float] = {"none": 1.0, "dense": 1.0, "full": 0.98}
 """Examples per second of equal workers, as a share of those of mode none.

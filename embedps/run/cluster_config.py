@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, TypeAlias
+from typing import Any
 
-from embedps.config_fields import MAX_COUNT, MAX_SECS, check, option
+from embedps.config_fields import MAX_COUNT, MAX_SECS, check, option, options_of, values_of
+from embedps.engine.steps.ways import OnLostWorker, Place, SyncMode, Way, way_of
 from embedps.errors import UsageError
 
 MAX_LOCAL_TASKS = 256
@@ -20,12 +21,6 @@ NO_BOUND = -1
 STALE_STEPS = 4
 """Updates of others that a step must not often meet: from there on, DLRM with Adam lost up to 0.08
 of held-out AUC on a short log (docs/guides/strategies.md)."""
-
-SyncMode: TypeAlias = Literal["none", "dense", "full"]
-"""What the workers of a step update together."""
-
-OnLostWorker: TypeAlias = Literal["repeat", "continue"]
-"""What a step does whose worker is lost: it is repeated, or goes on with the others."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,45 +104,30 @@ class ClusterConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        self._check_replicas()
-        self._check_sync()
-        if self.overlap and self._asks_for_bound:
-            raise UsageError(
-                "--overlap makes a worker's own steps meet, which --max-staleness-steps does not "
-                "count: leave one of them out"
-            )
-
-    def _check_replicas(self) -> None:
-        if self.mirrored and self.replicas == 1:
-            raise UsageError("--mirrored needs the number of devices: give --replicas 2 or more")
-        if self.replicas > 1 and (self.num_ps or self.num_workers > 1):
-            raise UsageError(
-                "--replicas divides the steps of one process: leave out --num-ps and --num-workers"
-            )
-
-    def _check_sync(self) -> None:
-        if self.is_in_step and self.overlap:
-            raise UsageError(
-                f"--sync {self.sync} begins a step once the one before it is applied, --overlap "
-                "before that: leave one of them out"
-            )
-        if self.in_groups and not self.is_in_step:
-            raise UsageError(
-                "--on-lost-worker continue says what workers in step do, and --sync none waits for "
-                "nobody: give --sync full or dense, or leave it out"
-            )
-        if self.backup_workers and not self.in_groups:
-            raise UsageError(
-                f"--backup-workers {self.backup_workers} lets steps go on without some workers, "
-                "and --on-lost-worker repeat waits for all: give --on-lost-worker continue"
-            )
+        self.check_way()
         if self.num_ps:
             self.parts_needed(self.num_workers)
-        if self.is_in_step and self._asks_for_bound:
-            raise UsageError(
-                f"--sync {self.sync} trains steps of all workers together, and "
-                "--max-staleness-steps bounds steps of single workers: leave one of them out"
-            )
+
+    def way(self, place: Place | None = None) -> Way:
+        """Gives the way in which steps are taken.
+
+        Args:
+          place: where tables and variables are; by default as far as the options tell.
+        """
+        return way_of(
+            place=place or ("servers" if self.num_ps else "process"),
+            replicas=self.replicas,
+            sync=self.sync,
+            in_groups=self.in_groups,
+        )
+
+    def check_way(self, place: Place | None = None) -> None:
+        """Checks that these options go with the way in which steps are taken; see `way`.
+
+        Raises:
+          UsageError: they do not.
+        """
+        self.way(place).check(asked_of(self), place)
 
     @property
     def is_in_step(self) -> bool:
@@ -159,10 +139,6 @@ class ClusterConfig:
         """Whether workers in step go on without those that are lost or slow."""
         return self.on_lost_worker == "continue"
 
-    @property
-    def _asks_for_bound(self) -> bool:
-        return self.max_staleness_steps not in (None, NO_BOUND)
-
     def staleness_bound(self, num_workers: int) -> int | None:
         """Gives how many updates of others a step may meet; None if any number.
 
@@ -170,7 +146,7 @@ class ClusterConfig:
           num_workers: of the cluster; 1 where there is none.
         """
         if self.max_staleness_steps is not None:
-            return self.max_staleness_steps if self._asks_for_bound else None
+            return None if self.max_staleness_steps == NO_BOUND else self.max_staleness_steps
         is_free = not (self.is_in_step or self.overlap)
         return STALE_STEPS - 1 if is_free and num_workers > STALE_STEPS else None
 
@@ -186,3 +162,12 @@ class ClusterConfig:
                 f"{self.backup_workers}: give fewer, or more workers"
             )
         return num_workers - self.backup_workers if self.in_groups else None
+
+
+def asked_of(config: Any) -> dict[str, Any]:
+    """Gives the options of a config that differ from their defaults, by name."""
+    defaults = {each.name: each.default for each in options_of(type(config))}
+    asked = {name: v for name, v in values_of(config).items() if v != defaults[name]}
+    if asked.get("max_staleness_steps") == NO_BOUND:  # as without it, but for its default
+        del asked["max_staleness_steps"]
+    return asked

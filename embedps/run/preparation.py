@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 from embedps.data.arrow_errors import UNREADABLE
 from embedps.data.dataset import Dataset
 from embedps.engine.recommender import Recommender
+from embedps.engine.steps.ways import COLLECTIVES
 from embedps.errors import CheckpointError, UsageError
-from embedps.run.cluster_config import NO_BOUND
+from embedps.run.cluster_config import asked_of
 from embedps.run.config import TrainConfig
 from embedps.run.tf_config import read_tf_config
 from embedps.storage.file_io import write_bytes
@@ -135,8 +136,7 @@ def chief_task(config: TrainConfig) -> dict[str, Any] | None:
         return None
     if config.cluster.num_ps:
         raise UsageError("--num-ps is of a local cluster; TF_CONFIG already names one")
-    if config.cluster.replicas > 1:
-        raise UsageError("--replicas divides the steps of one process; TF_CONFIG names a cluster")
+    config.cluster.check_way("servers")
     kind, index = task["task"]["type"], task["task"]["index"]
     if kind != "chief":
         raise UsageError(
@@ -152,26 +152,7 @@ def check_workers(config: TrainConfig) -> None:
     Raises:
       UsageError: the config asks for it.
     """
-    cluster, eviction = config.cluster, config.eviction
-    asked = {
-        "--num-ps": cluster.num_ps,
-        "--num-workers": cluster.num_workers > 1,
-        "--num-shards": cluster.num_shards,
-        "--replicas": cluster.replicas > 1,
-        "--sync": cluster.is_in_step,
-        "--on-lost-worker": cluster.in_groups,
-        "--overlap": cluster.overlap,
-        "--max-staleness-steps": cluster.max_staleness_steps not in (None, NO_BOUND),
-        "--watch": config.watch is not None,
-        "--max-server-bytes": eviction.max_server_bytes,
-        "--evicted-rows": eviction.evicted_rows is not None,
-        "--rates-batch-size": config.optimizer.rates_batch_size,
-    }
-    for flag, is_asked in asked.items():
-        if is_asked:
-            raise UsageError(
-                f"{flag} must be left out where TF_CONFIG has workers only: they train in step"
-            )
+    COLLECTIVES.check(asked_of(config), "workers")
 
 
 def prepare_directory(config: TrainConfig) -> Path:

@@ -23,8 +23,8 @@ import numpy as np
 import tensorflow as tf
 
 from embedps.cluster.interface import ScheduledCall
-from embedps.engine.step_logs import StepLogs
-from embedps.engine.unit_parts import last_step
+from embedps.engine.steps.step_logs import StepLogs
+from embedps.engine.steps.unit_parts import last_step
 from embedps.metrics import Counts
 from embedps.scheduling.ledger import Unit
 from embedps.scheduling.unit_threads import TICK_SECS, UnitInProgress, UnitThreads, Wait

@@ -4,7 +4,7 @@ A unit is a row range of one file. The seed determines the order of an epoch's u
 each other. A unit's index in the sequence of all epochs is its `position`. If a unit's worker or
 run dies, the unit is attempted again, so every row is visited at least once per epoch. The ledger
 counts all attempts, and counts as repeated those that may visit rows a second time. Even then, a
-server does not apply a step twice: see engine/step_exchange.py.
+server does not apply a step twice: see engine/steps/servers.py.
 """
 
 from __future__ import annotations

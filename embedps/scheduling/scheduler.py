@@ -6,7 +6,7 @@ import concurrent.futures
 import time
 
 from embedps.cluster.interface import ScheduledCall
-from embedps.engine.step_logs import StepLogs
+from embedps.engine.steps.step_logs import StepLogs
 from embedps.metrics import Counts
 from embedps.scheduling.ledger import Unit
 from embedps.scheduling.unit_threads import TICK_SECS, UnitInProgress, UnitThreads, Wait
@@ -26,7 +26,7 @@ class Scheduler(UnitThreads):
     A unit whose worker does not answer gets another attempt on another worker. A straggler gets one
     more attempt if no unit is left to hand out and a worker is idle. The first attempt that ends is
     recorded, and the counts of the others are dropped. Servers apply each step
-    only once: see engine/step_exchange.py.
+    only once: see engine/steps/servers.py.
     """
 
     def awaited(self, logs: StepLogs) -> Wait | None:

@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 import tensorflow as tf
 
 from embedps.cluster.interface import Cluster, OnDeath, ScheduledCall
-from embedps.engine.step_logs import StepLogs
+from embedps.engine.steps.step_logs import StepLogs
 from embedps.engine.unit_functions import UnitFunction, explain
 from embedps.errors import EmbedpsError
 from embedps.metrics import Counts

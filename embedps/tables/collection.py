@@ -27,6 +27,20 @@ from embedps.tables.table_use import ShardUse, read_use
 T = TypeVar("T")
 
 
+class ShardRows(NamedTuple):
+    """Holds rows of one group on one shard.
+
+    Attributes:
+      rows: float32 [n, dim].
+      rates: as in a `LookupResult`; None if no feature of the group asks for them.
+      asked: what was asked for, with `absent` if that was counted.
+    """
+
+    rows: tf.Tensor
+    rates: tf.Tensor | None
+    asked: ops.RowPart
+
+
 class LookupResult(NamedTuple):
     """The result of a lookup, for `combine` and `update`. Each list has one entry per group.
 
@@ -37,15 +51,32 @@ class LookupResult(NamedTuple):
         features that were looked up, in the group's order.
       rates: per shard float32 [n], the share of steps that update each row; no shards if no feature
         of the group asks for them.
-      absent: per shard uint8 [n] on its device, 1 for each id that admission will decide about; no
-        shards if no table of the group has an admission, or the lookup is not of a training step.
+      asked: per shard what it was asked for, on its device. It has `absent` if a table of the group
+        has an admission, and the lookup is of a training step.
     """
 
     rows: list[list[tf.Tensor]]
     routed: list[ops.RoutedIds]
     row_splits: list[dict[str, tf.Tensor]]
     rates: list[list[tf.Tensor]]
-    absent: list[list[tf.Tensor]]
+    asked: list[list[ops.RowPart]]
+
+    def add(self, shards: Sequence[ShardRows]) -> None:
+        """Adds the rows of the next group."""
+        self.rows.append([each.rows for each in shards])
+        self.rates.append([each.rates for each in shards if each.rates is not None])
+        self.asked.append([each.asked for each in shards])
+
+    def parts(
+        self, gradients: Sequence[Sequence[tf.Tensor | None]]
+    ) -> dict[tuple[int, int], ops.RowPart]:
+        """Gives, by group and shard, the rows that have gradients, in the structure of `rows`."""
+        return {
+            (g, shard): self.asked[g][shard]._replace(gradients=gradient)
+            for g, of_group in enumerate(gradients)
+            for shard, gradient in enumerate(of_group)
+            if gradient is not None
+        }
 
 
 class EmbeddingCollection:
@@ -179,27 +210,20 @@ class EmbeddingCollection:
         insert = insert and self.learns
         result = self.route(ids, counts=insert, partial=partial)
         for g, routed in enumerate(result.routed):
-            rows, rates, absent = [], [], []
+            shards = []
             for shard, device in enumerate(self.devices if result.row_splits[g] else ()):
                 # Each tensor sent to another task costs an RPC: send one.
-                request = routed.request(shard)
+                asked = routed.request(shard)
                 if device.startswith("/job:"):
-                    specs = [tf.TensorSpec(t.shape, t.dtype) for t in request]
-                    message = ops.pack(request)
+                    sent = [t for t in asked if t is not None]
+                    message = ops.pack(sent)
                     with tf.device(device):
-                        request = ops.unpack(message, specs)
+                        specs = [tf.TensorSpec(t.shape, t.dtype) for t in sent]
+                        there = iter(ops.unpack(message, specs))
+                        asked = ops.RowPart(*(t if t is None else next(there) for t in asked))
                 with tf.device(device):
-                    if routed.shard_examples:
-                        found, missing = self.lookup_shown(g, shard, *request, step=step)
-                        absent.append(missing)
-                    else:
-                        found = self.lookup_shard(g, shard, *request, insert=insert)
-                    rows.append(found)
-                    if self.groups[g].gives_rates:
-                        rates.append(self.rates_of_shard(g, shard, *request[:2]))
-            result.rows.append(rows)
-            result.rates.append(rates)
-            result.absent.append(absent)
+                    shards.append(self.lookup_shard(g, shard, asked, insert=insert, step=step))
+            result.add(shards)
         return result
 
     def lookup_staged(
@@ -213,19 +237,16 @@ class EmbeddingCollection:
         """
         result = self.route(ids, partial=True)
         for g, routed in enumerate(result.routed):
-            store, dim = self._stores[g], self.groups[g].dim
-            rows, rates = [], []
+            shards = []
             for shard, device in enumerate(self.devices if result.row_splits[g] else ()):
-                request = routed.request(shard)
+                asked = routed.request(shard)
+                store = self._stores[g][shard]
                 with tf.device(device):
-                    rows.append(
-                        ops.lookup_staged(store[shard], staged[g][shard], *request, dim=dim)
+                    rows = ops.lookup_staged(
+                        store, staged[g][shard], asked.ids, asked.splits, dim=self.groups[g].dim
                     )
-                    if self.groups[g].gives_rates:
-                        rates.append(self.rates_of_shard(g, shard, *request))
-            result.rows.append(rows)
-            result.rates.append(rates)
-            result.absent.append([])
+                    shards.append(ShardRows(rows, self._rates_asked(g, shard, asked), asked))
+            result.add(shards)
         return result
 
     def route(
@@ -266,37 +287,36 @@ class EmbeddingCollection:
         return result
 
     def lookup_shard(
-        self, group: int, shard: int, ids: tf.Tensor, splits: tf.Tensor, *, insert: bool
-    ) -> tf.Tensor:
-        """Reads rows of one shard. The current device must be the shard's."""
-        store, dim = self._stores[group][shard], self.groups[group].dim
-        return ops.lookup(store, ids, splits, dim=dim, insert=insert and self.learns)
-
-    def lookup_shown(
         self,
         group: int,
         shard: int,
-        ids: tf.Tensor,
-        splits: tf.Tensor,
-        examples: tf.Tensor,
+        asked: ops.RowPart,
         *,
-        step: tf.Tensor | None,
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Reads rows of one shard for a training step of a group that has an admission.
+        insert: bool,
+        step: tf.Tensor | None = None,
+    ) -> ShardRows:
+        """Reads rows of one shard. The current device must be the shard's.
 
-        The current device must be the shard's. See `ops.lookup_shown`.
+        Rows whose `examples` were counted are looked up for a training step: see
+        `ops.lookup_shown`.
 
         Raises:
-          UsageError: the step is None.
+          UsageError: examples were counted, and the step is None.
         """
-        if step is None:
+        store, dim = self._stores[group][shard], self.groups[group].dim
+        ids, splits, _, examples, _ = asked
+        if examples is None:
+            rows = ops.lookup(store, ids, splits, dim=dim, insert=insert and self.learns)
+        elif step is None:
             named = [t.name for t in self.groups[group].tables if t.admission is not None]
             raise UsageError(
                 f"a training lookup of tables {named}, which have an admission, must have the "
                 "step's number: pass lookup(..., step=...)"
             )
-        store, dim = self._stores[group][shard], self.groups[group].dim
-        return ops.lookup_shown(store, ids, splits, examples, dim=dim, step=step)
+        else:
+            rows, absent = ops.lookup_shown(store, ids, splits, examples, dim=dim, step=step)
+            asked = asked._replace(absent=absent)
+        return ShardRows(rows, self._rates_asked(group, shard, asked), asked)
 
     def rates_of_shard(
         self, group: int, shard: int, ids: tf.Tensor, splits: tf.Tensor
@@ -308,25 +328,21 @@ class EmbeddingCollection:
         self,
         group: int,
         shard: int,
-        ids: tf.Tensor,
-        splits: tf.Tensor,
-        gradients: tf.Tensor,
+        part: ops.RowPart,
         *,
         learning_rate: tf.Tensor,
         step: tf.Tensor,
         is_new: tf.Tensor | bool = True,
-        examples: tf.Tensor | None = None,
-        absent: tf.Tensor | None = None,
         learning: tf.Tensor | None = None,
     ) -> tf.Operation:
         """Applies gradients to rows of one shard. The current device must be the shard's.
 
-        If `is_new`, a bool scalar, is false, the rows stay unchanged. With the `examples` and
-        `absent` ids of a lookup, it first admits ids: so a step counts if and only if its gradients
-        are applied. `learning`, bool [n], says which rows to update, by default those of all tables
-        that learn.
+        If `is_new`, a bool scalar, is false, the rows stay unchanged. If the part has `absent` ids,
+        it first admits ids: so a step counts if and only if its gradients are applied. `learning`,
+        bool [n], says which rows to update, by default those of all tables that learn.
         """
         store = self._stores[group][shard]
+        ids, splits, gradients, examples, absent = part
         admitted = []
         if absent is not None:
             admit = ops.admit(store, ids, splits, examples, absent, step=step, is_new=is_new)
@@ -410,25 +426,24 @@ class EmbeddingCollection:
           In a graph, the operations.
         """
         updates: list[tf.Operation] = []
-        for g, (routed, shard_gradients) in enumerate(zip(result.routed, gradients, strict=True)):
-            names = [*result.row_splits[g]]
-            learn = [features is None or name in features for name in names]
-            learning = None if all(learn) else _rows_of(routed, learn)
-            for shard, gradient in enumerate(shard_gradients):
-                if gradient is None or not any(learn):
-                    continue
+        learns = [
+            [features is None or name in features for name in names] for names in result.row_splits
+        ]
+        learning = [
+            None if all(learn) else _rows_of(routed, learn)
+            for routed, learn in zip(result.routed, learns, strict=True)
+        ]
+        for (g, shard), part in result.parts(gradients).items():
+            if any(learns[g]):
+                of_group = learning[g]
                 with tf.device(self.devices[shard]):
                     update = self.update_shard(
                         g,
                         shard,
-                        routed.shard_ids[shard],
-                        routed.shard_splits[shard],
-                        gradient,
+                        part,
                         learning_rate=learning_rate,
                         step=step,
-                        examples=routed.shard_examples[shard] if result.absent[g] else None,
-                        absent=result.absent[g][shard] if result.absent[g] else None,
-                        learning=None if learning is None else learning[shard],
+                        learning=None if of_group is None else of_group[shard],
                     )
                 updates.append(update)
         return updates
@@ -529,6 +544,11 @@ class EmbeddingCollection:
         return read_admissions(self.groups, self._stores, self.devices)
 
     # ---- parts -------------------------------------------------------------------------------
+
+    def _rates_asked(self, group: int, shard: int, asked: ops.RowPart) -> tf.Tensor | None:
+        if not self.groups[group].gives_rates:
+            return None
+        return self.rates_of_shard(group, shard, asked.ids, asked.splits)
 
     def _names(self) -> list[tuple[str, int]]:
         return [(group.name, i) for group in self.groups for i in range(self.num_shards)]

@@ -1,4 +1,4 @@
-"""Wraps the ops of steps that do not wait for their slowest workers; see engine/group_exchange.py.
+"""Wraps the ops of steps that do not wait for their slowest workers; see engine/steps/grouped.py.
 
 A group is the parts of steps that servers apply together. One server, the one with the groups,
 decides which parts these are. The log of each server, as `ops.step_log` returns it, holds the parts
@@ -7,6 +7,7 @@ until they are applied. All ops run on the current device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ import tensorflow as tf
 
 from embedps import kernels
 from embedps.tables import ops
+from embedps.tables.ops import RowPart
 
 
 class Group(NamedTuple):
@@ -73,7 +75,8 @@ def hold_part(
     worker: tf.Tensor,
     seen: tf.Tensor,
     learning_rate: tf.Tensor,
-    **tensors: Any,
+    rows: Sequence[RowPart],
+    dense: Sequence[tf.Tensor],
 ) -> tf.Operation:
     """Keeps a part, unless the server has it or has applied it: the first attempt counts.
 
@@ -84,7 +87,8 @@ def hold_part(
       worker: as in `ops.step_applied`.
       seen: as in `ops.step_applied`.
       learning_rate: of the tables, float32 scalar.
-      tensors: `ids`, `splits`, `gradients`, `counts` and `dense` as in `ops.add_part`.
+      rows: as in `ops.add_part`.
+      dense: as in `ops.add_part`.
     """
     return kernels.load().embedps_hold_part(
         log=log,
@@ -93,7 +97,8 @@ def hold_part(
         worker=worker,
         seen=seen,
         learning_rate=learning_rate,
-        **ops.part_inputs(**tensors),
+        dense=list(dense),
+        **ops.part_inputs(rows),
     )
 
 
@@ -120,19 +125,26 @@ def leave_groups(log: tf.Tensor, number: tf.Tensor, member: tf.Tensor) -> Group:
     return Group(*kernels.load().embedps_leave_groups(log, number, member))
 
 
-def take_group(log: tf.Tensor, group: Group, **tensors: Any) -> Any:
+def take_group(
+    log: tf.Tensor, group: Group, *, rows: Sequence[RowPart], dense: Sequence[tf.Tensor]
+) -> Any:
     """Waits until a group is applied, or until this call must apply it.
 
     Args:
       log: of the server.
       group: as `join_group` or `leave_groups` returned it.
-      tensors: as in `hold_part`; their values are used as of a part in `ops.add_part`.
+      rows: as in `hold_part`; their values are used as of a part in `ops.add_part`.
+      dense: as `rows`.
 
     Returns:
       As `ops.add_part`, and the `step` and the `learning_rate` of the group's first part.
     """
     return kernels.load().embedps_take_group(
-        log=log, index=group.index, parts=group.parts, **ops.part_inputs(**tensors)
+        log=log,
+        index=group.index,
+        parts=group.parts,
+        dense=list(dense),
+        **ops.part_inputs(rows),
     )
 
 

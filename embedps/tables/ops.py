@@ -1,11 +1,30 @@
 """Typed wrappers of the kernels' ops. They add only names, types and the gradient."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from embedps import kernels
+
+
+class RowPart(NamedTuple):
+    """The rows of one group on one shard that a batch asks for, and what it adds to them.
+
+    Attributes:
+      ids: int64 [n], ordered by table, each id once per table.
+      splits: int32 [num_tables + 1], where each table's ids begin.
+      gradients: float32 [n, dim]; None before they are computed.
+      examples: int32 [n], how many examples show each id; None if no table of the group has an
+        admission.
+      absent: as `lookup_shown` returns them; None if `examples` is, or before the lookup.
+    """
+
+    ids: tf.Tensor
+    splits: tf.Tensor
+    gradients: tf.Tensor | None = None
+    examples: tf.Tensor | None = None
+    absent: tf.Tensor | None = None
 
 
 class RoutedIds(NamedTuple):
@@ -24,10 +43,10 @@ class RoutedIds(NamedTuple):
     positions: list[tf.Tensor]
     shard_examples: list[tf.Tensor]
 
-    def request(self, shard: int) -> list[tf.Tensor]:
-        """Returns what a lookup sends to a shard: ids, splits and, if counted, examples."""
-        parts = (self.shard_ids, self.shard_splits, self.shard_examples)
-        return [part[shard] for part in parts if part]
+    def request(self, shard: int) -> RowPart:
+        """Returns what a lookup asks of a shard."""
+        examples = self.shard_examples[shard] if self.shard_examples else None
+        return RowPart(self.shard_ids[shard], self.shard_splits[shard], examples=examples)
 
 
 def route(
@@ -283,24 +302,6 @@ def _combine_gradient(op: tf.Operation, *upstream: tf.Tensor) -> list[tf.Tensor 
     return [*gradients, *[None] * (2 * num_features)]
 
 
-class RowPart(NamedTuple):
-    """What one rank adds to a step in one group on one shard; or what all ranks do, merged.
-
-    Attributes:
-      ids: int64 [n], ordered by table, each id once per table.
-      splits: int32 [num_tables + 1], where each table's ids begin.
-      gradients: float32 [n, dim].
-      examples: as `lookup_shown` takes them; None if no table of the group has an admission.
-      absent: as `lookup_shown` returns them; None if `examples` is.
-    """
-
-    ids: tf.Tensor
-    splits: tf.Tensor
-    gradients: tf.Tensor
-    examples: tf.Tensor | None = None
-    absent: tf.Tensor | None = None
-
-
 def merge_rows(parts: Sequence[RowPart], num_examples: tf.Tensor) -> RowPart:
     """Merges the parts of a step, by rank.
 
@@ -315,17 +316,11 @@ def merge_rows(parts: Sequence[RowPart], num_examples: tf.Tensor) -> RowPart:
     Returns:
       All ids, by table in order of first appearance: rank after rank.
     """
-    counted = [part for part in parts if part.examples is not None]
+    inputs = part_inputs(parts)
     out = kernels.load().embedps_merge_rows(
-        num_examples=num_examples,
-        ids=[part.ids for part in parts],
-        splits=[part.splits for part in parts],
-        gradients=[part.gradients for part in parts],
-        examples=[part.examples for part in counted],
-        absent=[part.absent for part in counted],
-        num_counts=1 if counted else 0,
+        num_examples=num_examples, num_counts=1 if inputs.pop("counted") else 0, **inputs
     )
-    return RowPart(*out[:3], *(merged[0] for merged in out[3:] if counted))
+    return RowPart(*out[:3], *(merged[0] for merged in out[3:] if merged))
 
 
 def merge_dense(values: Sequence[tf.Tensor], num_examples: tf.Tensor) -> tf.Tensor:
@@ -422,7 +417,8 @@ def add_part(
     num_rows: tf.Tensor,
     worker: tf.Tensor,
     seen: tf.Tensor,
-    **tensors: Any,
+    rows: Sequence[RowPart],
+    dense: Sequence[tf.Tensor],
 ) -> Any:
     """Adds a part of a step that several workers take together.
 
@@ -437,13 +433,13 @@ def add_part(
       num_rows: of the part's batch, int64 scalar; floats are weighted by it.
       worker: as in `step_applied`.
       seen: as in `step_applied`.
-      tensors: as `part_inputs` takes them.
+      rows: per store, those that have gradients.
+      dense: float32, int32 or int64 of any shapes. Whole numbers are summed without weights.
 
     Returns:
-      is_complete, a bool scalar; the turn to apply the step; and with the names and structures of
-      the tensors, `merged_ids`, `merged_splits`, `merged_gradients`, `merged_examples`,
-      `merged_absent` and `merged_dense`. If not is_complete, there are no ids, and the dense
-      tensors are the caller's own.
+      is_complete, a bool scalar; the turn to apply the step; what `merged_parts` takes; and
+      `merged_dense`. If not is_complete, there are no ids, and the dense tensors are the caller's
+      own.
     """
     return kernels.load().embedps_add_part(
         log=log,
@@ -453,36 +449,32 @@ def add_part(
         num_rows=num_rows,
         worker=worker,
         seen=seen,
-        **part_inputs(**tensors),
+        dense=list(dense),
+        **part_inputs(rows),
     )
 
 
-def part_inputs(
-    *,
-    ids: Sequence[tf.Tensor],
-    splits: Sequence[tf.Tensor],
-    gradients: Sequence[tf.Tensor],
-    counts: Mapping[int, tuple[tf.Tensor, tf.Tensor]],
-    dense: Sequence[tf.Tensor],
-) -> dict[str, Any]:
-    """Makes the inputs by which ops take the tensors of a part of a step.
-
-    Args:
-      ids: per store int64 [n], ordered by table, each id once per table.
-      splits: per store int32 [num_tables + 1].
-      gradients: per store float32 [n, dim].
-      counts: by index of a store that admits ids, the `examples` and `absent` of `admit`.
-      dense: float32, int32 or int64 of any shapes. Whole numbers are summed without weights.
-    """
+def part_inputs(parts: Sequence[RowPart]) -> dict[str, Any]:
+    """Makes the inputs by which ops take the rows of parts; `counted` says which have counts."""
+    counted = [i for i, part in enumerate(parts) if part.absent is not None]
     return {
-        "ids": list(ids),
-        "splits": list(splits),
-        "gradients": list(gradients),
-        "examples": [examples for examples, _ in counts.values()],
-        "absent": [absent for _, absent in counts.values()],
-        "counted": list(counts),
-        "dense": list(dense),
+        "ids": [part.ids for part in parts],
+        "splits": [part.splits for part in parts],
+        "gradients": [part.gradients for part in parts],
+        "examples": [parts[i].examples for i in counted],
+        "absent": [parts[i].absent for i in counted],
+        "counted": counted,
     }
+
+
+def merged_parts(found: Any, parts: Sequence[RowPart]) -> list[RowPart]:
+    """Gives the merged rows of what `add_part` returned for these parts."""
+    counts = iter(zip(found.merged_examples, found.merged_absent, strict=True))
+    rows = zip(found.merged_ids, found.merged_splits, found.merged_gradients, strict=True)
+    return [
+        RowPart(*merged, *(() if part.absent is None else next(counts)))
+        for merged, part in zip(rows, parts, strict=True)
+    ]
 
 
 def step_taken(log: tf.Tensor, is_complete: tf.Tensor, turn: tf.Tensor) -> tf.Operation:

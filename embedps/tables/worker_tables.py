@@ -11,7 +11,7 @@ from embedps.checkpoint.format.quantize import FLOAT32, Encoding
 from embedps.errors import UsageError
 from embedps.tables.activations import Ids
 from embedps.tables.collection import EmbeddingCollection, LookupResult
-from embedps.tables.ops import RoutedIds
+from embedps.tables.padded_rows import add_group, flat_rows, pad, padded_length, width_of
 from embedps.tables.policy_counts import AdmissionStats
 from embedps.tables.row_files import RowFiles, ShardFile, StoredFile, WriteKind
 from embedps.tables.table_scan import TableScan, merge_scans, scan_shard
@@ -90,38 +90,21 @@ class WorkerTables(EmbeddingCollection):
           UsageError: it would create rows. Workers that train ask each other for their own ids.
         """
         if insert:
-            raise UsageError("workers in step create rows by `make_worker_unit` only")
+            raise UsageError("workers in step create rows by the exchange of a step only")
         result = self.route(ids, partial=partial)
-        own, widths = [], []
+        lengths = [[tf.size(ids, tf.int64) for ids in each.shard_ids] for each in result.routed]
+        padded = [padded_length(tf.stack(each)) if each else 0 for each in lengths]
+        own = []
         for g, routed in enumerate(result.routed):
-            widths.append(self.groups[g].dim + int(self.groups[g].gives_rates))
-            if not result.row_splits[g]:
-                continue
-            rows = self.lookup_shard(g, self._rank, *routed.request(self._rank), insert=False)
-            if self.groups[g].gives_rates:
-                rates = self.rates_of_shard(g, self._rank, *routed.request(self._rank))
-                rows = tf.concat([rows, rates[:, None]], 1)
-            own.append(_padded(tf.reshape(rows, [-1]), self._most(routed) * widths[g]))
+            if lengths[g]:
+                found = self.lookup_shard(g, self._rank, routed.request(self._rank), insert=False)
+                own.append(pad([flat_rows(found)], padded[g] * width_of(self, g))[0])
         shown = self._workers.show(tf.concat(own, 0))
-        first = tf.zeros([], tf.int32)
-        for g, (routed, width) in enumerate(zip(result.routed, widths, strict=True)):
-            shards = []
-            for shard in range(self.num_shards if result.row_splits[g] else 0):
-                length = tf.size(routed.shard_ids[shard]) * width
-                shards.append(tf.reshape(shown[shard, first : first + length], [-1, width]))
-            dim, rated = self.groups[g].dim, self.groups[g].gives_rates
-            result.rows.append([rows[:, :dim] for rows in shards])
-            result.rates.append([rows[:, dim] for rows in shards] if rated else [])
-            result.absent.append([])
-            if shards:
-                first += self._most(routed) * width
+        first = tf.zeros([], tf.int64)
+        for g, of_group in enumerate(lengths):
+            add_group(result, self, shown, first, of_group)
+            first += padded[g] * width_of(self, g)
         return result
-
-    @staticmethod
-    def _most(routed: RoutedIds) -> tf.Tensor:
-        """Gives the length to pad to: few different ones, since TensorFlow keeps each."""
-        longest = tf.reduce_max(tf.stack([tf.size(ids) for ids in routed.shard_ids]))
-        return -(-longest // 512) * 512
 
     def mark_clean(self) -> dict[tuple[str, int], int]:
         """Forgets which rows were touched; all workers call it, and each gets all cuts."""
@@ -244,10 +227,6 @@ class _WorkerFiles(RowFiles):
     def load_admission(self, group_files: Mapping[str, Sequence[StoredFile]]) -> int:
         """Loads this worker's counters; see `load`."""
         return _sum(self._workers.gather([super().load_admission(group_files)]))
-
-
-def _padded(values: tf.Tensor, length: tf.Tensor) -> tf.Tensor:
-    return tf.pad(values, [[0, length - tf.size(values)]])
 
 
 def _sum(counts: Sequence[Sequence[int]]) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from embedps.engine.step_logs import Staleness, staleness_percentile
+from embedps.engine.steps.step_logs import Staleness, staleness_percentile
 
 
 def staleness_json(staleness: Staleness) -> dict[str, Any]:

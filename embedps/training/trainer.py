@@ -12,7 +12,6 @@ import tensorflow as tf
 from embedps.checkpoint.retention import KeepPolicy
 from embedps.cluster.factory import check_cluster, make_cluster
 from embedps.cluster.interface import Cluster
-from embedps.cluster.local_cluster import LocalCluster
 from embedps.console import tf_logging
 from embedps.console.shutdown import end_process, shutdown_signals
 from embedps.data.dataset import Dataset
@@ -141,7 +140,7 @@ class Trainer:
         self._lost_timer: threading.Timer | None = None
         self._scoring: RunScoring | None = None
         self._own_cluster: Cluster | None = None
-        self._watched: LocalCluster | None = None
+        self._watched: Cluster | None = None
         try:
             self._cluster = self._choose_cluster(cluster, on_lost or self._note_loss)
             self._setup = set_up(recommender, dataset, config, self._cluster, keep, run_id=id(self))
@@ -160,10 +159,9 @@ class Trainer:
             self._own_cluster = make_cluster(self._config, on_lost=on_lost)
             return self._own_cluster
         check_cluster(cluster, self._config)
-        if isinstance(cluster, LocalCluster):
-            self._watched = cluster
-            cluster.call_on_loss(on_lost)
-            self._check_cluster()
+        self._watched = cluster
+        cluster.call_on_loss(on_lost)
+        self._check_cluster()
         return cluster
 
     def _make_loop(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
 from typing import Any
 
@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from embedps.checkpoint.format.manifest import Manifest
 from embedps.cluster.interface import Cluster
-from embedps.cluster.local_cluster import LocalCluster
 from embedps.console.progress import ProgressLine
 from embedps.engine.unit_functions import explain
 from embedps.errors import ClusterError, TrainingError
@@ -41,6 +40,7 @@ from embedps.training.training_log import TrainingLog
 from embedps.training.training_setup import TrainingSetup
 from embedps.training.wait_report import WaitReport
 
+_SCHEDULERS: Mapping[str, type[UnitThreads]] = {"units": Scheduler, "gangs": GangScheduler}
 _TICK_SECS = 0.2
 _SLOW_POLL_SECS = 1.0  # from one look for new evaluations to the next
 
@@ -96,7 +96,7 @@ class TrainingLoop:
             setup.collection,
             setup.directory.path,
             every_secs=config.stats_secs,
-            share_machine=not cluster.num_ps or isinstance(cluster, LocalCluster),
+            share_machine=cluster.shares_machine,
         )
 
     def _say_deaths(self, line: ProgressLine) -> None:
@@ -259,8 +259,8 @@ class TrainingLoop:
         """Trains until the units are done, or until a pause for scoring."""
         error: BaseException | None = None
         self._ledger.pause_at(self.scoring.next_pause(self._ledger))
-        asked, deaths = self._config.cluster, self._ledger.deaths
-        schedule = GangScheduler if asked.is_in_step and not asked.in_groups else Scheduler
+        deaths = self._ledger.deaths
+        schedule = _SCHEDULERS[self._config.cluster.way(self._cluster.place).schedules]
         with schedule(
             self._cluster,
             self._ledger,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +15,6 @@ from embedps.checkpoint.format.ledger_state import check_ledger
 from embedps.checkpoint.retention import KeepPolicy
 from embedps.cluster.interface import Cluster
 from embedps.cluster.replica_devices import make_mirrored_strategy
-from embedps.cluster.worker_cluster import WorkerCluster
 from embedps.data.dataset import Dataset
 from embedps.engine.checkpoint_restore import check_tables, dtype_changes, eviction_changes
 from embedps.engine.dense_optimizer import (
@@ -34,12 +32,12 @@ from embedps.engine.model_signature import (
 from embedps.engine.network_check import check_missing, check_step
 from embedps.engine.random_numbers import reseed_generators
 from embedps.engine.recommender import Recommender
-from embedps.engine.replica_unit import make_replica_unit
-from embedps.engine.step_logs import StepLogs
 from embedps.engine.step_model import StepModel
-from embedps.engine.unit_functions import ClipNorms, UnitFunction, make_train_unit
+from embedps.engine.steps.interface import ClipNorms
+from embedps.engine.steps.step_logs import StepLogs
+from embedps.engine.steps.ways import ONE_PROCESS
+from embedps.engine.unit_functions import make_train_unit
 from embedps.engine.variable_names import name_optimizer
-from embedps.engine.worker_unit import make_worker_unit
 from embedps.errors import UsageError
 from embedps.run.config import TrainConfig
 from embedps.run.eviction_config import EvictionConfig
@@ -53,7 +51,6 @@ from embedps.tables.byte_limits import ServerLimit
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.eviction import SizeLimit, find
 from embedps.tables.specs import TableSpec, event_secs_of
-from embedps.tables.worker_tables import WorkerTables
 from embedps.training.checkpoint_writer import CheckpointWriter
 from embedps.training.evicted_rows import EvictedRowsWriter
 
@@ -117,22 +114,15 @@ def set_up(
     """
     directory = CheckpointDirectory(config.model_dir)
     last = directory.latest()
-    workers = cluster if isinstance(cluster, WorkerCluster) else None
-    follows = workers is not None and workers.follower is not None
-    ledger = _make_ledger(dataset, config, directory, counts_deaths=not follows)
+    ledger = _make_ledger(dataset, config, directory, counts_deaths=cluster.leads)
     if last is not None:
         check_ledger(last.ledger, directory.manifest_path(last.number))
         check_transforms(last, dataset.transforms_digest)  # first: it says the most
         ledger.restore(last.ledger)
-    local = not cluster.shard_devices[0].startswith("/job:")
-    replicas = config.cluster.replicas
-    if replicas > 1 and not local:
-        raise UsageError("--replicas divides the steps of one process, not those of a cluster")
+    asked, steps = config.optimizer, config.cluster
     # First: it divides the CPU, if TensorFlow has not started yet.
-    mirrored = make_mirrored_strategy(replicas) if config.cluster.mirrored else None
-    if workers is not None:
-        workers.check_same(0 if last is None else last.number)
-    asked = config.optimizer
+    mirrored = make_mirrored_strategy(steps.replicas) if steps.mirrored else None
+    cluster.check_same(0 if last is None else last.number)
     tf.keras.utils.set_random_seed(config.seed)
     with cluster.scope():
         model = StepModel(recommender, dataset)
@@ -140,7 +130,7 @@ def set_up(
         unchanged = check_step(
             model,
             cluster.strategy,
-            on_servers=not local or replicas > 1 or workers is not None,
+            on_servers=steps.way(cluster.place) != ONE_PROCESS,
         )
         nan_where_missing = not check_missing(model, dataset)
         optimizer = make_dense_optimizer(
@@ -162,15 +152,11 @@ def set_up(
             reseed_generators(network, config.seed, last.step)
     _check_byte_limits(config, model.tables)
     event_ages = EventAges(dataset, ledger, event_secs_of(model.tables), shuffle=config.shuffle)
-    make_tables: Callable[..., EmbeddingCollection] = EmbeddingCollection
-    if workers is not None:
-        tf.random.set_seed(config.seed + workers.group.rank)  # of dropout
-        make_tables = functools.partial(WorkerTables, rank=workers.group.rank, workers=workers)
-    collection = make_tables(
+    cluster.seed_steps(config.seed)
+    collection = cluster.make_tables(
         model.tables,
         model.features,
-        devices=cluster.shard_devices,
-        container=f"embedps-{os.getpid()}-{run_id}" if local else "embedps",
+        container="embedps" if cluster.num_ps else f"embedps-{os.getpid()}-{run_id}",
         learns=model.rows_learn,
         unchanged=unchanged,
         server_limit=server_limit(config.eviction),
@@ -192,9 +178,7 @@ def set_up(
         evicted=evicted,
         must_be_finite=[name for name, variable in named.items() if id(variable) in trained],
     )
-    set_dense_rate = rate_scaler(optimizer)
-    if workers is not None:
-        set_dense_rate = workers.rate_setter(set_dense_rate)
+    set_dense_rate = cluster.rate_setter(rate_scaler(optimizer))
     examples_before = ledger.rows_done()
     changes: list[str] = []
     if last is not None:
@@ -206,49 +190,32 @@ def set_up(
     if evicted is not None:
         evicted.begin(0 if last is None else last.save_number)
     num_workers = cluster.num_workers if cluster.num_ps else 1
-    step_logs = StepLogs(
-        collection.container, most_stale=config.cluster.staleness_bound(num_workers)
-    )
+    step_logs = StepLogs(collection.container, most_stale=steps.staleness_bound(num_workers))
     unit_input = model.input(
         batch_rows=config.batch_size, shuffle_rows=config.unit_rows if config.shuffle else 0
     )
-    clip = ClipNorms(rows=asked.row_clip_norm, dense=asked.dense_clip_norm)
-    train_unit: UnitFunction
-    if workers is not None:
-        train_unit = workers.led(
-            "train",
-            make_worker_unit(model, optimizer, collection, unit_input, workers.group, clip=clip),
-        )
-    elif replicas > 1:
-        train_unit = make_replica_unit(
-            model,
-            optimizer,
-            collection,
-            unit_input,
-            num_replicas=replicas,
-            strategy=mirrored,
-            clip=clip,
-        )
-    else:
-        train_unit = make_train_unit(
-            model,
-            optimizer,
-            collection,
-            cluster.strategy,
-            unit_input,
-            overlap=config.cluster.overlap,
-            sync=config.cluster.sync,
-            backup_workers=config.cluster.backup_workers if config.cluster.in_groups else None,
-            clip=clip,
-            logs=step_logs,
-        )
+    train_unit = make_train_unit(
+        model,
+        optimizer,
+        collection,
+        cluster.strategy,
+        unit_input,
+        overlap=steps.overlap,
+        clip=ClipNorms(rows=asked.row_clip_norm, dense=asked.dense_clip_norm),
+        logs=step_logs,
+        sync=steps.sync,
+        backup_workers=steps.backup_workers if steps.in_groups else None,
+        replicas=steps.replicas,
+        mirrored=mirrored,
+        workers=cluster.group,
+    )
     return TrainingSetup(
         directory=directory,
         ledger=ledger,
         collection=collection,
         model=model,
         writer=writer,
-        train_unit=train_unit,
+        train_unit=cluster.led("train", train_unit),
         step_logs=step_logs,
         set_dense_rate=set_dense_rate,
         examples_before=examples_before,

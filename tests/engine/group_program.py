@@ -24,7 +24,7 @@ from benchmarks import row_visits
 from embedps.cluster.interface import ScheduledCall
 from embedps.cluster.local_cluster import LocalCluster
 from embedps.engine.recommender import Recommender
-from embedps.engine.sync_exchange import SyncMode
+from embedps.engine.steps.ways import SyncMode
 from embedps.tables import ops
 from tests.engine.sync_program import BATCH, RATE, START, Line, Trained, Twin, wait_for
 from tests.tables.builders import rows_of

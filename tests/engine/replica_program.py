@@ -19,9 +19,9 @@ from embedps.cluster.local_cluster import LocalCluster
 from embedps.data.dataset import Dataset
 from embedps.engine.dense_optimizer import make_dense_optimizer, variables_of
 from embedps.engine.recommender import Recommender
-from embedps.engine.replica_unit import make_replica_unit
 from embedps.engine.step_model import StepModel
-from embedps.engine.unit_functions import ClipNorms, make_train_unit
+from embedps.engine.steps.interface import ClipNorms
+from embedps.engine.unit_functions import make_train_unit
 from embedps.tables.collection import EmbeddingCollection
 from tests import two_tasks
 from tests.builders import make_dlrm, write_dataset
@@ -56,25 +56,14 @@ def train(case: Case, cluster: Cluster, folder: Path) -> tuple[list[np.ndarray],
     path = case.dataset.absolute_path(case.dataset.split("train").files[0])
     numbers = [tf.constant(n, tf.int64) for n in (0, ROWS, 77, 30)]
     unit = (tf.constant(str(path)), *numbers, tf.constant(0.1))
-    function: Any
+    way: dict[str, Any] = {"sync": "full"} if cluster.num_ps else {"replicas": RANKS}
+    function = make_train_unit(
+        model, optimizer, collection, cluster.strategy, reader, clip=CLIP, **way
+    )
+    arguments = [unit]
     if cluster.num_ps:
-        function = make_train_unit(
-            model,
-            optimizer,
-            collection,
-            cluster.strategy,
-            reader,
-            overlap=False,
-            clip=CLIP,
-            sync="full",
-        )
         ranks = [(rank, RANKS, -1) for rank in range(RANKS)]
         arguments = [(*unit, *(tf.constant(n, tf.int64) for n in rank)) for rank in ranks]
-    else:
-        function = make_replica_unit(
-            model, optimizer, collection, reader, num_replicas=RANKS, clip=CLIP
-        )
-        arguments = [unit]
     for call in [cluster.schedule(function, each) for each in arguments]:
         cluster.fetch(call)
     weights = [v.numpy() for v in (*model.variables, *variables_of(optimizer))]

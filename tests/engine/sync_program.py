@@ -28,10 +28,9 @@ from embedps.cluster.local_cluster import LocalCluster
 from embedps.data.dataset import Dataset
 from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.recommender import Recommender
-from embedps.engine.replica_unit import make_replica_unit
-from embedps.engine.step_logs import StepLogs
 from embedps.engine.step_model import StepModel
-from embedps.engine.sync_exchange import SyncMode
+from embedps.engine.steps.step_logs import StepLogs
+from embedps.engine.steps.ways import SyncMode
 from embedps.engine.unit_functions import make_train_unit
 from embedps.tables import SGD, FeatureSpec, TableSpec
 from embedps.tables.collection import EmbeddingCollection
@@ -332,7 +331,9 @@ def check_replicas(
     for variable, value in zip(model.variables(), begun, strict=True):
         variable.assign(value)
     reader = model.step.input(batch_rows=40, shuffle_rows=0)
-    unit = make_replica_unit(model.step, model.optimizer, model.collection, reader, num_replicas=2)
+    unit = make_train_unit(
+        model.step, model.optimizer, model.collection, here.strategy, reader, replicas=2
+    )
     unit(*model.arguments(0, rows=(0, 600), first_step=0, after=-1)[:6])
     for ours, theirs in zip(model.weights(), expected[0], strict=True):
         np.testing.assert_array_equal(ours, theirs)

@@ -19,8 +19,9 @@ import embedps
 from embedps.data.dataset import Dataset
 from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.recommender import Recommender
-from embedps.engine.replica_unit import make_replica_unit
 from embedps.engine.step_model import StepModel
+from embedps.engine.steps.interface import StepParts
+from embedps.engine.steps.replicas import ReplicaExchange, make_replica_unit
 from embedps.engine.unit_functions import make_train_unit
 from embedps.tables import SGD, Initializer
 from embedps.tables.collection import EmbeddingCollection
@@ -50,7 +51,8 @@ class Trained:
         reader = self.model.input(batch_rows=batch_rows, shuffle_rows=0)
         model, optimizer, tables = self.model, self.optimizer, self.collection
         if replicas:
-            unit = make_replica_unit(model, optimizer, tables, reader, num_replicas=replicas)
+            exchange = ReplicaExchange(StepParts(model, optimizer, tables))
+            unit = make_replica_unit(model, exchange, reader, num_replicas=replicas)
         else:
             strategy = tf.distribute.get_strategy()
             unit = make_train_unit(model, optimizer, tables, strategy, reader, overlap=False)
@@ -207,8 +209,14 @@ def test_replicas_of_a_strategy_compute_on_their_devices(dataset: Dataset) -> No
     )
     ours = Trained(dataset, make_dlrm(dataset), kind="adam")
     reader = ours.model.input(batch_rows=60, shuffle_rows=0)
-    unit: Any = make_replica_unit(
-        ours.model, ours.optimizer, ours.collection, reader, num_replicas=2, strategy=strategy
+    unit: Any = make_train_unit(
+        ours.model,
+        ours.optimizer,
+        ours.collection,
+        tf.distribute.get_strategy(),
+        reader,
+        replicas=2,
+        mirrored=strategy,
     )
     numbers = [tf.constant(n, tf.int64) for n in (0, 600, 0, 0)]
     graph = unit.get_concrete_function(tf.constant("path"), *numbers, tf.constant(0.5)).graph

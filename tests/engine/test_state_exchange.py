@@ -17,12 +17,13 @@ from embedps.cluster.embedded import EmbeddedCluster
 from embedps.cluster.interface import Cluster
 from embedps.cluster.local_cluster import LocalCluster
 from embedps.data.dataset import Dataset
-from embedps.engine import unit_functions
 from embedps.engine.dense_optimizer import make_dense_optimizer, rate_scaler, variables_of
 from embedps.engine.network_check import check_step
-from embedps.engine.step_exchange import RemoteExchange
 from embedps.engine.step_model import StepModel
-from embedps.engine.unit_functions import make_train_unit
+from embedps.engine.steps.interface import StepParts
+from embedps.engine.steps.servers import RemoteExchange
+from embedps.engine.steps.ways import ONE_PROCESS
+from embedps.engine.unit_functions import EXCHANGES, make_train_unit
 from embedps.errors import UsageError
 from embedps.tables.collection import EmbeddingCollection
 from tests import two_tasks
@@ -87,11 +88,7 @@ def make(dataset: Dataset, cluster: Cluster, kind: str, *, overlap: bool = False
 
 def by_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes this process exchange messages with itself, as with servers."""
-
-    def exchange(*parts: Any, **options: Any) -> RemoteExchange:
-        return RemoteExchange(*parts, **options)
-
-    monkeypatch.setattr(unit_functions, "make_step_exchange", exchange)
+    monkeypatch.setitem(EXCHANGES, ONE_PROCESS, RemoteExchange)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +124,7 @@ def test_optimizers_that_servers_cannot_run_are_refused(dataset: Dataset) -> Non
     ):
         optimizer = make_dense_optimizer(make_optimizer, 0.1, step.model)
         with pytest.raises(UsageError, match=message):
-            RemoteExchange(step.model, optimizer, _collection(step), wire_dtype=tf.float32)
+            RemoteExchange(StepParts(step, optimizer, _collection(step)))
     with pytest.raises(UsageError, match="legacy is not supported: use the one of"):
         make_dense_optimizer(keras.legacy.RMSprop, 0.1, step.model)
     with pytest.raises(UsageError, match=r"must be a tf.keras.optimizers.Opt.* builtins.int"):

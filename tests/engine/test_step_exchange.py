@@ -4,7 +4,7 @@ import collections
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -17,13 +17,16 @@ from embedps.cluster.embedded import EmbeddedCluster
 from embedps.cluster.interface import Cluster
 from embedps.cluster.local_cluster import LocalCluster
 from embedps.data.dataset import Dataset
-from embedps.engine import unit_functions
 from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.network_variables import RemoteVariables
-from embedps.engine.step_exchange import LocalExchange, RemoteExchange, make_step_exchange
-from embedps.engine.step_logs import StepLogs
 from embedps.engine.step_model import StepModel
-from embedps.engine.unit_functions import make_train_unit
+from embedps.engine.steps.in_process import LocalExchange
+from embedps.engine.steps.interface import StepExchange, StepParts
+from embedps.engine.steps.servers import RemoteExchange
+from embedps.engine.steps.step_logs import StepLogs
+from embedps.engine.steps.unit_parts import StepPart
+from embedps.engine.steps.ways import ONE_PROCESS
+from embedps.engine.unit_functions import EXCHANGES, make_train_unit
 from embedps.tables import FeatureSpec, MinCount
 from embedps.tables.collection import EmbeddingCollection
 from tests.builders import ROOT, make_dlrm, write_dataset
@@ -52,7 +55,13 @@ class Network(tf.keras.Model):
 
 
 def train(
-    kind: str, make, folder: Path, *, steps: int = 4, admission: MinCount | None = None
+    kind: str,
+    make: Callable[[StepParts], StepExchange[Any]],
+    folder: Path,
+    *,
+    steps: int = 4,
+    admission: MinCount | None = None,
+    wire_dtype: str = "float32",
 ) -> tuple[list[np.ndarray], Rows, list[float]]:
     """Steps of a network over two tables of other dims; variables, rows and losses."""
     tf.keras.utils.set_random_seed(3)
@@ -65,12 +74,16 @@ def train(
     network = Network()
     network(tf.zeros([1, 3]))
     optimizer = make_dense_optimizer(kind, 0.05, network)
-    exchange = make(network, optimizer, collection)
+    recommender = SimpleNamespace(wire_dtype=wire_dtype)
+    model: Any = SimpleNamespace(model=network, state=(), recommender=recommender)
+    exchange = make(StepParts(model, optimizer, collection))
+    whole = StepPart(rank=0, num_parts=1, num_rows=6, after=-1)
 
     @tf.function
     def step(a: tf.Tensor, b: tf.RaggedTensor, number: tf.Tensor) -> tf.Tensor:
         rate = tf.constant(0.3)
-        begun = exchange.begin({"a": a, "b": b}, number=number, learning_rate=rate)
+        ids = {"a": a, "b": b}
+        begun = exchange.begin(ids, number=number, learning_rate=rate, part=whole)
         with exchange.computing(begun), tf.GradientTape() as tape:
             watched = (begun.lookup.rows, begun.weights)
             tape.watch(watched)
@@ -90,14 +103,10 @@ def train(
     return weights, rows_of(collection, folder), losses
 
 
-def remote(wire_dtype: tf.DType = tf.float32):
-    return lambda *parts: RemoteExchange(*parts, wire_dtype=wire_dtype)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("admission", [None, MinCount(count=2)])
 def test_messages_train_as_keras_and_the_tables_do(kind, admission, tmp_path):
-    weights, rows, losses = train(kind, remote(), tmp_path / "messages", admission=admission)
+    weights, rows, losses = train(kind, RemoteExchange, tmp_path / "messages", admission=admission)
     plain_weights, plain_rows, plain_losses = train(
         kind, LocalExchange, tmp_path / "plain", admission=admission
     )
@@ -111,8 +120,10 @@ def test_messages_train_as_keras_and_the_tables_do(kind, admission, tmp_path):
 
 
 def test_bfloat16_on_the_way_is_a_rounding_of_the_same(tmp_path):
-    weights, rows, losses = train("sgd", remote(tf.bfloat16), tmp_path / "messages")
-    exact_weights, exact_rows, exact_losses = train("sgd", remote(), tmp_path / "exact")
+    weights, rows, losses = train(
+        "sgd", RemoteExchange, tmp_path / "messages", wire_dtype="bfloat16"
+    )
+    exact_weights, exact_rows, exact_losses = train("sgd", RemoteExchange, tmp_path / "exact")
     assert losses != exact_losses
     np.testing.assert_allclose(losses, exact_losses, rtol=0.03)
     for ours, exact in zip(weights, exact_weights, strict=True):
@@ -133,15 +144,6 @@ def test_the_rate_and_the_count_are_of_the_servers_that_have_them():
     specs = {server: variables.specs(server) for server in variables.devices}
     count = tf.TensorSpec([], tf.int64)
     assert specs == {"a": [matrix, matrix], "b": [matrix, count], "c": [rate]}
-
-
-def test_variables_of_this_process_are_left_to_keras():
-    network = Network()
-    network(tf.zeros([1, 3]))
-    optimizer = make_dense_optimizer("sgd", 0.1, network)
-    collection = make_collection([make_table()])
-    exchange = make_step_exchange(network, optimizer, collection, wire_dtype=tf.bfloat16)
-    assert isinstance(exchange, LocalExchange)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -261,8 +263,7 @@ def unit_arguments(dataset: Dataset) -> tuple[tf.Tensor, ...]:
 
 def force_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has units of this process do as on a cluster."""
-    make = lambda *parts, **options: RemoteExchange(*parts, **options)  # noqa: E731
-    monkeypatch.setattr(unit_functions, "make_step_exchange", make)
+    monkeypatch.setitem(EXCHANGES, ONE_PROCESS, RemoteExchange)
 
 
 def train_by_hand(
@@ -277,11 +278,16 @@ def train_by_hand(
     reader = unit_input.open(path, first_row, num_rows, seed)
     batches = [unit_input.next(reader) for _ in range(-(-int(num_rows) // 60))]
     variables = model.network.trainable_variables
-    exchange = LocalExchange(model.network, model.optimizer, model.collection)
+    exchange = LocalExchange(StepParts(model.step, model.optimizer, model.collection))
 
     def begin(k: int) -> tuple[Any, list[np.ndarray]]:
         number = tf.constant(k, tf.int64)
-        begun = exchange.begin(batches[k].columns, number=number, learning_rate=rate)
+        begun = exchange.begin(
+            batches[k].columns,
+            number=number,
+            learning_rate=rate,
+            part=StepPart(rank=0, num_parts=1, num_rows=batches[k].num_rows, after=-1),
+        )
         return begun, [v.numpy() for v in variables]
 
     early = None

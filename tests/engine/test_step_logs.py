@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from embedps.engine.step_logs import staleness_percentile
+from embedps.engine.steps.step_logs import staleness_percentile
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -31,8 +31,8 @@ def test_servers_add_up_the_parts_of_a_step_in_order_of_rank(num_ps, tmp_path):
 @pytest.mark.parametrize(
     ("overlap", "message"),
     [
-        (True, "overlap must be off with sync 'full'"),
-        (False, "at parameter servers, but there are"),
+        (True, "--sync full begins a step once the one before it is applied, --overlap before"),
+        (False, "--sync full needs parameter servers, which add up"),
     ],
 )
 def test_what_cannot_wait_is_refused(overlap, message, tmp_path):

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from embedps.engine.unit_parts import last_step, rank_of_unit, rank_seed
+from embedps.engine.steps.unit_parts import last_step, rank_of_unit, rank_seed
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])

@@ -13,9 +13,8 @@ from embedps.data.dataset import Dataset
 from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.recommender import Recommender
 from embedps.engine.step_model import StepModel
-from embedps.engine.unit_functions import UnitFunction, make_train_unit
-from embedps.engine.worker_group import WorkerGroup
-from embedps.engine.worker_unit import make_worker_unit
+from embedps.engine.steps.worker_group import WorkerGroup
+from embedps.engine.unit_functions import make_train_unit
 from embedps.tables import FeatureSpec, MinCount, TableSpec
 from embedps.tables.collection import EmbeddingCollection
 from tests.builders import NUMERICS, SumNetwork, make_mixed, write_dataset
@@ -86,12 +85,9 @@ def _train(
         container=f"worker-{next(_numbers)}",
     )
     unit_input = model.input(batch_rows=64, shuffle_rows=300)
-    unit: UnitFunction
-    if as_worker:
-        unit = make_worker_unit(model, optimizer, collection, unit_input, _Alone())
-    else:
-        strategy = tf.distribute.get_strategy()
-        unit = make_train_unit(model, optimizer, collection, strategy, unit_input, overlap=False)
+    strategy = tf.distribute.get_strategy()
+    workers = _Alone() if as_worker else None
+    unit = make_train_unit(model, optimizer, collection, strategy, unit_input, workers=workers)
     path = str(dataset.absolute_path(dataset.split("train").files[0]))
     numbers = [tf.constant(n, tf.int64) for n in (0, 300, 3, 0)]
     counts = unit(tf.constant(path), *numbers, tf.constant(0.1))

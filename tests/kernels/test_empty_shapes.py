@@ -8,6 +8,7 @@ from embedps import kernels
 from embedps.layers.dense import dot_interaction
 from embedps.tables import SGD, FeatureSpec, TableSpec, ops
 from embedps.tables.collection import EmbeddingCollection
+from embedps.tables.ops import RowPart
 from tests.kernels.unit_files import make_input, make_table, write_table
 
 
@@ -152,14 +153,15 @@ def test_lookup_and_update_of_no_ids_leave_a_store_as_it_is():
     )
     none, splits = tf.constant([], tf.int64), tf.constant([0, 0], tf.int32)
     for insert in (False, True):
-        assert collection.lookup_shard(0, 0, none, splits, insert=insert).shape == (0, 3)
+        found = collection.lookup_shard(0, 0, RowPart(none, splits), insert=insert)
+        assert found.rows.shape == (0, 3)
     now = {"learning_rate": tf.constant(0.1), "step": tf.constant(1, tf.int64)}
-    collection.update_shard(0, 0, none, splits, tf.zeros([0, 3]), **now)
+    collection.update_shard(0, 0, RowPart(none, splits, tf.zeros([0, 3])), **now)
     for wrong in ([0, 2], [3, 0], [0]):
         with pytest.raises(tf.errors.InvalidArgumentError, match=r"gradients must be \[0, 3\]"):
-            collection.update_shard(0, 0, none, splits, tf.zeros(wrong), **now)
+            collection.update_shard(0, 0, RowPart(none, splits, tf.zeros(wrong)), **now)
     with pytest.raises(tf.errors.InvalidArgumentError, match="splits"):
-        collection.lookup_shard(0, 0, none, tf.constant([], tf.int32), insert=True)
+        collection.lookup_shard(0, 0, RowPart(none, tf.constant([], tf.int32)), insert=True)
     assert collection.stats().rows == {"t": 0}
     collection.drop()
 

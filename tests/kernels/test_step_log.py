@@ -162,16 +162,14 @@ def test_a_step_that_is_cancelled_as_it_waits_lets_the_next_one_in():
 def test_update_of_a_step_that_is_not_new_leaves_rows_as_they_are(tmp_path):
     collection = make_collection([make_table("t", dim=3)])
     result = collection.lookup({"t": tf.constant([4, 5, 4], tf.int64)}, insert=True)
-    (routed,) = result.routed
+    ((asked,),) = result.asked
     before = rows_of(collection, tmp_path / "before")
 
     def update(*, is_new: bool) -> None:
         collection.update_shard(
             0,
             0,
-            routed.shard_ids[0],
-            routed.shard_splits[0],
-            tf.ones([2, 3]),
+            asked._replace(gradients=tf.ones([2, 3])),
             learning_rate=tf.constant(0.5),
             step=step(7),
             is_new=tf.constant(is_new),

@@ -36,10 +36,14 @@ def add(
         num_rows=number(num_rows),
         worker=number(rank),
         seen=number(0),
-        ids=[tf.constant(ids, tf.int64)],
-        splits=[tf.constant([0, len(ids)], tf.int32)],
-        gradients=[tf.constant(gradients, tf.float32)],
-        counts={} if counts is None else {0: counts},
+        rows=[
+            ops.RowPart(
+                tf.constant(ids, tf.int64),
+                tf.constant([0, len(ids)], tf.int32),
+                tf.constant(gradients, tf.float32),
+                *(counts or ()),
+            )
+        ],
         dense=[tf.constant(value) for value in dense],
     )
 

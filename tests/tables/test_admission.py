@@ -134,14 +134,10 @@ def test_repeated_step_counts_once_and_a_step_cut_short_counts_nothing(tmp_path)
         collection.update_shard(
             0,
             0,
-            found.routed[0].shard_ids[0],
-            found.routed[0].shard_splits[0],
-            tf.ones([1, DIM]),
+            found.asked[0][0]._replace(gradients=tf.ones([1, DIM])),
             learning_rate=tf.constant(0.5),
             step=step,
             is_new=ops.step_is_new(log, step),
-            examples=found.routed[0].shard_examples[0],
-            absent=found.absent[0][0],
         )
         zero = tf.constant(0, tf.int64)
         ops.step_applied(log, step, worker=zero, seen=zero)
@@ -156,10 +152,9 @@ def test_table_without_admission_sends_and_counts_nothing():
     collection = make_collection([make_table("t", DIM)])
     found = collection.lookup({"t": ids(1, 2)}, insert=True)
     assert found.routed[0].shard_examples == []
-    assert found.absent == [[]]
-    assert len(found.routed[0].request(0)) == 2
+    assert (found.asked[0][0].examples, found.asked[0][0].absent) == (None, None)
     scoring = make_collection([counted_table(MinCount(count=2))])
-    assert scoring.lookup({"t": ids(1)}, insert=False).absent == [[]]
+    assert scoring.lookup({"t": ids(1)}, insert=False).asked[0][0].absent is None
 
 
 def test_training_lookup_without_a_step_is_refused():

@@ -1,6 +1,6 @@
-"""Exchanges steps that workers take together without waiting for the slowest or for lost ones.
+"""Takes steps of several workers together, without waiting for the slowest or for lost ones.
 
-Each worker trains units of its own and sends its part of a step, as in sync_exchange.py. The parts
+Each worker trains units of its own and sends its part of a step, as in summed.py. The parts
 that are applied together are a group. The first server decides which parts these are, so they are
 the same on all servers:
 
@@ -25,26 +25,28 @@ the client does (`GroupWatch`); groups are applied in order, so the next ones wa
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import tensorflow as tf
 
-from embedps.engine.step_exchange import Gradients, Request, RowUpdate, StepInputs
-from embedps.engine.sync_exchange import SummedExchange, part_of, replaced
+from embedps.engine.steps.interface import StepParts
+from embedps.engine.steps.servers import Gradients, Request, ServerInputs
+from embedps.engine.steps.summed import SummedExchange, part_of, replaced
 from embedps.tables import group_ops, ops
 from embedps.tables.group_ops import Group
+from embedps.tables.ops import RowPart
 
 
 class _Sent(NamedTuple):
     """Says which tensors a server gets of a part.
 
     Attributes:
-      rows: the group and shard of each, and whether it has counts.
+      rows: by group and shard, whether they have counts.
       summed: dtype and shape by index in the update of the server's variables.
     """
 
-    rows: list[tuple[int, int, bool]]
+    rows: dict[tuple[int, int], bool]
     summed: dict[int, tuple[tf.DType, tf.TensorShape]]
 
 
@@ -53,10 +55,9 @@ class GroupExchange(SummedExchange):
 
     _group_logs: Mapping[str, tf.Tensor]
 
-    def __init__(self, *parts: Any, backup_workers: int, **options: Any) -> None:
-        """Takes what `RemoteExchange` does, and how many workers a step does not wait for."""
-        super().__init__(*parts, **options)
-        self._backup_workers = backup_workers
+    def __init__(self, parts: StepParts) -> None:
+        super().__init__(parts)
+        self._backup_workers = parts.backup_workers
         self._sent: dict[str, _Sent] = {}
 
     @property
@@ -84,102 +85,84 @@ class GroupExchange(SummedExchange):
                 group_ops.await_groups(log, num_closed)
         return member
 
-    def leave_unit(self, member: tf.Tensor, last: tf.Tensor) -> None:
+    def leave_unit(self, entered: tf.Tensor, last: tf.Tensor) -> None:
         """Lets the worker out once all its parts are applied; `last` is the last one's number."""
         device, log = self.first_log
         with tf.device(device):
-            group = group_ops.leave_groups(log, last, member)
+            group = group_ops.leave_groups(log, last, entered)
         self.apply(group)
 
     def apply(self, group: Group) -> None:
         """Applies a group on each server that has not, without a part of the caller's own."""
-        read = {}
-        for device in self._variables.devices:
-            with tf.device(device):
-                read[device] = self._variables.read(device)
+        read = self._read()
         unknown = [None] * len(self._variables.weights(read))
         changes = [None] * sum(map(self._variables.num_exact, self._variables.devices))
         settings = self._variables.updates(unknown, read, changes)
         for device, sent in self._sent.items():
             with tf.device(device):
-                rows = [self._no_rows(*each) for each in sent.rows]
+                rows = {at: self._no_rows(at[0], counted) for at, counted in sent.rows.items()}
                 zeros = [tf.zeros(shape, dtype) for dtype, shape in sent.summed.values()]
                 update = replaced(settings.get(device, []), list(sent.summed), zeros)
-                self._take(device, group, rows, update)
+                self._take(device, group, Gradients(rows, update))
 
     def _apply_everywhere(
-        self, inputs: StepInputs, found: Mapping[str, Gradients]
+        self, inputs: ServerInputs, found: Mapping[str, Gradients]
     ) -> list[tf.Operation]:
         """Sends a part; returns once its group is applied, or for a late part the last one."""
         held = []
-        for device, (rows, update) in found.items():
+        for device, gradients in found.items():
             with tf.device(device):
-                held += self._hold(device, inputs, rows, update)
+                held += self._hold(device, inputs.sent[device], gradients)
         first, log = self.first_log
         request = inputs.sent[first]
         with tf.device(first):
             # Outside of the wait below: an op that takes a value from inside has its edges by that
             # value alone, and they go where the graph is simplified.
-            seen = self._seen(first, inputs)
+            seen = self._seen(request)
         with tf.control_dependencies(held), tf.device(first):
             group = group_ops.join_group(log, request.number, worker=request.worker, seen=seen)
         taken = []
-        for device, (rows, update) in found.items():
+        for device, gradients in found.items():
             if device in self._group_logs:
                 with tf.device(device):
-                    taken.append(self._take(device, group, self._grouped(rows), update))
+                    taken.append(self._take(device, group, self._grouped(gradients)))
         return taken
 
-    def _hold_part(
-        self,
-        device: str,
-        inputs: StepInputs,
-        rows: Sequence[RowUpdate],
-        update: Sequence[tf.Tensor | None],
-    ) -> tf.Operation:
-        """Keeps a part on the current device, a server."""
-        request = inputs.sent[device]
-        part = self._part_tensors(device, rows, update)
+    def _hold_part(self, device: str, request: Request, found: Gradients) -> tf.Operation:
+        """Keeps what a part's group updates on the current device, a server."""
+        found = self._grouped(found)
+        summed = self._variables.summed(device, found.update)
         self._sent[device] = _Sent(
-            [(each.group, each.shard, each.absent is not None) for each in rows],
-            {i: (v.dtype, v.shape) for i, v in self._variables.summed(device, update).items()},
+            {at: part.absent is not None for at, part in found.rows.items()},
+            {i: (v.dtype, v.shape) for i, v in summed.items()},
         )
         return group_ops.hold_part(
             self._group_logs[device],
             request.number,
             num_rows=part_of(request).num_rows,
             worker=request.worker,
-            seen=self._seen(device, inputs),
+            seen=self._seen(request),
             learning_rate=request.learning_rate,
-            **part,
+            **self._part_inputs(device, found),
         )
 
-    def _take(
-        self,
-        device: str,
-        group: Group,
-        rows: Sequence[RowUpdate],
-        update: Sequence[tf.Tensor | None],
-    ) -> tf.Operation:
+    def _take(self, device: str, group: Group, found: Gradients) -> tf.Operation:
         """Applies a group on the current device, a server, unless that has."""
         log = self._group_logs[device]
-        found = group_ops.take_group(log, group, **self._part_tensors(device, rows, update))
+        merged = group_ops.take_group(log, group, **self._part_inputs(device, found))
         return self._apply_sum(
             device,
             log,
+            merged,
             found,
-            rows,
-            update,
-            learning_rate=found.learning_rate,
-            step=found.step,
+            learning_rate=merged.learning_rate,
+            step=merged.step,
         )
 
-    def _no_rows(self, group: int, shard: int, has_counts: bool) -> RowUpdate:
+    def _no_rows(self, group: int, has_counts: bool) -> RowPart:
         """Makes the gradients of no rows."""
-        tables = self._collection.groups[group]
-        return RowUpdate(
-            group,
-            shard,
+        tables = self.collection.groups[group]
+        return RowPart(
             tf.zeros([0], tf.int64),
             tf.zeros([len(tables.tables) + 1], tf.int32),
             tf.zeros([0, tables.dim]),
@@ -187,52 +170,37 @@ class GroupExchange(SummedExchange):
             tf.zeros([0], tf.uint8) if has_counts else None,
         )
 
-    def _grouped(self, rows: Sequence[RowUpdate]) -> Sequence[RowUpdate]:
-        """Returns those of a part's rows that its group updates."""
-        return rows
+    def _grouped(self, found: Gradients) -> Gradients:
+        """Returns what of a part its group updates."""
+        return found
 
-    def _seen(self, device: str, inputs: StepInputs) -> tf.Tensor:
+    def _seen(self, request: Request) -> tf.Tensor:
         """Returns how many parts a server had applied, by the groups' log."""
-        return inputs.seen[device]
+        return request.seen
 
     @abc.abstractmethod
-    def _hold(
-        self,
-        device: str,
-        inputs: StepInputs,
-        rows: Sequence[RowUpdate],
-        update: Sequence[tf.Tensor | None],
-    ) -> list[tf.Operation]:
+    def _hold(self, device: str, request: Request, found: Gradients) -> list[tf.Operation]:
         """Keeps on the current device what its group applies, and applies the rest."""
 
 
 class FullGroups(GroupExchange):
     """Updates rows and network by the groups' sums."""
 
-    sync = "full"
     logs_all = True
 
-    def __init__(self, *parts: Any, **options: Any) -> None:
-        super().__init__(*parts, **options)
+    def __init__(self, parts: StepParts) -> None:
+        super().__init__(parts)
         self._group_logs = self._step_logs.share()
 
-    def _hold(
-        self,
-        device: str,
-        inputs: StepInputs,
-        rows: Sequence[RowUpdate],
-        update: Sequence[tf.Tensor | None],
-    ) -> list[tf.Operation]:
-        return [self._hold_part(device, inputs, rows, update)]
+    def _hold(self, device: str, request: Request, found: Gradients) -> list[tf.Operation]:
+        return [self._hold_part(device, request, found)]
 
 
 class DenseGroups(GroupExchange):
     """Updates rows by each part at once, and the network by the groups' sums."""
 
-    sync = "dense"
-
-    def __init__(self, *parts: Any, **options: Any) -> None:
-        super().__init__(*parts, **options)
+    def __init__(self, parts: StepParts) -> None:
+        super().__init__(parts)
         self._group_logs = self._step_logs.make_shared(self._variables.devices)
 
     def _enter(self, device: str, request: Request) -> tf.Tensor:
@@ -240,21 +208,15 @@ class DenseGroups(GroupExchange):
         logs = [log[device] for log in (self._logs, self._group_logs) if device in log]
         return tf.stack([ops.steps_seen(log, request.number) for log in logs])
 
-    def _seen(self, device: str, inputs: StepInputs) -> tf.Tensor:
-        return inputs.seen[device][-1]
+    def _seen(self, request: Request) -> tf.Tensor:
+        return super()._seen(request)[-1]
 
-    def _grouped(self, rows: Sequence[RowUpdate]) -> Sequence[RowUpdate]:
-        return ()
+    def _grouped(self, found: Gradients) -> Gradients:
+        return found._replace(rows={})
 
-    def _hold(
-        self,
-        device: str,
-        inputs: StepInputs,
-        rows: Sequence[RowUpdate],
-        update: Sequence[tf.Tensor | None],
-    ) -> list[tf.Operation]:
-        of_rows = inputs._replace(seen={device: inputs.seen[device][0]})
-        logged = self._apply(device, of_rows, rows, ())
+    def _hold(self, device: str, request: Request, found: Gradients) -> list[tf.Operation]:
+        of_rows = request._replace(seen=super()._seen(request)[0])
+        logged = self._apply(device, of_rows, found._replace(update=()))
         if device not in self._group_logs:
             return [logged]
-        return [logged, self._hold_part(device, inputs, (), update)]
+        return [logged, self._hold_part(device, request, found)]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import tensorflow as tf
 
-from embedps.engine.group_exchange import GroupExchange
+from embedps.engine.steps.grouped import GroupExchange
 from embedps.tables import group_ops
 from embedps.tables.group_ops import Group
 

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from embedps.data.unit_reader import UnitReader
+
 
 class StepPart(NamedTuple):
     """Says which part of a step a batch is. All are int64 scalars.
@@ -30,12 +32,6 @@ class StepPart(NamedTuple):
     num_parts: tf.Tensor
     num_rows: tf.Tensor
     after: tf.Tensor
-
-
-def whole_step(num_rows: tf.Tensor) -> StepPart:
-    """Makes the part of a step that has no other ranks, and waits for none."""
-    zero, one = tf.zeros([], tf.int64), tf.ones([], tf.int64)
-    return StepPart(rank=zero, num_parts=one, num_rows=num_rows, after=-one)
 
 
 class RankOfUnit(NamedTuple):
@@ -83,6 +79,23 @@ def rank_of_unit(
         own,
         unit_batches,
     )
+
+
+def open_rank(
+    unit_input: UnitReader,
+    path: tf.Tensor,
+    first_row: tf.Tensor,
+    num_rows: tf.Tensor,
+    seed: tf.Tensor,
+    *,
+    rank: Any,
+    num_ranks: Any,
+) -> tuple[RankOfUnit, tf.Tensor]:
+    """Opens a rank's part of a unit; gives which part that is, and its reader."""
+    own = rank_of_unit(
+        first_row, num_rows, batch_rows=unit_input.batch_rows, rank=rank, num_ranks=num_ranks
+    )
+    return own, unit_input.open(path, own.first_row, own.num_rows, rank_seed(seed, rank))
 
 
 def rank_seed(seed: Any, rank: Any) -> tf.Tensor:

@@ -1,0 +1,51 @@
+"""Takes a step with tables and variables in this process: by the tables and Keras themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from embedps.engine.steps.interface import RowGradients, StepExchange, StepInputs, StepParts
+from embedps.engine.steps.unit_parts import StepPart
+from embedps.tables.activations import Ids
+
+
+class LocalExchange(StepExchange[StepInputs]):
+    """Exchanges with tables and variables in this process."""
+
+    def __init__(self, parts: StepParts) -> None:
+        super().__init__(parts)
+        self._network = parts.model.model
+        self._optimizer = parts.optimizer
+
+    def begin(
+        self,
+        ids: Mapping[str, Ids],
+        *,
+        number: tf.Tensor,
+        learning_rate: tf.Tensor,
+        part: StepPart,
+    ) -> StepInputs:
+        """Looks up the rows; the weights are the variables themselves."""
+        return StepInputs(
+            lookup=self.collection.lookup(ids, insert=True, step=number),
+            weights=list(self._network.trainable_variables),
+            number=number,
+            learning_rate=learning_rate,
+        )
+
+    def end(
+        self,
+        inputs: StepInputs,
+        row_gradients: RowGradients,
+        gradients: Sequence[tf.Tensor | None],
+    ) -> None:
+        """Updates the rows, and the variables through Keras."""
+        self.collection.update(
+            inputs.lookup,
+            row_gradients,
+            learning_rate=inputs.learning_rate,
+            step=inputs.number,
+        )
+        self._optimizer.apply_gradients(zip(gradients, inputs.weights, strict=True))

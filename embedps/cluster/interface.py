@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import abc
 import concurrent.futures
 import math
 import time
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -67,7 +68,7 @@ class ScheduledCall(concurrent.futures.Future[Any]):
             return
 
 
-class Cluster(Protocol):
+class Cluster(abc.ABC):
     """Runs functions on workers, and says where tables and variables are.
 
     What only some clusters do has a default here: that of threads of one process.
@@ -97,6 +98,7 @@ class Cluster(Protocol):
     server_timeout_secs: float
     can_lose_workers: bool
 
+    @abc.abstractmethod
     def scope(self) -> AbstractContextManager[Any]:
         """Enters the scope in which variables must be made."""
 
@@ -106,9 +108,11 @@ class Cluster(Protocol):
         Raises:
           UsageError: they do not.
         """
+        return
 
     def seed_steps(self, seed: int) -> None:
         """Seeds what a network draws in steps, once it is made."""
+        return
 
     def make_tables(self, *args: Any, **options: Any) -> EmbeddingCollection:
         """Makes tables with a shard on each of `shard_devices`; see `EmbeddingCollection`."""
@@ -124,7 +128,9 @@ class Cluster(Protocol):
 
     def call_on_loss(self, on_lost: Callable[[ClusterError], None] | None) -> None:
         """Replaces the function that is called on another thread if the cluster cannot go on."""
+        return
 
+    @abc.abstractmethod
     def schedule(
         self,
         function: Callable[..., Any],
@@ -144,6 +150,7 @@ class Cluster(Protocol):
           order: workers begin calls of a lower order first.
         """
 
+    @abc.abstractmethod
     def fetch(self, result: ScheduledCall) -> Any:
         """Waits for a scheduled function and returns its values as NumPy, or raises its error."""
 
@@ -161,17 +168,21 @@ class Cluster(Protocol):
 
     def allow_shutdown(self, task: TaskId) -> None:
         """Lets a draining server shut down."""
+        return
 
     @property
     def worker_restarts(self) -> int:
         """Returns how often a worker's process was restarted."""
         return 0
 
+    @abc.abstractmethod
     def done(self) -> bool:
         """Tells whether every scheduled function has ended."""
 
+    @abc.abstractmethod
     def join(self) -> None:
         """Waits until every scheduled function has ended."""
 
+    @abc.abstractmethod
     def close(self) -> None:
         """Ends the threads and processes that this object started."""

@@ -1,1 +1,1 @@
-"""Holds a training step: the model's interface, unit functions, and the exchange with servers."""
+"""Holds a training step: the model's interface, unit functions, and the ways to take a step."""

@@ -11,7 +11,7 @@ that the run and the server used per second, and the time until the run began to
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import json
 import os
 import signal
@@ -20,7 +20,6 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks import report
-from embedps.console import command_line
+from benchmarks import child, report
+from benchmarks.harness import Benchmark, Content, Options, Run, main
+from benchmarks.layout import Part, figures
+from embedps.config_fields import option
 from embedps.data.dataset import Dataset
 from embedps.errors import EmbedpsError
 from embedps.run.summary import read_json
@@ -41,60 +42,38 @@ _COLUMN = "C1"
 _WAIT_SECS = 120.0
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line."""
-    parser = command_line.Parser(prog="python -m benchmarks.freshness", description=__doc__)
-    parser.add_argument("--rows", type=int, default=32_768, help="default: %(default)s")
-    parser.add_argument("--interval-secs", type=float, default=1.0, help="default: %(default)s")
-    parser.add_argument("--files", type=int, default=48, help="default: %(default)s")
-    parser.add_argument("--delta-secs", type=float, default=2.0, help="default: %(default)s")
-    parser.add_argument("--poll-secs", type=float, default=0.1, help="default: %(default)s")
-    parser.add_argument(
-        "--flags",
-        default="--compute-dtype=bfloat16 --batch-size=8192",
-        help="of the run (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--output", type=report.output_file, default=report.RESULTS / "freshness.json"
-    )
-    options = parser.parse_args(arguments)
-    environment = report.environment()
-    with tempfile.TemporaryDirectory() as folder:
-        found = measure(options, Path(folder))
-    print(found)
-    report.write(
-        options.output,
-        {
-            "benchmark": "freshness",
-            "command": " ".join(["python -m benchmarks.freshness", *arguments]),
-            "environment": environment,
-            "config": {k: v for k, v in vars(options).items() if k != "output"},
-            "results": found,
-        },
-    )
-    return 0
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """The files, the run and the client that asks."""
+
+    rows: int = option(32_768, "examples of a file", least=1)
+    interval_secs: float = option(1.0, "between two files", above=0)
+    files: int = option(48, "that appear", least=4)
+    delta_secs: float = option(2.0, "between two deltas of the run", above=0)
+    poll_secs: float = option(0.1, "between two questions to the server", above=0)
+    flags: str = option("--compute-dtype=bfloat16 --batch-size=8192", "of the run")
 
 
-def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def measure(config: Config, folder: Path) -> dict[str, Any]:
     """Trains, serves, and asks until all files were seen or time is over."""
     for command in (
         ["pipelines.generate", "--rows", "200000", "--output", folder / "day_0.tsv"],
         ["pipelines.criteo", "--input", folder / "day_0.tsv", "--output", folder / "data"],
     ):
-        subprocess.run([sys.executable, "-m", *map(str, command)], check=True, stdout=sys.stderr)
+        child.run(*map(str, command))
     dataset = Dataset.open(folder / "data")
     waiting, watched = folder / "waiting", folder / "in"
     for each in (waiting, watched):
         each.mkdir()
-    record = write_files(dataset, waiting, files=options.files, rows=options.rows)
+    record = write_files(dataset, waiting, files=config.files, rows=config.rows)
     run = start(
         "embedps.train",
         f"--data={folder / 'data'}",
         f"--model-dir={folder / 'model'}",
         f"--watch={watched}",
         "--eval=none",
-        f"--delta-secs={options.delta_secs}",
-        *options.flags.split(),
+        f"--delta-secs={config.delta_secs}",
+        *config.flags.split(),
     )
     try:
         manifests = folder / "model" / "manifests"
@@ -108,11 +87,11 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         )
         try:
             address = rest_address(server)
-            before = [cpu_secs(each.pid) for each in (run, server)]
+            before = [report.cpu_secs(each.pid) for each in (run, server)]
             began = time.monotonic()
-            result = feed(options, record, waiting, watched, address)
+            result = feed(config, record, waiting, watched, address)
             secs = time.monotonic() - began
-            after = [cpu_secs(each.pid) for each in (run, server)]
+            after = [report.cpu_secs(each.pid) for each in (run, server)]
             cores = [round((b - a) / secs, 2) for a, b in zip(before, after, strict=True)]
             result["cores"] = dict(zip(("run", "server"), cores, strict=True))
         finally:
@@ -151,7 +130,7 @@ def write_files(
 
 
 def feed(
-    options: argparse.Namespace,
+    config: Config,
     record: dict[str, Any],
     waiting: Path,
     watched: Path,
@@ -162,30 +141,30 @@ def feed(
     seen: list[float] = []
     walls: list[float] = []  # when files were committed, by the clock of arrivals and manifests
     began = time.monotonic()
-    while len(seen) < options.files:
+    while len(seen) < config.files:
         now = time.monotonic()
-        if len(committed) < options.files and now >= began + len(committed) * options.interval_secs:
+        if len(committed) < config.files and now >= began + len(committed) * config.interval_secs:
             name = f"{len(committed):06d}.parquet"
             os.replace(waiting / name, watched / name)
             committed.append(time.monotonic())
             walls.append(time.time())
-        elif now > began + options.files * options.interval_secs + _WAIT_SECS:
-            raise EmbedpsError(f"{len(seen)} of {options.files} files had an effect in time")
+        elif now > began + config.files * config.interval_secs + _WAIT_SECS:
+            raise EmbedpsError(f"{len(seen)} of {config.files} files had an effect in time")
         else:
-            time.sleep(options.poll_secs)
+            time.sleep(config.poll_secs)
         while len(seen) < len(committed) and differs(address, record, _FIRST_NEW + len(seen)):
             seen.append(time.monotonic())
     secs = np.array(seen) - np.array(committed)
     arrivals = Arrivals(watched.parent / "model").files
     listed = np.array([each.time for each in arrivals]) - np.array(walls)
     # From a quarter on: the run and the server are warm, and a backlog would show.
-    first = options.files // 4
+    first = config.files // 4
     spent = seen[-1] - committed[first]
     return {
         "effect_secs": percentiles(secs[first:]),
         "until_listed_secs": percentiles(listed[first:]),
-        "examples_per_sec": round((options.files - first) * options.rows / spent),
-        "offered_per_sec": round(options.rows / options.interval_secs),
+        "examples_per_sec": round((config.files - first) * config.rows / spent),
+        "offered_per_sec": round(config.rows / config.interval_secs),
     }
 
 
@@ -194,12 +173,6 @@ def percentiles(secs: npt.NDArray[np.float64]) -> dict[str, float]:
     p50, p99 = np.percentile(secs, [50, 99])
     found = {"p50": p50, "p99": p99, "max": secs.max()}
     return {name: round(float(value), 2) for name, value in found.items()}
-
-
-def cpu_secs(pid: int) -> float:
-    """Returns the CPU time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def differs(address: str, record: dict[str, Any], new_id: int) -> bool:
@@ -241,5 +214,36 @@ def wait_for(condition: Any) -> None:
         time.sleep(0.1)
 
 
+def layout(content: Content) -> list[Part]:
+    """Lays out the seconds from a file's commit to its effect."""
+    r, config = content["results"], content["config"]
+    effect, listed = r["effect_secs"], r["until_listed_secs"]
+    rows = [
+        ["from a file's commit to the first answer that it changed: median", f"{effect['p50']} s"],
+        ["p99", f"{effect['p99']} s"],
+        ["until the run began to score the file: median", f"{listed['p50']} s"],
+        ["examples per second, of those offered", _of(r["examples_per_sec"], r["offered_per_sec"])],
+        ["cores that the run used; the server", "{run}; {server}".format(**r["cores"])],
+        ["units repeated", f"{r['units_repeated']}"],
+    ]
+    title = f"{config['files']} files of {config['rows']:,} examples, one per "
+    title += f"{config['interval_secs']:g} s, {sum(r['rows'].values()):,} rows, a delta every "
+    return [figures(f"{title}{config['delta_secs']:g} s", rows)]
+
+
+def _of(part: int, whole: int) -> str:
+    return f"{part:,} of {whole:,}"
+
+
+def _measure(config: Config, run: Run) -> Content:
+    with tempfile.TemporaryDirectory() as folder:
+        return {"results": measure(config, Path(folder))}
+
+
+BENCHMARK = Benchmark(
+    name="freshness", about=__doc__, config=Config, measure=_measure, layout=layout
+)
+
+
 if __name__ == "__main__":
-    sys.exit(command_line.run(main, sys.argv[1:]))
+    main(BENCHMARK)

@@ -82,42 +82,6 @@ def standard_error(values: npt.NDArray[np.float64]) -> float:
     return float(np.std(values, ddof=1) / np.sqrt(len(values)))
 
 
-def sequences(result: dict[str, Any]) -> str:
-    """Renders the scores on histories of a planted taste."""
-    parts = []
-    for suite, found in result["results"].items():
-        scores = list(dict.fromkeys(score for of in found.values() for score in of))
-        rows = [
-            [name, *(_seeds(of[score]) if score in of else "" for score in scores)]
-            for name, of in found.items()
-        ]
-        parts.append(table([suite, *scores], rows))
-    note = f" Note: {result['note']}." if "note" in result else ""
-    parts.append(
-        f"{result['users']:,} users, {result['items']:,} items; means of {result['seeds']} seeds, "
-        f"from least to most.{note}"
-    )
-    return "\n\n".join(parts)
-
-
-def ratings(result: dict[str, Any]) -> str:
-    """Renders the scores of ratings."""
-    scores = list(dict.fromkeys(score for of in result["results"].values() for score in of))
-    rows = [
-        [name, *(_seeds(of[score]) if score in of else "" for score in scores)]
-        for name, of in result["results"].items()
-    ]
-    rows += [
-        [f"Surprise, {n}", f"{v:.3f}", *[""] * (len(scores) - 1)]
-        for n, v in result["published"].items()
-    ]
-    note = (
-        f"Means of {result['folds']} folds of five, from least to most. Surprise's README gives "
-        "means of five random folds."
-    )
-    return f"{table(['movielens 100k', *scores], rows)}\n\n{note}"
-
-
 def _seeds(values: Sequence[float]) -> str:
     mean = f"{np.mean(values):.4f}"
     return mean if len(values) == 1 else f"{mean} ({min(values):.4f} to {max(values):.4f})"

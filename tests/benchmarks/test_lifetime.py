@@ -31,7 +31,7 @@ def test_runs_take_turns_and_go_on_with_two_shards(tmp_path):
     for copy in results["two_shards"].values():
         assert copy["same_rows"]
         assert copy["rounds"] == copy["verified_checkpoints"] == 1
-    lifetime.show(results)
+    assert len(lifetime.layout({"results": results})[0].rows) == 3
     lifetime.plot(results, stream.unit_rows, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000
 

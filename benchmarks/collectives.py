@@ -79,7 +79,7 @@ def serve(folder: str) -> None:
     # isort: split
     import tensorflow as tf
 
-    from benchmarks.columns import describe
+    from benchmarks.example_columns import describe
     from embedps import kernels
     from embedps.engine.dense_optimizer import make_dense_optimizer
     from embedps.engine.step_model import StepModel

@@ -26,6 +26,7 @@ import dataclasses
 import tensorflow as tf
 
 from benchmarks import child, report
+from benchmarks.datasets import generate_clicks
 from benchmarks.harness import DIR, Benchmark, Content, Options, Run, main
 from benchmarks.layout import Part, figures, spread
 from benchmarks.retrieval_scale import peak
@@ -48,11 +49,7 @@ CLIENT = Path(__file__).with_name("export_client.py")
 def make(rows: int, folder: str) -> dict[str, Any]:
     """Makes a checkpoint of a model with so many rows."""
     where = Path(folder)
-    for command in (
-        ["pipelines.generate", "--rows", "5000", "--output", where / "day_0.tsv"],
-        ["pipelines.criteo", "--input", where / "day_0.tsv", "--output", where / "data"],
-    ):
-        child.run(*map(str, command))
+    generate_clicks(where, 5_000)
     config = embedps.TrainConfig(
         model="dlrm",
         data=str(where / "data"),

@@ -14,9 +14,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
@@ -28,9 +25,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks import child, report
+from benchmarks import report
+from benchmarks.datasets import generate_clicks
 from benchmarks.harness import Benchmark, Content, Options, Run, main
 from benchmarks.layout import Part, figures
+from benchmarks.served import running, training
 from embedps.config_fields import option
 from embedps.data.dataset import Dataset
 from embedps.errors import EmbedpsError
@@ -56,50 +55,23 @@ class Config(Options):
 
 def measure(config: Config, folder: Path) -> dict[str, Any]:
     """Trains, serves, and asks until all files were seen or time is over."""
-    for command in (
-        ["pipelines.generate", "--rows", "200000", "--output", folder / "day_0.tsv"],
-        ["pipelines.criteo", "--input", folder / "day_0.tsv", "--output", folder / "data"],
-    ):
-        child.run(*map(str, command))
-    dataset = Dataset.open(folder / "data")
+    dataset = generate_clicks(folder, 200_000)
     waiting, watched = folder / "waiting", folder / "in"
     for each in (waiting, watched):
         each.mkdir()
     record = write_files(dataset, waiting, files=config.files, rows=config.rows)
-    run = start(
-        "embedps.train",
-        f"--data={folder / 'data'}",
-        f"--model-dir={folder / 'model'}",
-        f"--watch={watched}",
-        "--eval=none",
-        f"--delta-secs={config.delta_secs}",
-        *config.flags.split(),
-    )
-    try:
-        manifests = folder / "model" / "manifests"
-        wait_for(lambda: manifests.exists() and any(manifests.glob("*.json")))
-        server = start(
-            "embedps.serve",
-            f"--model-dir={folder / 'model'}",
-            "--name=m",
-            "--port=0",
-            "--rest-port=0",
-        )
-        try:
-            address = rest_address(server)
-            before = [report.cpu_secs(each.pid) for each in (run, server)]
-            began = time.monotonic()
-            result = feed(config, record, waiting, watched, address)
-            secs = time.monotonic() - began
-            after = [report.cpu_secs(each.pid) for each in (run, server)]
-            cores = [round((b - a) / secs, 2) for a, b in zip(before, after, strict=True)]
-            result["cores"] = dict(zip(("run", "server"), cores, strict=True))
-        finally:
-            server.terminate()
-            server.wait()
-    finally:
-        run.send_signal(signal.SIGTERM)
-        run.wait()
+    flags = (f"--watch={watched}", f"--delta-secs={config.delta_secs}", *config.flags.split())
+    where = (f"--model-dir={folder / 'model'}", "--name=m")
+    with training(folder, *flags) as run, running("embedps.serve", *where) as server:
+        pids = {"run": run.pid, "server": server.process.pid}
+        before = {name: report.cpu_secs(pid) for name, pid in pids.items()}
+        began = time.monotonic()
+        result = feed(config, record, waiting, watched, server.rest)
+        secs = time.monotonic() - began
+        result["cores"] = {
+            name: round((report.cpu_secs(pid) - before[name]) / secs, 2)
+            for name, pid in pids.items()
+        }
     summary = read_json(folder / "model" / "summary.json")
     return {
         **result,
@@ -179,39 +151,13 @@ def differs(address: str, record: dict[str, Any], new_id: int) -> bool:
     """Tells whether the server scores a record with a new id otherwise than one without a row."""
     records = [{**record, _COLUMN: new_id}, {**record, _COLUMN: _NEVER}]
     request = urllib.request.Request(
-        f"http://{address}/v1/models/m:predict",
+        f"{address}/v1/models/m:predict",
         data=json.dumps({"instances": records}).encode(),
         headers={"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=30) as answer:
         first, second = json.load(answer)["predictions"]
     return bool(first != second)
-
-
-def start(module: str, *arguments: str) -> subprocess.Popen[str]:
-    """Starts a command."""
-    return subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
-        stdout=subprocess.PIPE if module == "embedps.serve" else sys.stderr,
-        text=True,
-    )
-
-
-def rest_address(server: subprocess.Popen[str]) -> str:
-    """Reads the server's first line for the address of its REST API."""
-    line = server.stdout.readline() if server.stdout is not None else ""
-    if not line.startswith("serves "):
-        raise EmbedpsError("the server did not start: see above")
-    return line.split()[-1].removeprefix("http://").rstrip("/.")
-
-
-def wait_for(condition: Any) -> None:
-    """Waits until a condition holds."""
-    deadline = time.monotonic() + _WAIT_SECS
-    while not condition():
-        if time.monotonic() > deadline:
-            raise EmbedpsError("the run committed no checkpoint in time")
-        time.sleep(0.1)
 
 
 def layout(content: Content) -> list[Part]:

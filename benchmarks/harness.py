@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
 from benchmarks import layout, report
-from embedps.config_fields import check, options_of, values_of
+from embedps.config_fields import Option, check, options_of
 from embedps.console import command_line, flags
 from embedps.errors import EmbedpsError, UsageError
 
@@ -86,7 +86,8 @@ class Run:
 
     def earlier(self) -> Content:
         """Reads the result that is there, for a benchmark that adds to it; {} without one."""
-        return json.loads(self.path.read_text()) if self.path.exists() else {}
+        found: Content = json.loads(self.path.read_text()) if self.path.exists() else {}
+        return found
 
     def save(self, content: Content) -> Content:
         """Writes what was measured so far; returns it with all that stands around it.
@@ -96,7 +97,9 @@ class Run:
         config = {**self._head["config"], **content.get("config", {})}
         made = {**self._head, **content, "config": config}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps(made, indent=1) + "\n")
+        partial = self.path.with_suffix(".partial")
+        partial.write_text(json.dumps(made, indent=1) + "\n")
+        partial.replace(self.path)  # an interruption leaves the result of before
         return made
 
 
@@ -112,6 +115,7 @@ class Benchmark(Generic[C]):
       layout: lays a result out.
       failure: tells from a result which limit does not hold; None if all do.
       plot: draws a result into a file.
+      runs_as: what stands behind `python -m`, where that is not benchmarks.NAME.
     """
 
     name: str
@@ -121,21 +125,7 @@ class Benchmark(Generic[C]):
     layout: Callable[[Content], Sequence[layout.Part]]
     failure: Callable[[Content], str | None] = lambda content: None
     plot: Callable[[Content, Path], None] | None = None
-
-    def command(self, config: C) -> str:
-        """Gives the command line of a config: the options that are not at their default."""
-        given = []
-        for each in options_of(self.config):
-            value, metavar = getattr(config, each.name), each.field.metadata.get("metavar")
-            flag = flags.flag_name(each.name)
-            if value == each.default:
-                continue
-            if isinstance(value, bool):
-                given.append(flag if value else f"--no-{flag[2:]}")
-            else:
-                text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-                given += [flag, metavar if metavar in (DIR, FILE) else text]
-        return shlex.join(["python", "-m", f"benchmarks.{self.name}", *given])
+    runs_as: str = ""
 
     def run(self, arguments: Sequence[str]) -> int:
         """Runs the command line.
@@ -143,14 +133,10 @@ class Benchmark(Generic[C]):
         Raises:
           LimitError: a limit of the benchmark does not hold; the result is written.
         """
-        parser = command_line.Parser(
-            prog=f"python -m benchmarks.{self.name}", description=self.about
-        )
-        flags.add_flags(parser, self.config, "what is measured")
+        prog = f"python -m {self.program}"
+        parser = command_line.Parser(prog=prog, description=self.about)
+        add_flags(parser, self.config)
         result = report.RESULTS / f"{self.name}.json"
-        parser.add_argument(
-            "--config", metavar=FILE, help="a TOML file with values of the flags above"
-        )
         parser.add_argument(
             "--output",
             type=_output_file,
@@ -159,33 +145,78 @@ class Benchmark(Generic[C]):
             help=f"of the result (default: benchmarks/results/{result.name})",
         )
         options = parser.parse_args(arguments)
-        config = flags.make(self.config, options, flags.read_file(options.config, self.config))
-        paths = {
-            o.name
-            for o in options_of(self.config)
-            if o.field.metadata.get("metavar") in (DIR, FILE)
-        }
+        self.make(make_config(self.config, options), options.output)
+        return 0
+
+    def make(self, config: C, path: Path) -> Content:
+        """Measures; writes, prints and draws the result.
+
+        Raises:
+          LimitError: a limit of the benchmark does not hold; the result is written.
+        """
+        given = [option for option in options_of(self.config) if not _is_path(option)]
         head = {
             "benchmark": self.name,
             "command": self.command(config),
             "environment": report.environment(),
-            "config": {k: v for k, v in values_of(config).items() if k not in paths},
+            "config": {option.name: getattr(config, option.name) for option in given},
         }
-        run = Run(options.output, head)
+        run = Run(path, head)
         content = run.save(self.measure(config, run))
         layout.show(self.layout(content))
-        print(f"wrote {options.output}")
+        print(f"wrote {path}")
         if self.plot is not None:
-            self.plot(content, options.output.with_suffix(".png"))
-            print(f"wrote {options.output.with_suffix('.png')}")
+            self.plot(content, path.with_suffix(".png"))
+            print(f"wrote {path.with_suffix('.png')}")
         if wrong := self.failure(content):
             raise LimitError(wrong)
-        return 0
+        return content
+
+    def command(self, config: C) -> str:
+        """Gives the command line of a config: the options that are not at their default."""
+        given = []
+        for option in options_of(self.config):
+            value, flag = getattr(config, option.name), flags.flag_name(option.name)
+            if value == option.default:
+                continue
+            if isinstance(value, bool):
+                given.append(flag if value else f"--no-{flag[2:]}")
+            elif _is_path(option):
+                given += [flag, option.field.metadata["metavar"]]
+            else:
+                text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+                given += [flag, text]
+        return shlex.join(["python", "-m", *self.program.split(), *given])
+
+    @property
+    def program(self) -> str:
+        """What stands behind `python -m`."""
+        return self.runs_as or f"benchmarks.{self.name}"
+
+
+def add_flags(parser: argparse.ArgumentParser, config: type[Options]) -> None:
+    """Adds a flag per option of a config, and --config."""
+    flags.add_flags(parser, config, "what is measured")
+    parser.add_argument("--config", metavar=FILE, help="a TOML file with values of these flags")
+
+
+def make_config(config: type[C], given: argparse.Namespace) -> C:
+    """Makes a config of the flags that `add_flags` added, and of the file that they name."""
+    return flags.make(config, given, flags.read_file(given.config, config))
+
+
+def _is_path(option: Option) -> bool:
+    return option.field.metadata.get("metavar") in (DIR, FILE)
 
 
 def main(benchmark: Benchmark[Any]) -> NoReturn:
     """Runs a benchmark as a program."""
     sys.exit(command_line.run(benchmark.run, sys.argv[1:]))
+
+
+def unfinished(content: Content) -> str | None:
+    """Says that the same command goes on, where `is_whole` is false; for `Benchmark.failure`."""
+    return None if content["is_whole"] else "something is left to measure: run the command again"
 
 
 @functools.cache

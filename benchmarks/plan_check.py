@@ -111,13 +111,14 @@ def _rates(output: str) -> list[float]:
 
 
 def layout(content: Content) -> list[Part]:
-    """Lays each planned figure out beside the run's."""
-    rows = [
-        [cluster, what.replace("_", " "), f"{of['plan']:,}", f"{of['run']:,}", f"{of['ratio']:.3f}"]
-        for cluster, found in content["results"].items()
-        for what, of in found.items()
-    ]
-    return [Table(heads=["cluster", "figure", "plan", "run", "plan / run"], rows=rows)]
+    """Lays each planned figure out beside the run's, by cluster."""
+    clusters = content["results"]
+    rows = []
+    for what in dict.fromkeys(what for found in clusters.values() for what in found):
+        of = [found.get(what) for found in clusters.values()]
+        cells = [f"{x['ratio']:.3f} ({x['plan']:,} by {x['run']:,})" if x else "" for x in of]
+        rows.append([what.replace("_", " "), *cells])
+    return [Table(heads=["plan by run", *clusters], rows=rows)]
 
 
 BENCHMARK = Benchmark(

@@ -11,9 +11,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -30,8 +27,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tensorflow as tf
 
+from benchmarks.datasets import generate_clicks
 from benchmarks.harness import Benchmark, Content, Options, Run, main
 from benchmarks.layout import Part, figures
+from benchmarks.served import running, training
 from embedps import evaluate
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.config_fields import option
@@ -76,39 +75,15 @@ class Config(Options):
 
 def prove(config: Config, folder: Path) -> dict[str, Any]:
     """Trains, serves and asks at once; then compares."""
-    log = folder / "day_0.tsv"
-    _run("pipelines.generate", "--rows", str(config.rows), "--output", str(log))
-    _run("pipelines.criteo", "--input", str(log), "--output", str(folder / "data"))
-    dataset = Dataset.open(folder / "data")
+    dataset = generate_clicks(folder, config.rows)
     model_dir = folder / "model"
-    run = _start(
-        "embedps.train",
-        *(f"--data={folder / 'data'}", f"--model-dir={model_dir}", "--eval=none"),
-        *(f"--delta-secs={config.delta_secs}", "--keep-secs=1e6", *config.flags.split()),
-        stdout=sys.stderr,
-    )
+    flags = (f"--delta-secs={config.delta_secs}", "--keep-secs=1e6", *config.flags.split())
+    where = (f"--model-dir={model_dir}", f"--name={_NAME}")
+    with training(folder, *flags), running("embedps.serve", *where) as server:
+        began = time.monotonic()
+        answers = ask(server.grpc, split_of(dataset), config)
+        secs = time.monotonic() - began
     directory = CheckpointDirectory(model_dir)
-    try:
-        _wait_for_a_commit(directory, run)
-        server = _start(
-            "embedps.serve",
-            *(f"--model-dir={model_dir}", f"--name={_NAME}", "--port=0", "--rest-port=0"),
-            stdout=subprocess.PIPE,
-        )
-        try:
-            line = server.stdout.readline() if server.stdout is not None else ""
-            if not line.startswith("serves "):
-                raise EmbedpsError("the server did not start: see above")
-            words = line.split()
-            began = time.monotonic()
-            answers = ask(words[words.index("at") + 1], split_of(dataset), config)
-            secs = time.monotonic() - began
-        finally:
-            server.terminate()
-            server.wait()
-    finally:
-        run.send_signal(signal.SIGTERM)
-        run.wait()
     named = Counter(answer.number for answer in answers)
     expected = {n: _scores(model_dir, n, folder / f"{n}.parquet") for n in sorted(named)}
     sizes = [len(answer.places) for answer in answers]
@@ -205,22 +180,6 @@ def _scores(model_dir: Path, manifest: int, file: Path) -> npt.NDArray[np.float3
     found: npt.NDArray[np.float32] = pq.read_table(file)[_PREDICTION].to_numpy()
     file.unlink()
     return found
-
-
-def _wait_for_a_commit(directory: CheckpointDirectory, run: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + _WAIT_SECS
-    while not directory.numbers():
-        if time.monotonic() > deadline or run.poll() is not None:
-            raise EmbedpsError("the run committed no checkpoint in time")
-        time.sleep(0.1)
-
-
-def _run(module: str, *arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", module, *arguments], check=True, stdout=sys.stderr)
-
-
-def _start(module: str, *arguments: str, stdout: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-m", module, *arguments], stdout=stdout, text=True)
 
 
 def _measure(config: Config, run: Run) -> Content:

@@ -15,7 +15,7 @@ from benchmarks import harness, page, rates, report, workload
 from benchmarks.comparison import Timing, run_comparison
 from benchmarks.environments import PEERS, cache
 from benchmarks.harness import DIR, Benchmark, Content, Options, Run
-from benchmarks.peer_suites import SUITES, Choice, make_comparisons
+from benchmarks.peer_suites import SUITES, Choice, Suite, make_comparisons
 from benchmarks.peers.protocol import WARM_UP_SECS
 from embedps.config_fields import option
 from embedps.console import command_line
@@ -28,7 +28,7 @@ _PRECISIONS = ("float32", "bfloat16")
 class Config(Options):
     """What is compared."""
 
-    suite: str = option("all", "what is timed", choices=(*SUITES, "all"))
+    suite: Literal["lookup", "train", "checkpoint", "input", "all"] = option("all", "what is timed")
     peers: tuple[str, ...] = option((), f"of {', '.join(PEERS)}", some_of=tuple(PEERS))
     workload: Literal["w1", "w2"] = option("w1", "the tables and the network")
     data: str | None = option(
@@ -63,13 +63,13 @@ def main(arguments: Sequence[str]) -> int:
         batches = workload.repeat(batches, max(len(batches.labels), max(config.batch_sizes)))
     else:
         batches = workload.make_batches(of_run, _ROWS)
-    for suite in SUITES if config.suite == "all" else (config.suite,):
+    for suite in (suite for suite in SUITES if config.suite in (suite, "all")):
         name = suite if config.workload == "w1" else f"{suite}-{config.workload}"
         _suite(suite, of_run, batches).make(config, options.output / f"{name}.json")
     return 0
 
 
-def _suite(suite: str, of_run: workload.Workload, batches: workload.Batches) -> Benchmark[Config]:
+def _suite(suite: Suite, of_run: workload.Workload, batches: workload.Batches) -> Benchmark[Config]:
     """Declares a suite on the examples of a workload."""
 
     def measure(config: Config, run: Run) -> Content:

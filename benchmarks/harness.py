@@ -67,8 +67,9 @@ class Options:
         check(self)
         for each in dataclasses.fields(self):
             allowed = each.metadata.get("some_of")
-            unknown = [x for x in getattr(self, each.name) if x not in allowed] if allowed else []
-            if unknown:
+            if allowed is None:
+                continue
+            if unknown := [value for value in getattr(self, each.name) if value not in allowed]:
                 flag, names = flags.flag_name(each.name), ", ".join(allowed)
                 raise UsageError(f"{flag} must be of {names} but has {unknown[0]}")
 

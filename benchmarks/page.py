@@ -43,11 +43,9 @@ def render(result: dict[str, Any]) -> str:
         *earlier, last = result["runs"]
         told = f"The last of {len(earlier) + 1} runs in the JSON: {last['about']}."
         return f"{told}\n\n{render({'benchmark': result['benchmark']} | last)}"
-    if "comparisons" in result:
-        parts = rates.layout(result)
-    else:
-        parts = harness.load(result["benchmark"]).layout(result)
-    body = layout.markdown(parts)
+    is_suite = "comparisons" in result
+    laid_out = rates.layout if is_suite else harness.load(result["benchmark"]).layout
+    body = layout.markdown(laid_out(result))
     note = f"Note: {result['note']}.\n\n" if "note" in result else ""
     return f"{body}\n\n{note}{_origin(result)}"
 

@@ -151,7 +151,8 @@ class Config(Options):
 def measure(config: Config, run: Run) -> Content:
     """Measures a part; the others keep their results."""
     earlier, made = run.earlier(), Path(config.run)
-    found = {key: earlier[key] for key in ("auc", "step", "lookups") if key in earlier}
+    found: Content = {}
+    found |= {key: earlier[key] for key in ("auc", "step", "lookups") if key in earlier}
     if config.part == "auc":
         measure_auc(made, found, run)
     elif config.part == "step":

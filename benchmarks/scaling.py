@@ -356,7 +356,8 @@ class Config(Options):
     )
 
 
-def _measure(config: Config, run: Run) -> Content:
+def count_and_fit(config: Config, run: Run) -> Content:
+    """Counts at each point, and fits the model."""
     known = read_known(run.path) if config.keep_known else {}
     new = measure([point for point in POINTS if point not in known], run.environment["commit"])
     counted = known | {Point(**result["point"]): result for result in new}
@@ -433,7 +434,7 @@ BENCHMARK = Benchmark(
     name="scaling",
     about=__doc__,
     config=Config,
-    measure=_measure,
+    measure=count_and_fit,
     layout=layout,
     failure=_failure,
 )

@@ -5,22 +5,39 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-from benchmarks import document, report, tables, workload
+from benchmarks import harness, page, rates, report, workload
 from benchmarks.comparison import Timing, run_comparison
 from benchmarks.environments import PEERS, cache
-from benchmarks.peer_suites import SUITES, Choice, make_comparisons
+from benchmarks.harness import DIR, Benchmark, Content, Options, Run
+from benchmarks.peer_suites import SUITES, Choice, Suite, make_comparisons
 from benchmarks.peers.protocol import WARM_UP_SECS
+from embedps.config_fields import option
 from embedps.console import command_line
-from embedps.errors import UsageError
 
 _ROWS = 12 * 32768
 _PRECISIONS = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """What is compared."""
+
+    suite: Literal["lookup", "train", "checkpoint", "input", "all"] = option("all", "what is timed")
+    peers: tuple[str, ...] = option((), f"of {', '.join(PEERS)}", some_of=tuple(PEERS))
+    workload: Literal["w1", "w2"] = option("w1", "the tables and the network")
+    data: str | None = option(
+        None, "train on a dataset of pipelines.criteo, or on a Criteo TSV file", metavar=DIR
+    )
+    precisions: tuple[str, ...] = option(_PRECISIONS, "of the network", some_of=_PRECISIONS)
+    batch_sizes: tuple[int, ...] = option((2048, 8192), "examples per step", least=1)
+    rounds: int = option(7, "in which each system runs once", least=1)
+    secs: float = option(1.0, "per case and round", above=0)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -33,84 +50,50 @@ def main(arguments: Sequence[str]) -> int:
         help="measure, print ratios, write JSON and a plot per suite",
         description=f"Each peer is installed in its own environment in {cache()}.",
     )
-    run.add_argument("--suite", default="all", choices=(*SUITES, "all"))
-    run.add_argument(
-        "--peers", type=_names, default=(), help=f"some of {','.join(PEERS)} (default: none)"
-    )
-    run.add_argument(
-        "--workload", default="w1", choices=tuple(workload.WORKLOADS), help="default: w1"
-    )
-    run.add_argument(
-        "--data",
-        type=Path,
-        help="train on this instead: a dataset of pipelines.criteo, or a Criteo TSV file",
-    )
-    run.add_argument("--precisions", type=_names, default=_PRECISIONS)
-    run.add_argument(
-        "--batch-sizes", type=_numbers, default=(2048, 8192), help="default: 2048,8192"
-    )
-    run.add_argument("--rounds", type=int, default=7, help="default: 7")
-    run.add_argument(
-        "--secs", type=float, default=1.0, help="seconds per case and round (default: 1)"
-    )
+    harness.add_flags(run, Config)
     run.add_argument("--output", type=Path, default=report.RESULTS, help="folder for JSON")
     options = parser.parse_args(arguments)
     if options.command == "docs":
-        document.PAGE.write_text(document.update(document.PAGE.read_text()))
+        page.PAGE.write_text(page.update(page.PAGE.read_text()))
         return 0
-    _check(options)
-
-    wanted = SUITES if options.suite == "all" else (options.suite,)
-    of_run = workload.WORKLOADS[options.workload]
-    if options.data is not None:
-        of_run, batches = workload.read_batches(options.data, of_run, max_rows=_ROWS)
-        batches = workload.repeat(batches, max(len(batches.labels), max(options.batch_sizes)))
+    config = harness.make_config(Config, options)
+    of_run = workload.WORKLOADS[config.workload]
+    if config.data is not None:
+        of_run, batches = workload.read_batches(Path(config.data), of_run, max_rows=_ROWS)
+        batches = workload.repeat(batches, max(len(batches.labels), max(config.batch_sizes)))
     else:
         batches = workload.make_batches(of_run, _ROWS)
-    choice = Choice(
-        peers=options.peers, precisions=options.precisions, batch_sizes=options.batch_sizes
-    )
-    timing = Timing(rounds=options.rounds, secs=options.secs)
-    for suite in wanted:
-        result: dict[str, Any] = {
-            "benchmark": suite,
-            "command": report.command("benchmarks", arguments),
-            "environment": report.environment(),
-            "config": {
-                "rounds": options.rounds,
-                "secs": options.secs,
-                "warm_up_secs": WARM_UP_SECS,
-                "zipf_exponent": None if options.data else workload.ZIPF_EXPONENT,
-            },
-            "comparisons": [],
-        }
-        measured = result["comparisons"]
-        name = suite if options.workload == "w1" else f"{suite}-{options.workload}"
-        for comparison in make_comparisons(suite, of_run, choice):
-            measured.append(run_comparison(comparison, batches, timing))
-            tables.show(measured[-1])
-            report.write(
-                options.output / f"{name}.json", result
-            )  # keeps the results if a later part fails
-        tables.plot(measured, options.output / f"{name}.png")
+    for suite in (suite for suite in SUITES if config.suite in (suite, "all")):
+        name = suite if config.workload == "w1" else f"{suite}-{config.workload}"
+        _suite(suite, of_run, batches).make(config, options.output / f"{name}.json")
     return 0
 
 
-def _check(options: argparse.Namespace) -> None:
-    for name, allowed in (("peers", tuple(PEERS)), ("precisions", _PRECISIONS)):
-        unknown = [x for x in getattr(options, name) if x not in allowed]
-        if unknown:
-            raise UsageError(f"--{name} must be of {','.join(allowed)} but has {','.join(unknown)}")
-    if options.rounds < 1 or options.secs <= 0 or min(options.batch_sizes, default=0) < 1:
-        raise UsageError("--rounds, --secs and --batch-sizes must be above 0")
+def _suite(suite: Suite, of_run: workload.Workload, batches: workload.Batches) -> Benchmark[Config]:
+    """Declares a suite on the examples of a workload."""
 
+    def measure(config: Config, run: Run) -> Content:
+        choice = Choice(
+            peers=config.peers, precisions=config.precisions, batch_sizes=config.batch_sizes
+        )
+        timing = Timing(rounds=config.rounds, secs=config.secs)
+        zipf = None if config.data else workload.ZIPF_EXPONENT
+        head = {"warm_up_secs": WARM_UP_SECS, "zipf_exponent": zipf}
+        content: Content = {"config": head, "comparisons": []}
+        for comparison in make_comparisons(suite, of_run, choice):
+            content["comparisons"].append(run_comparison(comparison, batches, timing))
+            run.save(content)  # keeps the results if a later part fails
+        return content
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(part for part in text.split(",") if part)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in _names(text))
+    return Benchmark(
+        name=suite,
+        about=__doc__,
+        config=Config,
+        measure=measure,
+        layout=rates.layout,
+        plot=lambda content, path: rates.plot(content["comparisons"], path),
+        runs_as="benchmarks run",
+    )
 
 
 if __name__ == "__main__":

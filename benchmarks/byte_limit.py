@@ -5,7 +5,8 @@ limited number of bytes, or two tables under one limit of the server, and a stre
 step looks ids up, and updates their rows. After every few steps it writes a delta to a file. A
 thread reads the process' anonymous memory every few milliseconds. Before, an equal stream runs
 through as many small tables of the same process. Its peak is TensorFlow's own, with the buffers of
-steps and of files. The peak of the limited tables is compared with it.
+calls and of files. The peak of the limited tables is compared with it. A step is many calls, so
+these buffers are small: how many of them are held at a time differs from run to run.
 
 Streams:
 
@@ -26,28 +27,26 @@ Streams:
 from __future__ import annotations
 
 import functools
-import json
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import embedps  # noqa: F401  before TensorFlow: it has it start quietly
 
 # isort: split
+import dataclasses
+
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks import report
+from benchmarks import child, report
+from benchmarks.harness import Benchmark, Content, Options, Run, main
+from benchmarks.layout import Part, Table
 from embedps import kernels
-from embedps.console import command_line
-from embedps.errors import EmbedpsError
+from embedps.config_fields import option
 from embedps.server import keep_freed_memory
 from embedps.splitmix import mix
 from embedps.tables import MinCount, RowwiseAdagrad, SizeLimit, admission, ops
@@ -58,6 +57,9 @@ COUNTING = ("counters", "counters_zipf", "counters_first")
 KEEPING = ("evicted_rows", "evicted_rarely")
 ALL_STREAMS = (*STREAMS, *COUNTING, *KEEPING)
 _BATCH_IDS = 16384
+_CALL_IDS = 512
+"""Of a step, per call. TensorFlow and malloc hold the arrays of a few calls, more in some runs. So
+an array must be small beside a limit: at dim 64 it has 128 KiB."""
 _SAMPLE_SECS = 0.004
 _SMALL_ROWS = 50_000
 _SMALL_BYTES = 8 << 20  # of a small table that counts, whose counters max_rows does not limit
@@ -129,8 +131,13 @@ class EvictingTable:
         )
         self._next_evicted_file()
 
-    def step(self, ids: Ids) -> None:
-        """Looks ids up and updates their rows."""
+    def step(self, ids: Ids, call_ids: int = _BATCH_IDS) -> None:
+        """Looks ids up and updates their rows, so many per call."""
+        for first in range(0, len(ids), call_ids):
+            self._call(ids[first : first + call_ids])
+        self._step += 1
+
+    def _call(self, ids: Ids) -> None:
         splits = np.asarray([0, len(ids)], np.int32)
         if self._counts:
             shown = (self.store, ids, splits, ones(len(ids)))
@@ -148,7 +155,6 @@ class EvictingTable:
             np.int64(self._step),
             np.bool_(True),
         )
-        self._step += 1
 
     def evict_older_half(self, steps: int) -> None:
         """Removes the rows of all but the last steps."""
@@ -250,7 +256,7 @@ def run_case(
         for table in tables:
             table.save("base", folder)
         for step, ids in zip(range(steps), batches(stream, capacity, first), strict=False):
-            tables[step % len(tables)].step(ids)
+            tables[step % len(tables)].step(ids, _CALL_IDS)
             if step % per_save == per_save - 1:
                 for table in tables:
                     if stream == "sweeps":
@@ -302,18 +308,15 @@ def in_a_process(
     stream: str, max_bytes: int, dim: int, turnovers: int, num_tables: int
 ) -> dict[str, Any]:
     """Runs a case in a process of its own."""
-    arguments = [f"--case={stream}", f"--max-bytes={max_bytes}", f"--dims={dim}"]
-    arguments += [f"--tables={num_tables}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.byte_limit", *arguments, f"--turnovers={turnovers}"],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
+    found: dict[str, Any] = child.call(
+        "benchmarks.byte_limit:run_case",
+        stream=stream,
+        max_bytes=max_bytes,
+        dim=dim,
+        turnovers=turnovers,
+        num_tables=num_tables,
     )
-    if done.returncode:
-        raise EmbedpsError(f"the process of {stream} at {max_bytes} bytes failed: see above")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    return found
 
 
 def merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -327,81 +330,56 @@ def merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[st
     return [cases[key] for key in sorted(cases)]
 
 
-def show(cases: list[dict[str, Any]]) -> None:
-    """Prints the table."""
-    table = Table(title="peak of resident memory above TensorFlow's own, over max_bytes")
-    for column in ("stream", "tables", "dim", "max_bytes", "peak / max_bytes", "rows", "evicted"):
-        table.add_column(column)
-    for case in cases:
-        numbers = (case["ratio"], case["rows"], case["evicted"])
-        table.add_row(
-            case["stream"],
-            str(case["tables"]),
-            str(case["dim"]),
-            f"{case['max_bytes']:,}",
-            *(f"{n:,}" for n in numbers),
-        )
-    Console().print(table)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """The cases: each stream with each limit, dim and number of tables."""
+
+    max_bytes: tuple[int, ...] = option((32 << 20, 128 << 20, 512 << 20), "limits", least=1)
+    dims: tuple[int, ...] = option((16, 64), "of the rows", least=1)
+    tables: tuple[int, ...] = option(
+        (1, 2), "1: a limit of the table; more: one limit of the server for all", least=1
+    )
+    turnovers: int = option(4, "ids of a stream over what fits", least=1)
+    streams: tuple[str, ...] = option(ALL_STREAMS, "see above", some_of=ALL_STREAMS)
+    add: bool = option(False, "keep what the result has of other cases")
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line."""
-    parser = command_line.Parser(prog="python -m benchmarks.byte_limit", description=__doc__)
-    parser.add_argument("--max-bytes", type=_numbers, default=(32 << 20, 128 << 20, 512 << 20))
-    parser.add_argument("--dims", type=_numbers, default=(16, 64))
-    parser.add_argument(
-        "--tables",
-        type=_numbers,
-        default=(1, 2),
-        help="1: a limit of the table; more: a limit of the server that they share (default: 1,2)",
-    )
-    parser.add_argument(
-        "--turnovers", type=int, default=4, help="ids of a stream over what fits (default: 4)"
-    )
-    parser.add_argument(
-        "--streams", type=_names, default=ALL_STREAMS, help="comma-separated (default: all)"
-    )
-    parser.add_argument("--case", choices=ALL_STREAMS, help="run one stream in this process")
-    parser.add_argument(
-        "--add", action="store_true", help="keep what the output file has of other cases"
-    )
-    output = report.RESULTS / "byte_limit.json"
-    parser.add_argument("--output", type=report.output_file, default=output)
-    options = parser.parse_args(arguments)
-    run: Callable[..., dict[str, Any]] = run_case if options.case else in_a_process
+def measure(config: Config, run: Run) -> Content:
+    """Runs each case in a process of its own."""
     cases = [
-        run(stream, max_bytes, dim, options.turnovers, num_tables)
-        for num_tables in options.tables
-        for max_bytes in options.max_bytes
-        for dim in options.dims
-        for stream in ([options.case] if options.case else options.streams)
+        in_a_process(stream, max_bytes, dim, config.turnovers, num_tables)
+        for num_tables in config.tables
+        for max_bytes in config.max_bytes
+        for dim in config.dims
+        for stream in config.streams
     ]
-    if options.case:
-        print(json.dumps(cases[0]))
-        return 0
-    show(cases)
-    if options.add:
-        cases = merged(json.loads(options.output.read_text())["results"]["cases"], cases)
-    report.write(
-        options.output,
-        {
-            "benchmark": "byte_limit",
-            "command": "python -m benchmarks.byte_limit",
-            "environment": report.environment(),
-            "config": {"turnovers": options.turnovers, "batch_ids": _BATCH_IDS},
-            "results": {"worst_ratio": max(case["ratio"] for case in cases), "cases": cases},
-        },
-    )
-    return 0
+    if config.add:
+        cases = merged(run.earlier()["results"]["cases"], cases)
+    worst = max(case["ratio"] for case in cases)
+    return {
+        "config": {"batch_ids": _BATCH_IDS},
+        "results": {"worst_ratio": worst, "cases": cases},
+    }
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))
+def layout(content: Content) -> list[Part]:
+    """Lays out the peak over the limit."""
+    cases = content["results"]["cases"]
+    sizes = sorted({(case["dim"], case["max_bytes"]) for case in cases})
+    ratios = {(c["stream"], c["tables"], c["dim"], c["max_bytes"]): c["ratio"] for c in cases}
+    rows = []
+    for stream, tables in dict.fromkeys((case["stream"], case["tables"]) for case in cases):
+        found = (ratios.get((stream, tables, *size)) for size in sizes)
+        cells = ("" if ratio is None else f"{ratio:.3f}" for ratio in found)
+        rows.append([stream.replace("_", " "), str(tables), *cells])
+    heads = [f"dim {dim}, {max_bytes >> 20} MiB" for dim, max_bytes in sizes]
+    return [Table(heads=["peak over limit, by stream", "tables", *heads], rows=rows)]
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+BENCHMARK = Benchmark(
+    name="byte_limit", about=__doc__, config=Config, measure=measure, layout=layout
+)
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(main, sys.argv[1:]))
+    main(BENCHMARK)

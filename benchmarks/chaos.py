@@ -1,4 +1,4 @@
-"""Trains while processes are killed at random: `python -m benchmarks.chaos --minutes 5 --seed S`.
+"""Trains while processes are killed at random: `python -m benchmarks.chaos`.
 
 Trains twice on 2 parameter servers, some workers and the evaluator: once undisturbed, once with
 disturbances at random moments drawn from the seed. A disturbance hits one of these processes or the
@@ -13,25 +13,27 @@ and no process is left.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
-from benchmarks import report
+from benchmarks.harness import Benchmark, Content, Options, Run, main
+from benchmarks.layout import Part, Table
 from benchmarks.row_visits import visits, write_dataset
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.tools.verify import verify
-from embedps.console import command_line
+from embedps.config_fields import option
 from embedps.engine.steps.ways import OnLostWorker, SyncMode
 from embedps.errors import EmbedpsError
 from embedps.run.summary import read_json
@@ -212,104 +214,99 @@ def examine(training: Training, *, num_rows: int, epochs: int) -> dict[str, Any]
     }
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line."""
-    parser = command_line.Parser(prog="python -m benchmarks.chaos", description=__doc__)
-    parser.add_argument(
-        "--minutes", type=float, default=5.0, help="minutes of disturbance (default: 5)"
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """The runs, and what is done to one of them."""
+
+    minutes: float = option(5.0, "of disturbances", above=0)
+    seed: int = option(1, "of the disturbances", least=0)
+    rows: int = option(100_000, "per epoch", least=4)
+    epochs: int = option(0, "of each run; 0 is 10 per minute", least=0)
+    pause_secs: float = option(8.0, "between two disturbances", above=0)
+    sync: SyncMode = option("none", "of the runs")
+    on_lost_worker: OnLostWorker = option(
+        "repeat", "of the runs; continue scores inline, so that no two epochs overlap"
     )
-    parser.add_argument("--seed", type=int, default=1, help="seed of the disturbances (default: 1)")
-    parser.add_argument(
-        "--rows", type=int, default=100_000, help="rows per epoch (default: 100000)"
-    )
-    parser.add_argument("--epochs", type=int, default=0, help="0: 10 per minute (default: 0)")
-    parser.add_argument(
-        "--pause-secs",
-        type=float,
-        default=8.0,
-        help="seconds between two disturbances (default: 8)",
-    )
-    parser.add_argument(
-        "--sync", choices=get_args(SyncMode), default="none", help="of the runs (default: none)"
-    )
-    parser.add_argument(
-        "--on-lost-worker",
-        choices=get_args(OnLostWorker),
-        default="repeat",
-        help="of the runs; continue scores inline, so that no two epochs overlap (default: repeat)",
-    )
-    count = command_line.number(int, least=1, most=64)
-    parser.add_argument("--workers", type=count, default=2, help="of the runs (default: 2)")
-    parser.add_argument(
-        "--backup-workers",
-        type=command_line.number(int, least=0, most=63),
-        default=0,
-        help="of the runs, with --on-lost-worker continue (default: 0)",
-    )
-    parser.add_argument("--output", type=report.output_file, default=report.RESULTS / "chaos.json")
-    options = parser.parse_args(arguments)
-    epochs = options.epochs or max(1, round(10 * options.minutes))
-    environment = report.environment()
-    limit = 600 + 240 * options.minutes
+    workers: int = option(2, "of the runs", least=1, most=64)
+    backup_workers: int = option(0, "of the runs, with --on-lost-worker continue", least=0, most=63)
+
+
+def measure(config: Config, run: Run) -> Content:
+    """Trains undisturbed, then disturbed.
+
+    Raises:
+      ChaosError: a run does not finish, or what it leaves is not as it must be.
+    """
+    epochs = config.epochs or max(1, round(10 * config.minutes))
+    limit = 600 + 240 * config.minutes
+    flags = [f"--epochs={epochs}", f"--sync={config.sync}", f"--num-workers={config.workers}"]
+    flags.append(f"--backup-workers={config.backup_workers}")
+    if config.on_lost_worker == "continue":
+        # A row that one step has of two epochs is updated once: it would miss a visit.
+        flags += ["--on-lost-worker=continue", "--eval=inline"]
+    results = {}
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
-        shards = [options.rows // 4] * 3 + [options.rows - 3 * (options.rows // 4)]
-        write_dataset(data, train=shards, evaluation=[40_000], seed=options.seed)
-        results = {}
+        shards = [config.rows // 4] * 3 + [config.rows - 3 * (config.rows // 4)]
+        write_dataset(data, train=shards, evaluation=[40_000], seed=config.seed)
         for name in ("calm", "chaos"):
-            flags: tuple[str, ...] = (f"--epochs={epochs}", f"--sync={options.sync}")
-            flags += (f"--num-workers={options.workers}",)
-            flags += (f"--backup-workers={options.backup_workers}",)
-            if options.on_lost_worker == "continue":
-                # A row that one step has of two epochs is updated once: it would miss a visit.
-                flags += ("--on-lost-worker=continue", "--eval=inline")
             training = Training(data, Path(folder) / name, *flags)
             began = time.monotonic()
+            done: list[str] = []
             try:
-                done: list[str] = []
                 if name == "chaos":
                     done = disturb(
                         training,
-                        workers=options.workers,
-                        secs=60 * options.minutes,
-                        pause_secs=options.pause_secs,
-                        seed=options.seed,
+                        workers=config.workers,
+                        secs=60 * config.minutes,
+                        pause_secs=config.pause_secs,
+                        seed=config.seed,
                     )
                 if not training.wait(limit):
-                    raise ChaosError(
-                        f"training did not finish within {limit:.0f} s: {training.log()}"
-                    )
+                    told = f"training did not finish within {limit:.0f} s"
+                    raise ChaosError(f"{told}: {training.log()}")
                 secs = round(time.monotonic() - began, 1)
-                results[name] = examine(training, num_rows=options.rows, epochs=epochs)
+                results[name] = examine(training, num_rows=config.rows, epochs=epochs)
                 results[name] |= {"wall_secs": secs, "done_to_it": done}
             finally:
                 training.close()
     difference = results["chaos"]["auc"] - results["calm"]["auc"]
-    print(
-        f"{len(results['chaos']['done_to_it'])} disturbances: every row visited in each of "
-        f"{epochs} epochs, {results['chaos']['repeated_visits']} visits repeated of "
-        f"{epochs * options.rows}; AUC {results['chaos']['auc']:.5f}, undisturbed "
-        f"{results['calm']['auc']:.5f}",
-        flush=True,
-    )
-    report.write(
-        options.output,
-        {
-            "benchmark": "chaos",
-            "command": f"python -m benchmarks.chaos --minutes {options.minutes:g} "
-            f"--seed {options.seed} --rows {options.rows} --epochs {epochs} "
-            f"--pause-secs {options.pause_secs:g} --sync {options.sync} "
-            f"--on-lost-worker {options.on_lost_worker} --workers {options.workers} "
-            f"--backup-workers {options.backup_workers}",
-            "environment": environment,
-            "results": results,
-            "auc_difference": difference,
-        },
-    )
-    if abs(difference) > MAX_AUC_DIFFERENCE:
-        raise ChaosError(f"the AUCs differ by {difference:.4f}, more than {MAX_AUC_DIFFERENCE}")
-    return 0
+    return {"results": results, "auc_difference": difference}
+
+
+def layout(content: Content) -> list[Part]:
+    """Lays out the visits and the AUC of both runs, and what was done to one."""
+    runs = content["results"]
+    done = Counter(re.sub(r"^.*? s: |-\d+", "", line) for line in runs["chaos"]["done_to_it"])
+    rows = [
+        [
+            name,
+            f"{run['wall_secs']:.0f} s",
+            f"{run['starts']}",
+            f"{run['visits']:,}",
+            f"{run['fewest_visits_of_a_row']} to {run['most_visits_of_a_row']}",
+            f"{run['repeated_visits']:,}",
+            f"{len(run['recoveries'])}",
+            f"{run['auc']:.4f}",
+        ]
+        for name, run in (("undisturbed", runs["calm"]), ("disturbed", runs["chaos"]))
+    ]
+    heads = ["run", "time", "starts of the client", "visits of rows", "of each row"]
+    heads += ["repeated visits", "recoveries of servers", "AUC"]
+    told = ", ".join(f"{what}: {count}" for what, count in sorted(done.items()))
+    return [Table(heads=heads, rows=rows), f"{done.total()} disturbances. {told}."]
+
+
+def _failure(content: Content) -> str | None:
+    off = content["auc_difference"]
+    is_near = abs(off) <= MAX_AUC_DIFFERENCE
+    return None if is_near else f"the AUCs differ by {off:.4f}, more than {MAX_AUC_DIFFERENCE}"
+
+
+BENCHMARK = Benchmark(
+    name="chaos", about=__doc__, config=Config, measure=measure, layout=layout, failure=_failure
+)
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(main, sys.argv[1:]))
+    main(BENCHMARK)

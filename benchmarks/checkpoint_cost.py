@@ -1,4 +1,6 @@
-"""Times writing and loading a base and deltas, by rows in the table and rows touched.
+"""Times writing and loading saves: `python -m benchmarks.checkpoint_cost`.
+
+Bases and deltas are written and loaded, by rows in the table and rows touched.
 
 The baseline of a write is a plain copy: it writes the same bytes from memory, 1 MB at a time, to
 the same files in the same directories. It is as safe against a power cut, because it syncs each
@@ -8,7 +10,7 @@ of a load is a plain read. The files' pages are dropped from memory before both.
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import functools
 import os
 import statistics
@@ -21,9 +23,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.harness import DIR, Benchmark, Content, Options, Run, main
+from benchmarks.layout import Part, Table
+from embedps.config_fields import option
 from embedps.storage import file_io
 from embedps.tables import FeatureSpec, RowwiseAdagrad, TableSpec
 from embedps.tables.collection import EmbeddingCollection
@@ -33,34 +36,30 @@ _CHUNK_BYTES = 1 << 20
 _FILL_ROWS = 200_000
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of this part."""
-    parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
-    parser.add_argument("--touched", type=float, nargs="+", default=[0.001, 0.01, 0.1])
-    parser.add_argument(
-        "--touched-rows", type=int, default=5_000, help="also touch this many rows of every table"
-    )
-    parser.add_argument("--dim", type=int, default=16)
-    parser.add_argument("--shards", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--folder", type=Path, help="a folder on the disk to measure")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """The tables, and what is touched between two saves."""
+
+    rows: tuple[int, ...] = option((10_000, 100_000, 1_000_000), "of each table", least=1)
+    touched: tuple[float, ...] = option((0.001, 0.01, 0.1), "shares of rows", above=0, most=1)
+    touched_rows: int = option(5_000, "also touch this many rows of every table", least=1)
+    dim: int = option(16, "of the rows", least=1)
+    shards: int = option(2, "of the table", least=1)
+    repeats: int = option(3, "of each save", least=1)
+    folder: str | None = option(None, "a folder on the disk to measure", metavar=DIR)
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def measure(config: Config, run: Run) -> Content:
     """Measures each table size."""
-    results = []
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        for rows in options.rows:
-            results.append(_TableCost(options, rows, Path(folder)).all())
-    _show(results)
-    return {"results": results}
+    with tempfile.TemporaryDirectory(dir=config.folder) as folder:
+        return {"results": [_TableCost(config, n, Path(folder)).all() for n in config.rows]}
 
 
 class _TableCost:
     """Measures the saves and loads of one table on its shards."""
 
-    def __init__(self, options: argparse.Namespace, rows: int, folder: Path) -> None:
-        self._options = options
+    def __init__(self, config: Config, rows: int, folder: Path) -> None:
+        self._config = config
         self._rows = rows
         self._folder = folder
         self._collection = self._make("live")
@@ -74,8 +73,8 @@ class _TableCost:
         self._touch(np.arange(self._rows))
         base = self._measure("base", self._rows, lambda: None)
         deltas = []
-        counts = [max(1, int(share * self._rows)) for share in self._options.touched]
-        for count in sorted({*counts, self._options.touched_rows}):
+        counts = [max(1, int(share * self._rows)) for share in self._config.touched]
+        for count in sorted({*counts, self._config.touched_rows}):
             if count <= self._rows:
                 ids = self._rng.choice(self._rows, count, replace=False)
                 deltas.append(self._measure("delta", count, functools.partial(self._touch, ids)))
@@ -87,7 +86,7 @@ class _TableCost:
     def _measure(self, kind: str, touched: int, before: Callable[[], None]) -> dict[str, Any]:
         writes, copies, loads, reads, memory = [], [], [], [], []
         size = 0
-        for _ in range(self._options.repeats):
+        for _ in range(self._config.repeats):
             before()
             secs, files = self._write(kind)
             writes.append(secs)
@@ -150,9 +149,9 @@ class _TableCost:
 
     def _make(self, name: str) -> EmbeddingCollection:
         return EmbeddingCollection(
-            [TableSpec(name="t", dim=self._options.dim, optimizer=RowwiseAdagrad())],
+            [TableSpec(name="t", dim=self._config.dim, optimizer=RowwiseAdagrad())],
             [FeatureSpec(name="t", table="t")],
-            devices=["/device:CPU:0"] * self._options.shards,
+            devices=["/device:CPU:0"] * self._config.shards,
             container=f"benchmark-{name}-{self._rows}",
         )
 
@@ -231,21 +230,29 @@ def _dropped(paths: Sequence[Path]) -> Callable[[], None]:
     return drop
 
 
-def _show(results: Sequence[dict[str, Any]]) -> None:
-    table = Table(title="Writing and loading rows of a table")
-    columns = ("rows", "touched", "MB", "write s", "of copy", "load s", "of disk", "of plain read")
-    for column in columns:
-        table.add_column(column, justify="right")
-    for result in results:
-        for each in (result["base"], *result["deltas"]):
-            table.add_row(
-                f"{result['rows']:,}",
-                "all" if each is result["base"] else f"{each['touched_rows']:,}",
-                f"{each['bytes'] / 1e6:.2f}",
-                f"{each['write_secs']:.4f}",
-                f"{each['write_ratio']:.2f}",
-                f"{each['load_secs']:.4f}",
-                f"{each['load_ratio']:.2f}",
-                f"{each['load_ratio_to_read']:.2f}",
-            )
-    Console().print(table)
+def layout(content: Content) -> list[Part]:
+    """Lays out each save beside a plain copy, and each load beside the disk."""
+    rows = [
+        [
+            f"{size['rows']:,}",
+            "all" if save is size["base"] else f"{save['touched_rows']:,}",
+            f"{save['bytes'] / 1e6:,.2f}",
+            f"{save['write_secs'] * 1e3:,.1f}",
+            f"{save['write_ratio']:.2f}",
+            f"{save['load_secs'] * 1e3:,.1f}",
+            f"{save['load_ratio']:.2f}",
+        ]
+        for size in content["results"]
+        for save in (size["base"], *size["deltas"])
+    ]
+    heads = ["rows", "rows written", "MB", "write, ms", "rate against a copy"]
+    return [Table(heads=[*heads, "load, ms", "rate against the disk"], rows=rows)]
+
+
+BENCHMARK = Benchmark(
+    name="checkpoint_cost", about=__doc__, config=Config, measure=measure, layout=layout
+)
+
+
+if __name__ == "__main__":
+    main(BENCHMARK)

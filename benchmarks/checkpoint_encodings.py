@@ -1,4 +1,6 @@
-"""Measures quantized checkpoints: bytes against float32, and the AUC after ten restores.
+"""Measures quantized checkpoints: `python -m benchmarks.checkpoint_encodings`.
+
+Its figures are bytes against float32, and the AUC after ten restores.
 
 DLRM at the Kaggle configuration trains on examples whose labels follow from planted effects of
 their ids. Ten times during training the model is saved as a base, cleared and restored; one model
@@ -8,20 +10,20 @@ ids, so that each id is frequent enough to learn its effect.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks import embedded_dlrm
+from benchmarks.harness import Benchmark, Content, Options, Run, main
+from benchmarks.layout import Part, Table
 from benchmarks.workload import W1, Batches, Workload, files, make_batches
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.quantize import Encoding
+from embedps.config_fields import option
 from embedps.training.checkpoint_writer import CheckpointWriter
 
 ENCODINGS: dict[str, Encoding | None] = {
@@ -35,23 +37,25 @@ ENCODINGS: dict[str, Encoding | None] = {
 _EFFECT = 0.45  # standard deviation of an id's effect on the log odds
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of this part."""
-    parser.add_argument("--examples", type=int, default=1_802_240, help="examples to train on")
-    parser.add_argument("--ids", type=int, default=2000, help="most ids per feature")
-    parser.add_argument("--held-out", type=int, default=65_536)
-    parser.add_argument("--restores", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=512)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """The training."""
+
+    examples: int = option(1_802_240, "to train on", least=1)
+    ids: int = option(2000, "of a feature, at most", least=1)
+    held_out: int = option(65_536, "examples to score", least=1)
+    restores: int = option(10, "on the way", least=1)
+    batch_size: int = option(512, "examples per step", least=1)
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def measure(config: Config, run: Run) -> Content:
     """Trains once per encoding."""
-    examples, batch = options.examples, options.batch_size
+    examples, batch = config.examples, config.batch_size
     workload = dataclasses.replace(
-        W1, cardinalities=tuple(min(count, options.ids) for count in W1.cardinalities)
+        W1, cardinalities=tuple(min(count, config.ids) for count in W1.cardinalities)
     )
     train, _ = _planted(workload, examples, seed=1)
-    held_out, best = _planted(workload, options.held_out, seed=2)
+    held_out, best = _planted(workload, config.held_out, seed=2)
     results: dict[str, Any] = {}
     with (
         files(workload, train) as train_files,
@@ -61,7 +65,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             dlrm = embedded_dlrm.make(
                 container=f"benchmark {name}",
                 batch=batch,
-                unit_batches=examples // (options.restores + 1) // batch,
+                unit_batches=examples // (config.restores + 1) // batch,
                 sparse="adagrad",
                 rate=0.05,
             )
@@ -70,7 +74,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 train_files / "batches.parquet",
                 held_out_files / "batches.parquet",
                 encoding,
-                options,
+                config,
             )
             dlrm.collection.drop()
             print(f"{name}: {results[name]}", flush=True)
@@ -80,7 +84,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         result["auc_difference"] = round(result["auc"] - never, 6)
         if "bytes" in result:
             result["bytes_of_float32"] = round(result["bytes"] / float32, 4)
-    _show(results, best)
     return {"best_auc": best, "results": results}
 
 
@@ -89,10 +92,10 @@ def _train(
     train: Path,
     held_out: Path,
     encoding: Encoding | None,
-    options: argparse.Namespace,
+    config: Config,
 ) -> dict[str, Any]:
-    parts = options.restores + 1
-    rows = options.examples // parts
+    parts = config.restores + 1
+    rows = config.examples // parts
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for part in range(parts):
@@ -113,11 +116,11 @@ def _train(
             found["rows"] = manifest.chain[-1].rows
             dlrm.collection.clear()
             saver.restore(manifest)
-    metrics = dlrm.score(held_out, options.held_out)
+    metrics = dlrm.score(held_out, config.held_out)
     return {
         "auc": round(metrics.auc, 6),
         "logloss": round(metrics.logloss, 6),
-        "restores": 0 if encoding is None else options.restores,
+        "restores": 0 if encoding is None else config.restores,
         **found,
     }
 
@@ -150,16 +153,26 @@ def _auc(scores: np.ndarray, labels: np.ndarray) -> float:
     return float((ranks[labels == 1].sum() - least) / (positives * (len(labels) - positives)))
 
 
-def _show(results: dict[str, Any], best: float) -> None:
-    table = Table(title=f"After ten restores; the best AUC is {best:.4f}")
-    for column in ("rows and slots", "MB", "of float32", "AUC", "minus never restored"):
-        table.add_column(column, justify="right")
-    for name, result in results.items():
-        table.add_row(
+def layout(content: Content) -> list[Part]:
+    """Lays out bytes and scores by encoding."""
+    rows = [
+        [
             name,
-            f"{result['bytes'] / 1e6:.1f}" if "bytes" in result else "-",
-            f"{result['bytes_of_float32']:.3f}" if "bytes" in result else "-",
-            f"{result['auc']:.5f}",
-            f"{result['auc_difference']:+.5f}",
-        )
-    Console().print(table)
+            f"{found['bytes'] / 1e6:.2f}" if "bytes" in found else "",
+            f"{found['bytes_of_float32']:.3f}" if "bytes" in found else "",
+            f"{found['auc']:.5f}",
+            f"{found['auc_difference']:+.5f}",
+        ]
+        for name, found in content["results"].items()
+    ]
+    heads = ["rows and optimizer slots", "MB", "of float32", "AUC", "minus AUC of never restored"]
+    return [Table(heads=heads, rows=rows), f"The best AUC is {content['best_auc']:.5f}."]
+
+
+BENCHMARK = Benchmark(
+    name="checkpoint_encodings", about=__doc__, config=Config, measure=measure, layout=layout
+)
+
+
+if __name__ == "__main__":
+    main(BENCHMARK)

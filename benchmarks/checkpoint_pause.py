@@ -1,4 +1,4 @@
-"""Measures the throughput of training during saves, against that without saves, in one run.
+"""Measures how much saves slow training: `python -m benchmarks.checkpoint_pause`.
 
 DLRM at the Kaggle configuration trains in this process, unit after unit, on tables of --rows rows.
 Windows without saves alternate with windows of back-to-back saves of one kind: bases, deltas of all
@@ -8,7 +8,7 @@ The writers are throttled as in a run.
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import itertools
 import shutil
 import statistics
@@ -22,7 +22,10 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks import embedded_dlrm, report
+from benchmarks.harness import DIR, Benchmark, Content, Options, Run, main
+from benchmarks.layout import Part, Table, spread
 from benchmarks.workload import W1, files, make_batches
+from embedps.config_fields import option
 from embedps.run.checkpoint_config import CheckpointConfig
 from embedps.tables.collection import EmbeddingCollection
 from embedps.training.checkpoint_writer import REST_SHARE
@@ -31,33 +34,30 @@ Kind = Literal["base", "delta", "small_delta"]
 _KINDS: tuple[Kind, ...] = ("base", "delta", "small_delta")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of this part."""
-    parser.add_argument("--rows", type=int, default=2_000_000, help="rows in the tables")
-    parser.add_argument("--batch-size", type=int, default=2048)
-    parser.add_argument("--window-secs", type=float, default=4.0)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument(
-        "--delta-secs",
-        type=float,
-        default=CheckpointConfig.delta_secs,
-        help="the --delta-secs of the run to imitate",
-    )
-    parser.add_argument("--folder", type=Path, help="a folder on the disk to measure")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """The tables, and the run to imitate."""
+
+    rows: int = option(2_000_000, "of the tables, before training adds some", least=1)
+    batch_size: int = option(2048, "examples per step", least=1)
+    window_secs: float = option(4.0, "of a window", above=0)
+    rounds: int = option(7, "of a window without saves and one with each kind", least=1)
+    delta_secs: float = option(CheckpointConfig.delta_secs, "of the run to imitate", above=0)
+    folder: str | None = option(None, "a folder on the disk to measure", metavar=DIR)
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def measure(config: Config, run: Run) -> Content:
     """Trains on a thread while this one saves."""
-    batch = options.batch_size
+    batch = config.batch_size
     with (
         files(W1, make_batches(W1, 64 * batch)) as examples,
-        tempfile.TemporaryDirectory(dir=options.folder) as folder,
+        tempfile.TemporaryDirectory(dir=config.folder) as folder,
     ):
         dlrm = embedded_dlrm.make(
             container="benchmark-pause", batch=batch, unit_batches=4, sparse="adagrad", rate=0.01
         )
         collection = dlrm.collection
-        fill(collection, options.rows)
+        fill(collection, config.rows)
         units = itertools.count()
 
         def train_unit() -> int:
@@ -68,20 +68,20 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             train_unit()
         rows = sum(collection.stats().rows.values())
         trainer = TrainingThread(train_unit)
-        cuts = _Cuts(collection, Path(folder), rest_secs=REST_SHARE * options.delta_secs)
+        cuts = _Cuts(collection, Path(folder), rest_secs=REST_SHARE * config.delta_secs)
         cuts.write("base")
         rates: dict[Kind | None, list[float]] = {kind: [] for kind in (None, *_KINDS)}
         peaks: dict[Kind | None, list[int]] = {kind: [] for kind in (None, *_KINDS)}
         trainer.start()
         try:
-            for k in range(options.rounds):
+            for k in range(config.rounds):
                 kinds = list(rates) if k % 2 == 0 else list(rates)[::-1]
                 for kind in kinds:
-                    rate, peak = _window(trainer, cuts, kind, options.window_secs)
+                    rate, peak = _window(trainer, cuts, kind, config.window_secs)
                     rates[kind].append(rate)
                     peaks[kind].append(peak)
                 latest = ", ".join(f"{kind or 'none'} {r[-1]:,.0f}/s" for kind, r in rates.items())
-                print(f"round {k + 1}/{options.rounds}: {latest}", flush=True)
+                print(f"round {k + 1}/{config.rounds}: {latest}", flush=True)
         finally:
             trainer.stop()
         ratios = {
@@ -204,3 +204,37 @@ def _window(
     ending.set()
     thread.join()
     return trainer.rate(began, time.perf_counter()), peak
+
+
+def layout(content: Content) -> list[Part]:
+    """Lays out the speed beside saves of each kind."""
+    names = {
+        "base": "bases",
+        "delta": "deltas since the cut before the window",
+        "small_delta": "deltas since the last cut",
+    }
+    rows = []
+    for kind, name in names.items():
+        cut = content["cuts"][kind]
+        rows.append(
+            [
+                name,
+                spread(content["ratio_during_cuts"][kind], ".3f"),
+                f"{cut['median_secs']:.2f} s",
+                f"{cut['median_rows']:,} rows, {cut['median_mb']:,.1f} MB",
+                f"{content['peak_memory_over_training_mb'][kind]:.0f} MB",
+            ]
+        )
+    heads = ["saves back to back", "examples per second, against those without saves"]
+    heads += ["one save takes", "one save holds", "memory above training"]
+    told = f"{content['rows']:,} rows, {content['table_mb']:,.0f} MB of tables."
+    return [Table(heads=heads, rows=rows), told]
+
+
+BENCHMARK = Benchmark(
+    name="checkpoint_pause", about=__doc__, config=Config, measure=measure, layout=layout
+)
+
+
+if __name__ == "__main__":
+    main(BENCHMARK)

@@ -1,12 +1,13 @@
-"""Measures workers that exchange by collectives beside parameter servers.
+"""Measures workers in step by collectives: `python -m benchmarks.collectives`.
 
-`python -m benchmarks.collectives` trains DLRM (W1) on two processes of this machine under
+It trains DLRM (W1) on two processes of this machine under
 MultiWorkerMirroredStrategy, and on two workers with one and with two parameter servers, in turns.
 It also measures each collective of a step alone, with the sizes of the step.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import socket
@@ -14,16 +15,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks import report, workload
+from benchmarks import child, report, workload
+from benchmarks.harness import Benchmark, Content, Options, main
+from benchmarks.layout import Part, Table
 from benchmarks.peers import protocol
-from embedps.console import command_line
+from embedps.config_fields import option
 
 _WORKERS = 2
 _BATCH = 2048
@@ -44,7 +44,7 @@ class _Processes:
     def _start(folder: Path, cluster: dict[str, Any], index: int) -> subprocess.Popen[str]:
         task = {"cluster": cluster, "task": {"type": "worker", "index": index}}
         return subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.collectives", "--worker", str(folder)],
+            child.command("benchmarks.collectives:serve", folder=str(folder)),
             env=os.environ | {"TF_CONFIG": json.dumps(task)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -71,7 +71,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _serve(folder: Path) -> None:
+def serve(folder: str) -> None:
     """Answers requests as a worker: "units N" and "parts"."""
     answers, sys.stdout = sys.stdout, sys.stderr
     import embedps  # noqa: F401  before TensorFlow: it chooses the Keras
@@ -79,7 +79,7 @@ def _serve(folder: Path) -> None:
     # isort: split
     import tensorflow as tf
 
-    from benchmarks.columns import describe
+    from benchmarks.example_columns import describe
     from embedps import kernels
     from embedps.engine.dense_optimizer import make_dense_optimizer
     from embedps.engine.step_model import StepModel
@@ -92,7 +92,7 @@ def _serve(folder: Path) -> None:
     kernels.load()
     task = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     group = WorkerGroup(task, _WORKERS)
-    work = protocol.read_work(folder, {})
+    work = protocol.read_work(Path(folder), {})
     tf.keras.utils.set_random_seed(1)
     config = dlrm.Config(
         embedding_dim=work.dim,
@@ -111,7 +111,7 @@ def _serve(folder: Path) -> None:
     train_unit = make_train_unit(
         model, optimizer, collection, tf.distribute.get_strategy(), unit_input, workers=group
     )
-    path = tf.constant(str(folder / "batches.parquet"))
+    path = tf.constant(f"{folder}/batches.parquet")
     units = iter(range(1 << 30))
 
     def run(count: int) -> dict[str, float]:
@@ -176,7 +176,7 @@ def measure(rounds: int) -> dict[str, Any]:
             variant = protocol.Variant(task="train", kind="rowwise_adagrad", batch=_BATCH)
             # The programs own the tables.
             programs = {
-                name: Embedps(protocol.read_work(folder, {}), cluster)
+                name: Embedps(protocol.read_work(Path(folder), {}), cluster)
                 for name, cluster in clusters.items()
             }
             runs = {name: program.prepare(variant) for name, program in programs.items()}
@@ -206,50 +206,49 @@ def measure(rounds: int) -> dict[str, Any]:
     }
 
 
-def show(result: dict[str, Any]) -> None:
-    """Prints the measurement."""
-    table = Table(title=f"DLRM on {_WORKERS} workers, {_BATCH} examples each per step")
-    for column in ("exchange", "examples/s", "ms per step of both"):
-        table.add_column(column, justify="right")
-    for name, of in result["examples_per_sec"].items():
-        table.add_row(name, f"{of['median']:,.0f}", f"{result['step_ms'][name]:.1f}")
-    console = Console(width=100)
-    console.print(table)
-    console.print("each collective alone, ms:", result["collective_ms"])
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """How often."""
+
+    rounds: int = option(5, "of each system", least=1)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line."""
-    parser = command_line.Parser(prog="python -m benchmarks.collectives", description=__doc__)
-    parser.add_argument(
-        "--output", type=report.output_file, default=report.RESULTS / "collectives.json"
-    )
-    parser.add_argument("--rounds", type=int, default=5, help="measurements of each system")
-    parser.add_argument("--worker", type=Path, help="serve as a worker, for the benchmark itself")
-    options = parser.parse_args(arguments)
-    if options.worker is not None:
-        _serve(options.worker)
-        return 0
-    environment = report.environment()
-    result = measure(options.rounds)
-    show(result)
-    report.write(
-        options.output,
-        {
-            "benchmark": "collectives",
-            "command": "python -m benchmarks.collectives",
-            "environment": environment,
-            "config": {
-                "workers": _WORKERS,
-                "batch": _BATCH,
-                "steps_per_unit": _STEPS_PER_UNIT,
-                "workload": "w1",
-            },
-            **result,
+def layout(content: Content) -> list[Part]:
+    """Lays out the speeds, and each collective alone."""
+    rows = [
+        [
+            name,
+            f"{of['median']:,.0f}",
+            f"{of['min']:,.0f} to {of['max']:,.0f}",
+            f"{content['step_ms'][name]:.0f} ms",
+        ]
+        for name, of in content["examples_per_sec"].items()
+    ]
+    alone = ", ".join(f"{name} {ms:.1f} ms" for name, ms in content["collective_ms"].items())
+    config = content["config"]
+    return [
+        Table(heads=["exchange", "examples/s", "rounds", "a batch of each worker"], rows=rows),
+        f"DLRM (W1) on {config['workers']} workers, batches of {config['batch']}. Each collective "
+        f"of a step alone: {alone}.",
+    ]
+
+
+BENCHMARK = Benchmark(
+    name="collectives",
+    about=__doc__,
+    config=Config,
+    measure=lambda config, run: {
+        "config": {
+            "workers": _WORKERS,
+            "batch": _BATCH,
+            "steps_per_unit": _STEPS_PER_UNIT,
+            "workload": "w1",
         },
-    )
-    return 0
+        **measure(config.rounds),
+    },
+    layout=layout,
+)
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(main, sys.argv[1:]))
+    main(BENCHMARK)

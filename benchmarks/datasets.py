@@ -1,4 +1,4 @@
-"""Writes tables of ids and labels as datasets, for measurements."""
+"""Makes datasets for measurements: of generated clicks, and of tables of ids and labels."""
 
 from __future__ import annotations
 
@@ -9,8 +9,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks import child
 from embedps.data.dataset import ROW_GROUP_ROWS, Dataset, describe_file
 from embedps.data.dataset_metadata import CategoricalFeature, LabelColumn, Split
+
+
+def generate_clicks(folder: Path, rows: int) -> Dataset:
+    """Generates a log of clicks in a folder, and makes FOLDER/data of it."""
+    log, data = str(folder / "day_0.tsv"), folder / "data"
+    child.run("pipelines.generate", "--rows", str(rows), "--output", log)
+    child.run("pipelines.criteo", "--input", log, "--output", str(data))
+    return Dataset.open(data)
 
 
 def write_dataset(

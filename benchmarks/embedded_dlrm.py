@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from benchmarks.columns import describe
+from benchmarks.example_columns import describe
 from benchmarks.workload import W1
 from embedps.cluster.embedded import EmbeddedCluster
 from embedps.engine.dense_optimizer import make_dense_optimizer

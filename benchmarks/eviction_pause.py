@@ -8,25 +8,23 @@ others. Both have the same steps.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
-import sys
 import threading
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import embedps  # noqa: F401  before TensorFlow: it has it start quietly
+from benchmarks.harness import Benchmark, Content, Options, main
+from benchmarks.layout import Part, Table
+from embedps.config_fields import option
 
 # isort: split
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks import report
 from benchmarks.byte_limit import EvictingTable, ids_of
 from benchmarks.growth import latencies
 from embedps import kernels
-from embedps.console import command_line
 from embedps.tables import MinNorm, SizeLimit, TimeToLive
 from embedps.tables.eviction import EvictionPolicy
 
@@ -107,42 +105,38 @@ def measure(rows: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def show(results: dict[str, Any]) -> None:
-    """Prints the table."""
-    table = Table(title=f"lookups of {_READ_IDS} ids beside steps of {_STEP_IDS} new ids, in ms")
-    for column in ("table", "median", "p99", "p99.9", "longest", "evicted in a round"):
-        table.add_column(column)
-    for name, result in results.items():
-        ms = result["lookups"]
-        marks = (ms["median_ms"], ms["p99_ms"], ms["p999_ms"], ms["max_ms"])
-        table.add_row(name, *(f"{each:.2f}" for each in marks), f"{result['evicted']:,}")
-    Console().print(table)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """The tables and the rounds."""
+
+    rows: int = option(2_000_000, "of the growing table, at the end of a round", least=1)
+    rounds: int = option(5, "of both tables", least=1)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line."""
-    parser = command_line.Parser(prog="python -m benchmarks.eviction_pause", description=__doc__)
-    parser.add_argument("--rows", type=int, default=2_000_000, help="default: 2 million")
-    parser.add_argument("--rounds", type=int, default=5, help="default: 5")
-    output = report.RESULTS / "eviction_pause.json"
-    parser.add_argument("--output", type=report.output_file, default=output)
-    options = parser.parse_args(arguments)
-    environment = report.environment()
-    results = measure(options.rows, options.rounds)
-    show(results)
-    report.write(
-        options.output,
-        {
-            "benchmark": "eviction_pause",
-            "command": f"python -m benchmarks.eviction_pause --rows {options.rows} "
-            f"--rounds {options.rounds}",
-            "environment": environment,
-            "config": {"dim": DIM, "step_ids": _STEP_IDS, "read_ids": _READ_IDS},
-            "results": results,
-        },
-    )
-    return 0
+def layout(content: Content) -> list[Part]:
+    """Lays out the latencies beside both tables."""
+    marks = ("median_ms", "p99_ms", "p999_ms", "max_ms")
+    rows = [
+        [name, *(f"{of['lookups'][mark]:.2f}" for mark in marks), f"{of['evicted']:,}"]
+        for name, of in content["results"].items()
+    ]
+    config = content["config"]
+    title = f"lookups of {config['read_ids']} ids beside steps of {config['step_ids']} new ids, ms"
+    heads = [title, "median", "p99", "p99.9", "longest", "evicted in a round"]
+    return [Table(heads=heads, rows=rows)]
+
+
+BENCHMARK = Benchmark(
+    name="eviction_pause",
+    about=__doc__,
+    config=Config,
+    measure=lambda config, run: {
+        "config": {"dim": DIM, "step_ids": _STEP_IDS, "read_ids": _READ_IDS},
+        "results": measure(config.rows, config.rounds),
+    },
+    layout=layout,
+)
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(main, sys.argv[1:]))
+    main(BENCHMARK)

@@ -9,12 +9,10 @@ without mapped pages of the checkpoint's files, which the kernel drops when memo
 from __future__ import annotations
 
 import json
-import shlex
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +21,17 @@ import numpy as np
 import embedps
 
 # isort: split
+import dataclasses
+
 import tensorflow as tf
 
-from benchmarks import report
+from benchmarks import child, report
+from benchmarks.datasets import generate_clicks
+from benchmarks.harness import DIR, Benchmark, Content, Options, Run, main
+from benchmarks.layout import Part, figures, spread
 from benchmarks.retrieval_scale import peak
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.console import command_line
+from embedps.config_fields import option
 from embedps.data.dataset import Dataset
 from embedps.errors import EmbedpsError
 from embedps.run.run_config import read_run
@@ -43,17 +46,14 @@ FIRST_ID, FIRST_ABSENT = 10**12, 10**15  # far from the ids of the dataset, and 
 CLIENT = Path(__file__).with_name("export_client.py")
 
 
-def make(rows: int, folder: Path) -> dict[str, Any]:
+def make(rows: int, folder: str) -> dict[str, Any]:
     """Makes a checkpoint of a model with so many rows."""
-    for command in (
-        ["pipelines.generate", "--rows", "5000", "--output", folder / "day_0.tsv"],
-        ["pipelines.criteo", "--input", folder / "day_0.tsv", "--output", folder / "data"],
-    ):
-        subprocess.run([sys.executable, "-m", *map(str, command)], check=True, stdout=sys.stderr)
+    where = Path(folder)
+    generate_clicks(where, 5_000)
     config = embedps.TrainConfig(
         model="dlrm",
-        data=str(folder / "data"),
-        model_dir=str(folder / "model"),
+        data=str(where / "data"),
+        model_dir=str(where / "model"),
     )
     trainer = embedps.Trainer.from_config(config)
     each = -(-rows // len(COLUMNS))
@@ -64,14 +64,15 @@ def make(rows: int, folder: Path) -> dict[str, Any]:
     return {}
 
 
-def export(folder: Path) -> dict[str, Any]:
+def export(folder: str) -> dict[str, Any]:
     """Exports it."""
-    run = read_run(folder / "model")
-    dataset, directory = Dataset.open(folder / "data"), CheckpointDirectory(folder / "model")
+    where = Path(folder)
+    run, directory = read_run(where / "model"), CheckpointDirectory(where / "model")
+    dataset = Dataset.open(where / "data")
     number = max(directory.numbers())
     done, secs, more = peak(
         lambda: export_model(
-            run.recommender(dataset), dataset, directory, folder / "exports", number, top_k=1
+            run.recommender(dataset), dataset, directory, where / "exports", number, top_k=1
         ),
         report.anonymous_bytes,
     )
@@ -85,9 +86,9 @@ def export(folder: Path) -> dict[str, Any]:
     }
 
 
-def look_up(rows: int, folder: Path, absent: int) -> dict[str, Any]:
+def look_up(rows: int, folder: str, absent: int) -> dict[str, Any]:
     """Looks ids up, present and absent."""
-    directory = CheckpointDirectory(folder / "model")
+    directory = CheckpointDirectory(Path(folder) / "model")
     manifest = directory.read(max(directory.numbers()))
     tables = [TableSpec(name=name, dim=DIM) for name in COLUMNS]
     features = [FeatureSpec(name=name, table=name) for name in COLUMNS]
@@ -122,53 +123,62 @@ def look_up(rows: int, folder: Path, absent: int) -> dict[str, Any]:
     return {"lookup_1000x26_cpu_ms": report.spread(cpu_ms[5:]), "absent_ids_that_are_zeros": done}
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line."""
-    parser = command_line.Parser(prog="python -m benchmarks.export", description=__doc__)
-    parser.add_argument("--rows", type=int, default=20_000_000, help="default: %(default)s")
-    parser.add_argument("--absent", type=int, default=100_000_000, help="default: %(default)s")
-    parser.add_argument("--output", type=report.output_file, default=report.RESULTS / "export.json")
-    parser.add_argument("--step", choices=("make", "export", "lookup"), help="a process of its own")
-    parser.add_argument("--folder", type=Path, help="of the model, for --step")
-    options = parser.parse_args(arguments)
-    if options.step is not None:
-        steps = {
-            "make": lambda: make(options.rows, options.folder),
-            "export": lambda: export(options.folder),
-            "lookup": lambda: look_up(options.rows, options.folder, options.absent),
-        }
-        print(json.dumps(steps[options.step]()))
-        return 0
-    environment, found = report.environment(), dict[str, Any]()
-    with tempfile.TemporaryDirectory(dir=options.folder) as name:
-        folder = Path(name)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """The model."""
 
-        def run(*command: str) -> None:
-            done = subprocess.run(
-                [sys.executable, *command], check=True, stdout=subprocess.PIPE, text=True
-            )
-            found.update(json.loads(done.stdout.splitlines()[-1]))
-            print(found, flush=True)
+    rows: int = option(20_000_000, "of its 26 tables", least=26)
+    absent: int = option(100_000_000, "ids to look up that have no row", least=1)
+    folder: str | None = option(None, "a disk with room; else the temporary folder", metavar=DIR)
 
-        given = [f"--folder={folder}", f"--rows={options.rows}", f"--absent={options.absent}"]
-        run("-m", "benchmarks.export", "--step=make", *given)
-        run("-m", "benchmarks.export", "--step=export", *given)
-        (exported,) = (path for path in (folder / "exports").iterdir() if path.name.isdigit())
-        site_packages = str(Path(tf.__file__).parents[1])
-        run("-I", "-S", str(CLIENT), site_packages, str(exported))
-        run("-m", "benchmarks.export", "--step=lookup", *given)
-    report.write(
-        options.output,
-        {
-            "benchmark": "export",
-            "command": shlex.join(["python", "-m", "benchmarks.export", *arguments]),
-            "environment": environment,
-            "dim": DIM,
-            "results": found,
-        },
-    )
-    return 0
+
+def measure(config: Config, run: Run) -> Content:
+    """Makes, exports, loads and looks up, each in a process of its own."""
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(dir=config.folder) as folder:
+        child.call("benchmarks.export:make", rows=config.rows, folder=folder)
+        found |= child.call("benchmarks.export:export", folder=folder)
+        print(found, flush=True)
+        (exported,) = (p for p in Path(folder, "exports").iterdir() if p.name.isdigit())
+        command = [sys.executable, "-I", "-S", str(CLIENT), str(Path(tf.__file__).parents[1])]
+        done = subprocess.run([*command, str(exported)], check=True, stdout=subprocess.PIPE)
+        found |= json.loads(done.stdout.splitlines()[-1])
+        counts = {"rows": config.rows, "absent": config.absent}
+        found |= child.call("benchmarks.export:look_up", folder=folder, **counts)
+    return {"dim": DIM, "results": found}
+
+
+def layout(content: Content) -> list[Part]:
+    """Lays out bytes, memory and times, with their limits."""
+    r = content["results"]
+    asked = ", ".join(f"{ms:.1f} ms for {rows}" for rows, ms in r["request_cpu_ms"].items())
+    rows = [
+        ["bytes of the export, against rows and ids", f"{r['bytes_by_rows']:.3f} x", "1.1 x"],
+        [
+            "memory of the exporting process at its peak, against the same",
+            f"{r['export_memory_by_rows']:.3f} x",
+            "1.3 x",
+        ],
+        ["the export takes", f"{r['export_secs']:.0f} s"],
+        ["loading takes, above TensorFlow's own start", f"{r['load_secs']:.2f} s", "3 s"],
+        [
+            "memory of the loaded export, against its files",
+            f"{r['load_memory_by_files']:.3f} x",
+            "1.1 x",
+        ],
+        [
+            "CPU time of a lookup of 1000 x 26 ids, ms",
+            spread(r["lookup_1000x26_cpu_ms"], ".1f"),
+            "15",
+        ],
+        ["CPU time of a request, by rows", asked],
+        ["absent ids that give zeros", f"{r['absent_ids_that_are_zeros']:,} of as many", "all"],
+    ]
+    return [figures(f"DLRM, {r['rows']:,} rows x dim {content['dim']}, 26 tables", rows)]
+
+
+BENCHMARK = Benchmark(name="export", about=__doc__, config=Config, measure=measure, layout=layout)
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(main, sys.argv[1:]))
+    main(BENCHMARK)

@@ -11,16 +11,12 @@ that the run and the server used per second, and the time until the run began to
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import json
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +26,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks import report
-from embedps.console import command_line
+from benchmarks.datasets import generate_clicks
+from benchmarks.harness import Benchmark, Content, Options, Run, main
+from benchmarks.layout import Part, figures
+from benchmarks.served import running, training
+from embedps.config_fields import option
 from embedps.data.dataset import Dataset
 from embedps.errors import EmbedpsError
 from embedps.run.summary import read_json
@@ -41,86 +41,37 @@ _COLUMN = "C1"
 _WAIT_SECS = 120.0
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line."""
-    parser = command_line.Parser(prog="python -m benchmarks.freshness", description=__doc__)
-    parser.add_argument("--rows", type=int, default=32_768, help="default: %(default)s")
-    parser.add_argument("--interval-secs", type=float, default=1.0, help="default: %(default)s")
-    parser.add_argument("--files", type=int, default=48, help="default: %(default)s")
-    parser.add_argument("--delta-secs", type=float, default=2.0, help="default: %(default)s")
-    parser.add_argument("--poll-secs", type=float, default=0.1, help="default: %(default)s")
-    parser.add_argument(
-        "--flags",
-        default="--compute-dtype=bfloat16 --batch-size=8192",
-        help="of the run (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--output", type=report.output_file, default=report.RESULTS / "freshness.json"
-    )
-    options = parser.parse_args(arguments)
-    environment = report.environment()
-    with tempfile.TemporaryDirectory() as folder:
-        found = measure(options, Path(folder))
-    print(found)
-    report.write(
-        options.output,
-        {
-            "benchmark": "freshness",
-            "command": " ".join(["python -m benchmarks.freshness", *arguments]),
-            "environment": environment,
-            "config": {k: v for k, v in vars(options).items() if k != "output"},
-            "results": found,
-        },
-    )
-    return 0
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """The files, the run and the client that asks."""
+
+    rows: int = option(32_768, "examples of a file", least=1)
+    interval_secs: float = option(1.0, "between two files", above=0)
+    files: int = option(48, "that appear", least=4)
+    delta_secs: float = option(2.0, "between two deltas of the run", above=0)
+    poll_secs: float = option(0.1, "between two questions to the server", above=0)
+    flags: str = option("--compute-dtype=bfloat16 --batch-size=8192", "of the run")
 
 
-def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def measure(config: Config, folder: Path) -> dict[str, Any]:
     """Trains, serves, and asks until all files were seen or time is over."""
-    for command in (
-        ["pipelines.generate", "--rows", "200000", "--output", folder / "day_0.tsv"],
-        ["pipelines.criteo", "--input", folder / "day_0.tsv", "--output", folder / "data"],
-    ):
-        subprocess.run([sys.executable, "-m", *map(str, command)], check=True, stdout=sys.stderr)
-    dataset = Dataset.open(folder / "data")
+    dataset = generate_clicks(folder, 200_000)
     waiting, watched = folder / "waiting", folder / "in"
     for each in (waiting, watched):
         each.mkdir()
-    record = write_files(dataset, waiting, files=options.files, rows=options.rows)
-    run = start(
-        "embedps.train",
-        f"--data={folder / 'data'}",
-        f"--model-dir={folder / 'model'}",
-        f"--watch={watched}",
-        "--eval=none",
-        f"--delta-secs={options.delta_secs}",
-        *options.flags.split(),
-    )
-    try:
-        manifests = folder / "model" / "manifests"
-        wait_for(lambda: manifests.exists() and any(manifests.glob("*.json")))
-        server = start(
-            "embedps.serve",
-            f"--model-dir={folder / 'model'}",
-            "--name=m",
-            "--port=0",
-            "--rest-port=0",
-        )
-        try:
-            address = rest_address(server)
-            before = [cpu_secs(each.pid) for each in (run, server)]
-            began = time.monotonic()
-            result = feed(options, record, waiting, watched, address)
-            secs = time.monotonic() - began
-            after = [cpu_secs(each.pid) for each in (run, server)]
-            cores = [round((b - a) / secs, 2) for a, b in zip(before, after, strict=True)]
-            result["cores"] = dict(zip(("run", "server"), cores, strict=True))
-        finally:
-            server.terminate()
-            server.wait()
-    finally:
-        run.send_signal(signal.SIGTERM)
-        run.wait()
+    record = write_files(dataset, waiting, files=config.files, rows=config.rows)
+    flags = (f"--watch={watched}", f"--delta-secs={config.delta_secs}", *config.flags.split())
+    where = (f"--model-dir={folder / 'model'}", "--name=m")
+    with training(folder, *flags) as run, running("embedps.serve", *where) as server:
+        pids = {"run": run.pid, "server": server.process.pid}
+        before = {name: report.cpu_secs(pid) for name, pid in pids.items()}
+        began = time.monotonic()
+        result = feed(config, record, waiting, watched, server.rest)
+        secs = time.monotonic() - began
+        result["cores"] = {
+            name: round((report.cpu_secs(pid) - before[name]) / secs, 2)
+            for name, pid in pids.items()
+        }
     summary = read_json(folder / "model" / "summary.json")
     return {
         **result,
@@ -151,7 +102,7 @@ def write_files(
 
 
 def feed(
-    options: argparse.Namespace,
+    config: Config,
     record: dict[str, Any],
     waiting: Path,
     watched: Path,
@@ -162,30 +113,30 @@ def feed(
     seen: list[float] = []
     walls: list[float] = []  # when files were committed, by the clock of arrivals and manifests
     began = time.monotonic()
-    while len(seen) < options.files:
+    while len(seen) < config.files:
         now = time.monotonic()
-        if len(committed) < options.files and now >= began + len(committed) * options.interval_secs:
+        if len(committed) < config.files and now >= began + len(committed) * config.interval_secs:
             name = f"{len(committed):06d}.parquet"
             os.replace(waiting / name, watched / name)
             committed.append(time.monotonic())
             walls.append(time.time())
-        elif now > began + options.files * options.interval_secs + _WAIT_SECS:
-            raise EmbedpsError(f"{len(seen)} of {options.files} files had an effect in time")
+        elif now > began + config.files * config.interval_secs + _WAIT_SECS:
+            raise EmbedpsError(f"{len(seen)} of {config.files} files had an effect in time")
         else:
-            time.sleep(options.poll_secs)
+            time.sleep(config.poll_secs)
         while len(seen) < len(committed) and differs(address, record, _FIRST_NEW + len(seen)):
             seen.append(time.monotonic())
     secs = np.array(seen) - np.array(committed)
     arrivals = Arrivals(watched.parent / "model").files
     listed = np.array([each.time for each in arrivals]) - np.array(walls)
     # From a quarter on: the run and the server are warm, and a backlog would show.
-    first = options.files // 4
+    first = config.files // 4
     spent = seen[-1] - committed[first]
     return {
         "effect_secs": percentiles(secs[first:]),
         "until_listed_secs": percentiles(listed[first:]),
-        "examples_per_sec": round((options.files - first) * options.rows / spent),
-        "offered_per_sec": round(options.rows / options.interval_secs),
+        "examples_per_sec": round((config.files - first) * config.rows / spent),
+        "offered_per_sec": round(config.rows / config.interval_secs),
     }
 
 
@@ -196,17 +147,11 @@ def percentiles(secs: npt.NDArray[np.float64]) -> dict[str, float]:
     return {name: round(float(value), 2) for name, value in found.items()}
 
 
-def cpu_secs(pid: int) -> float:
-    """Returns the CPU time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def differs(address: str, record: dict[str, Any], new_id: int) -> bool:
     """Tells whether the server scores a record with a new id otherwise than one without a row."""
     records = [{**record, _COLUMN: new_id}, {**record, _COLUMN: _NEVER}]
     request = urllib.request.Request(
-        f"http://{address}/v1/models/m:predict",
+        f"{address}/v1/models/m:predict",
         data=json.dumps({"instances": records}).encode(),
         headers={"Content-Type": "application/json"},
     )
@@ -215,31 +160,36 @@ def differs(address: str, record: dict[str, Any], new_id: int) -> bool:
     return bool(first != second)
 
 
-def start(module: str, *arguments: str) -> subprocess.Popen[str]:
-    """Starts a command."""
-    return subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
-        stdout=subprocess.PIPE if module == "embedps.serve" else sys.stderr,
-        text=True,
-    )
+def layout(content: Content) -> list[Part]:
+    """Lays out the seconds from a file's commit to its effect."""
+    r, config = content["results"], content["config"]
+    effect, listed = r["effect_secs"], r["until_listed_secs"]
+    rows = [
+        ["from a file's commit to the first answer that it changed: median", f"{effect['p50']} s"],
+        ["p99", f"{effect['p99']} s"],
+        ["until the run began to score the file: median", f"{listed['p50']} s"],
+        ["examples per second, of those offered", _of(r["examples_per_sec"], r["offered_per_sec"])],
+        ["cores that the run used; the server", "{run}; {server}".format(**r["cores"])],
+        ["units repeated", f"{r['units_repeated']}"],
+    ]
+    title = f"{config['files']} files of {config['rows']:,} examples, one per "
+    title += f"{config['interval_secs']:g} s, {sum(r['rows'].values()):,} rows, a delta every "
+    return [figures(f"{title}{config['delta_secs']:g} s", rows)]
 
 
-def rest_address(server: subprocess.Popen[str]) -> str:
-    """Reads the server's first line for the address of its REST API."""
-    line = server.stdout.readline() if server.stdout is not None else ""
-    if not line.startswith("serves "):
-        raise EmbedpsError("the server did not start: see above")
-    return line.split()[-1].removeprefix("http://").rstrip("/.")
+def _of(part: int, whole: int) -> str:
+    return f"{part:,} of {whole:,}"
 
 
-def wait_for(condition: Any) -> None:
-    """Waits until a condition holds."""
-    deadline = time.monotonic() + _WAIT_SECS
-    while not condition():
-        if time.monotonic() > deadline:
-            raise EmbedpsError("the run committed no checkpoint in time")
-        time.sleep(0.1)
+def _measure(config: Config, run: Run) -> Content:
+    with tempfile.TemporaryDirectory() as folder:
+        return {"results": measure(config, Path(folder))}
+
+
+BENCHMARK = Benchmark(
+    name="freshness", about=__doc__, config=Config, measure=_measure, layout=layout
+)
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(main, sys.argv[1:]))
+    main(BENCHMARK)

@@ -1,4 +1,4 @@
-"""Grows a table far beyond the caches: `python -m benchmarks.growth --rows 100000000`.
+"""Grows a table far beyond the caches: `python -m benchmarks.growth`.
 
 One table of dim 16 with row-wise Adagrad, in this process. Measured while it grows: bytes per row,
 against the bytes of rows, optimizer slots and ids; and the latencies of lookups with their longest
@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import gc
 import mmap
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -40,15 +39,17 @@ from typing import Any
 import embedps  # noqa: F401  before TensorFlow: it has it start quietly
 
 # isort: split
+import dataclasses
+
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks import report
+from benchmarks.harness import Benchmark, Content, Options, main
+from benchmarks.layout import Part, figures, spread
 from embedps import kernels
-from embedps.console import command_line
+from embedps.config_fields import option
 from embedps.splitmix import mix
 from embedps.tables import RowwiseAdagrad, ops
 from embedps.tables.row_hashes import row_hashes
@@ -273,77 +274,61 @@ def measure(rows: int, rounds: int) -> dict[str, Any]:
     return results | time_cold(small, table, rounds)
 
 
-def show(results: dict[str, Any]) -> None:
-    """Prints the table."""
-    table = Table(title=f"{results['rows']:,} rows x dim {DIM}, row-wise Adagrad, one process")
-    for column in ("what", "measured", "limit"):
-        table.add_column(column)
-    table.add_row(
-        "bytes against rows + optimizer slots + ids",
-        f"{results['memory_ratio']:.3f} x",
-        "under 1.25 x",
-    )
-    table.add_row("resident bytes against the same", f"{results['resident_ratio']:.3f} x", "")
-    cold = results["cold_micros_per_id"]
-    lookups = {
-        "equal_misses": ("cold lookup at equal misses", "under 1.3 x"),
-        "stretch": ("cold lookup of rows inserted in sequence", ""),
-        "anywhere": ("cold lookup of rows anywhere", ""),
-    }
-    for kind, (name, wanted) in lookups.items():
-        ratio = results[f"cold_ratio_{kind}"]
-        table.add_row(
-            f"{name}, against a table of 1M rows",
-            f"{ratio['median']:.2f} x ({ratio['min']:.2f} to {ratio['max']:.2f}): "
-            f"{cold['small']['median']:.3f}, {cold[kind]['median']:.3f} us per id",
-            wanted,
-        )
-    kinds = {
-        "insert_lookups": f"training lookup of {_INSERT_IDS} new ids",
-        "lookups_while_growing": f"lookup of {_READ_IDS} ids while it grows",
-        "lookups_of_the_other_table": "the same of a table that does not grow",
-        "first_touches_of_pages": "first touch of a page of memory, for comparison",
-    }
-    for key, name in kinds.items():
-        ms = results[key]
-        table.add_row(
-            name,
-            f"p99.9 {ms['p999_ms']:.2f} ms, longest {ms['max_ms']:.2f} ms",
-            "longest under 50 ms" if key.endswith(("insert_lookups", "growing")) else "",
-        )
-    Console().print(table)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """The table that grows."""
+
+    rows: int = option(100_000_000, "of the grown table", least=1)
+    rounds: int = option(40, "of cold lookups", least=1)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line."""
-    parser = command_line.Parser(prog="python -m benchmarks.growth", description=__doc__)
-    parser.add_argument("--rows", type=int, default=100_000_000, help="default: 100 million")
-    parser.add_argument(
-        "--rounds", type=int, default=40, help="rounds of cold lookups (default: 40)"
-    )
-    parser.add_argument("--output", type=report.output_file, default=report.RESULTS / "growth.json")
-    options = parser.parse_args(arguments)
-    environment = report.environment()
-    results = measure(options.rows, options.rounds)
-    show(results)
-    report.write(
-        options.output,
-        {
-            "benchmark": "growth",
-            "command": f"python -m benchmarks.growth --rows {options.rows}",
-            "environment": environment,
-            "config": {
-                "dim": DIM,
-                "needed_bytes_per_row": NEED_BYTES,
-                "rows_between_cuts": _ROWS_BETWEEN_CUTS,
-                "small_rows": SMALL_ROWS,
-                "rounds": options.rounds,
-            },
-            "results": results,
+def layout(content: Content) -> list[Part]:
+    """Lays out bytes, cold lookups and pauses, with their limits."""
+    r = content["results"]
+    rows = [
+        [
+            "bytes, against those of rows, optimizer slots and ids",
+            f"{r['memory_ratio']:.3f} x",
+            "1.25 x",
+        ],
+        ["resident memory, against the same", f"{r['resident_ratio']:.3f} x"],
+    ]
+    cold = r["cold_micros_per_id"]
+    for kind, name, limit in (
+        ("equal_misses", "cold lookup at equal misses, against the table of 1M rows", "1.3 x"),
+        ("stretch", "cold lookup of 1M rows inserted in sequence, against the same", ""),
+        ("anywhere", "cold lookup of rows anywhere, against the same", ""),
+    ):
+        micros = f"{cold[kind]['median']:.3f} and {cold['small']['median']:.3f} us per id"
+        rows.append([name, f"{spread(r[f'cold_ratio_{kind}'])} x: {micros}", limit])
+    for key, name, limit in (
+        ("insert_lookups", f"a training lookup of {_INSERT_IDS} new ids", "50 ms"),
+        ("lookups_while_growing", f"a lookup of {_READ_IDS} ids while it grows", "50 ms"),
+        ("lookups_of_the_other_table", "the same of the other table, which does not grow", ""),
+        ("first_touches_of_pages", "the first touch of a page of memory, for comparison", ""),
+    ):
+        ms = r[key]
+        text = f"p99.9 {ms['p999_ms']:.1f} ms, longest {ms['max_ms']:.1f} ms of {ms['count']:,}"
+        rows.append([name, text, limit])
+    return [figures(f"{r['rows']:,} rows x dim {DIM}, row-wise Adagrad", rows)]
+
+
+BENCHMARK = Benchmark(
+    name="growth",
+    about=__doc__,
+    config=Config,
+    measure=lambda config, run: {
+        "config": {
+            "dim": DIM,
+            "needed_bytes_per_row": NEED_BYTES,
+            "rows_between_cuts": _ROWS_BETWEEN_CUTS,
+            "small_rows": SMALL_ROWS,
         },
-    )
-    return 0
+        "results": measure(config.rows, config.rounds),
+    },
+    layout=layout,
+)
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(main, sys.argv[1:]))
+    main(BENCHMARK)

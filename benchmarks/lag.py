@@ -8,13 +8,12 @@ so it is slightly longer than the time since its update.
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import os
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks import report
+from benchmarks import child
+from benchmarks.harness import Benchmark, Content, Options, main
+from benchmarks.layout import Part, figures
 from benchmarks.workload import W1, make_batches
 from embedps.checkpoint.follow import Reached, Rows, follow
-from embedps.console import command_line
+from embedps.config_fields import option
 from embedps.data.dataset import Dataset, describe_file
 from embedps.data.dataset_metadata import CategoricalFeature, NumericFeature, Split
 from embedps.errors import EmbedpsError
@@ -114,12 +115,12 @@ def train(dataset: Dataset, model_dir: Path, delta_secs: float) -> tuple[dict[st
     return summary, moments
 
 
-def follow_rows(model_dir: Path, output: Path) -> None:
+def follow_rows(model_dir: str, output: str) -> None:
     """Follows a run to its end; records when each id arrived, and the number of saves."""
     ids: list[npt.NDArray[np.int64]] = []
     times: list[float] = []
     saves = 0
-    for change in follow(model_dir):
+    for change in follow(Path(model_dir)):
         if isinstance(change, Rows):
             codes = change.batch["table"].indices.to_numpy()
             names = change.batch["table"].dictionary.to_pylist()
@@ -137,8 +138,8 @@ def measure(num_rows: int, delta_secs: float) -> dict[str, Any]:
         folder = Path(name)
         dataset = write_dataset(folder / "data", num_rows)
         (folder / "model").mkdir()
-        command = [sys.executable, "-m", "benchmarks.lag", "--follow", str(folder / "model")]
-        follower = subprocess.Popen([*command, "--output", str(folder / "seen.npz")])
+        paths = {"model_dir": str(folder / "model"), "output": str(folder / "seen.npz")}
+        follower = subprocess.Popen(child.command("benchmarks.lag:follow_rows", **paths))
         try:
             summary, began = train(dataset, folder / "model", delta_secs)
             if follower.wait(timeout=120) != 0:
@@ -169,39 +170,40 @@ def measure(num_rows: int, delta_secs: float) -> dict[str, Any]:
     }
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line."""
-    parser = command_line.Parser(prog="python -m benchmarks.lag", description=__doc__)
-    parser.add_argument("--rows", type=int, default=3_000_000, help="(default: 3 million)")
-    parser.add_argument("--delta-secs", type=float, default=2.0, help="(default: 2)")
-    parser.add_argument("--output", type=report.output_file, default=report.RESULTS / "lag.json")
-    parser.add_argument("--follow", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
-    if options.follow is not None:
-        follow_rows(options.follow, options.output)
-        return 0
-    environment = report.environment()
-    results = measure(options.rows, options.delta_secs)
-    lag = results["lag_secs"]
-    print(
-        f"{results['saves_followed']} saves every {options.delta_secs} s: an update reached the "
-        f"follower after {lag['p50']} s (median), {lag['p99']} s (p99), {lag['max']} s (longest): "
-        f"p99 is {results['p99_over_delta_secs']} x the interval; limit: 2 x"
-    )
-    report.write(
-        options.output,
-        {
-            "benchmark": "lag",
-            "command": f"python -m benchmarks.lag --rows {options.rows} "
-            f"--delta-secs {options.delta_secs}",
-            "environment": environment,
-            "config": {"batch_rows": BATCH_ROWS, "unit_rows": UNIT_ROWS, "shards": 2},
-            "results": results,
-        },
-    )
-    return 0
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """The run that is followed."""
+
+    rows: int = option(3_000_000, "examples of the run", least=UNIT_ROWS)
+    delta_secs: float = option(2.0, "between two deltas of the run", above=0)
+
+
+def layout(content: Content) -> list[Part]:
+    """Lays out the lags."""
+    r = content["results"]
+    rows = [
+        ["an update until a follower has it: median", f"{r['lag_secs']['p50']:.1f} s"],
+        ["p99", f"{r['lag_secs']['p99']:.1f} s"],
+        ["longest", f"{r['lag_secs']['max']:.1f} s"],
+        ["p99 over the interval", f"{r['p99_over_delta_secs']:.2f} x", "2 x"],
+        ["updates that were never seen", f"{r['never_seen']:,} of {r['rows']:,}", "0"],
+        ["saves followed", f"{r['saves_followed']:,}"],
+    ]
+    return [figures(f"DLRM trains on all cores, a delta every {r['delta_secs']:g} s", rows)]
+
+
+BENCHMARK = Benchmark(
+    name="lag",
+    about=__doc__,
+    config=Config,
+    measure=lambda config, run: {
+        "config": {"batch_rows": BATCH_ROWS, "unit_rows": UNIT_ROWS, "shards": 2},
+        "results": measure(config.rows, config.delta_secs),
+    },
+    layout=layout,
+)
 
 
 if __name__ == "__main__":
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
-    sys.exit(command_line.run(main, sys.argv[1:]))
+    main(BENCHMARK)

@@ -32,19 +32,19 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import embedps  # noqa: F401  before TensorFlow: it has it start quietly
 
 # isort: split
 import tensorflow as tf
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks import report
+from benchmarks import harness, report
 from benchmarks.drifting_stream import DAYS, write_stream
+from benchmarks.harness import DIR, Benchmark, Content, Options, main
+from benchmarks.layout import Part, Table
 from benchmarks.lifetime_round import MODELS, Round, in_a_process
-from embedps.console import command_line
+from embedps.config_fields import option
 from embedps.errors import EmbedpsError
 from embedps.tables import FeatureSpec
 from embedps.tables.collection import EmbeddingCollection
@@ -285,33 +285,6 @@ def compare_halves(run: Run, forked: Run) -> dict[str, Any]:
     }
 
 
-def show(results: Mapping[str, Any]) -> None:
-    """Prints the table."""
-    stream = results["stream"]
-    table = Table(title=f"{stream['events']:,} events over {stream['items']:,} ids")
-    heads = ("run", "AUC", "- all", "rows", "bytes", "/ all", "evicted", "throughput / all")
-    for column in heads:
-        table.add_column(column)
-    for name, run in results["runs"].items():
-        other = results["against_all"].get(name)
-        table.add_row(
-            name,
-            f"{run['auc']:.5f}",
-            f"{other['auc_difference']:+.5f}" if other else "",
-            f"{run['rows']:,}",
-            f"{run['memory_bytes']:,}",
-            f"{other['bytes']:.3f}" if other else "",
-            f"{sum(run['evicted'].values()):,}",
-            f"{other['throughput']['median']:.3f}" if other else "",
-        )
-    Console(width=120).print(table)
-    for name, copy in results["two_shards"].items():
-        print(
-            f"{name}, on 2 shards from the middle: rows restored "
-            f"{'equal' if copy['same_rows'] else 'DIFFER'}, AUC {copy['auc_difference']:+.6f}"
-        )
-
-
 def plot(results: Mapping[str, Any], unit_rows: int, path: Path) -> None:
     """Draws bytes and evicted rows over the stream."""
     import matplotlib as mpl
@@ -338,53 +311,70 @@ def plot(results: Mapping[str, Any], unit_rows: int, path: Path) -> None:
         axes.grid(alpha=0.3)
     figure.savefig(path, dpi=110)
     plt.close(figure)
-    print(f"wrote {path}")
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line."""
-    parser = command_line.Parser(prog="python -m benchmarks.lifetime", description=__doc__)
-    parser.add_argument("--model", choices=tuple(MODELS), default="fm", help="default: fm")
-    parser.add_argument("--events", type=int, default=50_000_000, help="default: 50 million")
-    parser.add_argument("--rounds", type=int, default=4, help="default: 4")
-    parser.add_argument("--batch-size", type=int, default=4096, help="default: 4096")
-    parser.add_argument("--unit-rows", type=int, default=131072, help="default: 131072")
-    parser.add_argument(
-        "--eviction-order",
-        choices=("least_recent", "least_frequent"),
-        default="least_recent",
-        help="of the rows that the limit displaces (default: least_recent)",
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """The stream, the model, and where to work."""
+
+    model: str = option("fm", "that trains", choices=tuple(MODELS))
+    events: int = option(50_000_000, "of the stream", least=1)
+    rounds: int = option(4, "in which the runs take turns", least=2)
+    batch_size: int = option(4096, "examples per step", least=1)
+    unit_rows: int = option(131072, "examples of a unit", least=1)
+    eviction_order: Literal["least_recent", "least_frequent"] = option(
+        "least_recent", "of rows that the limit displaces"
     )
-    parser.add_argument("--folder", type=Path, help="of the stream and the runs; made, and removed")
-    output = report.RESULTS / "lifetime.json"
-    parser.add_argument("--output", type=report.output_file, default=output)
-    options = parser.parse_args(arguments)
+    folder: str | None = option(None, "for the stream and the runs", metavar=DIR)
+
+
+def _measure(config: Config, run: harness.Run) -> Content:
     stream = Stream(
-        model=options.model,
-        events=options.events,
-        rounds=options.rounds,
-        batch_size=options.batch_size,
-        unit_rows=options.unit_rows,
+        **{field.name: getattr(config, field.name) for field in dataclasses.fields(Stream)}
     )
-    environment = report.environment()
-    with tempfile.TemporaryDirectory(prefix="embedps-lifetime-", dir=options.folder) as folder:
-        results = measure(stream, Path(folder), order=options.eviction_order)
-    show(results)
-    report.write(
-        options.output,
-        {
-            "benchmark": "lifetime",
-            "command": f"python -m benchmarks.lifetime --model {stream.model} "
-            f"--events {stream.events} "
-            f"--rounds {stream.rounds} --eviction-order {options.eviction_order}",
-            "environment": environment,
-            "config": {**dataclasses.asdict(stream), "ttl_days": TTL_DAYS},
-            "results": results,
-        },
-    )
-    plot(results, stream.unit_rows, options.output.with_suffix(".png"))
-    return 0
+    with tempfile.TemporaryDirectory(prefix="embedps-lifetime-", dir=config.folder) as folder:
+        results = measure(stream, Path(folder), order=config.eviction_order)
+    return {"config": {"ttl_days": TTL_DAYS}, "results": results}
+
+
+def layout(content: Content) -> list[Part]:
+    """Lays each run out beside the one without policies."""
+    results = content["results"]
+    rows = []
+    for name, run in results["runs"].items():
+        other = results["against_all"].get(name)
+        rows.append(
+            [
+                name,
+                f"{run['auc']:.5f}",
+                f"{other['auc_difference']:+.5f}" if other else "",
+                f"{run['rows']:,}",
+                f"{run['memory_bytes'] / 1e6:,.0f}",
+                f"{other['bytes']:.3f}" if other else "",
+                f"{sum(run['evicted'].values()):,}",
+                f"{other['throughput']['median']:.3f}" if other else "",
+            ]
+        )
+    heads = ["run", "AUC", "minus all's", "rows", "MB", "of all's", "evicted", "speed of all's"]
+    stream = results["stream"]
+    told = f"{stream['events']:,} events over {stream['items']:,} ids in {stream['days']} days. "
+    copies = [
+        f"{name}, on 2 shards from the middle: rows "
+        f"{'equal' if copy['same_rows'] else 'differ'}, AUC {copy['auc_difference']:+.6f}"
+        for name, copy in results["two_shards"].items()
+    ]
+    return [Table(heads=heads, rows=rows), f"{told}{'; '.join(copies)}."]
+
+
+BENCHMARK = Benchmark(
+    name="lifetime",
+    about=__doc__,
+    config=Config,
+    measure=_measure,
+    layout=layout,
+    plot=lambda content, path: plot(content["results"], content["config"]["unit_rows"], path),
+)
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(main, sys.argv[1:]))
+    main(BENCHMARK)

@@ -1,4 +1,8 @@
-"""The clicks of `benchmarks.models`: AUC of the models and of tuned baselines in folds of samples.
+"""Scores models of clicks beside baselines: `python -m benchmarks.model_clicks --samples DIR`.
+
+On each sample with clicks or ratings, in folds: the models with `--preset small`, a tuned logistic
+regression over hashed ids, and a tuned LightGBM. Two generated logs of more rows are scored like
+the samples, on one fold.
 
 Each sample, model, fold and seed is a measurement of its own. It is written down when it is made,
 with what it was made with, so that the same command goes on after an interruption and measures only
@@ -13,19 +17,31 @@ import json
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks import environments
+from benchmarks import child, environments
 from benchmarks.generated_ads import write_ads
+from benchmarks.harness import (
+    DIR,
+    Benchmark,
+    Content,
+    Options,
+    Run,
+    main,
+    unfinished,
+)
+from benchmarks.layout import Part, Table
 from benchmarks.model_folds import Fold, score_fold
+from embedps.config_fields import option
 from embedps.data.dataset import Dataset
-from embedps.errors import EmbedpsError
+from embedps.errors import EmbedpsError, UsageError
 from embedps.run.presets import OF_MODELS, PRESETS
 
 SEEDS = (0, 1, 2)
@@ -39,46 +55,42 @@ SAMPLES = {
 }
 GENERATED = ("generated click log", "generated ads")
 GENERATED_ROWS = 75_000
+NAMES = (*SAMPLES, *GENERATED)
 BASELINES = ("logistic regression", "LightGBM")
-Run = Callable[..., None]
-"""Runs a module of this environment with arguments."""
 PROGRAM = Path(__file__).parent / "baselines" / "clicks.py"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """What to measure.
+class Config(Options):
+    """What is scored."""
 
-    Attributes:
-      models: of the zoo.
-      flags: of their runs, after the preset.
-      inner: score on rows split off the rows to train on, to choose settings by: no baseline, and
-        one seed.
-      max_secs: begin no measurement after so many seconds; 0 is no limit.
-    """
-
-    models: tuple[str, ...]
-    flags: tuple[str, ...] = ()
-    inner: bool = False
-    max_secs: float = 0.0
+    samples: str = option(dataclasses.MISSING, "the folder of the real samples", metavar=DIR)
+    only: tuple[str, ...] = option(NAMES, "the others keep their results", some_of=NAMES)
+    models: tuple[str, ...] = option(
+        ("logistic_regression", "fm", "wide_deep", "deepfm"), "of the zoo"
+    )
+    flags: str | None = option(None, "of the models, after the preset", metavar="'--FLAG …'")
+    inner: bool = option(
+        False, "score one seed on rows split off the rows to train on, to choose settings by"
+    )
+    max_secs: float = option(0.0, "begin no measurement later; 0 is no limit", least=0)
 
 
 class Sample:
     """A sample's rows and their folds."""
 
-    def __init__(self, name: str, samples: Path, folder: Path, run: Run) -> None:
+    def __init__(self, name: str, samples: Path, folder: Path) -> None:
         """Makes a dataset of the sample's file, or of a log that it generates.
 
         Args:
           name: one of SAMPLES or of GENERATED.
           samples: the folder of the real samples.
           folder: for the dataset and the baselines' input.
-          run: makes the dataset.
         """
-        schema, log = self._log(name, samples, folder, run)
+        schema, log = self._log(name, samples, folder)
         made = folder / "set"
         where = ("--input", log, "--output", str(made), "--num-shards", "1")
-        run("pipelines.ingest", "--schema", schema, *where, "--eval-fraction", "0.01")
+        child.run("pipelines.ingest", "--schema", schema, *where, "--eval-fraction", "0.01")
         self.folder = folder
         self.dataset = Dataset.open(made)
         paths = [p for split in self.dataset.splits for p in self.dataset.paths(split)]
@@ -87,14 +99,16 @@ class Sample:
         self.labels = self.table[self.dataset.label].to_numpy()
 
     @staticmethod
-    def _log(name: str, samples: Path, folder: Path, run: Run) -> tuple[str, str]:
+    def _log(name: str, samples: Path, folder: Path) -> tuple[str, str]:
         if name in SAMPLES:
             schema, file = SAMPLES[name]
             return schema, str(samples / file)
         if name == "generated ads":
             return write_ads(folder, GENERATED_ROWS, seed=7)
         log = str(folder / "log.tsv.gz")
-        run("pipelines.generate", "--rows", str(GENERATED_ROWS), "--seed", "7", "--output", log)
+        child.run(
+            "pipelines.generate", "--rows", str(GENERATED_ROWS), "--seed", "7", "--output", log
+        )
         return "criteo", log
 
     def fold(self, number: int) -> Fold:
@@ -134,18 +148,19 @@ class Sample:
 
 
 class Scores:
-    """The scores of a results file, which grows with each measurement."""
+    """The scores of a result, which grows with each measurement."""
 
-    def __init__(self, path: Path, head: Mapping[str, Any]) -> None:
+    def __init__(self, run: Run, *, inner: bool = False) -> None:
         """Reads what earlier runs measured.
 
-        Args:
-          path: the file; it need not exist.
-          head: what the file says beside the scores.
+        Raises:
+          UsageError: they scored other rows.
         """
-        self._path = path
-        samples = json.loads(path.read_text())["samples"] if path.exists() else {}
-        self.content = {**head, "samples": samples}
+        self._run = run
+        earlier = run.earlier()
+        if earlier.get("inner", inner) != inner:
+            raise UsageError(f"--output {run.path} has scores of other rows: name another file")
+        self.content = {"inner": inner, "samples": earlier.get("samples", {})}
 
     def absent(
         self, sample: str, name: str, made_with: Any, seeds: Sequence[int]
@@ -163,20 +178,13 @@ class Scores:
         return [pair for pair in pairs if key(*pair) not in found["auc"]]
 
     def add(self, sample: str, name: str, fold: int, seed: int, auc: float) -> None:
-        """Adds a score and writes the file."""
+        """Adds a score and writes the result."""
         self._of(sample)[name]["auc"][key(fold, seed)] = round(auc, 6)
-        self.write()
+        self._run.save(self.content)
 
     def describe(self, sample: str, rows: int, positives: int) -> None:
         """Sets what a sample has."""
         self.content["samples"][sample] |= {"rows": rows, "positives": positives}
-
-    def write(self) -> None:
-        """Writes the file whole: an interruption leaves the file of before."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self._path.with_suffix(".partial")
-        partial.write_text(json.dumps(self.content, indent=1) + "\n")
-        partial.replace(self._path)
 
     def _of(self, sample: str) -> dict[str, Any]:
         found: dict[str, Any] = self.content["samples"].setdefault(sample, {"scores": {}})["scores"]
@@ -193,40 +201,35 @@ def key(fold: int, seed: int) -> str:
     return f"fold {fold}, seed {seed}"
 
 
-def measure(
-    samples: Path, names: Sequence[str], options: Options, scores: Scores, run: Run
-) -> bool:
-    """Measures what is absent from the scores.
-
-    Returns:
-      Whether all is there; False after `options.max_secs`.
-    """
+def measure(config: Config, run: Run) -> Content:
+    """Measures what is absent from the scores; `is_whole` tells whether all is there."""
     began = time.monotonic()
-    for sample_name in names:
-        todo = list(_todo(scores, sample_name, options))
+    scores = Scores(run, inner=config.inner)
+    for sample_name in config.only:
+        todo = list(_todo(scores, sample_name, config))
         if not todo:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            sample = Sample(sample_name, samples, Path(folder), run)
+            sample = Sample(sample_name, Path(config.samples), Path(folder))
             scores.describe(sample_name, len(sample.labels), int(sample.labels.sum()))
             for name, fold, seed in todo:
-                if options.max_secs and time.monotonic() - began > options.max_secs:
-                    return False
+                if 0 < config.max_secs < time.monotonic() - began:
+                    return scores.content | {"is_whole": False}
                 if name in BASELINES:
                     auc = sample.baseline(name, fold, seed)
                 else:
                     rows = sample.fold(fold)
                     # The name is the model with its flags.
                     flags = f"--preset=small --seed={seed} --model={name}".split()
-                    auc = score_fold(rows.inner if options.inner else rows, flags)
+                    auc = score_fold(rows.inner if config.inner else rows, flags)
                 scores.add(sample_name, name, fold, seed, auc)
                 print(f"{sample_name}, {name}, {key(fold, seed)}: {auc:.4f}", flush=True)
-    return True
+    return scores.content | {"is_whole": True}
 
 
-def _todo(scores: Scores, sample: str, options: Options) -> Iterator[tuple[str, int, int]]:
+def _todo(scores: Scores, sample: str, config: Config) -> Iterator[tuple[str, int, int]]:
     program = hashlib.sha256(PROGRAM.read_bytes()).hexdigest()[:16]
-    for name in () if options.inner else BASELINES:
+    for name in () if config.inner else BASELINES:
         made_with: dict[str, Any] = {
             "packages": environments.BASELINES.packages,
             "program": program,
@@ -234,9 +237,70 @@ def _todo(scores: Scores, sample: str, options: Options) -> Iterator[tuple[str, 
         # Logistic regression has a single optimum.
         seeds = SEEDS if name == "LightGBM" else SEEDS[:1]
         yield from ((name, *pair) for pair in scores.absent(sample, name, made_with, seeds))
-    for model in options.models:
-        name = " ".join((model, *options.flags))
+    flags = tuple((config.flags or "").split())
+    for model in config.models:
+        name = " ".join((model, *flags))
         preset = {**PRESETS["small"], **OF_MODELS.get(model, {})}
-        made_with = {"preset": preset, "flags": options.flags}
-        seeds = SEEDS[:1] if options.inner else SEEDS
+        made_with = {"preset": preset, "flags": flags}
+        seeds = SEEDS[:1] if config.inner else SEEDS
         yield from ((name, *pair) for pair in scores.absent(sample, name, made_with, seeds))
+
+
+def layout(content: Content) -> list[Part]:
+    """Lays out the AUC of the models beside that of the baselines."""
+    parts: list[Part] = []
+    for sample, found in content["samples"].items():
+        aucs = {name: by_fold(of["auc"], num_folds(sample)) for name, of in found["scores"].items()}
+        whole = {name: auc for name, auc in aucs.items() if auc is not None}
+        others = [name for name in BASELINES if name in whole]
+        rows = []
+        for name, auc in whole.items():
+            folds, seeds = auc.mean(1), auc.mean(0)
+            error = f"{standard_error(folds):.4f}" if len(folds) > 1 else ""
+            minus = [_difference(folds - whole[other].mean(1)) for other in others if other != name]
+            minus = minus if name not in BASELINES else []
+            between = f"{seeds.min():.4f} to {seeds.max():.4f}" if len(seeds) > 1 else ""
+            cells = [name, f"{folds.mean():.4f}", error, between, *minus]
+            rows.append(cells + [""] * (4 + len(others) - len(cells)))
+        title = f"{sample}: {found['rows']:,} rows, {found['positives']:,} positive"
+        heads = [title, "AUC", "standard error", "seeds", *(f"minus {name}" for name in others)]
+        parts.append(Table(heads=heads, rows=rows))
+    parts.append(
+        f"AUC of the rows held out, means of {FOLDS} folds and of {len(SEEDS)} seeds. Standard "
+        "errors, in brackets those of differences, are over folds. Baselines are tuned in the same "
+        "run, in each fold."
+    )
+    return parts
+
+
+def _difference(folds: npt.NDArray[np.float64]) -> str:
+    error = f" ({standard_error(folds):.4f})" if len(folds) > 1 else ""
+    return f"{folds.mean():+.4f}{error}"
+
+
+def by_fold(aucs: Mapping[str, float], folds: int) -> npt.NDArray[np.float64] | None:
+    """Arranges scores, float64 [folds, seeds]; None if one is absent."""
+    seeds = [seed for seed in SEEDS if key(0, seed) in aucs]
+    found = [[aucs.get(key(fold, seed)) for seed in seeds] for fold in range(folds)]
+    if not seeds or any(auc is None for fold in found for auc in fold):
+        return None
+    return np.array(found, np.float64)
+
+
+def standard_error(values: npt.NDArray[np.float64]) -> float:
+    """The standard error of the mean of one value per fold."""
+    return float(np.std(values, ddof=1) / np.sqrt(len(values)))
+
+
+BENCHMARK = Benchmark(
+    name="model_clicks",
+    about=__doc__,
+    config=Config,
+    measure=measure,
+    layout=layout,
+    failure=unfinished,
+)
+
+
+if __name__ == "__main__":
+    main(BENCHMARK)

@@ -13,24 +13,22 @@ from __future__ import annotations
 
 import glob
 import itertools
-import json
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.markdown import Markdown
 
 import embedps  # noqa: F401  before TensorFlow: it chooses the Keras
 
 # isort: split
+import dataclasses
+
 import tensorflow as tf
 
-from benchmarks import model_tables, report
+from benchmarks import child, report
+from benchmarks.harness import DIR, Benchmark, Content, Options, Run, main
+from benchmarks.layout import Part, Table, spread
 from benchmarks.plain_models import (
     BATCHES,
     CLICKS,
@@ -41,12 +39,12 @@ from benchmarks.plain_models import (
     make_plain,
     read_columns,
 )
-from embedps.console import command_line
+from embedps.config_fields import option
 from embedps.data.dataset import Dataset
 from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import make_train_unit
-from embedps.errors import EmbedpsError
+from embedps.errors import EmbedpsError, UsageError
 from embedps.run.model_module import find_model
 from embedps.tables.collection import EmbeddingCollection
 from embedps.train import parse
@@ -162,11 +160,8 @@ def warm_rate(model_dir: Path) -> float:
 
 def stock_cluster(name: str, dataset: Dataset) -> float:
     """Trains in plain tf-keras on a stock cluster, in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.stock_cluster", name, str(dataset.directory)]
-    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
-    if done.returncode != 0:
-        raise EmbedpsError(f"{' '.join(command)} ended with code {done.returncode}")
-    return float(done.stdout.splitlines()[-1])
+    told = child.run("benchmarks.stock_cluster", name, str(dataset.directory))
+    return float(told.splitlines()[-1])
 
 
 def shares(epoch: Epoch) -> dict[str, float]:
@@ -225,52 +220,73 @@ def measure_clusters(name: str, dataset: Dataset, folder: Path, rounds: int) -> 
     return {key: report.spread(values) for key, values in found.items()}
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line."""
-    parser = command_line.Parser(prog="python -m benchmarks.model_speed", description=__doc__)
-    parser.add_argument("--data", type=Path, help="of the models of clicks")
-    parser.add_argument("--models", default=",".join(MODELS), help="default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=7, help="0: not embedded (default: 7)")
-    parser.add_argument("--units", type=int, default=3, help="of 32768 rows per round (default: 3)")
-    parser.add_argument("--cluster-rounds", type=int, default=2, help="0: no cluster (default: 2)")
-    parser.add_argument(
-        "--output", type=report.output_file, default=report.RESULTS / "model_speed.json"
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """Which models, and how often."""
+
+    data: str | None = option(None, "a dataset of clicks, for the models of clicks", metavar=DIR)
+    models: tuple[str, ...] = option(
+        tuple(MODELS), "the others keep their results", some_of=tuple(MODELS)
     )
-    options = parser.parse_args(arguments)
-    names, environment = options.models.split(","), report.environment()
-    if unknown := [name for name in names if name not in MODELS]:
-        raise EmbedpsError(f"--models must be of {', '.join(MODELS)} but has {unknown[0]}")
-    if options.data is None and set(names) & set(CLICKS):
-        raise EmbedpsError("--data must be given to measure models of clicks")
-    when = {key: environment[key] for key in ("commit", "time")}
-    results: dict[str, Any] = {}
-    if options.output.exists():
-        results = json.loads(options.output.read_text())["results"]
-    content = {
-        "benchmark": "model_speed",
-        "command": "python -m benchmarks.model_speed --data DIR",
-        "environment": environment,
-    }
+    rounds: int = option(7, "in one process; 0 keeps the results", least=0)
+    units: int = option(3, "of 32768 rows in a round", least=1)
+    cluster_rounds: int = option(2, "on clusters; 0 keeps the results", least=0)
 
-    def note(name: str, found: dict[str, Any]) -> None:
+
+def _measure(config: Config, run: Run) -> Content:
+    if config.data is None and set(config.models) & set(CLICKS):
+        raise UsageError("--data is required to measure models of clicks")
+    when = {key: run.environment[key] for key in ("commit", "time")}
+    results: dict[str, Any] = run.earlier().get("results", {})
+
+    def note(name: str, found: dict[str, Any]) -> Content:
         results[name] = results.get(name, {}) | found
-        content["results"] = {key: results[key] for key in MODELS if key in results}
-        report.write(options.output, content)
+        return run.save({"results": {key: results[key] for key in MODELS if key in results}})
 
-    for name in names:
+    for name in config.models:
         with tempfile.TemporaryDirectory() as folder:
-            of_clicks = name in CLICKS
-            made = Path(folder) / "histories"
-            dataset = Dataset.open(options.data) if of_clicks else histories(name, made)
-            if options.rounds:
-                found = measure(name, dataset, options.units, options.rounds)
+            if name in CLICKS and config.data is not None:
+                dataset = Dataset.open(Path(config.data))
+            else:
+                dataset = histories(name, Path(folder) / "histories")
+            if config.rounds:
+                found = measure(name, dataset, config.units, config.rounds)
                 note(name, found | {"measured": when})
-            if options.cluster_rounds:
-                found = measure_clusters(name, dataset, Path(folder), options.cluster_rounds)
+            if config.cluster_rounds:
+                found = measure_clusters(name, dataset, Path(folder), config.cluster_rounds)
                 note(name, {"cluster": found | {"measured": when}})
-    Console().print(Markdown(model_tables.model_speed(content)))
-    return 0
+    return {"results": {key: results[key] for key in MODELS if key in results}}
+
+
+def layout(content: Content) -> list[Part]:
+    """Lays out the speed of each model embedded, then on a cluster."""
+    results = content["results"]
+    of_embedded = {name: found for name, found in results.items() if "shares" in found}
+    parts = list(dict.fromkeys(part for of in of_embedded.values() for part in of["shares"]))
+    embedded = [
+        [name, *_speeds(found), *(f"{found['shares'][part]:.0%}" for part in parts)]
+        for name, found in of_embedded.items()
+    ]
+    clusters = [
+        [name, *_speeds(found["cluster"])] for name, found in results.items() if "cluster" in found
+    ]
+    columns = ["embedps", "tf-keras", "ratio"]
+    return [
+        Table(heads=["examples/s, embedded", *columns, *parts], rows=embedded),
+        Table(heads=["examples/s, 2 servers + 2 workers", *columns], rows=clusters),
+    ]
+
+
+def _speeds(found: dict[str, Any]) -> list[str]:
+    ratio = found["ratio"]
+    told = spread(ratio) if ratio["repeats"] > 1 else f"{ratio['median']:.2f}"
+    return [*(f"{found[key]['median']:,.0f}" for key in ("engine", "keras")), told]
+
+
+BENCHMARK = Benchmark(
+    name="model_speed", about=__doc__, config=Config, measure=_measure, layout=layout
+)
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(main, sys.argv[1:]))
+    main(BENCHMARK)

@@ -8,6 +8,7 @@ runner) on a tenth of the input and on all of it.
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import subprocess
 import sys
@@ -17,11 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks import report
-from embedps.console import command_line
+from benchmarks import child, report
+from benchmarks.harness import DIR, Benchmark, Content, Options, Run, main
+from benchmarks.layout import Part, Table, figures, spread
+from embedps.config_fields import option
 from pipelines.criteo_format import FIELDS, IDS, INTEGERS
 
 _WORKERS = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
@@ -45,22 +45,18 @@ def _ours(files: Sequence[Path], output: Path) -> list[str]:
     return [*command, "--output", str(output), f"--num-shards={_NUM_FILES}", *_WORKERS]
 
 
-def _variant(name: str, files: Sequence[Path], output: Path) -> list[str]:
-    return [sys.executable, "-m", "benchmarks.pipelines", name, *map(str, files), str(output)]
-
-
-def _seconds(command: Sequence[str], output: Path) -> float:
-    """Runs a command with an empty output; returns the seconds in its last line.
-
-    They do not include the start of Python.
-    """
-    shutil.rmtree(output, ignore_errors=True)
-    output.mkdir(parents=True)
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+def _seconds(files: Sequence[Path], output: Path) -> float:
+    """Runs `pipelines.criteo`; returns the seconds in its last line, without Python's start."""
+    done = subprocess.run(_ours(files, output), check=True, capture_output=True, text=True)
     return float(done.stdout.strip().splitlines()[-1].split()[0])
 
 
-def run_pyarrow(files: Sequence[str], output: str) -> None:
+def _call(name: str, files: Sequence[Path], output: Path) -> float:
+    paths = {"files": list(map(str, files)), "output": str(output)}
+    return float(child.call(f"benchmarks.pipelines:{name}", **paths))
+
+
+def run_pyarrow(files: Sequence[str], output: str) -> float:
     """Reads each file with pyarrow.csv on two threads and writes it unchanged."""
     import pyarrow.csv as csv
     import pyarrow.parquet as pq
@@ -73,7 +69,7 @@ def run_pyarrow(files: Sequence[str], output: str) -> None:
             parse_options=csv.ParseOptions(delimiter="\t", quote_char=False),
         )
         pq.write_table(table, Path(output) / f"{Path(file).stem}.parquet", compression="zstd")
-    print(f"{time.perf_counter() - started:.3f} s")
+    return time.perf_counter() - started
 
 
 def parse_row(line: str) -> dict[str, Any]:
@@ -87,13 +83,11 @@ def parse_row(line: str) -> dict[str, Any]:
     return row
 
 
-def run_row_dicts(files: Sequence[str], output: str) -> None:
+def run_row_dicts(files: Sequence[str], output: str) -> float:
     """Runs the Beam job of row dicts, also with two processes."""
     import apache_beam as beam
     import pyarrow as pa
     from apache_beam.options.pipeline_options import PipelineOptions
-
-    from benchmarks.pipelines import parse_row as parse  # not from __main__: workers import it
 
     kinds = [pa.float32()] * (1 + len(INTEGERS)) + [pa.int64()] * len(IDS)
     schema = pa.schema(list(zip(FIELDS, kinds, strict=True)))
@@ -105,10 +99,10 @@ def run_row_dicts(files: Sequence[str], output: str) -> None:
             | beam.Create(list(files))
             | beam.Reshuffle()
             | beam.io.ReadAllFromText()
-            | beam.Map(parse)
+            | beam.Map(parse_row)
             | beam.io.WriteToParquet(f"{output}/rows", schema, codec="zstd", num_shards=2)
         )
-    print(f"{time.perf_counter() - started:.3f} s")
+    return time.perf_counter() - started
 
 
 def _memory_mib(command: Sequence[str], output: Path) -> dict[str, float]:
@@ -154,8 +148,8 @@ def _family(pid: int) -> list[int]:
             children = task.read_text().split()
         except OSError:
             continue
-        for child in children:
-            members += _family(int(child))
+        for number in children:
+            members += _family(int(number))
     return members
 
 
@@ -164,14 +158,16 @@ def measure(folder: Path, *, rows: int, row_dict_rows: int, repeats: int) -> dic
     files, few = _logs(folder, rows), _logs(folder, row_dict_rows)
     output = folder / "output"
     runs = {
-        "pipelines.criteo": (rows, lambda: _ours(files, output)),
-        "pyarrow.csv": (rows, lambda: _variant("pyarrow", files, output)),
-        "row dicts": (row_dict_rows, lambda: _variant("row-dicts", few, output)),
+        "pipelines.criteo": (rows, lambda: _seconds(files, output)),
+        "pyarrow.csv": (rows, lambda: _call("run_pyarrow", files, output)),
+        "row dicts": (row_dict_rows, lambda: _call("run_row_dicts", few, output)),
     }
     rates: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(repeats):
-        for name, (num_rows, command) in runs.items():
-            rates[name].append(num_rows / _seconds(command(), output))
+        for name, (num_rows, take) in runs.items():
+            shutil.rmtree(output, ignore_errors=True)
+            output.mkdir(parents=True)
+            rates[name].append(num_rows / take())
     memory = {
         num_rows: _memory_mib(_ours(_logs(folder, num_rows), output), output)
         for num_rows in (rows // 10, rows)
@@ -180,8 +176,6 @@ def measure(folder: Path, *, rows: int, row_dict_rows: int, repeats: int) -> dic
     ours = rates["pipelines.criteo"]
     return {
         "config": {
-            "rows": rows,
-            "row_dict_rows": row_dict_rows,
             "files": _NUM_FILES,
             "bytes": sum(path.stat().st_size for path in files),
             "processes": 2,
@@ -198,45 +192,42 @@ def measure(folder: Path, *, rows: int, row_dict_rows: int, repeats: int) -> dic
     }
 
 
-def _print(result: dict[str, Any]) -> None:
-    table = Table(title=f"Criteo TSV to Parquet, {result['config']['rows']:,} rows")
-    for heading in ("program", "rows/s", "min", "max"):
-        table.add_column(heading, justify="left" if heading == "program" else "right")
-    for name, rate in result["rows_per_sec"].items():
-        table.add_row(name, *(f"{rate[key]:,.0f}" for key in ("median", "min", "max")))
-    Console().print(table)
-    print(
-        f"of pyarrow.csv {result['of_pyarrow']['median']:.2f}, of row dicts "
-        f"{result['of_row_dicts']['median']:.1f}, peak memory {result['peak_memory_mib']} MiB"
-    )
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """The logs."""
+
+    rows: int = option(4_000_000, "of the logs", least=20)
+    row_dict_rows: int = option(100_000, "of the logs for the job of row dicts", least=2)
+    repeats: int = option(3, "of each program", least=1)
+    data: str = option("data/benchmark", "keeps the logs for the next run", metavar=DIR)
 
 
-def main(argv: Sequence[str]) -> None:
-    """Runs the command line; each of the two baselines runs in its own process."""
-    if argv and argv[0] in ("pyarrow", "row-dicts"):
-        run = run_pyarrow if argv[0] == "pyarrow" else run_row_dicts
-        run(argv[1:-1], argv[-1])
-        return
-    parser = command_line.Parser(prog="python -m benchmarks.pipelines", description=__doc__)
-    parser.add_argument("--rows", type=int, default=4_000_000)
-    parser.add_argument("--row-dict-rows", type=int, default=100_000)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--data", type=Path, default=Path("data/benchmark"), help="for the logs")
-    parser.add_argument(
-        "--output", type=report.output_file, default=report.RESULTS / "pipelines.json"
-    )
-    options = parser.parse_args(argv)
-    environment = report.environment()
-    result = measure(
-        options.data,
-        rows=options.rows,
-        row_dict_rows=options.row_dict_rows,
-        repeats=options.repeats,
-    )
-    _print(result)
-    command = f"python -m benchmarks.pipelines --rows {options.rows}"
-    report.write(options.output, {"command": command, **environment, **result})
+def _measure(config: Config, run: Run) -> Content:
+    sizes = {"rows": config.rows, "row_dict_rows": config.row_dict_rows}
+    return measure(Path(config.data), repeats=config.repeats, **sizes)
+
+
+def layout(content: Content) -> list[Part]:
+    """Lays out the speeds, their ratios and the memory."""
+    config = content["config"]
+    speeds = [[name, spread(rate, ",.0f")] for name, rate in content["rows_per_sec"].items()]
+    rows = [
+        ["speed by that of pyarrow.csv", f"{spread(content['of_pyarrow'])}"],
+        ["speed by that of row dicts", f"{spread(content['of_row_dicts'], '.1f')}"],
+        *(
+            [f"peak memory at {int(n):,} rows", f"{peak['anonymous']:.0f} MiB"]
+            for n, peak in content["peak_memory_mib"].items()
+        ),
+        ["the latter by the former", f"{content['memory_growth']:.2f} x"],
+    ]
+    title = f"Criteo TSV to Parquet, {config['rows']:,} rows, {config['bytes'] / 1e6:,.0f} MB"
+    return [Table(heads=[title, "rows per second"], rows=speeds), figures("pipelines.criteo", rows)]
+
+
+BENCHMARK = Benchmark(
+    name="pipelines", about=__doc__, config=Config, measure=_measure, layout=layout
+)
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(main, sys.argv[1:]))
+    main(BENCHMARK)

@@ -8,22 +8,20 @@ memory and load are those of the run's statistics.json.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import statistics
-import subprocess
-import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks import report
+from benchmarks import child
+from benchmarks.harness import DIR, Benchmark, Content, Options, Run, main
+from benchmarks.layout import Part, Table
 from embedps.checkpoint.tools.run_statistics import STATISTICS_NAME
-from embedps.console import command_line
+from embedps.config_fields import option
 from embedps.errors import EmbedpsError
 from embedps.planning.speed import name_of
 
@@ -34,33 +32,47 @@ _RATE = re.compile(r" ([\d,]+)/s, ")
 
 
 class PlanCheckError(EmbedpsError):
-    """A plan or a run failed, or a run was too short to tell its speed."""
+    """A run was too short to tell its speed."""
 
 
-def measure(data: Path, epochs: int, more: Sequence[str]) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """What the runs train on."""
+
+    data: str = option(dataclasses.MISSING, "a dataset", metavar=DIR)
+    epochs: int = option(1, "of each run; more if a run is too short to tell its speed", least=1)
+    flags: str | None = option(None, "more flags of the plans and the runs", metavar="'--FLAG …'")
+
+
+def measure(config: Config, run: Run) -> Content:
     """Plans and runs each cluster."""
     found = {}
     for num_ps, num_workers in _CLUSTERS:
         cluster = [f"--num-ps={num_ps}", f"--num-workers={num_workers}"]
         name = name_of(num_ps, num_workers)
         with tempfile.TemporaryDirectory() as folder:
-            shared = [f"--data={data}", "--model=dlrm", *cluster, *more]
+            shared = [
+                f"--data={config.data}",
+                "--model=dlrm",
+                *cluster,
+                *(config.flags or "").split(),
+            ]
             plan_file = Path(folder) / "plan.json"
-            _run("embedps.plan", *shared, f"--json={plan_file}")
+            child.run("embedps.plan", *shared, f"--json={plan_file}")
             plan = json.loads(plan_file.read_text())
             model_dir = Path(folder) / "model"
-            output = _run(
+            output = child.run(
                 "embedps.train",
                 *shared,
                 f"--model-dir={model_dir}",
-                f"--epochs={epochs}",
+                f"--epochs={config.epochs}",
                 "--eval=none",
                 f"--log-secs={_LOG_SECS}",
             )
             seen = json.loads((model_dir / STATISTICS_NAME).read_text())
         found[name] = _compare(name, plan, seen, _rates(output), num_ps)
         print(f"{name}: {json.dumps(found[name])}", flush=True)
-    return found
+    return {"results": found}
 
 
 def _compare(
@@ -98,48 +110,21 @@ def _rates(output: str) -> list[float]:
     return rates
 
 
-def _run(module: str, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise PlanCheckError(f"{module} failed: {done.stdout[-2000:]}")
-    return done.stdout
+def layout(content: Content) -> list[Part]:
+    """Lays each planned figure out beside the run's, by cluster."""
+    clusters = content["results"]
+    rows = []
+    for what in dict.fromkeys(what for found in clusters.values() for what in found):
+        of = [found.get(what) for found in clusters.values()]
+        cells = [f"{x['ratio']:.3f} ({x['plan']:,} by {x['run']:,})" if x else "" for x in of]
+        rows.append([what.replace("_", " "), *cells])
+    return [Table(heads=["plan by run", *clusters], rows=rows)]
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line."""
-    parser = command_line.Parser(prog="python -m benchmarks.plan_check", description=__doc__)
-    parser.add_argument("--data", type=command_line.path, required=True, help="a dataset")
-    parser.add_argument("--epochs", type=int, default=1, help="of each run (default: 1)")
-    parser.add_argument(
-        "--output", type=report.output_file, default=report.RESULTS / "plan_check.json"
-    )
-    options, more = parser.parse_known_args(arguments)
-    environment = report.environment()
-    results = measure(options.data, options.epochs, more)
-    table = Table("cluster", "figure", "plan", "run", "ratio")
-    for name, of_cluster in results.items():
-        for what, each in of_cluster.items():
-            numbers = (f"{each['plan']:,}", f"{each['run']:,}", f"{each['ratio']:.3f}")
-            table.add_row(name, what, *numbers)
-    Console().print(table)
-    report.write(
-        options.output,
-        {
-            "benchmark": "plan_check",
-            "command": "python -m benchmarks.plan_check "
-            + " ".join([f"--data {options.data.name}", f"--epochs {options.epochs}", *more]),
-            "environment": environment,
-            "results": results,
-        },
-    )
-    return 0
+BENCHMARK = Benchmark(
+    name="plan_check", about=__doc__, config=Config, measure=measure, layout=layout
+)
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(main, sys.argv[1:]))
+    main(BENCHMARK)

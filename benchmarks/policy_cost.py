@@ -12,7 +12,6 @@ import dataclasses
 import multiprocessing
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import embedps  # noqa: F401  before TensorFlow: it chooses the Keras
+from benchmarks.harness import DIR, Benchmark, Content, Options, main
+from benchmarks.layout import Part, Table
+from embedps.config_fields import option
 
 # isort: split
 import tensorflow as tf
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks import report
-from embedps.console import command_line
 from embedps.constants import EVICTION_CAUSES
 from embedps.data.dataset import Dataset
 from embedps.engine.dense_optimizer import make_dense_optimizer
@@ -46,6 +45,7 @@ POLICIES: Mapping[str, Mapping[str, Any]] = {
     "eviction": EVICTION,
     "all": {"min_count": 2, **EVICTION},
 }
+_SETS = tuple(POLICIES)[1:]
 
 
 def serve(connection: Connection, data: Path, policies: Mapping[str, Any]) -> None:
@@ -195,46 +195,44 @@ def _compare(secs: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Any
     return found
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line."""
-    parser = command_line.Parser(prog="python -m benchmarks.policy_cost", description=__doc__)
-    parser.add_argument("--run", type=Path, required=True, help="the folder that `make train` made")
-    parser.add_argument("--epochs", type=int, default=2, help="default: 2")
-    parser.add_argument(
-        "--policies", nargs="+", choices=list(POLICIES)[1:], default=list(POLICIES)[1:]
-    )
-    parser.add_argument(
-        "--output", type=report.output_file, default=report.RESULTS / "policy_cost.json"
-    )
-    options = parser.parse_args(arguments)
-    environment = report.environment()
-    names = ["none", *options.policies]
-    results = measure(options.run / "dataset", names, options.epochs)
-    table = Table("policies", "clock", *(f"epoch {k + 1}" for k in range(options.epochs)), "all")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """Which policies, on what."""
+
+    run: str = option(dataclasses.MISSING, "the folder that `make train` made", metavar=DIR)
+    epochs: int = option(2, "of each set of policies", least=1)
+    policies: tuple[str, ...] = option(_SETS, "sets, each beside none", some_of=_SETS)
+
+
+def layout(content: Content) -> list[Part]:
+    """Lays out each set's time by that without policies."""
+    results = content["results"]
     parts = [*results["epochs"], results["both"]]
-    for name in names[1:]:
-        for clock in ("wall", "cpu"):
-            ratios = (part[name][clock]["ratio_of_sums"] for part in parts)
-            table.add_row(name, clock, *(f"{ratio:.3f}" for ratio in ratios))
-    Console().print(table)
-    report.write(
-        options.output,
-        {
-            "benchmark": "policy_cost",
-            "command": "python -m benchmarks.policy_cost --run DIR "
-            f"--epochs {options.epochs} --policies {' '.join(options.policies)}",
-            "environment": environment,
-            "config": {
-                "batch_size": BATCH,
-                "unit_rows": UNIT_ROWS,
-                "policies": {name: dict(POLICIES[name]) for name in names},
-                "model": dataclasses.asdict(dlrm.Config()),
-            },
-            "results": results,
+    rows = [
+        [name, clock, *(f"{part[name][clock]['ratio_of_sums']:.3f}" for part in parts)]
+        for name in list(results["both"])[1:]
+        for clock in ("wall", "cpu")
+    ]
+    epochs = (f"epoch {k + 1}" for k in range(len(results["epochs"])))
+    return [Table(heads=["policies; time by that without", "clock", *epochs, "all"], rows=rows)]
+
+
+BENCHMARK = Benchmark(
+    name="policy_cost",
+    about=__doc__,
+    config=Config,
+    measure=lambda config, run: {
+        "config": {
+            "batch_size": BATCH,
+            "unit_rows": UNIT_ROWS,
+            "settings": {name: dict(POLICIES[name]) for name in ("none", *config.policies)},
+            "model": dataclasses.asdict(dlrm.Config()),
         },
-    )
-    return 0
+        "results": measure(Path(config.run) / "dataset", ["none", *config.policies], config.epochs),
+    },
+    layout=layout,
+)
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(main, sys.argv[1:]))
+    main(BENCHMARK)

@@ -8,21 +8,18 @@ the AUC of the true probabilities.
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks import report
-from embedps.console import command_line
-from embedps.errors import EmbedpsError, UsageError
+from benchmarks import child
+from benchmarks.harness import DIR, Benchmark, Content, Options, Run, main
+from benchmarks.layout import Part, Table
+from embedps.config_fields import option
+from embedps.errors import UsageError
 from embedps.run.summary import read_evaluations
 
 MODES = {
@@ -33,22 +30,16 @@ MODES = {
 SHARDS = (1, 2, 5)
 
 
-def _run(module: str, *arguments: str) -> None:
-    done = subprocess.run([sys.executable, "-m", module, *arguments], check=False)
-    if done.returncode != 0:
-        raise EmbedpsError(f"{module} {' '.join(arguments)} ended with code {done.returncode}")
-
-
 def train(data: Path, model_dir: Path, *arguments: str) -> dict[str, Any]:
     """Trains one epoch and scores the last checkpoint on each number of shards."""
     began = time.monotonic()
     where = ("--model-dir", str(model_dir), "--data", str(data))
-    _run("embedps.train", "--model", "dlrm", *where, *arguments)
+    child.run("embedps.train", "--model", "dlrm", *where, *arguments)
     secs = time.monotonic() - began
     summary = json.loads((model_dir / "summary.json").read_text())
     on_shards = {}
     for shards in SHARDS:
-        _run("embedps.evaluate", *where, "--once", "--num-shards", str(shards))
+        child.run("embedps.evaluate", *where, "--once", "--num-shards", str(shards))
         on_shards[shards] = read_evaluations(model_dir)[-1]["auc"]
     return {
         "evaluation": summary["evaluation"],
@@ -61,56 +52,69 @@ def train(data: Path, model_dir: Path, *arguments: str) -> dict[str, Any]:
     }
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line."""
-    parser = command_line.Parser(prog="python -m benchmarks.quality", description=__doc__)
-    parser.add_argument("--run", type=Path, required=True, help="the folder that `make train` made")
-    parser.add_argument(
-        "--output", type=report.output_file, default=report.RESULTS / "quality.json"
-    )
-    options = parser.parse_args(arguments)
-    logs = options.run / "logs" / "clicks.tsv.gz.json"
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """Where the logs and the dataset are."""
+
+    run: str = option(dataclasses.MISSING, "the folder that `make train` made", metavar=DIR)
+
+
+def measure(config: Config, run: Run) -> Content:
+    """Trains and scores each mode.
+
+    Raises:
+      UsageError: the folder has no generated logs.
+    """
+    made = Path(config.run)
+    logs = made / "logs" / "clicks.tsv.gz.json"
     if not logs.is_file():
         raise UsageError(f"{logs} is absent: run `make train`, or pipelines.generate")
     planted = json.loads(logs.read_text())
-    environment = report.environment()
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, extra in MODES.items():
             model_dir = Path(folder) / name.replace(" ", "").replace(",", "-")
-            results[name] = train(options.run / "dataset", model_dir, *extra)
-
-    best = planted["best_auc"]
-    table = Table(title=f"One epoch of {planted['rows']:,} generated rows; best AUC {best:.4f}")
-    for column in ("", "AUC", "share of 0.5 to best", "NE", "on 1, 2, 5 shards within"):
-        table.add_column(column, justify="right")
-    for name, result in results.items():
-        scores = result["evaluation"]
-        aucs = list(result["auc_restored_onto_shards"].values())
-        result["share_of_best"] = (scores["auc"] - 0.5) / (best - 0.5)
-        result["restored_auc_range"] = max(aucs) - min(aucs)
-        table.add_row(
-            name,
-            f"{scores['auc']:.5f}",
-            f"{result['share_of_best']:.3f}",
-            f"{scores['normalized_entropy']:.4f}",
-            f"{result['restored_auc_range']:.1e}",
-        )
-    Console().print(table)
+            result = results[name] = train(made / "dataset", model_dir, *extra)
+            restored = result["auc_restored_onto_shards"].values()
+            result["share_of_best"] = (result["evaluation"]["auc"] - 0.5) / (
+                planted["best_auc"] - 0.5
+            )
+            result["restored_auc_range"] = max(restored) - min(restored)
     aucs = [result["evaluation"]["auc"] for result in results.values()]
-    report.write(
-        options.output,
-        {
-            "benchmark": "quality",
-            "command": f"python -m benchmarks.quality --run {options.run}",
-            "environment": environment,
-            "planted": planted,
-            "results": results,
-            "auc_difference_between_modes": max(aucs) - min(aucs),
-        },
-    )
-    return 0
+    return {
+        "planted": planted,
+        "results": results,
+        "auc_difference_between_modes": max(aucs) - min(aucs),
+    }
+
+
+def layout(content: Content) -> list[Part]:
+    """Lays out the scores of each mode beside the planted best."""
+    planted = content["planted"]
+    rows = [
+        [
+            name,
+            f"{of['evaluation']['auc']:.5f}",
+            f"{of['share_of_best']:.3f}",
+            f"{of['evaluation']['normalized_entropy']:.4f}",
+            f"{of['restored_auc_range']:.1e}",
+        ]
+        for name, of in content["results"].items()
+    ]
+    title = f"one epoch of {planted['rows']:,} rows; the planted AUC is {planted['best_auc']:.4f}"
+    shards = ", ".join(map(str, SHARDS))
+    heads = [
+        title,
+        "AUC",
+        "share of 0.5 to best",
+        "NE",
+        f"AUC restored onto {shards} shards: range",
+    ]
+    return [Table(heads=heads, rows=rows)]
+
+
+BENCHMARK = Benchmark(name="quality", about=__doc__, config=Config, measure=measure, layout=layout)
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(main, sys.argv[1:]))
+    main(BENCHMARK)

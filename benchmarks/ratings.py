@@ -8,26 +8,22 @@ means of five random folds in the README of Surprise (github.com/NicolasHug/Surp
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
-import subprocess
-import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from rich.console import Console
-from rich.markdown import Markdown
 
-from benchmarks import model_tables, report
+from benchmarks import child
 from benchmarks.datasets import write_dataset
-from embedps.console import command_line
+from benchmarks.harness import DIR, Benchmark, Content, Options, Run, main
+from benchmarks.layout import Part, Table, means
+from embedps.config_fields import option
 from embedps.data.dataset_metadata import LabelColumn
-from embedps.errors import EmbedpsError
 
 FOLDS, TOTAL_FOLDS = 3, 5
 LABELS = (LabelColumn(name="stars", kind="number"), LabelColumn(name="likes"))
@@ -85,10 +81,9 @@ def table_of(rows: Rows) -> pa.Table:
 
 def rmse(model: str, data: Path, folder: Path, seed: int) -> dict[str, float]:
     """Trains a model; gives its last held-out scores."""
-    command = [sys.executable, "-m", "embedps.train", f"--model={model}", f"--data={data}"]
-    command += [f"--model-dir={folder}", f"--seed={seed}", *COMMON, *MODELS[model]]
-    if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode != 0:
-        raise EmbedpsError(f"{' '.join(command)} failed")
+    flags = [f"--model={model}", f"--data={data}"]
+    flags += [f"--model-dir={folder}", f"--seed={seed}", *COMMON, *MODELS[model]]
+    child.run("embedps.train", *flags)
     return dict(json.loads((folder / "evaluation.jsonl").read_text().splitlines()[-1]))
 
 
@@ -113,29 +108,39 @@ def measure(samples: Path, folder: Path) -> dict[str, dict[str, list[float]]]:
     return found
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line."""
-    parser = command_line.Parser(prog="python -m benchmarks.ratings", description=__doc__)
-    parser.add_argument("--samples", type=Path, required=True, help="folder of the real samples")
-    parser.add_argument(
-        "--output", type=report.output_file, default=report.RESULTS / "ratings.json"
-    )
-    options = parser.parse_args(arguments)
-    environment = report.environment()
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """Where the ratings are."""
+
+    samples: str = option(dataclasses.MISSING, "the folder of the real samples", metavar=DIR)
+
+
+def _measure(config: Config, run: Run) -> Content:
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(options.samples, Path(folder))
-    content: dict[str, Any] = {
-        "benchmark": "ratings",
-        "command": f"python -m benchmarks.ratings --samples {options.samples.name}",
-        "environment": environment,
-        "folds": FOLDS,
-        "published": PUBLISHED,
-        "results": found,
-    }
-    report.write(options.output, content)
-    Console().print(Markdown(model_tables.ratings(content)))
-    return 0
+        found = measure(Path(config.samples), Path(folder))
+    return {"folds": FOLDS, "published": PUBLISHED, "results": found}
+
+
+def layout(content: Content) -> list[Part]:
+    """Lays out the scores beside the published ones."""
+    scores = list(dict.fromkeys(score for of in content["results"].values() for score in of))
+    rows = [
+        [name, *(means(of[score]) if score in of else "" for score in scores)]
+        for name, of in content["results"].items()
+    ]
+    rows += [
+        [f"Surprise, {name}", f"{value:.3f}", *[""] * (len(scores) - 1)]
+        for name, value in content["published"].items()
+    ]
+    return [
+        Table(heads=["movielens 100k", *scores], rows=rows),
+        f"Means of {content['folds']} folds of five, from least to most. Surprise's README gives "
+        "means of five random folds.",
+    ]
+
+
+BENCHMARK = Benchmark(name="ratings", about=__doc__, config=Config, measure=_measure, layout=layout)
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(main, sys.argv[1:]))
+    main(BENCHMARK)

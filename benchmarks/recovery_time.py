@@ -11,6 +11,7 @@ kills one of two parameter servers, and reads from summary.json how long the fir
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -19,16 +20,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import report
 from benchmarks.chaos import pids_writing
+from benchmarks.harness import Benchmark, Content, Options, Run, main
+from benchmarks.layout import Part, figures
 from benchmarks.row_visits import write_dataset
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.cluster.local_processes import _free_ports
-from embedps.console import command_line
+from embedps.config_fields import option
 from embedps.errors import EmbedpsError
 from embedps.run.summary import read_json
 
@@ -149,48 +150,60 @@ def lose_parameter_server(*, num_rows: int) -> dict[str, Any]:
     }
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line."""
-    parser = command_line.Parser(prog="python -m benchmarks.recovery_time", description=__doc__)
-    parser.add_argument("--num-workers", type=int, default=2, help="(default: 2)")
-    parser.add_argument("--phase-secs", type=float, default=20.0, help="(default: 20)")
-    parser.add_argument("--rows", type=int, default=2_000_000, help="(default: 2000000)")
-    parser.add_argument(
-        "--output", type=report.output_file, default=report.RESULTS / "recovery_time.json"
-    )
-    options = parser.parse_args(arguments)
-    environment = report.environment()
-    server = lose_parameter_server(num_rows=options.rows)
-    print(
-        f"{server['rows']:,} rows: the first unit ended {server['secs_until_first_unit']} s after "
-        f"the lost parameter server was noticed; {server['steps']} steps were lost",
-        flush=True,
-    )
-    rates = lose_worker(num_workers=options.num_workers, phase_secs=options.phase_secs)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """The two runs."""
+
+    num_workers: int = option(2, "of the run that loses one", least=1)
+    phase_secs: float = option(20.0, "with all workers, without one, and with it again", above=0)
+    rows: int = option(2_000_000, "of the tables when a parameter server is killed", least=4)
+
+
+def measure(config: Config, run: Run) -> Content:
+    """Loses a parameter server, then a worker of another run."""
+    server = lose_parameter_server(num_rows=config.rows)
+    rates = lose_worker(num_workers=config.num_workers, phase_secs=config.phase_secs)
     lost = 1 - rates["one_down"] / ((rates["all"] + rates["back"]) / 2)
-    print(
-        f"{rates['all']:,.0f} examples/s with {options.num_workers} workers, "
-        f"{rates['one_down']:,.0f} with one down, {rates['back']:,.0f} with it back: {lost:.2f} of "
-        f"the throughput is lost with {1 / options.num_workers:.2f} of the workers"
-    )
-    report.write(
-        options.output,
-        {
-            "benchmark": "recovery_time",
-            "command": f"python -m benchmarks.recovery_time --num-workers {options.num_workers} "
-            f"--phase-secs {options.phase_secs:g} --rows {options.rows}",
-            "environment": environment,
-            "parameter_server": server,
-            "worker": {
-                "num_workers": options.num_workers,
-                "examples_per_sec": rates,
-                "lost_while_one_is_down": round(lost, 3),
-                "share_of_one_worker": round(1 / options.num_workers, 3),
-            },
+    return {
+        "parameter_server": server,
+        "worker": {
+            "num_workers": config.num_workers,
+            "examples_per_sec": rates,
+            "lost_while_one_is_down": round(lost, 3),
+            "share_of_one_worker": round(1 / config.num_workers, 3),
         },
-    )
-    return 0
+    }
+
+
+def layout(content: Content) -> list[Part]:
+    """Lays out what each loss costs."""
+    server, worker = content["parameter_server"], content["worker"]
+    noticed = server["secs_until_noticed"]
+    until = noticed + server["secs_until_first_unit"]
+    of_server = [
+        ["until the first unit is done again", f"{until:.1f} s"],
+        ["until it is noticed", f"{noticed:.1f} s"],
+        ["steps since the last checkpoint, which are lost", f"{server['steps']:,}"],
+    ]
+    rates = worker["examples_per_sec"]
+    of_worker = [
+        ["examples per second with all", f"{rates['all']:,.0f}"],
+        ["with one killed", f"{rates['one_down']:,.0f}"],
+        ["with it back", f"{rates['back']:,.0f}"],
+        ["share of the speed that is lost", f"{worker['lost_while_one_is_down']:.2f}"],
+        ["share of the workers", f"{worker['share_of_one_worker']:.2f}"],
+    ]
+    title = f"a worker of {worker['num_workers']} on these cores is killed"
+    return [
+        figures(f"a parameter server is killed, {server['rows']:,} rows", of_server),
+        figures(title, of_worker),
+    ]
+
+
+BENCHMARK = Benchmark(
+    name="recovery_time", about=__doc__, config=Config, measure=measure, layout=layout
+)
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(main, sys.argv[1:]))
+    main(BENCHMARK)

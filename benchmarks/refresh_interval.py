@@ -12,6 +12,7 @@ the time, and each is shown for a day. So the effects of a file are known, and s
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -19,7 +20,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,10 +28,12 @@ import pyarrow.parquet as pq
 
 import embedps
 from benchmarks import report
+from benchmarks.harness import Benchmark, Content, Options, Run, main
+from benchmarks.layout import Part, Table, spread
 from benchmarks.model_folds import auc
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.format.manifest import Manifest
-from embedps.console import command_line
+from embedps.config_fields import option
 from embedps.data.dataset import Dataset, describe_file
 from embedps.data.dataset_metadata import CategoricalFeature, Split
 from embedps.errors import EmbedpsError
@@ -181,53 +183,55 @@ def plot(aucs: Sequence[dict[str, float]], path: Path) -> None:
     axis.legend(fontsize=8)
     figure.savefig(path, dpi=110)
     plt.close(figure)
-    print(f"wrote {path}")
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line."""
-    parser = command_line.Parser(prog="python -m benchmarks.refresh_interval", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3, help="streams (default: %(default)s)")
-    parser.add_argument("--files", type=int, default=112, help="default: %(default)s")
-    parser.add_argument("--warm-up", type=int, default=40, help="files (default: %(default)s)")
-    parser.add_argument("--rows", type=int, default=4000, help="of a file (default: %(default)s)")
-    parser.add_argument(
-        "--output", type=report.output_file, default=report.RESULTS / "refresh_interval.json"
-    )
-    options = parser.parse_args(arguments)
-    environment = report.environment()
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """The streams."""
+
+    seeds: int = option(3, "of as many streams", least=1)
+    files: int = option(112, "of a stream", least=1)
+    warm_up: int = option(40, "files that are not scored", least=0)
+    rows: int = option(4000, "of a file", least=1)
+
+
+def _measure(config: Config, run: Run) -> Content:
+    sizes = {"files": config.files, "warm_up": config.warm_up, "rows": config.rows}
     aucs = []
-    for seed in range(1, options.seeds + 1):
+    for seed in range(1, config.seeds + 1):
         with tempfile.TemporaryDirectory() as folder:
-            aucs.append(
-                measure(
-                    seed,
-                    files=options.files,
-                    warm_up=options.warm_up,
-                    rows=options.rows,
-                    folder=Path(folder),
-                )
-            )
+            aucs.append(measure(seed, folder=Path(folder), **sizes))
         print(f"stream {seed}: {aucs[-1]}", flush=True)
-    results: dict[str, Any] = {
-        "streams": aucs,
-        "auc": {name: report.spread([each[name] for each in aucs]) for name in aucs[0]},
-        "gain_from_5_h_to_0.5_h": report.spread([each["0.5 h"] - each["5 h"] for each in aucs]),
-    }
-    report.write(
-        options.output,
-        {
-            "benchmark": "refresh_interval",
-            "command": " ".join(["python -m benchmarks.refresh_interval", *arguments]),
-            "environment": environment,
-            "config": {k: v for k, v in vars(options).items() if k != "output"}
-            | {"flags": list(_FLAGS), "hours": _HOURS, "sizes": _SIZES},
-            "results": results,
+    return {
+        "config": {"flags": list(_FLAGS), "hours": _HOURS, "sizes": _SIZES},
+        "results": {
+            "streams": aucs,
+            "auc": {name: report.spread([each[name] for each in aucs]) for name in aucs[0]},
+            "gain_from_5_h_to_0.5_h": report.spread([e["0.5 h"] - e["5 h"] for e in aucs]),
         },
-    )
-    plot(aucs, options.output.with_suffix(".png"))
-    return 0
+    }
+
+
+def layout(content: Content) -> list[Part]:
+    """Lays out the AUC by how often the model is refreshed."""
+    r = content["results"]
+    rows = [[name, spread(of, ".3f")] for name, of in r["auc"].items()]
+    gain = spread(r["gain_from_5_h_to_0.5_h"], ".3f")
+    return [
+        Table(heads=["refreshed each", "AUC"], rows=rows),
+        f"Medians of {len(r['streams'])} streams, from least to most. From 5 h to 0.5 h: {gain}.",
+    ]
+
+
+BENCHMARK = Benchmark(
+    name="refresh_interval",
+    about=__doc__,
+    config=Config,
+    measure=_measure,
+    layout=layout,
+    plot=lambda content, path: plot(content["results"]["streams"], path),
+)
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(main, sys.argv[1:]))
+    main(BENCHMARK)

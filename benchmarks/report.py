@@ -1,12 +1,9 @@
-"""Writes benchmark results as JSON, with the environment and the spread of repeats."""
+"""What results are made of: the environment, spreads, and the costs of a process."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import platform
-import shlex
 import statistics
 import subprocess
 import time
@@ -41,41 +38,6 @@ def environment() -> dict[str, Any]:
     }
 
 
-def envelope(
-    benchmark: str,
-    arguments: Sequence[str],
-    *,
-    environment: dict[str, Any],
-    config: dict[str, Any],
-    results: Any,
-) -> dict[str, Any]:
-    """Makes what a benchmark writes.
-
-    Args:
-      benchmark: its module in this package.
-      arguments: of its command.
-      environment: from before it measured.
-      config: what it was told.
-      results: what it found.
-    """
-    return {
-        "benchmark": benchmark,
-        "command": command(f"benchmarks.{benchmark}", arguments),
-        "environment": environment,
-        "config": config,
-        "results": results,
-    }
-
-
-def command(module: str, arguments: Sequence[str]) -> str:
-    """Returns a command line without --output."""
-    kept = [each for each in arguments if not each.startswith("--output=")]
-    if "--output" in kept:
-        at = kept.index("--output")
-        del kept[at : at + 2]
-    return shlex.join(["python", "-m", module, *kept])
-
-
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Summarizes repeated measurements: median, minimum and maximum."""
     return {
@@ -84,25 +46,6 @@ def spread(values: Sequence[float]) -> dict[str, float]:
         "max": round(max(values), 3),
         "repeats": len(values),
     }
-
-
-def output_file(text: str) -> Path:
-    """Parses --output, so that a wrong path fails before hours of measurement.
-
-    Raises:
-      argparse.ArgumentTypeError: the path is a directory.
-    """
-    path = Path(text)
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"must be a file, such as {path / 'result.json'}")
-    return path
-
-
-def write(path: Path, content: dict[str, Any]) -> None:
-    """Writes a result and prints its path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n")
-    print(f"wrote {path}")
 
 
 def cpu_secs(pid: int) -> float:

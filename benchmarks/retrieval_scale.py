@@ -7,14 +7,10 @@ the process at its peak, against the bytes of the vectors.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,10 +19,14 @@ import numpy as np
 import embedps  # noqa: F401  before TensorFlow: it chooses the Keras
 
 # isort: split
+import dataclasses
+
 import tensorflow as tf
 
-from benchmarks import report
-from embedps.console import command_line
+from benchmarks import child, report
+from benchmarks.harness import Benchmark, Content, Options, Run, main
+from benchmarks.layout import Part, figures
+from embedps.config_fields import option
 from embedps.engine.corpus_metrics import encoder
 from embedps.errors import EmbedpsError
 from embedps.evaluation.item_file import read_items, write_items
@@ -63,7 +63,7 @@ def peak(
     return found, secs, max(most, memory()) - before
 
 
-def export(items: int, path: Path) -> dict[str, float]:
+def export(items: int, path: str) -> dict[str, float]:
     """Makes a table of rows and exports it."""
     table = TableSpec(name="item", dim=DIM, initializer=Initializer.normal(1.0))
     features = [FeatureSpec(name="item", table=table)]
@@ -78,13 +78,15 @@ def export(items: int, path: Path) -> dict[str, float]:
     batches = tf.data.Dataset.range(items).batch(BATCH).map(lambda ids: {"item": ids})
     candidates = Candidates(batches, lambda batch: layer(batch)["item"], identifier="item")
     encode = encoder(candidates, layer, collection)
-    rows, secs, more = peak(lambda: write_items(path, "item", candidates.encode_batches(encode)))
+    rows, secs, more = peak(
+        lambda: write_items(Path(path), "item", candidates.encode_batches(encode))
+    )
     if rows != items:
         raise EmbedpsError(f"{rows} of {items} items were exported")
     return {"export_secs": round(secs, 2), "export_memory": round(more / (items * DIM * 4), 4)}
 
 
-def rank(path: Path) -> dict[str, float]:
+def rank(path: str) -> dict[str, float]:
     """Reads exported items and ranks some; checks a few ranks against plain sorting."""
     tf.zeros([1]).numpy()  # starts TensorFlow
     rng = np.random.default_rng(1)
@@ -92,7 +94,7 @@ def rank(path: Path) -> dict[str, float]:
     count_ranks(tf.constant(queries[:1]), tf.constant(queries), tf.ragged.constant([[0]], tf.int64))
 
     def work() -> tuple[Any, Any, Any, float]:
-        _, vectors = read_items(path)
+        _, vectors = read_items(Path(path))
         wanted = rng.integers(0, len(vectors), QUERIES)
         lists = tf.RaggedTensor.from_row_lengths(wanted, np.ones(QUERIES, np.int64))
         began = time.monotonic()
@@ -112,44 +114,40 @@ def rank(path: Path) -> dict[str, float]:
     }
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line."""
-    parser = command_line.Parser(prog="python -m benchmarks.retrieval_scale", description=__doc__)
-    parser.add_argument("--items", type=int, default=5_000_000, help="default: %(default)s")
-    parser.add_argument(
-        "--output", type=report.output_file, default=report.RESULTS / "retrieval_scale.json"
-    )
-    parser.add_argument("--step", choices=("export", "rank"), help="a process of its own")
-    parser.add_argument("--file", type=Path, help="of the items, for --step")
-    options = parser.parse_args(arguments)
-    if options.step == "export":
-        print(json.dumps(export(options.items, options.file)))
-        return 0
-    if options.step == "rank":
-        print(json.dumps(rank(options.file)))
-        return 0
-    environment, found = report.environment(), dict[str, float]()
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """The items."""
+
+    items: int = option(5_000_000, "of the table", least=1)
+
+
+def measure(config: Config, run: Run) -> Content:
+    """Exports in one process and ranks in another."""
     with tempfile.TemporaryDirectory() as folder:
-        for step in ("export", "rank"):
-            command = [sys.executable, "-m", "benchmarks.retrieval_scale", f"--step={step}"]
-            command += [f"--items={options.items}", f"--file={folder}/items.parquet"]
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=os.environ)
-            found |= json.loads(done.stdout)
-    print(found)
-    report.write(
-        options.output,
-        {
-            "benchmark": "retrieval_scale",
-            "command": f"python -m benchmarks.retrieval_scale --items {options.items}",
-            "environment": environment,
-            "items": options.items,
-            "dim": DIM,
-            "queries": QUERIES,
-            "results": found,
-        },
-    )
-    return 0
+        path = f"{folder}/items.parquet"
+        exported = child.call("benchmarks.retrieval_scale:export", items=config.items, path=path)
+        ranked = child.call("benchmarks.retrieval_scale:rank", path=path)
+    return {"items": config.items, "dim": DIM, "queries": QUERIES, "results": exported | ranked}
+
+
+def layout(content: Content) -> list[Part]:
+    """Lays out seconds and memory."""
+    r = content["results"]
+    rows = [
+        ["the export takes", f"{r['export_secs']:.1f} s"],
+        ["memory that it adds, against the vectors", f"{r['export_memory']:.2f} x"],
+        ["reading and ranking takes", f"{r['read_and_rank_secs']:.1f} s"],
+        ["ranking alone", f"{r['rank_secs']:.1f} s"],
+        ["memory that both add, against the vectors", f"{r['rank_memory']:.2f} x"],
+    ]
+    title = f"{content['items']:,} items of {content['dim']} floats, {content['queries']:,} queries"
+    return [figures(title, rows)]
+
+
+BENCHMARK = Benchmark(
+    name="retrieval_scale", about=__doc__, config=Config, measure=measure, layout=layout
+)
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(main, sys.argv[1:]))
+    main(BENCHMARK)

@@ -11,8 +11,6 @@ manifest, so from then on what it adds is found, and what it removes is not.
 
 from __future__ import annotations
 
-import shlex
-import sys
 import tempfile
 import threading
 import time
@@ -27,19 +25,22 @@ import numpy.typing as npt
 import embedps
 
 # isort: split
+import dataclasses
+
 import tensorflow as tf
 
 from benchmarks import open_loop, report
-from benchmarks.serving import Server, counts, running
+from benchmarks.harness import DIR, Benchmark, Content, Options, Run, main
+from benchmarks.layout import Part, Table, spread
+from benchmarks.served import Server, running
 from benchmarks.serving_run import Commits, write_commits
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.tools.evict import Selection, evict
-from embedps.console import command_line
-from embedps.console.command_line import number
+from embedps.config_fields import option
 from embedps.serving.server import messages
 from embedps.serving.server.tensor_values import fill
 from models import two_tower
-from pipelines.ingestion.interactions import Options, make_dataset
+from pipelines.ingestion import interactions
 
 DIM, K, ITEMS_PER_USER = 64, 100, 20
 _NAME = "items"
@@ -70,8 +71,8 @@ def write_interactions(folder: Path, items: int) -> None:
 def prepare(folder: Path, items: int, changes: Sequence[int]) -> None:
     """Makes a dataset, trains on it, and writes the commits that are to come."""
     write_interactions(folder, items)
-    make_dataset(
-        Options(
+    interactions.make_dataset(
+        interactions.Options(
             train=(str(folder / "train.txt"),),
             test=str(folder / "test.txt"),
             output=str(folder / "set"),
@@ -179,71 +180,78 @@ def visible_secs(seen: Mapping[int, float], committed: Mapping[int, float]) -> d
     }
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line."""
-    options = _parser().parse_args(arguments)
-    environment, found = report.environment(), {}
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """The items, the requests and the commits."""
+
+    items: int = option(1_000_000, "of the index", least=1000, most=10**8)
+    rate: float = option(10.0, "requests per second", above=0, most=1e6)
+    secs: float = option(30.0, "of each load", above=0, most=3600)
+    changes: tuple[int, ...] = option(
+        (10_000, 100_000, 300_000), "items that commits change, one size after another", least=1
+    )
+    commits: int = option(5, "of each size", least=0, most=1000)
+    commit_secs: float = option(2.0, "between two commits", above=0, most=3600)
+    work: str | None = option(None, "keeps the dataset and the model", metavar=DIR)
+
+
+def measure(config: Config, run: Run) -> Content:
+    """Asks an exact index and an IVF; follows commits beside the exact one."""
+    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temporary:
-        folder = options.work or Path(temporary)
+        folder = Path(config.work or temporary)
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "model").exists():
-            prepare(
-                folder, options.items, [n for n in options.changes for _ in range(options.commits)]
-            )
-        users = np.random.default_rng(1).integers(options.items // ITEMS_PER_USER, size=_DIFFERENT)
+            sizes = [size for size in config.changes for _ in range(config.commits)]
+            prepare(folder, config.items, sizes)
+        users = np.random.default_rng(1).integers(config.items // ITEMS_PER_USER, size=_DIFFERENT)
         requests = [make_request(int(user)) for user in users]
         where = [f"--model-dir={folder / 'model'}", f"--name={_NAME}"]
         for name, above in (("exact", 10**9), ("ivf", 0)):
             with running("embedps.serve", *where, f"--ivf-above={above}") as server:
-                load = open_loop.offer(server.grpc, requests, options.rate, options.secs, seed=1)
+                load = open_loop.offer(server.grpc, requests, config.rate, config.secs, seed=1)
                 found[name] = {
                     "start_secs": round(server.start_secs, 1),
                     "said": server.said,
-                    **load.summary(options.rate),
+                    **load.summary(config.rate),
                     **server.memory(),
                 }
                 if name == "exact" and (folder / "later").exists():
-                    found["following"] = follow(server, folder, options.commit_secs)
+                    found["following"] = follow(server, folder, config.commit_secs)
                     found["following"] |= server.memory()
             print(found, flush=True)
-    report.write(
-        options.output,
-        {
-            "benchmark": "retrieval_serving",
-            "command": shlex.join(["python", "-m", "benchmarks.retrieval_serving", *arguments]),
-            "environment": environment,
-            "items": options.items,
-            "dim": DIM,
-            "k": K,
-            "results": found,
-        },
-    )
-    return 0
+    return {"items": config.items, "dim": DIM, "k": K, "results": found}
 
 
-def _parser() -> command_line.Parser:
-    parser = command_line.Parser(prog="python -m benchmarks.retrieval_serving", description=__doc__)
-    number_of = number(int, least=1000, most=10**8)
-    secs = number(float, above=0, most=3600)
-    parser.add_argument("--items", type=number_of, default=1_000_000, metavar="N")
-    parser.add_argument("--rate", type=number(float, above=0, most=1e6), default=10.0, metavar="X")
-    parser.add_argument("--secs", type=secs, default=30.0, metavar="X")
-    parser.add_argument(
-        "--changes",
-        type=counts,
-        default=[10_000, 100_000, 300_000],
-        metavar="N",
-        help="items that commits change, one size after another (default: 10000,100000,300000)",
-    )
-    several = number(int, least=0, most=1000)
-    parser.add_argument("--commits", type=several, default=5, metavar="N", help="of each size")
-    parser.add_argument("--commit-secs", type=secs, default=2.0, metavar="X", help="between two")
-    parser.add_argument("--work", type=Path, metavar="DIR", help="keeps the dataset and the model")
-    parser.add_argument(
-        "--output", type=report.output_file, default=report.RESULTS / "retrieval_serving.json"
-    )
-    return parser
+def layout(content: Content) -> list[Part]:
+    """Lays out the latencies, and how soon changes are found."""
+    r = content["results"]
+    rows = [
+        [
+            name,
+            f"{r[name]['offered_qps']:g}",
+            *(f"{r[name][key]:.1f}" for key in ("p50_ms", "p99_ms", "max_ms")),
+            f"{r[name]['rss_mb']:,.0f}",
+        ]
+        for name in ("exact", "ivf")
+        if name in r
+    ]
+    told = f"the best {content['k']} of {content['items']:,} items of {content['dim']} floats"
+    heads = [told, "requests/s", "median, ms", "p99", "longest", "memory, MB"]
+    parts: list[Part] = [Table(heads=heads, rows=rows), *r.get("ivf", {}).get("said", ())]
+    if (of := r.get("following")) is not None:
+        changed = of["added_or_changed_secs"]
+        by_size = changed if "median" not in changed else {str(of["rows_per_delta"]): changed}
+        waits = [[f"{int(n):,} items change", spread(secs)] for n, secs in by_size.items()]
+        waits.append([f"{of['removed']:,} items are removed", f"{of['removed_secs']:.2f}"])
+        parts.append(Table(heads=["a commit", "seconds until it is found"], rows=waits))
+    return parts
+
+
+BENCHMARK = Benchmark(
+    name="retrieval_serving", about=__doc__, config=Config, measure=measure, layout=layout
+)
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(main, sys.argv[1:]))
+    main(BENCHMARK)

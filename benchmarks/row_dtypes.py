@@ -1,6 +1,6 @@
-"""Measures rows of bfloat16 and float16: `python -m benchmarks.row_dtypes --run DIR PART`.
+"""Measures rows of bfloat16 and float16: `python -m benchmarks.row_dtypes --run DIR`.
 
-PART is `auc` (held-out AUC of DLRM with small layers after one epoch, 4 seeds), `step` (processor
+--part is `auc` (held-out AUC of DLRM with small layers after one epoch, 4 seeds), `step` (processor
 time of training steps, interleaved) or `lookups` (the same, of a table of 4M rows of dim 64). Each
 adds to the result file, and `auc` goes on where it was interrupted. DIR is the folder that
 `make train ROWS=2000000` made.
@@ -10,28 +10,29 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 import embedps  # noqa: F401  before TensorFlow: it chooses the Keras
 
 # isort: split
+import dataclasses
+
 import tensorflow as tf
 
-from benchmarks import report
-from embedps.console import command_line
+from benchmarks import child, report
+from benchmarks.harness import DIR, Benchmark, Content, Options, Run, main
+from benchmarks.layout import Part, Table, spread
+from embedps.config_fields import option
 from embedps.data.dataset import Dataset
 from embedps.engine.dense_optimizer import make_dense_optimizer
 from embedps.engine.step_model import StepModel
 from embedps.engine.unit_functions import make_train_unit
-from embedps.errors import EmbedpsError
 from embedps.tables import FeatureSpec, TableSpec
 from embedps.tables.collection import EmbeddingCollection
 from embedps.tables.specs import RowDtype
@@ -49,23 +50,21 @@ def auc(data: Path, dtype: RowDtype, seed: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         where = (f"--data={data}", f"--model-dir={folder}/model")
         flags = (*where, *SMALL, f"--row-dtype={dtype}", f"--seed={seed}", "--eval=inline")
-        command = [sys.executable, "-m", "embedps.train", "--model=dlrm", *flags]
-        if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode != 0:
-            raise EmbedpsError(f"{' '.join(command[1:])} failed")
+        child.run("embedps.train", "--model=dlrm", *flags)
         summary = json.loads((Path(folder) / "model" / "summary.json").read_text())
         return float(summary["evaluation"]["auc"])
 
 
-def measure_auc(run: Path, found: dict[str, Any], save: Callable[[], None]) -> None:
+def measure_auc(made: Path, found: Content, run: Run) -> None:
     """Adds each run of each seed that the result does not have."""
-    logs = json.loads((run / "logs" / "clicks.tsv.gz.json").read_text())
+    logs = json.loads((made / "logs" / "clicks.tsv.gz.json").read_text())
     part = found.setdefault("auc", {"planted": logs, "flags": list(SMALL), "runs": {}})
     for seed in SEEDS:
         for dtype in DTYPES:
             runs = part["runs"].setdefault(dtype, {})
             if str(seed) not in runs:
-                runs[str(seed)] = auc(run / "dataset", dtype, seed)
-                save()
+                runs[str(seed)] = auc(made / "dataset", dtype, seed)
+                run.save(found)
     means = {dtype: statistics.mean(part["runs"][dtype].values()) for dtype in DTYPES}
     part["means"] = means
     part["differences"] = {dtype: means[dtype] - means["float32"] for dtype in DTYPES}
@@ -141,44 +140,53 @@ def lookups_of(dtype: RowDtype) -> Callable[[int], Any]:
     return run
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line."""
-    parser = command_line.Parser(prog="python -m benchmarks.row_dtypes", description=__doc__)
-    parser.add_argument("part", choices=("auc", "step", "lookups"))
-    parser.add_argument("--run", type=Path, required=True, help="the folder that `make train` made")
-    parser.add_argument(
-        "--output", type=report.output_file, default=report.RESULTS / "row_dtypes.json"
-    )
-    options = parser.parse_args(arguments)
-    found: dict[str, Any] = (
-        json.loads(options.output.read_text()) if options.output.exists() else {}
-    )
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """What is measured now."""
 
-    def save() -> None:
-        found.update(
-            benchmark="row_dtypes",
-            command="python -m benchmarks.row_dtypes --run DIR PART",
-            environment=report.environment(),
-        )
-        report.write(options.output, found)
+    run: str = option(dataclasses.MISSING, "the folder that `make train` made", metavar=DIR)
+    part: Literal["auc", "step", "lookups"] = option("auc", "the others keep their results")
 
-    if options.part == "auc":
-        measure_auc(options.run, found, save)
-    elif options.part == "step":
-        dataset = Dataset.open(options.run / "dataset")
+
+def measure(config: Config, run: Run) -> Content:
+    """Measures a part; the others keep their results."""
+    earlier, made = run.earlier(), Path(config.run)
+    found: Content = {}
+    found |= {key: earlier[key] for key in ("auc", "step", "lookups") if key in earlier}
+    if config.part == "auc":
+        measure_auc(made, found, run)
+    elif config.part == "step":
+        dataset = Dataset.open(made / "dataset")
         steps = {dtype: unit_of(dataset, dtype) for dtype in DTYPES}
         found["step"] = {"steps": UNIT_ROWS // BATCH, **interleave(steps, ROUNDS)}
     else:
         tables = {dtype: lookups_of(dtype) for dtype in DTYPES}
-        found["lookups"] = {
-            "rows": TABLE_ROWS,
-            "dim": TABLE_DIM,
-            "ids": LOOKUP_IDS,
-            **interleave(tables, LOOKUP_ROUNDS),
-        }
-    save()
-    return 0
+        sizes = {"rows": TABLE_ROWS, "dim": TABLE_DIM, "ids": LOOKUP_IDS}
+        found["lookups"] = {**sizes, **interleave(tables, LOOKUP_ROUNDS)}
+    return found
+
+
+def layout(content: Content) -> list[Part]:
+    """Lays out the AUC and the times by the dtype of rows."""
+    heads = ["rows of"]
+    rows: list[list[str]] = [[dtype] for dtype in DTYPES]
+    if "auc" in content:
+        heads += ["AUC", "minus float32's"]
+        for row, dtype in zip(rows, DTYPES, strict=True):
+            of = content["auc"]
+            row += [f"{of['means'][dtype]:.5f}", f"{of['differences'][dtype]:+.5f}"]
+    for part, name in (("step", "steps"), ("lookups", "lookups")):
+        if part in content:
+            heads.append(f"CPU time of {name} by float32's")
+            for row, dtype in zip(rows, DTYPES, strict=True):
+                row.append(spread(content[part][dtype]["by_float32"]))
+    return [Table(heads=heads, rows=rows)]
+
+
+BENCHMARK = Benchmark(
+    name="row_dtypes", about=__doc__, config=Config, measure=measure, layout=layout
+)
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(main, sys.argv[1:]))
+    main(BENCHMARK)

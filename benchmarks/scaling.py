@@ -21,7 +21,6 @@ import multiprocessing
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -31,16 +30,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks import report, workload
+from benchmarks import workload
+from benchmarks.harness import Benchmark, Content, Options, Run, main
+from benchmarks.layout import Part, Table
 from benchmarks.peers import protocol
 from benchmarks.peers.embedps_dlrm import Embedps
 from embedps.cluster import local_processes
 from embedps.cluster.coordinator import CoordinatorCluster
 from embedps.cluster.local_cluster import LocalCluster
-from embedps.console import command_line, tf_logging
+from embedps.config_fields import option
+from embedps.console import tf_logging
 from embedps.engine.steps.ways import OnLostWorker, SyncMode
 from embedps.planning.step_traffic import TERMS, ServerStep, place_variables, predict
 
@@ -347,67 +347,98 @@ def project(
     }
 
 
-def show(rows: Sequence[dict[str, Any]]) -> None:
-    """Prints counts and predictions."""
-    table = Table(title="Per step of one worker, at each parameter server (mean of the shards)")
-    numbers = ("num_ps", "num_workers", "sync", "tables", "dim", "batch", "unit_steps")
-    names = ("PS", "workers", "--sync", "tables", "dim", "batch", "steps/unit")
-    for column in (*names, "bytes in", "bytes out", "calls"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        cells = [str(row[k]) for k in numbers]
-        for what in TERMS:
-            of = row[what]
-            mark = "" if row["fitted"] else f" ({of['error']:+.1%})"
-            cells.append(f"{of['counted']:,.{int(what == 'calls')}f}{mark}")
-        table.add_row(*cells)
-    Console(width=120).print(table)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """Which points."""
+
+    keep_known: bool = option(
+        False, "count only points that --output lacks; the machine's speed does not matter"
+    )
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line."""
-    parser = command_line.Parser(prog="python -m benchmarks.scaling", description=__doc__)
-    parser.add_argument(
-        "--keep-known",
-        action="store_true",
-        help="count only the points that --output lacks; the speed of the machine does not matter",
-    )
-    parser.add_argument(
-        "--output", type=report.output_file, default=report.RESULTS / "scaling.json"
-    )
-    options = parser.parse_args(arguments)
-    environment = report.environment()
-    known = read_known(options.output) if options.keep_known else {}
-    new = measure([point for point in POINTS if point not in known], environment["commit"])
+def count_and_fit(config: Config, run: Run) -> Content:
+    """Counts at each point, and fits the model."""
+    known = read_known(run.path) if config.keep_known else {}
+    new = measure([point for point in POINTS if point not in known], run.environment["commit"])
     counted = known | {Point(**result["point"]): result for result in new}
     results = [counted[point] for point in POINTS]
     model = fit(results)
     rows = errors(results, model)
-    show(rows)
     predicted = [row[what] for row in rows if not row["fitted"] for what in TERMS]
-    off = max(abs(of["error"]) for of in predicted)
-    print(f"predicted all points it was not fitted on within {off:.1%}; limit: {_TOLERANCE:.0%}")
-    report.write(
-        options.output,
-        {
-            "benchmark": "scaling",
-            "command": "python -m benchmarks.scaling" + " --keep-known" * options.keep_known,
-            "environment": environment,
-            "config": {"units_per_point": _UNITS - 1, "fitted_on_ps": _FITTED},
-            "model": {w: dict(zip(TERMS[w], model[w], strict=True)) for w in TERMS},
-            "points": rows,
-            "largest_error": off,
-            "largest_shard_error": max(of["worst_shard_error"] for of in predicted),
-            "large": [
-                project(model, Point(num_ps=LARGE_PS, batch=batch, dim=dim), (50e3, 100e3, 200e3))
-                for dim in (16, 64)
-                for batch in (2048, 8192)
-            ],
-            "counts": results,
-        },
-    )
-    return 0 if off <= _TOLERANCE else 1
+    return {
+        "config": {"units_per_point": _UNITS - 1, "fitted_on_ps": _FITTED},
+        "model": {w: dict(zip(TERMS[w], model[w], strict=True)) for w in TERMS},
+        "points": rows,
+        "largest_error": max(abs(of["error"]) for of in predicted),
+        "largest_shard_error": max(of["worst_shard_error"] for of in predicted),
+        "large": [
+            project(model, Point(num_ps=LARGE_PS, batch=batch, dim=dim), (50e3, 100e3, 200e3))
+            for dim in (16, 64)
+            for batch in (2048, 8192)
+        ],
+        "counts": results,
+    }
+
+
+def layout(content: Content) -> list[Part]:
+    """Lays out counts and predictions, the model, and what it says of a large cluster."""
+    names = {"bytes_in": "bytes in", "bytes_out": "bytes out", "calls": "calls"}
+    rows = []
+    for point in content["points"]:
+        numbers = ("num_ps", "num_workers", "sync", "tables", "dim", "batch", "unit_steps")
+        cells = [str(point[k]) for k in numbers]
+        for what in names:
+            of, digits = point[what], int(what == "calls")
+            text = f"{of['counted']:,.{digits}f}"
+            if not point["fitted"]:
+                text += f" (predicted {of['predicted']:,.{digits}f}, {of['error']:+.1%})"
+            cells.append(text)
+        rows.append(cells)
+    heads = ["PS", "workers", "--sync", "tables", "dim", "batch", "steps", *names.values()]
+    model = [
+        [names[what], " + ".join(f"{value:,.2f} {term}" for term, value in terms.items())]
+        for what, terms in content["model"].items()
+    ]
+    first = content["large"][0]
+    uses = list(first["link_use_at"])
+    large = [
+        [
+            f"{x['tables']} x {x['dim']}, batch {x['batch']}",
+            f"{x['bytes_in_per_step_and_worker']:,} / {x['bytes_out_per_step_and_worker']:,}",
+            f"{x['examples_per_sec_and_worker_when_full']:,}",
+            f"{x['examples_per_sec_in_all_when_full'] / 1e6:.1f}M",
+            *(f"{x['link_use_at'][use]:.0%}" for use in uses),
+        ]
+        for x in content["large"]
+    ]
+    of_large = ["tables x dim", "bytes in / out per step", "examples/s per worker when full"]
+    of_large += ["all workers when full", *(f"link use at {int(u):,} per worker" for u in uses)]
+    return [
+        Table(heads=heads, rows=rows),
+        "Steps are per unit; counts are per step of one worker. Predictions are within "
+        f"{content['largest_error']:.1%} ({content['largest_shard_error']:.1%} for the worst "
+        "single shard). The model, fitted on 1 and 2 parameter servers and `--sync none`:",
+        Table(heads=["per step, worker and shard", "is"], rows=model),
+        f"{first['workers']} workers and {first['num_ps']} parameter servers on {first['gbits']:g} "
+        "Gb/s links; for the server with the largest part of the network:",
+        Table(heads=of_large, rows=large),
+    ]
+
+
+def _failure(content: Content) -> str | None:
+    off = content["largest_error"]
+    return None if off <= _TOLERANCE else f"a prediction is off by {off:.1%}: {_TOLERANCE:.0%}"
+
+
+BENCHMARK = Benchmark(
+    name="scaling",
+    about=__doc__,
+    config=Config,
+    measure=count_and_fit,
+    layout=layout,
+    failure=_failure,
+)
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(main, sys.argv[1:]))
+    main(BENCHMARK)

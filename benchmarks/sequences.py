@@ -9,9 +9,8 @@ the results of the others.
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,14 +19,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import tf_keras
-from rich.console import Console
-from rich.markdown import Markdown
 
-from benchmarks import model_tables, report
+from benchmarks import child
 from benchmarks.datasets import write_dataset
+from benchmarks.harness import Benchmark, Content, Options, Run, main
+from benchmarks.layout import Part, Table, means
 from benchmarks.planted_sequences import CLICK, NOISE, SECONDS, Ids, World, places_of
-from embedps.console import command_line
-from embedps.errors import EmbedpsError
+from embedps.config_fields import option
 
 USERS, ITEMS, SEEDS, TOP = 4000, 2000, (0, 1, 2), 20
 COMMON = ("--batch-size=256", "--unit-rows=4096", "--schedule=linear", "--eval=inline")
@@ -49,6 +47,7 @@ RETRIEVAL = {
     ),
     "sasrec": ("--epochs=10", "--embedding-dim=32", "--sparse-learning-rate=0.1"),
 }
+MODELS = (*CLICKS, *RETRIEVAL)
 LABELS = {"mmoe": (CLICK, SECONDS), "ple": (CLICK, SECONDS)}
 SCORES = {
     "clicks": {"auc": "auc", "click_auc": "auc", "seconds_rmse": "rmse of seconds"},
@@ -58,12 +57,17 @@ SCORES = {
 Floats = npt.NDArray[np.float64]
 
 
-def train(model: str, data: Path, folder: Path, seed: int, flags: Sequence[str]) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """Which models."""
+
+    models: tuple[str, ...] = option(MODELS, "the others keep their results", some_of=MODELS)
+
+
+def _train(model: str, data: Path, folder: Path, seed: int, more: Sequence[str]) -> dict[str, Any]:
     """Trains a model; gives its last held-out scores."""
-    command = [sys.executable, "-m", "embedps.train", f"--model={model}", f"--data={data}"]
-    command += [f"--model-dir={folder}", f"--seed={seed}", *COMMON, *flags]
-    if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode != 0:
-        raise EmbedpsError(f"{' '.join(command)} failed")
+    flags = (f"--model={model}", f"--data={data}", f"--model-dir={folder}", f"--seed={seed}")
+    child.run("embedps.train", *flags, *COMMON, *more)
     return dict(json.loads((folder / "evaluation.jsonl").read_text().splitlines()[-1]))
 
 
@@ -134,48 +138,44 @@ def scores(
     suite: str, model: str, data: Path, folder: Path, flags: Sequence[str]
 ) -> dict[str, list[float]]:
     """Trains a model by each seed; gives its scores."""
-    each = [train(model, data, folder / f"{model}-{seed}", seed, flags) for seed in SEEDS]
+    each = [_train(model, data, folder / f"{model}-{seed}", seed, flags) for seed in SEEDS]
     names = {key: name for key, name in SCORES[suite].items() if key in each[0]}
     found = {name: [float(of[key]) for of in each] for key, name in names.items()}
     print(model, found, flush=True)
     return found
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line."""
-    parser = command_line.Parser(prog="python -m benchmarks.sequences", description=__doc__)
-    every = (*CLICKS, *RETRIEVAL)
-    parser.add_argument("--models", default=",".join(every), help="default: %(default)s")
-    parser.add_argument(
-        "--output", type=report.output_file, default=report.RESULTS / "sequences.json"
-    )
-    options = parser.parse_args(arguments)
-    models = [name for name in options.models.split(",") if name]
-    if unknown := [name for name in models if name not in every]:
-        raise EmbedpsError(f"--models must be of {', '.join(every)} but has {unknown[0]}")
-    results: dict[str, Any] = {}
-    if options.output.exists():
-        results = json.loads(options.output.read_text())["results"]
-    environment = report.environment()
-    for suite, known, measure in (("clicks", CLICKS, clicks), ("retrieval", RETRIEVAL, retrieval)):
-        if wanted := [name for name in models if name in known]:
+def measure(config: Config, run: Run) -> Content:
+    """Measures some models, and keeps the earlier results of the others."""
+    results: dict[str, Any] = run.earlier().get("results", {})
+    for suite, known, score in (("clicks", CLICKS, clicks), ("retrieval", RETRIEVAL, retrieval)):
+        if wanted := [name for name in config.models if name in known]:
             with tempfile.TemporaryDirectory() as folder:
-                found = results.get(suite, {}) | measure(wanted, Path(folder))
+                found = results.get(suite, {}) | score(wanted, Path(folder))
             order = [n for n in found if n not in known] + [n for n in known if n in found]
             results[suite] = {name: found[name] for name in order}
-    content = {
-        "benchmark": "sequences",
-        "command": "python -m benchmarks.sequences",
-        "environment": environment,
-        "users": USERS,
-        "items": ITEMS,
-        "seeds": len(SEEDS),
-        "results": results,
-    }
-    report.write(options.output, content)
-    Console().print(Markdown(model_tables.sequences(content)))
-    return 0
+    return {"users": USERS, "items": ITEMS, "seeds": len(SEEDS), "results": results}
+
+
+def layout(content: Content) -> list[Part]:
+    """Lays out the scores on histories of a planted taste."""
+    parts: list[Part] = []
+    for suite, found in content["results"].items():
+        scores = list(dict.fromkeys(score for of in found.values() for score in of))
+        rows = [
+            [name, *(means(of[score]) if score in of else "" for score in scores)]
+            for name, of in found.items()
+        ]
+        parts.append(Table(heads=[suite, *scores], rows=rows))
+    users, items, seeds = (content[key] for key in ("users", "items", "seeds"))
+    told = f"{users:,} users, {items:,} items; means of {seeds} seeds, from least to most."
+    return [*parts, told]
+
+
+BENCHMARK = Benchmark(
+    name="sequences", about=__doc__, config=Config, measure=measure, layout=layout
+)
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(main, sys.argv[1:]))
+    main(BENCHMARK)

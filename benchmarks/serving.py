@@ -14,25 +14,24 @@ reports the server's memory meanwhile. Its parts of 20 seconds are each a run of
 
 from __future__ import annotations
 
-import re
-import shlex
+import dataclasses
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import open_loop, report
+from benchmarks import child, open_loop, report
+from benchmarks.harness import DIR, Benchmark, Content, Options, Run, main
+from benchmarks.layout import Part, Table
+from benchmarks.served import Server, running
 from benchmarks.serving_run import COLUMNS, FIRST_ID, Commits
-from embedps.console import command_line
-from embedps.console.command_line import number, path
+from embedps.config_fields import option
 from embedps.errors import UsageError
 from embedps.serving.server import messages
 from embedps.serving.server.tensor_values import fill
@@ -41,67 +40,6 @@ NAME = "model"
 NUMERICS = [f"I{i}" for i in range(1, 14)]
 _PART_SECS = 20.0
 _DIFFERENT = 200  # requests, which are sent in turn
-
-
-class Server:
-    """A server's process and addresses.
-
-    Attributes:
-      said: its lines before it served.
-    """
-
-    def __init__(self, module: str, *arguments: str, prefix: Sequence[str] = ()) -> None:
-        """Starts it, and waits until it serves.
-
-        Args:
-          module: to run.
-          arguments: of its command.
-          prefix: what the command is an argument of, such as `prlimit`.
-
-        Raises:
-          UsageError: it ends before that.
-        """
-        command = [*prefix, sys.executable, "-m", module, *arguments, "--port=0", "--rest-port=0"]
-        began = time.monotonic()
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        self.said: list[str] = []
-        for line in self.process.stdout or ():
-            if found := re.search(r"^serves .* at (\S+) \(gRPC\) and (\S+)", line):
-                break
-            self.said.append(line.strip())
-        else:
-            raise UsageError(f"{module} did not start: see above")
-        self.start_secs = time.monotonic() - began
-        self.grpc, self.rest = found.groups()
-
-    def memory(self) -> dict[str, float]:
-        """Gives the resident memory in MB, and how much of it is no page of a file."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return {
-            name: round(int(re.search(rf"{field}:\s+(\d+) kB", status)[1]) / 1000, 1)  # type: ignore[index]
-            for name, field in (("rss_mb", "VmRSS"), ("anonymous_mb", "RssAnon"))
-        }
-
-    def cpu_secs(self) -> float:
-        """Gives the seconds of processors that it has used."""
-        return report.cpu_secs(self.process.pid)
-
-    def metric(self, name: str) -> float:
-        """Reads a metric of Prometheus; 0 if it is absent; the sum over its labels."""
-        with urllib.request.urlopen(f"{self.rest}/metrics") as answer:
-            text = answer.read().decode()
-        return sum(float(v) for v in re.findall(rf"^{name}{{[^}}]*}} (\S+)$", text, re.M))
-
-
-@contextmanager
-def running(module: str, *arguments: str) -> Iterator[Server]:
-    """Runs a server."""
-    server = Server(module, *arguments)
-    try:
-        yield server
-    finally:
-        server.process.terminate()
-        server.process.wait()
 
 
 class Committing:
@@ -168,64 +106,17 @@ def make_requests(rows: int, table_rows: int) -> list[bytes]:
     return made
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line."""
-    options = _parser().parse_args(arguments)
-    if len(options.sizes) != len(options.rates):
-        raise UsageError(
-            f"--sizes and --rates must have as many values but have {len(options.sizes)} and "
-            f"{len(options.rates)}"
-        )
-    environment, found = report.environment(), []
-    with tempfile.TemporaryDirectory(dir=options.folder) as name:
-        folder = options.run or _make(Path(name), options)
-        commits = Commits(folder)
-        where = [f"--model-dir={folder / 'model'}", f"--name={NAME}"]
-        requests = {
-            size: make_requests(size, options.rows // len(COLUMNS)) for size in options.sizes
-        }
-        with running("embedps.serve", *where) as server:
-            memory = {"start_secs": round(server.start_secs, 1), "at_start": server.memory()}
-            memory["row_bytes"] = server.metric("embedps_row_bytes")
-            memory["rows"] = server.metric("embedps_rows")
-            for size, rate in zip(options.sizes, options.rates, strict=True):
-                result: dict[str, Any] = {"candidates": size, "secs": options.secs}
-                quiet = open_loop.offer(server.grpc, requests[size], rate, options.secs, seed=1)
-                result["quiet"] = quiet.summary(rate)
-                with Committing(commits, options.commit_secs, server) as committing:
-                    load = open_loop.offer(server.grpc, requests[size], rate, options.secs, seed=2)
-                result["updates"] = load.summary(rate) | committing.results(load)
-                found.append(result)
-                print(result, flush=True)
-            memory["after"] = server.memory()
-            steady = _stay(server, requests[options.sizes[0]], options, commits)
-        if options.export:
-            _ask_export(folder, Path(name) / "exports", requests, found)
-    report.write(
-        options.output,
-        {
-            "benchmark": "serving",
-            "command": shlex.join(["python", "-m", "benchmarks.serving", *arguments]),
-            "environment": environment,
-            "memory": memory,
-            "steady": steady,
-            "results": found,
-        },
-    )
-    return 0
-
-
 def _stay(
-    server: Server, requests: list[bytes], options: Any, commits: Commits
+    server: Server, requests: list[bytes], config: Config, commits: Commits
 ) -> list[dict[str, Any]]:
     """Asks for minutes while commits come; gives the memory over time."""
     found: list[dict[str, Any]] = []
     began = time.monotonic()
-    while time.monotonic() - began < options.steady:
-        with Committing(commits, options.commit_secs, server):
-            load = open_loop.offer(server.grpc, requests, options.rates[0], _PART_SECS, seed=3)
+    while time.monotonic() - began < config.steady:
+        with Committing(commits, config.commit_secs, server):
+            load = open_loop.offer(server.grpc, requests, config.rates[0], _PART_SECS, seed=3)
         secs = round(time.monotonic() - began)
-        found.append({"secs": secs, **server.memory(), **load.summary(options.rates[0])})
+        found.append({"secs": secs, **server.memory(), **load.summary(config.rates[0])})
         print(found[-1], flush=True)
     return found
 
@@ -245,49 +136,95 @@ def _ask_export(
             print(result["export"], flush=True)
 
 
-def _make(folder: Path, options: Any) -> Path:
+def _make(folder: Path, config: Config) -> Path:
     # With a generator's start and warm-up, and the steady parts'.
-    secs = len(options.sizes) * (options.secs + 6) + 1.3 * options.steady
-    given = {"folder": folder, "rows": options.rows, "changes": options.changes}
-    given["commits"] = int(secs / options.commit_secs)
-    command = ["-m", "benchmarks.serving_run", *(f"--{f}={value}" for f, value in given.items())]
-    subprocess.run([sys.executable, *command], check=True, stdout=sys.stderr)
+    secs = len(config.sizes) * (config.secs + 6) + 1.3 * config.steady
+    given = {"rows": config.rows, "changes": config.changes}
+    commits = int(secs / config.commit_secs)
+    child.call("benchmarks.serving_run:make", folder=str(folder), commits=commits, **given)
     return folder
 
 
-def counts(given: str) -> list[int]:
-    """Reads numbers with commas between them, for argparse."""
-    read = number(int, least=1, most=10**9)
-    return [read(part) for part in given.split(",")]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """The model, the requests and the commits."""
+
+    sizes: tuple[int, ...] = option((1, 100, 1000), "candidates per request, in turn", least=1)
+    rates: tuple[int, ...] = option((300, 100, 20), "requests per second, by size", least=1)
+    secs: float = option(20.0, "of each load", above=0, most=86400)
+    rows: int = option(1_300_000, "of the tables", least=1, most=10**9)
+    changes: int = option(100_000, "rows that a commit changes", least=1, most=10**9)
+    commit_secs: float = option(2.0, "between two commits", above=0, most=86400)
+    steady: float = option(0.0, "seconds of full load at the end", least=0, most=86400)
+    run: str | None = option(None, "what serving_run:make made, to use once", metavar=DIR)
+    folder: str | None = option(None, "for the run; else the temporary folder", metavar=DIR)
+    export: bool = option(False, "ask the same of TensorFlow with an export")
+
+    def __post_init__(self) -> None:
+        """Checks each option, and that each size has a rate."""
+        super().__post_init__()
+        sizes, rates = len(self.sizes), len(self.rates)
+        if sizes != rates:
+            told = "--sizes and --rates must have as many values"
+            raise UsageError(f"{told} but have {sizes} and {rates}")
 
 
-def _parser() -> command_line.Parser:
-    parser = command_line.Parser(prog="python -m benchmarks.serving", description=__doc__)
-    count = number(int, least=1, most=10**9)
-    secs = number(float, least=0, most=86400)
-    for flag, kind, default, text in (
-        ("--sizes", counts, [1, 100, 1000], "candidates per request, one after another"),
-        ("--rates", counts, [300, 100, 20], "requests per second, for each of --sizes"),
-        ("--secs", secs, 20.0, "how long to ask each time"),
-        ("--rows", count, 1_300_000, "rows of the tables"),
-        ("--changes", count, 100_000, "rows that a commit changes"),
-        ("--commit-secs", secs, 2.0, "between two commits"),
-        ("--steady", secs, 0.0, "how long to stay at full load, for the memory"),
-        ("--run", path, None, "what benchmarks.serving_run made before, to use once"),
-        ("--folder", path, None, "where to make the run, instead of the temporary directory"),
-    ):
-        shown = ",".join(map(str, default)) if isinstance(default, list) else default
-        parser.add_argument(
-            flag, type=kind, default=default, metavar="X", help=f"{text} (default: {shown})"
-        )
-    parser.add_argument(
-        "--export", action="store_true", help="ask the same of TensorFlow with an export"
-    )
-    parser.add_argument(
-        "--output", type=report.output_file, default=report.RESULTS / "serving.json", metavar="FILE"
-    )
-    return parser
+def measure(config: Config, run: Run) -> Content:
+    """Asks at each size, first while nothing changes and then beside commits."""
+    found = []
+    with tempfile.TemporaryDirectory(dir=config.folder) as name:
+        folder = Path(config.run) if config.run else _make(Path(name), config)
+        commits = Commits(folder)
+        where = [f"--model-dir={folder / 'model'}", f"--name={NAME}"]
+        requests = {size: make_requests(size, config.rows // len(COLUMNS)) for size in config.sizes}
+        with running("embedps.serve", *where) as server:
+            memory = {"start_secs": round(server.start_secs, 1), "at_start": server.memory()}
+            memory["row_bytes"] = server.metric("embedps_row_bytes")
+            memory["rows"] = server.metric("embedps_rows")
+            for size, rate in zip(config.sizes, config.rates, strict=True):
+                result: dict[str, Any] = {"candidates": size, "secs": config.secs}
+                quiet = open_loop.offer(server.grpc, requests[size], rate, config.secs, seed=1)
+                result["quiet"] = quiet.summary(rate)
+                with Committing(commits, config.commit_secs, server) as committing:
+                    load = open_loop.offer(server.grpc, requests[size], rate, config.secs, seed=2)
+                result["updates"] = load.summary(rate) | committing.results(load)
+                found.append(result)
+                print(result, flush=True)
+            memory["after"] = server.memory()
+            steady = _stay(server, requests[config.sizes[0]], config, commits)
+        if config.export:
+            _ask_export(folder, Path(name) / "exports", requests, found)
+    return {"memory": memory, "steady": steady, "results": found}
+
+
+def layout(content: Content) -> list[Part]:
+    """Lays out the latencies, quiet and beside commits, and the memory."""
+    rows = []
+    for each in content["results"]:
+        for what, name in (("quiet", ""), ("updates", "commits"), ("export", "an export")):
+            if (load := each.get(what)) is not None:
+                visible = load.get("visible_ms")
+                rows.append(
+                    [
+                        f"{each['candidates']}{f', {name}' if name else ''}",
+                        f"{load['offered_qps']:g}",
+                        *(f"{load[key]:.1f}" for key in ("p50_ms", "p99_ms", "p999_ms")),
+                        f"{visible['median']:.0f}" if visible else "",
+                    ]
+                )
+    heads = ["candidates per request", "requests/s", "median, ms", "p99", "p99.9", "visible after"]
+    memory = content["memory"]
+    told = f"{memory['rows']:,.0f} rows. Memory: {memory['at_start']['rss_mb']:.0f} MB at start, "
+    steady = [each["rss_mb"] for each in content.get("steady", ())]
+    told += f"{memory['after']['rss_mb']:.0f} MB after"
+    if steady:
+        secs = content["steady"][-1]["secs"]
+        told += f", {min(steady):.0f} to {max(steady):.0f} MB in {secs} s of full load"
+    return [Table(heads=heads, rows=rows), f"{told}."]
+
+
+BENCHMARK = Benchmark(name="serving", about=__doc__, config=Config, measure=measure, layout=layout)
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(main, sys.argv[1:]))
+    main(BENCHMARK)

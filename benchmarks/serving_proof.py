@@ -11,9 +11,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -30,11 +27,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tensorflow as tf
 
-from benchmarks import report
+from benchmarks.datasets import generate_clicks
+from benchmarks.harness import Benchmark, Content, Options, Run, main
+from benchmarks.layout import Part, figures
+from benchmarks.served import running, training
 from embedps import evaluate
 from embedps.checkpoint.directory import CheckpointDirectory
+from embedps.config_fields import option
 from embedps.console import command_line
-from embedps.console.command_line import number, text
 from embedps.data.dataset import Dataset
 from embedps.errors import EmbedpsError
 from embedps.serving.server import messages
@@ -61,61 +61,29 @@ class Answer:
     scores: npt.NDArray[np.float32]
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line."""
-    options = _parser().parse_args(arguments)
-    environment = report.environment()
-    with tempfile.TemporaryDirectory() as folder:
-        found = prove(options, Path(folder))
-    print(found)
-    report.write(
-        options.output,
-        {
-            "benchmark": "serving_proof",
-            "command": " ".join(["python -m benchmarks.serving_proof", *arguments]),
-            "environment": environment,
-            "config": {k: v for k, v in vars(options).items() if k != "output"},
-            "results": found,
-        },
-    )
-    return 0 if found["wrong_scores"] == 0 else 1
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """The run and the clients."""
+
+    rows: int = option(300_000, "of the log", least=1)
+    requests: int = option(10_000, "in all", least=1)
+    most_rows: int = option(1000, "the most records of a request", least=1, most=65536)
+    clients: int = option(3, "that ask one request after another", least=1, most=64)
+    delta_secs: float = option(3.0, "of the run", above=0, most=3600)
+    flags: str = option(_FLAGS, "more of the run")
 
 
-def prove(options: Any, folder: Path) -> dict[str, Any]:
+def prove(config: Config, folder: Path) -> dict[str, Any]:
     """Trains, serves and asks at once; then compares."""
-    log = folder / "day_0.tsv"
-    _run("pipelines.generate", "--rows", str(options.rows), "--output", str(log))
-    _run("pipelines.criteo", "--input", str(log), "--output", str(folder / "data"))
-    dataset = Dataset.open(folder / "data")
+    dataset = generate_clicks(folder, config.rows)
     model_dir = folder / "model"
-    run = _start(
-        "embedps.train",
-        *(f"--data={folder / 'data'}", f"--model-dir={model_dir}", "--eval=none"),
-        *(f"--delta-secs={options.delta_secs}", "--keep-secs=1e6", *options.flags.split()),
-        stdout=sys.stderr,
-    )
+    flags = (f"--delta-secs={config.delta_secs}", "--keep-secs=1e6", *config.flags.split())
+    where = (f"--model-dir={model_dir}", f"--name={_NAME}")
+    with training(folder, *flags), running("embedps.serve", *where) as server:
+        began = time.monotonic()
+        answers = ask(server.grpc, split_of(dataset), config)
+        secs = time.monotonic() - began
     directory = CheckpointDirectory(model_dir)
-    try:
-        _wait_for_a_commit(directory, run)
-        server = _start(
-            "embedps.serve",
-            *(f"--model-dir={model_dir}", f"--name={_NAME}", "--port=0", "--rest-port=0"),
-            stdout=subprocess.PIPE,
-        )
-        try:
-            line = server.stdout.readline() if server.stdout is not None else ""
-            if not line.startswith("serves "):
-                raise EmbedpsError("the server did not start: see above")
-            words = line.split()
-            began = time.monotonic()
-            answers = ask(words[words.index("at") + 1], split_of(dataset), options)
-            secs = time.monotonic() - began
-        finally:
-            server.terminate()
-            server.wait()
-    finally:
-        run.send_signal(signal.SIGTERM)
-        run.wait()
     named = Counter(answer.number for answer in answers)
     expected = {n: _scores(model_dir, n, folder / f"{n}.parquet") for n in sorted(named)}
     sizes = [len(answer.places) for answer in answers]
@@ -137,7 +105,7 @@ def prove(options: Any, folder: Path) -> dict[str, Any]:
     }
 
 
-def ask(address: str, table: Mapping[str, npt.NDArray[Any]], options: Any) -> list[Answer]:
+def ask(address: str, table: Mapping[str, npt.NDArray[Any]], config: Config) -> list[Answer]:
     """Asks for records drawn at random; sizes are spread evenly over their logarithm."""
     rows = len(next(iter(table.values())))
     taken = itertools.count()
@@ -151,9 +119,9 @@ def ask(address: str, table: Mapping[str, npt.NDArray[Any]], options: Any) -> li
             predict = channel.unary_unary(f"/{messages.PREDICTION_SERVICE}/Predict")
             while True:
                 with lock:
-                    if next(taken) >= options.requests:
+                    if next(taken) >= config.requests:
                         return found
-                size = round(math.exp(rng.uniform(0, math.log(options.most_rows))))
+                size = round(math.exp(rng.uniform(0, math.log(config.most_rows))))
                 places = rng.integers(0, rows, size)
                 request = messages.PredictRequest()
                 request.model_spec.name = _NAME
@@ -165,8 +133,8 @@ def ask(address: str, table: Mapping[str, npt.NDArray[Any]], options: Any) -> li
                 version = answer.model_spec.version.value
                 found.append(Answer(number=version, places=places, scores=scores))
 
-    with ThreadPoolExecutor(options.clients) as pool:
-        return [answer for part in pool.map(client, range(options.clients)) for answer in part]
+    with ThreadPoolExecutor(config.clients) as pool:
+        return [answer for part in pool.map(client, range(config.clients)) for answer in part]
 
 
 def wrong_scores(answers: Sequence[Answer], expected: Mapping[int, npt.NDArray[np.float32]]) -> int:
@@ -214,61 +182,39 @@ def _scores(model_dir: Path, manifest: int, file: Path) -> npt.NDArray[np.float3
     return found
 
 
-def _wait_for_a_commit(directory: CheckpointDirectory, run: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + _WAIT_SECS
-    while not directory.numbers():
-        if time.monotonic() > deadline or run.poll() is not None:
-            raise EmbedpsError("the run committed no checkpoint in time")
-        time.sleep(0.1)
+def _measure(config: Config, run: Run) -> Content:
+    with tempfile.TemporaryDirectory() as folder:
+        return {"results": prove(config, Path(folder))}
 
 
-def _run(module: str, *arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", module, *arguments], check=True, stdout=sys.stderr)
+def layout(content: Content) -> list[Part]:
+    """Lays out what was compared."""
+    r = content["results"]
+    rows = [
+        ["answers with a score that is not the named manifest's", f"{r['wrong_scores']:,}", "0"],
+        ["answers; records", f"{r['requests']:,}; {r['records']:,}"],
+        ["manifests that were named; bases among them", f"{r['manifests']}; {r['bases']}"],
+        ["rows of their deltas", f"{r['rows_of_deltas']:,}"],
+        ["evicted rows in their deltas", f"{r['removed_of_deltas']:,}"],
+        ["share of scores that changed between two manifests", f"{r['scores_that_changed']:.2f}"],
+    ]
+    return [figures(f"requests of {r['least_rows']} to {r['most_rows']:,} records", rows)]
 
 
-def _start(module: str, *arguments: str, stdout: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-m", module, *arguments], stdout=stdout, text=True)
+def _failure(content: Content) -> str | None:
+    wrong = content["results"]["wrong_scores"]
+    return f"{wrong} answers have scores of no manifest that they name" if wrong else None
 
 
-def _parser() -> command_line.Parser:
-    parser = command_line.Parser(prog="python -m benchmarks.serving_proof", description=__doc__)
-    count = number(int, least=1, most=10**9)
-    parser.add_argument(
-        "--rows", type=count, default=300_000, metavar="N", help="of the log (default: 300000)"
-    )
-    parser.add_argument(
-        "--requests", type=count, default=10_000, metavar="N", help="(default: 10000)"
-    )
-    parser.add_argument(
-        "--most-rows",
-        type=number(int, least=1, most=65536),
-        default=1000,
-        metavar="N",
-        help="the most records of a request (default: 1000)",
-    )
-    parser.add_argument(
-        "--clients",
-        type=number(int, least=1, most=64),
-        default=3,
-        metavar="N",
-        help="that ask one request after another (default: 3)",
-    )
-    parser.add_argument(
-        "--delta-secs",
-        type=number(float, above=0, most=3600),
-        default=3.0,
-        metavar="X",
-        help="of the run (default: 3.0)",
-    )
-    parser.add_argument("--flags", type=text, default=_FLAGS, help="more of the run")
-    parser.add_argument(
-        "--output",
-        type=report.output_file,
-        default=report.RESULTS / "serving_proof.json",
-        metavar="FILE",
-    )
-    return parser
+BENCHMARK = Benchmark(
+    name="serving_proof",
+    about=__doc__,
+    config=Config,
+    measure=_measure,
+    layout=layout,
+    failure=_failure,
+)
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(main, sys.argv[1:]))
+    main(BENCHMARK)

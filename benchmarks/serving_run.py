@@ -1,16 +1,13 @@
 """Makes a run to serve: a DLRM of the Kaggle configuration, and commits that are to come.
 
-    python -m benchmarks.serving_run --folder DIR --rows N --commits K --changes M
-
-DIR/model has the checkpoint of N rows of 16 floats. Each of K deltas changes M rows, one in fifty
-of them new, and the network. Their manifests wait in DIR/later; `Commits` puts them in place.
+`make` writes FOLDER/model, the checkpoint of a number of rows of 16 floats. Each of some deltas
+changes some rows, one in fifty of them new, and the network. Their manifests wait in FOLDER/later;
+`Commits` puts them in place.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,13 +15,12 @@ from pathlib import Path
 import numpy as np
 
 import embedps
+from benchmarks.datasets import generate_clicks
 
 # isort: split
 import tensorflow as tf
 
 from embedps.checkpoint.directory import CheckpointDirectory
-from embedps.console import command_line
-from embedps.console.command_line import number, path
 
 COLUMNS = [f"C{i}" for i in range(1, 27)]
 FIRST_ID = 10**12  # far from the ids of the dataset
@@ -32,17 +28,14 @@ _NEW_SHARE = 50
 _CHUNK = 50_000
 
 
-def make(folder: Path, *, rows: int, commits: int, changes: int) -> None:
+def make(folder: str, *, rows: int, commits: int, changes: int) -> None:
     """Makes the run and its later commits."""
-    for command in (
-        ["pipelines.generate", "--rows", "5000", "--output", folder / "day_0.tsv"],
-        ["pipelines.criteo", "--input", folder / "day_0.tsv", "--output", folder / "data"],
-    ):
-        subprocess.run([sys.executable, "-m", *map(str, command)], check=True, stdout=sys.stderr)
+    where = Path(folder)
+    generate_clicks(where, 5_000)
     config = embedps.TrainConfig.from_options(
         model="dlrm",
-        data=str(folder / "data"),
-        model_dir=str(folder / "model"),
+        data=str(where / "data"),
+        model_dir=str(where / "model"),
         rebase="consecutive",
         max_read_cost=1e9,
         keep_secs=1e6,
@@ -53,7 +46,7 @@ def make(folder: Path, *, rows: int, commits: int, changes: int) -> None:
         ids = tf.range(FIRST_ID + first, FIRST_ID + min(each, first + _CHUNK), dtype=tf.int64)
         trainer.collection.lookup(dict.fromkeys(COLUMNS, ids), insert=True, partial=True)
     trainer.fit()
-    write_commits(trainer, folder, COLUMNS, [changes] * commits, rows=each, first_id=FIRST_ID)
+    write_commits(trainer, where, COLUMNS, [changes] * commits, rows=each, first_id=FIRST_ID)
 
 
 def write_commits(
@@ -128,18 +121,3 @@ class Commits:
         manifest = dataclasses.replace(self._waiting.pop(0), wall_time=time.time())
         self._directory.commit(manifest)
         return manifest.number
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line."""
-    parser = command_line.Parser(prog="python -m benchmarks.serving_run", description=__doc__)
-    parser.add_argument("--folder", type=path, required=True, metavar="DIR")
-    for name in ("--rows", "--commits", "--changes"):
-        parser.add_argument(name, type=number(int, least=1, most=10**9), required=True, metavar="N")
-    options = parser.parse_args(arguments)
-    make(options.folder, rows=options.rows, commits=options.commits, changes=options.changes)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(command_line.run(main, sys.argv[1:]))

@@ -9,21 +9,19 @@ takes them by default, and a walk is always under way.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks import embedded_dlrm, report
 from benchmarks.checkpoint_pause import TrainingThread, fill
+from benchmarks.harness import Benchmark, Content, Options, main
+from benchmarks.layout import Part, figures, spread
 from benchmarks.workload import W1, files, make_batches
-from embedps.console import command_line
+from embedps.config_fields import option
 from embedps.metrics import Accumulator
 from embedps.run.config import TrainConfig
 from embedps.training.table_report import points, texts
@@ -100,39 +98,36 @@ def measure(rows: int, rounds: int, window_secs: float) -> dict[str, Any]:
         }
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line."""
-    parser = command_line.Parser(prog="python -m benchmarks.statistics_cost", description=__doc__)
-    parser.add_argument("--rows", type=int, default=4_000_000, help="default: 4 million")
-    parser.add_argument("--rounds", type=int, default=12, help="default: 12")
-    parser.add_argument("--window-secs", type=float, default=5.0, help="default: 5")
-    parser.add_argument(
-        "--output", type=report.output_file, default=report.RESULTS / "statistics_cost.json"
-    )
-    options = parser.parse_args(arguments)
-    environment = report.environment()
-    results = measure(options.rows, options.rounds, options.window_secs)
-    table = Table("measured", "median", "least", "most")
-    for name in ("ratio", "look_cpu_ms"):
-        table.add_row(name, *(f"{results[name][k]:.3f}" for k in ("median", "min", "max")))
-    Console().print(table)
-    report.write(
-        options.output,
-        {
-            "benchmark": "statistics_cost",
-            "command": f"python -m benchmarks.statistics_cost --rows {options.rows} "
-            f"--rounds {options.rounds} --window-secs {options.window_secs:g}",
-            "environment": environment,
-            "config": {
-                "batch_size": _BATCH,
-                "window_secs": options.window_secs,
-                "default_stats_secs": TrainConfig.stats_secs,
-            },
-            "results": results,
-        },
-    )
-    return 0
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """The tables and the windows."""
+
+    rows: int = option(4_000_000, "of the tables, before training adds some", least=1)
+    rounds: int = option(12, "of a window with and one without statistics", least=1)
+    window_secs: float = option(5.0, "of a window", above=0)
+
+
+def layout(content: Content) -> list[Part]:
+    """Lays out the speed with statistics by that without, and the time of a look."""
+    r = content["results"]
+    rows = [
+        ["examples per second with statistics, by those without", spread(r["ratio"], ".3f")],
+        ["processor time of a look, ms", spread(r["look_cpu_ms"], ".1f")],
+    ]
+    return [figures(f"{r['rows']:,} rows of {r['tables']} tables", rows)]
+
+
+BENCHMARK = Benchmark(
+    name="statistics_cost",
+    about=__doc__,
+    config=Config,
+    measure=lambda config, run: {
+        "config": {"batch_size": _BATCH, "default_stats_secs": TrainConfig.stats_secs},
+        "results": measure(config.rows, config.rounds, config.window_secs),
+    },
+    layout=layout,
+)
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(main, sys.argv[1:]))
+    main(BENCHMARK)

@@ -27,18 +27,16 @@ import dataclasses
 import fnmatch
 import os
 import statistics
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks import report
+from benchmarks.harness import DIR, Benchmark, Content, Options, Run, main
+from benchmarks.layout import Part, Table, spread
 from benchmarks.strategy_runs import BACKUP, ONE, Cell, Data, Runs, generated, groups, sample
-from embedps.console import command_line
+from embedps.config_fields import option
 from embedps.errors import UsageError
 
 GENERATED, PACED, SAMPLE = "generated", "generated, paced", "criteo kaggle"
@@ -170,27 +168,6 @@ def _about(data: str, cell: Cell, seeds: int) -> dict[str, Any]:
     return {"data": data, "way": cell.name, "seeds": seeds}
 
 
-def show(rows: Sequence[Mapping[str, Any]], checks: Sequence[Mapping[str, Any]]) -> None:
-    """Prints the results and the checks."""
-    table = Table("data", "mode", "workers x batch", "AUC", "examples/s")
-    for row in rows:
-        slow = ", one slow" if row["slow"] else ""
-        table.add_row(
-            row["data"],
-            row["mode"] + slow,
-            f"{row['workers']} x {row['batch']}",
-            f"{row['auc']:.5f} ({row['auc_min']:.5f} to {row['auc_max']:.5f})",
-            _rate((row["examples_per_sec"] or {}).get("median")),
-        )
-    console = Console(width=120)
-    console.print(table)
-    table = Table("check", "data", "way", "seeds", "value", "limit", "holds")
-    for check in checks:
-        values = (f"{check['value']:.5f}", f"{check['limit']:g}", str(check["holds"]))
-        table.add_row(check["what"], check["data"], check["way"], str(check["seeds"]), *values)
-    console.print(table)
-
-
 def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Draws AUC and examples per second by number of workers: a row of panels per dataset."""
     import matplotlib as mpl
@@ -234,92 +211,117 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     axes[0, 0].legend(fontsize=8)
     figure.savefig(path, dpi=110)
     plt.close(figure)
-    print(f"wrote {path}")
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line."""
-    parser = command_line.Parser(prog="python -m benchmarks.strategies", description=__doc__)
-    count = command_line.number(int, least=1)
-    parser.add_argument("--rows", type=count, default=2_000_000, help="generated (default: 2M)")
-    parser.add_argument(
-        "--paced-rows", type=count, default=500_000, help="of the shorter log (default: 500k)"
-    )
-    parser.add_argument("--workers", type=count, nargs="+", default=[2, 4, 8])
-    parser.add_argument("--seeds", type=count, default=4, help="rounds (default: 4)")
-    parser.add_argument("--total-batch", type=count, default=2048, help="default: 2048")
-    parser.add_argument("--batch-size", type=count, default=512, help="per worker (default: 512)")
-    parser.add_argument("--sample-epochs", type=int, default=5, help="0: no sample (default: 5)")
-    parser.add_argument(
-        "--pace-ms",
-        type=float,
-        default=100.0,
-        help="least time of a paced step, times the number of workers (default: 100)",
-    )
-    parser.add_argument("--minutes", type=float, default=0.0, help="0: no limit (default: 0)")
-    parser.add_argument(
-        "--ways",
-        nargs="+",
-        default=["*"],
-        metavar="PATTERN",
-        help='make only the runs with such names, as "generated, full, *" (default: all)',
-    )
-    parser.add_argument(
-        "--busy", action="store_true", help="other work runs beside: keep no speeds of new runs"
-    )
-    parser.add_argument("--work", type=Path, default=Path("build/strategies"), help="for the runs")
-    parser.add_argument(
-        "--output", type=report.output_file, default=report.RESULTS / "strategies.json"
-    )
-    options = parser.parse_args(arguments)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """The logs, the ways and the runs."""
+
+    rows: int = option(2_000_000, "of the generated log", least=1)
+    paced_rows: int = option(500_000, "of the shorter log", least=1)
+    workers: tuple[int, ...] = option((2, 4, 8), "of the ways", least=1)
+    seeds: int = option(4, "rounds", least=1)
+    total_batch: int = option(2048, "of all workers, for each number of workers", least=1)
+    batch_size: int = option(512, "per worker, for each number of workers", least=1)
+    sample_epochs: int = option(5, "of the real sample; 0 leaves it out", least=0)
+    pace_ms: float = option(100.0, "least time of a paced step, times the workers", above=0)
+    minutes: float = option(0.0, "begin no run later; 0 is no limit", least=0)
+    ways: str = option("*", "make only runs of such names: 'generated, full, *; …'")
+    busy: bool = option(False, "keep no speeds of new runs, as other work runs beside")
+    work: str = option("build/strategies", "keeps the runs", metavar=DIR)
+
+    def __post_init__(self) -> None:
+        """Checks each option, and that the batch of all workers can be divided."""
+        super().__post_init__()
+        if self.total_batch % max(self.workers):
+            raise UsageError("--total-batch must be a multiple of every number of --workers")
+
+
+def _measure(config: Config, run: Run) -> Content:
     samples = os.environ.get("EMBEDPS_SAMPLES")
-    if options.sample_epochs and not samples:
+    if config.sample_epochs and not samples:
         raise UsageError(
             "the sample is in the folder EMBEDPS_SAMPLES: set it, or --sample-epochs 0"
         )
-    if options.total_batch % max(options.workers):
-        raise UsageError("--total-batch must be a multiple of every number of --workers")
-    environment = report.environment()
-    work: Path = options.work.absolute()
+    work = Path(config.work).absolute()
     work.mkdir(parents=True, exist_ok=True)
-    datasets = [Data(name=GENERATED, folder=generated(work, options.rows), epochs=1)]
-    paced = generated(work, options.paced_rows)
+    datasets = [Data(name=GENERATED, folder=generated(work, config.rows), epochs=1)]
+    paced = generated(work, config.paced_rows)
     datasets.append(Data(name=PACED, folder=paced, epochs=1, paced=True))
-    if samples and options.sample_epochs:
+    if samples and config.sample_epochs:
         folder = sample(work, Path(samples))
-        datasets.append(Data(name=SAMPLE, folder=folder, epochs=options.sample_epochs))
-    ways = groups(options.workers, total=options.total_batch, batch=options.batch_size)
+        datasets.append(Data(name=SAMPLE, folder=folder, epochs=config.sample_epochs))
+    ways = groups(config.workers, total=config.total_batch, batch=config.batch_size)
     largest = max(way.total for group in ways for way in group)
-    runs = Runs(work, pace_ms=options.pace_ms, largest_batch=largest, busy=options.busy)
-    found, absent = measure(runs, datasets, ways, options.seeds, options.minutes, options.ways)
-    rows, checks = summarize(found), compare(found)
-    show(rows, checks)
-    if absent:
-        print(f"{absent} runs are absent: the same command goes on")
-    workers = " ".join(map(str, options.workers))
-    report.write(
-        options.output,
-        {
-            "benchmark": "strategies",
-            "command": f"python -m benchmarks.strategies --rows {options.rows} "
-            f"--paced-rows {options.paced_rows} --workers {workers} --seeds {options.seeds} "
-            f"--total-batch {options.total_batch} --batch-size {options.batch_size} "
-            f"--sample-epochs {options.sample_epochs} --pace-ms {options.pace_ms:g}",
-            "environment": environment,
-            "seeds": list(range(options.seeds)),
-            "absent_runs": absent,
-            "results": rows,
-            "checks": checks,
-            "runs": [
-                {"data": data, "way": cell.name, "seed": seed, **run}
-                for (data, cell, seed), run in found.items()
-            ],
-        },
+    runs = Runs(work, pace_ms=config.pace_ms, largest_batch=largest, busy=config.busy)
+    found, absent = measure(
+        runs,
+        datasets,
+        ways,
+        config.seeds,
+        config.minutes,
+        [each.strip() for each in config.ways.split(";")],
     )
-    if rows:
-        plot(rows, options.output.with_suffix(".png"))
-    return 0
+    return {
+        "seeds": list(range(config.seeds)),
+        "absent_runs": absent,
+        "results": summarize(found),
+        "checks": compare(found),
+        "runs": [
+            {"data": data, "way": cell.name, "seed": seed, **of}
+            for (data, cell, seed), of in found.items()
+        ],
+    }
+
+
+def layout(content: Content) -> list[Part]:
+    """Lays out the results and the checks."""
+    rows = [
+        [
+            row["data"],
+            row["mode"] + (", one slow" if row["slow"] else ""),
+            f"{row['workers']} x {row['batch']}",
+            f"{row['auc']:.5f} ({row['auc_min']:.5f} to {row['auc_max']:.5f})",
+            spread(row["examples_per_sec"], ",.0f") if row["examples_per_sec"] else "-",
+            str(row["seeds"]),
+        ]
+        for row in content["results"]
+    ]
+    checks = [
+        [
+            check["data"],
+            check["way"],
+            check["what"],
+            f"{check['value']:.5f}" if "AUC" in check["what"] else f"{check['value']:.2f}",
+            f"{check['limit']:g}",
+            str(check["seeds"]),
+        ]
+        for check in content["checks"]
+    ]
+    heads = ["data", "mode", "workers x batch", "AUC", "examples per second", "seeds"]
+    of_checks = ["data", "way", "compared", "measured", "limit", "seeds"]
+    loads = [run["load_before"] for run in content["runs"]]
+    told = [f"{content['absent_runs']} runs of the command are still to be made."]
+    if loads:
+        told.insert(
+            0, f"The load of the machine before a run was {min(loads):.1f} to {max(loads):.1f}."
+        )
+    return [
+        Table(heads=heads, rows=rows),
+        Table(heads=of_checks, rows=checks),
+        " ".join(told),
+    ]
+
+
+def _plot(content: Content, path: Path) -> None:
+    if content["results"]:
+        plot(content["results"], path)
+
+
+BENCHMARK = Benchmark(
+    name="strategies", about=__doc__, config=Config, measure=_measure, layout=layout, plot=_plot
+)
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(main, sys.argv[1:]))
+    main(BENCHMARK)

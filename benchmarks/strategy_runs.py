@@ -11,17 +11,14 @@ import json
 import os
 import re
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import report
+from benchmarks import child, report
 from embedps.data.dataset import Dataset
-from embedps.errors import EmbedpsError
 from embedps.run.cluster_config import NO_BOUND
 
 NUM_PS = 2
@@ -30,10 +27,6 @@ _MOST_UNIT_ROWS, _UNITS = 32768, 32
 _GENERATED_SEED = 1
 _LINE = re.compile(r"([\d,]+) examples, ([\d,]+)/s, ")
 ONE, MIRRORED, BACKUP = "one process", "mirrored", "backup worker"
-
-
-class StrategyError(EmbedpsError):
-    """A run failed; the message has the end of its output."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,8 +121,10 @@ def generated(work: Path, rows: int) -> Path:
     log = folder / "logs" / "clicks.tsv.gz"
     if not (folder / "dataset" / "_dataset.json").is_file():
         log.parent.mkdir(parents=True, exist_ok=True)
-        _run("pipelines.generate", f"--rows={rows}", f"--seed={_GENERATED_SEED}", f"--output={log}")
-        _run(
+        child.run(
+            "pipelines.generate", f"--rows={rows}", f"--seed={_GENERATED_SEED}", f"--output={log}"
+        )
+        child.run(
             "pipelines.criteo", f"--input={log}", f"--output={folder / 'dataset'}", "--num-shards=8"
         )
     return folder / "dataset"
@@ -139,7 +134,7 @@ def sample(work: Path, samples: Path) -> Path:
     """Writes the dataset of the real sample, unless it is there."""
     folder = work / "sample"
     if not (folder / "_dataset.json").is_file():
-        _run(
+        child.run(
             "pipelines.criteo",
             f"--input={samples / SAMPLE}",
             f"--output={folder}",
@@ -198,7 +193,7 @@ class Runs:
           equal: with a slow worker, what came of the run of equal workers.
 
         Raises:
-          StrategyError: the run failed.
+          ChildError: the run failed.
         """
         flags = self.flags(data, cell, seed)
         more = []
@@ -208,7 +203,7 @@ class Runs:
         load = os.getloadavg()[0]
         began = time.monotonic()
         with tempfile.TemporaryDirectory(dir=self._work) as folder:
-            output = _run(
+            output = child.run(
                 "embedps.train",
                 *(f"--data={data.folder}", f"--model-dir={folder}/model", *flags, *more),
                 *("--eval=inline", "--log-secs=1", "--stats-secs=0", "--delta-secs=3600"),
@@ -252,19 +247,6 @@ def speed(output: str) -> float:
     if len(points) < 2:
         return 0.0
     return statistics.linear_regression(*zip(*points, strict=True)).slope
-
-
-def _run(module: str, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise StrategyError(f"{module} {' '.join(arguments)} failed: {done.stdout[-2000:]}")
-    return done.stdout
 
 
 def groups(workers: Sequence[int], *, total: int, batch: int) -> list[list[Cell]]:

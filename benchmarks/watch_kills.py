@@ -13,7 +13,7 @@ newest manifest what `embedps.load` gives for it.
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import json
 import os
 import random
@@ -25,7 +25,7 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,13 @@ import numpy as np
 import pyarrow.parquet as pq
 
 import embedps
-from benchmarks import report
 from benchmarks.chaos import UNIT_ROWS, ChaosError, Training, pids_writing
+from benchmarks.harness import Benchmark, Content, Options, Run, main
+from benchmarks.layout import Part, figures
 from benchmarks.row_visits import CARDINALITIES, make_rows, visits, write_dataset
 from embedps.checkpoint.directory import CheckpointDirectory
 from embedps.checkpoint.tools.verify import verify
-from embedps.console import command_line
+from embedps.config_fields import option
 from embedps.run.summary import read_json
 from embedps.scheduling.arrivals import Arrivals
 
@@ -154,19 +155,31 @@ def wait_for(condition: Callable[[], bool], what: str, training: Training) -> No
         training.wait(0.2)
 
 
-def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """The run, the files, and the kills."""
+
+    kills: int = option(20, "in all", least=1)
+    seed: int = option(1, "of the kills", least=0)
+    num_ps: int = option(2, "parameter servers of the run", least=1)
+    files: int = option(150, "that appear", least=1)
+    interval_secs: float = option(1.0, "between two files", above=0)
+    pause_secs: float = option(8.0, "between two kills", above=0)
+
+
+def measure(config: Config, folder: Path) -> dict[str, Any]:
     """Trains, serves and kills; then checks what was trained and what is served."""
     data, model_dir, inbox = folder / "data", folder / "model", folder / "in"
     inbox.mkdir()
-    write_dataset(data, train=[_FIRST_ROWS], evaluation=[_HELD_OUT], seed=options.seed)
-    num_rows = _FIRST_ROWS + options.files * UNIT_ROWS
-    flags = (f"--watch={inbox}", "--eval=none", f"--num-ps={options.num_ps}", "--delta-secs=1")
+    write_dataset(data, train=[_FIRST_ROWS], evaluation=[_HELD_OUT], seed=config.seed)
+    num_rows = _FIRST_ROWS + config.files * UNIT_ROWS
+    flags = (f"--watch={inbox}", "--eval=none", f"--num-ps={config.num_ps}", "--delta-secs=1")
     training = Training(data, model_dir, *flags)
     directory = CheckpointDirectory(model_dir)
     try:
         wait_for(lambda: model_dir.exists() and bool(directory.numbers()), "a commit", training)
         stop = threading.Event()
-        feeder = threading.Thread(target=_feed, args=(options, inbox, stop))
+        feeder = threading.Thread(target=_feed, args=(config, inbox, stop))
         with Server(model_dir) as server:
             wait_for(lambda: bool(server.address), "a server", training)
             feeder.start()
@@ -174,9 +187,9 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 killed = kill(
                     training,
                     server,
-                    kills=options.kills,
-                    pause_secs=options.pause_secs,
-                    seed=options.seed,
+                    kills=config.kills,
+                    pause_secs=config.pause_secs,
+                    seed=config.seed,
                 )
             finally:
                 stop.set()  # the files that are left appear at once
@@ -189,7 +202,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             wait_for(all_done, "the last file's checkpoint", training)
             end(training)
             served = _check_server(server, directory)
-            found = examine(model_dir, num_rows=num_rows, files=options.files)
+            found = examine(model_dir, num_rows=num_rows, files=config.files)
     finally:
         training.close()
     left = pids_writing(f"{model_dir}/")
@@ -282,50 +295,39 @@ def _check_server(server: Server, directory: CheckpointDirectory) -> dict[str, A
     return {"newest_manifest": model.number, "served_manifest": number, "scores_equal": True}
 
 
-def _feed(options: argparse.Namespace, inbox: Path, stop: threading.Event) -> None:
-    for i in range(options.files):
+def _feed(config: Config, inbox: Path, stop: threading.Event) -> None:
+    for i in range(config.files):
         first = _FIRST_ROWS + _HELD_OUT + i * UNIT_ROWS
-        table = make_rows(UNIT_ROWS, seed=options.seed, first_row=first)
+        table = make_rows(UNIT_ROWS, seed=config.seed, first_row=first)
         pq.write_table(table, inbox / f".{i:06d}")
         os.replace(inbox / f".{i:06d}", inbox / f"{i:06d}.parquet")
-        stop.wait(options.interval_secs)
+        stop.wait(config.interval_secs)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line."""
-    parser = command_line.Parser(prog="python -m benchmarks.watch_kills", description=__doc__)
-    parser.add_argument("--kills", type=int, default=20, help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
-    parser.add_argument("--num-ps", type=int, default=2, help="default: %(default)s")
-    parser.add_argument("--files", type=int, default=150, help="default: %(default)s")
-    parser.add_argument("--interval-secs", type=float, default=1.0, help="default: %(default)s")
-    parser.add_argument(
-        "--pause-secs", type=float, default=8.0, help="between two kills (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--output", type=report.output_file, default=report.RESULTS / "watch_kills.json"
-    )
-    options = parser.parse_args(arguments)
-    environment = report.environment()
+def _measure(config: Config, run: Run) -> Content:
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(options, Path(folder))
-    print(
-        f"{options.kills} kills: none of {found['examples']:,} examples lost, "
-        f"{found['examples_repeated']:,} repeated, {found['units_repeated']} units repeated; "
-        f"manifest {found['served_manifest']} is served"
-    )
-    report.write(
-        options.output,
-        {
-            "benchmark": "watch_kills",
-            "command": " ".join(["python -m benchmarks.watch_kills", *arguments]),
-            "environment": environment,
-            "config": {k: v for k, v in vars(options).items() if k != "output"},
-            "results": found,
-        },
-    )
-    return 0
+        return {"results": measure(config, Path(folder))}
+
+
+def layout(content: Content) -> list[Part]:
+    """Lays out what the kills cost."""
+    r = content["results"]
+    kills = ", ".join(f"{who}: {count}" for who, count in r["kills"].items())
+    rows = [
+        ["kills", kills],
+        ["examples lost", f"{r['examples_lost']:,} of {r['examples']:,}", "0"],
+        ["examples trained again", f"{r['examples_repeated']:,}"],
+        ["units repeated", f"{r['units_repeated']}"],
+        ["requests answered, and not", "{answered:,}; {not answered:,}".format(**r["requests"])],
+        ["starts of the client, and of the server", f"{r['client_starts']}; {r['server_starts']}"],
+    ]
+    return [figures(f"{r['files']} files of a run with --watch, and its server", rows)]
+
+
+BENCHMARK = Benchmark(
+    name="watch_kills", about=__doc__, config=Config, measure=_measure, layout=layout
+)
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(main, sys.argv[1:]))
+    main(BENCHMARK)

@@ -11,125 +11,81 @@ ever. All processes have limits, so that an attack that succeeds ends no other p
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks import report
-from benchmarks.hostile import file_attacks, run, server_attacks, tables, under_attack
+from benchmarks.harness import Benchmark, Content, Options, Run, main
+from benchmarks.hostile import file_attacks, server_attacks, tables, under_attack
+from benchmarks.hostile import run as small_run
 from benchmarks.hostile.processes import Limits
-from embedps.console import command_line
-from embedps.console.command_line import number
+from benchmarks.layout import Part, Table
+from embedps.config_fields import option
 
 ATTACKS = (*server_attacks.ATTACKS, *file_attacks.ATTACKS)
 _DESCRIPTORS = 1024  # the usual limit of a process
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line."""
-    options = _parser().parse_args(arguments)
-    environment = report.environment()
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """The attacks, the server and the others who ask it."""
+
+    only: tuple[str, ...] = option(ATTACKS, "attacks", some_of=ATTACKS)
+    tables: int = option(26, "of the model, each of a column of ids", least=1)
+    rate: float = option(50.0, "others' requests per second", above=0)
+    secs: float = option(6.0, "of each phase of a server", above=0, most=3600)
+    limit_secs: float = option(60.0, "that an answer or a file may take", above=0, most=3600)
+    max_gib: int = option(12, "address space that a process may take", least=1)
+    quick: bool = option(False, "small attacks, to try the program")
+    add: bool = option(False, "keep what the result has of other attacks")
+
+
+def measure(config: Config, run: Run) -> Content:
+    """Makes each attack beside its harmless twin."""
     limits = Limits(
-        address_bytes=options.max_gib << 30, descriptors=_DESCRIPTORS, secs=options.limit_secs
+        address_bytes=config.max_gib << 30, descriptors=_DESCRIPTORS, secs=config.limit_secs
     )
-    config = {"rate": options.rate, "secs": options.secs, **dataclasses.asdict(limits)}
-    results = json.loads(options.output.read_text())["results"] if options.add else {}
-    command = [] if options.add else arguments  # all runs together did what one would
+    content: Content = {"config": dataclasses.asdict(limits)}
+    results = run.earlier()["results"] if config.add else {}
     with tempfile.TemporaryDirectory(prefix="embedps-hostile-") as name:
-        folder, columns = Path(name), run.columns(options.tables)
-        model_dir = run.train(folder, columns)
-        for attack in options.only:
-            found = _measure(attack, options, limits, folder, model_dir, columns)
-            commit = environment["commit"]
+        folder, columns = Path(name), small_run.columns(config.tables)
+        model_dir = small_run.train(folder, columns)
+        for attack in config.only:
+            found = _measure(attack, config, limits, folder, model_dir, columns)
+            commit = run.environment["commit"]
             results[attack] = {**found, "ratios": tables.ratios(found), "commit": commit}
-            results = {each: results[each] for each in ATTACKS if each in results}
-            report.write(  # keeps the results if a later attack fails
-                options.output,
-                report.envelope(
-                    "hostile", command, environment=environment, config=config, results=results
-                ),
-            )
-    show(results)
-    return 0
+            content["results"] = {each: results[each] for each in ATTACKS if each in results}
+            run.save(content)  # keeps the results if a later attack fails
+    return content
 
 
 def _measure(
     name: str,
-    options: argparse.Namespace,
+    config: Config,
     limits: Limits,
     folder: Path,
     model_dir: Path,
     columns: Sequence[str],
 ) -> dict[str, Any]:
     if name in file_attacks.ATTACKS:
-        of_files = file_attacks.QUICK if options.quick else file_attacks.Sizes()
+        of_files = file_attacks.QUICK if config.quick else file_attacks.Sizes()
         return file_attacks.measure(name, model_dir, limits, of_files, folder)
-    sizes = server_attacks.QUICK if options.quick else server_attacks.Sizes()
+    sizes = server_attacks.QUICK if config.quick else server_attacks.Sizes()
     attack = server_attacks.ATTACKS[name](columns, sizes)
-    return under_attack.run(
-        model_dir, columns, attack, limits, rate=options.rate, secs=options.secs
-    )
+    return under_attack.run(model_dir, columns, attack, limits, rate=config.rate, secs=config.secs)
 
 
-def show(results: dict[str, Any]) -> None:
-    """Prints the table."""
-    found = tables.rows(results)
-    table = Table(title="attacks, and how they compare with harmless requests and files")
-    for head in tables.HEADS:
-        table.add_column(head)
-    for row in found:
-        table.add_row(*row)
-    Console(width=None if Console().is_terminal else 180).print(table)
+def layout(content: Content) -> list[Part]:
+    """Lays each attack out beside its harmless twin."""
+    commits = sorted({case["commit"] for case in content["results"].values()})
+    table = Table(heads=tables.HEADS, rows=tables.rows(content["results"]))
+    return [table, f"Measured at {', '.join(commits)}."]
 
 
-def _names(text: str) -> list[str]:
-    names = text.split(",")
-    unknown = sorted(set(names) - set(ATTACKS))
-    if unknown:
-        raise argparse.ArgumentTypeError(
-            f"no attack is named {unknown[0]}: there are {', '.join(ATTACKS)}"
-        )
-    return names
-
-
-def _parser() -> command_line.Parser:
-    parser = command_line.Parser(prog="python -m benchmarks.hostile", description=__doc__)
-    count = number(int, least=1, most=10**6)
-    secs = number(float, above=0, most=3600)
-    parser.add_argument(
-        "--only",
-        type=_names,
-        default=list(ATTACKS),
-        metavar="ATTACK,...",
-        help=f"some of {', '.join(ATTACKS)}",
-    )
-    for flag, kind, default, text in (
-        ("--tables", count, 26, "of the model, each of a column of ids"),
-        ("--rate", secs, 50.0, "others' requests per second"),
-        ("--secs", secs, 6.0, "of each phase of a server"),
-        ("--limit-secs", secs, 60.0, "that an answer or a file may take"),
-        ("--max-gib", count, 12, "address space that a process may take"),
-    ):
-        parser.add_argument(
-            flag, type=kind, default=default, metavar="X", help=f"{text} (default: {default})"
-        )
-    parser.add_argument("--quick", action="store_true", help="small attacks, to try the program")
-    parser.add_argument(
-        "--add", action="store_true", help="keep what the output file has of other attacks"
-    )
-    parser.add_argument(
-        "--output", type=report.output_file, default=report.RESULTS / "hostile.json", metavar="FILE"
-    )
-    return parser
+BENCHMARK = Benchmark(name="hostile", about=__doc__, config=Config, measure=measure, layout=layout)
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(main, sys.argv[1:]))
+    main(BENCHMARK)

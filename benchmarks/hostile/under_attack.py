@@ -17,7 +17,7 @@ from benchmarks import open_loop
 from benchmarks.hostile import wire
 from benchmarks.hostile.processes import Limits, peak_bytes, reset_peak, resident_bytes
 from benchmarks.hostile.server_attacks import TOKEN, Act, Attack, Target, one_row
-from benchmarks.serving import Server
+from benchmarks.served import Server
 
 _PROBE_SECS = 0.25  # between two new connections
 _PROBE_LIMIT_SECS = 5.0

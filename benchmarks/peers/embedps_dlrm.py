@@ -22,7 +22,7 @@ import embedps  # noqa: F401  before TensorFlow: it chooses the Keras
 # isort: split
 import tensorflow as tf
 
-from benchmarks.columns import describe
+from benchmarks.example_columns import describe
 from benchmarks.peers import embedps_files, protocol
 from embedps.cluster.embedded import EmbeddedCluster
 from embedps.cluster.interface import Cluster

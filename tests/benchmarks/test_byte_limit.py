@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from benchmarks import byte_limit
+from embedps import kernels
+from embedps.tables import SizeLimit
 
 
 def test_streams_have_distinct_ids_in_each_step():
@@ -18,6 +20,19 @@ def test_two_sets_come_in_turn():
     assert sets[0] == sets[2]
     assert sets[1] == sets[3]
     assert not sets[0] & sets[1]
+
+
+@pytest.mark.parametrize("call_ids", [16384, 512])
+def test_a_step_of_many_calls_is_one_step(call_ids):
+    table = byte_limit.EvictingTable(f"calls-{call_ids}", [SizeLimit(max_rows=40_000)], 8)
+    for ids in itertools.islice(byte_limit.batches("new", 40_000), 5):
+        table.step(ids, call_ids)
+    counts = table.counts()
+    assert counts["rows"] + counts["evicted"] == 5 * 16384
+    assert counts["rows"] > 16384
+    table.evict_older_half(1)  # all rows but those of the last step
+    assert table.counts()["rows"] == 16384
+    kernels.load().embedps_clear(table.store)
 
 
 @pytest.mark.multiprocess

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import comparison, environments, report, tables, workload
+from benchmarks import comparison, environments, rates, report, workload
 from benchmarks.__main__ import main
 from benchmarks.peers.protocol import Variant
 from embedps.errors import UsageError
@@ -53,7 +53,7 @@ def test_ours_is_measured_when_a_peer_cannot_be_installed(monkeypatch, tmp_path,
         assert adagrad["ours_to_this"]["min"] <= a / b * 1.01
         assert a > 0
     assert "numpy" in results["versions"]["embedps"]
-    tables.plot([results], tmp_path / "plot.png")
+    rates.plot([results], tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -128,11 +128,11 @@ def test_a_table_compares_within_rounds_and_the_verdict_the_best():
             },
         ],
     }
-    columns, rows = tables.grid(comparison["configurations"])
+    columns, rows = rates.grid(comparison["configurations"])
     assert columns[1:] == ["float32 64", "bfloat16 64"]
     assert rows[0] == ["embedps, row-wise Adagrad", "200.0k", "-"]
     assert rows[1][1] == "100.0k  3.00x (1.00 to 4.00)"
-    every, float32 = tables.verdicts(comparison)
+    every, float32 = rates.verdicts(comparison)
     assert "any precision" in every
     assert "1.33x of peer, Adagrad (150.0k, bfloat16 64)" in every
     assert "2.00x of peer, Adagrad (100.0k, float32 64)" in float32

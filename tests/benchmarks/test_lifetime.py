@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from benchmarks import lifetime
+from benchmarks import layout, lifetime
 from benchmarks.lifetime_round import TASKS, hash_records
 
 
@@ -31,7 +31,8 @@ def test_runs_take_turns_and_go_on_with_two_shards(tmp_path):
     for copy in results["two_shards"].values():
         assert copy["same_rows"]
         assert copy["rounds"] == copy["verified_checkpoints"] == 1
-    lifetime.show(results)
+    shown = layout.markdown(lifetime.layout({"results": results}))
+    assert all(f"| {name} | " in shown for name in runs)
     lifetime.plot(results, stream.unit_rows, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000
 

@@ -6,32 +6,33 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from benchmarks import model_tables
+from benchmarks import layout, model_clicks
+from benchmarks.harness import Run
 from benchmarks.model_clicks import FOLDS, SEEDS, Scores, key
 from benchmarks.model_folds import Fold, auc
 
-HEAD = {"benchmark": "model_clicks"}
+HEAD = {"benchmark": "model_clicks", "environment": {}, "config": {}}
 
 
 def test_a_second_run_measures_only_what_is_absent(tmp_path: Path) -> None:
     path = tmp_path / "scores.json"
-    scores = Scores(path, HEAD)
+    scores = Scores(Run(path, HEAD))
     all_pairs = scores.absent("s", "deepfm", {"flags": ("--a",)}, SEEDS)
     assert all_pairs == [(fold, seed) for fold in range(FOLDS) for seed in SEEDS]
     scores.add("s", "deepfm", 0, 0, 0.75)
     scores.add("s", "deepfm", 3, 2, 0.5)
-    again = Scores(path, HEAD)
+    again = Scores(Run(path, HEAD))
     left = again.absent("s", "deepfm", {"flags": ("--a",)}, SEEDS)
     assert left == [pair for pair in all_pairs if pair not in [(0, 0), (3, 2)]]
 
 
 def test_scores_made_with_other_settings_are_measured_again(tmp_path: Path) -> None:
     path = tmp_path / "scores.json"
-    scores = Scores(path, HEAD)
+    scores = Scores(Run(path, HEAD))
     for name in ("deepfm", "fm"):
         scores.absent("s", name, {"flags": []}, SEEDS)
         scores.add("s", name, 0, 0, 0.75)
-    again = Scores(path, HEAD)
+    again = Scores(Run(path, HEAD))
     assert len(again.absent("s", "deepfm", {"flags": ["--epochs=3"]}, SEEDS)) == FOLDS * len(SEEDS)
     assert len(again.absent("s", "fm", {"flags": []}, SEEDS)) == FOLDS * len(SEEDS) - 1
 
@@ -44,7 +45,7 @@ def test_means_and_standard_errors_are_over_folds() -> None:
         for name, aucs in found.items()
     }
     sample = {"rows": 1234, "positives": 56, "scores": scores}
-    text = model_tables.clicks({"samples": {"shop": sample}})
+    text = layout.markdown(model_clicks.layout({"samples": {"shop": sample}}))
     folds = found["deepfm"].mean(1)
     difference = folds - found["LightGBM"].mean(1)
     cells = [
@@ -56,7 +57,9 @@ def test_means_and_standard_errors_are_over_folds() -> None:
     ]
     assert "| " + " | ".join(cells) + " |" in text.splitlines()
     del scores["deepfm"]["auc"][key(4, 2)]
-    assert "deepfm" not in model_tables.clicks({"samples": {"shop": sample}})  # not whole
+    assert "deepfm" not in layout.markdown(
+        model_clicks.layout({"samples": {"shop": sample}})
+    )  # not whole
 
 
 def test_inner_rows_are_of_the_rows_to_train_on() -> None:

@@ -109,4 +109,4 @@ def test_an_export_answers_as_the_server_does(tmp_path: Path) -> None:
 
 
 def test_sizes_and_rates_are_as_many() -> None:
-    assert command_line.run(serving.main, ["--rates=1"]) == 2
+    assert command_line.run(serving.BENCHMARK.run, ["--rates=1"]) == 2

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import models
+from benchmarks import model_retrieval as models
 
 
 @pytest.fixture

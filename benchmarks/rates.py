@@ -1,15 +1,13 @@
-"""Shows the results of a suite: tables of rates and ratios, and a plot."""
+"""Lays out the results of a suite: tables of rates and ratios, and a plot."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks.comparison import OURS
+from benchmarks.layout import Part, Table
 
 KIND_TITLES = {"sgd": "SGD", "adagrad": "Adagrad", "rowwise_adagrad": "row-wise Adagrad"}
 
@@ -63,9 +61,11 @@ def best(cases: Sequence[Results]) -> Results | None:
     return max(cases, key=lambda case: float(case["rate"]["median"]), default=None)
 
 
-def verdicts(comparison: Results) -> list[str]:
-    """Compares our best case with the best of the others, by group and precision."""
-    lines = []
+def fastest(comparison: Results) -> Iterator[tuple[str, str, Results, Results]]:
+    """Finds our fastest case and that of the others: group, precision, ours, theirs.
+
+    "any precision" comes first in a group.
+    """
     for group, configurations in groups(comparison).items():
         cases = [c for each in configurations for c in each["cases"] if c["task"] == "train"]
         ours = [case for case in cases if case["system"] == comparison["ours"]]
@@ -75,14 +75,21 @@ def verdicts(comparison: Results) -> list[str]:
                 best([case for case in some if precision in (None, case["precision"])])
                 for some in (ours, others)
             )
-            if mine is None or theirs is None:
-                continue
-            ratio = mine["rate"]["median"] / theirs["rate"]["median"]
-            lines.append(
-                f"{group}, {precision or 'any precision'}, any batch size: {_best(mine)} is "
-                f"{ratio:.2f}x of {_best(theirs)}"
-            )
-    return lines
+            if mine is not None and theirs is not None:
+                yield group, precision or "any precision", mine, theirs
+
+
+def verdicts(comparison: Results) -> list[str]:
+    """Compares our best case with the best of the others, by group and precision.
+
+    Where the best are the same in any precision and in one, the former says it.
+    """
+    told: dict[tuple[str, str], str] = {}
+    for group, precision, mine, theirs in fastest(comparison):
+        ratio = mine["rate"]["median"] / theirs["rate"]["median"]
+        text = f"{_best(mine)} is {ratio:.2f}x of {_best(theirs)}"
+        told.setdefault((group, text), f"{group}, {precision}: {text}")
+    return list(told.values())
 
 
 def _best(case: Results) -> str:
@@ -90,35 +97,32 @@ def _best(case: Results) -> str:
     return f"{case_title(case)} ({median}, {case['precision']} {case['batch']})"
 
 
-def show(comparison: Results) -> None:
-    """Prints a comparison's tables."""
-    console = Console(width=None if Console().is_terminal else 160)
-    for group, configurations in groups(comparison).items():
-        headings, rows = grid(configurations)
-        table = Table(title=f"{comparison['title']}: {group}")
-        for heading in headings:
-            table.add_column(heading)
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-    for line in verdicts(comparison):
-        print(line)
-    for title, reason in comparison["not_measured"].items():
-        print(f"not measured: {title}: {reason}")
-
-
-def markdown(comparison: Results) -> str:
-    """Renders a comparison's tables as Markdown."""
-    parts = []
-    for group, configurations in groups(comparison).items():
-        headings, rows = grid(configurations)
-        lines = [f"**{comparison['title']}: {group}**", ""]
-        lines += [f"| {' | '.join(row)} |" for row in (headings, ["---"] * len(headings), *rows)]
-        parts.append("\n".join(lines))
-    parts += ["\n".join(f"- {line}" for line in verdicts(comparison))]
-    absent = comparison["not_measured"].items()
-    parts += ["\n".join(f"- not measured: {title}: {reason}" for title, reason in absent)]
-    return "\n\n".join(part for part in parts if part)
+def layout(content: Results) -> list[Part]:
+    """Lays out a suite: the tables of each comparison, who is fastest, and what is not measured."""
+    parts: list[Part] = []
+    for comparison in content["comparisons"]:
+        for group, configurations in groups(comparison).items():
+            heads, rows = grid(configurations)
+            parts.append(Table(title=f"{comparison['title']}: {group}", heads=heads, rows=rows))
+        absent = comparison["not_measured"].items()
+        for lines in (
+            verdicts(comparison),
+            [f"not measured: {title}: {reason}" for title, reason in absent],
+        ):
+            if lines:
+                parts.append("\n".join(f"- {line}" for line in lines))
+    foreign = max(
+        case["foreign_cores"]
+        for comparison in content["comparisons"]
+        for configuration in comparison["configurations"]
+        for case in configuration["cases"]
+    )
+    config = content["config"]
+    parts.append(
+        f"Medians of {config['rounds']} rounds of {config['secs']:g} s; ratios are within a round, "
+        f"from smallest to largest. Other processes used at most {foreign:.2f} cores."
+    )
+    return parts
 
 
 def plot(comparisons: Sequence[Results], path: Path) -> None:
@@ -150,7 +154,6 @@ def plot(comparisons: Sequence[Results], path: Path) -> None:
         axis.set_xlabel("per second; lines: smallest to largest of the rounds", fontsize=7)
     figure.savefig(path, dpi=110)
     plt.close(figure)
-    print(f"wrote {path}")
 
 
 def _plot_bars(axis: Any, bars: Sequence[tuple[str, Results]]) -> None:

@@ -21,7 +21,7 @@ def test_help_imports_neither_tensorflow_nor_beam(command: str):
     code = (
         "import runpy, sys\n"
         f"sys.argv = ['pipelines.{command}', '--help']\n"
-        f"try: runpy.run_module('pipelines.{command}', run_name='__main__')\n"
+        f"try: runpy.run_module('pipelines.{command}', run_name='__main__', alter_sys=True)\n"
         "finally: print([m for m in ('tensorflow', 'apache_beam') if m in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
